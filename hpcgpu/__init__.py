@@ -1,0 +1,38 @@
+"""GPU Dask clusters on HPC systems, through the site's own batch queue.
+
+Names are imported when they are used, so that ``import hpcgpu`` stays cheap and never touches CUDA.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcgpu.cluster import ClusterError as ClusterError
+    from hpcgpu.cluster import GPUCluster as GPUCluster
+    from hpcgpu.cluster import LocalGPUCluster as LocalGPUCluster
+    from hpcgpu.cluster import SlurmGPUCluster as SlurmGPUCluster
+    from hpcgpu.options import OptionError as OptionError
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ClusterError": "hpcgpu.cluster",
+    "GPUCluster": "hpcgpu.cluster",
+    "LocalGPUCluster": "hpcgpu.cluster",
+    "OptionError": "hpcgpu.options",
+    "SlurmGPUCluster": "hpcgpu.cluster",
+}
+
+__all__ = ["ClusterError", "GPUCluster", "LocalGPUCluster", "OptionError", "SlurmGPUCluster", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hpcgpu' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

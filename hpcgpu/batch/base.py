@@ -1,0 +1,189 @@
+"""What every batch system can do for a cluster: submit, query, cancel.
+
+This room speaks of jobs and queues only. It knows nothing of Dask, of GPUs or of clusters; all its calls block, so that they
+work at interpreter exit too, and the manager runs them in threads.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "AmbiguousSubmit",
+    "BatchError",
+    "BatchSystem",
+    "BatchUnavailable",
+    "JobState",
+    "JobStatus",
+    "OwnJob",
+    "SubmitRefused",
+]
+
+
+class JobState(enum.Enum):
+    """State of a job, in words that all batch systems share.
+
+    Slurm's own names (``man squeue``, JOB STATE CODES) where they mean the same; `UNKNOWN` for whatever a future release invents.
+    """
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETING = "completing"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    NODE_FAIL = "node_fail"
+    OUT_OF_MEMORY = "out_of_memory"
+    PREEMPTED = "preempted"
+    UNKNOWN = "unknown"
+
+    @property
+    def ended(self) -> bool:
+        """Whether a job in this state will never run (again)."""
+        return self not in _ALIVE
+
+
+_ALIVE = frozenset({JobState.PENDING, JobState.RUNNING, JobState.COMPLETING, JobState.UNKNOWN})
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """What the batch system says of one job, at one moment.
+
+    Attributes
+    ----------
+    job_id : str
+        The batch system's own id.
+    state : JobState
+    name : str
+        The job's name, as submitted.
+    reason : str
+        Why the job waits or ended, in the batch system's own words; empty if it says nothing.
+    node : str
+        The node list, empty before the job runs.
+    start, end : float or None
+        Epoch seconds of its start and of its end; for a running job `end` is when its walltime is over.
+    exit_code : int or None
+        Exit code of the script, where the batch system tells it; 128 + N when signal N ended it.
+    """
+
+    job_id: str
+    state: JobState
+    name: str = ""
+    reason: str = ""
+    node: str = ""
+    start: float | None = None
+    end: float | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnJob:
+    """The job in which a process runs, as seen from inside.
+
+    Attributes
+    ----------
+    job_id, name : str
+    node : int
+        Index of this node among the nodes of the job, from 0.
+    end : float or None
+        Epoch seconds at which the walltime is over; None when it has no limit or none is known.
+    """
+
+    job_id: str
+    name: str
+    node: int = 0
+    end: float | None = None
+
+
+class BatchError(RuntimeError):
+    """Something went wrong between us and the batch system."""
+
+
+class SubmitRefused(BatchError):
+    """The batch system refused a job for good; its own words are in the message."""
+
+
+class BatchUnavailable(BatchError):
+    """The batch system does not answer (now). Nothing is known about the jobs."""
+
+
+class AmbiguousSubmit(BatchUnavailable):
+    """A submit got no answer and the queue could not be asked whether the job exists."""
+
+
+class BatchSystem(ABC):
+    """One batch system. Its methods block and may be called from any thread.
+
+    Attributes
+    ----------
+    name : str
+        Short name, also the name of its template folder and of its section in the configuration: ``"slurm"``.
+    """
+
+    name: str
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise `BatchError` with what to do when the batch system's commands are not there."""
+
+    @abstractmethod
+    def submit(self, script: Path, *, job_name: str, after: str | None = None) -> str:
+        """Submit a script and return the job id.
+
+        Parameters
+        ----------
+        script : Path
+            The job script; its directives ask for everything that does not change from job to job.
+        job_name : str
+            Name of this job, unique among the user's live jobs: an ambiguous submit is looked up by it.
+        after : str, optional
+            Id of a job that must have started before this one may.
+
+        Raises
+        ------
+        SubmitRefused
+            Refused for good.
+        AmbiguousSubmit
+            It is not known whether the job exists.
+        BatchUnavailable
+            Not submitted, and trying again did not help.
+        """
+
+    @abstractmethod
+    def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        """Status of the given jobs, by one call for all. Jobs that the queue no longer knows are left out.
+
+        Raises
+        ------
+        BatchUnavailable
+            The queue does not answer.
+        """
+
+    @abstractmethod
+    def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        """Look up jobs that `poll` no longer knows in the accounting, where there is one; the rest is left out."""
+
+    @abstractmethod
+    def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        """Cancel jobs by one call for all; ids that are unknown or have ended are no error.
+
+        Parameters
+        ----------
+        job_ids : iterable of str
+        only_pending : bool, default False
+            Spare jobs that run by the time the queue reads this; without a race.
+        """
+
+    @abstractmethod
+    def find(self, job_name: str) -> list[str]:
+        """Ids of the user's live (not ended) jobs of that name, newest last."""
+
+    @abstractmethod
+    def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
+        """Return the job in which this process runs, from its environment; None outside of a job."""

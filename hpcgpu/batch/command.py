@@ -1,0 +1,92 @@
+"""Runs one command of a batch system: argument vector, clean environment, timeout, what to retry.
+
+Nothing here knows which batch system it serves, beyond the prefixes of the variables that would change a command's meaning.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcgpu.batch.base import BatchError, BatchUnavailable
+
+__all__ = ["Result", "backoff", "clean_environment", "require", "run"]
+
+#: Variables of an enclosing job or of the user's shell that silently override a script's directives or a command's output format
+#: (``man sbatch``, INPUT ENVIRONMENT VARIABLES; SQUEUE_FORMAT broke Parsl's parser, Parsl #2293).
+_SCRUBBED = ("SBATCH_", "SLURM_", "SALLOC_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMIX_", "PMI_")
+_KEPT = frozenset({"SLURM_CONF"})
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command answered."""
+
+    argv: Sequence[str]
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def words(self) -> str:
+        """The command's own words: its stderr, else its stdout, on one line."""
+        return " ".join((self.stderr.strip() or self.stdout.strip()).split())
+
+
+def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Environment for queue commands: English messages, no variable that overrides what we ask for."""
+    env = {k: v for k, v in environ.items() if k in _KEPT or not k.startswith(_SCRUBBED)}
+    env["LC_ALL"] = "C"
+    return env
+
+
+def require(command: str, hint: str) -> None:
+    """Raise `BatchError` when a command is not on the PATH."""
+    if shutil.which(command) is None:
+        raise BatchError(f"`{command}` was not found on the PATH. {hint}")
+
+
+def run(argv: Sequence[str], *, timeout: float, extra_env: Mapping[str, str] | None = None) -> Result:
+    """Run a queue command and return its answer, whatever its exit code.
+
+    It runs in a session of its own, so that a Ctrl-C in the user's terminal cannot kill it half-way.
+
+    Raises
+    ------
+    BatchError
+        The command does not exist.
+    BatchUnavailable
+        It did not answer within `timeout` seconds.
+    """
+    env = clean_environment(os.environ) | dict(extra_env or {})
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+            env=env,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+    except FileNotFoundError as error:
+        raise BatchError(f"`{argv[0]}` was not found on the PATH") from error
+    except subprocess.TimeoutExpired as error:
+        raise BatchUnavailable(f"`{argv[0]}` did not answer within {timeout:g} s") from error
+    return Result(argv, done.returncode, done.stdout, done.stderr)
+
+
+def backoff(
+    attempts: int, *, first: float = 1.0, factor: float = 3.0, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[int]:
+    """Yield attempt numbers from 0, sleeping between them: `first`, then `factor` times longer each, with a jitter of a quarter."""
+    for attempt in range(attempts):
+        if attempt:
+            sleep(first * factor ** (attempt - 1) * random.uniform(0.75, 1.25))
+        yield attempt

@@ -1,0 +1,129 @@
+"""The one poller of a cluster: joins what the queue answers over time into one view of every job.
+
+`observe` decides and is pure; `Monitor.ask` does the asking. Not knowing is not an answer: a failed poll keeps the last state, and a
+job that the queue no longer knows is given up only after it was looked up in the accounting and a grace period is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from hpcgpu.batch.base import BatchSystem, BatchUnavailable, JobState, JobStatus
+
+__all__ = ["Answer", "Monitor", "View", "observe"]
+
+
+@dataclass(frozen=True)
+class View:
+    """What is known of one job.
+
+    Attributes
+    ----------
+    status : JobStatus
+    submitted : float
+        Epoch seconds of its submit.
+    missing_since : float or None
+        Since when the queue no longer knows it.
+    """
+
+    status: JobStatus
+    submitted: float
+    missing_since: float | None = None
+
+
+def observe(
+    known: Mapping[str, View], answer: Mapping[str, JobStatus], accounting: Mapping[str, JobStatus], *, now: float, grace: float
+) -> dict[str, View]:
+    """Join one answer of the queue with what was known.
+
+    Parameters
+    ----------
+    known : mapping of job id to View
+    answer : mapping of job id to JobStatus
+        What the queue said.
+    accounting : mapping of job id to JobStatus
+        What the accounting said of those that the queue left out.
+    now : float
+        Epoch seconds.
+    grace : float
+        Seconds after which a job that nobody knows any more counts as ended.
+
+    Returns
+    -------
+    dict of job id to View
+        One for each known job.
+    """
+    views = {}
+    for job_id, view in known.items():
+        status = answer.get(job_id)
+        recorded = accounting.get(job_id)
+        if status is None and recorded is not None and recorded.state.ended:
+            status = recorded
+        if view.status.state.ended:
+            views[job_id] = view
+        elif status is not None:
+            if status.state is JobState.UNKNOWN:  # a state unheard of: keep what was known, with the new word as reason
+                status = replace(status, state=view.status.state)
+            views[job_id] = View(replace(status, node=status.node or view.status.node), view.submitted)
+        else:
+            since = view.missing_since if view.missing_since is not None else now
+            state = JobState.UNKNOWN
+            reason = "the queue does not know it any more"
+            if now - since >= grace:
+                state, reason = JobState.FAILED, f"the queue has not known it for {now - since:.0f} s"
+            views[job_id] = View(replace(view.status, state=state, reason=reason), view.submitted, since)
+    return views
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the batch system answered to one question: the ids asked for, or its excuse in `trouble`."""
+
+    asked: frozenset[str]
+    queue: Mapping[str, JobStatus] = field(default_factory=dict)
+    accounting: Mapping[str, JobStatus] = field(default_factory=dict)
+    trouble: str = ""
+
+
+@dataclass
+class Monitor:
+    """The view of all jobs of one cluster. `ask` blocks and changes nothing; `take` changes the view and does not block.
+
+    Parameters
+    ----------
+    batch : BatchSystem
+    grace : float, default 60
+        Seconds for which a job may be unknown to the queue before it counts as ended.
+    """
+
+    batch: BatchSystem
+    grace: float = 60.0
+    views: dict[str, View] = field(default_factory=dict)
+    trouble: str = ""
+
+    def watch(self, job_id: str, name: str, *, now: float) -> None:
+        """Begin to watch a job that was just submitted."""
+        self.views[job_id] = View(JobStatus(job_id=job_id, state=JobState.PENDING, name=name), now)
+
+    def alive(self) -> frozenset[str]:
+        """Ids of the jobs that have not ended, as far as is known."""
+        return frozenset(job_id for job_id, view in self.views.items() if not view.status.state.ended)
+
+    def ask(self, job_ids: frozenset[str]) -> Answer:
+        """Ask the queue once for all these jobs, and the accounting for those that the queue left out."""
+        if not job_ids:
+            return Answer(job_ids)
+        try:
+            queue = self.batch.poll(job_ids)
+            missing = job_ids - set(queue)
+            return Answer(job_ids, queue, self.batch.ended(missing) if missing else {})
+        except BatchUnavailable as error:
+            return Answer(job_ids, trouble=str(error))
+
+    def take(self, answer: Answer, *, now: float) -> None:
+        """Join an answer with what is known."""
+        self.trouble = answer.trouble
+        if not answer.trouble:
+            known = {job_id: self.views[job_id] for job_id in answer.asked}
+            self.views.update(observe(known, answer.queue, answer.accounting, now=now, grace=self.grace))

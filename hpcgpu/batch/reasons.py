@@ -1,0 +1,92 @@
+"""Why a job waits or ended, in words that a user can act on. Pure functions; the batch system's own word is always kept."""
+
+from __future__ import annotations
+
+import enum
+import re
+
+from hpcgpu.batch.base import JobState, JobStatus
+
+__all__ = ["Outlook", "explain", "outlook"]
+
+
+class Outlook(enum.Enum):
+    """What to expect of a job that waits."""
+
+    WAIT = "it will start by itself"
+    LIMIT = "it waits for other jobs to end"
+    NEVER = "it will never start as it is"
+    SITE = "something at the site keeps it from starting"
+
+
+#: Slurm's reason codes (https://slurm.schedmd.com/job_reason_codes.html): pattern, outlook, sentence.
+_REASONS: list[tuple[str, Outlook, str]] = [
+    (r"None|", Outlook.WAIT, "the batch system has not looked at it yet"),
+    (r"Priority", Outlook.WAIT, "other jobs have a higher priority"),
+    (r"Resources", Outlook.WAIT, "no free node has what it asks for"),
+    (r"Dependency", Outlook.WAIT, "it starts once the scheduler job has started"),
+    (r"BeginTime|Cleaning|Prolog", Outlook.WAIT, "it is being prepared"),
+    (r"DependencyNeverSatisfied", Outlook.NEVER, "the job that it depends on is gone: cancel it"),
+    (r"PartitionTimeLimit", Outlook.NEVER, "its walltime is above the queue's limit: ask for a shorter `walltime`"),
+    (r"PartitionNodeLimit", Outlook.NEVER, "it asks for more nodes than the queue gives: reduce `nodes_per_job`"),
+    (r"BadConstraints", Outlook.NEVER, "no node can satisfy it: check `gpu_type`, `constraint`, `cores` and `memory`"),
+    (r"InvalidAccount|AccountNotAllowed", Outlook.NEVER, "the account may not be used here: check `account`"),
+    (r"InvalidQOS|QOSNotAllowed", Outlook.NEVER, "the quality of service may not be used here: check `qos`"),
+    (r"JobHeldUser", Outlook.NEVER, "you hold it: `scontrol release` lets it go"),
+    (r"JobHeldAdmin|JobHoldMaxRequeue", Outlook.NEVER, "it is held by the system: ask the site's support"),
+    (r"(QOS|Assoc)MaxWall\w*", Outlook.NEVER, "its walltime is above your limit: ask for a shorter `walltime`"),
+    (r"(QOS|Assoc)Max\w*(PerJob|PerNode)\w*", Outlook.NEVER, "it asks for more than one job may have"),
+    (r"(QOS|Assoc)Grp\w*", Outlook.LIMIT, "your group's limit is reached until other jobs end"),
+    (r"(QOS|Assoc)Max\w*|Max\w*PerAccount|JobArrayTaskLimit", Outlook.LIMIT, "your limit is reached until other jobs of yours end"),
+    (r"Licenses", Outlook.SITE, "it waits for a licence"),
+    (r"ReqNodeNotAvail", Outlook.SITE, "its nodes are reserved or down, often for maintenance: a shorter `walltime` may fit before it"),
+    (r"NodeDown|PartitionDown|PartitionInactive|Reservation\w*", Outlook.SITE, "its nodes or its queue are out of service"),
+]
+
+_ENDS = {
+    JobState.COMPLETED: "it ended by itself",
+    JobState.CANCELLED: "it was cancelled",
+    JobState.FAILED: "it failed",
+    JobState.TIMEOUT: "its walltime was over",
+    JobState.NODE_FAIL: "its node failed",
+    JobState.OUT_OF_MEMORY: "it used more memory than it asked for: ask for more `memory`",
+    JobState.PREEMPTED: "it was preempted by a job of higher priority",
+    JobState.RUNNING: "",
+    JobState.COMPLETING: "it is ending",
+    JobState.UNKNOWN: "the batch system says nothing of it",
+}
+
+_FAILURES = {
+    "JobLaunchFailure": "the node could not start it; often the directory of its log cannot be written there",
+    "NonZeroExitCode": "its script failed",
+    "RaisedSignal": "a signal ended it",
+}
+
+
+def _match(reason: str) -> tuple[Outlook, str] | None:
+    code = reason.split(",", 1)[0].strip()  # "ReqNodeNotAvail, UnavailableNodes:n1"
+    for pattern, prospect, sentence in _REASONS:
+        if re.fullmatch(pattern, code):
+            return prospect, sentence
+    return None
+
+
+def outlook(status: JobStatus) -> Outlook:
+    """Return what to expect of a pending job; reasons unheard of are waited for."""
+    found = _match(status.reason)
+    return found[0] if found else Outlook.WAIT
+
+
+def explain(status: JobStatus) -> str:
+    """Return one sentence on why a job waits or ended, with the batch system's own word in brackets."""
+    if status.state is JobState.PENDING:
+        found = _match(status.reason)
+        sentence = found[1] if found else "the batch system gives a reason of its own"
+    else:
+        sentence = _ENDS.get(status.state, "")
+        if status.state is JobState.FAILED:
+            sentence = _FAILURES.get(status.reason.split(":", 1)[0].split(",", 1)[0], sentence)
+        if status.exit_code:
+            sentence = f"{sentence}, exit code {status.exit_code}"
+    own = status.reason
+    return f"{sentence} [{own}]" if own and sentence else sentence or own

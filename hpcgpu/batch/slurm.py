@@ -1,0 +1,257 @@
+"""Slurm: sbatch, squeue, scancel, and sacct where there is accounting.
+
+Text formats throughout: the JSON of squeue changed its schema in 22.05, 23.11 and 24.05. Facts marked [probe] were seen on a
+real Slurm 22.05.8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from hpcgpu.batch.base import AmbiguousSubmit, BatchSystem, BatchUnavailable, JobState, JobStatus, OwnJob, SubmitRefused
+from hpcgpu.batch.command import Result, backoff, require, run
+
+__all__ = ["Slurm"]
+
+#: ``man squeue``, JOB STATE CODES. What is not here is UNKNOWN.
+_STATES = {
+    "PENDING": JobState.PENDING,
+    "CONFIGURING": JobState.PENDING,
+    "REQUEUED": JobState.PENDING,
+    "REQUEUE_FED": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING,
+    "RESV_DEL_HOLD": JobState.PENDING,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "POWER_UP_NODE": JobState.PENDING,
+    "RUNNING": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "STAGE_OUT": JobState.COMPLETING,
+    "COMPLETING": JobState.COMPLETING,
+    "COMPLETED": JobState.COMPLETED,
+    "CANCELLED": JobState.CANCELLED,
+    "REVOKED": JobState.CANCELLED,
+    "FAILED": JobState.FAILED,
+    "BOOT_FAIL": JobState.FAILED,
+    "LAUNCH_FAILED": JobState.FAILED,
+    "RECONFIG_FAIL": JobState.FAILED,
+    "NODE_FAIL": JobState.NODE_FAIL,
+    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
+    "PREEMPTED": JobState.PREEMPTED,
+    "TIMEOUT": JobState.TIMEOUT,
+    "DEADLINE": JobState.TIMEOUT,
+}
+
+#: Errors after which the job may all the same have been accepted (Nextflow #970, for "Socket timed out").
+_AMBIGUOUS = re.compile(r"timed out|zero bytes were transmitted|connection (reset|aborted)|unexpected message", re.IGNORECASE)
+#: Errors after which it certainly was not, and which pass.
+_TRANSIENT = re.compile(
+    r"unable to contact slurm controller|transport endpoint|connection (refused|failure)|resource temporarily unavailable"
+    r"|temporarily unable|slurmctld.*(down|not respond)|slurm backup controller|communication (connection )?failure",
+    re.IGNORECASE,
+)
+_SQUEUE_FORMAT = "%i|%T|%N|%S|%e|%j|%r"
+_JOB_ID = re.compile(r"^(\d+)(?:;\S+)?$")
+
+
+def parse_state(word: str) -> JobState:
+    """Return the state for one of Slurm's names; ``CANCELLED by 1000`` and ``COMPLETING+`` count by their first word."""
+    return _STATES.get(re.split(r"[\s+,]", word.strip().upper(), maxsplit=1)[0], JobState.UNKNOWN)
+
+
+def parse_job_id(stdout: str) -> str | None:
+    """Return the id from ``sbatch --parsable``, tolerant of what site wrappers print around it (``jobid[;cluster]``)."""
+    lines = [line.strip() for line in stdout.splitlines()]
+    for line in reversed(lines):
+        if match := _JOB_ID.match(line):
+            return match[1]
+    for line in reversed(lines):  # a wrapper that swallows --parsable
+        if match := re.search(r"[Ss]ubmitted batch job (\d+)", line):
+            return match[1]
+    return None
+
+
+def parse_squeue(stdout: str) -> dict[str, JobStatus]:
+    """Parse `_SQUEUE_FORMAT` lines; lines of another shape are left out, as a truncated answer must not be believed."""
+    jobs = {}
+    for line in stdout.splitlines():
+        fields = line.strip().split("|", 6)
+        if len(fields) != 7 or not fields[0].isdigit():
+            continue
+        job_id, state, node, start, end, rest, reason = fields
+        if "|" in reason:  # a job name may hold the separator, a reason does not
+            rest, reason = f"{rest}|{reason}".rsplit("|", 1)
+        jobs[job_id] = JobStatus(
+            job_id=job_id,
+            state=parse_state(state),
+            name=rest,
+            reason="" if reason in {"None", "(null)"} else reason,
+            node="" if node == "(null)" else node,
+            start=_epoch(start),
+            end=_epoch(end),
+        )
+    return jobs
+
+
+def parse_sacct(stdout: str) -> dict[str, JobStatus]:
+    """Parse ``sacct -X -n -P -o JobIDRaw,State,ExitCode,NodeList,Start,End,JobName``."""
+    jobs = {}
+    for line in stdout.splitlines():
+        fields = line.strip().split("|", 6)
+        if len(fields) != 7 or not fields[0].isdigit():
+            continue
+        job_id, state, exit_code, node, start, end, name = fields
+        jobs[job_id] = JobStatus(
+            job_id=job_id,
+            state=parse_state(state),
+            name=name,
+            node="" if node == "None assigned" else node,
+            start=_epoch(start),
+            end=_epoch(end),
+            exit_code=parse_exit_code(exit_code),
+        )
+    return jobs
+
+
+def parse_exit_code(text: str) -> int | None:
+    """Return the exit code for Slurm's ``code:signal``; 128 + N for signal N."""
+    match = re.fullmatch(r"(\d+):(\d+)", text.strip())
+    if match is None:
+        return None
+    code, signal = int(match[1]), int(match[2])
+    return 128 + signal if signal else code
+
+
+def _epoch(text: str) -> float | None:
+    """Parse a time printed under ``SLURM_TIME_FORMAT=%s``; "N/A" and "Unknown" are None."""
+    return float(text) if text.isdigit() else None
+
+
+class Slurm(BatchSystem):
+    """Slurm, through its commands.
+
+    Parameters
+    ----------
+    timeout : float, default 60
+        Seconds that one command may take. A busy controller answers late; a submit that times out is looked up by its name.
+    attempts : int, default 4
+        How often a call that fails for a passing reason is tried.
+    """
+
+    name = "slurm"
+
+    def __init__(self, *, timeout: float = 60.0, attempts: int = 4) -> None:
+        self.timeout = timeout
+        self.attempts = attempts
+
+    def check(self) -> None:
+        """Raise `BatchError` when Slurm's commands are not there."""
+        for command in ("sbatch", "squeue", "scancel"):
+            require(command, "Slurm's commands are needed: run this on a login node (perhaps after `module load slurm`).")
+
+    def submit(self, script: Path, *, job_name: str, after: str | None = None) -> str:
+        """Submit a script; see `BatchSystem.submit`. An attempt whose outcome is not known is looked up before the next one."""
+        argv = ["sbatch", "--parsable", f"--job-name={job_name}"]
+        if after is not None:
+            argv.append(f"--dependency=after:{after}")
+        argv.append(str(script))
+        uncertain = False
+        trouble = ""
+        for _ in backoff(self.attempts):
+            if uncertain:
+                try:
+                    found = self.find(job_name)
+                except BatchUnavailable as error:
+                    trouble = str(error)
+                    continue
+                if found:
+                    return found[-1]
+                uncertain = False
+            try:
+                result = run(argv, timeout=self.timeout)
+            except BatchUnavailable as error:
+                uncertain, trouble = True, str(error)
+                continue
+            job_id = parse_job_id(result.stdout) if result.returncode == 0 else None
+            if job_id is not None:
+                return job_id
+            trouble = result.words
+            if result.returncode == 0 or _AMBIGUOUS.search(result.words):
+                uncertain = True
+            elif not _TRANSIENT.search(result.words):
+                raise SubmitRefused(f"Slurm refused job {job_name!r}: {result.words or f'exit code {result.returncode}'}")
+        if uncertain:
+            with contextlib.suppress(BatchUnavailable):
+                if found := self.find(job_name):
+                    return found[-1]
+                raise BatchUnavailable(f"Slurm did not accept job {job_name!r}: {trouble}")
+            raise AmbiguousSubmit(f"Slurm did not say whether it accepted job {job_name!r}: {trouble}")
+        raise BatchUnavailable(f"Slurm did not accept job {job_name!r}: {trouble}")
+
+    def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        """One squeue for all jobs. A single unknown id is an error to squeue, several are left out [probe]."""
+        ids = sorted(job_ids)
+        if not ids:
+            return {}
+        return self._squeue([f"--jobs={','.join(ids)}", "--states=all"])
+
+    def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        """One sacct for all jobs; nothing where there is no accounting ("Slurm accounting storage is disabled", exit code 1)."""
+        ids = sorted(job_ids)
+        if not ids:
+            return {}
+        argv = ["sacct", "-X", "-n", "-P", "-o", "JobIDRaw,State,ExitCode,NodeList,Start,End,JobName", "-j", ",".join(ids)]
+        result = run(argv, timeout=self.timeout, extra_env={"SLURM_TIME_FORMAT": "%s"})
+        return parse_sacct(result.stdout) if result.returncode == 0 else {}
+
+    def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        """One scancel for all jobs; unknown and ended ids are no error to it [probe]."""
+        ids = sorted(job_ids)
+        if not ids:
+            return
+        argv = ["scancel", *(["--state=PENDING"] if only_pending else []), *ids]
+        self._retry(argv, benign="invalid job id|already completing|job/step already")
+
+    def find(self, job_name: str) -> list[str]:
+        """Ids of the user's live jobs of that name."""
+        jobs = self._squeue(["--me", f"--name={job_name}"])
+        return sorted((i for i, job in jobs.items() if job.name == job_name and not job.state.ended), key=int)
+
+    def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
+        """Return the job around this process. SLURM_JOB_END_TIME is not set before 23.02: squeue is asked then."""
+        job_id = environ.get("SLURM_JOB_ID")
+        if not job_id:
+            return None
+        end = _epoch(environ.get("SLURM_JOB_END_TIME", ""))
+        if end is None:
+            with contextlib.suppress(BatchUnavailable):
+                status = self.poll([job_id]).get(job_id)
+                end = status.end if status else None
+        return OwnJob(
+            job_id=job_id, name=environ.get("SLURM_JOB_NAME", job_id), node=int(environ.get("SLURM_NODEID", "0")), end=end
+        )
+
+    def _squeue(self, arguments: list[str]) -> dict[str, JobStatus]:
+        argv = ["squeue", "--noheader", f"--format={_SQUEUE_FORMAT}", *arguments]
+        return parse_squeue(self._retry(argv, benign="invalid job id", extra_env={"SLURM_TIME_FORMAT": "%s"}).stdout)
+
+    def _retry(self, argv: list[str], *, benign: str, extra_env: Mapping[str, str] | None = None) -> Result:
+        """Run a command that may be repeated without harm until it succeeds."""
+        trouble = ""
+        for _ in backoff(self.attempts):
+            try:
+                result = run(argv, timeout=self.timeout, extra_env=extra_env)
+            except BatchUnavailable as error:
+                trouble = str(error)
+                continue
+            if result.returncode == 0 or re.search(benign, result.words, re.IGNORECASE):
+                return result
+            trouble = result.words
+            if not (_TRANSIENT.search(trouble) or _AMBIGUOUS.search(trouble)):
+                break
+        raise BatchUnavailable(f"`{argv[0]}` failed: {trouble}")

@@ -1,0 +1,847 @@
+"""What the user holds: a Dask cluster whose scheduler and workers are jobs of a batch queue.
+
+SpecCluster's handling of grouped workers, of dead jobs, of a dead scheduler and of closing is broken upstream (distributed #4069, #9102);
+scaling, retirement, status and closing are therefore overridden here. All state is changed by the event loop's thread alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+import warnings
+from collections.abc import Awaitable, Generator, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dask.utils import parse_timedelta
+from distributed.core import Status, rpc
+from distributed.deploy.cluster import Cluster
+from distributed.deploy.spec import NoOpAwaitable, SpecCluster
+from distributed.exceptions import WorkerStartTimeoutError
+from distributed.objects import SchedulerInfo
+from distributed.security import Security
+from distributed.utils import Log, Logs
+
+from hpcgpu import credentials, documentation, scripts
+from hpcgpu.batch import batch_system
+from hpcgpu.batch.base import BatchError, BatchSystem, JobState
+from hpcgpu.batch.reasons import Outlook, explain, outlook
+from hpcgpu.directory import ClusterDirectory, Submit
+from hpcgpu.display.progress import Progress, waiting_for
+from hpcgpu.display.table import JobTable
+from hpcgpu.exit import guard
+from hpcgpu.fabric import interfaces
+from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, WorkerJob, in_thread, job_of, victims
+from hpcgpu.localscheduler import LocalScheduler
+from hpcgpu.options import OptionError, Options, resolve
+from hpcgpu.values import memory as parse_memory
+
+__all__ = ["ClusterError", "ClusterWarning", "GPUCluster", "LocalGPUCluster", "SlurmGPUCluster"]
+
+_CLOSE_TIMEOUT = 30.0
+#: A job whose workers stayed so long was no failure to start: failures are counted anew after it.
+_STABLE = 600.0
+
+
+class ClusterWarning(UserWarning):
+    """Something went wrong with a job of the cluster; the cluster goes on."""
+
+
+class GPUCluster(SpecCluster):  # type: ignore[misc]
+    """A Dask cluster of batch jobs; use the subclass of your batch system.
+
+    Parameters
+    ----------
+    scheduler : dict or "local", optional
+        Options of the scheduler job, or "local" to run the scheduler in this process.
+    asynchronous : bool, default False
+        Use from a running event loop, with ``await`` and ``async with``.
+    **options
+        See `hpcgpu.options`.
+
+    Raises
+    ------
+    OptionError
+        An option that cannot be, before anything is submitted.
+    ClusterError
+        The batch system refused a job, or the scheduler job ended before the scheduler could be reached. No job is left then.
+    """
+
+    system: ClassVar[str]
+
+    def __init__(
+        self, *, scheduler: dict[str, Any] | str | None = None, asynchronous: bool = False, loop: Any = None, **options: Any
+    ) -> None:
+        self.status = Status.created
+        self.options: Options = resolve(self.system, {"scheduler": scheduler, **options})
+        self.batch: BatchSystem = batch_system(self.system)
+        self._check()
+        settings = self.options.cluster
+        rendered = {
+            kind: scripts.render(self.system, kind, self.options, settings.cluster_directory / settings.name)
+            for kind in ("scheduler", "worker")
+            if kind == "worker" or self.options.scheduler is not None
+        }
+        self.directory = self._claim_directory(rendered)
+        self._dispatcher = Dispatcher(self.batch, self.directory)
+        self._all_jobs: dict[str, Job] = {}
+        self._sequence = 0
+        self._scheduler_submitted = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._poll_now = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._failure: str = ""
+        self._stopped: str = ""
+        self._problems: list[str] = []
+        self._failures_in_a_row = 0
+        self._hopeless: dict[str, int] = {}
+        if settings.shutdown_on_close:
+            guard(self._dispatcher)
+        if not settings.security:
+            warnings.warn(
+                "security=False: whoever can reach the scheduler's or a worker's port can run code as you; compute networks are shared",
+                ClusterWarning,
+                stacklevel=2,
+            )
+        group = [] if self.options.worker.workers_per_job == 1 else [f"-{i}" for i in range(self.options.worker.workers_per_job)]
+        try:
+            super().__init__(
+                worker={"cls": WorkerJob, "options": {}, **({"group": group} if group else {})},
+                asynchronous=asynchronous,
+                loop=loop,
+                name=settings.name,
+                security=credentials.security(self.directory) if settings.security else Security(),
+                shutdown_on_close=settings.shutdown_on_close,
+            )
+        except BaseException:
+            # Ctrl-C, SIGTERM's SystemExit and errors alike: the event loop's thread may still be submitting.
+            with suppress(BatchError):
+                self._dispatcher.cancel_all(_CLOSE_TIMEOUT)
+            if self.status != Status.closed:
+                with suppress(Exception):
+                    self.close(timeout=_CLOSE_TIMEOUT)
+            raise
+        self.quiet = settings.quiet
+        self._name = type(self).__name__
+
+    # Before anything is submitted
+
+    def _check(self) -> None:
+        """Refuse what can be seen not to work on this machine."""
+        self.batch.check()
+        if self.options.scheduler is None and self.options.worker.interface:
+            if trouble := interfaces.missing(self.options.worker.interface, interfaces.addresses()):
+                raise OptionError(f"scheduler='local': {trouble}")
+
+    def _claim_directory(self, rendered: dict[str, str]) -> ClusterDirectory:
+        settings = self.options.cluster
+        path = settings.cluster_directory / settings.name
+        if settings.log_directory is not None:
+            _check_writable("log_directory", settings.log_directory)
+        try:
+            directory = ClusterDirectory.claim(path, self._alive)
+            if settings.security:
+                credentials.create(directory)
+            for kind, text in rendered.items():
+                directory.write(scripts.script_name(self.system, kind), text)
+        except OSError as error:
+            raise OptionError(
+                f"cluster_directory={str(settings.cluster_directory)!r} cannot be written: {error.strerror}. It must be on a filesystem "
+                f"that login and compute nodes share"
+            ) from error
+        return directory
+
+    def _alive(self, submits: list[Submit]) -> list[str]:
+        """Return the ids of an earlier cluster's jobs that are still in the queue."""
+        known = {s.job_id for s in submits if s.job_id is not None}
+        found = {i for s in submits if s.job_id is None and not s.refused for i in self.batch.find(s.name)}
+        return sorted(i for i, status in self.batch.poll(known).items() if not status.state.ended) + sorted(found - known)
+
+    # Starting
+
+    async def _start(self) -> None:
+        if self.status == Status.closed:
+            raise ValueError("Cluster is closed")
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start_once())
+        await asyncio.shield(self._starting)
+
+    async def _start_once(self) -> None:
+        self.status = Status.starting
+        try:
+            with Progress(self.options.cluster.quiet) as progress:
+                self._scale_to(self.options.cluster.jobs)
+                await self._start_scheduler(progress)
+            self._log(f"the scheduler is at {self.scheduler.external_address or self.scheduler.address}")
+            self.scheduler_comm = rpc(
+                self.scheduler.external_address or self.scheduler.address,
+                connection_args=self.security.get_connection_args("client"),
+            )
+            await Cluster._start(self)
+            for address, worker in self.scheduler_info["workers"].items():
+                self._worker_joined(address, worker["name"])
+            if self.options.scheduler is not None:
+                self._spawn(self._watch_queue())
+            self._spawn(self._watch_stream())
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._failure = str(error)
+            await self._close()
+            raise ClusterError(f"Cluster failed to start: {error}") from error
+
+    async def _start_scheduler(self, progress: Progress) -> None:
+        """Submit the scheduler job, the worker jobs right behind it, and wait for the scheduler."""
+        opening = self._correct_state()
+        if self.options.scheduler is None:
+            self.scheduler = LocalScheduler(self.options, self.security, self.directory)
+            self._scheduler_submitted.set()
+            await self.scheduler
+            self._spawn(self._watch_queue())
+            await opening
+            self._raise_problem()
+            return
+        script = self.directory.path / scripts.script_name(self.system, "scheduler")
+        job = SchedulerJob(
+            self._dispatcher, script, f"{self.options.cluster.name}-scheduler", self._logs, self.options.worker.death_timeout
+        )
+        self.scheduler = self._all_jobs[job.name] = job
+        progress.update(f"cluster {self.options.cluster.name}: submitting the scheduler job")
+        await job.submit()
+        self._log(f"submitted scheduler job {job.job_id}")
+        self._scheduler_submitted.set()
+        started = asyncio.ensure_future(self._await_job(job))
+        try:
+            while not started.done():
+                await self._poll_if_due(job)
+                progress.update(f"cluster {self.options.cluster.name}: waiting for the scheduler", self._waiting([job]))
+                self._raise_problem()
+                self._raise_hopeless([job])
+                await asyncio.wait([started], timeout=0.5)
+            await started
+            await opening
+            self._raise_problem()
+        finally:
+            started.cancel()
+        if self.options.cluster.security and job.address.startswith("ucx"):
+            self._warn("the UCX ports of scheduler and workers are open: UCX knows no authentication, anyone on the fabric can use them")
+
+    @staticmethod
+    async def _await_job(job: SchedulerJob) -> None:
+        await job
+
+    async def _poll_if_due(self, job: SchedulerJob) -> None:
+        """Poll while the scheduler starts, when no watch runs yet."""
+        now = time.monotonic()
+        if now - self.__dict__.setdefault("_polled_at", now) >= self.options.cluster.poll_interval:
+            self._polled_at = now
+            await self._dispatcher.poll()
+            self._note_hopeless()
+
+    def __await__(self) -> Generator[Any, Any, GPUCluster]:
+        async def _() -> GPUCluster:
+            try:
+                await self._start()
+                await self._correct_state()
+            except asyncio.CancelledError:
+                await self._close()
+                raise
+            return self
+
+        return _().__await__()
+
+    # Scaling
+
+    def scale(
+        self,
+        n: int | None = None,
+        memory: str | int | None = None,
+        cores: int | None = None,
+        *,
+        jobs: int | None = None,
+        gpus: int | None = None,
+    ) -> Awaitable[None] | None:
+        """Set the size of the cluster, in one of these units; rounded up to whole jobs.
+
+        Parameters
+        ----------
+        n : int, optional
+            Dask workers: one per GPU.
+        memory : str or int, optional
+            Memory of all workers, such as "1TB"; needs the option `memory`.
+        cores : int, optional
+            Threads of all workers.
+        jobs : int, optional
+            Worker jobs.
+        gpus : int, optional
+            GPUs of all workers.
+
+        Raises
+        ------
+        OptionError
+            A negative number, or no unit at all.
+        ClusterError
+            The cluster has failed.
+        """
+        target = self._jobs_for(n=n, memory=memory, cores=cores, jobs=jobs, gpus=gpus)
+        if self._failure:
+            raise ClusterError(self._failure)
+
+        def act() -> None:
+            if self.status in (Status.closing, Status.closed, Status.failed):
+                return
+            self._failures_in_a_row, self._stopped = 0, ""
+            self._scale_to(target)
+            self._correct_state()
+
+        if self.called_from_running_loop:
+            act()
+        else:
+            self.loop.add_callback(act)
+        return NoOpAwaitable() if self.asynchronous else None
+
+    scale_up = scale
+
+    def _jobs_for(
+        self,
+        *,
+        n: int | None = None,
+        memory: str | int | None = None,
+        cores: int | None = None,
+        jobs: int | None = None,
+        gpus: int | None = None,
+    ) -> int:
+        worker = self.options.worker
+        for unit, value in {"n": n, "cores": cores, "jobs": jobs, "gpus": gpus}.items():
+            if value is not None and (isinstance(value, bool) or value < 0 or value != int(value)):
+                raise OptionError(f"scale: {unit} must be a whole number, 0 or more, not {value!r}")
+        wanted = []
+        if n is not None:
+            wanted.append(n / worker.workers_per_job)
+        if jobs is not None:
+            wanted.append(jobs)
+        if gpus is not None:
+            if worker.gpus_per_node == 0:
+                raise OptionError("scale: gpus= needs workers with GPUs, but gpus_per_node is 0")
+            wanted.append(gpus / worker.workers_per_job)
+        if cores is not None:
+            wanted.append(cores / (self._threads_per_worker() * worker.workers_per_job))
+        if memory is not None:
+            wanted.append((parse_memory("memory", memory) if memory else 0) / (self._memory_per_worker() * worker.workers_per_job))
+        if not wanted:
+            raise OptionError("scale: give a number of workers, or jobs=, gpus=, cores= or memory=")
+        return math.ceil(max(wanted))
+
+    def _threads_per_worker(self) -> int:
+        worker = self.options.worker
+        return worker.nthreads or (1 if worker.gpus_per_node else worker.cores or 1)
+
+    def _memory_per_worker(self) -> int:
+        worker = self.options.worker
+        if worker.memory is None:
+            raise OptionError("scale: memory= needs the option memory, the memory of one node")
+        return worker.memory // max(1, worker.gpus_per_node)
+
+    def _scale_to(self, target: int) -> None:
+        """Change the plan (`worker_spec`, in jobs) to a number of jobs."""
+        known = {name: job for name, job in self.workers.items() if name in self.worker_spec}
+        for name in [n for n in self.worker_spec if n not in known][: len(self.worker_spec) - target if target < len(self.worker_spec) else 0]:
+            del self.worker_spec[name]
+        for name in victims(known, len(self.worker_spec) - target):
+            del self.worker_spec[name]
+        while len(self.worker_spec) < target:
+            self.worker_spec.update(self.new_worker_spec())
+
+    def new_worker_spec(self) -> dict[str, Any]:
+        """Return name and specification of the next worker job; names are never used twice."""
+        name = f"{self.options.cluster.name}-{self._sequence}"
+        self._sequence += 1
+        return {name: self.new_spec}
+
+    def _correct_state(self) -> asyncio.Future[Any]:
+        """Submit the jobs that the plan has more and give up those that it has less; returns what waits for both."""
+        script = self.directory.path / scripts.script_name(self.system, "worker")
+        for name in self.worker_spec:
+            if name not in self.workers:
+                job = WorkerJob(self._dispatcher, script, name, self._logs, self._dependency)
+                self.workers[name] = self._all_jobs[name] = job
+                job.opening = self._spawn(self._open(job))
+        surplus = [self.workers.pop(name) for name in list(self.workers) if name not in self.worker_spec]
+        if surplus:
+            self._spawn(self._retire(surplus))
+        self._changed.set()
+        own = asyncio.current_task()
+        waiting = [t for t in self._tasks if t is not own and t.get_name() == "hpcgpu-change"]
+        return asyncio.gather(*waiting, return_exceptions=True)
+
+    def _dependency(self) -> str | None:
+        """Return the id of the scheduler job while workers must wait for it."""
+        waits = isinstance(self.scheduler, SchedulerJob) and self.scheduler.contact is None
+        return self.scheduler.job_id if waits else None
+
+    async def _open(self, job: WorkerJob) -> None:
+        """Submit a job; what goes wrong is told, and reaches the user at the next call too."""
+        await self._scheduler_submitted.wait()
+        try:
+            await job
+        except Exception as error:
+            job.status = Status.failed
+            self._forget(job)
+            if not self._dispatcher.closing:
+                self._problem(f"worker job {job.name} was not submitted: {error}")
+
+    async def _retire(self, jobs: list[WorkerJob]) -> None:
+        """Give up jobs: those that wait at once, the others when all their workers have retired and their data has moved."""
+        await asyncio.gather(*(job.opening for job in jobs if job.opening is not None), return_exceptions=True)
+        jobs = [job for job in jobs if job.job_id is not None]
+        try:
+            pending = [job.job_id for job in jobs if job.pending and job.job_id]
+            if pending:
+                await self._dispatcher.cancel(pending, only_pending=True)
+                await self._dispatcher.poll(pending)
+            kept = await self._retire_workers([job for job in jobs if not job.queue_status.state.ended])
+            if kept:
+                self._warn(
+                    f"jobs {', '.join(job.name for job in kept)} stay: their data fits nowhere else. Free some of it, and scale again"
+                )
+                for job in kept:
+                    self.workers[job.name] = job
+                    self.worker_spec[job.name] = self.new_spec
+            gone = [job for job in jobs if job not in kept]
+            await self._dispatcher.cancel([job.job_id for job in gone if job.job_id])
+            await asyncio.gather(*(job.close() for job in gone))
+        except BatchError as error:
+            self._problem(f"jobs {', '.join(job.name for job in jobs)} could not be cancelled: {error}")
+        self._changed.set()
+
+    async def _retire_workers(self, jobs: list[WorkerJob]) -> list[WorkerJob]:
+        """Retire all workers of these jobs together; return the jobs that hold data which cannot move."""
+        workers = {address: job for job in jobs for address in job.workers}
+        if not workers or self.scheduler_comm is None:
+            return []
+        others = set(self.scheduler_info["workers"]) - set(workers)
+        names = [name for job in jobs for name in job.workers.values()]
+        try:
+            retired = await self.scheduler_comm.retire_workers(names=names, close_workers=True, remove=True)
+        except OSError:  # without the scheduler the data is lost anyway
+            return []
+        stuck = {job.name for address, job in workers.items() if address not in retired and address in job.workers}
+        return [job for job in jobs if job.name in stuck] if others else []
+
+    async def scale_down(self, workers: Iterable[str]) -> None:
+        """Give up the jobs all of whose workers are named; Adaptive calls this. Names of jobs count too.
+
+        Parameters
+        ----------
+        workers : iterable of str
+            Names of workers or of jobs.
+        """
+        given = {str(w) for w in workers}
+        for name, job in list(self.workers.items()):
+            if name in given or (job.workers and set(job.workers.values()) <= given):
+                self.worker_spec.pop(name, None)
+        await self._correct_state()
+
+    @property
+    def plan(self) -> set[str]:
+        """Names of the workers that the cluster is to have."""
+        return {worker for name in self.worker_spec for worker in self._workers_of(name)}
+
+    @property
+    def requested(self) -> set[str]:
+        """Names of the workers whose jobs have been submitted."""
+        return {worker for name in self.workers if name in self.worker_spec for worker in self._workers_of(name)}
+
+    def _workers_of(self, name: str) -> set[str]:
+        options = self.options.worker
+        names = [f"{name}-{i}" for i in range(options.nodes_per_job)] if options.nodes_per_job > 1 else [name]
+        if options.gpus_per_node > 1:
+            names = [f"{n}-{i}" for n in names for i in range(options.gpus_per_node)]
+        return set(names)
+
+    # What the scheduler says
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        if op == "add":
+            for address, worker in msg["workers"].items():
+                self._worker_joined(address, worker["name"])
+        elif op == "remove":
+            for job in self._all_jobs.values():
+                if job.workers.pop(msg, None) is not None and not job.workers:
+                    self._poll_now.set()  # the job may have ended
+            if msg not in self.scheduler_info["workers"]:
+                return
+        Cluster._update_worker_status(self, op, msg)
+        self._changed.set()
+
+    def _worker_joined(self, address: str, name: object) -> None:
+        job = self._all_jobs.get(job_of(name, self._all_jobs) or "")
+        if isinstance(job, WorkerJob):
+            job.joined(address, str(name), now=time.time())
+
+    async def _watch_stream(self) -> None:
+        """Notice when the scheduler's stream of news ends: the queue then tells whether the scheduler job has."""
+        while True:
+            await asyncio.shield(self._watch_worker_status_task)
+            self._poll_now.set()
+            await asyncio.sleep(1)
+            with suppress(OSError, asyncio.TimeoutError):
+                comm = await asyncio.wait_for(self.scheduler_comm.live_comm(), 10)
+                comm.name = "Cluster worker status"
+                await comm.write({"op": "subscribe_worker_status"})
+                self.scheduler_info = SchedulerInfo(await comm.read())
+                for job in self._all_jobs.values():
+                    job.workers.clear()
+                for address, worker in self.scheduler_info["workers"].items():
+                    self._worker_joined(address, worker["name"])
+                self._watch_worker_status_comm = comm
+                self._watch_worker_status_task = asyncio.ensure_future(self._watch_worker_status(comm))
+                self._changed.set()
+
+    # What the queue says
+
+    async def _watch_queue(self) -> None:
+        """Poll for all jobs, and act on those that have ended: the one reconcile loop of the cluster."""
+        while True:
+            interval = self.options.cluster.poll_interval
+            if not any(job.pending for job in self._all_jobs.values()):
+                interval *= 4
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._poll_now.wait(), interval)
+                await asyncio.sleep(min(1.0, self.options.cluster.poll_interval))  # let the queue learn of what just happened
+            self._poll_now.clear()
+            await self._dispatcher.poll()
+            self._note_hopeless()
+            scheduler = self.scheduler
+            if isinstance(scheduler, SchedulerJob) and scheduler.queue_status.state.ended:
+                await self._scheduler_ended(scheduler)
+                return
+            stream = self._watch_worker_status_task
+            if stream is None or stream.done():  # workers that end now may have lost their scheduler: first learn what became of it
+                self._poll_now.set()
+                continue
+            now = time.time()
+            for job in list(self.workers.values()):
+                if job.queue_status.state.ended and job.job_id not in self._dispatcher.cancelled:
+                    self._worker_job_ended(job)
+                elif job.workers and job.joined_at is not None and now - job.joined_at > _STABLE:
+                    self._failures_in_a_row = 0
+            self._changed.set()
+
+    async def _scheduler_ended(self, scheduler: SchedulerJob) -> None:
+        """Take note that the cluster is lost, and cancel its worker jobs."""
+        self.status = Status.failed
+        self._failure = (
+            f"the scheduler of cluster {self.options.cluster.name} is gone, its worker jobs are cancelled: {scheduler.obituary()}"
+        )
+        self.worker_spec.clear()
+        self.workers.clear()
+        try:
+            await in_thread(self._dispatcher.cancel_all, _CLOSE_TIMEOUT)
+        except BatchError as error:
+            self._failure += f"\nThe worker jobs {' '.join(self._dispatcher.left())} could not be cancelled: {error}"
+        self._warn(self._failure)
+        self._changed.set()
+
+    def _worker_job_ended(self, job: WorkerJob) -> None:
+        """Tell of a job that ended without being asked to, and replace it unless too many have failed in a row."""
+        state = job.queue_status.state
+        expected = job.joined_at is not None and state in {JobState.TIMEOUT, JobState.PREEMPTED, JobState.COMPLETED}
+        self._forget(job)
+        job.status = Status.closed
+        if not expected:
+            self._failures_in_a_row += 1
+        limit = self.options.cluster.worker_restarts
+        if self._failures_in_a_row <= limit:
+            self.worker_spec.update(self.new_worker_spec())
+            self._warn(f"{job.obituary()}\nIt is replaced.")
+            self._correct_state()
+        else:
+            self._stopped = f"{self._failures_in_a_row} worker jobs failed in a row; they are not replaced any more (worker_restarts={limit})"
+            self._problem(f"{self._stopped}. The last one: {job.obituary()}")
+
+    def _forget(self, job: WorkerJob) -> None:
+        self.workers.pop(job.name, None)
+        self.worker_spec.pop(job.name, None)
+
+    def _note_hopeless(self) -> None:
+        """Count the polls in a row that found a job in the queue for a reason that never passes."""
+        for name, job in self._all_jobs.items():
+            never = job.queue_status.state is JobState.PENDING and outlook(job.queue_status) is Outlook.NEVER
+            self._hopeless[name] = self._hopeless.get(name, 0) + 1 if never else 0
+
+    def _raise_hopeless(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            if self._hopeless.get(job.name, 0) >= 2:
+                raise ClusterError(f"{job.kind} job {job.job_id} ({job.name}) will never start: {explain(job.queue_status)}")
+
+    # Telling the user
+
+    def _problem(self, message: str) -> None:
+        """Warn at once, and again at the next `wait_for_workers`, `repr` or `close`."""
+        self._problems.append(message)
+        self._warn(message)
+        self._changed.set()
+
+    def _warn(self, message: str) -> None:
+        self._log(message)
+        warnings.warn(message, ClusterWarning, stacklevel=2)
+
+    def _log(self, log: str) -> None:
+        self._cluster_manager_logs.append((time.time(), log))
+
+    def _raise_problem(self) -> None:
+        if self._failure:
+            raise ClusterError(self._failure)
+        if self._problems:
+            message = "\n".join(self._problems)
+            self._problems.clear()
+            raise ClusterError(message)
+
+    def _waiting(self, jobs: Iterable[Job]) -> str:
+        text = waiting_for(job.info(now=time.time()) for job in jobs)
+        trouble = self._dispatcher.monitor.trouble
+        return f"{text} (the queue does not answer: {trouble})" if trouble else text
+
+    def wait_for_workers(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
+        """Wait until so many workers are connected; say what is waited for, and fail when that cannot succeed any more.
+
+        Parameters
+        ----------
+        n_workers : int, optional
+            Default: all that the cluster asks for.
+        timeout : number or str, optional
+            Seconds, or a text with a unit. Default: none; the queue may take days.
+
+        Raises
+        ------
+        ClusterError
+            Jobs were refused or died too often, the scheduler is gone, or the cluster does not ask for so many workers.
+        WorkerStartTimeoutError
+            The time is over.
+        """
+        if n_workers is not None and (isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1):
+            raise ValueError(f"`n_workers` must be a positive integer. Instead got {n_workers}.")
+        return self.sync(self._wait_for_workers, n_workers, timeout=timeout)  # type: ignore[no-any-return]
+
+    async def _wait_for_workers(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
+        deadline = time.monotonic() + parse_timedelta(timeout) if timeout is not None else math.inf
+        with Progress(self.options.cluster.quiet) as progress:
+            while True:
+                self._changed.clear()
+                self._raise_problem()
+                if self.status not in (Status.running, Status.starting):
+                    raise ClusterError(f"cluster {self.name} is {self.status.name}")
+                wanted = len(self.plan) if n_workers is None else n_workers
+                there = len(self.scheduler_info["workers"])
+                if there >= wanted and await self._running_workers() >= wanted:
+                    return
+                missing = [job for job in self.workers.values() if len(job.workers) < self.options.worker.workers_per_job]
+                self._raise_unreachable(wanted)
+                self._raise_hopeless(missing)
+                if time.monotonic() > deadline:
+                    raise WorkerStartTimeoutError(there, wanted, timeout)
+                progress.update(f"cluster {self.name}: waiting for {wanted} workers", f"{there} there; {self._waiting(missing)}")
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), 0.5)
+
+    async def _running_workers(self) -> int:
+        """Ask the scheduler: a worker that has just connected is not ready yet."""
+        info = await self.scheduler_comm.identity()
+        return sum(worker["status"] == Status.running.name for worker in info["workers"].values())
+
+    def _raise_unreachable(self, wanted: int) -> None:
+        """Raise if so many workers can never be there: the plan has fewer, and nothing will change it."""
+        if self._adaptive is not None:
+            return
+        own = {address for job in self.workers.values() for address in job.workers}
+        foreign = len(set(self.scheduler_info["workers"]) - own)
+        planned = len(self.plan) + foreign
+        if planned < wanted:
+            why = self._stopped or f"call scale({wanted})"
+            raise ClusterError(
+                f"cluster {self.name} asks for {planned} workers in {len(self.worker_spec)} jobs, so {wanted} will never be there: {why}"
+            )
+
+    @property
+    def jobs(self) -> JobTable:
+        """Every job of the cluster, also those that have ended: id, kind, name, state, reason in words, seconds waited, node, workers."""
+        return JobTable(job.info(now=time.time()) for job in list(self._all_jobs.values()))
+
+    def scheduler_script(self) -> str:
+        """Return the script of the scheduler job, as it is in the cluster directory."""
+        if self.options.scheduler is None:
+            raise ClusterError("scheduler='local': the scheduler runs in this process, there is no scheduler job")
+        return (self.directory.path / scripts.script_name(self.system, "scheduler")).read_text()
+
+    def job_script(self) -> str:
+        """Return the script of the worker jobs, as it is in the cluster directory."""
+        return (self.directory.path / scripts.script_name(self.system, "worker")).read_text()
+
+    @property
+    def _logs(self) -> Path:
+        return self.options.cluster.log_directory or self.directory.logs
+
+    async def _get_logs(self, cluster: bool = True, scheduler: bool = True, workers: bool | Iterable[str] = True) -> Logs:
+        logs = Logs()
+        if cluster:
+            lines = [f"{time.strftime('%F %T', time.localtime(at))} {text}" for at, text in self._cluster_manager_logs]
+            logs["Cluster"] = Log("\n".join(lines))
+        chosen = None if isinstance(workers, bool) else {job_of(w, self._all_jobs) or str(w) for w in workers}
+        for job in list(self._all_jobs.values()):
+            wanted = scheduler if job.kind == "scheduler" else (workers if chosen is None else job.name in chosen)
+            if wanted and job.job_id is not None:
+                logs[f"{job.name} (job {job.job_id})"] = Log(await in_thread(_read, job.log))
+        return logs
+
+    def get_logs(self, cluster: bool = True, scheduler: bool = True, workers: bool | Iterable[str] = True) -> Logs:
+        """Return the logs of all jobs, also of those that have ended.
+
+        Parameters
+        ----------
+        cluster : bool, default True
+            What this manager did and met.
+        scheduler : bool, default True
+        workers : bool or iterable of str, default True
+            Or the names of jobs, or of workers.
+
+        Returns
+        -------
+        distributed.utils.Logs
+            Text by job.
+        """
+        return self.sync(self._get_logs, cluster=cluster, scheduler=scheduler, workers=workers)
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "_cluster_info"):
+            return f"<{type(self).__name__}: not started>"
+        states: dict[str, int] = {}
+        for job in self.jobs:
+            if job.kind == "worker" and job.name in self.workers:
+                states[job.state] = states.get(job.state, 0) + 1
+        jobs = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
+        text = f"{type(self).__name__}({self.name!r}, {self.scheduler_address!r}, status={self.status.name}"
+        text += f", workers={len(self.scheduler_info['workers'])}/{len(self.plan)}, worker jobs: {jobs})"
+        for trouble in [self._failure, self._stopped, *self._problems]:
+            if trouble:
+                text += f"\n{trouble}"
+        return text
+
+    # Closing
+
+    async def _close(self) -> None:
+        if self.status == Status.closed:
+            return
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close_once())
+        await asyncio.shield(self._closing)
+
+    async def _close_once(self) -> None:
+        """Cancel by job id first, then take leave of the scheduler if it answers, then see the queue empty."""
+        failed = self.status == Status.failed
+        self.status = Status.closing
+        deadline = time.monotonic() + _CLOSE_TIMEOUT
+        own = asyncio.current_task()
+        for task in [*self._tasks, self._starting]:
+            if task is not None and task is not own and task is not self._caller_of_close():
+                task.cancel()
+        trouble = ""
+        try:
+            await asyncio.wait_for(in_thread(self._dispatcher.cancel_all, _CLOSE_TIMEOUT / 2), _CLOSE_TIMEOUT)
+        except (BatchError, asyncio.TimeoutError) as error:
+            trouble = str(error) or "the queue did not answer"
+        if isinstance(self.scheduler, LocalScheduler):
+            with suppress(asyncio.TimeoutError, OSError):
+                await asyncio.wait_for(self.scheduler.close(), 5)
+        for pause in (0.2, 0.5, 1, 1, *[2.0] * 30):
+            left = self._dispatcher.left()
+            if not left or trouble or time.monotonic() + pause > deadline:
+                break
+            await asyncio.sleep(pause)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._dispatcher.poll(left), max(1.0, deadline - time.monotonic()))
+        left = self._dispatcher.left()
+        if self._adaptive is not None:
+            self._adaptive.stop()
+        with suppress(asyncio.TimeoutError, OSError):
+            await asyncio.wait_for(Cluster._close(self), 5)
+        for job in self._all_jobs.values():
+            if job.status != Status.failed:
+                job.status = Status.closed
+                job._event_finished.set()
+        with suppress(OSError):
+            self.directory.remove_secrets()
+            if not left:
+                self.directory.close()
+        if left:
+            self._warn(
+                f"these jobs of cluster {self.options.cluster.name} may still be in the queue: {' '.join(left)} ({trouble or 'they are ending'})"
+            )
+        if self._problems and not failed:
+            self._warn("\n".join(self._problems))
+        self.status = Status.closed
+        self._changed.set()
+
+    def _caller_of_close(self) -> asyncio.Task[None] | None:
+        """Return the start, if it failed and closes: it must not be cancelled by what it waits for."""
+        return self._starting if self._failure else None
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        """Run something in the background; what it raises is told, not lost."""
+        name = "hpcgpu-change" if work.__name__ in {"_open", "_retire"} else "hpcgpu-watch"
+        task = asyncio.ensure_future(work)
+        task.set_name(name)
+        self._tasks.add(task)
+
+        def done(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._problem(f"internal error: {error!r}")
+
+        task.add_done_callback(done)
+        return task
+
+
+class SlurmGPUCluster(GPUCluster):
+    """A GPU Dask cluster on Slurm."""
+
+    system = "slurm"
+
+
+class LocalGPUCluster(GPUCluster):
+    """A GPU Dask cluster on this machine, through hpcgpu's embedded queue. Queue, account and the like mean nothing to it."""
+
+    system = "local"
+
+    def _check(self) -> None:
+        super()._check()
+        if self.options.worker.nodes_per_job > 1:
+            raise OptionError(f"nodes_per_job={self.options.worker.nodes_per_job}: the local queue has one node")
+        for option, name in [("interface", self.options.worker.interface), ("client_interface", self.options.cluster.client_interface)]:
+            if name is not None and (trouble := interfaces.missing(name, interfaces.addresses())):
+                raise OptionError(f"{option}: {trouble}")
+
+
+def _check_writable(option: str, path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"{option}={str(path)!r} cannot be made: {error.strerror}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise OptionError(f"{option}={str(path)!r} cannot be written")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError as error:
+        return f"(no log at {path}: {error.strerror})"
+
+
+for _cls in (SlurmGPUCluster, LocalGPUCluster):
+    documentation.describe(_cls)

@@ -1,0 +1,77 @@
+"""TLS credentials of one cluster: one key and one self-signed certificate, held by its scheduler, workers and client alike.
+
+distributed's own ``Security.temporary`` makes certificates that begin to be valid now: a node whose clock is behind the login node's
+would refuse them. These begin a day earlier.
+"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcgpu.directory import ClusterDirectory
+
+if TYPE_CHECKING:
+    from distributed.security import Security
+
+__all__ = ["create", "environment", "security"]
+
+_CLOCK_SKEW = datetime.timedelta(days=1)
+_LIFETIME = datetime.timedelta(days=365)
+
+
+def create(directory: ClusterDirectory) -> None:
+    """Make key and certificate, ``tls/key.pem`` and ``tls/cert.pem``, mode 0600."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hpcgpu")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + _LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    directory.tls.mkdir(mode=0o700)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    directory.write("tls/key.pem", pem.decode())
+    directory.write("tls/cert.pem", certificate.public_bytes(serialization.Encoding.PEM).decode())
+
+
+def _files(tls: Path) -> dict[str, str]:
+    files = {"tls_ca_file": str(tls / "cert.pem")}
+    for role in ("scheduler", "worker", "client"):
+        files[f"tls_{role}_cert"] = str(tls / "cert.pem")
+        files[f"tls_{role}_key"] = str(tls / "key.pem")
+    return files
+
+
+def security(directory: ClusterDirectory) -> Security:
+    """Return distributed's Security for these credentials."""
+    from distributed.security import Security
+
+    return Security(require_encryption=True, **_files(directory.tls))
+
+
+def environment(directory: ClusterDirectory) -> dict[str, str]:
+    """Return the dask configuration of a process in a job, as environment variables: paths only. Empty when TLS is off."""
+    if not directory.tls.is_dir():
+        return {}
+    cert, key = str(directory.tls / "cert.pem"), str(directory.tls / "key.pem")
+    prefix = "DASK_DISTRIBUTED__COMM"
+    env = {f"{prefix}__REQUIRE_ENCRYPTION": "True", f"{prefix}__TLS__CA_FILE": cert}
+    for role in ("SCHEDULER", "WORKER", "CLIENT"):
+        env[f"{prefix}__TLS__{role}__CERT"] = cert
+        env[f"{prefix}__TLS__{role}__KEY"] = key
+    return env

@@ -1,0 +1,213 @@
+"""The cluster directory: what clients and jobs of one cluster share through the filesystem.
+
+Everything is written under another name and renamed, which is atomic on NFS too; no locks. Nothing here knows Dask or a batch system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ClusterDirectory", "ClusterExists", "Contact", "Submit"]
+
+
+class ClusterExists(RuntimeError):
+    """A cluster of that name exists and is not known to have ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contact:
+    """Where a cluster's scheduler is reached; ``contact.json``.
+
+    Attributes
+    ----------
+    token : str
+        Ties it to the cluster; no secret.
+    job_id : str
+        The scheduler job, empty when the scheduler runs in the client's process.
+    workers, client : str
+        Addresses for workers and for clients, as Dask writes them.
+    dashboard : str
+        Port and host of the dashboard, as ``host:port``.
+    fabric : str
+        Why workers talk over this protocol.
+    """
+
+    token: str
+    job_id: str
+    workers: str
+    client: str
+    dashboard: str = ""
+    fabric: str = ""
+
+
+@dataclass
+class Submit:
+    """What the journal says of one job: the intent, and what became of it."""
+
+    name: str
+    kind: str
+    job_id: str | None = None
+    refused: bool = False
+
+
+class ClusterDirectory:
+    """The directory of one cluster.
+
+    Parameters
+    ----------
+    path : Path
+        Its absolute path; the last part is the cluster's name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.logs = path / "logs"
+        self.tls = path / "tls"
+
+    @classmethod
+    def claim(cls, path: Path, alive: Callable[[list[Submit]], list[str]]) -> ClusterDirectory:
+        """Create the directory of a new cluster, exclusively.
+
+        The directory of an earlier cluster of that name is kept, renamed ``NAME~DATE``, if that cluster was closed or none of its
+        jobs is alive.
+
+        Parameters
+        ----------
+        path : Path
+        alive : callable
+            Given the journal of an earlier cluster, returns the ids of those of its jobs that have not ended.
+
+        Raises
+        ------
+        ClusterExists
+            A cluster of that name may be alive.
+        OSError
+            The directory cannot be written.
+        """
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self = cls(path)
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            self._move_aside(alive)
+            path.mkdir(mode=0o700)
+        self.logs.mkdir(mode=0o700)
+        self.write("cluster.json", json.dumps({"name": path.name, "token": secrets.token_hex(16), "created": time.time()}))
+        return self
+
+    def _move_aside(self, alive: Callable[[list[Submit]], list[str]]) -> None:
+        submits = self.submits()
+        if not self.closed:
+            if not submits:
+                raise ClusterExists(
+                    f"a cluster named {self.path.name!r} is starting, or died before it submitted a job, in {self.path}. "
+                    f"Choose another name, or remove that directory if nobody uses it"
+                )
+            if live := alive(submits):
+                raise ClusterExists(
+                    f"a cluster named {self.path.name!r} exists: its jobs {', '.join(live)} are in the queue (see {self.path}). "
+                    f"Close it or cancel them, or choose another name"
+                )
+        shutil.rmtree(self.tls, ignore_errors=True)
+        self.path.rename(self.path.with_name(f"{self.path.name}~{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"))
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file, mode 0600, so that readers see all of it or nothing."""
+        target = self.path / name
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return target
+
+    def token(self) -> str:
+        """Return the token that ties the contact to this cluster."""
+        return str(json.loads((self.path / "cluster.json").read_text())["token"])
+
+    # The contact
+
+    def publish(self, contact: Contact) -> None:
+        """Write ``contact.json``."""
+        self.write("contact.json", json.dumps(asdict(contact), indent=1))
+
+    def contact(self) -> Contact | None:
+        """Return the contact, or None while there is none of this cluster's."""
+        # A changed mode makes the NFS client ask the server again, instead of trusting that the file was not there.
+        with contextlib.suppress(OSError):
+            self.path.chmod(0o700)
+        try:
+            content = json.loads((self.path / "contact.json").read_text())
+            contact = Contact(**content)
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+        return contact if contact.token == self.token() else None
+
+    def remove_secrets(self) -> None:
+        """Remove what gives access to the cluster; logs, scripts and journal stay."""
+        (self.path / "contact.json").unlink(missing_ok=True)
+        shutil.rmtree(self.tls, ignore_errors=True)
+
+    # The journal of submits: the intent is on disk before the submit, the id after it
+
+    def intend(self, name: str, kind: str) -> None:
+        """Record that a job of this name is about to be submitted."""
+        self._append({"event": "intent", "name": name, "kind": kind})
+
+    def submitted(self, name: str, job_id: str) -> None:
+        """Record the id of a submitted job."""
+        self._append({"event": "submitted", "name": name, "id": job_id})
+
+    def refused(self, name: str) -> None:
+        """Record that a job certainly does not exist."""
+        self._append({"event": "refused", "name": name})
+
+    def close(self) -> None:
+        """Record that none of the cluster's jobs is alive."""
+        self._append({"event": "closed"})
+
+    @property
+    def closed(self) -> bool:
+        """Whether the cluster was closed."""
+        return any(record["event"] == "closed" for record in self._journal())
+
+    def submits(self) -> list[Submit]:
+        """Return what the journal says of each job, in order."""
+        jobs: dict[str, Submit] = {}
+        for record in self._journal():
+            if record["event"] == "intent":
+                jobs[record["name"]] = Submit(record["name"], record["kind"])
+            elif record["event"] == "submitted":
+                jobs[record["name"]].job_id = record["id"]
+            elif record["event"] == "refused":
+                jobs[record["name"]].refused = True
+        return list(jobs.values())
+
+    def _append(self, record: dict[str, Any]) -> None:
+        line = json.dumps({"time": round(time.time(), 3), **record}) + "\n"
+        descriptor = os.open(self.path / "journal.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _journal(self) -> Iterator[dict[str, Any]]:
+        with contextlib.suppress(FileNotFoundError):
+            for line in (self.path / "journal.jsonl").read_text().splitlines():
+                with contextlib.suppress(ValueError):  # a line that a crash cut short
+                    yield json.loads(line)

@@ -1,0 +1,1 @@
+"""What people see: progress of long operations, tables of jobs."""

@@ -1,0 +1,88 @@
+"""One line that says what is being waited for: live on a terminal, else a new line whenever it changes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from hpcgpu.jobs import JobInfo
+
+__all__ = ["Progress", "duration", "waiting_for"]
+
+_NUMBERS = re.compile(r"for [\d hmins]+")
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for people: ``42 s``, ``3 min``, ``2 h 05 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def waiting_for(jobs: Iterable[JobInfo]) -> str:
+    """Describe the jobs that are waited for: which, in which state, how long, why; the first three in full."""
+    listed = list(jobs)
+    parts = []
+    for job in listed[:3]:
+        reason = f", {job.reason}" if job.reason else ""
+        parts.append(f"{job.kind} job {job.id or job.name} {job.state} for {duration(job.waited)}{reason}")
+    if len(listed) > 3:
+        parts.append(f"{len(listed) - 3} more")
+    return "; ".join(parts)
+
+
+class Progress:
+    """Shows what is being waited for, on stderr.
+
+    Parameters
+    ----------
+    quiet : bool
+        Show nothing.
+    clock : callable, default time.monotonic
+    """
+
+    REPEAT = 60.0
+    CHANGE = 10.0
+
+    def __init__(self, quiet: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.quiet = quiet
+        self.console = Console(stderr=True, soft_wrap=True, highlight=False)
+        self.clock = clock
+        self._live: Status | None = None
+        self._printed = ("", -1e9)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, what: str, detail: str = "") -> None:
+        """Show ``what: detail``.
+
+        Away from a terminal a line is printed when `what` changes, when `detail` changes in more than its numbers (but not more often
+        than each 10 s), and each minute.
+        """
+        if self.quiet:
+            return
+        line = f"{what}: {detail}" if detail else what
+        if self.console.is_terminal:
+            if self._live is None:
+                self._live = self.console.status(Text(line))
+                self._live.start()
+            self._live.update(Text(line))
+            return
+        last, at = self._printed
+        now = self.clock()
+        changed = _NUMBERS.sub("", line) != _NUMBERS.sub("", last)
+        if not last.startswith(what) or (changed and now - at >= self.CHANGE) or now - at >= self.REPEAT:
+            self.console.print(f"hpcgpu: {line}", markup=False)
+            self._printed = (line, now)

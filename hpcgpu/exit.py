@@ -1,0 +1,50 @@
+"""Leaves no job behind when the program ends: at exit, on SIGTERM, and on SIGHUP (a closed ssh session).
+
+dask-jobqueue leaves all of them in the queue on the last two. SIGINT needs no handler: Python turns it into KeyboardInterrupt.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import signal
+import sys
+import threading
+import weakref
+from types import FrameType
+
+from hpcgpu.batch.base import BatchError
+from hpcgpu.jobs import Dispatcher
+
+__all__ = ["guard"]
+
+_guarded: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+_TIMEOUT = 20.0
+
+
+def guard(dispatcher: Dispatcher) -> None:
+    """Cancel these jobs when the program ends, unless they have ended by then."""
+    _guarded.add(dispatcher)
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread may install handlers; the exit hook works all the same
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # the program's own handler, and nohup's SIG_IGN, are left alone
+            signal.signal(number, _on_signal)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    _cancel_all()
+    sys.exit(128 + number)  # lets `with` blocks and exit hooks run
+
+
+@atexit.register
+def _cancel_all() -> None:
+    for dispatcher in list(_guarded):
+        if dispatcher.closing and not dispatcher.left():
+            continue
+        try:
+            dispatcher.cancel_all(_TIMEOUT)
+        except BatchError as error:
+            with contextlib.suppress(OSError, ValueError):  # stderr may be gone with the terminal
+                print(f"hpcgpu: could not cancel the jobs {' '.join(dispatcher.left())}: {error}", file=sys.stderr)

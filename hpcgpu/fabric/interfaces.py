@@ -1,0 +1,38 @@
+"""Network interfaces of this machine."""
+
+from __future__ import annotations
+
+import socket
+
+import psutil
+
+__all__ = ["addresses", "default_interface", "missing"]
+
+
+def addresses() -> dict[str, str]:
+    """Return the interfaces that have an IPv4 address, with it. UCX's connection manager and Dask both need one."""
+    found = {}
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family == socket.AF_INET:
+                found.setdefault(name, entry.address)
+    return found
+
+
+def missing(interface: str, present: dict[str, str]) -> str:
+    """Return what is wrong with an interface's name on this machine, in words; empty when nothing is."""
+    if interface in present:
+        return ""
+    listed = ", ".join(f"{name} ({address})" for name, address in sorted(present.items())) or "none"
+    return f"interface {interface!r} does not exist on {socket.gethostname()}, or has no IPv4 address; there are: {listed}"
+
+
+def default_interface(present: dict[str, str]) -> str | None:
+    """Return the interface of the default route, which others most likely reach this machine by."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a datagram socket sends nothing on connect; the address is for documentation (RFC 5737)
+        except OSError:
+            return None
+        own = probe.getsockname()[0]
+    return next((name for name, address in present.items() if address == own), None)

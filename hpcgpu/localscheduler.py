@@ -1,0 +1,41 @@
+"""The Dask scheduler in the client's process, for sites that allow it: ``scheduler="local"``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed.scheduler import Scheduler
+from distributed.security import Security
+
+from hpcgpu.directory import ClusterDirectory
+from hpcgpu.options import Options
+from hpcgpu.runtime.scheduler import publish
+
+__all__ = ["LocalScheduler"]
+
+
+class LocalScheduler(Scheduler):  # type: ignore[misc]
+    """A scheduler that publishes its contact in the cluster directory, as the scheduler job does."""
+
+    external_address = None
+
+    def __init__(self, options: Options, security: Security, directory: ClusterDirectory) -> None:
+        self._directory = directory
+        protocol = "ucx" if options.cluster.protocol == "ucx" else "tls" if options.cluster.security else "tcp"
+        arguments: dict[str, Any] = {}
+        if options.cluster.idle_timeout:
+            arguments["idle_timeout"] = f"{options.cluster.idle_timeout:g}s"
+        super().__init__(
+            protocol=protocol,
+            interface=options.worker.interface,
+            port=0,
+            security=security,
+            dashboard_address=":0",
+            **arguments,
+        )
+
+    async def start_unsafe(self) -> LocalScheduler:
+        """Listen, then publish."""
+        await super().start_unsafe()
+        publish(self, self._directory, job_id="", fabric="asked for")
+        return self

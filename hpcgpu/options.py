@@ -1,0 +1,420 @@
+"""The one definition of every option: name, type, default, meaning, how it is read.
+
+Keyword arguments, dask config, the configuration template, signatures, docstrings and error messages all come from the dataclasses
+here. This room knows no batch system and submits nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import getpass
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dask.config
+
+from hpcgpu import values
+from hpcgpu.values import OptionError
+
+__all__ = ["ClusterOptions", "JobOptions", "OptionError", "Options", "SchedulerOptions", "WorkerOptions", "resolve"]
+
+
+def option(default: Any = None, *, parse: Callable[[str, Any], Any], doc: str, inherited: bool = False, flag: str = "") -> Any:
+    """Declare an option.
+
+    Parameters
+    ----------
+    default
+        Its value when neither argument nor configuration gives one.
+    parse : callable
+        Turns ``(name, value)`` into the value kept, or raises `OptionError`.
+    doc : str
+        What it means, for people.
+    inherited : bool, default False
+        The scheduler job takes the worker's value unless it has its own.
+    flag : str, optional
+        The option of the worker command that this value is passed on with.
+    """
+    return field(default=default, metadata={"parse": parse, "doc": doc, "inherited": inherited, "flag": flag})
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What a job asks of the batch system, and how its script begins. Amounts are per node."""
+
+    queue: str | None = option(parse=values.word, inherited=True, doc="Queue (Slurm: partition) to submit to; several joined by commas.")
+    account: str | None = option(parse=values.word, inherited=True, doc="Account to charge.")
+    qos: str | None = option(parse=values.word, inherited=True, doc="Quality of service.")
+    reservation: str | None = option(parse=values.word, inherited=True, doc="Reservation to run in.")
+    walltime: int | None = option(
+        parse=values.walltime,
+        inherited=True,
+        doc="Longest run time of a job: '02:00:00', '1-12:00:00', '2h'. Without it the queue's default holds.",
+    )
+    cores: int | None = option(parse=values.positive, doc="CPU cores per node.")
+    memory: int | None = option(parse=values.memory, doc="Memory per node, such as '60GB'. Without it none is asked for.")
+    gpus_per_node: int = option(1, parse=values.natural, doc="GPUs per node; one Dask worker runs on each. 0 makes CPU workers.")
+    gpu_type: str | None = option(parse=values.word, doc="Type of GPU, by the batch system's name for it, such as 'a100'.")
+    gpu_request: str = option(
+        "gres",
+        parse=values.choice("gres", "gpus-per-node", "gpus", "none"),
+        inherited=True,
+        doc="How GPUs are asked for in Slurm: --gres, --gpus-per-node, --gpus, or not at all (sites that give whole nodes).",
+    )
+    constraint: str | None = option(parse=values.text, doc="Node features that are required, in Slurm's syntax.")
+    prefer: str | None = option(
+        parse=values.text, doc="Node features that are preferred but not required (Slurm 22.05 and later)."
+    )
+    job_extra_directives: tuple[str, ...] = option(
+        (), parse=values.lines, doc="Further directives, one option an entry: ['--exclusive', '--mail-type=END']."
+    )
+    job_directives_skip: tuple[str, ...] = option(
+        (), parse=values.lines, inherited=True, doc="Directives to leave out, by option name: ['--mem', '-n']."
+    )
+    job_script_prologue: tuple[str, ...] | Path = option(
+        (), parse=values.prologue, inherited=True, doc="Shell lines to run first (['module load cuda']), or the path of a file to source."
+    )
+    env: tuple[tuple[str, str], ...] = option(
+        (), parse=values.environment, inherited=True, doc="Environment variables of the job, a dict; values arrive as they are, unexpanded."
+    )
+    python: str = option(
+        sys.executable, parse=values.text, inherited=True, doc="Python to run in the job. Default: the one that runs this."
+    )
+    shebang: str = option("#!/usr/bin/env bash", parse=values.text, inherited=True, doc="First line of the job script.")
+    local_directory: str | None = option(
+        parse=values.text, inherited=True, doc="Fast directory on the node for spilling and temporary files of Dask."
+    )
+    interface: str | None = option(
+        parse=values.interface, inherited=True, doc="Network interface that workers and scheduler talk over, such as 'ib0'."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(JobOptions):
+    """A worker job: one `dask cuda worker` on each node, one Dask worker on each GPU."""
+
+    nodes_per_job: int = option(1, parse=values.positive, doc="Nodes of one job.")
+    nthreads: int | None = option(
+        parse=values.positive, doc="Threads of one Dask worker. Default: 1 with a GPU (dask-cuda's default), else `cores`."
+    )
+    resources: tuple[tuple[str, float], ...] | None = option(
+        parse=values.resources, doc="Abstract resources of one Dask worker. Default: {'GPU': 1} with a GPU, else none."
+    )
+    death_timeout: float = option(
+        300.0, parse=values.duration, doc="How long a running worker waits for the scheduler before it gives up, seconds or '5 min'."
+    )
+    worker_extra_args: tuple[str, ...] = option(
+        (), parse=values.lines, doc="Further arguments of the worker command; each reaches it as it is, unexpanded."
+    )
+    device_memory_limit: str | None = option(
+        parse=values.size_or_fraction, flag="--device-memory-limit", doc="GPU memory at which a worker begins to spill (dask-cuda)."
+    )
+    rmm_pool_size: str | None = option(
+        parse=values.size_or_fraction, flag="--rmm-pool-size", doc="GPU memory pool of a worker (dask-cuda, RMM)."
+    )
+    rmm_maximum_pool_size: str | None = option(
+        parse=values.size_or_fraction, flag="--rmm-maximum-pool-size", doc="Upper limit of the GPU memory pool (dask-cuda, RMM)."
+    )
+    rmm_managed_memory: bool | None = option(
+        parse=values.boolean, flag="--rmm-managed-memory", doc="Pool of managed memory (dask-cuda, RMM)."
+    )
+    rmm_async: bool | None = option(
+        parse=values.boolean, flag="--rmm-async", doc="CUDA's stream-ordered allocator instead of a pool (dask-cuda, RMM)."
+    )
+    rmm_release_threshold: str | None = option(
+        parse=values.size_or_fraction, flag="--rmm-release-threshold", doc="Memory kept by the stream-ordered allocator (dask-cuda, RMM)."
+    )
+    enable_cudf_spill: bool | None = option(
+        parse=values.boolean, flag="--enable-cudf-spill", doc="cuDF's own spilling instead of dask-cuda's."
+    )
+    pre_import: str | None = option(
+        parse=values.word, flag="--pre-import", doc="Modules to import on the workers first, joined by commas: 'cudf,rmm' (dask-cuda)."
+    )
+    enable_tcp_over_ucx: bool | None = option(
+        parse=values.boolean, flag="--enable-tcp-over-ucx", doc="UCX over TCP (dask-cuda). Leave unset for automatic transports."
+    )
+    enable_infiniband: bool | None = option(
+        parse=values.boolean, flag="--enable-infiniband", doc="UCX over InfiniBand (dask-cuda). Leave unset for automatic transports."
+    )
+    enable_nvlink: bool | None = option(
+        parse=values.boolean, flag="--enable-nvlink", doc="UCX over NVLink (dask-cuda). Leave unset for automatic transports."
+    )
+    enable_rdmacm: bool | None = option(
+        parse=values.boolean, flag="--enable-rdmacm", doc="RDMA connection manager for UCX (dask-cuda)."
+    )
+
+    @property
+    def workers_per_job(self) -> int:
+        """Dask workers that one job brings."""
+        return self.nodes_per_job * max(1, self.gpus_per_node)
+
+    def worker_resources(self) -> tuple[tuple[str, float], ...]:
+        """Abstract resources of one Dask worker, with the default applied."""
+        if self.resources is not None:
+            return self.resources
+        return (("GPU", 1.0),) if self.gpus_per_node else ()
+
+    def passed_on(self) -> Iterator[tuple[str, Any]]:
+        """Flags of the worker command that come from options of the same name, with their values."""
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.metadata["flag"] and value is not None:
+                yield f.metadata["flag"], value
+
+    def __post_init__(self) -> None:
+        if self.gpus_per_node == 0:
+            for f in dataclasses.fields(self):
+                if f.metadata["flag"] and getattr(self, f.name) is not None:
+                    raise OptionError(f"{f.name} is an option of GPU workers, but gpus_per_node is 0")
+        for argument in self.worker_extra_args:
+            if owner := _OWNED_ARGUMENTS.get(argument.split("=", 1)[0]):
+                raise OptionError(f"worker_extra_args: {argument.split('=', 1)[0]} is set by {owner}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions(JobOptions):
+    """The scheduler job. What it does not set itself it takes from the workers, where that makes sense (`inherited`)."""
+
+    dashboard_address: str = option(
+        ":0", parse=values.listen_address, doc="Where the dashboard listens in the job; ':0' is a free port on all of the node's addresses."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """The cluster as a whole."""
+
+    name: str = option("", parse=values.cluster_name, doc="Name of the cluster: its directory, and the beginning of its jobs' names.")
+    jobs: int = option(0, parse=values.natural, doc="Worker jobs to submit at the start.")
+    protocol: str = option(
+        "auto",
+        parse=values.choice("auto", "ucx", "tcp", "tls"),
+        doc="What workers and scheduler talk: 'ucx', 'tcp' ('tls' is tcp, which is encrypted by default), or 'auto': ucx where the "
+        "scheduler's node has all that it needs, else tcp.",
+    )
+    client_interface: str | None = option(
+        parse=values.interface,
+        doc="Interface of the scheduler's node by which clients reach it. Default: the one of its default route when `interface` is "
+        "set.",
+    )
+    security: bool = option(
+        True, parse=values.boolean, doc="TLS with credentials made for this cluster. False lets anyone who reaches a port run code as you."
+    )
+    cluster_directory: Path = option(
+        Path("~/.hpcgpu/clusters").expanduser(),
+        parse=values.directory,
+        doc="Directory on the shared filesystem in which each cluster has its own, by name.",
+    )
+    log_directory: Path | None = option(
+        parse=values.directory, doc="Directory of the jobs' logs. Default: `logs` in the cluster's own directory."
+    )
+    template_directory: Path | None = option(
+        parse=values.existing_directory, doc="Directory of your own templates; those not there are taken from hpcgpu."
+    )
+    idle_timeout: float | None = option(
+        parse=values.duration, doc="The scheduler, and with it the cluster, ends after so long without work; seconds or '1h'."
+    )
+    worker_restarts: int = option(
+        3, parse=values.natural, doc="Worker jobs that may fail in a row and be replaced before the cluster stops replacing them."
+    )
+    poll_interval: float = option(
+        10.0, parse=values.duration, doc="Seconds between two questions to the queue; four times as long while nothing is pending."
+    )
+    shutdown_on_close: bool = option(True, parse=values.boolean, doc="Cancel the cluster's jobs when this program ends without closing it.")
+    quiet: bool = option(False, parse=values.boolean, doc="No progress messages.")
+
+
+@dataclass(frozen=True)
+class Options:
+    """All options of one cluster, read and checked. `scheduler` is None when the scheduler runs in the client's process."""
+
+    cluster: ClusterOptions
+    worker: WorkerOptions
+    scheduler: SchedulerOptions | None
+
+
+#: Names that mean the same as one of ours.
+ALIASES = {"partition": "queue", "n_jobs": "jobs", "project": "account"}
+
+#: Names that other tools use, and what to write here.
+_FOREIGN = {
+    "processes": "one Dask worker runs per GPU: set gpus_per_node (and nodes_per_job)",
+    "n_workers": "workers come by whole jobs: set jobs, or call scale(n)",
+    "job_cpu": "set cores",
+    "job_mem": "set memory",
+    "job_name": "set name: jobs are named after the cluster",
+    "gpus": "set gpus_per_node (and nodes_per_job, jobs)",
+    "n_gpus": "set gpus_per_node (and nodes_per_job, jobs)",
+    "nodes": "set nodes_per_job and jobs",
+    "time": "set walltime",
+    "job_extra": "set job_extra_directives",
+    "header_skip": "set job_directives_skip",
+    "env_extra": "set env, or job_script_prologue for shell lines",
+    "extra": "set worker_extra_args",
+    "host": "set interface",
+    "shared_temp_directory": "set cluster_directory",
+    "scheduler_options": "set scheduler={...}",
+    "nanny": "workers always have a nanny",
+    "memory_limit": "set memory: each worker gets its share",
+    "threads_per_worker": "set nthreads",
+    "dashboard_address": "it is an option of the scheduler job: scheduler={'dashboard_address': ...}",
+}
+
+#: Arguments of the worker command that hpcgpu sets itself, and by which option.
+_OWNED_ARGUMENTS = {
+    "--name": "hpcgpu: workers are named after their job",
+    "--nthreads": "the option nthreads",
+    "--resources": "the option resources",
+    "--memory-limit": "the option memory",
+    "--death-timeout": "the option death_timeout",
+    "--local-directory": "the option local_directory",
+    "--interface": "the option interface",
+    "--protocol": "the option protocol",
+    "--scheduler-file": "hpcgpu, from the cluster's contact file",
+    "--nworkers": "the option gpus_per_node",
+    "--tls-ca-file": "the option security",
+    "--tls-cert": "the option security",
+    "--tls-key": "the option security",
+} | {f.metadata["flag"]: f"the option {f.name}" for f in dataclasses.fields(WorkerOptions) if f.metadata["flag"]}
+
+
+def names(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """Return the options of one of the dataclasses, by name."""
+    return {f.name: f for f in dataclasses.fields(cls)}
+
+
+def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
+    """Read all options: keyword arguments over dask config over defaults.
+
+    Parameters
+    ----------
+    system : str
+        The batch system, which names the section of the configuration: ``hpcgpu.slurm.queue`` counts before ``hpcgpu.queue``.
+    arguments : mapping
+        Keyword arguments as the user gave them; None counts as not given. ``scheduler`` is a dict of `SchedulerOptions`, or "local".
+
+    Raises
+    ------
+    OptionError
+        Unknown option, or a value that cannot be.
+    """
+    given = _canonical({k: v for k, v in arguments.items() if v is not None and k != "scheduler"}, "", ("cluster", "worker"))
+    config = _configured(system)
+    scheduler = arguments.get("scheduler")
+    if scheduler is None:
+        scheduler = config.pop("scheduler", None) or {}
+    else:
+        base = config.pop("scheduler", None) or {}
+        scheduler = {**base, **scheduler} if isinstance(scheduler, Mapping) and isinstance(base, Mapping) else scheduler
+    merged = _canonical(config, f"dask config hpcgpu or hpcgpu.{system}: ", ("cluster", "worker")) | given
+
+    cluster = _build(ClusterOptions, {k: v for k, v in merged.items() if k in names(ClusterOptions)})
+    if not cluster.name:
+        cluster = dataclasses.replace(cluster, name=f"{_user()}-{uuid.uuid4().hex[:8]}")
+    worker = _build(WorkerOptions, {k: v for k, v in merged.items() if k in names(WorkerOptions)})
+    _check_together(cluster, worker)
+    if scheduler == "local":
+        return Options(cluster, worker, None)
+    if not isinstance(scheduler, Mapping):
+        raise OptionError(f"scheduler must be a dict of options of the scheduler job, or 'local', not {scheduler!r}")
+    own = _canonical({k: v for k, v in scheduler.items() if v is not None}, "scheduler: ", ("scheduler",))
+    return Options(cluster, worker, _scheduler_options(own, cluster, worker))
+
+
+def _scheduler_options(own: Mapping[str, Any], cluster: ClusterOptions, worker: WorkerOptions) -> SchedulerOptions:
+    """Options of the scheduler job: its own, what it inherits, and one GPU where the workers have GPUs."""
+    built = _build(SchedulerOptions, own, "scheduler: ")
+    inherited = {
+        name: getattr(worker, name) for name, f in names(JobOptions).items() if f.metadata["inherited"] and name not in own
+    }
+    if "env" in own:
+        inherited["env"] = tuple((dict(worker.env) | dict(built.env)).items())
+    if "gpus_per_node" not in own:
+        inherited["gpus_per_node"] = min(1, worker.gpus_per_node)
+    if not {"gpu_type", "prefer", "constraint", "queue"} & own.keys() and inherited.get("gpus_per_node"):
+        inherited["gpu_type"] = worker.gpu_type
+    options = dataclasses.replace(built, **inherited)
+    if options.gpus_per_node > 1:
+        raise OptionError(f"scheduler: gpus_per_node={options.gpus_per_node}, but the scheduler uses one GPU: write 1 or 0")
+    if cluster.protocol == "ucx" and options.gpus_per_node == 0 and worker.gpus_per_node:
+        raise OptionError(
+            "scheduler: gpus_per_node=0 cannot be with protocol='ucx': over UCX the scheduler itself holds GPU memory. "
+            "Give it a GPU, or use protocol='tcp'"
+        )
+    return options
+
+
+def _check_together(cluster: ClusterOptions, worker: WorkerOptions) -> None:
+    if cluster.client_interface and not worker.interface:
+        raise OptionError("client_interface needs interface too: name the interface that the workers use")
+    if worker.gpu_type and worker.gpus_per_node == 0:
+        raise OptionError(f"gpu_type={worker.gpu_type!r}, but gpus_per_node is 0: remove one of the two")
+
+
+def _configured(system: str) -> dict[str, Any]:
+    """Return what dask config says for this batch system, its own section before the general one; null counts as not given."""
+    general = dask.config.get("hpcgpu", {}) or {}
+    sections = {"slurm", "pbs", "local"}
+    merged: dict[str, Any] = {}
+    for layer in ({k: v for k, v in general.items() if k not in sections}, general.get(system) or {}):
+        for key, value in layer.items():
+            name = key.replace("-", "_")
+            if value is None:
+                continue
+            if name == "scheduler" and isinstance(value, Mapping):
+                own = {k.replace("-", "_"): v for k, v in value.items() if v is not None}
+                merged[name] = {**merged.get(name, {}), **own}
+            else:
+                merged[name] = value
+    return merged
+
+
+def _canonical(given: Mapping[str, Any], where: str, owners: tuple[str, ...]) -> dict[str, Any]:
+    """Replace aliases by their option's name and refuse unknown options."""
+    known: dict[str, set[str]] = {
+        "cluster": set(names(ClusterOptions)),
+        "worker": set(names(WorkerOptions)),
+        "scheduler": set(names(SchedulerOptions)),
+    }
+    allowed = set().union(*(known[owner] for owner in owners))
+    result: dict[str, Any] = {}
+    for key, value in given.items():
+        name = ALIASES.get(key, key)
+        if name in result:
+            raise OptionError(f"{where}{key} and {name} mean the same: give one of them")
+        if name not in allowed:
+            raise OptionError(where + _unknown(key, allowed, {o: n for o, n in known.items() if o not in owners}))
+        result[name] = value
+    return result
+
+
+def _unknown(key: str, allowed: set[str], elsewhere: Mapping[str, set[str]]) -> str:
+    if owner := next((o for o, n in elsewhere.items() if key in n), None):
+        if owner == "scheduler":
+            return f"{key} is an option of the scheduler job: write scheduler={{{key!r}: ...}}"
+        return f"{key} is not an option of the scheduler job, but of the {owner}: write it beside scheduler="
+    if advice := _FOREIGN.get(key):
+        return f"unknown option {key!r}: {advice}"
+    near = difflib.get_close_matches(key, sorted(allowed | set(ALIASES)), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(allowed))}"
+    return f"unknown option {key!r}: {hint}"
+
+
+def _build(cls: type[Any], given: Mapping[str, Any], where: str = "") -> Any:
+    fields = names(cls)
+    return cls(**{name: fields[name].metadata["parse"](where + name, value) for name, value in given.items()})
+
+
+def _user() -> str:
+    """Return the user's name as far as it can stand in a cluster's name."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # no entry in the password database, as in some containers
+        name = "user"
+    kept = "".join(c for c in name if c.isalnum() and c.isascii())
+    return kept[:20] or "user"

@@ -1,0 +1,231 @@
+"""First step of every job, ``python -m hpcgpu.runtime.launch``: checks what the job was given, then becomes the stock Dask command.
+
+It fails at once and says why when that command could not succeed. It replaces itself by the command (exec), so that signals from the
+batch system reach Dask and nothing stands between. Nothing here imports Dask.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcgpu import credentials
+from hpcgpu.batch import batch_system
+from hpcgpu.batch.base import BatchSystem, BatchUnavailable, OwnJob
+from hpcgpu.batch.reasons import explain
+from hpcgpu.directory import ClusterDirectory, Contact
+from hpcgpu.fabric import choice, interfaces
+
+__all__ = ["main"]
+
+
+class LaunchError(Exception):
+    """The job cannot do what it is for; the message says why and what to do."""
+
+
+def visible_gpus(wanted: int, environ: Mapping[str, str], on_node: int | None) -> str | None:
+    """Return the value that CUDA_VISIBLE_DEVICES must have for a job that asked for `wanted` GPUs; None to leave it as it is.
+
+    Its entries may be indices, UUIDs or MIG UUIDs, and are only counted.
+
+    Parameters
+    ----------
+    wanted : int
+    environ : mapping
+    on_node : int or None
+        GPUs that NVML sees on this node; None when it sees nothing. Only needed where the batch system leaves
+        CUDA_VISIBLE_DEVICES unset.
+
+    Raises
+    ------
+    LaunchError
+        The job does not see as many GPUs as it asked for, or it is not clear which are its own.
+    """
+    if wanted == 0:
+        return None
+    advice = "Check `gpu_request` and `gpu_type`, and that this queue has GPUs"
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        if not on_node:
+            raise LaunchError(f"this job asked for {wanted} GPUs and sees none: no CUDA_VISIBLE_DEVICES, no NVIDIA driver. {advice}")
+        if on_node != wanted:
+            raise LaunchError(
+                f"the batch system does not say which GPUs are this job's (CUDA_VISIBLE_DEVICES is not set); it asked for {wanted} and "
+                f"the node has {on_node}. Set gpus_per_node={on_node} where jobs get whole nodes, or CUDA_VISIBLE_DEVICES in the "
+                f"job_script_prologue"
+            )
+        return ",".join(map(str, range(wanted)))
+    entries = [entry.strip() for entry in listed.split(",") if entry.strip() and entry.strip() != "NoDevFiles"]
+    if len(entries) < wanted:
+        raise LaunchError(f"this job asked for {wanted} GPUs and sees {len(entries)} (CUDA_VISIBLE_DEVICES={listed!r}). {advice}")
+    return ",".join(entries[:wanted])
+
+
+def lifetime(remaining: float) -> float:
+    """Return the seconds after which a worker begins to retire, so that its data is elsewhere when the walltime ends.
+
+    A tenth of the time that remains is kept for it, 30 s at least and 5 min at most; of very short jobs a half.
+    """
+    return max(remaining / 2, remaining - min(300.0, max(30.0, remaining / 10)))
+
+
+def gpus_on_node() -> int | None:
+    """Count the GPUs of this node with NVML, which touches no GPU."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            return int(pynvml.nvmlDeviceGetCount())
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # no driver, no library: pynvml has an exception for each
+        return None
+
+
+def answers(contact: Contact, directory: ClusterDirectory) -> bool:
+    """Whether the cluster's scheduler listens where the contact says; asked at the address for clients, which is TCP."""
+    scheme, _, location = contact.client.partition("://")
+    host, _, port = location.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            if scheme == "tls":
+                context = ssl.create_default_context(cafile=directory.tls / "cert.pem")
+                context.check_hostname = False
+                context.load_cert_chain(directory.tls / "cert.pem", directory.tls / "key.pem")
+                context.wrap_socket(connection).unwrap()
+    except ssl.SSLError:
+        return True  # somebody is there; distributed says better what is wrong
+    except OSError:
+        return False
+    return True
+
+
+def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, patience: float) -> Contact:
+    """Wait until the scheduler is there; fail as soon as it cannot come any more.
+
+    Raises
+    ------
+    LaunchError
+        The scheduler job has ended, or the scheduler did not come in time.
+    """
+    deadline = time.monotonic() + patience
+    next_question = 0.0
+    while True:
+        contact = directory.contact()
+        if contact is not None and answers(contact, directory):
+            return contact
+        scheduler = next((s for s in directory.submits() if s.kind == "scheduler"), None)
+        now = time.monotonic()
+        if scheduler is not None and scheduler.job_id is not None and now >= next_question:
+            next_question = now + 15
+            try:
+                status = batch.poll([scheduler.job_id]).get(scheduler.job_id)
+            except BatchUnavailable as error:
+                print(f"hpcgpu: cannot ask the queue about the scheduler job: {error}", file=sys.stderr)
+            else:
+                if status is None or status.state.ended:
+                    why = explain(status) if status is not None else "the queue does not know it any more"
+                    raise LaunchError(f"the scheduler job {scheduler.job_id} is gone ({why}): this worker job has nothing to do")
+        if now > deadline:
+            raise LaunchError(
+                f"no scheduler answered within {patience:g} s (death_timeout); contact file: {directory.path / 'contact.json'}"
+            )
+        time.sleep(0.5)
+
+
+def check_interface(name: str | None) -> None:
+    """Raise `LaunchError` when this node has no such interface."""
+    if name is not None and (trouble := interfaces.missing(name, interfaces.addresses())):
+        raise LaunchError(f"{trouble}. Set `interface` to one of them")
+
+
+def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, batch: BatchSystem, own: OwnJob) -> list[str]:
+    """Wait for the scheduler and return the full command of a worker."""
+    check_interface(arguments.interface)
+    contact = wait_for_scheduler(directory, batch, arguments.patience)
+    if own.end is not None:
+        os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = f"{lifetime(own.end - time.time()):.0f}s"
+    # Names must be unique: the cluster gives each job a name of its own, a job submitted by hand has the cluster's.
+    name = own.name if own.name != directory.path.name else f"{own.name}-by-hand-{own.job_id}"
+    if arguments.nodes > 1:
+        name = f"{name}-{own.node}"
+    command = [*arguments.command, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
+    if arguments.interface:
+        command += ["--interface", arguments.interface]
+    return [*command, contact.workers]
+
+
+def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory, own: OwnJob) -> list[str]:
+    """Choose protocol and interfaces and return the full command of the scheduler."""
+    check_interface(arguments.interface)
+    check_interface(arguments.client_interface)
+    encrypted = directory.tls.is_dir()
+    chosen = choice.Choice(arguments.protocol, f"{arguments.protocol.upper()}: asked for")
+    if arguments.protocol == "auto":
+        chosen = choice.probe(arguments.gpus)
+    if chosen.protocol == "ucx" and arguments.gpus:
+        os.environ.setdefault("DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT", "True")
+    stream = "tls" if encrypted else "tcp"
+    workers = "ucx" if chosen.protocol == "ucx" else stream
+    command = [*arguments.command, "--protocol", f"{workers},{stream}"]
+    if arguments.interface:
+        client = arguments.client_interface or interfaces.default_interface(interfaces.addresses()) or arguments.interface
+        command += ["--interface", f"{arguments.interface},{client}"]
+    os.environ["HPCGPU_SCHEDULER_JOB"] = own.job_id
+    os.environ["HPCGPU_FABRIC"] = chosen.why
+    print(f"hpcgpu: {chosen.why}", file=sys.stderr)
+    return command
+
+
+def main(argv: Sequence[str]) -> None:
+    """Check, complete the command, become it."""
+    parser = argparse.ArgumentParser(prog="python -m hpcgpu.runtime.launch", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("kind", choices=["scheduler", "worker"])
+    parser.add_argument("system", help="batch system")
+    parser.add_argument("directory", type=Path, help="cluster directory")
+    parser.add_argument("--gpus", type=int, required=True, help="GPUs that the job asked for, per node")
+    parser.add_argument("--nodes", type=int, default=1, help="nodes of the job")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds to wait for the scheduler")
+    parser.add_argument("--protocol", default="auto", help="auto, ucx, tcp or tls")
+    parser.add_argument("--interface", help="network interface of the workers")
+    parser.add_argument("--client-interface", help="network interface for clients")
+    split = list(argv).index("--")
+    arguments = parser.parse_args(argv[:split])
+    arguments.command = list(argv[split + 1 :])
+    try:
+        directory = ClusterDirectory(arguments.directory)
+        if not (directory.path / "cluster.json").exists():
+            raise LaunchError(f"{directory.path} is not a cluster directory, or this node does not see it: it must be on a filesystem "
+                              f"that login and compute nodes share (option cluster_directory)")
+        batch = batch_system(arguments.system)
+        own = batch.own_job(os.environ)
+        if own is None:
+            raise LaunchError(f"this does not run inside a job of the batch system {arguments.system!r}: submit the script")
+        listed = "CUDA_VISIBLE_DEVICES" in os.environ or not arguments.gpus
+        devices = visible_gpus(arguments.gpus, os.environ, None if listed else gpus_on_node())
+        if devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices
+        os.environ["HPCGPU_CLUSTER_DIRECTORY"] = str(directory.path)
+        os.environ.update(credentials.environment(directory))
+        if arguments.kind == "worker":
+            command = worker_command(arguments, directory, batch, own)
+        else:
+            command = scheduler_command(arguments, directory, own)
+    except LaunchError as error:
+        print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    print(f"hpcgpu: on {socket.gethostname()}, CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}: "
+          f"{shlex.join(command)}", file=sys.stderr, flush=True)
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,46 @@
+"""Preload of the scheduler: publishes its addresses in the cluster directory, and takes them away when it ends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcgpu.directory import ClusterDirectory, Contact
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+__all__ = ["dask_setup", "dask_teardown", "publish"]
+
+
+def publish(scheduler: Scheduler, directory: ClusterDirectory, *, job_id: str, fabric: str) -> Contact:
+    """Write the contact of a scheduler that listens. Its first listener is for workers, its last for clients."""
+    addresses = [listener.contact_address for listener in scheduler.listeners]
+    port = scheduler.http_server.port if scheduler.http_server is not None else 0
+    host = addresses[-1].split("://", 1)[1].rsplit(":", 1)[0]
+    contact = Contact(
+        token=directory.token(),
+        job_id=job_id,
+        workers=addresses[0],
+        client=addresses[-1],
+        dashboard=f"{host}:{port}" if port else "",
+        fabric=fabric,
+    )
+    directory.publish(contact)
+    return contact
+
+
+async def dask_setup(scheduler: Scheduler) -> None:
+    """Publish the contact; distributed calls this once the scheduler listens."""
+    environ = os.environ
+    directory = ClusterDirectory(Path(environ["HPCGPU_CLUSTER_DIRECTORY"]))
+    publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], fabric=environ["HPCGPU_FABRIC"])
+
+
+async def dask_teardown(scheduler: Scheduler) -> None:
+    """Take the contact away, if it is still this scheduler's: workers that start now must not wait for it."""
+    directory = ClusterDirectory(Path(os.environ["HPCGPU_CLUSTER_DIRECTORY"]))
+    contact = directory.contact()
+    if contact is not None and contact.job_id == os.environ["HPCGPU_SCHEDULER_JOB"]:
+        (directory.path / "contact.json").unlink(missing_ok=True)

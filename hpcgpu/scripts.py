@@ -1,0 +1,224 @@
+"""Renders the templates into job scripts, and quotes every value for where it stands.
+
+A value that goes into a directive is read by the batch system's own parser, one that goes into the body by the shell: two filters.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from hpcgpu.options import JobOptions, OptionError, Options
+
+__all__ = ["directive_value", "render", "script_name", "shell_word"]
+
+_PREFIX = {"slurm": "#SBATCH", "local": "#HPCGPU"}
+
+
+def templates() -> Path:
+    """Directory of the package's own templates: inside the wheel, or beside the package in a checkout."""
+    package = Path(__file__).parent
+    packaged = package / "templates"
+    return packaged if packaged.is_dir() else package.parent / "templates"
+
+
+def directive_value(value: object) -> str:
+    r"""Quote a value for a directive.
+
+    sbatch's parser is no shell: a backslash escapes in every kind of quotes, variables are not expanded, an unquoted ``#`` begins a
+    comment (seen on a real sbatch 22.05.8 and in the source of its ``get_argument``). So `shlex.quote` would be wrong.
+    """
+    text = str(value)
+    _refuse_control_characters(text)
+    if text and all(c.isascii() and (c.isalnum() or c in "_./:,@%+=-") for c in text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def shell_word(value: object) -> str:
+    """Quote a value as one word for bash, on one line whatever it holds."""
+    text = str(value)
+    if all(c.isprintable() for c in text):
+        return shlex.quote(text)
+    escaped = "".join(c if c.isprintable() and c not in "\\'" else "".join(f"\\x{b:02x}" for b in c.encode()) for c in text)
+    return f"$'{escaped}'"
+
+
+def parse_directive(text: str) -> tuple[str, str | None]:
+    """Split a user's directive into option and value: ``--mem=0``, ``-C gpu``, ``--exclusive``, ``--constraint="a&b"``.
+
+    Raises
+    ------
+    OptionError
+        It does not begin with an option.
+    """
+    text = text.strip()
+    if not text.startswith("-") or text.strip("-") == "":
+        raise OptionError(f"job_extra_directives: {text!r} does not begin with an option, such as '--exclusive' or '-C gpu'")
+    if text.startswith("--") and "=" in text and " " not in text.split("=", 1)[0]:
+        option, value = text.split("=", 1)
+    else:
+        option, _, value = text.partition(" ")
+    value = value.strip()
+    if not value:
+        return option, None if "=" not in text else ""
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise OptionError(f"job_extra_directives: {text!r}: {error}") from error
+    if len(words) != 1:
+        raise OptionError(f"job_extra_directives: {text!r} holds more than one value: quote it, or write one option an entry")
+    return option, words[0]
+
+
+class Directives:
+    """The directives of one script: one ordered set, each option once.
+
+    Parameters
+    ----------
+    prefix : str
+        What a line begins with: ``#SBATCH``.
+    skip : sequence of str
+        Options to leave out, by any of their spellings (the name alone counts: ``-n`` is not ``-N``).
+    extra : sequence of str
+        The user's further directives.
+    """
+
+    def __init__(self, prefix: str, skip: Sequence[str], extra: Sequence[str]) -> None:
+        self.prefix = prefix
+        self.skip = {item.split("=", 1)[0].split()[0] for item in skip if item.strip()}
+        self.extra = [parse_directive(item) for item in extra]
+        self.owners: dict[str, str] = {}
+
+    def add(self, owner: str, *spellings_and_value: Any) -> str:
+        """Return the line of one directive, from the option that owns it, its spellings and its value; empty if it is left out."""
+        *spellings, value = spellings_and_value
+        if self.skip & set(spellings):
+            return ""
+        self.owners.update(dict.fromkeys(spellings, owner))
+        if value is None or value is False:
+            return ""
+        return f"{self._line(spellings[-1], None if value is True else value)}\n"
+
+    def further(self) -> str:
+        """Return the lines of the user's own directives."""
+        lines = []
+        for option, value in self.extra:
+            if owner := self.owners.get(option):
+                raise OptionError(
+                    f"job_extra_directives: {option} belongs to {owner}; set that instead "
+                    f"(or take {option} over with job_directives_skip=[{option!r}])"
+                )
+            lines.append(self._line(option, value))
+        return "\n".join(lines)
+
+    def _line(self, option: str, value: object) -> str:
+        if value is None:
+            return f"{self.prefix} {option}"
+        return f"{self.prefix} {option}{'=' if option.startswith('--') else ' '}{directive_value(value)}"
+
+
+def script_name(system: str, kind: str) -> str:
+    """File name of the script of one kind of job, as its template is called: ``worker.sbatch``."""
+    return next(path.stem for path in sorted((templates() / system).glob(f"{kind}.*.j2")))
+
+
+def render(system: str, kind: str, options: Options, directory: Path) -> str:
+    """Return the text of a job script.
+
+    Parameters
+    ----------
+    system : str
+        The batch system: ``"slurm"``, ``"local"``.
+    kind : str
+        ``"scheduler"`` or ``"worker"``.
+    options : Options
+    directory : Path
+        The cluster's directory.
+
+    Raises
+    ------
+    OptionError
+        A directive that cannot be.
+    """
+    job: JobOptions | None = options.worker if kind == "worker" else options.scheduler
+    if job is None:
+        raise OptionError("scheduler='local': the scheduler runs in this process, there is no scheduler job")
+    directives = Directives(_PREFIX[system], job.job_directives_skip, job.job_extra_directives)
+    own = options.cluster.template_directory
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*([own] if own else []), templates() / system, templates()]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+        keep_trailing_newline=True,
+    )
+    env.filters |= {
+        "shell": shell_word,
+        "directive": directive_value,
+        "seconds": lambda value: f"{value:g}",
+        "escape_percent": lambda value: str(value).replace("%", "%%"),
+        "slurm_time": slurm_time,
+        "slurm_memory": slurm_memory,
+        "resources": lambda value: ",".join(f"{name}={amount:g}" for name, amount in value),
+        "flag": _flag,
+    }
+    env.tests["string_list"] = lambda value: isinstance(value, tuple)
+    text = env.get_template(f"{script_name(system, kind)}.j2").render(
+        system=system,
+        kind=kind,
+        job=job,
+        cluster=options.cluster,
+        directory=directory,
+        logs=options.cluster.log_directory or directory / "logs",
+        script=directory / script_name(system, kind),
+        directive=directives.add,
+        further_directives=directives.further,
+    )
+    return _squeeze(text)
+
+
+def slurm_time(seconds: int | None) -> str | None:
+    """Return Slurm's ``[days-]hours:minutes:seconds``."""
+    if seconds is None:
+        return None
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return (f"{days}-" if days else "") + f"{hours:02}:{minutes:02}:{rest:02}"
+
+
+def slurm_memory(size: int | None) -> str | None:
+    """Return Slurm's amount of memory, in GiB where that is exact, else in MiB rounded up; its units are powers of 1024."""
+    if size is None:
+        return None
+    return f"{size // 2**30}G" if size % 2**30 == 0 else f"{math.ceil(size / 2**20)}M"
+
+
+def _flag(flag: str, value: object) -> str:
+    """Return an option of the worker command; a boolean one has its opposite by ``--disable-`` or by being left out."""
+    if value is True:
+        return flag
+    if value is False:
+        return flag.replace("--enable-", "--disable-", 1) if flag.startswith("--enable-") else ""
+    return f"{flag} {shell_word(value)}"
+
+
+def _squeeze(text: str) -> str:
+    """Remove the empty lines that unset options left between the directives; the body stays as it is."""
+    lines = text.splitlines()
+    last = max((i for i, line in enumerate(lines) if line.startswith(tuple(_PREFIX.values()))), default=0)
+    return "\n".join([line for line in lines[: last + 1] if line.strip()] + lines[last + 1 :]) + "\n"
+
+
+def _refuse_control_characters(text: str) -> None:
+    if bad := next((c for c in text if ord(c) < 32 or ord(c) == 127), None):
+        raise OptionError(f"{text!r} holds the control character {bad!r}, which no directive can: remove it")
+
+

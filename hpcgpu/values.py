@@ -1,0 +1,228 @@
+"""Turns what a user writes into values, or says what to write instead. Every function is pure.
+
+Each takes the option's name first, so that every message names the option.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from dask.utils import parse_bytes, parse_timedelta
+
+__all__ = ["OptionError"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,49}")
+_WORD = re.compile(r"[A-Za-z0-9_.,:@+=%/-]+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WALLTIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
+
+
+class OptionError(ValueError):
+    """An option has a value that cannot be; the message names the option and what to write instead."""
+
+
+def text(name: str, value: Any) -> str:
+    """One line of text without control characters."""
+    if not isinstance(value, str | Path):
+        raise OptionError(f"{name} must be a string, not {value!r}")
+    if bad := next((c for c in str(value) if ord(c) < 32 or ord(c) == 127), None):
+        raise OptionError(f"{name}={str(value)!r} holds the control character {bad!r}: remove it")
+    return str(value)
+
+
+def word(name: str, value: Any) -> str:
+    """A name that the batch system knows: queue, account, feature; several may be joined by commas."""
+    value = text(name, value)
+    if not _WORD.fullmatch(value):
+        raise OptionError(f"{name}={value!r} is not a name: letters, digits and . _ - + : @ % = / , may stand in it")
+    return value
+
+
+def cluster_name(name: str, value: Any) -> str:
+    """A cluster's name: it becomes a directory, and part of job and worker names."""
+    value = text(name, value)
+    if not _NAME.fullmatch(value):
+        raise OptionError(
+            f"{name}={value!r} cannot name a cluster: up to 50 letters, digits and . _ - may stand in it, a letter or digit first"
+        )
+    return value
+
+
+def interface(name: str, value: Any) -> str:
+    """A network interface; Linux limits its name to 15 characters (IFNAMSIZ)."""
+    value = text(name, value)
+    if not re.fullmatch(r"[^\s/,\"'$`\\;]{1,15}", value):
+        raise OptionError(f"{name}={value!r} cannot be a network interface: its name has 1 to 15 characters, such as 'ib0'")
+    return value
+
+
+def boolean(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
+def _integer(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise OptionError(f"{name} must be a whole number, not {value!r}")
+    if value < least:
+        raise OptionError(f"{name} must be {least} or more, not {value}")
+    return value
+
+
+def positive(name: str, value: Any) -> int:
+    """A count from 1."""
+    return _integer(name, value, 1)
+
+
+def natural(name: str, value: Any) -> int:
+    """A count from 0."""
+    return _integer(name, value, 0)
+
+
+def walltime(name: str, value: Any) -> int:
+    """Seconds, from ``[days-]hours:minutes:seconds``, ``minutes:seconds``, a text with a unit ("2h") or a timedelta."""
+    advice = "write '02:00:00' (hours:minutes:seconds), '1-12:00:00' (with days) or '2h'"
+    if isinstance(value, timedelta):
+        seconds = math.ceil(value.total_seconds())
+    elif not isinstance(value, str):
+        raise OptionError(f"{name}={value!r} has no unit: {advice} (in YAML, in quotes)")
+    elif match := _WALLTIME.fullmatch(text(name, value).strip()):
+        parts = [int(p) for p in match.group("first", "second", "third") if p is not None]
+        days = int(match["days"] or 0)
+        if match["days"] is None and len(parts) == 1:  # minutes to Slurm, seconds to PBS
+            raise OptionError(f"{name}={value!r} has no unit: {advice} (in YAML, in quotes)")
+        if any(p > 59 for p in parts[1:]) or (match["days"] is not None and parts[0] > 23):
+            raise OptionError(f"{name}={value!r} is not a time: minutes and seconds end at 59; {advice}")
+        if match["days"] is not None:  # days-hours, days-hours:minutes, days-hours:minutes:seconds
+            hours, minutes, rest = [*parts, 0, 0][:3]
+        else:
+            hours, minutes, rest = parts if len(parts) == 3 else (0, *parts)
+        seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    else:
+        seconds = math.ceil(duration(name, value, advice))
+    if seconds <= 0:
+        raise OptionError(f"{name}={value!r} is no time at all: {advice}")
+    return seconds
+
+
+def duration(name: str, value: Any, advice: str = "write a number of seconds or a text with a unit, such as '5 min'") -> float:
+    """Seconds, from a number, a text with a unit, or a timedelta."""
+    try:
+        seconds = float(parse_timedelta(value, default="seconds"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"{name}={value!r} is not a time: {advice}") from error
+    if not 0 < seconds < math.inf:
+        raise OptionError(f"{name}={value!r} must be longer than nothing: {advice}")
+    return seconds
+
+
+def memory(name: str, value: Any) -> int:
+    """Bytes, from a number or a text with a unit."""
+    advice = "write a text with a unit, such as '60GB' or '56GiB'"
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        size = parse_bytes(value)
+    except (ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"{name}={value!r} is not an amount of memory: {advice}") from error
+    if size <= 0:
+        raise OptionError(f"{name}={value!r} must be more than nothing: {advice}")
+    return size
+
+
+def size_or_fraction(name: str, value: Any) -> str:
+    """An amount of device memory as dask-cuda takes it: bytes, a text with a unit, a fraction of the GPU's memory, or "auto"."""
+    if isinstance(value, float) and 0 < value <= 1:
+        return str(value)
+    if value == "auto":
+        return "auto"
+    try:
+        if isinstance(value, str) and 0 < float(value) <= 1:
+            return value
+    except ValueError:
+        pass
+    memory(name, value)
+    return str(value)
+
+
+def lines(name: str, value: Any) -> tuple[str, ...]:
+    """A list of single lines, such as directives or arguments."""
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise OptionError(f"{name} must be a list of strings, not {value!r}")
+    return tuple(text(f"{name}[{i}]", line) if "\t" not in str(line) else _tabbed(f"{name}[{i}]", line) for i, line in enumerate(value))
+
+
+def _tabbed(name: str, value: Any) -> str:
+    text(name, value.replace("\t", " ") if isinstance(value, str) else value)
+    return str(value)
+
+
+def prologue(name: str, value: Any) -> tuple[str, ...] | Path:
+    """Shell lines, or the path of a file to source."""
+    if isinstance(value, str | Path):
+        path = Path(text(name, value)).expanduser()
+        if not path.is_file():
+            raise OptionError(f"{name}={str(value)!r} is not a file: give a list of shell lines, or the path of a file to source")
+        return path.absolute()
+    return lines(name, value)
+
+
+def environment(name: str, value: Any) -> tuple[tuple[str, str], ...]:
+    """Environment variables; a value may hold anything but NUL, which no environment can."""
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{name} must be a dict of names and values, not {value!r}")
+    for key, content in value.items():
+        if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
+            raise OptionError(f"{name}: {key!r} cannot name an environment variable")
+        if not isinstance(content, str | int | float) or "\0" in str(content):
+            raise OptionError(f"{name}[{key!r}] must be a string without NUL, not {content!r}")
+    return tuple((key, str(content)) for key, content in value.items())
+
+
+def resources(name: str, value: Any) -> tuple[tuple[str, float], ...]:
+    """Abstract resources of one Dask worker, as ``dask worker --resources`` takes them."""
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{name} must be a dict such as {{'GPU': 1}}, not {value!r}")
+    for key, amount in value.items():
+        if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", key):
+            raise OptionError(f"{name}: {key!r} cannot name a resource: letters, digits and . _ - may stand in it")
+        if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount < math.inf:
+            raise OptionError(f"{name}[{key!r}] must be a number above 0, not {amount!r}")
+    return tuple((key, float(amount)) for key, amount in value.items())
+
+
+def choice(*allowed: str) -> Any:
+    """Return a parser that accepts these words only."""
+
+    def parse(name: str, value: Any) -> str:
+        if value not in allowed:
+            raise OptionError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+        return str(value)
+
+    return parse
+
+
+def directory(name: str, value: Any) -> Path:
+    """An absolute path; ``~`` is expanded."""
+    return Path(text(name, value)).expanduser().absolute()
+
+
+def existing_directory(name: str, value: Any) -> Path:
+    path = directory(name, value)
+    if not path.is_dir():
+        raise OptionError(f"{name}={str(value)!r} is not a directory")
+    return path
+
+
+def listen_address(name: str, value: Any) -> str:
+    """A ``[host]:port`` to listen on."""
+    value = text(name, value)
+    if not re.fullmatch(r"[A-Za-z0-9_.\[\]:-]*:\d{1,5}", value):
+        raise OptionError(f"{name}={value!r} is not an address: write ':8787' or '127.0.0.1:0'")
+    return value
