@@ -7,17 +7,19 @@ scaling, retirement, status and closing are therefore overridden here. All state
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import os
 import time
 import warnings
-from collections.abc import Awaitable, Generator, Iterable
+from collections.abc import Awaitable, Coroutine, Generator, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from dask.utils import parse_timedelta
 from distributed.core import Status, rpc
+from distributed.deploy.adaptive import Adaptive
 from distributed.deploy.cluster import Cluster
 from distributed.deploy.spec import NoOpAwaitable, SpecCluster
 from distributed.exceptions import WorkerStartTimeoutError
@@ -25,25 +27,23 @@ from distributed.objects import SchedulerInfo
 from distributed.security import Security
 from distributed.utils import Log, Logs
 
-from hpcgpu import credentials, documentation, scripts
+from hpcgpu import credentials, documentation, scaling, scripts
 from hpcgpu.batch import batch_system
-from hpcgpu.batch.base import BatchError, BatchSystem, JobState
-from hpcgpu.batch.reasons import Outlook, explain, outlook
+from hpcgpu.batch.base import BatchError, BatchSystem
+from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Submit
 from hpcgpu.display.progress import Progress, waiting_for
 from hpcgpu.display.table import JobTable
-from hpcgpu.exit import guard
+from hpcgpu.exit import guard, unguard
 from hpcgpu.fabric import interfaces
-from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, WorkerJob, in_thread, job_of, victims
+from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, WorkerJob, in_thread
 from hpcgpu.localscheduler import LocalScheduler
 from hpcgpu.options import OptionError, Options, resolve
-from hpcgpu.values import memory as parse_memory
+from hpcgpu.troubles import STABLE, Troubles, ended_as_expected
 
 __all__ = ["ClusterError", "ClusterWarning", "GPUCluster", "LocalGPUCluster", "SlurmGPUCluster"]
 
 _CLOSE_TIMEOUT = 30.0
-#: A job whose workers stayed so long was no failure to start: failures are counted anew after it.
-_STABLE = 600.0
 
 
 class ClusterWarning(UserWarning):
@@ -75,7 +75,6 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
     def __init__(
         self, *, scheduler: dict[str, Any] | str | None = None, asynchronous: bool = False, loop: Any = None, **options: Any
     ) -> None:
-        self.status = Status.created
         self.options: Options = resolve(self.system, {"scheduler": scheduler, **options})
         self.batch: BatchSystem = batch_system(self.system)
         self._check()
@@ -89,17 +88,14 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         self._dispatcher = Dispatcher(self.batch, self.directory)
         self._all_jobs: dict[str, Job] = {}
         self._sequence = 0
-        self._scheduler_submitted = asyncio.Event()
         self._changed = asyncio.Event()
         self._poll_now = asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watching: set[asyncio.Task[None]] = set()
+        self._changing: set[asyncio.Task[None]] = set()
         self._starting: asyncio.Task[None] | None = None
+        self._watch_worker_status_task: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._failure: str = ""
-        self._stopped: str = ""
-        self._problems: list[str] = []
-        self._failures_in_a_row = 0
-        self._hopeless: dict[str, int] = {}
+        self._troubles = Troubles(settings.worker_restarts)
         if settings.shutdown_on_close:
             guard(self._dispatcher)
         if not settings.security:
@@ -122,12 +118,9 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
             # Ctrl-C, SIGTERM's SystemExit and errors alike: the event loop's thread may still be submitting.
             with suppress(BatchError):
                 self._dispatcher.cancel_all(_CLOSE_TIMEOUT)
-            if self.status != Status.closed:
-                with suppress(Exception):
-                    self.close(timeout=_CLOSE_TIMEOUT)
+            with suppress(Exception):
+                self.close(timeout=_CLOSE_TIMEOUT)
             raise
-        self.quiet = settings.quiet
-        self._name = type(self).__name__
 
     # Before anything is submitted
 
@@ -169,57 +162,50 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
             raise ValueError("Cluster is closed")
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start_once())
-        await asyncio.shield(self._starting)
-
-    async def _start_once(self) -> None:
-        self.status = Status.starting
         try:
-            with Progress(self.options.cluster.quiet) as progress:
-                self._scale_to(self.options.cluster.jobs)
-                await self._start_scheduler(progress)
-            self._log(f"the scheduler is at {self.scheduler.external_address or self.scheduler.address}")
-            self.scheduler_comm = rpc(
-                self.scheduler.external_address or self.scheduler.address,
-                connection_args=self.security.get_connection_args("client"),
-            )
-            await Cluster._start(self)
-            for address, worker in self.scheduler_info["workers"].items():
-                self._worker_joined(address, worker["name"])
-            if self.options.scheduler is not None:
-                self._spawn(self._watch_queue())
-            self._spawn(self._watch_stream())
-        except asyncio.CancelledError:
-            raise
+            await asyncio.shield(self._starting)
         except Exception as error:
-            self._failure = str(error)
+            self._troubles.failure = self._troubles.failure or str(error)
             await self._close()
             raise ClusterError(f"Cluster failed to start: {error}") from error
 
-    async def _start_scheduler(self, progress: Progress) -> None:
-        """Submit the scheduler job, the worker jobs right behind it, and wait for the scheduler."""
-        opening = self._correct_state()
+    async def _start_once(self) -> None:
+        self.status = Status.starting
         if self.options.scheduler is None:
-            self.scheduler = LocalScheduler(self.options, self.security, self.directory)
-            self._scheduler_submitted.set()
-            await self.scheduler
-            self._spawn(self._watch_queue())
-            await opening
+            self.scheduler = await LocalScheduler(self.options, self.security, self.directory)
+            self._scale_to(self.options.cluster.jobs)
+            self._spawn(self._watch_queue(), self._watching)
+            await self._correct_state()
             self._raise_problem()
-            return
+        else:
+            with Progress(self.options.cluster.quiet) as progress:
+                await self._start_scheduler_job(progress)
+        address = self.scheduler.external_address or self.scheduler.address
+        self._log(f"the scheduler is at {address}")
+        self.scheduler_comm = rpc(address, connection_args=self.security.get_connection_args("client"))
+        await Cluster._start(self)
+        self._take_workers()
+        self._spawn(self._watch_stream(), self._watching)
+        if self.options.cluster.security and self.scheduler.address.startswith("ucx"):
+            self._warn("the UCX ports of scheduler and workers are open: UCX knows no authentication, anyone on the fabric can use them")
+
+    async def _start_scheduler_job(self, progress: Progress) -> None:
+        """Submit the scheduler job, the worker jobs right behind it, and wait for the scheduler."""
+        what = f"cluster {self.options.cluster.name}"
         script = self.directory.path / scripts.script_name(self.system, "scheduler")
-        job = SchedulerJob(
-            self._dispatcher, script, f"{self.options.cluster.name}-scheduler", self._logs, self.options.worker.death_timeout
-        )
-        self.scheduler = self._all_jobs[job.name] = job
-        progress.update(f"cluster {self.options.cluster.name}: submitting the scheduler job")
+        name = f"{self.options.cluster.name}-scheduler"
+        job = SchedulerJob(self._dispatcher, script, name, self._logs, self.options.worker.death_timeout)
+        self.scheduler = self._all_jobs[name] = job
+        progress.update(f"{what}: submitting the scheduler job")
         await job.submit()
         self._log(f"submitted scheduler job {job.job_id}")
-        self._scheduler_submitted.set()
-        started = asyncio.ensure_future(self._await_job(job))
+        self._scale_to(self.options.cluster.jobs)
+        opening = self._correct_state()
+        self._spawn(self._watch_queue(), self._watching)
+        started = asyncio.ensure_future(job.reached())
         try:
             while not started.done():
-                await self._poll_if_due(job)
-                progress.update(f"cluster {self.options.cluster.name}: waiting for the scheduler", self._waiting([job]))
+                progress.update(f"{what}: waiting for the scheduler", self._waiting([job]))
                 self._raise_problem()
                 self._raise_hopeless([job])
                 await asyncio.wait([started], timeout=0.5)
@@ -228,20 +214,6 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
             self._raise_problem()
         finally:
             started.cancel()
-        if self.options.cluster.security and job.address.startswith("ucx"):
-            self._warn("the UCX ports of scheduler and workers are open: UCX knows no authentication, anyone on the fabric can use them")
-
-    @staticmethod
-    async def _await_job(job: SchedulerJob) -> None:
-        await job
-
-    async def _poll_if_due(self, job: SchedulerJob) -> None:
-        """Poll while the scheduler starts, when no watch runs yet."""
-        now = time.monotonic()
-        if now - self.__dict__.setdefault("_polled_at", now) >= self.options.cluster.poll_interval:
-            self._polled_at = now
-            await self._dispatcher.poll()
-            self._note_hopeless()
 
     def __await__(self) -> Generator[Any, Any, GPUCluster]:
         async def _() -> GPUCluster:
@@ -288,14 +260,14 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         ClusterError
             The cluster has failed.
         """
-        target = self._jobs_for(n=n, memory=memory, cores=cores, jobs=jobs, gpus=gpus)
-        if self._failure:
-            raise ClusterError(self._failure)
+        target = scaling.jobs_for(self.options.worker, n=n, memory=memory, cores=cores, jobs=jobs, gpus=gpus)
+        if self._troubles.failure:
+            raise ClusterError(self._troubles.failure)
 
         def act() -> None:
             if self.status in (Status.closing, Status.closed, Status.failed):
                 return
-            self._failures_in_a_row, self._stopped = 0, ""
+            self._troubles.start_anew()
             self._scale_to(target)
             self._correct_state()
 
@@ -307,55 +279,47 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
 
     scale_up = scale
 
-    def _jobs_for(
-        self,
-        *,
-        n: int | None = None,
-        memory: str | int | None = None,
-        cores: int | None = None,
-        jobs: int | None = None,
-        gpus: int | None = None,
-    ) -> int:
-        worker = self.options.worker
-        for unit, value in {"n": n, "cores": cores, "jobs": jobs, "gpus": gpus}.items():
-            if value is not None and (isinstance(value, bool) or value < 0 or value != int(value)):
-                raise OptionError(f"scale: {unit} must be a whole number, 0 or more, not {value!r}")
-        wanted = []
-        if n is not None:
-            wanted.append(n / worker.workers_per_job)
-        if jobs is not None:
-            wanted.append(jobs)
-        if gpus is not None:
-            if worker.gpus_per_node == 0:
-                raise OptionError("scale: gpus= needs workers with GPUs, but gpus_per_node is 0")
-            wanted.append(gpus / worker.workers_per_job)
-        if cores is not None:
-            wanted.append(cores / (self._threads_per_worker() * worker.workers_per_job))
-        if memory is not None:
-            wanted.append((parse_memory("memory", memory) if memory else 0) / (self._memory_per_worker() * worker.workers_per_job))
-        if not wanted:
-            raise OptionError("scale: give a number of workers, or jobs=, gpus=, cores= or memory=")
-        return math.ceil(max(wanted))
+    def adapt(
+        self, *args: Any, minimum_jobs: int | None = None, maximum_jobs: int | None = None, **kwargs: Any
+    ) -> Adaptive:
+        """Let distributed's own Adaptive choose the size; `minimum` and `maximum` count workers.
+
+        Parameters
+        ----------
+        minimum_jobs, maximum_jobs : int, optional
+            The same in jobs.
+        *args, **kwargs
+            See `distributed.deploy.spec.SpecCluster.adapt`.
+        """
+        per_job = self.options.worker.workers_per_job
+        if minimum_jobs is not None:
+            kwargs["minimum"] = minimum_jobs * per_job
+        if maximum_jobs is not None:
+            kwargs["maximum"] = maximum_jobs * per_job
+        # Whole jobs are given up: the scheduler chooses among the groups that this key makes.
+        kwargs.setdefault("worker_key", functools.partial(scaling.job_key, suffixes=scaling.suffixes(self.options.worker)))
+        return super().adapt(*args, **kwargs)
 
     def _threads_per_worker(self) -> int:
-        worker = self.options.worker
-        return worker.nthreads or (1 if worker.gpus_per_node else worker.cores or 1)
+        return scaling.threads_per_worker(self.options.worker)
 
     def _memory_per_worker(self) -> int:
-        worker = self.options.worker
-        if worker.memory is None:
-            raise OptionError("scale: memory= needs the option memory, the memory of one node")
-        return worker.memory // max(1, worker.gpus_per_node)
+        return scaling.memory_per_worker(self.options.worker)
 
     def _scale_to(self, target: int) -> None:
-        """Change the plan (`worker_spec`, in jobs) to a number of jobs."""
-        known = {name: job for name, job in self.workers.items() if name in self.worker_spec}
-        for name in [n for n in self.worker_spec if n not in known][: len(self.worker_spec) - target if target < len(self.worker_spec) else 0]:
-            del self.worker_spec[name]
-        for name in victims(known, len(self.worker_spec) - target):
+        """Change the plan (`worker_spec`, in jobs) to a number of jobs. What was planned has a job: both change together."""
+        planned = {name: self.workers[name] for name in self.worker_spec}
+        for name in scaling.victims(planned, len(planned) - target):
             del self.worker_spec[name]
         while len(self.worker_spec) < target:
-            self.worker_spec.update(self.new_worker_spec())
+            self._plan_job()
+
+    def _plan_job(self) -> None:
+        """Add a job to the plan; `_correct_state` submits it."""
+        for name, spec in self.new_worker_spec().items():
+            self.worker_spec[name] = spec
+            script = self.directory.path / scripts.script_name(self.system, "worker")
+            self.workers[name] = self._all_jobs[name] = WorkerJob(self._dispatcher, script, name, self._logs, self._dependency)
 
     def new_worker_spec(self) -> dict[str, Any]:
         """Return name and specification of the next worker job; names are never used twice."""
@@ -365,19 +329,14 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
 
     def _correct_state(self) -> asyncio.Future[Any]:
         """Submit the jobs that the plan has more and give up those that it has less; returns what waits for both."""
-        script = self.directory.path / scripts.script_name(self.system, "worker")
-        for name in self.worker_spec:
-            if name not in self.workers:
-                job = WorkerJob(self._dispatcher, script, name, self._logs, self._dependency)
-                self.workers[name] = self._all_jobs[name] = job
-                job.opening = self._spawn(self._open(job))
+        for job in self.workers.values():
+            if job.opening is None:
+                job.opening = self._spawn(self._open(job), self._changing)
         surplus = [self.workers.pop(name) for name in list(self.workers) if name not in self.worker_spec]
         if surplus:
-            self._spawn(self._retire(surplus))
+            self._spawn(self._retire(surplus), self._changing)
         self._changed.set()
-        own = asyncio.current_task()
-        waiting = [t for t in self._tasks if t is not own and t.get_name() == "hpcgpu-change"]
-        return asyncio.gather(*waiting, return_exceptions=True)
+        return asyncio.gather(*self._changing, return_exceptions=True)
 
     def _dependency(self) -> str | None:
         """Return the id of the scheduler job while workers must wait for it."""
@@ -386,12 +345,12 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
 
     async def _open(self, job: WorkerJob) -> None:
         """Submit a job; what goes wrong is told, and reaches the user at the next call too."""
-        await self._scheduler_submitted.wait()
         try:
             await job
         except Exception as error:
             job.status = Status.failed
             self._forget(job)
+            del self._all_jobs[job.name]
             if not self._dispatcher.closing:
                 self._problem(f"worker job {job.name} was not submitted: {error}")
 
@@ -443,26 +402,20 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         """
         given = {str(w) for w in workers}
         for name, job in list(self.workers.items()):
-            if name in given or (job.workers and set(job.workers.values()) <= given):
+            # Adaptive retires workers before it calls this: those named may be gone from the job already.
+            if name in given or (given.intersection(scaling.workers_of(name, self.options.worker)) and set(job.workers.values()) <= given):
                 self.worker_spec.pop(name, None)
         await self._correct_state()
 
     @property
     def plan(self) -> set[str]:
         """Names of the workers that the cluster is to have."""
-        return {worker for name in self.worker_spec for worker in self._workers_of(name)}
+        return {worker for name in self.worker_spec for worker in scaling.workers_of(name, self.options.worker)}
 
     @property
     def requested(self) -> set[str]:
         """Names of the workers whose jobs have been submitted."""
-        return {worker for name in self.workers if name in self.worker_spec for worker in self._workers_of(name)}
-
-    def _workers_of(self, name: str) -> set[str]:
-        options = self.options.worker
-        names = [f"{name}-{i}" for i in range(options.nodes_per_job)] if options.nodes_per_job > 1 else [name]
-        if options.gpus_per_node > 1:
-            names = [f"{n}-{i}" for n in names for i in range(options.gpus_per_node)]
-        return set(names)
+        return {worker for name in self.workers if name in self.worker_spec for worker in scaling.workers_of(name, self.options.worker)}
 
     # What the scheduler says
 
@@ -479,29 +432,36 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         Cluster._update_worker_status(self, op, msg)
         self._changed.set()
 
+    def _take_workers(self) -> None:
+        """Take over the scheduler's full list of workers."""
+        for job in self._all_jobs.values():
+            job.workers.clear()
+        for address, worker in self.scheduler_info["workers"].items():
+            self._worker_joined(address, worker["name"])
+        self._changed.set()
+
     def _worker_joined(self, address: str, name: object) -> None:
-        job = self._all_jobs.get(job_of(name, self._all_jobs) or "")
+        job = self._all_jobs.get(scaling.job_of(name, self._all_jobs) or "")
         if isinstance(job, WorkerJob):
             job.joined(address, str(name), now=time.time())
 
     async def _watch_stream(self) -> None:
-        """Notice when the scheduler's stream of news ends: the queue then tells whether the scheduler job has."""
+        """Notice when the scheduler's stream of news ends, and take it up again if the scheduler is still there."""
         while True:
-            await asyncio.shield(self._watch_worker_status_task)
+            if self._watch_worker_status_task is not None:
+                await asyncio.wait([self._watch_worker_status_task])
             self._poll_now.set()
             await asyncio.sleep(1)
-            with suppress(OSError, asyncio.TimeoutError):
+            if self.status != Status.running:
+                return
+            with suppress(OSError, TimeoutError):
                 comm = await asyncio.wait_for(self.scheduler_comm.live_comm(), 10)
                 comm.name = "Cluster worker status"
                 await comm.write({"op": "subscribe_worker_status"})
                 self.scheduler_info = SchedulerInfo(await comm.read())
-                for job in self._all_jobs.values():
-                    job.workers.clear()
-                for address, worker in self.scheduler_info["workers"].items():
-                    self._worker_joined(address, worker["name"])
                 self._watch_worker_status_comm = comm
                 self._watch_worker_status_task = asyncio.ensure_future(self._watch_worker_status(comm))
-                self._changed.set()
+                self._take_workers()
 
     # What the queue says
 
@@ -509,99 +469,89 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         """Poll for all jobs, and act on those that have ended: the one reconcile loop of the cluster."""
         while True:
             interval = self.options.cluster.poll_interval
-            if not any(job.pending for job in self._all_jobs.values()):
+            if self._in_touch and not any(job.pending for job in self._all_jobs.values()):
                 interval *= 4
-            with suppress(asyncio.TimeoutError):
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._poll_now.wait(), interval)
                 await asyncio.sleep(min(1.0, self.options.cluster.poll_interval))  # let the queue learn of what just happened
             self._poll_now.clear()
             await self._dispatcher.poll()
-            self._note_hopeless()
-            scheduler = self.scheduler
-            if isinstance(scheduler, SchedulerJob) and scheduler.queue_status.state.ended:
-                await self._scheduler_ended(scheduler)
-                return
-            stream = self._watch_worker_status_task
-            if stream is None or stream.done():  # workers that end now may have lost their scheduler: first learn what became of it
-                self._poll_now.set()
+            self._troubles.take({name: job.queue_status for name, job in self._all_jobs.items()})
+            self._changed.set()
+            if not self._in_touch:  # starting, or lost: workers that end now may only have lost their scheduler
+                scheduler = self.scheduler
+                if self.status == Status.running and isinstance(scheduler, SchedulerJob) and scheduler.queue_status.state.ended:
+                    await self._scheduler_ended(scheduler)
+                    return
                 continue
             now = time.time()
             for job in list(self.workers.values()):
                 if job.queue_status.state.ended and job.job_id not in self._dispatcher.cancelled:
                     self._worker_job_ended(job)
-                elif job.workers and job.joined_at is not None and now - job.joined_at > _STABLE:
-                    self._failures_in_a_row = 0
-            self._changed.set()
+                elif job.workers and job.joined_at is not None and now - job.joined_at > STABLE:
+                    self._troubles.start_anew()
+
+    @property
+    def _in_touch(self) -> bool:
+        """Whether the scheduler's stream of news is open."""
+        stream = self._watch_worker_status_task
+        return stream is not None and not stream.done()
 
     async def _scheduler_ended(self, scheduler: SchedulerJob) -> None:
         """Take note that the cluster is lost, and cancel its worker jobs."""
         self.status = Status.failed
-        self._failure = (
-            f"the scheduler of cluster {self.options.cluster.name} is gone, its worker jobs are cancelled: {scheduler.obituary()}"
-        )
+        failure = f"the scheduler of cluster {self.options.cluster.name} is gone, its worker jobs are cancelled: {scheduler.obituary()}"
         self.worker_spec.clear()
         self.workers.clear()
         try:
             await in_thread(self._dispatcher.cancel_all, _CLOSE_TIMEOUT)
         except BatchError as error:
-            self._failure += f"\nThe worker jobs {' '.join(self._dispatcher.left())} could not be cancelled: {error}"
-        self._warn(self._failure)
+            failure += f"\nThe worker jobs {' '.join(self._dispatcher.left())} could not be cancelled: {error}"
+        self._troubles.failure = failure
+        self._warn(failure)
         self._changed.set()
 
     def _worker_job_ended(self, job: WorkerJob) -> None:
         """Tell of a job that ended without being asked to, and replace it unless too many have failed in a row."""
-        state = job.queue_status.state
-        expected = job.joined_at is not None and state in {JobState.TIMEOUT, JobState.PREEMPTED, JobState.COMPLETED}
         self._forget(job)
         job.status = Status.closed
-        if not expected:
-            self._failures_in_a_row += 1
-        limit = self.options.cluster.worker_restarts
-        if self._failures_in_a_row <= limit:
-            self.worker_spec.update(self.new_worker_spec())
+        expected = ended_as_expected(job.queue_status.state, joined=job.joined_at is not None)
+        if expected or self._troubles.job_failed():
+            self._plan_job()
             self._warn(f"{job.obituary()}\nIt is replaced.")
             self._correct_state()
         else:
-            self._stopped = f"{self._failures_in_a_row} worker jobs failed in a row; they are not replaced any more (worker_restarts={limit})"
-            self._problem(f"{self._stopped}. The last one: {job.obituary()}")
+            self._problem(f"{self._troubles.stopped}. The last one: {job.obituary()}")
 
     def _forget(self, job: WorkerJob) -> None:
         self.workers.pop(job.name, None)
         self.worker_spec.pop(job.name, None)
 
-    def _note_hopeless(self) -> None:
-        """Count the polls in a row that found a job in the queue for a reason that never passes."""
-        for name, job in self._all_jobs.items():
-            never = job.queue_status.state is JobState.PENDING and outlook(job.queue_status) is Outlook.NEVER
-            self._hopeless[name] = self._hopeless.get(name, 0) + 1 if never else 0
-
     def _raise_hopeless(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            if self._hopeless.get(job.name, 0) >= 2:
-                raise ClusterError(f"{job.kind} job {job.job_id} ({job.name}) will never start: {explain(job.queue_status)}")
+        name = self._troubles.hopeless(job.name for job in jobs)
+        if name is not None:
+            job = self._all_jobs[name]
+            raise ClusterError(f"{job.kind} job {job.job_id} ({name}) will never start: {explain(job.queue_status)}")
 
     # Telling the user
 
     def _problem(self, message: str) -> None:
         """Warn at once, and again at the next `wait_for_workers`, `repr` or `close`."""
-        self._problems.append(message)
+        self._troubles.problems.append(message)
         self._warn(message)
         self._changed.set()
 
     def _warn(self, message: str) -> None:
         self._log(message)
-        warnings.warn(message, ClusterWarning, stacklevel=2)
+        if self.status != Status.starting:  # the constructor raises it
+            warnings.warn(message, ClusterWarning, stacklevel=2)
 
     def _log(self, log: str) -> None:
         self._cluster_manager_logs.append((time.time(), log))
 
     def _raise_problem(self) -> None:
-        if self._failure:
-            raise ClusterError(self._failure)
-        if self._problems:
-            message = "\n".join(self._problems)
-            self._problems.clear()
-            raise ClusterError(message)
+        if trouble := self._troubles.untold():
+            raise ClusterError(trouble)
 
     def _waiting(self, jobs: Iterable[Job]) -> str:
         text = waiting_for(job.info(now=time.time()) for job in jobs)
@@ -647,7 +597,7 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
                 if time.monotonic() > deadline:
                     raise WorkerStartTimeoutError(there, wanted, timeout)
                 progress.update(f"cluster {self.name}: waiting for {wanted} workers", f"{there} there; {self._waiting(missing)}")
-                with suppress(asyncio.TimeoutError):
+                with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), 0.5)
 
     async def _running_workers(self) -> int:
@@ -663,7 +613,7 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         foreign = len(set(self.scheduler_info["workers"]) - own)
         planned = len(self.plan) + foreign
         if planned < wanted:
-            why = self._stopped or f"call scale({wanted})"
+            why = self._troubles.stopped or f"call scale({wanted})"
             raise ClusterError(
                 f"cluster {self.name} asks for {planned} workers in {len(self.worker_spec)} jobs, so {wanted} will never be there: {why}"
             )
@@ -692,7 +642,7 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         if cluster:
             lines = [f"{time.strftime('%F %T', time.localtime(at))} {text}" for at, text in self._cluster_manager_logs]
             logs["Cluster"] = Log("\n".join(lines))
-        chosen = None if isinstance(workers, bool) else {job_of(w, self._all_jobs) or str(w) for w in workers}
+        chosen = None if isinstance(workers, bool) else {scaling.job_of(w, self._all_jobs) or str(w) for w in workers}
         for job in list(self._all_jobs.values()):
             wanted = scheduler if job.kind == "scheduler" else (workers if chosen is None else job.name in chosen)
             if wanted and job.job_id is not None:
@@ -727,10 +677,7 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         jobs = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
         text = f"{type(self).__name__}({self.name!r}, {self.scheduler_address!r}, status={self.status.name}"
         text += f", workers={len(self.scheduler_info['workers'])}/{len(self.plan)}, worker jobs: {jobs})"
-        for trouble in [self._failure, self._stopped, *self._problems]:
-            if trouble:
-                text += f"\n{trouble}"
-        return text
+        return "\n".join([text, *self._troubles.summary()])
 
     # Closing
 
@@ -746,29 +693,27 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         failed = self.status == Status.failed
         self.status = Status.closing
         deadline = time.monotonic() + _CLOSE_TIMEOUT
-        own = asyncio.current_task()
-        for task in [*self._tasks, self._starting]:
-            if task is not None and task is not own and task is not self._caller_of_close():
-                task.cancel()
+        for task in [*self._watching, *self._changing, *([self._starting] if self._starting else [])]:
+            task.cancel()
         trouble = ""
         try:
             await asyncio.wait_for(in_thread(self._dispatcher.cancel_all, _CLOSE_TIMEOUT / 2), _CLOSE_TIMEOUT)
-        except (BatchError, asyncio.TimeoutError) as error:
+        except (BatchError, TimeoutError) as error:
             trouble = str(error) or "the queue did not answer"
         if isinstance(self.scheduler, LocalScheduler):
-            with suppress(asyncio.TimeoutError, OSError):
+            with suppress(TimeoutError, OSError):
                 await asyncio.wait_for(self.scheduler.close(), 5)
         for pause in (0.2, 0.5, 1, 1, *[2.0] * 30):
             left = self._dispatcher.left()
             if not left or trouble or time.monotonic() + pause > deadline:
                 break
             await asyncio.sleep(pause)
-            with suppress(asyncio.TimeoutError):
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._dispatcher.poll(left), max(1.0, deadline - time.monotonic()))
         left = self._dispatcher.left()
         if self._adaptive is not None:
             self._adaptive.stop()
-        with suppress(asyncio.TimeoutError, OSError):
+        with suppress(TimeoutError, OSError):
             await asyncio.wait_for(Cluster._close(self), 5)
         for job in self._all_jobs.values():
             if job.status != Status.failed:
@@ -779,27 +724,24 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
             if not left:
                 self.directory.close()
         if left:
-            self._warn(
-                f"these jobs of cluster {self.options.cluster.name} may still be in the queue: {' '.join(left)} ({trouble or 'they are ending'})"
-            )
-        if self._problems and not failed:
-            self._warn("\n".join(self._problems))
+            why = trouble or "they are ending"
+            self._warn(f"these jobs of cluster {self.options.cluster.name} may still be in the queue: {' '.join(left)} ({why})")
+        if untold := "" if failed else "\n".join(self._troubles.problems):
+            self._warn(untold)
+        self.workers.clear()
+        self.worker_spec.clear()
         self.status = Status.closed
         self._changed.set()
+        if not left:
+            unguard(self._dispatcher)
 
-    def _caller_of_close(self) -> asyncio.Task[None] | None:
-        """Return the start, if it failed and closes: it must not be cancelled by what it waits for."""
-        return self._starting if self._failure else None
-
-    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+    def _spawn(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
         """Run something in the background; what it raises is told, not lost."""
-        name = "hpcgpu-change" if work.__name__ in {"_open", "_retire"} else "hpcgpu-watch"
         task = asyncio.ensure_future(work)
-        task.set_name(name)
-        self._tasks.add(task)
+        tasks.add(task)
 
-        def done(task: asyncio.Task[Any]) -> None:
-            self._tasks.discard(task)
+        def done(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
             if not task.cancelled() and (error := task.exception()) is not None:
                 self._problem(f"internal error: {error!r}")
 

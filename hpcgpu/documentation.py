@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from dataclasses import MISSING
+from typing import Any
 
 from hpcgpu.options import ClusterOptions, SchedulerOptions, WorkerOptions, names
 
@@ -22,16 +23,16 @@ def parameters(cls: type) -> str:
     return "\n".join(entries)
 
 
-def describe(cls: type) -> None:
+def describe(cls: Any) -> None:
     """Set ``__signature__`` and ``__doc__`` of a cluster class."""
     options = names(ClusterOptions) | names(WorkerOptions)
     keyword = inspect.Parameter.KEYWORD_ONLY
     signature = [inspect.Parameter("scheduler", keyword, default=None), inspect.Parameter("asynchronous", keyword, default=False)]
     signature += [inspect.Parameter(name, keyword, default=None) for name in options]
-    cls.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    cls.__signature__ = inspect.Signature(signature)
     cls.__doc__ = f"""{inspect.getdoc(cls)}
 
-Every option may also come from dask's configuration (``hpcgpu.{getattr(cls, "system")}.*``, ``hpcgpu.*``). None counts as not given.
+Every option may also come from dask's configuration (``hpcgpu.{cls.system}.*``, ``hpcgpu.*``). None counts as not given.
 
 Parameters
 ----------

@@ -10,15 +10,14 @@ import contextlib
 import signal
 import sys
 import threading
-import weakref
 from types import FrameType
 
 from hpcgpu.batch.base import BatchError
 from hpcgpu.jobs import Dispatcher
 
-__all__ = ["guard"]
+__all__ = ["guard", "unguard"]
 
-_guarded: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+_guarded: set[Dispatcher] = set()
 _TIMEOUT = 20.0
 
 
@@ -30,6 +29,11 @@ def guard(dispatcher: Dispatcher) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # the program's own handler, and nohup's SIG_IGN, are left alone
             signal.signal(number, _on_signal)
+
+
+def unguard(dispatcher: Dispatcher) -> None:
+    """Forget jobs that have all ended."""
+    _guarded.discard(dispatcher)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from hpcgpu.batch.monitor import Monitor, View
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Contact
 
-__all__ = ["ClusterError", "Dispatcher", "JobInfo", "SchedulerJob", "WorkerJob", "in_thread", "job_of", "victims"]
+__all__ = ["ClusterError", "Dispatcher", "JobInfo", "SchedulerJob", "WorkerJob", "in_thread"]
 
 _T = TypeVar("_T")
 _SUBMITS_AT_ONCE = 4
@@ -181,17 +181,18 @@ class Dispatcher:
         BatchUnavailable
             The queue did not take the cancellation.
         """
-        with self._changed:
-            self.closing = True
+        self.closing = True
         ended = {job_id for job_id, view in self.monitor.views.items() if view.status.state.ended}
         ids = set(self._ids.values()) - ended
         for name in sorted(self._uncertain):
             ids.update(self.batch.find(name))
         self.cancelled |= ids
-        if ids:
-            self.batch.cancel(ids)
-        with self._changed:
-            self._changed.wait_for(lambda: self._in_flight == 0, timeout)
+        try:
+            if ids:
+                self.batch.cancel(ids)
+        finally:
+            with self._changed:
+                self._changed.wait_for(lambda: self._in_flight == 0, timeout)
 
     def left(self) -> list[str]:
         """Ids of the jobs that may still be in the queue, in the order of their submits."""
@@ -261,6 +262,8 @@ class Job(ProcessInterface):  # type: ignore[misc]
         state = JobState.RUNNING if self.workers and status.state is JobState.PENDING else status.state
         if self.job_id is None:
             reason = "it is being submitted"
+        elif self.view is None or (not self.view.asked and not self.workers):
+            reason = "the queue has not been asked about it yet"
         elif state is JobState.RUNNING:
             reason = ""
         else:
@@ -338,8 +341,12 @@ class SchedulerJob(Job):
         self.contact: Contact | None = None
 
     async def submit(self) -> None:
-        """Submit; `start` does so where this was not called before."""
+        """Submit, without waiting for anything."""
         self.job_id = await self.dispatcher.submit(self.script, name=self.name, kind=self.kind)
+
+    async def reached(self) -> None:
+        """Wait until the scheduler can be reached."""
+        await self
 
     async def start(self) -> None:
         """Wait for the contact. Time in the queue does not count.
@@ -364,45 +371,11 @@ class SchedulerJob(Job):
                 running_since = running_since or time.monotonic()
                 if time.monotonic() - running_since > self.patience:
                     raise ClusterError(
-                        f"scheduler job {self.job_id} runs on {status.node}, but published no contact within {self.patience:g} s. If the "
-                        f"cluster directory {self.dispatcher.directory.path} is not on a filesystem that login and compute nodes share, set "
-                        f"cluster_directory. Log: {self.log}\n{self.log_tail()}"
+                        f"scheduler job {self.job_id} runs on {status.node}, but published no contact within {self.patience:g} s. "
+                        f"If {self.dispatcher.directory.path} is not on a filesystem that login and compute nodes share, "
+                        f"set cluster_directory. Log: {self.log}\n{self.log_tail()}"
                     )
             await asyncio.sleep(pause)
             pause = min(1.0, pause * 1.2)
         self.address, self.external_address = self.contact.workers, self.contact.client
         await super().start()
-
-
-def job_of(worker: object, jobs: Mapping[str, Any]) -> str | None:
-    """Return the name of the job that a worker belongs to: ``name``, ``name-GPU``, ``name-NODE`` or ``name-NODE-GPU``.
-
-    Parameters
-    ----------
-    worker : str
-        The worker's name.
-    jobs : mapping
-        The jobs by name.
-    """
-    name = str(worker)
-    for _ in range(3):
-        if name in jobs:
-            return name
-        head, _, tail = name.rpartition("-")
-        if not tail.isdigit():
-            return None
-        name = head
-    return None
-
-
-def victims(jobs: Mapping[str, WorkerJob], count: int) -> list[str]:
-    """Choose the jobs to give up: those that wait before those that run, then those with fewest workers, then the youngest."""
-
-    def cost(item: tuple[int, WorkerJob]) -> tuple[bool, int, int]:
-        index, job = item
-        return (not job.pending, len(job.workers), -index)
-
-    order = sorted(enumerate(jobs.values()), key=cost)
-    return [job.name for _, job in order[: max(0, count)]]
-
-

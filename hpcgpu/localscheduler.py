@@ -37,5 +37,5 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
     async def start_unsafe(self) -> LocalScheduler:
         """Listen, then publish."""
         await super().start_unsafe()
-        publish(self, self._directory, job_id="", fabric="asked for")
+        publish(self, self._directory, job_id="", fabric="the scheduler runs in the client's process")
         return self

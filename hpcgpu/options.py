@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import dask.config
 
@@ -22,6 +22,8 @@ from hpcgpu import values
 from hpcgpu.values import OptionError
 
 __all__ = ["ClusterOptions", "JobOptions", "OptionError", "Options", "SchedulerOptions", "WorkerOptions", "resolve"]
+
+_T = TypeVar("_T")
 
 
 def option(default: Any = None, *, parse: Callable[[str, Any], Any], doc: str, inherited: bool = False, flag: str = "") -> Any:
@@ -405,7 +407,7 @@ def _unknown(key: str, allowed: set[str], elsewhere: Mapping[str, set[str]]) -> 
     return f"unknown option {key!r}: {hint}"
 
 
-def _build(cls: type[Any], given: Mapping[str, Any], where: str = "") -> Any:
+def _build(cls: type[_T], given: Mapping[str, Any], where: str = "") -> _T:
     fields = names(cls)
     return cls(**{name: fields[name].metadata["parse"](where + name, value) for name, value in given.items()})
 

