@@ -434,9 +434,11 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
 
     def _take_workers(self) -> None:
         """Take over the scheduler's full list of workers."""
+        workers = self.scheduler_info["workers"]
         for job in self._all_jobs.values():
-            job.workers.clear()
-        for address, worker in self.scheduler_info["workers"].items():
+            for gone in job.workers.keys() - workers.keys():
+                del job.workers[gone]
+        for address, worker in workers.items():
             self._worker_joined(address, worker["name"])
         self._changed.set()
 
@@ -484,12 +486,19 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
                     await self._scheduler_ended(scheduler)
                     return
                 continue
+            await self._refresh()
             now = time.time()
             for job in list(self.workers.values()):
                 if job.queue_status.state.ended and job.job_id not in self._dispatcher.cancelled:
                     self._worker_job_ended(job)
                 elif job.workers and job.joined_at is not None and now - job.joined_at > STABLE:
                     self._troubles.start_anew()
+
+    async def _refresh(self) -> None:
+        """Take the scheduler's list of workers: its stream falls silent when another manager subscribes (WorkerStatusPlugin's fixed name)."""
+        with suppress(OSError, TimeoutError):
+            self.scheduler_info = SchedulerInfo(await asyncio.wait_for(self.scheduler_comm.identity(), 10))
+            self._take_workers()
 
     @property
     def _in_touch(self) -> bool:

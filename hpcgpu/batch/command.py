@@ -5,9 +5,11 @@ Nothing here knows which batch system it serves, beyond the prefixes of the vari
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +56,8 @@ def require(command: str, hint: str) -> None:
 def run(argv: Sequence[str], *, timeout: float, extra_env: Mapping[str, str] | None = None) -> Result:
     """Run a queue command and return its answer, whatever its exit code.
 
-    It runs in a session of its own, so that a Ctrl-C in the user's terminal cannot kill it half-way.
+    It runs in a session of its own, so that a Ctrl-C in the user's terminal cannot kill it half-way: the interrupt takes effect
+    once the command has ended. Whatever hangs is killed with all that it started; a site's wrapper around it, for one.
 
     Raises
     ------
@@ -65,21 +68,42 @@ def run(argv: Sequence[str], *, timeout: float, extra_env: Mapping[str, str] | N
     """
     env = clean_environment(os.environ) | dict(extra_env or {})
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=env,
             start_new_session=True,
             text=True,
             errors="replace",
         )
-    except FileNotFoundError as error:
-        raise BatchError(f"`{argv[0]}` was not found on the PATH") from error
+    except (FileNotFoundError, PermissionError) as error:
+        hint = "Run this where the batch system's commands are, such as a login node."
+        raise BatchError(f"`{argv[0]}` was not found on the PATH, or cannot be executed. {hint}") from error
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as error:
         raise BatchUnavailable(f"`{argv[0]}` did not answer within {timeout:g} s") from error
-    return Result(argv, done.returncode, done.stdout, done.stderr)
+    except BaseException:  # an interrupt: half a submit is worse than a late one; a second interrupt does not wait
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=timeout)
+        raise
+    finally:
+        if process.returncode is None:
+            _kill(process)
+    return Result(argv, process.returncode, stdout, stderr)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kill a command's whole session. Its pipes are not read to their end: somebody may have left the session and hold them."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it may be stuck in a dead filesystem
+        process.wait(timeout=5)
 
 
 def backoff(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from hpcgpu.batch.base import AmbiguousSubmit, BatchSystem, BatchUnavailable, JobState, JobStatus, OwnJob, SubmitRefused
+from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchSystem, BatchUnavailable, JobState, JobStatus, OwnJob, SubmitRefused
 from hpcgpu.batch.command import Result, backoff, require, run
 
 __all__ = ["Slurm"]
@@ -141,13 +142,16 @@ class Slurm(BatchSystem):
         Seconds that one command may take. A busy controller answers late; a submit that times out is looked up by its name.
     attempts : int, default 4
         How often a call that fails for a passing reason is tried.
+    sleep : callable, default time.sleep
+        Waits between the attempts.
     """
 
     name = "slurm"
 
-    def __init__(self, *, timeout: float = 60.0, attempts: int = 4) -> None:
+    def __init__(self, *, timeout: float = 60.0, attempts: int = 4, sleep: Callable[[float], None] = time.sleep) -> None:
         self.timeout = timeout
         self.attempts = attempts
+        self.sleep = sleep
 
     def check(self) -> None:
         """Raise `BatchError` when Slurm's commands are not there."""
@@ -160,9 +164,10 @@ class Slurm(BatchSystem):
         if after is not None:
             argv.append(f"--dependency=after:{after}")
         argv.append(str(script))
-        uncertain = False
+        uncertain = False  # no answer yet on whether the last attempt was accepted
+        again = False  # an attempt that got no answer and was not found has been repeated
         trouble = ""
-        for _ in backoff(self.attempts):
+        for _ in backoff(self.attempts, sleep=self.sleep):
             if uncertain:
                 try:
                     found = self.find(job_name)
@@ -170,8 +175,8 @@ class Slurm(BatchSystem):
                     trouble = str(error)
                     continue
                 if found:
-                    return found[-1]
-                uncertain = False
+                    return self._only(found[-1], job_name) if again else found[-1]
+                uncertain, again = False, True
             try:
                 result = run(argv, timeout=self.timeout)
             except BatchUnavailable as error:
@@ -179,17 +184,16 @@ class Slurm(BatchSystem):
                 continue
             job_id = parse_job_id(result.stdout) if result.returncode == 0 else None
             if job_id is not None:
-                return job_id
+                return self._only(job_id, job_name) if again else job_id
             trouble = result.words
             if result.returncode == 0 or _AMBIGUOUS.search(result.words):
                 uncertain = True
             elif not _TRANSIENT.search(result.words):
                 raise SubmitRefused(f"Slurm refused job {job_name!r}: {result.words or f'exit code {result.returncode}'}")
-        if uncertain:
+        if uncertain or again:
             with contextlib.suppress(BatchUnavailable):
                 if found := self.find(job_name):
-                    return found[-1]
-                raise BatchUnavailable(f"Slurm did not accept job {job_name!r}: {trouble}")
+                    return self._only(found[-1], job_name) if again else found[-1]
             raise AmbiguousSubmit(f"Slurm did not say whether it accepted job {job_name!r}: {trouble}")
         raise BatchUnavailable(f"Slurm did not accept job {job_name!r}: {trouble}")
 
@@ -201,12 +205,18 @@ class Slurm(BatchSystem):
         return self._squeue([f"--jobs={','.join(ids)}", "--states=all"])
 
     def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        """One sacct for all jobs; nothing where there is no accounting ("Slurm accounting storage is disabled", exit code 1)."""
+        """One sacct for all jobs; nothing where there is no accounting ("Slurm accounting storage is disabled", exit code 1).
+
+        A sacct that is missing or hangs tells nothing either: it must not take away what squeue said.
+        """
         ids = sorted(job_ids)
         if not ids:
             return {}
         argv = ["sacct", "-X", "-n", "-P", "-o", "JobIDRaw,State,ExitCode,NodeList,Start,End,JobName", "-j", ",".join(ids)]
-        result = run(argv, timeout=self.timeout, extra_env={"SLURM_TIME_FORMAT": "%s"})
+        try:
+            result = run(argv, timeout=self.timeout, extra_env={"SLURM_TIME_FORMAT": "%s"})
+        except BatchError:
+            return {}
         return parse_sacct(result.stdout) if result.returncode == 0 else {}
 
     def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
@@ -229,12 +239,18 @@ class Slurm(BatchSystem):
             return None
         end = _epoch(environ.get("SLURM_JOB_END_TIME", ""))
         if end is None:
-            with contextlib.suppress(BatchUnavailable):
+            with contextlib.suppress(BatchError):  # compute nodes may lack squeue
                 status = self.poll([job_id]).get(job_id)
                 end = status.end if status else None
         return OwnJob(
             job_id=job_id, name=environ.get("SLURM_JOB_NAME", job_id), node=int(environ.get("SLURM_NODEID", "0")), end=end
         )
+
+    def _only(self, job_id: str, job_name: str) -> str:
+        """Cancel other jobs of that name, and return the id: a busy controller may accept an attempt after it was given up."""
+        with contextlib.suppress(BatchUnavailable):
+            self.cancel(i for i in self.find(job_name) if i != job_id)
+        return job_id
 
     def _squeue(self, arguments: list[str]) -> dict[str, JobStatus]:
         argv = ["squeue", "--noheader", f"--format={_SQUEUE_FORMAT}", *arguments]
@@ -243,15 +259,16 @@ class Slurm(BatchSystem):
     def _retry(self, argv: list[str], *, benign: str, extra_env: Mapping[str, str] | None = None) -> Result:
         """Run a command that may be repeated without harm until it succeeds."""
         trouble = ""
-        for _ in backoff(self.attempts):
+        for _ in backoff(self.attempts, sleep=self.sleep):
             try:
                 result = run(argv, timeout=self.timeout, extra_env=extra_env)
             except BatchUnavailable as error:
                 trouble = str(error)
                 continue
-            if result.returncode == 0 or re.search(benign, result.words, re.IGNORECASE):
-                return result
             trouble = result.words
-            if not (_TRANSIENT.search(trouble) or _AMBIGUOUS.search(trouble)):
+            passing = _TRANSIENT.search(trouble) or _AMBIGUOUS.search(trouble)
+            if result.returncode == 0 or (not passing and re.search(benign, trouble, re.IGNORECASE)):
+                return result
+            if not passing:
                 break
         raise BatchUnavailable(f"`{argv[0]}` failed: {trouble}")

@@ -1,0 +1,90 @@
+"""Fixtures that all layers share: a home of its own for each test, the fake GPUs, and the check that no job is left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dask
+import pytest
+
+from hpcgpu.batch.local import LocalQueue
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "gpu_stub"), str(HERE / "slurm")]
+
+Until = Callable[..., None]
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0) -> None:
+    """Wait for a state; the test fails if it does not come."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout:g} s"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def until() -> Until:
+    return wait_until
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A queue directory and a directory of clusters that no other test sees; here and in the programs that the test starts."""
+    monkeypatch.setenv("HPCGPU_QUEUE_DIRECTORY", str(tmp_path / "queue"))
+    monkeypatch.setenv("DASK_HPCGPU__CLUSTER_DIRECTORY", str(tmp_path / "clusters"))
+    monkeypatch.setenv("DASK_TEMPORARY_DIRECTORY", str(tmp_path / "dask"))
+    with dask.config.set({"hpcgpu.cluster-directory": str(tmp_path / "clusters")}):
+        yield tmp_path
+
+
+@pytest.fixture
+def queue(home: Path) -> Iterator[LocalQueue]:
+    """The embedded queue with four pretended GPUs; the test fails if it leaves a job."""
+    queue = LocalQueue(home / "queue", gpus=4)
+    queue.check()
+    yield queue
+    left = live(queue)
+    queue.cancel(left)
+    wait_until(lambda: not live(queue), "the jobs of a failed test end")
+    assert not left, f"the test left the jobs {left}"
+
+
+def live(queue: LocalQueue) -> list[str]:
+    """Ids of the jobs of an embedded queue that have not ended."""
+    ids = [path.stem for path in (queue.directory / "jobs").glob("*.json")]
+    return sorted(i for i, status in queue.poll(ids).items() if not status.state.ended)
+
+
+@pytest.fixture(scope="session")
+def fake_gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """NVML and CUDA libraries that pretend, for the jobs that tests start."""
+    import build
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in build.environment(build.build(tmp_path_factory.mktemp("gpu_stub"))).items():
+            patch.setenv(name, value)
+        yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests of the real Slurm were skipped, and why."""
+    skipped = [r for r in terminalreporter.stats.get("skipped", []) if "slurm" in getattr(r, "keywords", {})]
+    if skipped:
+        reason = skipped[0].longrepr[2] if isinstance(skipped[0].longrepr, tuple) else skipped[0].longrepr
+        terminalreporter.write_line(f"{len(skipped)} tests of the real Slurm were skipped: {reason}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is in tests/slurm; fast layers first."""
+    order = {"unit": 0, "queue": 1, "local": 2, "docs": 3, "slurm": 4}
+    for item in items:
+        layer = Path(item.fspath).parent.name
+        if layer == "slurm":
+            item.add_marker(pytest.mark.slurm)
+    items.sort(key=lambda item: order.get(Path(item.fspath).parent.name, 5))
+
+

@@ -1,0 +1,496 @@
+"""The whole cluster on the embedded queue: what the user sees, and what is broken in plain SpecCluster.
+
+Row numbers are those of the list of SpecCluster's traps in docs/architecture.md; each such test fails on a plain SpecCluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+import psutil
+import pytest
+from distributed import Client
+from distributed.exceptions import WorkerStartTimeoutError
+
+from hpcgpu import ClusterError, LocalGPUCluster, OptionError
+from hpcgpu.batch.base import BatchUnavailable, JobState, SubmitRefused
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.cluster import ClusterWarning
+from hpcgpu.directory import ClusterDirectory, ClusterExists
+from tests.conftest import live
+
+Until = Callable[..., None]
+
+CPU: dict[str, Any] = {"gpus_per_node": 0, "cores": 1, "poll_interval": 0.5, "quiet": True}
+GPU: dict[str, Any] = {"gpus_per_node": 2, "scheduler": {"gpus_per_node": 0}, "protocol": "tcp", "poll_interval": 0.5, "quiet": True}
+
+
+def block_queue(queue: LocalQueue, home: Path) -> str:
+    """Fill all GPUs of the queue with a job, so that those of the test wait."""
+    script = home / "block.sh"
+    script.write_text("#!/bin/bash\n#HPCGPU --gpus=4\n#HPCGPU --output=/dev/null\nexec sleep 600\n")
+    return queue.submit(script, job_name="blocker")
+
+
+def in_queue(queue: LocalQueue, name: str) -> list[str]:
+    """Live jobs whose name begins so."""
+    return [i for i in live(queue) if queue.poll([i])[i].name.startswith(name)]
+
+
+def test_a_cluster_comes_up_computes_and_leaves_no_job(queue: LocalQueue) -> None:
+    with LocalGPUCluster(jobs=2, **CPU) as cluster:
+        cluster.wait_for_workers(2)
+        with Client(cluster) as client:
+            assert client.submit(sum, [1, 2, 3]).result() == 6
+            assert cluster.scheduler_address.startswith("tls://")
+            assert all(address.startswith("tls://") for address in cluster.scheduler_info["workers"])
+        assert {job.kind: job.state for job in cluster.jobs} == {"scheduler": "running", "worker": "running"}
+        assert "workers=2/2" in repr(cluster)
+    assert live(queue) == []
+    assert not cluster.directory.tls.exists(), "credentials outlived the cluster"
+    assert (cluster.directory.path / "journal.jsonl").exists()
+
+
+def test_workers_of_gpu_jobs_are_named_after_their_job_and_have_a_gpu_resource(queue: LocalQueue, fake_gpus: None) -> None:
+    with LocalGPUCluster(jobs=2, **GPU, name="names") as cluster:
+        cluster.wait_for_workers(4)
+        workers = cluster.scheduler_info["workers"].values()
+        assert {w["name"] for w in workers} == {"names-0-0", "names-0-1", "names-1-0", "names-1-1"}
+        assert all(w["resources"] == {"GPU": 1.0} for w in workers)
+        with Client(cluster) as client:
+            devices = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
+        assert sorted(map(sorted, (d.split(",") for d in devices.values()))) == [["0", "1"], ["0", "1"], ["2", "3"], ["2", "3"]]
+
+
+def test_scale_counts_workers_and_rounds_up_to_jobs(queue: LocalQueue, fake_gpus: None) -> None:  # rows 1 and 15
+    with LocalGPUCluster(jobs=0, **GPU, cores=8, memory="8GB") as cluster:
+        for arguments, jobs in [({"n": 3}, 2), ({"gpus": 1}, 1), ({"jobs": 2}, 2), ({"cores": 1}, 1), ({"memory": "9GB"}, 2), ({"n": 0}, 0)]:
+            cluster.scale(**arguments)
+            cluster.sync(cluster._correct_state)
+            assert len(cluster.worker_spec) == jobs, arguments
+
+
+def test_adaptive_with_several_workers_a_job_does_not_oscillate(queue: LocalQueue, fake_gpus: None, until: Until) -> None:  # rows 1, 16
+    with LocalGPUCluster(**GPU) as cluster:
+        adaptive = cluster.adapt(minimum=4, maximum=4, interval="100ms", wait_count=1)
+        cluster.wait_for_workers(4)
+        decided = len(adaptive.log)
+        with Client(cluster) as client:
+            for _ in range(20):  # each a round trip through the same loop that Adaptive runs on
+                client.submit(int, pure=False).result()
+        until(lambda: adaptive.periodic_callback is not None, "adaptive runs")
+        assert len(cluster.worker_spec) == 2
+        assert all(status != "down" for _, entry in list(adaptive.log)[decided:] for status in [entry.get("status")])
+        adaptive.stop()
+
+
+def test_scaling_down_moves_the_data_of_all_workers_of_the_job(queue: LocalQueue, fake_gpus: None, until: Until) -> None:  # row 2
+    with LocalGPUCluster(jobs=2, **GPU) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(4)
+        futures = client.scatter(list(range(40)))
+        assert len(set(map(tuple, client.who_has(futures).values()))) == 4
+        cluster.scale(jobs=1)
+        until(lambda: len(cluster.scheduler_info["workers"]) == 2, "two workers left")
+        assert client.gather(futures) == list(range(40))
+        until(lambda: len(live(queue)) == 2, "the job is gone from the queue")
+
+
+def test_adaptive_giving_up_one_worker_keeps_the_job_of_its_sibling(queue: LocalQueue, fake_gpus: None) -> None:  # row 5
+    with LocalGPUCluster(jobs=2, **GPU, name="sibling") as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(4)
+        sibling = next(a for a, w in cluster.scheduler_info["workers"].items() if w["name"] == "sibling-1-0")
+        future = client.scatter({"only": "copy"}, workers=[sibling])
+        cluster.sync(cluster.scale_down, workers=["sibling-1-1"])
+        assert set(cluster.worker_spec) == {"sibling-0", "sibling-1"}
+        assert client.gather(future) == {"only": "copy"}
+        cluster.sync(cluster.scale_down, workers=["sibling-1-0", "sibling-1-1"])
+        assert set(cluster.worker_spec) == {"sibling-0"}
+        assert client.gather(future) == {"only": "copy"}
+
+
+def test_a_pending_job_is_given_up_before_a_running_one(queue: LocalQueue, fake_gpus: None, until: Until) -> None:  # row 3
+    with LocalGPUCluster(jobs=3, **GPU, name="pend") as cluster:  # the queue has GPUs for two of them
+        cluster.wait_for_workers(4)
+        until(lambda: "no free node has what it asks for [Resources]" in repr(cluster.jobs), "the third job waits")
+        [waiting] = [job.name for job in cluster.jobs if job.state == "pending"]
+        cluster.scale(jobs=2)
+        cluster.sync(cluster._correct_state)
+        assert set(cluster.worker_spec) == {"pend-0", "pend-1", "pend-2"} - {waiting}
+        assert len(cluster.scheduler_info["workers"]) == 4
+        assert next(job.state for job in cluster.jobs if job.name == waiting) == "cancelled"
+
+
+def test_a_job_that_dies_is_noticed_explained_and_replaced_under_a_new_name(  # rows 4 and 6
+    queue: LocalQueue, fake_gpus: None, until: Until
+) -> None:
+    with LocalGPUCluster(jobs=1, **GPU, name="dies") as cluster:
+        cluster.wait_for_workers(2)
+        victim = cluster.jobs[-1]
+        with pytest.warns(ClusterWarning, match=f"worker job {victim.id}.*cancelled"):
+            queue.cancel([victim.id])
+            until(lambda: set(cluster.worker_spec) == {"dies-1"}, "a replacement is planned")
+            cluster.wait_for_workers(2)
+        assert {w["name"] for w in cluster.scheduler_info["workers"].values()} == {"dies-1-0", "dies-1-1"}
+        logs = cluster.get_logs()
+        assert f"dies-0 (job {victim.id})" in logs and "Start worker at" in logs[f"dies-0 (job {victim.id})"]
+
+
+def test_jobs_that_fail_again_and_again_are_not_replaced_for_ever(queue: LocalQueue) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ClusterWarning)
+        with LocalGPUCluster(jobs=1, **CPU, worker_restarts=2, worker_extra_args=["--no-such-option"]) as cluster:
+            with pytest.raises(ClusterError, match=r"3 worker jobs failed in a row.*worker_restarts=2") as caught:
+                cluster.wait_for_workers(1)
+            assert "--no-such-option" in str(caught.value), "the tail of the log is missing"
+            assert "3 worker jobs failed in a row" in repr(cluster)
+            assert len([j for j in cluster.jobs if j.kind == "worker"]) == 3
+
+
+class Refusing(LocalQueue):
+    """A queue that accepts the scheduler job and refuses workers while it is told to."""
+
+    refuse: Exception | None = None
+
+    def submit(self, script: Path, *, job_name: str, after: str | None = None) -> str:
+        if self.refuse is not None and "scheduler" not in job_name:
+            raise self.refuse
+        return super().submit(script, job_name=job_name, after=after)
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch, queue: LocalQueue) -> Refusing:
+    batch = Refusing(queue.directory)
+    monkeypatch.setattr("hpcgpu.cluster.batch_system", lambda name: batch)
+    return batch
+
+
+def test_a_submit_refused_in_the_background_reaches_the_user(refusing: Refusing) -> None:  # row 7
+    with LocalGPUCluster(**CPU) as cluster:
+        refusing.refuse = SubmitRefused("Slurm refused job 'x': invalid account")
+        with pytest.warns(ClusterWarning, match="invalid account"):
+            cluster.scale(jobs=2)
+            cluster.sync(cluster._correct_state)
+        assert "invalid account" in repr(cluster)
+        assert cluster.plan == cluster.requested == set(), "a job that does not exist counts as requested"
+        with pytest.raises(ClusterError, match="invalid account"):
+            cluster.wait_for_workers(2)
+        refusing.refuse = None
+        cluster.scale(jobs=1)
+        cluster.wait_for_workers(1)
+
+
+def test_a_worker_job_refused_at_the_start_is_an_error_and_leaves_no_job(refusing: Refusing) -> None:  # row 8
+    refusing.refuse = SubmitRefused("Slurm refused job 'x': Invalid account or account/partition combination specified")
+    with pytest.raises(ClusterError, match="Invalid account or account/partition combination"):
+        LocalGPUCluster(jobs=1, **CPU)
+    assert live(refusing) == []
+
+
+def test_a_scheduler_that_cannot_start_is_an_error_with_its_log_and_leaves_no_job(queue: LocalQueue) -> None:  # row 8
+    with pytest.raises(ClusterError, match=r"scheduler job \d+ .*exit code 3") as caught:
+        LocalGPUCluster(jobs=1, **CPU, job_script_prologue=["echo the module is broken", "exit 3"])
+    assert "the module is broken" in str(caught.value)
+    assert live(queue) == []
+
+
+def test_closing_while_the_scheduler_job_waits_leaves_no_job(queue: LocalQueue, home: Path) -> None:  # row 9
+    async def main() -> None:
+        cluster = LocalGPUCluster(jobs=1, gpus_per_node=1, poll_interval=0.5, quiet=True, asynchronous=True, name="waits")
+        starting = asyncio.ensure_future(cluster._start())
+        while len(in_queue(queue, "waits")) < 2:
+            await asyncio.sleep(0.05)
+        await cluster.close()
+        assert in_queue(queue, "waits") == []
+        assert cluster.status.name == "closed"
+        with pytest.raises((asyncio.CancelledError, ClusterError)):
+            await starting
+
+    blocker = block_queue(queue, home)
+    asyncio.run(main())
+    queue.cancel([blocker])
+
+
+def test_a_cancelled_await_leaves_no_job(queue: LocalQueue, home: Path) -> None:
+    async def main() -> None:
+        async def start() -> None:
+            await LocalGPUCluster(jobs=1, gpus_per_node=1, poll_interval=0.5, quiet=True, asynchronous=True, name="waits")
+
+        task = asyncio.ensure_future(start())
+        while len(in_queue(queue, "waits")) < 2:
+            await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert in_queue(queue, "waits") == []
+
+    blocker = block_queue(queue, home)
+    asyncio.run(main())
+    queue.cancel([blocker])
+
+
+def test_asynchronous_use(queue: LocalQueue) -> None:
+    async def main() -> None:
+        async with LocalGPUCluster(asynchronous=True, **CPU) as cluster:
+            cluster.scale(1)
+            await cluster.wait_for_workers(1)
+            async with Client(cluster, asynchronous=True) as client:
+                assert await client.submit(sum, [1, 2]) == 3
+            logs = await cluster.get_logs()
+            assert any("Start worker at" in text for text in logs.values())
+
+    asyncio.run(main())
+    assert live(queue) == []
+
+
+def test_a_scheduler_that_dies_is_named_and_its_workers_are_cancelled(queue: LocalQueue, until: Until) -> None:  # row 11
+    cluster = LocalGPUCluster(jobs=1, **CPU)
+    cluster.wait_for_workers(1)
+    scheduler = next(job for job in cluster.jobs if job.kind == "scheduler")
+    with pytest.warns(ClusterWarning, match=f"scheduler job {scheduler.id}"):
+        queue.cancel([scheduler.id])
+        until(lambda: cluster.status.name == "failed", "the death is noticed")
+    until(lambda: live(queue) == [], "the worker jobs are gone")
+    with pytest.raises(ClusterError, match=f"scheduler job {scheduler.id} .*it was cancelled"):
+        cluster.wait_for_workers(1)
+    with pytest.raises(ClusterError, match="is gone"):
+        cluster.scale(2)
+    assert "is gone" in repr(cluster)
+    cluster.close()
+    assert cluster.status.name == "closed"
+
+
+def test_news_go_on_when_another_manager_took_the_scheduler_s_stream(queue: LocalQueue, until: Until) -> None:  # row 12
+    with LocalGPUCluster(**CPU) as cluster:
+
+        async def usurp() -> None:
+            comm = await cluster.scheduler_comm.live_comm()
+            await comm.write({"op": "subscribe_worker_status"})
+            await comm.read()
+            await comm.close()
+
+        cluster.sync(usurp)
+        cluster.scale(1)
+        until(lambda: len(cluster.scheduler_info["workers"]) == 1, "the worker is seen")
+
+
+def test_jobs_keep_the_cluster_s_name_whatever_the_scheduler_s_metadata_say(queue: LocalQueue) -> None:  # row 13
+    with LocalGPUCluster(**CPU, name="mine") as cluster:
+        cluster.name = "other"
+        cluster.scale(1)
+        cluster.sync(cluster._correct_state)
+        assert set(cluster.worker_spec) == {"mine-0"}
+
+
+def test_a_worker_that_its_nanny_restarts_does_not_cost_the_job(queue: LocalQueue, until: Until) -> None:  # row 17
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "100ms"}), LocalGPUCluster(jobs=1, **CPU) as cluster:
+        cluster.wait_for_workers(1)
+        [address] = cluster.scheduler_info["workers"]
+        with Client(cluster) as client:
+            [pid] = client.run(os.getpid).values()
+            psutil.Process(pid).kill()
+            until(lambda: cluster.scheduler_info["workers"] and address not in cluster.scheduler_info["workers"], "a new worker")
+            assert client.submit(int).result() == 0
+        assert [j.state for j in cluster.jobs if j.kind == "worker"] == ["running"]
+        assert set(cluster.worker_spec) == {f"{cluster.name}-0"}
+
+
+def test_waiting_for_more_workers_than_were_asked_for_fails_at_once(queue: LocalQueue) -> None:
+    with LocalGPUCluster(jobs=1, **CPU) as cluster:
+        with pytest.raises(ClusterError, match=r"asks for 1 workers in 1 jobs, so 5 will never be there: call scale\(5\)"):
+            cluster.wait_for_workers(5)
+        with pytest.raises(ValueError, match="positive integer"):
+            cluster.wait_for_workers(0)
+
+
+def test_waiting_ends_at_its_timeout(queue: LocalQueue, home: Path, fake_gpus: None) -> None:
+    with LocalGPUCluster(jobs=3, **GPU) as cluster, pytest.raises(WorkerStartTimeoutError):
+        cluster.wait_for_workers(6, timeout="6s")
+
+
+def test_the_scheduler_may_run_in_the_client_s_process(queue: LocalQueue) -> None:
+    with LocalGPUCluster(scheduler="local", jobs=1, **CPU) as cluster:
+        cluster.wait_for_workers(1)
+        assert [job.kind for job in cluster.jobs] == ["worker"]
+        with Client(cluster) as client:
+            assert client.submit(sum, [1, 2]).result() == 3
+        with pytest.raises(ClusterError, match="runs in this process"):
+            cluster.scheduler_script()
+
+
+def test_without_security_the_user_is_told_what_that_means(queue: LocalQueue) -> None:
+    with pytest.warns(ClusterWarning, match="can run code as you"), LocalGPUCluster(security=False, **CPU) as cluster:
+        assert cluster.scheduler_address.startswith("tcp://")
+
+
+def test_nobody_without_credentials_gets_in(queue: LocalQueue) -> None:
+    with LocalGPUCluster(jobs=1, **CPU) as cluster:
+        cluster.wait_for_workers(1)
+        [worker] = cluster.scheduler_info["workers"].values()
+        for address in (cluster.scheduler_address, *cluster.scheduler_info["workers"], worker["nanny"]):
+            with pytest.raises((OSError, TypeError)):
+                Client(address.replace("tls://", "tcp://"), timeout="2s").close()
+            with pytest.raises((OSError, TypeError, RuntimeError)):
+                Client(address, timeout="2s").close()
+
+
+def test_environment_values_arrive_as_they_are(queue: LocalQueue) -> None:
+    values = {"ODD": 'a"; rm -rf "$HOME" #\n\ttwo  lines ', "TICKS": "`id` $(id) \\n 'q'", "UNICODE": "gauß – µ"}
+    with LocalGPUCluster(jobs=1, **CPU, env=values) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        [found] = client.run(lambda names: {name: os.environ[name] for name in names}, list(values)).values()
+        assert found == values
+
+
+def test_the_same_name_twice_is_refused_and_a_closed_name_may_be_used_again(queue: LocalQueue) -> None:
+    with LocalGPUCluster(name="twice", **CPU) as cluster:
+        with pytest.raises(ClusterExists, match=r"'twice' exists: its jobs .* are in the queue"):
+            LocalGPUCluster(name="twice", **CPU)
+        assert len(live(queue)) == 1
+    with LocalGPUCluster(name="twice", **CPU) as again:
+        assert again.directory.path == cluster.directory.path
+    kept = [p for p in cluster.directory.path.parent.iterdir() if p.name.startswith("twice~")]
+    assert len(kept) == 1 and list((kept[0] / "logs").iterdir()), "the logs of the first cluster are gone"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nodes_per_job": 2}, "the local queue has one node"),
+        ({"interface": "nope0"}, r"interface: interface 'nope0' does not exist .*there are: .*lo"),
+        ({"scheduler": "local", "interface": "nope0"}, r"'nope0' does not exist"),
+        ({"jobs": -1}, "jobs must be 0 or more, not -1"),
+        ({"walltime": "25:99"}, "walltime='25:99' is not a time"),
+        ({"memory": "10 parsecs"}, "memory='10 parsecs' is not an amount of memory"),
+        ({"name": 'x"; rm -rf ~'}, "cannot name a cluster"),
+        ({"quue": "gpu"}, "did you mean 'queue'"),
+        ({"gpus_per_node": 1, "protocol": "ucx", "scheduler": {"gpus_per_node": 0}}, "Give it a GPU, or use protocol='tcp'"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_submitted(
+    queue: LocalQueue, home: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        LocalGPUCluster(**({"gpus_per_node": 0, "quiet": True} | options))
+    assert list((queue.directory / "jobs").glob("*.json")) == []
+    assert not (home / "clusters").exists() or list((home / "clusters").iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["log_directory", "cluster_directory"])
+def test_a_directory_that_cannot_be_written_is_refused(queue: LocalQueue, home: Path, option: str) -> None:
+    (home / "file").write_text("not a directory")
+    with pytest.raises(OptionError, match=f"{option}=.*{home}/file/below"):
+        LocalGPUCluster(**CPU, **{option: home / "file" / "below"})
+    assert list((queue.directory / "jobs").glob("*.json")) == []
+
+
+def test_scale_refuses_what_cannot_be(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**CPU) as cluster:
+        for arguments, message in [({"n": -1}, "n must be"), ({"jobs": 1.5}, "jobs must be"), ({"gpus": 1}, "gpus_per_node is 0"), ({}, "give a")]:
+            with pytest.raises(OptionError, match=message):
+                cluster.scale(**arguments)
+
+
+def test_a_queue_that_does_not_answer_changes_nothing(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, until: Until) -> None:
+    with LocalGPUCluster(jobs=1, **CPU) as cluster:
+        cluster.wait_for_workers(1)
+        polls: list[None] = []
+
+        def away(self: LocalQueue, ids: object) -> None:
+            polls.append(None)
+            raise BatchUnavailable("the controller is down")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalQueue, "poll", away)
+            cluster._poll_now.set()
+            cluster.loop.add_callback(cluster._poll_now.set)
+            until(lambda: len(polls) >= 2, "two polls fail")
+            assert cluster.status.name == "running"
+            assert {job.state for job in cluster.jobs} <= {"running", "pending"}
+        cluster.wait_for_workers(1)
+
+
+PROGRAM = """
+import sys, time
+from hpcgpu import LocalGPUCluster
+cluster = LocalGPUCluster(**{options})
+print("up", flush=True)
+{then}
+"""
+
+
+def start_program(options: dict[str, Any], then: str = "time.sleep(600)") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(options=options, then=then)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("when", ["waiting for the scheduler job", "running"])
+def test_a_signal_leaves_no_job(queue: LocalQueue, home: Path, until: Until, number: signal.Signals, when: str) -> None:
+    waiting = when != "running"
+    blocker = [block_queue(queue, home)] if waiting else []
+    program = start_program({**CPU, "gpus_per_node": int(waiting), "jobs": 2, "name": "sig"})
+    until(lambda: len(in_queue(queue, "sig")) == 3, "all jobs are submitted")
+    if not waiting:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "up\n"
+    program.send_signal(number)
+    program.communicate(timeout=60)
+    assert program.returncode != 0
+    assert [i for i in live(queue) if queue.poll([i])[i].state is not JobState.COMPLETING and i not in blocker] == []
+    queue.cancel(blocker)
+    until(lambda: live(queue) == [], "the queue is empty")
+
+
+def test_a_program_that_ends_without_closing_leaves_no_job(queue: LocalQueue, until: Until) -> None:
+    program = start_program({**CPU, "jobs": 1, "name": "ends"}, then="pass")
+    out, err = program.communicate(timeout=60)
+    assert (out, program.returncode) == ("up\n", 0), err
+    until(lambda: live(queue) == [], "the queue is empty", timeout=10)
+
+
+def test_jobs_may_be_told_to_outlive_the_program(queue: LocalQueue, until: Until) -> None:
+    program = start_program({**CPU, "jobs": 1, "name": "stays", "shutdown_on_close": False}, then="pass")
+    _, err = program.communicate(timeout=60)
+    assert program.returncode == 0, err
+    assert len(in_queue(queue, "stays")) == 2
+    queue.cancel(live(queue))
+    until(lambda: live(queue) == [], "the queue is empty")
+
+
+def test_the_journal_knows_every_job_before_the_queue_does(queue: LocalQueue, home: Path) -> None:
+    with LocalGPUCluster(jobs=2, **CPU, name="journal") as cluster:
+        submits = ClusterDirectory(home / "clusters" / "journal").submits()
+        assert {s.name for s in submits} == {"journal-scheduler", "journal-0", "journal-1"}
+        assert {s.job_id for s in submits} == {job.id for job in cluster.jobs}
+
+
+def test_what_is_in_the_cluster_directory_is_for_its_owner_alone(queue: LocalQueue, home: Path) -> None:
+    before = os.umask(0)
+    try:
+        with LocalGPUCluster(jobs=1, **CPU) as cluster:
+            cluster.wait_for_workers(1)
+            for path in [cluster.directory.path, *cluster.directory.path.rglob("*")]:
+                assert path.stat().st_mode & 0o077 == 0, path
+    finally:
+        os.umask(before)
+
+
+def test_no_secret_stands_in_scripts_logs_arguments_or_reprs(queue: LocalQueue) -> None:
+    with LocalGPUCluster(jobs=1, **CPU) as cluster:
+        cluster.wait_for_workers(1)
+        key = "".join((cluster.directory.tls / "key.pem").read_text().splitlines()[1:-1])
+        own = [p for p in psutil.process_iter(["cmdline"]) if cluster.name in " ".join(p.info["cmdline"] or [])]
+        texts = [cluster.job_script(), cluster.scheduler_script(), repr(cluster), repr(cluster.jobs), repr(cluster.options)]
+        texts += [*cluster.get_logs().values(), *(" ".join(p.info["cmdline"]) for p in own)]
+        assert own
+        assert all(key[:40] not in text.replace("\n", "") for text in texts)

@@ -1,0 +1,482 @@
+"""`Slurm` against commands that misbehave: what it promises of submit, poll, accounting and cancel when the site does its worst."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_site import Site
+
+from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchUnavailable, JobState, SubmitRefused
+from hpcgpu.batch.command import run
+from hpcgpu.batch.monitor import Monitor
+from hpcgpu.batch.slurm import Slurm
+
+DOWN = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n"
+QUEUE_DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
+SOCKET = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
+REFUSED = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid partition name specified\n"
+
+
+def submit(slurm: Slurm, site: Site, **more: str) -> str:
+    return slurm.submit(site.script, job_name="ada-w1", **more)
+
+
+def impatient(timeout: float = 2.0) -> Slurm:
+    """A Slurm that gives up its first command soon, but not those after it."""
+
+    def patience(seconds: float) -> None:
+        slurm.timeout = 60.0
+
+    slurm = Slurm(timeout=timeout, sleep=patience)
+    return slurm
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+# submit: the id
+
+
+def test_submit_returns_the_id_and_passes_name_and_dependency(slurm: Slurm, site: Site) -> None:
+    assert submit(slurm, site, after="77") == "101"
+    assert site.calls("sbatch") == [["--parsable", "--job-name=ada-w1", "--dependency=after:77", str(site.script)]]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"before": "Welcome to project 4242\n"},
+        {"after": "Charged to project 4242\n"},
+        {"before": "4242\n"},
+        {"stdout": "{answer};cluster7\n"},
+        {"stdout": "Submitted batch job {answer}\n"},
+        {"stdout": "Submitted batch job {answer} on cluster c7\n", "after": "4242 hours are left\n"},
+        {"stdout": "  {answer}  \r\n"},
+        {"stderr": "sbatch: warning: Unable to contact slurm controller, 1 retry\n"},
+    ],
+    ids=lambda fault: "".join(fault.values()).strip(),
+)
+def test_noise_around_the_id_is_tolerated(slurm: Slurm, site: Site, fault: dict[str, str]) -> None:
+    site.fault("sbatch", **fault)
+    assert submit(slurm, site) == "101"
+    assert len(site.calls("sbatch")) == 1
+
+
+@pytest.mark.parametrize("stdout", ["", "have a nice day\n", "project 4242\n"])
+def test_an_accepted_job_whose_id_was_swallowed_is_found_by_its_name(slurm: Slurm, site: Site, stdout: str) -> None:
+    site.fault("sbatch", stdout=stdout)
+    assert submit(slurm, site) == "101"
+    assert len(site.calls("sbatch")) == 1
+
+
+# submit: no answer
+
+
+def test_a_submit_that_timed_out_but_was_accepted_is_not_repeated(site: Site) -> None:
+    site.fault("sbatch", hang=True)
+    assert submit(impatient(), site) == "101"
+    assert site.jobs(j="ada-w1") == ["101"]
+    assert len(site.calls("sbatch")) == 1
+
+
+def test_a_submit_that_timed_out_and_was_not_accepted_is_repeated_once(site: Site) -> None:
+    site.fault("sbatch", hang=True, lost=True)
+    assert submit(impatient(), site) == "101"
+    assert site.jobs(j="ada-w1") == ["101"]
+    assert len(site.calls("sbatch")) == 2
+
+
+def test_socket_timed_out_may_mean_accepted(slurm: Slurm, site: Site) -> None:
+    site.fault("sbatch", stdout="", stderr=SOCKET, rc=1)
+    assert submit(slurm, site) == "101"
+    assert site.jobs(j="ada-w1") == ["101"]
+    assert len(site.calls("sbatch")) == 1
+
+
+def test_an_attempt_that_is_accepted_after_it_was_given_up_does_not_stay_beside_its_repetition(slurm: Slurm, site: Site) -> None:
+    site.fault("sbatch", stdout="", stderr=SOCKET, rc=1, late=True)
+    job_id = submit(slurm, site)
+    assert site.jobs(j="ada-w1", T="PENDING") == [job_id]
+    assert len(site.jobs(j="ada-w1", T="CANCELLED")) == 1
+
+
+def test_a_job_of_another_name_is_not_taken_for_the_lost_one(slurm: Slurm, site: Site) -> None:
+    site.job(50, j="ada-w10")
+    site.job(51, "CANCELLED", j="ada-w1")
+    site.fault("sbatch", stdout="", stderr=SOCKET, rc=1, lost=True)
+    assert submit(slurm, site) == "101"
+
+
+def test_without_a_look_up_no_second_job_is_risked(slurm: Slurm, site: Site) -> None:
+    site.fault("sbatch", stdout="", stderr=SOCKET, rc=1)
+    site.fault("squeue", stdout="", stderr=QUEUE_DOWN, rc=1, always=True)
+    with pytest.raises(AmbiguousSubmit, match=r"ada-w1.*Unable to contact slurm controller"):
+        submit(slurm, site)
+    assert len(site.calls("sbatch")) == 1
+
+
+def test_a_submit_that_never_gets_an_answer_stays_ambiguous(slurm: Slurm, site: Site) -> None:
+    site.fault("sbatch", stdout="", stderr=SOCKET, rc=1, lost=True, always=True)
+    with pytest.raises(AmbiguousSubmit, match="Socket timed out"):
+        submit(slurm, site)
+
+
+def test_a_doubt_is_not_forgotten_when_the_controller_goes_down_next(slurm: Slurm, site: Site) -> None:
+    site.fault("sbatch", stdout="", stderr=SOCKET, rc=1, lost=True)
+    site.fault("sbatch", stdout="", stderr=DOWN, rc=1, lost=True, always=True)
+    with pytest.raises(AmbiguousSubmit):
+        submit(slurm, site)
+
+
+# submit: a definite answer
+
+
+def test_a_controller_that_comes_back_is_waited_for_ever_longer(slurm: Slurm, site: Site, naps: list[float]) -> None:
+    for _ in range(2):
+        site.fault("sbatch", stdout="", stderr=DOWN, rc=1, lost=True)
+    assert submit(slurm, site) == "101"
+    assert site.jobs() == ["101"]
+    assert not site.calls("squeue")
+    assert len(naps) == 2
+    assert naps[0] < naps[1]
+
+
+def test_a_controller_that_stays_down_is_no_refusal(slurm: Slurm, site: Site) -> None:
+    site.fault("sbatch", stdout="", stderr=DOWN, rc=1, lost=True, always=True)
+    with pytest.raises(BatchUnavailable, match="Unable to contact slurm controller") as caught:
+        submit(slurm, site)
+    assert type(caught.value) is BatchUnavailable
+    assert len(site.calls("sbatch")) == slurm.attempts
+
+
+def test_a_refusal_is_final_and_in_slurms_own_words(slurm: Slurm, site: Site) -> None:
+    site.fault("sbatch", stdout="", stderr=REFUSED, rc=1, lost=True, always=True)
+    with pytest.raises(SubmitRefused, match=r"'ada-w1'.*invalid partition specified: nope.*Invalid partition name specified"):
+        submit(slurm, site)
+    assert len(site.calls("sbatch")) == 1
+    assert not site.jobs()
+
+
+def test_a_refusal_without_words_names_the_exit_code(slurm: Slurm, site: Site) -> None:
+    site.fault("sbatch", stdout="", rc=3, lost=True)
+    with pytest.raises(SubmitRefused, match="exit code 3"):
+        submit(slurm, site)
+
+
+@pytest.mark.parametrize("mode", [None, 0o644], ids=["missing", "not executable"])
+def test_a_missing_sbatch_is_named_with_what_to_do(slurm: Slurm, site: Site, monkeypatch: pytest.MonkeyPatch, mode: int | None) -> None:
+    monkeypatch.setenv("PATH", str(site.bin))
+    if mode is None:
+        (site.bin / "sbatch").unlink()
+    else:
+        (site.bin / "sbatch").chmod(mode)
+    for ask in (slurm.check, lambda: submit(slurm, site)):
+        with pytest.raises(BatchError, match=r"`sbatch` was not found.*login node") as caught:
+            ask()
+        assert not isinstance(caught.value, (SubmitRefused, BatchUnavailable))
+
+
+# poll
+
+
+def test_three_hundred_jobs_are_polled_by_one_command(slurm: Slurm, site: Site) -> None:
+    job = {"T": "RUNNING", "N": "n1", "S": "1700000000", "e": "1700003600", "j": "w", "r": "None"}
+    site.change(lambda state: state["jobs"].update({str(i): job for i in range(1000, 1300)}))
+    answer = slurm.poll(str(i) for i in range(1000, 1300))
+    assert len(answer) == 300
+    status = answer["1299"]
+    assert (status.state, status.node, status.start, status.end, status.reason) == (JobState.RUNNING, "n1", 1.7e9, 1.7e9 + 3600, "")
+    assert len(site.calls("squeue")) == 1
+
+
+def test_no_jobs_are_polled_by_no_command(slurm: Slurm, site: Site) -> None:
+    assert slurm.poll([]) == slurm.ended([]) == {}
+    slurm.cancel([])
+    assert not site.environments()
+
+
+@pytest.mark.parametrize("word", ["EXPEDITING", "UPDATE_DB", "QUANTUM_ENTANGLED", "", "???"])
+def test_a_state_unheard_of_is_unknown_and_alive(slurm: Slurm, site: Site, word: str) -> None:
+    job_id = site.job(5, word)
+    status = slurm.poll([job_id])[job_id]
+    assert status.state is JobState.UNKNOWN
+    assert not status.state.ended
+
+
+def test_an_unknown_job_is_left_out_alone_or_among_others(slurm: Slurm, site: Site) -> None:
+    site.job(5)
+    assert slurm.poll(["999"]) == {}  # squeue fails
+    assert set(slurm.poll(["5", "999"])) == {"5"}  # squeue is silent
+    assert len(site.calls("squeue")) == 2
+
+
+@pytest.mark.parametrize("cut", range(0, 120, 7))
+def test_of_a_truncated_answer_only_whole_lines_are_believed(slurm: Slurm, site: Site, cut: int) -> None:
+    ids = [site.job(i, "RUNNING", N="n1", S="1700000000", e="1700003600", r="NonZeroExitCode") for i in (5, 6)]
+    whole = slurm.poll(ids)
+    site.fault("squeue", cut=cut)
+    for job_id, status in slurm.poll(ids).items():
+        assert (status.state, status.end) == (whole[job_id].state, whole[job_id].end)
+
+
+def test_lines_that_are_no_jobs_are_passed_over(slurm: Slurm, site: Site) -> None:
+    site.job(5, "RUNNING")
+    noise = "Préavis: arrêt à 18h | entretien\n5,RUNNING,n1,1,2,x,None\n|||||||\n"
+    noise += "JOBID|STATE|NODELIST|START|END|NAME|REASON\n5_3|a|b|c|d|e|f\n"
+    site.fault("squeue", before=noise, after=noise)
+    assert {i: status.state for i, status in slurm.poll(["5"]).items()} == {"5": JobState.RUNNING}
+
+
+def test_a_name_may_hold_the_separator_and_a_reason_commas(slurm: Slurm, site: Site) -> None:
+    site.job(5, j="a|b||c", r="ReqNodeNotAvail, UnavailableNodes:n1,n2")
+    status = slurm.poll(["5"])["5"]
+    assert (status.name, status.reason) == ("a|b||c", "ReqNodeNotAvail, UnavailableNodes:n1,n2")
+    assert slurm.find("a|b||c") == ["5"]
+
+
+def test_times_that_are_not_known_are_none(slurm: Slurm, site: Site) -> None:
+    site.job(5, S="N/A", e="2026-01-01T00:00:00", N="(null)")
+    status = slurm.poll(["5"])["5"]
+    assert (status.start, status.end, status.node) == (None, None, "")
+
+
+def test_a_queue_that_is_down_is_asked_again_and_then_said_to_be_unavailable(slurm: Slurm, site: Site) -> None:
+    site.job(5)
+    site.fault("squeue", stdout="", stderr=QUEUE_DOWN, rc=1)
+    assert set(slurm.poll(["5"])) == {"5"}
+    site.fault("squeue", stdout="", stderr=QUEUE_DOWN, rc=1, always=True)
+    with pytest.raises(BatchUnavailable, match=r"`squeue` failed: .*Unable to contact"):
+        slurm.poll(["5"])
+
+
+def test_an_error_that_does_not_pass_is_not_tried_again(slurm: Slurm, site: Site) -> None:
+    site.fault("squeue", stdout="", stderr="squeue: unrecognized option '--x'\n", rc=1, always=True)
+    with pytest.raises(BatchUnavailable, match="unrecognized option"):
+        slurm.poll(["5"])
+    assert len(site.calls("squeue")) == 1
+
+
+# environment
+
+
+def test_no_variable_of_the_user_or_of_an_outer_job_reaches_a_command(slurm: Slurm, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SBATCH_PARTITION", "SBATCH_GRES", "SLURM_JOB_ID", "SLURM_CLUSTERS", "SQUEUE_FORMAT", "SQUEUE_STATES"):
+        monkeypatch.setenv(name, "evil")
+    for name in ("SACCT_FORMAT", "SCANCEL_STATE", "SALLOC_QOS", "SRUN_DEBUG", "PMIX_RANK", "PMI_RANK"):
+        monkeypatch.setenv(name, "evil")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/site.conf")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    job_id = submit(slurm, site)
+    slurm.poll([job_id])
+    slurm.ended([job_id])
+    slurm.cancel([job_id])
+    environments = site.environments()
+    assert len(environments) == 4
+    for environment in environments:
+        assert "evil" not in environment.values()
+        assert environment["SLURM_CONF"] == "/etc/slurm/site.conf"
+        assert environment["LC_ALL"] == "C"
+
+
+# cancel
+
+
+def test_cancel_of_350_jobs_is_one_command(slurm: Slurm, site: Site) -> None:
+    job = {"T": "RUNNING", "N": "n1", "S": "N/A", "e": "N/A", "j": "w", "r": "None"}
+    site.change(lambda state: state["jobs"].update({str(i): job for i in range(350)}))
+    slurm.cancel(str(i) for i in range(350))
+    assert len(site.jobs(T="CANCELLED")) == 350
+    assert len(site.calls("scancel")) == 1
+
+
+def test_only_pending_spares_what_runs(slurm: Slurm, site: Site) -> None:
+    site.job(5)
+    site.job(6, "RUNNING")
+    slurm.cancel(["5", "6"], only_pending=True)
+    assert site.calls("scancel") == [["--state=PENDING", "5", "6"]]
+    assert site.jobs(T="CANCELLED") == ["5"]
+
+
+@pytest.mark.parametrize(
+    "stderr",
+    [
+        "",
+        "scancel: error: Kill job error on job id 999: Invalid job id specified\n",
+        "scancel: error: Kill job error on job id 999: Job/step already completing or completed\n",
+    ],
+)
+def test_cancel_of_a_job_that_is_unknown_or_over_is_no_error(slurm: Slurm, site: Site, stderr: str) -> None:
+    site.fault("scancel", stderr=stderr, rc=1 if stderr else 0)
+    slurm.cancel(["999"])
+    assert len(site.calls("scancel")) == 1
+
+
+def test_an_unknown_id_does_not_hide_that_the_controller_went_down(slurm: Slurm, site: Site) -> None:
+    site.job(5, "RUNNING")
+    words = "scancel: error: Kill job error on job id 4: Invalid job id specified\n"
+    words += "scancel: error: Kill job error on job id 5: Unable to contact slurm controller (connect failure)\n"
+    site.fault("scancel", stderr=words, rc=1, lost=True)
+    slurm.cancel(["4", "5"])
+    assert site.jobs(T="CANCELLED") == ["5"]
+
+
+def test_a_cancel_that_did_not_arrive_is_said(slurm: Slurm, site: Site) -> None:
+    site.fault("scancel", stderr="scancel: error: Kill job error on job id 5: Access/permission denied\n", rc=1, lost=True)
+    with pytest.raises(BatchUnavailable, match="permission denied"):
+        slurm.cancel(["5"])
+
+
+# accounting
+
+
+def test_without_accounting_nothing_is_known_of_ended_jobs(slurm: Slurm, site: Site) -> None:
+    assert slurm.ended(["5"]) == {}
+    assert len(site.calls("sacct")) == 1
+
+
+def test_the_accounting_tells_how_jobs_ended(slurm: Slurm, site: Site) -> None:
+    records = {
+        "5": "5|CANCELLED by 1000|0:15|n1|1700000000|1700000060|a|b",
+        "6": "6|FAILED|3:0|n1|1700000000|1700000060|w",
+        "7": "7|CANCELLED by 0|0:0|None assigned|None|Unknown|w",
+        "8": "8|VANISHED|?|n1|Unknown|Unknown|w",
+    }
+    site.change(lambda state: state["accounting"].update(records))
+    answer = slurm.ended(["5", "6", "7", "8", "9"])
+    assert {i: (s.state, s.exit_code, s.end, s.name) for i, s in answer.items()} == {
+        "5": (JobState.CANCELLED, 143, 1700000060.0, "a|b"),
+        "6": (JobState.FAILED, 3, 1700000060.0, "w"),
+        "7": (JobState.CANCELLED, 0, None, "w"),
+        "8": (JobState.UNKNOWN, None, None, "w"),
+    }
+    assert answer["7"].node == ""
+    assert len(site.calls("sacct")) == 1
+
+
+@pytest.mark.parametrize("trouble", ["missing", "hangs"])
+def test_an_accounting_that_is_missing_or_hangs_does_not_take_away_what_the_queue_said(site: Site, trouble: str) -> None:
+    site.job(5, "RUNNING")
+    monitor = Monitor(Slurm(timeout=2 if trouble == "hangs" else 60), grace=0)
+    for job_id in ("5", "6"):
+        monitor.watch(job_id, "w", now=0)
+    if trouble == "missing":
+        site.replace("sacct", "#!/nowhere/python\n")
+    else:
+        site.fault("sacct", hang=True)
+    monitor.take(monitor.ask(monitor.alive()), now=1)
+    assert monitor.trouble == ""
+    assert {i: view.status.state for i, view in monitor.views.items()} == {"5": JobState.RUNNING, "6": JobState.FAILED}
+
+
+# the job around us
+
+
+def test_outside_of_a_job_there_is_no_own_job(slurm: Slurm, site: Site) -> None:
+    assert slurm.own_job({}) is None
+    assert not site.environments()
+
+
+def test_the_own_job_is_read_from_the_environment(slurm: Slurm, site: Site) -> None:
+    environ = {"SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "w", "SLURM_NODEID": "1", "SLURM_JOB_END_TIME": "1700003600"}
+    own = slurm.own_job(environ)
+    assert own is not None
+    assert (own.job_id, own.name, own.node, own.end) == ("5", "w", 1, 1700003600.0)
+    assert not site.environments()
+
+
+def test_the_queue_is_asked_for_the_end_where_the_environment_does_not_tell(slurm: Slurm, site: Site) -> None:
+    site.job(5, "RUNNING", e="1700003600")
+    own = slurm.own_job({"SLURM_JOB_ID": "5"})
+    assert own is not None
+    assert (own.node, own.end) == (0, 1700003600.0)
+    assert len(site.calls("squeue")) == 1
+
+
+@pytest.mark.parametrize("trouble", ["unknown", "down", "missing"])
+def test_an_end_that_nobody_tells_is_none(slurm: Slurm, site: Site, trouble: str) -> None:
+    if trouble == "down":
+        site.fault("squeue", stdout="", stderr=QUEUE_DOWN, rc=1, always=True)
+    elif trouble == "missing":
+        site.replace("squeue", "#!/nowhere/python\n")
+    own = slurm.own_job({"SLURM_JOB_ID": "5"})
+    assert own is not None
+    assert own.end is None
+
+
+# commands that hang, and interrupts
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    ["sleep 1000 & echo $! > {pid}; wait", "sleep 1000 & echo $! > {pid}; exit 0"],
+    ids=["which waits for its child", "which leaves its child behind"],
+)
+def test_a_hung_wrapper_is_killed_with_its_children(site: Site, until: Callable[..., None], wrapper: str) -> None:
+    pid = site.folder / "pid"
+    command = site.replace("wrapper", "#!/bin/sh\n" + wrapper.format(pid=pid) + "\n")
+    begin = time.monotonic()
+    with pytest.raises(BatchUnavailable, match="did not answer within 1 s"):
+        run([str(command)], timeout=1)
+    assert time.monotonic() - begin < 30
+    until(lambda: gone(int(pid.read_text())), "the child is gone", timeout=10)
+
+
+def test_a_child_that_left_the_session_does_not_hold_us_up(site: Site) -> None:
+    pid = site.folder / "pid"
+    command = site.replace("wrapper", f"#!/bin/sh\nsetsid sh -c 'echo $$ > {pid}; exec sleep 1000' & wait\n")
+    begin = time.monotonic()
+    with pytest.raises(BatchUnavailable):
+        run([str(command)], timeout=1)
+    assert time.monotonic() - begin < 30
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+def test_a_child_that_does_not_hold_the_output_outlives_its_command(site: Site) -> None:
+    command = site.replace("wrapper", "#!/bin/sh\nsleep 1000 >/dev/null 2>&1 & echo $!\n")
+    pid = int(run([str(command)], timeout=60).stdout)
+    assert not gone(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["main thread", "worker thread"])
+def test_ctrl_c_in_the_terminal_does_not_kill_a_submit_half_way(site: Site, until: Callable[..., None], thread: bool) -> None:
+    gate, saved = site.folder / "gate", site.folder / "id"
+    site.fault("sbatch", gate=str(gate))
+    program = f"""
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from hpcgpu.batch.slurm import Slurm
+
+def submit():
+    Path({str(saved)!r}).write_text(Slurm().submit(Path({str(site.script)!r}), job_name="ada-w1"))
+
+with ThreadPoolExecutor() as pool:
+    pool.submit(submit).result() if {thread} else submit()
+"""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    submitter = subprocess.Popen(
+        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": path}, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    until(lambda: site.calls("sbatch"), "sbatch is under way")
+    os.killpg(submitter.pid, signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        submitter.wait(timeout=0.7)  # longer than subprocess.run would let sbatch live
+    gate.touch()
+    _, stderr = submitter.communicate(timeout=60)
+    assert "KeyboardInterrupt" in stderr
+    assert "BrokenPipe" not in stderr
+    assert submitter.returncode == -signal.SIGINT
+    assert site.jobs(j="ada-w1") == ["101"]
+    assert saved.exists() is thread  # in the main thread the interrupt comes first: the job is found by its name
