@@ -10,6 +10,7 @@ from pathlib import Path
 import dask
 import pytest
 
+from hpcgpu.batch.base import JobState
 from hpcgpu.batch.local import LocalQueue
 
 HERE = Path(__file__).parent
@@ -47,7 +48,7 @@ def queue(home: Path) -> Iterator[LocalQueue]:
     queue = LocalQueue(home / "queue", gpus=4)
     queue.check()
     yield queue
-    left = live(queue)
+    left = [i for i in live(queue) if queue.poll([i])[i].state is not JobState.COMPLETING]
     queue.cancel(left)
     wait_until(lambda: not live(queue), "the jobs of a failed test end")
     assert not left, f"the test left the jobs {left}"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fake_slurm import state as locked_state
 
 HERE = Path(__file__).parent
@@ -35,6 +36,11 @@ class Site:
         path.write_text(text)
         path.chmod(0o755)
         return path
+
+    def remove(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have no such command, nor a real one elsewhere on the PATH."""
+        monkeypatch.setenv("PATH", str(self.bin))
+        (self.bin / name).unlink()
 
     def change(self, act: Callable[[dict[str, Any]], None]) -> None:
         """Change the state between two commands."""

@@ -177,10 +177,10 @@ def test_a_refusal_without_words_names_the_exit_code(slurm: Slurm, site: Site) -
 
 @pytest.mark.parametrize("mode", [None, 0o644], ids=["missing", "not executable"])
 def test_a_missing_sbatch_is_named_with_what_to_do(slurm: Slurm, site: Site, monkeypatch: pytest.MonkeyPatch, mode: int | None) -> None:
-    monkeypatch.setenv("PATH", str(site.bin))
     if mode is None:
-        (site.bin / "sbatch").unlink()
+        site.remove("sbatch", monkeypatch)
     else:
+        monkeypatch.setenv("PATH", str(site.bin))
         (site.bin / "sbatch").chmod(mode)
     for ask in (slurm.check, lambda: submit(slurm, site)):
         with pytest.raises(BatchError, match=r"`sbatch` was not found.*login node") as caught:
@@ -366,13 +366,15 @@ def test_the_accounting_tells_how_jobs_ended(slurm: Slurm, site: Site) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["missing", "hangs"])
-def test_an_accounting_that_is_missing_or_hangs_does_not_take_away_what_the_queue_said(site: Site, trouble: str) -> None:
+def test_an_accounting_that_is_missing_or_hangs_does_not_take_away_what_the_queue_said(
+    site: Site, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
     site.job(5, "RUNNING")
     monitor = Monitor(Slurm(timeout=2 if trouble == "hangs" else 60), grace=0)
     for job_id in ("5", "6"):
         monitor.watch(job_id, "w", now=0)
     if trouble == "missing":
-        site.replace("sacct", "#!/nowhere/python\n")
+        site.remove("sacct", monkeypatch)
     else:
         site.fault("sacct", hang=True)
     monitor.take(monitor.ask(monitor.alive()), now=1)
@@ -405,11 +407,11 @@ def test_the_queue_is_asked_for_the_end_where_the_environment_does_not_tell(slur
 
 
 @pytest.mark.parametrize("trouble", ["unknown", "down", "missing"])
-def test_an_end_that_nobody_tells_is_none(slurm: Slurm, site: Site, trouble: str) -> None:
+def test_an_end_that_nobody_tells_is_none(slurm: Slurm, site: Site, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
     if trouble == "down":
         site.fault("squeue", stdout="", stderr=QUEUE_DOWN, rc=1, always=True)
     elif trouble == "missing":
-        site.replace("squeue", "#!/nowhere/python\n")
+        site.remove("squeue", monkeypatch)
     own = slurm.own_job({"SLURM_JOB_ID": "5"})
     assert own is not None
     assert own.end is None

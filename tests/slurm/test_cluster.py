@@ -1,0 +1,189 @@
+"""The whole cluster on a real Slurm, with real `dask cuda worker` processes on pretended GPUs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bed import SlurmBed
+from distributed import Client
+
+from hpcgpu import ClusterError, SlurmGPUCluster
+from hpcgpu.cluster import ClusterWarning
+
+Until = Callable[..., None]
+
+A100: dict[str, Any] = {
+    "queue": "gpu",
+    "walltime": "02:00:00",
+    "gpus_per_node": 4,
+    "gpu_type": "a100",
+    "cores": 4,
+    "memory": "4GB",
+    "scheduler": {"queue": "shared", "prefer": "t4"},
+    "protocol": "tcp",
+    "poll_interval": 1,
+    "quiet": True,
+}
+SMALL: dict[str, Any] = A100 | {"gpus_per_node": 1, "cores": 1, "memory": "1GB"}
+
+
+def node_of(cluster: SlurmGPUCluster, kind: str) -> list[str]:
+    cluster.sync(cluster._dispatcher.poll)
+    return [job.node for job in cluster.jobs if job.kind == kind]
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "ucx"])
+def test_three_jobs_of_four_gpus_shuffle_an_array(bed: SlurmBed, protocol: str) -> None:
+    import dask.array as da
+
+    with SlurmGPUCluster(**A100 | {"protocol": protocol}, jobs=2) as cluster:
+        cluster.scale(jobs=3)
+        cluster.wait_for_workers(12)
+        workers = cluster.scheduler_info["workers"]
+        assert {a.split("://")[0] for a in workers} == {"tls" if protocol == "tcp" else "ucx"}
+        assert {w["name"] for w in workers.values()} == {f"{cluster.name}-{job}-{gpu}" for job in range(3) for gpu in range(4)}
+        assert cluster.scheduler_address.startswith("tls://"), "the client speaks TLS whatever the workers speak"
+        with Client(cluster) as client:
+            host = np.arange(1200 * 1200, dtype="f8").reshape(1200, 1200)
+            array = da.from_array(host, chunks=(100, 1200)).persist()
+            columns = array.rechunk((1200, 100)).T  # every worker needs a piece of every other's
+            assert np.array_equal(columns.compute(), host.T)
+            received = client.run(lambda dask_worker: sum(e["total"] for e in dask_worker.transfer_incoming_log))
+            assert sum(n > 0 for n in received.values()) >= 10, "the workers did not talk to each other"
+            resources = {w["resources"]["GPU"] for w in cluster.scheduler_info["workers"].values()}
+            assert resources == {1.0}
+        assert node_of(cluster, "scheduler") == ["s0"]
+    assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
+
+
+def test_a_job_over_two_nodes(bed: SlurmBed) -> None:
+    with SlurmGPUCluster(**A100 | {"gpus_per_node": 2}, nodes_per_job=2, jobs=1) as cluster:
+        cluster.wait_for_workers()
+        names = {w["name"] for w in cluster.scheduler_info["workers"].values()}
+        assert names == {f"{cluster.name}-0-{node}-{gpu}" for node in range(2) for gpu in range(2)}
+        assert [job.workers for job in cluster.jobs if job.kind == "worker"] == [4]
+        assert len(bed.squeue()) == 2
+
+
+def test_the_scheduler_goes_elsewhere_when_the_preferred_node_is_down(bed: SlurmBed) -> None:
+    bed.node_down("s0")
+    try:
+        with SlurmGPUCluster(**SMALL) as cluster:
+            assert node_of(cluster, "scheduler")[0] in {"n0", "n1", "n2", "n3"}
+    finally:
+        bed.node_up("s0")
+
+
+def test_the_scheduler_goes_elsewhere_when_the_preferred_node_is_taken(bed: SlurmBed, until: Until) -> None:
+    command = ["sbatch", "--parsable", "-p", "shared", "-w", "s0", "--gres=gpu:t4:1", "--output=/dev/null", "--wrap=sleep 600"]
+    blocker = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    until(lambda: [j.state for j in bed.squeue()] == ["RUNNING"], "the t4 node is taken")
+    with SlurmGPUCluster(**SMALL) as cluster:
+        assert node_of(cluster, "scheduler")[0] in {"n0", "n1", "n2", "n3"}
+    subprocess.run(["scancel", blocker], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"queue": "nope", "scheduler": {"queue": "shared"}}, "invalid partition specified: nope"),
+        ({"gpus_per_node": 5}, "Requested node configuration is not available"),
+        ({"scheduler": {"prefer": "nope"}}, "Invalid preferred feature specification|Invalid feature specification"),
+        ({"constraint": "nope"}, "Invalid feature specification"),
+    ],
+)
+def test_what_slurm_refuses_is_an_error_with_its_words_and_leaves_no_job(bed: SlurmBed, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ClusterError, match=words):
+        SlurmGPUCluster(**A100 | options, jobs=1)
+    assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
+
+
+def test_a_worker_job_cancelled_from_outside_is_replaced_once(bed: SlurmBed, until: Until) -> None:
+    with SlurmGPUCluster(**SMALL, jobs=1) as cluster:
+        cluster.wait_for_workers(1)
+        victim = next(job for job in cluster.jobs if job.kind == "worker")
+        with pytest.warns(ClusterWarning, match=f"worker job {victim.id} .*it was cancelled"):
+            subprocess.run(["scancel", victim.id], check=True)
+            until(lambda: f"{cluster.name}-1" in cluster.worker_spec, "a replacement")
+        cluster.wait_for_workers(1)
+        assert [job.state for job in cluster.jobs if job.kind == "worker"] == ["cancelled", "running"]
+        assert "Start worker at" in cluster.get_logs()[f"{victim.name} (job {victim.id})"]
+
+
+def test_a_scheduler_job_cancelled_while_it_waits_is_named_and_no_worker_job_stays(bed: SlurmBed, until: Until) -> None:
+    script = [sys.executable, "-c", f"from hpcgpu import SlurmGPUCluster; SlurmGPUCluster(**{SMALL | {'jobs': 2, 'name': 'waits'}!r})"]
+    for node in ("n0", "n1", "n2", "n3", "s0"):
+        bed.node_down(node)
+    try:
+        program = subprocess.Popen(script, stderr=subprocess.PIPE, text=True)
+        until(lambda: len(bed.squeue()) == 3, "all jobs wait")
+        scheduler = next(job.id for job in bed.squeue() if job.name == "waits-scheduler")
+        subprocess.run(["scancel", scheduler], check=True)
+        _, err = program.communicate(timeout=60)
+    finally:
+        for node in ("n0", "n1", "n2", "n3", "s0"):
+            bed.node_up(node)
+    assert program.returncode == 1
+    assert f"scheduler job {scheduler} (waits-scheduler) cancelled: it was cancelled" in err
+    assert bed.squeue() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_job(bed: SlurmBed, until: Until, number: signal.Signals) -> None:
+    code = f"from hpcgpu import SlurmGPUCluster\nc = SlurmGPUCluster(**{SMALL | {'jobs': 2}!r})\nprint('up', flush=True)\nc.wait_for_workers(2)\nimport time; time.sleep(600)"
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert program.stdout is not None and program.stdout.readline() == "up\n"
+    program.send_signal(number)
+    program.communicate(timeout=60)
+    assert program.returncode != 0
+    assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
+
+
+def test_a_worker_script_may_be_submitted_by_hand(bed: SlurmBed, until: Until) -> None:
+    with SlurmGPUCluster(**SMALL) as cluster:
+        script = cluster.directory.path / "worker.sbatch"
+        assert script.read_text() == cluster.job_script()
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        job = subprocess.run(["sbatch", "--parsable", str(script)], check=True, capture_output=True, text=True).stdout.strip()
+        until(lambda: cluster.scheduler_info["workers"], "the worker joins")
+        [worker] = cluster.scheduler_info["workers"].values()
+        assert worker["name"] == f"{cluster.name}-by-hand-{job}"
+        subprocess.run(["scancel", job], check=True)
+
+
+def test_workers_retire_before_the_walltime_that_really_remains(bed: SlurmBed) -> None:
+    with SlurmGPUCluster(**SMALL | {"walltime": "01:00:00"}, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        [lifetime] = client.run(lambda: float(os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"].rstrip("s"))).values()
+        assert 3600 - 300 - 120 < lifetime <= 3600 - 300
+
+
+def test_a_controller_that_is_away_costs_no_job(bed: SlurmBed, until: Until) -> None:
+    with SlurmGPUCluster(**SMALL, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        bed.stop_controller()
+        try:
+            cluster.loop.add_callback(cluster._poll_now.set)
+            until(lambda: cluster._dispatcher.monitor.trouble, "a poll fails", timeout=120)
+            assert client.submit(sum, [1, 2]).result() == 3
+            assert cluster.status.name == "running"
+        finally:
+            bed.start_controller()
+        until(lambda: not cluster._dispatcher.monitor.trouble, "a poll succeeds", timeout=120)
+        assert [job.state for job in cluster.jobs] == ["running", "running"]
+
+
+def test_the_demo_runs_on_slurm_and_leaves_no_job(bed: SlurmBed, tmp_path: Path) -> None:
+    program = subprocess.run([sys.executable, "-m", "hpcgpu", "demo"], capture_output=True, text=True, timeout=200, check=False)
+    assert program.returncode == 0, program.stderr
+    assert "This runs on Slurm, with one GPU a job." in program.stdout
+    assert "336,776 flights (pandas alone gives the same)" in program.stdout
+    assert "The queue is empty again" in program.stdout
