@@ -3,7 +3,7 @@
 
 PYTHON := .venv/bin/python
 
-.PHONY: demo test docs bench clean
+.PHONY: demo test clean
 
 demo:
 	@ci/environment.sh examples
@@ -17,13 +17,5 @@ test:
 	@$(PYTHON) -m mypy
 	@$(PYTHON) -m pytest
 
-docs:
-	@ci/environment.sh docs
-	@$(PYTHON) -m sphinx -W -q docs docs/_build
-
-bench:
-	@ci/environment.sh test
-	@$(PYTHON) benchmarks/startup.py
-
 clean:
-	rm -rf .venv docs/_build dist
+	rm -rf .venv dist

@@ -279,9 +279,7 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
 
     scale_up = scale
 
-    def adapt(
-        self, *args: Any, minimum_jobs: int | None = None, maximum_jobs: int | None = None, **kwargs: Any
-    ) -> Adaptive:
+    def adapt(self, *args: Any, minimum_jobs: int | None = None, maximum_jobs: int | None = None, **kwargs: Any) -> Adaptive:
         """Let distributed's own Adaptive choose the size; `minimum` and `maximum` count workers.
 
         Parameters
@@ -495,7 +493,7 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
                     self._troubles.start_anew()
 
     async def _refresh(self) -> None:
-        """Take the scheduler's list of workers: its stream falls silent when another manager subscribes (WorkerStatusPlugin's fixed name)."""
+        """Take the scheduler's list of workers: its stream falls silent when another manager subscribes."""
         with suppress(OSError, TimeoutError):
             self.scheduler_info = SchedulerInfo(await asyncio.wait_for(self.scheduler_comm.identity(), 10))
             self._take_workers()

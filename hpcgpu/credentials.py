@@ -42,9 +42,7 @@ def create(directory: ClusterDirectory) -> None:
         .sign(key, hashes.SHA256())
     )
     directory.tls.mkdir(mode=0o700)
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     directory.write("tls/key.pem", pem.decode())
     directory.write("tls/cert.pem", certificate.public_bytes(serialization.Encoding.PEM).decode())
 

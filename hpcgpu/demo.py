@@ -158,9 +158,7 @@ def _bytes_received(dask_worker: Any) -> int:
     return int(sum(entry["total"] for entry in dask_worker.transfer_incoming_log))
 
 
-def _report(
-    show: Callable[..., None], cluster: Any, jobs: Any, answer: Any, rows: int, where: dict[str, int], stages: Stages
-) -> None:
+def _report(show: Callable[..., None], cluster: Any, jobs: Any, answer: Any, rows: int, where: dict[str, int], stages: Stages) -> None:
     best = answer[answer.tailnum > 1000].sort_values("arr_delay").rename(columns={"tailnum": "flights", "arr_delay": "mean delay (min)"})
     show(f"\nMean arrival delay by manufacturer, {rows:,} flights (pandas alone gives the same):", markup=False)
     show(best.round(1).to_string(), markup=False)

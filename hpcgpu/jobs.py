@@ -184,12 +184,12 @@ class Dispatcher:
         self.closing = True
         ended = {job_id for job_id, view in self.monitor.views.items() if view.status.state.ended}
         ids = set(self._ids.values()) - ended
-        for name in sorted(self._uncertain):
-            ids.update(self.batch.find(name))
         self.cancelled |= ids
         try:
             if ids:
                 self.batch.cancel(ids)
+            for name in sorted(self._uncertain):
+                self.batch.cancel(self.batch.find(name))
         finally:
             with self._changed:
                 self._changed.wait_for(lambda: self._in_flight == 0, timeout)

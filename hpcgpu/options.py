@@ -69,9 +69,7 @@ class JobOptions:
         doc="How GPUs are asked for in Slurm: --gres, --gpus-per-node, --gpus, or not at all (sites that give whole nodes).",
     )
     constraint: str | None = option(parse=values.text, doc="Node features that are required, in Slurm's syntax.")
-    prefer: str | None = option(
-        parse=values.text, doc="Node features that are preferred but not required (Slurm 22.05 and later)."
-    )
+    prefer: str | None = option(parse=values.text, doc="Node features that are preferred but not required (Slurm 22.05 and later).")
     job_extra_directives: tuple[str, ...] = option(
         (), parse=values.lines, doc="Further directives, one option an entry: ['--exclusive', '--mail-type=END']."
     )
@@ -146,9 +144,7 @@ class WorkerOptions(JobOptions):
     enable_nvlink: bool | None = option(
         parse=values.boolean, flag="--enable-nvlink", doc="UCX over NVLink (dask-cuda). Leave unset for automatic transports."
     )
-    enable_rdmacm: bool | None = option(
-        parse=values.boolean, flag="--enable-rdmacm", doc="RDMA connection manager for UCX (dask-cuda)."
-    )
+    enable_rdmacm: bool | None = option(parse=values.boolean, flag="--enable-rdmacm", doc="RDMA connection manager for UCX (dask-cuda).")
 
     @property
     def workers_per_job(self) -> int:
@@ -201,8 +197,7 @@ class ClusterOptions:
     )
     client_interface: str | None = option(
         parse=values.interface,
-        doc="Interface of the scheduler's node by which clients reach it. Default: the one of its default route when `interface` is "
-        "set.",
+        doc="Interface of the scheduler's node by which clients reach it. Default: the one of its default route when `interface` is set.",
     )
     security: bool = option(
         True, parse=values.boolean, doc="TLS with credentials made for this cluster. False lets anyone who reaches a port run code as you."
@@ -331,9 +326,7 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
 def _scheduler_options(own: Mapping[str, Any], cluster: ClusterOptions, worker: WorkerOptions) -> SchedulerOptions:
     """Options of the scheduler job: its own, what it inherits, and one GPU where the workers have GPUs."""
     built = _build(SchedulerOptions, own, "scheduler: ")
-    inherited = {
-        name: getattr(worker, name) for name, f in names(JobOptions).items() if f.metadata["inherited"] and name not in own
-    }
+    inherited = {name: getattr(worker, name) for name, f in names(JobOptions).items() if f.metadata["inherited"] and name not in own}
     if "env" in own:
         inherited["env"] = tuple((dict(worker.env) | dict(built.env)).items())
     if "gpus_per_node" not in own:

@@ -220,5 +220,3 @@ def _squeeze(text: str) -> str:
 def _refuse_control_characters(text: str) -> None:
     if bad := next((c for c in text if ord(c) < 32 or ord(c) == 127), None):
         raise OptionError(f"{text!r} holds the control character {bad!r}, which no directive can: remove it")
-
-

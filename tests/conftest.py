@@ -87,5 +87,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if layer == "slurm":
             item.add_marker(pytest.mark.slurm)
     items.sort(key=lambda item: order.get(Path(item.fspath).parent.name, 5))
-
-

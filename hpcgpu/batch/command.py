@@ -22,7 +22,7 @@ __all__ = ["Result", "backoff", "clean_environment", "require", "run"]
 #: Variables of an enclosing job or of the user's shell that silently override a script's directives or a command's output format
 #: (``man sbatch``, INPUT ENVIRONMENT VARIABLES; SQUEUE_FORMAT broke Parsl's parser, Parsl #2293).
 _SCRUBBED = ("SBATCH_", "SLURM_", "SALLOC_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMIX_", "PMI_")
-_KEPT = frozenset({"SLURM_CONF"})
+_KEPT = frozenset({"SLURM_CONF", "SLURM_JWT"})
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
         process.wait(timeout=5)
 
 
-def backoff(
-    attempts: int, *, first: float = 1.0, factor: float = 3.0, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[int]:
+def backoff(attempts: int, *, first: float = 1.0, factor: float = 3.0, sleep: Callable[[float], None] = time.sleep) -> Iterator[int]:
     """Yield attempt numbers from 0, sleeping between them: `first`, then `factor` times longer each, with a jitter of a quarter."""
     for attempt in range(attempts):
         if attempt:

@@ -419,9 +419,7 @@ class LocalQueue(BatchSystem):
                 self._write(job)
 
     def _launch(self, job: JobRecord, devices: list[str]) -> None:
-        environ = {
-            k: v for k, v in os.environ.items() if not k.startswith("HPCGPU_JOB_")
-        }  # it is no part of the job we may be
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("HPCGPU_JOB_")}  # it is no part of the job we may be
         supervise = [sys.executable, "-m", "hpcgpu.batch.local", "run", str(self.directory), job.job_id]
         done = subprocess.run(
             ["/bin/sh", "-c", _DETACH, "sh", *supervise],

@@ -242,9 +242,7 @@ class Slurm(BatchSystem):
             with contextlib.suppress(BatchError):  # compute nodes may lack squeue
                 status = self.poll([job_id]).get(job_id)
                 end = status.end if status else None
-        return OwnJob(
-            job_id=job_id, name=environ.get("SLURM_JOB_NAME", job_id), node=int(environ.get("SLURM_NODEID", "0")), end=end
-        )
+        return OwnJob(job_id=job_id, name=environ.get("SLURM_JOB_NAME", job_id), node=int(environ.get("SLURM_NODEID", "0")), end=end)
 
     def _only(self, job_id: str, job_name: str) -> str:
         """Cancel other jobs of that name, and return the id: a busy controller may accept an attempt after it was given up."""

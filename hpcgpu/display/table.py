@@ -20,9 +20,7 @@ class JobTable(list[JobInfo]):
     """A list of `JobInfo` that shows itself as a table."""
 
     def _rows(self) -> list[tuple[str, ...]]:
-        return [
-            (job.id, job.kind, job.name, job.state, duration(job.waited), job.node, str(job.workers), job.reason) for job in self
-        ]
+        return [(job.id, job.kind, job.name, job.state, duration(job.waited), job.node, str(job.workers), job.reason) for job in self]
 
     def __repr__(self) -> str:
         table = Table(*_COLUMNS, box=None)

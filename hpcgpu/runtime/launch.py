@@ -203,8 +203,10 @@ def main(argv: Sequence[str]) -> None:
     try:
         directory = ClusterDirectory(arguments.directory)
         if not (directory.path / "cluster.json").exists():
-            raise LaunchError(f"{directory.path} is not a cluster directory, or this node does not see it: it must be on a filesystem "
-                              f"that login and compute nodes share (option cluster_directory)")
+            raise LaunchError(
+                f"{directory.path} is not a cluster directory, or this node does not see it: it must be on a filesystem "
+                f"that login and compute nodes share (option cluster_directory)"
+            )
         batch = batch_system(arguments.system)
         own = batch.own_job(os.environ)
         if own is None:
@@ -222,8 +224,11 @@ def main(argv: Sequence[str]) -> None:
     except LaunchError as error:
         print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
-    print(f"hpcgpu: on {socket.gethostname()}, CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}: "
-          f"{shlex.join(command)}", file=sys.stderr, flush=True)
+    print(
+        f"hpcgpu: on {socket.gethostname()}, CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}: {shlex.join(command)}",
+        file=sys.stderr,
+        flush=True,
+    )
     os.execvp(command[0], command)
 
 

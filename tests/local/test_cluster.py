@@ -73,7 +73,14 @@ def test_workers_of_gpu_jobs_are_named_after_their_job_and_have_a_gpu_resource(q
 
 def test_scale_counts_workers_and_rounds_up_to_jobs(queue: LocalQueue, fake_gpus: None) -> None:  # rows 1 and 15
     with LocalGPUCluster(jobs=0, **GPU, cores=8, memory="8GB") as cluster:
-        for arguments, jobs in [({"n": 3}, 2), ({"gpus": 1}, 1), ({"jobs": 2}, 2), ({"cores": 1}, 1), ({"memory": "9GB"}, 2), ({"n": 0}, 0)]:
+        for arguments, jobs in [
+            ({"n": 3}, 2),
+            ({"gpus": 1}, 1),
+            ({"jobs": 2}, 2),
+            ({"cores": 1}, 1),
+            ({"memory": "9GB"}, 2),
+            ({"n": 0}, 0),
+        ]:
             cluster.scale(**arguments)
             cluster.sync(cluster._correct_state)
             assert len(cluster.worker_spec) == jobs, arguments
@@ -375,9 +382,7 @@ def test_the_same_name_twice_is_refused_and_a_closed_name_may_be_used_again(queu
         ({"gpus_per_node": 1, "protocol": "ucx", "scheduler": {"gpus_per_node": 0}}, "Give it a GPU, or use protocol='tcp'"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_submitted(
-    queue: LocalQueue, home: Path, options: dict[str, Any], message: str
-) -> None:
+def test_bad_input_is_refused_before_anything_is_submitted(queue: LocalQueue, home: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         LocalGPUCluster(**({"gpus_per_node": 0, "quiet": True} | options))
     assert list((queue.directory / "jobs").glob("*.json")) == []
@@ -394,7 +399,12 @@ def test_a_directory_that_cannot_be_written_is_refused(queue: LocalQueue, home: 
 
 def test_scale_refuses_what_cannot_be(queue: LocalQueue) -> None:
     with LocalGPUCluster(**CPU) as cluster:
-        for arguments, message in [({"n": -1}, "n must be"), ({"jobs": 1.5}, "jobs must be"), ({"gpus": 1}, "gpus_per_node is 0"), ({}, "give a")]:
+        for arguments, message in [
+            ({"n": -1}, "n must be"),
+            ({"jobs": 1.5}, "jobs must be"),
+            ({"gpus": 1}, "gpus_per_node is 0"),
+            ({}, "give a"),
+        ]:
             with pytest.raises(OptionError, match=message):
                 cluster.scale(**arguments)
 

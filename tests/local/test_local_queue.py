@@ -310,9 +310,7 @@ def test_removed_queue_stays_removed(site: Site) -> None:
 
 
 def test_two_clients_share_one_queue(site: Site) -> None:
-    (site.home / "script.sh").write_text(
-        f"#HPCGPU --output={site.home}/%j.log\n#HPCGPU --gpus=1\necho $CUDA_VISIBLE_DEVICES\n"
-    )
+    (site.home / "script.sh").write_text(f"#HPCGPU --output={site.home}/%j.log\n#HPCGPU --gpus=1\necho $CUDA_VISIBLE_DEVICES\n")
     client = (
         "import pathlib, sys; from hpcgpu.batch.local import LocalQueue\n"
         "queue = LocalQueue(pathlib.Path(sys.argv[1]))\n"
@@ -331,9 +329,7 @@ def test_two_clients_share_one_queue(site: Site) -> None:
 
 def test_submit_from_inside_a_job_makes_a_job_of_its_own(site: Site) -> None:
     (site.home / "inner.sh").write_text(f"#HPCGPU --output={site.home}/inner.log\necho $HPCGPU_JOB_ID; {FOREVER}\n")
-    client = (
-        "from pathlib import Path as P; from hpcgpu.batch.local import *; LocalQueue().submit(P('inner.sh'), job_name='inner')"
-    )
+    client = "from pathlib import Path as P; from hpcgpu.batch.local import *; LocalQueue().submit(P('inner.sh'), job_name='inner')"
     outer = site.submit(f'PYTHONPATH={ROOT} {sys.executable} -c "{client}"')
     assert site.ended(outer).state is JobState.COMPLETED, site.log(outer)
     (inner,) = site.queue.find("inner")

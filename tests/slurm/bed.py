@@ -249,7 +249,7 @@ class SlurmBed:
                 for node in NODES:
                     self._daemon("slurmd", "-N", node)
                 wait_for(lambda: set(self.nodes().values()) == {"idle"}, "all nodes are idle", 60, 0.1)
-                return
+                return None
             except BedError as error:
                 if not left:
                     reason = f"{error}; the nodes: {self.nodes()}; in the logs:\n{self._complaints()}"
