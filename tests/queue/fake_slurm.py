@@ -15,7 +15,7 @@ import sys
 import time
 from contextlib import contextmanager
 
-FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib doubles the start-up time
+FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ALIVE = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING"}
 
 
@@ -95,7 +95,7 @@ def main():
     if fault.get("hang"):
         signal.pause()
     if gate := fault.get("gate"):
-        while not os.path.exists(gate):  # noqa: PTH110
+        while not os.path.exists(gate):
             time.sleep(0.01)
     sys.stderr.write(fault.get("stderr", stderr))
     answer = fault.get("stdout", answer).replace("{answer}", answer.strip())
