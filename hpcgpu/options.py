@@ -106,7 +106,7 @@ class WorkerOptions(JobOptions):
         parse=values.resources, doc="Abstract resources of one Dask worker. Default: {'GPU': 1} with a GPU, else none."
     )
     death_timeout: float = option(
-        300.0, parse=values.duration, doc="How long a running worker waits for the scheduler before it gives up, seconds or '5 min'."
+        300.0, parse=values.duration, doc="How long a running worker waits for the scheduler before it gives up, seconds or '5m'."
     )
     worker_extra_args: tuple[str, ...] = option(
         (), parse=values.lines, doc="Further arguments of the worker command; each reaches it as it is, unexpanded."

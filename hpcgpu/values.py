@@ -111,7 +111,7 @@ def walltime(name: str, value: Any) -> int:
     return seconds
 
 
-def duration(name: str, value: Any, advice: str = "write a number of seconds or a text with a unit, such as '5 min'") -> float:
+def duration(name: str, value: Any, advice: str = "write a number of seconds or a text with a unit, such as '5m'") -> float:
     """Seconds, from a number, a text with a unit, or a timedelta."""
     try:
         seconds = float(parse_timedelta(value, default="seconds"))

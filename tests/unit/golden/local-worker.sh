@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Worker job of the hpcgpu cluster demo: one `dask cuda worker` on each node, one Dask worker on each GPU.
+#HPCGPU --job-name=demo
+#HPCGPU --output=/home/me/.hpcgpu/clusters/demo/logs/%x-%j.log
+#HPCGPU --gpus=2
+#HPCGPU --time=3600
+
+
+set -u
+umask 077
+directory=/home/me/.hpcgpu/clusters/demo
+python=/opt/python/bin/python
+
+# Waits for the scheduler's $directory/contact.json, checks what this job was given, then becomes the command after `--`, with the
+# worker's name, protocol and interface added and its lifetime set to end before the job's walltime does.
+exec "$python" -m hpcgpu.runtime.launch worker local "$directory" \
+    --gpus 2 --nodes 1 --patience 300 -- \
+    "$python" -m dask cuda worker --nthreads 1 \
+        --resources GPU=1 \
+        --death-timeout 300

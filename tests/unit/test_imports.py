@@ -1,0 +1,51 @@
+"""Imports go one way, and the login node pays for nothing it does not use."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "hpcgpu"
+HEAVY = ("dask", "distributed", "cuda", "cupy", "cudf", "rmm", "ucxx", "pynvml")
+
+
+@pytest.mark.parametrize("module", ["hpcgpu", "hpcgpu.runtime.launch", "hpcgpu.batch.slurm", "hpcgpu.batch.local"])
+def test_importing_it_loads_neither_dask_nor_cuda(module: str) -> None:
+    # Compared with a bare start: .pth files of installed packages load some names by themselves.
+    code = f"import sys; before = set(sys.modules); import {module}; new = set(sys.modules) - before"
+    code += f"; print(*sorted({{m.split('.')[0] for m in new}} & set({HEAVY!r})))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == ""
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize(
+    ("room", "forbidden"),
+    [
+        ("batch", ["dask", "distributed", "hpcgpu.cluster", "hpcgpu.jobs", "hpcgpu.options", "hpcgpu.scripts", "hpcgpu.runtime"]),
+        ("runtime", ["hpcgpu.cluster", "hpcgpu.jobs", "hpcgpu.options", "hpcgpu.scripts"]),
+        ("fabric", ["hpcgpu.cluster", "hpcgpu.jobs", "hpcgpu.options", "hpcgpu.runtime"]),
+        ("options.py", ["hpcgpu.batch", "hpcgpu.jobs", "hpcgpu.cluster", "hpcgpu.scripts"]),
+        ("scripts.py", ["hpcgpu.batch", "hpcgpu.jobs", "hpcgpu.cluster"]),
+        ("jobs.py", ["hpcgpu.cluster", "hpcgpu.scripts", "hpcgpu.options"]),
+        ("directory.py", ["dask", "distributed", "hpcgpu"]),
+    ],
+)
+def test_no_room_imports_a_higher_one(room: str, forbidden: list[str]) -> None:
+    files = [PACKAGE / room] if room.endswith(".py") else sorted((PACKAGE / room).rglob("*.py"))
+    assert files
+    for path in files:
+        wrong = {name for name in imported(path) for bad in forbidden if name == bad or name.startswith(f"{bad}.")}
+        assert not wrong, f"{path.name} imports {wrong}"

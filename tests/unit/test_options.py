@@ -1,0 +1,108 @@
+"""Options: where they come from, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+
+from hpcgpu import values
+from hpcgpu.options import OptionError, resolve
+
+
+def test_arguments_beat_the_system_s_section_which_beats_the_general_one_which_beats_defaults() -> None:
+    with dask.config.set({"hpcgpu": {"queue": "general", "account": "general", "slurm": {"queue": "section", "walltime": "1h"}}}):
+        options = resolve("slurm", {"walltime": "2h"}).worker
+        assert (options.walltime, options.queue, options.account, options.gpu_request) == (7200, "section", "general", "gres")
+        assert resolve("local", {}).worker.queue == "general"
+
+
+def test_none_counts_as_not_given() -> None:
+    with dask.config.set({"hpcgpu.slurm.queue": "configured"}):
+        assert resolve("slurm", {"queue": None}).worker.queue == "configured"
+
+
+def test_the_scheduler_inherits_account_environment_and_prologue_but_not_size() -> None:
+    options = resolve(
+        "slurm",
+        {
+            "queue": "gpu",
+            "account": "m1",
+            "cores": 16,
+            "memory": "60GB",
+            "gpus_per_node": 4,
+            "gpu_type": "a100",
+            "env": {"A": "1"},
+            "job_script_prologue": ["module load cuda"],
+            "scheduler": {"queue": "shared", "prefer": "t4", "env": {"B": "2"}},
+        },
+    )
+    scheduler = options.scheduler
+    assert scheduler is not None
+    assert (scheduler.queue, scheduler.account, scheduler.prefer, scheduler.gpus_per_node) == ("shared", "m1", "t4", 1)
+    assert (scheduler.cores, scheduler.memory, scheduler.gpu_type) == (None, None, None)
+    assert dict(scheduler.env) == {"A": "1", "B": "2"}
+    assert scheduler.job_script_prologue == ("module load cuda",)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"quue": "gpu"}, "unknown option 'quue': did you mean 'queue'?"),
+        ({"processes": 4}, "one Dask worker runs per GPU: set gpus_per_node"),
+        ({"dashboard_address": ":1"}, "write scheduler={'dashboard_address': ...}"),
+        ({"scheduler": {"jobs": 2}}, "jobs is not an option of the scheduler job, but of the cluster"),
+        ({"queue": "a", "partition": "b"}, "mean the same: give one of them"),
+        ({"cores": 0}, "cores must be 1 or more, not 0"),
+        ({"gpus_per_node": -1}, "gpus_per_node must be 0 or more, not -1"),
+        ({"nodes_per_job": True}, "nodes_per_job must be a whole number"),
+        ({"walltime": "25:99"}, "walltime='25:99' is not a time: minutes and seconds end at 59"),
+        ({"walltime": 3600}, "walltime=3600 has no unit: write '02:00:00'"),
+        ({"memory": "10 parsecs"}, "memory='10 parsecs' is not an amount of memory: write a text with a unit"),
+        ({"queue": "gpu\nx"}, r"queue='gpu\nx' holds the control character '\n'"),
+        ({"account": 'a"; rm -rf ~'}, "account='a\"; rm -rf ~' is not a name"),
+        ({"name": "../up"}, "cannot name a cluster"),
+        ({"name": "a\0b"}, "holds the control character"),
+        ({"job_script_prologue": "/no/such/file"}, "is not a file: give a list of shell lines"),
+        ({"job_script_prologue": ["module load cuda\nrm x"]}, "job_script_prologue[0]"),
+        ({"env": {"A": "x\0y"}}, "env['A'] must be a string without NUL"),
+        ({"env": {"A B": "x"}}, "'A B' cannot name an environment variable"),
+        ({"interface": "a name that is too long"}, "cannot be a network interface"),
+        ({"worker_extra_args": ["--name=x"]}, "worker_extra_args: --name is set by hpcgpu"),
+        ({"protocol": "ucx", "scheduler": {"gpus_per_node": 0}}, "Give it a GPU, or use protocol='tcp'"),
+        ({"gpus_per_node": 0, "rmm_pool_size": 0.5}, "rmm_pool_size is an option of GPU workers"),
+        ({"scheduler": "remote"}, "scheduler must be a dict of options of the scheduler job, or 'local'"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name_and_with_advice(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        resolve("slurm", given)
+    assert message in str(caught.value)
+
+
+def test_partition_is_another_name_of_queue() -> None:
+    assert resolve("slurm", {"partition": "gpu"}).worker.queue == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ("02:00:00", 7200),
+        ("30:00", 1800),
+        ("1-12:00:00", 129600),
+        ("1-12", 129600),
+        ("2h", 7200),
+        ("90m", 5400),
+        (timedelta(hours=1), 3600),
+    ],
+)
+def test_walltimes(given: str | timedelta, seconds: int) -> None:
+    assert values.walltime("walltime", given) == seconds
+
+
+def test_odd_but_legal_environment_values_are_kept(tmp_path: Path) -> None:
+    odd = 'a"; rm -rf\n$HOME `id`'
+    assert dict(resolve("slurm", {"env": {"A": odd}}).worker.env) == {"A": odd}
