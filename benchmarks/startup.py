@@ -1,0 +1,132 @@
+"""Time from the constructor to the workers: hpcgpu against dask-jobqueue, on the same Slurm, in the same run, interleaved.
+
+hpcgpu starts a scheduler job and jobs of four dask-cuda workers on pretended GPUs; dask-jobqueue its scheduler in this process and jobs of
+four worker processes. Run it with ``python benchmarks/startup.py``; it starts a Slurm of its own (tests/slurm/bed.py, as root).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "slurm"), str(ROOT / "tests" / "gpu_stub")]
+WORKERS_PER_JOB = 4
+
+
+@dataclass
+class Run:
+    """What one start cost."""
+
+    first: float
+    every: float
+    cpu: float
+    commands: int
+
+
+def count_commands(place: Path) -> Path:
+    """Put wrappers of the queue commands on the PATH that write a line for each call; return the file."""
+    log = place / "commands"
+    bin_directory = place / "bin"
+    bin_directory.mkdir()
+    for name in ("sbatch", "squeue", "scancel", "sacct", "scontrol"):
+        wrapper = bin_directory / name
+        wrapper.write_text(f'#!/bin/sh\necho {name} >> "{log}"\nexec {shutil.which(name)} "$@"\n')
+        wrapper.chmod(0o755)
+    os.environ["PATH"] = f"{bin_directory}:{os.environ['PATH']}"
+    log.touch()
+    return log
+
+
+def measure(make: Callable[[], Any], jobs: int, log: Path) -> Run:
+    """Start a cluster, wait for the first and for all workers, close it."""
+    log.write_text("")
+    cpu, started = time.process_time(), time.monotonic()
+    with make() as cluster:
+        cluster.scale(jobs=jobs)
+        first = None
+        while len(cluster.scheduler_info["workers"]) < jobs * WORKERS_PER_JOB:
+            if first is None and cluster.scheduler_info["workers"]:
+                first = time.monotonic() - started
+            time.sleep(0.02)
+        every = time.monotonic() - started
+    return Run(first or every, every, time.process_time() - cpu, len(log.read_text().splitlines()))
+
+
+def ours() -> Any:
+    from hpcgpu import SlurmGPUCluster
+
+    return SlurmGPUCluster(
+        queue="gpu", gpus_per_node=WORKERS_PER_JOB, cores=4, memory="4GB", scheduler={"queue": "shared"}, protocol="tcp", quiet=True
+    )
+
+
+def theirs(place: Path) -> Any:
+    from dask_jobqueue import SLURMCluster
+
+    return SLURMCluster(
+        queue="gpu",
+        cores=4,
+        processes=WORKERS_PER_JOB,
+        memory="4GB",
+        walltime="01:00:00",
+        log_directory=str(place / "theirs"),
+        local_directory=str(place / "scratch"),
+        python=sys.executable,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--repeat", type=int, default=3)
+    arguments = parser.parse_args()
+    import bed as slurm_bed
+    import build
+
+    if reason := slurm_bed.why_not():
+        sys.exit(f"no Slurm can be started here: {reason}")
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        os.environ.update(build.environment(build.build(place / "stub")))
+        os.environ["DASK_HPCGPU__CLUSTER_DIRECTORY"] = str(place / "clusters")
+        bed = slurm_bed.SlurmBed(place / "slurm")
+        bed.start()
+        os.environ.update(bed.environment())
+        log = count_commands(place)
+        import dask
+
+        dask.config.set({"hpcgpu.cluster-directory": str(place / "clusters")})
+        try:
+            print(f"{'jobs':>4} {'':14} {'first (s)':>10} {'all (s)':>8} {'client CPU (s)':>15} {'queue commands':>15}")
+            for jobs in arguments.jobs:
+                runs: dict[str, list[Run]] = {"hpcgpu": [], "dask-jobqueue": []}
+                for _ in range(arguments.repeat):
+                    runs["hpcgpu"].append(measure(ours, jobs, log))
+                    bed.wait_empty()
+                    runs["dask-jobqueue"].append(measure(lambda: theirs(place), jobs, log))
+                    bed.wait_empty()
+                medians = {
+                    name: [statistics.median(getattr(run, field) for run in done) for field in ("first", "every", "cpu", "commands")]
+                    for name, done in runs.items()
+                }
+                for name, values in medians.items():
+                    print(f"{jobs:>4} {name:14} {values[0]:>10.1f} {values[1]:>8.1f} {values[2]:>15.2f} {values[3]:>15.0f}")
+                ratio = [a / b for a, b in zip(medians["hpcgpu"], medians["dask-jobqueue"], strict=True)]
+                print(f"{jobs:>4} {'ratio':14} {ratio[0]:>10.2f} {ratio[1]:>8.2f} {ratio[2]:>15.2f} {ratio[3]:>15.2f}", flush=True)
+        finally:
+            bed.cancel_all()
+            bed.stop()
+
+
+if __name__ == "__main__":
+    main()
