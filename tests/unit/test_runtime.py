@@ -1,0 +1,182 @@
+"""What a job checks before it becomes the Dask command, and what the monitor makes of the queue's answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcgpu import credentials
+from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.batch.monitor import Answer, Monitor
+from hpcgpu.batch.reasons import explain, outlook
+from hpcgpu.batch.slurm import Slurm
+from hpcgpu.directory import ClusterDirectory, ClusterExists, Contact
+from hpcgpu.fabric.choice import active_infiniband_ports, choose
+from hpcgpu.runtime.launch import LaunchError, lifetime, visible_gpus, wait_for_scheduler
+
+UUIDS = "GPU-1b9e,MIG-77aa"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "environ", "on_node", "expected"),
+    [
+        (0, {}, None, None),
+        (2, {"CUDA_VISIBLE_DEVICES": "2,3"}, None, "2,3"),
+        (2, {"CUDA_VISIBLE_DEVICES": UUIDS}, None, UUIDS),
+        (1, {"CUDA_VISIBLE_DEVICES": "2,3"}, None, "2"),
+        (4, {}, 4, "0,1,2,3"),
+    ],
+)
+def test_the_gpus_of_a_job(wanted: int, environ: dict[str, str], on_node: int | None, expected: str | None) -> None:
+    assert visible_gpus(wanted, environ, on_node) == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "environ", "on_node", "message"),
+    [
+        (4, {"CUDA_VISIBLE_DEVICES": "0,1"}, None, "asked for 4 GPUs and sees 2"),
+        (1, {"CUDA_VISIBLE_DEVICES": ""}, None, "asked for 1 GPUs and sees 0"),
+        (1, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None, "asked for 1 GPUs and sees 0"),
+        (1, {}, None, "no CUDA_VISIBLE_DEVICES, no NVIDIA driver"),
+        (2, {}, 8, "Set gpus_per_node=8 where jobs get whole nodes"),
+    ],
+)
+def test_a_job_without_its_gpus_says_why(wanted: int, environ: dict[str, str], on_node: int | None, message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        visible_gpus(wanted, environ, on_node)
+
+
+@given(st.floats(min_value=1, max_value=1e7))
+def test_workers_begin_to_retire_before_the_end_and_not_at_the_start(remaining: float) -> None:
+    assert remaining / 2 <= lifetime(remaining) < remaining
+    assert remaining - lifetime(remaining) <= 300
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> ClusterDirectory:
+    return ClusterDirectory.claim(tmp_path / "clusters" / "demo", lambda submits: [])
+
+
+class Gone(Slurm):
+    """A queue that knows no job any more."""
+
+    def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        return {}
+
+
+def test_a_worker_whose_scheduler_job_is_gone_gives_up_at_once(directory: ClusterDirectory) -> None:
+    directory.intend("demo-scheduler", "scheduler")
+    directory.submitted("demo-scheduler", "17")
+    with pytest.raises(LaunchError, match=r"the scheduler job 17 is gone .*this worker job has nothing to do"):
+        wait_for_scheduler(directory, Gone(), patience=300)
+
+
+def test_a_contact_of_another_cluster_is_not_believed(directory: ClusterDirectory) -> None:
+    contact = Contact(token="somebody else's", job_id="1", workers="tls://a:1", client="tls://a:2")
+    directory.publish(contact)
+    assert directory.contact() is None
+    directory.publish(Contact(token=directory.token(), job_id="1", workers="tls://a:1", client="tls://a:2"))
+    assert directory.contact() is not None
+    directory.remove_secrets()
+    assert directory.contact() is None
+
+
+def test_a_journal_that_a_crash_cut_short_is_read_to_there(directory: ClusterDirectory) -> None:
+    directory.intend("demo-0", "worker")
+    directory.submitted("demo-0", "5")
+    with (directory.path / "journal.jsonl").open("a") as journal:
+        journal.write('{"event": "intent", "na')
+    assert [(s.name, s.job_id) for s in directory.submits()] == [("demo-0", "5")]
+    assert not directory.closed
+
+
+def test_a_name_whose_jobs_are_alive_is_refused_and_one_whose_jobs_are_not_is_kept_aside(directory: ClusterDirectory) -> None:
+    directory.intend("demo-0", "worker")
+    directory.submitted("demo-0", "5")
+    with pytest.raises(ClusterExists, match="its jobs 5 are in the queue"):
+        ClusterDirectory.claim(directory.path, lambda submits: ["5"])
+    again = ClusterDirectory.claim(directory.path, lambda submits: [])
+    assert again.submits() == [] and len(list(directory.path.parent.iterdir())) == 2
+
+
+def test_credentials_are_never_readable_by_others(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[int] = []
+    real = os.open
+
+    def watched(path: str, flags: int, mode: int = 0o777, **rest: int) -> int:
+        modes.append(mode)
+        return real(path, flags, mode, **rest)
+
+    before = os.umask(0)
+    try:
+        monkeypatch.setattr(os, "open", watched)
+        credentials.create(directory)
+    finally:
+        os.umask(before)
+    assert modes and set(modes) == {0o600}
+    assert directory.tls.stat().st_mode & 0o777 == 0o700
+
+
+def status(state: JobState, **rest: str) -> JobStatus:
+    return JobStatus(job_id="1", state=state, **rest)
+
+
+def monitor() -> Monitor:
+    watched = Monitor(Slurm(), grace=60)
+    watched.watch("1", "demo-0", now=0)
+    return watched
+
+
+def test_a_failed_poll_keeps_the_last_state() -> None:
+    watched = monitor()
+    watched.take(Answer(frozenset({"1"}), {"1": status(JobState.RUNNING)}), now=1)
+    watched.take(Answer(frozenset({"1"}), trouble="down"), now=1e6)
+    assert watched.views["1"].status.state is JobState.RUNNING and watched.trouble == "down"
+
+
+def test_a_job_that_vanished_is_given_up_only_after_the_grace_period() -> None:
+    watched = monitor()
+    watched.take(Answer(frozenset({"1"})), now=10)
+    watched.take(Answer(frozenset({"1"})), now=69)
+    assert watched.views["1"].status.state is JobState.UNKNOWN
+    watched.take(Answer(frozenset({"1"})), now=70)
+    assert watched.views["1"].status.state is JobState.FAILED
+
+
+def test_the_accounting_is_believed_of_a_job_that_the_queue_forgot() -> None:
+    watched = monitor()
+    watched.take(Answer(frozenset({"1"}), {}, {"1": status(JobState.OUT_OF_MEMORY)}), now=10)
+    assert watched.views["1"].status.state is JobState.OUT_OF_MEMORY
+    watched.take(Answer(frozenset({"1"}), {"1": status(JobState.RUNNING)}), now=11)
+    assert watched.views["1"].status.state is JobState.OUT_OF_MEMORY, "what ended stays ended"
+
+
+@given(st.sampled_from(JobState), st.text())
+def test_any_reason_is_put_into_words(state: JobState, reason: str) -> None:
+    text = explain(status(state, reason=reason))
+    assert reason in text
+    outlook(status(state, reason=reason))
+
+
+def test_ucx_is_chosen_only_where_all_that_it_needs_is_there(tmp_path: Path) -> None:
+    port = tmp_path / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    (port / "link_layer").write_text("InfiniBand\n")
+    ports = active_infiniband_ports(tmp_path)
+    assert ports == ["mlx5_0/1"]
+    assert choose(gpus=1, has_ucxx=True, active_ports=ports, transports=["rc_mlx5"]).protocol == "ucx"
+    for lacking, why in [
+        ({"gpus": 0}, "no GPU"),
+        ({"has_ucxx": False}, "not installed"),
+        ({"active_ports": []}, "no active InfiniBand"),
+        ({"transports": ["tcp"]}, "built without InfiniBand"),
+    ]:
+        given_ = {"gpus": 1, "has_ucxx": True, "active_ports": ports, "transports": ["rc_mlx5"]} | lacking
+        chosen = choose(**given_)  # type: ignore[arg-type]
+        assert chosen.protocol == "tcp" and why in chosen.why
