@@ -1,0 +1,90 @@
+"""Pages that come from the code: the options from their dataclasses, scripts from the templates.
+
+``.. options:: WorkerOptions`` lists the options of one dataclass of `hpcgpu.options`.
+
+``.. script:: slurm worker`` shows the script that the options in its content (the keyword arguments of a cluster) give.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from hpcgpu import options
+from hpcgpu.scripts import render
+
+
+def _kind(field: Any) -> str:
+    kind = str(field.type).replace(" | None", "")
+    for long, short in {
+        "tuple[tuple[str, str], ...]": "dict",
+        "tuple[tuple[str, float], ...]": "dict",
+        "tuple[str, ...]": "list of str",
+        "Path": "path",
+    }.items():
+        kind = kind.replace(long, short)
+    return {"walltime": "time", "memory": "size", "death_timeout": "time", "idle_timeout": "time", "poll_interval": "time"}.get(
+        field.name, kind
+    )
+
+
+def _default(field: Any) -> str:
+    if field.name == "python" or field.default in (None, (), ""):
+        return ""
+    value = str(field.default) if isinstance(field.default, Path) else field.default
+    return repr(value).replace(str(Path.home()), "~")
+
+
+class Options(SphinxDirective):
+    """The options of one dataclass, as a definition list."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        cls = getattr(options, self.arguments[0])
+        lines: list[str] = []
+        shared = set(options.names(options.JobOptions)) if cls is not options.JobOptions else set()
+        for name, field in options.names(cls).items():
+            if name in shared:
+                continue
+            facts = [_kind(field)]
+            if default := _default(field):
+                facts.append(f"default ``{default}``")
+            if field.metadata["inherited"]:
+                facts.append("inherited")
+            if field.metadata["flag"]:
+                facts.append(f"passed on as ``{field.metadata['flag']}``")
+            lines += [f"``{name}`` : {', '.join(facts)}", f"    {field.metadata['doc']}", ""]
+        node = nodes.section()
+        node.document = self.state.document
+        self.state.nested_parse(StringList(lines, source=f"hpcgpu.options.{self.arguments[0]}"), self.content_offset, node)
+        return node.children
+
+
+class Script(SphinxDirective):
+    """A job script, rendered now."""
+
+    required_arguments = 2
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        system, kind = self.arguments
+        call = ast.parse(f"dict({' '.join(self.content)})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        given = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+        fixed = {"name": "demo", "python": "/home/me/env/bin/python", "cluster_directory": "/home/me/.hpcgpu/clusters"}
+        text = render(system, kind, options.resolve(system, fixed | given), Path("/home/me/.hpcgpu/clusters/demo"))
+        return [nodes.literal_block(text, text, language="bash")]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register both directives."""
+    app.add_directive("options", Options)
+    app.add_directive("script", Script)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,24 @@
+"""Configuration of the documentation: python -m sphinx -W -q docs docs/_build."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent)]
+
+import hpcgpu  # noqa: E402
+
+project = "hpcgpu"
+author = "The hpcgpu developers"
+copyright = author
+release = version = hpcgpu.__version__
+
+extensions = ["sphinx.ext.autodoc", "numpydoc", "hpcgpu_pages"]
+exclude_patterns = ["_build", "_extensions"]
+html_theme = "furo"
+html_title = f"hpcgpu {version}"
+default_role = "code"
+
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+numpydoc_show_class_members = False
