@@ -710,7 +710,7 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         if isinstance(self.scheduler, LocalScheduler):
             with suppress(TimeoutError, OSError):
                 await asyncio.wait_for(self.scheduler.close(), 5)
-        for pause in (0.2, 0.5, 1, 1, *[2.0] * 30):
+        for pause in (1.0, 1.0, *[2.0] * 30):  # a job takes its second to end; each look is a command to the queue
             left = self._dispatcher.left()
             if not left or trouble or time.monotonic() + pause > deadline:
                 break

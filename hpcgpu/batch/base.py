@@ -92,7 +92,7 @@ class OwnJob:
     node : int
         Index of this node among the nodes of the job, from 0.
     end : float or None
-        Epoch seconds at which the walltime is over; None when it has no limit or none is known.
+        Epoch seconds at which the walltime is over; None when the environment does not tell.
     """
 
     job_id: str

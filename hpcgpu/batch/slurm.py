@@ -233,15 +233,11 @@ class Slurm(BatchSystem):
         return sorted((i for i, job in jobs.items() if job.name == job_name and not job.state.ended), key=int)
 
     def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
-        """Return the job around this process. SLURM_JOB_END_TIME is not set before 23.02: squeue is asked then."""
+        """Return the job around this process. SLURM_JOB_END_TIME is not set before 23.02."""
         job_id = environ.get("SLURM_JOB_ID")
         if not job_id:
             return None
         end = _epoch(environ.get("SLURM_JOB_END_TIME", ""))
-        if end is None:
-            with contextlib.suppress(BatchError):  # compute nodes may lack squeue
-                status = self.poll([job_id]).get(job_id)
-                end = status.end if status else None
         return OwnJob(job_id=job_id, name=environ.get("SLURM_JOB_NAME", job_id), node=int(environ.get("SLURM_NODEID", "0")), end=end)
 
     def _only(self, job_id: str, job_name: str) -> str:

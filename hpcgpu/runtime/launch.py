@@ -1,13 +1,17 @@
 """First step of every job, ``python -m hpcgpu.runtime.launch``: checks what the job was given, then becomes the stock Dask command.
 
-It fails at once and says why when that command could not succeed. It replaces itself by the command (exec), so that signals from the
-batch system reach Dask and nothing stands between. Nothing here imports Dask.
+It fails at once and says why when that command could not succeed. The command runs in this very process, so that signals from the batch
+system reach Dask and nothing stands between. A worker imports Dask while it waits for the scheduler: on a busy shared filesystem that
+takes longer than all the rest.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import os
+import runpy
 import shlex
 import socket
 import ssl
@@ -18,12 +22,15 @@ from pathlib import Path
 
 from hpcgpu import credentials
 from hpcgpu.batch import batch_system
-from hpcgpu.batch.base import BatchSystem, BatchUnavailable, OwnJob
+from hpcgpu.batch.base import BatchError, BatchSystem, BatchUnavailable, OwnJob
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.fabric import choice, interfaces
 
 __all__ = ["main"]
+
+#: Seconds without a contact after which a worker job asks the queue about the scheduler job, and between two such questions.
+_FIRST_QUESTION, _NEXT_QUESTION = 5.0, 15.0
 
 
 class LaunchError(Exception):
@@ -117,7 +124,8 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, patience
         The scheduler job has ended, or the scheduler did not come in time.
     """
     deadline = time.monotonic() + patience
-    next_question = 0.0
+    next_question = time.monotonic() + _FIRST_QUESTION
+    pause = 0.1
     while True:
         contact = directory.contact()
         if contact is not None and answers(contact, directory):
@@ -125,7 +133,7 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, patience
         scheduler = next((s for s in directory.submits() if s.kind == "scheduler"), None)
         now = time.monotonic()
         if scheduler is not None and scheduler.job_id is not None and now >= next_question:
-            next_question = now + 15
+            next_question = now + _NEXT_QUESTION
             try:
                 status = batch.poll([scheduler.job_id]).get(scheduler.job_id)
             except BatchUnavailable as error:
@@ -138,7 +146,18 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, patience
             raise LaunchError(
                 f"no scheduler answered within {patience:g} s (death_timeout); contact file: {directory.path / 'contact.json'}"
             )
-        time.sleep(0.5)
+        time.sleep(pause)
+        pause = min(1.0, pause * 1.2)
+
+
+def end_of_walltime(own: OwnJob, batch: BatchSystem) -> float | None:
+    """Return when the walltime of this job is over, epoch seconds; the queue is asked where the environment does not tell."""
+    if own.end is not None:
+        return own.end
+    with contextlib.suppress(BatchError):  # compute nodes may lack the queue's commands
+        if status := batch.poll([own.job_id]).get(own.job_id):
+            return status.end
+    return None
 
 
 def check_interface(name: str | None) -> None:
@@ -150,9 +169,11 @@ def check_interface(name: str | None) -> None:
 def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, batch: BatchSystem, own: OwnJob) -> list[str]:
     """Wait for the scheduler and return the full command of a worker."""
     check_interface(arguments.interface)
+    end = end_of_walltime(own, batch)
+    importlib.import_module("dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker")
     contact = wait_for_scheduler(directory, batch, arguments.patience)
-    if own.end is not None:
-        os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = f"{lifetime(own.end - time.time()):.0f}s"
+    if end is not None:
+        os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = f"{lifetime(end - time.time()):.0f}s"
     # Names must be unique: the cluster gives each job a name of its own, a job submitted by hand has the cluster's.
     name = own.name if own.name != directory.path.name else f"{own.name}-by-hand-{own.job_id}"
     if arguments.nodes > 1:
@@ -183,6 +204,16 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     os.environ["HPCGPU_FABRIC"] = chosen.why
     print(f"hpcgpu: {chosen.why}", file=sys.stderr)
     return command
+
+
+def become(command: Sequence[str]) -> None:
+    """Run ``python -m MODULE ARGUMENTS`` in this process."""
+    _, flag, module, *arguments = command
+    assert flag == "-m", "the templates start Dask as a module"
+    if "dask" in sys.modules:  # imported before the environment was complete
+        sys.modules["dask"].config.refresh()
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -229,7 +260,7 @@ def main(argv: Sequence[str]) -> None:
         file=sys.stderr,
         flush=True,
     )
-    os.execvp(command[0], command)
+    become(command)
 
 
 if __name__ == "__main__":

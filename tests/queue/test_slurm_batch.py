@@ -18,6 +18,7 @@ from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchUnavailable, Job
 from hpcgpu.batch.command import run
 from hpcgpu.batch.monitor import Monitor
 from hpcgpu.batch.slurm import Slurm
+from hpcgpu.runtime.launch import end_of_walltime
 
 DOWN = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n"
 QUEUE_DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
@@ -402,7 +403,8 @@ def test_the_queue_is_asked_for_the_end_where_the_environment_does_not_tell(slur
     site.job(5, "RUNNING", e="1700003600")
     own = slurm.own_job({"SLURM_JOB_ID": "5"})
     assert own is not None
-    assert (own.node, own.end) == (0, 1700003600.0)
+    assert (own.node, own.end) == (0, None)
+    assert end_of_walltime(own, slurm) == 1700003600.0
     assert len(site.calls("squeue")) == 1
 
 
@@ -414,7 +416,7 @@ def test_an_end_that_nobody_tells_is_none(slurm: Slurm, site: Site, monkeypatch:
         site.remove("squeue", monkeypatch)
     own = slurm.own_job({"SLURM_JOB_ID": "5"})
     assert own is not None
-    assert own.end is None
+    assert end_of_walltime(own, slurm) is None
 
 
 # commands that hang, and interrupts

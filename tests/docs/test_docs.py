@@ -1,0 +1,85 @@
+"""The user guide builds without a warning, its examples run, and what it shows of options exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpcgpu.options import resolve
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.rst"))]
+SYSTEMS = {"SlurmGPUCluster": "slurm", "LocalGPUCluster": "local"}
+
+
+def blocks(page: Path) -> Iterator[tuple[int, bool, str]]:
+    """Line, whether it is to run, and text of each block of Python on a page."""
+    text = page.read_text()
+    if page.suffix == ".md":
+        for match in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            yield text[: match.start()].count("\n") + 1, False, match[1]
+        return
+    pattern = r"^( *)\.\. code-block:: python\n((?:\1 +:.*\n)*)\n((?:\1 +.*\n|\n)+)"
+    for match in re.finditer(pattern, text, re.MULTILINE):
+        yield text[: match.start()].count("\n") + 1, ":class: runs" in match[2], textwrap.dedent(match[3])
+
+
+BLOCKS = [pytest.param(runs, text, id=f"{page.name}:{line}") for page in PAGES for line, runs, text in blocks(page)]
+
+
+def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "sphinx", "-W", "-q", "docs", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--gres=gpu:a100:4" in (tmp_path / "scripts.html").read_text(), "the script on the page comes from the templates"
+
+
+@pytest.mark.parametrize(("runs", "text"), BLOCKS)
+def test_the_options_in_an_example_exist(runs: bool, text: str) -> None:
+    for node in ast.walk(ast.parse(text)):
+        name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+        if name not in SYSTEMS or not isinstance(node, ast.Call):
+            continue
+        given = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords if k.arg != "asynchronous"}
+        resolve(SYSTEMS[name], given)
+
+
+@pytest.mark.parametrize("text", [pytest.param(*p.values[1:], id=p.id) for p in BLOCKS if p.values[0]])
+def test_an_example_runs(text: str, home: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=home, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_are_examples_that_run() -> None:
+    assert sum(p.values[0] for p in BLOCKS) >= 4
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text()):
+        assert "://" in target or (ROOT / target).exists(), target
+
+
+def test_the_configuration_on_the_page_is_accepted() -> None:
+    text = (ROOT / "docs" / "configuration.rst").read_text()
+    block = re.search(r"code-block:: yaml\n\n((?:   .*\n|\n)+)", text)
+    assert block
+    import dask
+
+    with dask.config.set(yaml.safe_load(textwrap.dedent(block[1]))):
+        options = resolve("slurm", {})
+    assert (options.worker.queue, options.worker.gpus_per_node) == ("gpu", 4)
+    assert options.scheduler is not None and options.scheduler.walltime == 12 * 3600
+
+
+def test_the_example_of_the_flights(home: Path) -> None:
+    example = [sys.executable, str(ROOT / "examples" / "flights.py")]
+    done = subprocess.run(example, capture_output=True, text=True, cwd=home, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "Hawaiian Airlines Inc." in done.stdout

@@ -1,0 +1,56 @@
+"""Configuration: the template, YAML files, environment variables; as programs meet them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpcgpu.config import template
+from hpcgpu.options import ClusterOptions, SchedulerOptions, WorkerOptions, names, resolve
+
+SHOW = """
+from hpcgpu.options import resolve
+options = resolve("slurm", {})
+print(options.worker.queue, options.worker.walltime, options.scheduler.queue, options.cluster.jobs)
+"""
+
+
+def uncommented() -> dict[str, Any]:
+    return dict(yaml.safe_load(re.sub(r"^( *)# ", r"\1", template(), flags=re.MULTILINE)))
+
+
+def test_the_template_sets_nothing() -> None:
+    assert yaml.safe_load(template()) == {"hpcgpu": None}
+
+
+def test_the_template_without_its_comment_marks_sets_every_option_to_its_default() -> None:
+    import dask
+
+    config = uncommented()
+    section = config["hpcgpu"]
+    expected = {name.replace("_", "-") for cls in (ClusterOptions, WorkerOptions) for name in names(cls)} | {"scheduler"}
+    assert set(section) == expected
+    assert set(section["scheduler"]) == {"dashboard-address"} <= {n.replace("_", "-") for n in names(SchedulerOptions)}
+    plain = resolve("slurm", {"name": "x"})
+    with dask.config.set(config):
+        assert resolve("slurm", {"name": "x"}) == plain
+
+
+def test_configuration_comes_from_files_and_from_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "hpcgpu.yaml").write_text("hpcgpu: {jobs: 3, slurm: {queue: file, walltime: '01:00:00', scheduler: {queue: small}}}\n")
+    environ = os.environ | {"DASK_CONFIG": str(tmp_path), "DASK_HPCGPU__SLURM__QUEUE": "environment"}
+    done = subprocess.run([sys.executable, "-c", SHOW], env=environ, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["environment", "3600", "small", "3"]
+
+
+@pytest.mark.parametrize("name", ["DASK_HPCGPU__SLURM__QUUE", "DASK_HPCGPU__QUUE"])
+def test_an_unknown_key_is_refused_by_name(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SHOW], env=os.environ | {name: "x"}, capture_output=True, text=True)
+    assert "dask config hpcgpu or hpcgpu.slurm: unknown option 'quue': did you mean 'queue'?" in done.stderr
