@@ -41,10 +41,11 @@ class Result:
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment for queue commands: English messages, no variable that overrides what we ask for."""
-    env = {k: v for k, v in environ.items() if k in _KEPT or not k.startswith(_SCRUBBED)}
-    env["LC_ALL"] = "C"
-    return env
+    """Environment for queue commands, without the variables that override what we ask for.
+
+    The locale stays: what submits a job hands its environment on to the job.
+    """
+    return {k: v for k, v in environ.items() if k in _KEPT or not k.startswith(_SCRUBBED)}
 
 
 def require(command: str, hint: str) -> None:

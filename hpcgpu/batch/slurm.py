@@ -56,6 +56,10 @@ _TRANSIENT = re.compile(
     r"|temporarily unable|slurmctld.*(down|not respond)|slurm backup controller|communication (connection )?failure",
     re.IGNORECASE,
 )
+#: For what is parsed; not for sbatch, which hands its environment on to the job.
+_QUERY = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+#: Seconds for sacct, which is only asked for more than squeue knows and hangs where the accounting database is away.
+_ACCOUNTING_TIMEOUT = 10.0
 _SQUEUE_FORMAT = "%i|%T|%N|%S|%e|%j|%r"
 _JOB_ID = re.compile(r"^(\d+)(?:;\S+)?$")
 
@@ -170,7 +174,7 @@ class Slurm(BatchSystem):
         for _ in backoff(self.attempts, sleep=self.sleep):
             if uncertain:
                 try:
-                    found = self.find(job_name)
+                    found = self._named(job_name, attempts=1)  # this loop asks again by itself
                 except BatchUnavailable as error:
                     trouble = str(error)
                     continue
@@ -189,11 +193,15 @@ class Slurm(BatchSystem):
             if result.returncode == 0 or _AMBIGUOUS.search(result.words):
                 uncertain = True
             elif not _TRANSIENT.search(result.words):
+                if again:  # the attempt before it may have been accepted meanwhile, and this one refused for a limit that it filled
+                    break
                 raise SubmitRefused(f"Slurm refused job {job_name!r}: {result.words or f'exit code {result.returncode}'}")
         if uncertain or again:
             with contextlib.suppress(BatchUnavailable):
-                if found := self.find(job_name):
+                if found := self._named(job_name):
                     return self._only(found[-1], job_name) if again else found[-1]
+                if not uncertain and not _TRANSIENT.search(trouble):
+                    raise SubmitRefused(f"Slurm refused job {job_name!r}: {trouble}")
             raise AmbiguousSubmit(f"Slurm did not say whether it accepted job {job_name!r}: {trouble}")
         raise BatchUnavailable(f"Slurm did not accept job {job_name!r}: {trouble}")
 
@@ -214,7 +222,7 @@ class Slurm(BatchSystem):
             return {}
         argv = ["sacct", "-X", "-n", "-P", "-o", "JobIDRaw,State,ExitCode,NodeList,Start,End,JobName", "-j", ",".join(ids)]
         try:
-            result = run(argv, timeout=self.timeout, extra_env={"SLURM_TIME_FORMAT": "%s"})
+            result = run(argv, timeout=min(self.timeout, _ACCOUNTING_TIMEOUT), extra_env=_QUERY)
         except BatchError:
             return {}
         return parse_sacct(result.stdout) if result.returncode == 0 else {}
@@ -229,7 +237,11 @@ class Slurm(BatchSystem):
 
     def find(self, job_name: str) -> list[str]:
         """Ids of the user's live jobs of that name."""
-        jobs = self._squeue(["--me", f"--name={job_name}"])
+        return self._named(job_name)
+
+    def _named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
+        """Ids of the live jobs of that name. One that has ended may be an earlier cluster's of the same name."""
+        jobs = self._squeue(["--me", f"--name={job_name}"], attempts=attempts)
         return sorted((i for i, job in jobs.items() if job.name == job_name and not job.state.ended), key=int)
 
     def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
@@ -246,16 +258,16 @@ class Slurm(BatchSystem):
             self.cancel(i for i in self.find(job_name) if i != job_id)
         return job_id
 
-    def _squeue(self, arguments: list[str]) -> dict[str, JobStatus]:
+    def _squeue(self, arguments: list[str], *, attempts: int | None = None) -> dict[str, JobStatus]:
         argv = ["squeue", "--noheader", f"--format={_SQUEUE_FORMAT}", *arguments]
-        return parse_squeue(self._retry(argv, benign="invalid job id", extra_env={"SLURM_TIME_FORMAT": "%s"}).stdout)
+        return parse_squeue(self._retry(argv, benign="invalid job id", attempts=attempts).stdout)
 
-    def _retry(self, argv: list[str], *, benign: str, extra_env: Mapping[str, str] | None = None) -> Result:
+    def _retry(self, argv: list[str], *, benign: str, attempts: int | None = None) -> Result:
         """Run a command that may be repeated without harm until it succeeds."""
         trouble = ""
-        for _ in backoff(self.attempts, sleep=self.sleep):
+        for _ in backoff(attempts or self.attempts, sleep=self.sleep):
             try:
-                result = run(argv, timeout=self.timeout, extra_env=extra_env)
+                result = run(argv, timeout=self.timeout, extra_env=_QUERY)
             except BatchUnavailable as error:
                 trouble = str(error)
                 continue

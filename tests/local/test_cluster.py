@@ -21,8 +21,8 @@ import pytest
 from distributed import Client
 from distributed.exceptions import WorkerStartTimeoutError
 
-from hpcgpu import ClusterError, LocalGPUCluster, OptionError
-from hpcgpu.batch.base import BatchUnavailable, JobState, SubmitRefused
+from hpcgpu import ClusterError, LocalGPUCluster, OptionError, SlurmGPUCluster
+from hpcgpu.batch.base import BatchError, BatchUnavailable, JobState, SubmitRefused
 from hpcgpu.batch.local import LocalQueue
 from hpcgpu.cluster import ClusterWarning
 from hpcgpu.directory import ClusterDirectory, ClusterExists
@@ -387,6 +387,36 @@ def test_bad_input_is_refused_before_anything_is_submitted(queue: LocalQueue, ho
         LocalGPUCluster(**({"gpus_per_node": 0, "quiet": True} | options))
     assert list((queue.directory / "jobs").glob("*.json")) == []
     assert not (home / "clusters").exists() or list((home / "clusters").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queue": "a\nb"}, r"queue='a\\nb' holds the control character"),
+        ({"account": "a\0b"}, r"account='a\\x00b' holds the control character"),
+        ({"queue": 'gpu"; rm -rf ~'}, "is not a name"),
+        ({"job_script_prologue": "/no/such/file"}, "is not a file"),
+        ({"job_script_prologue": ["a\nb"]}, "holds the control character"),
+        ({"env": {"A": "x\0y"}}, "must be a string without NUL"),
+        ({"cores": 0}, "cores must be 1 or more"),
+    ],
+)
+def test_slurm_never_sees_what_cannot_be(home: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str) -> None:
+    (home / "bin").mkdir()
+    for command in ("sbatch", "squeue", "scancel"):
+        (home / "bin" / command).write_text(f"#!/bin/sh\ntouch {home}/asked\n")
+        (home / "bin" / command).chmod(0o755)
+    monkeypatch.setenv("PATH", str(home / "bin"), prepend=":")
+    with pytest.raises(OptionError, match=message):
+        SlurmGPUCluster(**options)
+    assert not (home / "asked").exists() and not (home / "clusters").exists()
+
+
+def test_where_slurm_is_not_installed_that_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(home))
+    with pytest.raises(BatchError, match=r"`sbatch` was not found on the PATH. Slurm's commands are needed: run this on a login node"):
+        SlurmGPUCluster(queue="gpu")
+    assert not (home / "clusters").exists()
 
 
 @pytest.mark.parametrize("option", ["log_directory", "cluster_directory"])

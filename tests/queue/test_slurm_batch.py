@@ -113,6 +113,20 @@ def test_an_attempt_that_is_accepted_after_it_was_given_up_does_not_stay_beside_
     assert len(site.jobs(j="ada-w1", T="CANCELLED")) == 1
 
 
+def test_a_repetition_that_is_refused_because_the_first_attempt_was_accepted_after_all(slurm: Slurm, site: Site) -> None:
+    site.fault("sbatch", stdout="", stderr=SOCKET, rc=1, late=True)
+    site.fault("sbatch", stdout="", stderr="sbatch: error: QOSMaxSubmitJobPerUserLimit", rc=1, lost=True)
+    assert submit(slurm, site) == "101"
+    assert site.jobs(j="ada-w1") == ["101"]
+
+
+def test_a_repetition_that_is_refused_while_no_job_exists_is_a_refusal(slurm: Slurm, site: Site) -> None:
+    site.fault("sbatch", stdout="", stderr=SOCKET, rc=1, lost=True)
+    site.fault("sbatch", stdout="", stderr="sbatch: error: Invalid account", rc=1, lost=True)
+    with pytest.raises(SubmitRefused, match="Invalid account"):
+        submit(slurm, site)
+
+
 def test_a_job_of_another_name_is_not_taken_for_the_lost_one(slurm: Slurm, site: Site) -> None:
     site.job(50, j="ada-w10")
     site.job(51, "CANCELLED", j="ada-w1")
@@ -288,7 +302,8 @@ def test_no_variable_of_the_user_or_of_an_outer_job_reaches_a_command(slurm: Slu
     for environment in environments:
         assert "evil" not in environment.values()
         assert environment["SLURM_CONF"] == "/etc/slurm/site.conf"
-        assert environment["LC_ALL"] == "C"
+    # sbatch hands its environment on to the job; what the others print is parsed.
+    assert [environment["LC_ALL"] for environment in environments] == ["de_DE.UTF-8", "C", "C", "C"]
 
 
 # cancel

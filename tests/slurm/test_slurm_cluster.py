@@ -106,6 +106,19 @@ def test_what_slurm_refuses_is_an_error_with_its_words_and_leaves_no_job(bed: Sl
     assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
 
 
+def test_an_interface_that_the_node_does_not_have_is_named_with_those_it_has(bed: SlurmBed) -> None:
+    with pytest.raises(ClusterError, match=r"interface 'nope0' does not exist on .*there are: .*lo \(127.0.0.1\)"):
+        SlurmGPUCluster(**SMALL, interface="nope0", jobs=1)
+    assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
+
+
+def test_the_locale_of_the_user_reaches_the_job(bed: SlurmBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    with SlurmGPUCluster(**SMALL, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        assert set(client.run(os.environ.get, "LC_ALL").values()) == {"C.UTF-8"}
+
+
 def test_a_worker_job_cancelled_from_outside_is_replaced_once(bed: SlurmBed, until: Until) -> None:
     with SlurmGPUCluster(**SMALL, jobs=1) as cluster:
         cluster.wait_for_workers(1)
@@ -187,3 +200,11 @@ def test_the_demo_runs_on_slurm_and_leaves_no_job(bed: SlurmBed, tmp_path: Path)
     assert "This runs on Slurm, with one GPU a job." in program.stdout
     assert "336,776 flights (pandas alone gives the same)" in program.stdout
     assert "The queue is empty again" in program.stdout
+
+
+def test_the_example_for_slurm_runs(bed: SlurmBed) -> None:
+    program = [sys.executable, str(Path(__file__).parents[2] / "examples" / "slurm.py"), "gpu", "2"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --gres=gpu:2" in done.stdout and "symmetric part has mean 0.5" in done.stdout
+    assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
