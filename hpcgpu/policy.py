@@ -1,0 +1,332 @@
+"""How many jobs a group of workers should have, and which to give up: state in, decision out. No I/O, no clock.
+
+A fixed size (`scale`) and an adaptive one (`adapt`) are decided here alike. Times are epoch seconds, durations seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Decision", "Demand", "JobView", "Limits", "Memory", "Past", "decide", "expected_wait", "keep_time"]
+
+#: An idle job is kept at least so long, where `idle_timeout` is not given.
+_KEEP_LEAST = 15.0
+#: ... and at most so long.
+_KEEP_MOST = 300.0
+#: A job must be able to run so long before a budget of GPU hours ends, or it is not worth its start.
+_USEFUL = 300.0
+#: Jobs begin to retire so long before the budget ends.
+_BUDGET_MARGIN = 30.0
+#: So many waits are remembered in an estimate.
+_RECENT_WAITS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobView:
+    """What the policy must know of one job that has not ended.
+
+    Attributes
+    ----------
+    name : str
+    pending : bool
+        Whether it waits in the queue, so that cancelling it costs nothing but its place there.
+    submitted : float
+    leaves : float or None
+        When its workers must begin to retire because its walltime ends; None without a walltime.
+    workers : int
+        Connected workers.
+    processing : int
+        Tasks that its workers have.
+    nbytes : int
+        Bytes that its workers hold.
+    idle_since : float or None
+        Since when all its workers are there and have nothing to do.
+    retiring : bool
+        Whether it was chosen to be given up already.
+    """
+
+    name: str
+    pending: bool
+    submitted: float
+    leaves: float | None = None
+    workers: int = 0
+    processing: int = 0
+    nbytes: int = 0
+    idle_since: float | None = None
+    retiring: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What the Dask scheduler wishes for these workers.
+
+    Attributes
+    ----------
+    jobs : int
+        Jobs that would have something to do.
+    seconds : float
+        How long the work that is known will take with the workers that are there; infinite without any.
+    """
+
+    jobs: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the user allows, in jobs.
+
+    Attributes
+    ----------
+    minimum, maximum : int
+        Equal for a fixed size.
+    fixed : bool
+        The user set the size: it is brought about at once, whatever the scheduler wishes.
+    backlog : int or None
+        Jobs that may wait in the queue at a time.
+    idle_timeout : float or None
+        How long an idle job is kept; None: as long as it would take to get another one, 15 s to 5 min.
+    gpu_seconds : float or None
+        The budget.
+    gpus_per_job : int
+    """
+
+    minimum: int = 0
+    maximum: int
+    fixed: bool = False
+    backlog: int | None = None
+    idle_timeout: float | None = None
+    gpu_seconds: float | None = None
+    gpus_per_job: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What has happened so far.
+
+    Attributes
+    ----------
+    waits : sequence of float
+        How long earlier jobs waited in the queue, oldest first.
+    gpu_seconds : float
+        What was used of the budget.
+    paused : str
+        Why nothing is submitted any more; empty while it is not so.
+    next_try : float
+        No submit before this time: the batch system refused one, or a job failed, shortly before.
+    full : str
+        The site's own words when it lets nobody have more jobs now; empty while it does.
+    """
+
+    waits: Sequence[float] = ()
+    gpu_seconds: float = 0.0
+    paused: str = ""
+    next_try: float = 0.0
+    full: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one decision leaves for the next.
+
+    Attributes
+    ----------
+    surplus_since : float or None
+        Since when there have been more jobs than wished.
+    """
+
+    surplus_since: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What to do.
+
+    Attributes
+    ----------
+    target : int
+        Jobs that there should be.
+    submit : int
+        Jobs to ask for.
+    cancel : tuple of str
+        Waiting jobs to cancel, only while they still wait.
+    retire : tuple of str
+        Running jobs to give up once their workers have finished and their data has moved.
+    reason : str
+        Why, in words.
+    memory : Memory
+    """
+
+    target: int
+    submit: int = 0
+    cancel: tuple[str, ...] = ()
+    retire: tuple[str, ...] = ()
+    reason: str
+    memory: Memory = Memory()
+
+    @property
+    def acts(self) -> bool:
+        """Whether it changes anything."""
+        return bool(self.submit or self.cancel or self.retire)
+
+
+def expected_wait(waits: Sequence[float], jobs: Iterable[JobView], now: float) -> float | None:
+    """Return how long a job that is submitted now would wait: the median of the last ten, and no less than the oldest that still waits.
+
+    None when nothing is known.
+    """
+    known = [*([statistics.median(waits[-_RECENT_WAITS:])] if waits else []), *(now - job.submitted for job in jobs if job.pending)]
+    return max(known) if known and waits else None
+
+
+def keep_time(limits: Limits, wait: float | None) -> float:
+    """Return how long a job without work is kept: it shall not cost more than to wait for another one would."""
+    if limits.idle_timeout is not None:
+        return limits.idle_timeout
+    return _KEEP_MOST if wait is None else min(_KEEP_MOST, max(_KEEP_LEAST, wait))
+
+
+def decide(
+    jobs: Sequence[JobView],
+    demand: Demand,
+    limits: Limits,
+    past: Past,
+    memory: Memory = Memory(),
+    *,
+    now: float,
+) -> Decision:
+    """Decide for one group of workers.
+
+    Parameters
+    ----------
+    jobs : sequence of JobView
+        All that have not ended, oldest first.
+    demand : Demand
+    limits : Limits
+    past : Past
+    memory : Memory
+        That of the decision before.
+    now : float
+
+    Returns
+    -------
+    Decision
+    """
+    staying = [job for job in jobs if not job.retiring]
+    wait = expected_wait(past.waits, staying, now)
+    if limits.gpu_seconds is not None:
+        left = limits.gpu_seconds - past.gpu_seconds
+        burning = limits.gpus_per_job * sum(not job.pending for job in jobs)
+        if left <= burning * _BUDGET_MARGIN:
+            why = f"the budget of {limits.gpu_seconds / 3600:g} GPU hours is used up ({past.gpu_seconds / 3600:.2f})"
+            cancel, retire = _parted(staying)
+            return Decision(target=0, cancel=cancel, retire=retire, reason=why)
+    wish, why = _wish(demand, limits)
+    # Who leaves before a replacement could be there is not counted, so that the replacement is asked for in time.
+    lasting = [job for job in staying if job.leaves is None or job.leaves - (wait or 0.0) > now]
+    if wish > len(lasting):
+        submit, why_not = _submit(wish - len(lasting), staying, demand, limits, past, wait, now=now)
+        leaving = len(staying) - len(lasting)
+        reason = f"{why}; {len(staying)} there" + (f", {leaving} of them near their end" if leaving else "")
+        return Decision(target=wish, submit=submit, reason=reason + (f"; {why_not}" if why_not else f"; asking for {submit}"))
+    if limits.fixed:
+        chosen = staying if wish == 0 else sorted(lasting, key=_dispensable)[: len(lasting) - wish]
+        cancel, retire = _parted(chosen)
+        reason = f"{why}; {len(staying)} there" + (f", giving up {len(chosen)}" if chosen else "")
+        return Decision(target=wish, cancel=cancel, retire=retire, reason=reason)
+    surplus = len(lasting) - wish
+    if surplus <= 0:
+        return Decision(target=wish, reason=f"{why}; {len(staying)} there")
+    return _shrink(surplus, wish, why, lasting, limits, memory, keep_time(limits, wait), now)
+
+
+def _wish(demand: Demand, limits: Limits) -> tuple[int, str]:
+    if limits.fixed:
+        return limits.maximum, f"{limits.maximum} jobs are asked for"
+    wish = max(limits.minimum, min(limits.maximum, demand.jobs))
+    why = f"there is work for {demand.jobs} jobs" if demand.jobs else "there is no work"
+    if wish != demand.jobs:
+        why += f", {'minimum' if wish > demand.jobs else 'maximum'} is {wish}"
+    return wish, why
+
+
+def _submit(
+    missing: int, staying: Sequence[JobView], demand: Demand, limits: Limits, past: Past, wait: float | None, *, now: float
+) -> tuple[int, str]:
+    """Return how many jobs to ask for, and why none if none."""
+    if past.paused:
+        return 0, f"paused: {past.paused}"
+    if past.full:
+        return 0, f"the site allows no more now: {past.full}"
+    if now < past.next_try:
+        return 0, f"waiting {past.next_try - now:.0f} s after a failure"
+    pending = sum(job.pending for job in staying)
+    if limits.backlog is not None and not limits.fixed:
+        missing = min(missing, limits.backlog - pending)
+        if missing <= 0:
+            return 0, f"{pending} wait already (backlog {limits.backlog})"
+    if limits.gpu_seconds is not None:
+        affordable = math.floor((limits.gpu_seconds - past.gpu_seconds) / (max(1, limits.gpus_per_job) * _USEFUL))
+        missing = min(missing, affordable - len(staying))
+        if missing <= 0:
+            return 0, f"the budget of {limits.gpu_seconds / 3600:g} GPU hours has no room for another"
+    running = sum(job.workers > 0 for job in staying)
+    if not limits.fixed and len(staying) >= limits.minimum and running and wait is not None and wait > demand.seconds:
+        return 0, f"the work will be done in {demand.seconds:.0f} s, a job waits about {wait:.0f} s"
+    return missing, ""
+
+
+def _shrink(
+    surplus: int, wish: int, why: str, lasting: Sequence[JobView], limits: Limits, memory: Memory, keep: float, now: float
+) -> Decision:
+    """Give up what has been too much for long enough: waiting jobs first, then idle ones."""
+    since = min(now, memory.surplus_since) if memory.surplus_since is not None else now
+    pending = sorted((job for job in lasting if job.pending), key=_dispensable)
+    patient = now - since < keep
+    if pending and patient:
+        reason = f"{why}; {len(lasting)} there; {surplus} too many for {now - since:.0f} s, kept for {keep:.0f} s"
+        return Decision(target=wish, reason=reason, memory=Memory(since))
+    cancel = pending[:surplus]
+    idle = [job for job in lasting if job.idle_since is not None and now - job.idle_since >= keep and not job.processing]
+    retire = sorted(idle, key=_dispensable)[: surplus - len(cancel)]
+    reason = f"{why}; {len(lasting)} there"
+    if cancel:
+        reason += f"; cancelling {len(cancel)} that wait"
+    if retire:
+        reason += f"; giving up {len(retire)} that had nothing to do for {keep:.0f} s"
+    if not cancel and not retire:
+        reason += "; none of them idle for long enough"
+    return Decision(
+        target=wish,
+        cancel=tuple(job.name for job in cancel),
+        retire=tuple(job.name for job in retire),
+        reason=reason,
+        memory=Memory(since),
+    )
+
+
+def _dispensable(job: JobView) -> tuple[bool, bool, bool, float, int, int, float, float]:
+    """Sort key: what is given up first costs least.
+
+    Waiting jobs, youngest first; then those whose workers are not there yet; then idle ones, longest idle first, fewest bytes, least
+    walltime left; then those with the fewest tasks.
+    """
+    return (
+        not job.pending,
+        job.workers > 0,
+        job.idle_since is None,
+        job.idle_since or 0.0,
+        job.processing,
+        job.nbytes,
+        job.leaves if job.leaves is not None else math.inf,
+        -job.submitted,
+    )
+
+
+def _parted(jobs: Iterable[JobView]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of those of these jobs that wait, and of the others."""
+    given = tuple(jobs)
+    return tuple(j.name for j in given if j.pending), tuple(j.name for j in given if not j.pending)
