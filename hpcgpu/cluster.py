@@ -7,19 +7,19 @@ scaling, retirement, status and closing are therefore overridden here. All state
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import os
 import time
 import warnings
-from collections.abc import Awaitable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import dask
 from dask.utils import parse_timedelta
 from distributed.core import Status, rpc
-from distributed.deploy.adaptive import Adaptive
 from distributed.deploy.cluster import Cluster
 from distributed.deploy.spec import NoOpAwaitable, SpecCluster
 from distributed.exceptions import WorkerStartTimeoutError
@@ -27,23 +27,31 @@ from distributed.objects import SchedulerInfo
 from distributed.security import Security
 from distributed.utils import Log, Logs
 
-from hpcgpu import credentials, documentation, scaling, scripts
+from hpcgpu import credentials, documentation, scaling, scripts, values
+from hpcgpu.adaptive import GPUAdaptive
 from hpcgpu.batch import batch_system
-from hpcgpu.batch.base import BatchError, BatchSystem
+from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchSystem, SubmitLimited, SubmitRefused
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Submit
 from hpcgpu.display.progress import Progress, waiting_for
 from hpcgpu.display.table import JobTable
 from hpcgpu.exit import guard, unguard
 from hpcgpu.fabric import interfaces
+from hpcgpu.groups import DEFAULT, WorkerGroup, demands
 from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, WorkerJob, in_thread
 from hpcgpu.localscheduler import LocalScheduler
-from hpcgpu.options import OptionError, Options, resolve
-from hpcgpu.troubles import STABLE, Troubles, ended_as_expected
+from hpcgpu.options import OptionError, Options, resolve, resolve_group
+from hpcgpu.policy import Limits
+from hpcgpu.retire import retire
+from hpcgpu.troubles import STABLE, Troubles, classify
 
 __all__ = ["ClusterError", "ClusterWarning", "GPUCluster", "LocalGPUCluster", "SlurmGPUCluster"]
 
 _CLOSE_TIMEOUT = 30.0
+#: Seconds between two decisions on the size.
+_DECISION_INTERVAL = 1.0
+#: Seconds after which it is tried again to retire a job whose data fitted nowhere else.
+_RETRY_LEAVING = 30.0
 
 
 class ClusterWarning(UserWarning):
@@ -88,14 +96,17 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         self._dispatcher = Dispatcher(self.batch, self.directory)
         self._all_jobs: dict[str, Job] = {}
         self._sequence = 0
+        script = self.directory.path / scripts.script_name(self.system, "worker")
+        self._groups = {DEFAULT: WorkerGroup(DEFAULT, self.options.worker, script, settings.worker_restarts)}
         self._changed = asyncio.Event()
         self._poll_now = asyncio.Event()
+        self._decide_now = asyncio.Event()
         self._watching: set[asyncio.Task[None]] = set()
         self._changing: set[asyncio.Task[None]] = set()
         self._starting: asyncio.Task[None] | None = None
         self._watch_worker_status_task: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._troubles = Troubles(settings.worker_restarts)
+        self._troubles = Troubles()
         if settings.shutdown_on_close:
             guard(self._dispatcher)
         if not settings.security:
@@ -104,10 +115,9 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
                 ClusterWarning,
                 stacklevel=2,
             )
-        group = [] if self.options.worker.workers_per_job == 1 else [f"-{i}" for i in range(self.options.worker.workers_per_job)]
         try:
             super().__init__(
-                worker={"cls": WorkerJob, "options": {}, **({"group": group} if group else {})},
+                worker={"cls": WorkerJob, "options": {}},
                 asynchronous=asynchronous,
                 loop=loop,
                 name=settings.name,
@@ -173,7 +183,8 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         self.status = Status.starting
         if self.options.scheduler is None:
             self.scheduler = await LocalScheduler(self.options, self.security, self.directory)
-            self._scale_to(self.options.cluster.jobs)
+            self._groups[DEFAULT].resize(Limits(maximum=self.options.cluster.jobs, fixed=True))
+            self._decide()
             self._spawn(self._watch_queue(), self._watching)
             await self._correct_state()
             self._raise_problem()
@@ -186,6 +197,9 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         await Cluster._start(self)
         self._take_workers()
         self._spawn(self._watch_stream(), self._watching)
+        self._spawn(self._keep_deciding(), self._watching)
+        if self.options.cluster.lease and self.options.scheduler is not None:
+            self._spawn(self._keep_lease(self.options.cluster.lease / 5), self._watching)
         if self.options.cluster.security and self.scheduler.address.startswith("ucx"):
             self._warn("the UCX ports of scheduler and workers are open: UCX knows no authentication, anyone on the fabric can use them")
 
@@ -199,7 +213,8 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         progress.update(f"{what}: submitting the scheduler job")
         await job.submit()
         self._log(f"submitted scheduler job {job.job_id}")
-        self._scale_to(self.options.cluster.jobs)
+        self._groups[DEFAULT].resize(Limits(maximum=self.options.cluster.jobs, fixed=True))
+        self._decide()
         opening = self._correct_state()
         self._spawn(self._watch_queue(), self._watching)
         started = asyncio.ensure_future(job.reached())
@@ -237,8 +252,9 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         *,
         jobs: int | None = None,
         gpus: int | None = None,
+        worker_group: str = DEFAULT,
     ) -> Awaitable[None] | None:
-        """Set the size of the cluster, in one of these units; rounded up to whole jobs.
+        """Set the size of a group of workers, in one of these units; rounded up to whole jobs. Ends its adaptive scaling.
 
         Parameters
         ----------
@@ -252,51 +268,170 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
             Worker jobs.
         gpus : int, optional
             GPUs of all workers.
+        worker_group : str, optional
+            See `add_worker_group`.
 
         Raises
         ------
         OptionError
-            A negative number, or no unit at all.
+            A negative number, no unit at all, or no such group.
         ClusterError
             The cluster has failed.
         """
-        target = scaling.jobs_for(self.options.worker, n=n, memory=memory, cores=cores, jobs=jobs, gpus=gpus)
-        if self._troubles.failure:
-            raise ClusterError(self._troubles.failure)
-
-        def act() -> None:
-            if self.status in (Status.closing, Status.closed, Status.failed):
-                return
-            self._troubles.start_anew()
-            self._scale_to(target)
-            self._correct_state()
-
-        if self.called_from_running_loop:
-            act()
-        else:
-            self.loop.add_callback(act)
+        group = self._group(worker_group)
+        target = scaling.jobs_for(group.options, n=n, memory=memory, cores=cores, jobs=jobs, gpus=gpus)
+        self._resize(group, Limits(maximum=target, fixed=True), None)
         return NoOpAwaitable() if self.asynchronous else None
 
     scale_up = scale
 
-    def adapt(self, *args: Any, minimum_jobs: int | None = None, maximum_jobs: int | None = None, **kwargs: Any) -> Adaptive:
-        """Let distributed's own Adaptive choose the size; `minimum` and `maximum` count workers.
+    def adapt(
+        self,
+        *,
+        minimum: int | None = None,
+        maximum: int | None = None,
+        minimum_jobs: int | None = None,
+        maximum_jobs: int | None = None,
+        minimum_gpus: int | None = None,
+        maximum_gpus: int | None = None,
+        minimum_cores: int | None = None,
+        maximum_cores: int | None = None,
+        minimum_memory: str | int | None = None,
+        maximum_memory: str | int | None = None,
+        backlog: int | None = None,
+        idle_timeout: float | str | None = None,
+        target_duration: float | str | None = None,
+        maximum_gpu_hours: float | None = None,
+        worker_group: str = DEFAULT,
+    ) -> GPUAdaptive:
+        """Let the work decide the size of a group of workers, in whole jobs; see `hpcgpu.policy`.
 
         Parameters
         ----------
+        minimum, maximum : int, optional
+            Dask workers. A maximum is needed, in one of these units; it is rounded down to whole jobs, the minimum up.
         minimum_jobs, maximum_jobs : int, optional
-            The same in jobs.
-        *args, **kwargs
-            See `distributed.deploy.spec.SpecCluster.adapt`.
+            Worker jobs.
+        minimum_gpus, maximum_gpus : int, optional
+            GPUs.
+        minimum_cores, maximum_cores : int, optional
+            Threads of workers.
+        minimum_memory, maximum_memory : str or int, optional
+            Memory of all workers; needs the option `memory`.
+        backlog : int, optional
+            Jobs that may wait in the queue at a time. Default: as many as the maximum.
+        idle_timeout : float or str, optional
+            How long a job without work is kept, seconds or "5m". Default: as long as it takes to get another one, as learned from the
+            queue; 15 s at least, 5 min at most.
+        target_duration : float or str, optional
+            In what time the work that is known shall be done; the larger, the fewer jobs. Default: dask's
+            ``distributed.adaptive.target-duration``.
+        maximum_gpu_hours : float, optional
+            Budget of the group's GPUs, counted from the starts and ends of its jobs. When it is used up all its jobs are given up.
+        worker_group : str, optional
+            See `add_worker_group`.
+
+        Returns
+        -------
+        GPUAdaptive
+
+        Raises
+        ------
+        OptionError
+            Numbers that cannot be, or no such group.
+        ClusterError
+            The cluster has failed.
         """
-        per_job = self.options.worker.workers_per_job
-        if minimum_jobs is not None:
-            kwargs["minimum"] = minimum_jobs * per_job
-        if maximum_jobs is not None:
-            kwargs["maximum"] = maximum_jobs * per_job
-        # Whole jobs are given up: the scheduler chooses among the groups that this key makes.
-        kwargs.setdefault("worker_key", functools.partial(scaling.job_key, suffixes=scaling.suffixes(self.options.worker)))
-        return super().adapt(*args, **kwargs)
+        group = self._group(worker_group)
+        limits = scaling.limits(
+            group.options,
+            minimum={
+                "n": minimum,
+                "jobs": minimum_jobs,
+                "gpus": minimum_gpus,
+                "cores": minimum_cores,
+                "memory": minimum_memory,
+            },
+            maximum={
+                "n": maximum,
+                "jobs": maximum_jobs,
+                "gpus": maximum_gpus,
+                "cores": maximum_cores,
+                "memory": maximum_memory,
+            },
+            backlog=backlog,
+            idle_timeout=idle_timeout,
+            maximum_gpu_hours=maximum_gpu_hours,
+        )
+        if target_duration is None:
+            target_duration = dask.config.get("distributed.adaptive.target-duration")
+        seconds = values.duration("target_duration", target_duration)
+        adaptive = GPUAdaptive(group, limits, seconds, lambda: self._in_loop(self._decide_now.set))
+        self._resize(group, limits, adaptive)
+        return adaptive
+
+    @property
+    def adaptive(self) -> GPUAdaptive | None:
+        """Adaptive scaling of the default group, or of the first group that has it."""
+        return next((group.adaptive for group in self._groups.values() if group.adaptive is not None), None)
+
+    def add_worker_group(self, name: str, *, jobs: int = 0, **options: Any) -> None:
+        """Add a family of worker jobs that ask for other things: GPUs of another type, much memory, another queue.
+
+        Tasks reach it by Dask's own ``resources`` annotations.
+
+        Parameters
+        ----------
+        name : str
+        jobs : int, default 0
+            Worker jobs to begin with.
+        **options
+            Of a worker job, see `hpcgpu.options.WorkerOptions`. Account, walltime, environment and whatever else the scheduler job inherits
+            are those of the default group where not given.
+
+        Raises
+        ------
+        OptionError
+            An option that cannot be, or a group of that name exists.
+        ClusterError
+            The cluster has failed.
+        """
+        if name in self._groups:
+            raise OptionError(f"a worker group named {name!r} exists: its size is set by scale(worker_group={name!r})")
+        worker = resolve_group(name, options, self.options)
+        script = scripts.script_name(self.system, "worker", name)
+        text = scripts.render(self.system, "worker", replace(self.options, worker=worker), self.directory.path, name)
+        target = scaling.jobs_for(worker, jobs=jobs)
+        path = self.directory.write(script, text)
+        group = self._groups[name] = WorkerGroup(name, worker, path, self.options.cluster.worker_restarts)
+        self._resize(group, Limits(maximum=target, fixed=True), None)
+
+    def delete_worker_group(self, name: str) -> None:
+        """Give up all jobs of a group, and the group.
+
+        Parameters
+        ----------
+        name : str
+
+        Raises
+        ------
+        OptionError
+            No such group, or it is the default group.
+        """
+        group = self._group(name)
+        if name == DEFAULT:
+            raise OptionError("the default group stays: scale(jobs=0) gives up its jobs")
+
+        def act() -> None:
+            self._set(group, Limits(maximum=0, fixed=True), None)
+            del self._groups[name]
+
+        self._in_loop(act)
+
+    def _group(self, name: str) -> WorkerGroup:
+        if name not in self._groups:
+            raise OptionError(f"no worker group named {name!r}: there are {', '.join(self._groups)}; add_worker_group adds one")
+        return self._groups[name]
 
     def _threads_per_worker(self) -> int:
         return scaling.threads_per_worker(self.options.worker)
@@ -304,20 +439,64 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
     def _memory_per_worker(self) -> int:
         return scaling.memory_per_worker(self.options.worker)
 
-    def _scale_to(self, target: int) -> None:
-        """Change the plan (`worker_spec`, in jobs) to a number of jobs. What was planned has a job: both change together."""
-        planned = {name: self.workers[name] for name in self.worker_spec}
-        for name in scaling.victims(planned, len(planned) - target):
-            del self.worker_spec[name]
-        while len(self.worker_spec) < target:
-            self._plan_job()
+    def _in_loop(self, act: Callable[[], None]) -> None:
+        """Do something where all state is changed, and see it done where that does not block the caller's own loop."""
 
-    def _plan_job(self) -> None:
+        async def acted() -> None:
+            act()
+
+        if self.called_from_running_loop:
+            act()
+        elif self.asynchronous:
+            self.loop.add_callback(act)
+        else:
+            self.sync(acted)
+
+    def _resize(self, group: WorkerGroup, limits: Limits, adaptive: GPUAdaptive | None) -> None:
+        if self._troubles.failure:
+            raise ClusterError(self._troubles.failure)
+        self._in_loop(lambda: self._set(group, limits, adaptive))
+
+    def _set(self, group: WorkerGroup, limits: Limits, adaptive: GPUAdaptive | None) -> None:
+        if self.status in (Status.closing, Status.closed, Status.failed):
+            return
+        group.failures.start_anew()
+        group.adaptive = self._adaptive = adaptive
+        group.resize(limits)
+        for job in group.jobs:
+            job.idle_since = None  # counted from now
+        self._decide()
+        self._decide_now.set()
+
+    def _decide(self) -> None:
+        """Bring each group to the size that it should have: the one place where jobs are asked for and given up."""
+        if self.status not in (Status.starting, Status.running):
+            return
+        now = time.time()
+        for group in list(self._groups.values()):
+            for job in [job for job in self.workers.values() if job.group is group]:
+                leaves = group.leaves(job)
+                if leaves is not None and now >= max(leaves, job.retry_at):
+                    self._log(f"the walltime of job {job.name} ends soon: its workers retire")
+                    self._give_up([job.name], deadline=job.queue_status.end, at_all_costs=False)
+            decision = group.decide(now=now)
+            if group.adaptive is not None:
+                group.adaptive.decided(decision, now=now)
+            for _ in range(decision.submit):
+                self._plan_job(group)
+            over = (
+                decision.target == 0 and group.limits.gpu_seconds is not None and group.gpu_seconds(now=now) > 0 and group.demand.jobs > 0
+            )
+            self._give_up([*decision.cancel, *decision.retire], deadline=now + 20 if over else None, at_all_costs=over)
+        self._correct_state()
+
+    def _plan_job(self, group: WorkerGroup) -> None:
         """Add a job to the plan; `_correct_state` submits it."""
-        for name, spec in self.new_worker_spec().items():
-            self.worker_spec[name] = spec
-            script = self.directory.path / scripts.script_name(self.system, "worker")
-            self.workers[name] = self._all_jobs[name] = WorkerJob(self._dispatcher, script, name, self._logs, self._dependency)
+        name = next(iter(self.new_worker_spec()))
+        job = WorkerJob(self._dispatcher, group.script, name, self._logs, group=group, after=self._dependency)
+        self.worker_spec[name] = self.new_spec
+        self.workers[name] = self._all_jobs[name] = job
+        group.jobs.append(job)
 
     def new_worker_spec(self) -> dict[str, Any]:
         """Return name and specification of the next worker job; names are never used twice."""
@@ -325,14 +504,26 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         self._sequence += 1
         return {name: self.new_spec}
 
+    def _give_up(self, names: Iterable[str], *, deadline: float | None, at_all_costs: bool) -> None:
+        """Take jobs out of the plan, and end them in the background."""
+        jobs = [self._forget(self.workers[name]) for name in names if name in self.workers]
+        for job in jobs:
+            job.leaving = True
+        if jobs:
+            self._spawn(self._retire(jobs, deadline, at_all_costs), self._changing)
+
+    def _stay(self, jobs: Iterable[WorkerJob]) -> None:
+        """Take jobs back into the plan that could not be given up."""
+        for job in jobs:
+            job.leaving = False
+            self.workers[job.name] = job
+            self.worker_spec[job.name] = self.new_spec
+
     def _correct_state(self) -> asyncio.Future[Any]:
-        """Submit the jobs that the plan has more and give up those that it has less; returns what waits for both."""
+        """Submit the jobs that were planned; returns what waits for all that is under way."""
         for job in self.workers.values():
             if job.opening is None:
                 job.opening = self._spawn(self._open(job), self._changing)
-        surplus = [self.workers.pop(name) for name in list(self.workers) if name not in self.worker_spec]
-        if surplus:
-            self._spawn(self._retire(surplus), self._changing)
         self._changed.set()
         return asyncio.gather(*self._changing, return_exceptions=True)
 
@@ -343,55 +534,76 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
 
     async def _open(self, job: WorkerJob) -> None:
         """Submit a job; what goes wrong is told, and reaches the user at the next call too."""
+        group = job.group
         try:
             await job
+            group.failures.submitted()
         except Exception as error:
             job.status = Status.failed
             self._forget(job)
             del self._all_jobs[job.name]
+            group.jobs.remove(job)
             if not self._dispatcher.closing:
-                self._problem(f"worker job {job.name} was not submitted: {error}")
+                self._not_submitted(job, error)
 
-    async def _retire(self, jobs: list[WorkerJob]) -> None:
-        """Give up jobs: those that wait at once, the others when all their workers have retired and their data has moved."""
+    def _not_submitted(self, job: WorkerJob, error: Exception) -> None:
+        group, now = job.group, time.time()
+        message = f"worker job {job.name} was not submitted: {error}"
+        if isinstance(error, SubmitLimited) and any(other.alive for other in group.jobs):
+            group.failures.site_is_full(str(error), now=now)
+            self._log(f"{message}. There are as many jobs as the site allows")
+            return
+        for_good = isinstance(error, SubmitRefused | SubmitLimited) and group.adaptive is None
+        group.failures.submit_refused(str(error), for_good=for_good, now=now)
+        if group.adaptive is not None:
+            group.adaptive.note(message, now=now)
+        if group.failures.paused or isinstance(error, AmbiguousSubmit) or not isinstance(error, BatchError):
+            self._problem(message if for_good else f"{message}\n{group.failures.paused}".rstrip())
+        else:
+            self._warn(f"{message}\nIt is tried again in {max(0.0, group.failures.next_try - now):.0f} s.")
+
+    async def _retire(self, jobs: list[WorkerJob], deadline: float | None, at_all_costs: bool) -> None:
+        """Give up jobs: those that wait at once, the others when their workers have finished and their data has moved."""
         await asyncio.gather(*(job.opening for job in jobs if job.opening is not None), return_exceptions=True)
         jobs = [job for job in jobs if job.job_id is not None]
         try:
-            pending = [job.job_id for job in jobs if job.pending and job.job_id]
-            if pending:
-                await self._dispatcher.cancel(pending, only_pending=True)
-                await self._dispatcher.poll(pending)
-            kept = await self._retire_workers([job for job in jobs if not job.queue_status.state.ended])
-            if kept:
-                self._warn(
-                    f"jobs {', '.join(job.name for job in kept)} stay: their data fits nowhere else. Free some of it, and scale again"
-                )
-                for job in kept:
-                    self.workers[job.name] = job
-                    self.worker_spec[job.name] = self.new_spec
-            gone = [job for job in jobs if job not in kept]
+            waiting = [job for job in jobs if job.pending]
+            if waiting:
+                ids = [job.job_id for job in waiting if job.job_id]
+                await self._dispatcher.cancel(ids, only_pending=not at_all_costs)
+                await self._dispatcher.poll(ids)
+                if self._dispatcher.monitor.trouble:
+                    raise BatchError(self._dispatcher.monitor.trouble)
+            begun = [job for job in waiting if job.alive and not job.pending]
+            running = [job for job in jobs if job not in waiting]
+            kept = await retire(self.scheduler_comm, running, deadline=deadline) if self.scheduler_comm is not None else []
+            if at_all_costs or not set(self.scheduler_info["workers"]) - {address for job in running for address in job.workers}:
+                kept = []
+            self._keep(kept)
+            self._stay(begun)  # they started just before they would have been cancelled: to be decided on anew
+            gone = [job for job in jobs if job not in kept and job not in begun]
             await self._dispatcher.cancel([job.job_id for job in gone if job.job_id])
             await asyncio.gather(*(job.close() for job in gone))
         except BatchError as error:
+            self._stay(job for job in jobs if job.alive and not job.workers)
             self._problem(f"jobs {', '.join(job.name for job in jobs)} could not be cancelled: {error}")
         self._changed.set()
 
-    async def _retire_workers(self, jobs: list[WorkerJob]) -> list[WorkerJob]:
-        """Retire all workers of these jobs together; return the jobs that hold data which cannot move."""
-        workers = {address: job for job in jobs for address in job.workers}
-        if not workers or self.scheduler_comm is None:
-            return []
-        others = set(self.scheduler_info["workers"]) - set(workers)
-        names = [name for job in jobs for name in job.workers.values()]
-        try:
-            retired = await self.scheduler_comm.retire_workers(names=names, close_workers=True, remove=True)
-        except OSError:  # without the scheduler the data is lost anyway
-            return []
-        stuck = {job.name for address, job in workers.items() if address not in retired and address in job.workers}
-        return [job for job in jobs if job.name in stuck] if others else []
+    def _keep(self, jobs: list[WorkerJob]) -> None:
+        """Keep jobs whose data fits nowhere else."""
+        if not jobs:
+            return
+        names = ", ".join(job.name for job in jobs)
+        self._warn(f"jobs {names} stay: their data fits nowhere else. Free some of it, and scale again")
+        self._stay(jobs)
+        now = time.time()
+        for job in jobs:
+            job.retry_at, job.idle_since = now + _RETRY_LEAVING, None
+            if job.group.limits.fixed:
+                job.group.resize(replace(job.group.limits, maximum=job.group.limits.maximum + 1))
 
     async def scale_down(self, workers: Iterable[str]) -> None:
-        """Give up the jobs all of whose workers are named; Adaptive calls this. Names of jobs count too.
+        """Give up the jobs all of whose workers are named. Names of jobs count too.
 
         Parameters
         ----------
@@ -400,20 +612,24 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         """
         given = {str(w) for w in workers}
         for name, job in list(self.workers.items()):
-            # Adaptive retires workers before it calls this: those named may be gone from the job already.
-            if name in given or (given.intersection(scaling.workers_of(name, self.options.worker)) and set(job.workers.values()) <= given):
-                self.worker_spec.pop(name, None)
+            if name in given or (given.intersection(scaling.workers_of(name, job.group.options)) and set(job.workers.values()) <= given):
+                if job.group.limits.fixed:
+                    job.group.resize(replace(job.group.limits, maximum=job.group.limits.maximum - 1))
+                self._give_up([name], deadline=None, at_all_costs=False)
         await self._correct_state()
 
     @property
     def plan(self) -> set[str]:
         """Names of the workers that the cluster is to have."""
-        return {worker for name in self.worker_spec for worker in scaling.workers_of(name, self.options.worker)}
+        return {worker for name in self.worker_spec for worker in self._workers_of(name)}
 
     @property
     def requested(self) -> set[str]:
         """Names of the workers whose jobs have been submitted."""
-        return {worker for name in self.workers if name in self.worker_spec for worker in scaling.workers_of(name, self.options.worker)}
+        return {worker for name in self.workers if name in self.worker_spec for worker in self._workers_of(name)}
+
+    def _workers_of(self, name: str) -> list[str]:
+        return scaling.workers_of(name, self.workers[name].group.options)
 
     # What the scheduler says
 
@@ -466,7 +682,7 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
     # What the queue says
 
     async def _watch_queue(self) -> None:
-        """Poll for all jobs, and act on those that have ended: the one reconcile loop of the cluster."""
+        """Poll for all jobs, and take note of those that have started and ended."""
         while True:
             interval = self.options.cluster.poll_interval
             if self._in_touch and not any(job.pending for job in self._all_jobs.values()):
@@ -477,6 +693,7 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
             self._poll_now.clear()
             await self._dispatcher.poll()
             self._troubles.take({name: job.queue_status for name, job in self._all_jobs.items()})
+            self._take_note(now=time.time())
             self._changed.set()
             if not self._in_touch:  # starting, or lost: workers that end now may only have lost their scheduler
                 scheduler = self.scheduler
@@ -485,18 +702,69 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
                     return
                 continue
             await self._refresh()
-            now = time.time()
             for job in list(self.workers.values()):
                 if job.queue_status.state.ended and job.job_id not in self._dispatcher.cancelled:
-                    self._worker_job_ended(job)
-                elif job.workers and job.joined_at is not None and now - job.joined_at > STABLE:
-                    self._troubles.start_anew()
+                    await self._worker_job_ended(job)
+            self._decide()
+
+    def _take_note(self, *, now: float) -> None:
+        """Learn from what the queue said: waits, ends, what runs well, how long the scheduler job has left."""
+        for job in self._all_jobs.values():
+            if not isinstance(job, WorkerJob):
+                continue
+            job.group.started(job)
+            if not job.alive and job.ended_at is None:
+                end = job.queue_status.end
+                job.ended_at = end if end is not None and end <= now else now
+            if job.workers and job.joined_at is not None and now - job.joined_at > STABLE:
+                job.group.failures.jobs_run_well()
+        self._give_up_hopeless()
+        if isinstance(self.scheduler, SchedulerJob) and (warning := self.scheduler.end_is_near(now=now)):
+            self._warn(warning)
+
+    def _give_up_hopeless(self) -> None:
+        """Cancel what adaptive scaling asked for and can never start: nobody may be there to read why."""
+        for job in list(self.workers.values()):
+            if job.group.adaptive is not None and self._troubles.hopeless([job.name]):
+                message = f"worker job {job.job_id} ({job.name}) will never start: {explain(job.queue_status)}"
+                job.group.failures.submit_refused(message, for_good=True, now=time.time())
+                self._give_up([job.name], deadline=None, at_all_costs=False)
+                self._problem(f"{message}. Adaptive scaling is paused; `cluster.adaptive.resume()` goes on")
 
     async def _refresh(self) -> None:
-        """Take the scheduler's list of workers: its stream falls silent when another manager subscribes."""
+        """Take the scheduler's list of workers, for its stream falls silent when another manager subscribes, and their load."""
         with suppress(OSError, TimeoutError):
             self.scheduler_info = SchedulerInfo(await asyncio.wait_for(self.scheduler_comm.identity(), 10))
             self._take_workers()
+        await self._take_load()
+
+    async def _take_load(self) -> None:
+        """Ask the scheduler what there is to do. Without an answer the last one counts."""
+        with suppress(OSError, TimeoutError):
+            load = await asyncio.wait_for(self.scheduler_comm.hpcgpu_load(), 10)
+            groups = sorted(self._groups.values(), key=lambda group: group.adaptive is None)
+            now = time.time()
+            for group in groups:
+                group.take_load(load["workers"], now=now)
+            for name, demand in demands(load, groups).items():
+                self._groups[name].demand = demand
+
+    async def _keep_deciding(self) -> None:
+        """Decide once a second: whether a walltime ends, a pause is over, there is work for more jobs or for fewer."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._decide_now.wait(), _DECISION_INTERVAL)
+            self._decide_now.clear()
+            if self.adaptive is not None:
+                await self._take_load()
+            self._decide()
+
+    async def _keep_lease(self, interval: float) -> None:
+        """Let the scheduler know that this program is alive."""
+        while True:
+            with suppress(OSError, TimeoutError):
+                await asyncio.wait_for(self.scheduler_comm.hpcgpu_heartbeat(), 10)
+            await asyncio.sleep(interval)
 
     @property
     def _in_touch(self) -> bool:
@@ -518,21 +786,30 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         self._warn(failure)
         self._changed.set()
 
-    def _worker_job_ended(self, job: WorkerJob) -> None:
-        """Tell of a job that ended without being asked to, and replace it unless too many have failed in a row."""
+    async def _worker_job_ended(self, job: WorkerJob) -> None:
+        """Tell of a job that ended without being asked to; the next decision replaces it, unless too many have failed in a row."""
         self._forget(job)
         job.status = Status.closed
-        expected = ended_as_expected(job.queue_status.state, joined=job.joined_at is not None)
-        if expected or self._troubles.job_failed():
-            self._plan_job()
-            self._warn(f"{job.obituary()}\nIt is replaced.")
-            self._correct_state()
-        else:
-            self._problem(f"{self._troubles.stopped}. The last one: {job.obituary()}")
+        group, now = job.group, time.time()
+        outcome = classify(job.queue_status.state, joined=job.joined_at is not None)
+        group.failures.job_ended(outcome, job.queue_status.node, now=now)
+        if outcome.crashed and job.joined_at is not None:
+            with suppress(OSError, TimeoutError):
+                names = scaling.workers_of(job.name, group.options)
+                await asyncio.wait_for(self.scheduler_comm.hpcgpu_crashed(names=names), 10)
+        message = job.obituary()
+        if group.adaptive is not None:
+            group.adaptive.note(message.splitlines()[0], now=now)
+        if group.failures.paused:
+            self._problem(f"{group.failures.paused}. The last one: {message}")
+            return
+        wait = group.failures.next_try - now
+        self._warn(f"{message}\nIt is replaced{f' in {wait:.0f} s' if wait > 1 else ''}{' if there is work' if group.adaptive else ''}.")
 
-    def _forget(self, job: WorkerJob) -> None:
+    def _forget(self, job: WorkerJob) -> WorkerJob:
         self.workers.pop(job.name, None)
         self.worker_spec.pop(job.name, None)
+        return job
 
     def _raise_hopeless(self, jobs: Iterable[Job]) -> None:
         name = self._troubles.hopeless(job.name for job in jobs)
@@ -594,11 +871,11 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
                 self._raise_problem()
                 if self.status not in (Status.running, Status.starting):
                     raise ClusterError(f"cluster {self.name} is {self.status.name}")
-                wanted = len(self.plan) if n_workers is None else n_workers
+                wanted = self._wanted_workers() if n_workers is None else n_workers
                 there = len(self.scheduler_info["workers"])
                 if there >= wanted and await self._running_workers() >= wanted:
                     return
-                missing = [job for job in self.workers.values() if len(job.workers) < self.options.worker.workers_per_job]
+                missing = [job for job in self.workers.values() if len(job.workers) < job.group.options.workers_per_job]
                 self._raise_unreachable(wanted)
                 self._raise_hopeless(missing)
                 if time.monotonic() > deadline:
@@ -614,16 +891,28 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
 
     def _raise_unreachable(self, wanted: int) -> None:
         """Raise if so many workers can never be there: the plan has fewer, and nothing will change it."""
-        if self._adaptive is not None:
-            return
         own = {address for job in self.workers.values() for address in job.workers}
         foreign = len(set(self.scheduler_info["workers"]) - own)
-        planned = len(self.plan) + foreign
-        if planned < wanted:
-            why = self._troubles.stopped or f"call scale({wanted})"
+        within_reach = sum(group.within_reach * group.options.workers_per_job for group in self._groups.values())
+        if within_reach + foreign < wanted:
+            jobs = sum(group.within_reach for group in self._groups.values())
+            paused = next((group.failures.paused for group in self._groups.values() if group.failures.paused), "")
+            why = paused or f"call scale({wanted})"
             raise ClusterError(
-                f"cluster {self.name} asks for {planned} workers in {len(self.worker_spec)} jobs, so {wanted} will never be there: {why}"
+                f"cluster {self.name} asks for {within_reach + foreign} workers in {jobs} jobs, so {wanted} will never be there: {why}"
             )
+
+    def _wanted_workers(self) -> int:
+        """Workers that there shall be: of a fixed size all, of adaptive scaling those of its minimum or of the jobs that it asked for."""
+        return sum(
+            group.options.workers_per_job
+            * (
+                group.limits.maximum
+                if group.limits.fixed
+                else max(group.limits.minimum, sum(j.alive and not j.leaving for j in group.jobs))
+            )
+            for group in self._groups.values()
+        )
 
     @property
     def jobs(self) -> JobTable:
@@ -684,7 +973,8 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         jobs = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
         text = f"{type(self).__name__}({self.name!r}, {self.scheduler_address!r}, status={self.status.name}"
         text += f", workers={len(self.scheduler_info['workers'])}/{len(self.plan)}, worker jobs: {jobs})"
-        return "\n".join([text, *self._troubles.summary()])
+        paused = [group.failures.paused for group in self._groups.values() if group.failures.paused]
+        return "\n".join([text, *filter(None, [self._troubles.failure, *paused, *self._troubles.problems])])
 
     # Closing
 

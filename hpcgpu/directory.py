@@ -6,6 +6,7 @@ Everything is written under another name and renamed, which is atomic on NFS too
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -74,7 +75,7 @@ class ClusterDirectory:
         self.tls = path / "tls"
 
     @classmethod
-    def claim(cls, path: Path, alive: Callable[[list[Submit]], list[str]]) -> ClusterDirectory:
+    def claim(cls, path: Path, alive: Callable[[list[Submit]], list[str]], *, encrypted: bool = True) -> ClusterDirectory:
         """Create the directory of a new cluster, exclusively.
 
         The directory of an earlier cluster of that name is kept, renamed ``NAME~DATE``, if that cluster was closed or none of its
@@ -85,6 +86,8 @@ class ClusterDirectory:
         path : Path
         alive : callable
             Given the journal of an earlier cluster, returns the ids of those of its jobs that have not ended.
+        encrypted : bool, default True
+            Whether nothing of the cluster may ever run without its credentials.
 
         Raises
         ------
@@ -99,9 +102,13 @@ class ClusterDirectory:
             path.mkdir(mode=0o700)
         except FileExistsError:
             self._move_aside(alive)
-            path.mkdir(mode=0o700)
+            try:
+                path.mkdir(mode=0o700)
+            except FileExistsError as error:
+                raise ClusterExists(f"a cluster named {path.name!r} was just started by somebody else, in {path}") from error
         self.logs.mkdir(mode=0o700)
-        self.write("cluster.json", json.dumps({"name": path.name, "token": secrets.token_hex(16), "created": time.time()}))
+        about = {"name": path.name, "token": secrets.token_hex(16), "created": time.time(), "encrypted": encrypted}
+        self.write("cluster.json", json.dumps(about))
         return self
 
     def _move_aside(self, alive: Callable[[list[Submit]], list[str]]) -> None:
@@ -137,7 +144,15 @@ class ClusterDirectory:
 
     def token(self) -> str:
         """Return the token that ties the contact to this cluster."""
-        return str(json.loads((self.path / "cluster.json").read_text())["token"])
+        return str(self._about()["token"])
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether nothing of the cluster may run without its credentials."""
+        return bool(self._about().get("encrypted", True))
+
+    def _about(self) -> dict[str, Any]:
+        return dict(json.loads((self.path / "cluster.json").read_text()))
 
     # The contact
 
@@ -153,9 +168,9 @@ class ClusterDirectory:
         try:
             content = json.loads((self.path / "contact.json").read_text())
             contact = Contact(**content)
-        except (FileNotFoundError, ValueError, TypeError):
+            return contact if contact.token == self.token() else None
+        except (OSError, ValueError, TypeError, KeyError):  # not there yet, half-written, or a stale handle of NFS
             return None
-        return contact if contact.token == self.token() else None
 
     def remove_secrets(self) -> None:
         """Remove what gives access to the cluster; logs, scripts and journal stay."""
@@ -198,10 +213,14 @@ class ClusterDirectory:
         return list(jobs.values())
 
     def _append(self, record: dict[str, Any]) -> None:
-        line = json.dumps({"time": round(time.time(), 3), **record}) + "\n"
-        descriptor = os.open(self.path / "journal.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        line = (json.dumps({"time": round(time.time(), 3), **record}) + "\n").encode()
+        descriptor = os.open(self.path / "journal.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(descriptor, line.encode())
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a full disk cut the last line short
+                line = b"\n" + line
+            if os.write(descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / "journal.jsonl"))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import signal
 import sys
 import threading
 from types import FrameType
 
-from hpcgpu.batch.base import BatchError
 from hpcgpu.jobs import Dispatcher
 
 __all__ = ["guard", "unguard"]
@@ -38,8 +38,15 @@ def unguard(dispatcher: Dispatcher) -> None:
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
+    if not _guarded:  # a forked child, or all is closed: as if this handler had never been
+        os.kill(os.getpid(), number)
+        return
     _cancel_all()
     sys.exit(128 + number)  # lets `with` blocks and exit hooks run
+
+
+# A child of multiprocessing must not cancel its parent's jobs when it ends or is terminated.
+os.register_at_fork(after_in_child=_guarded.clear)
 
 
 @atexit.register
@@ -49,6 +56,6 @@ def _cancel_all() -> None:
             continue
         try:
             dispatcher.cancel_all(_TIMEOUT)
-        except BatchError as error:
+        except Exception as error:  # the other clusters' jobs must go all the same
             with contextlib.suppress(OSError, ValueError):  # stderr may be gone with the terminal
                 print(f"hpcgpu: could not cancel the jobs {' '.join(dispatcher.left())}: {error}", file=sys.stderr)

@@ -10,16 +10,21 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from dask.utils import format_bytes
 from distributed.deploy.spec import ProcessInterface
 
-from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchSystem, JobState, JobStatus
+from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchSystem, BatchUnavailable, Cancelled, JobState, JobStatus
 from hpcgpu.batch.monitor import Monitor, View
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Contact
+from hpcgpu.troubles import Outcome, classify
+
+if TYPE_CHECKING:
+    from hpcgpu.groups import WorkerGroup
 
 __all__ = ["ClusterError", "Dispatcher", "JobInfo", "SchedulerJob", "WorkerJob", "in_thread"]
 
@@ -117,40 +122,47 @@ class Dispatcher:
         self.closing = False
         self._ids: dict[str, str] = {}
         self._uncertain: set[str] = set()
-        self._in_flight = 0
+        self._in_flight: set[str] = set()
+        self.trouble = ""
         self._changed = threading.Condition()
 
-    async def submit(self, script: Path, *, name: str, kind: str, after: str | None = None) -> str:
+    async def submit(self, script: Path, *, name: str, kind: str, after: str | None = None, exclude: Collection[str] = ()) -> str:
         """Submit a job and watch it; see `BatchSystem.submit`. At most four commands run at a time."""
         async with self.submits:
-            job_id = await in_thread(self._submit, script, name, kind, after)
-        self.monitor.watch(job_id, name, now=time.time())
-        return job_id
+            return await in_thread(self._submit, script, name, kind, after, exclude)
 
-    def _submit(self, script: Path, name: str, kind: str, after: str | None) -> str:
+    def _submit(self, script: Path, name: str, kind: str, after: str | None, exclude: Collection[str]) -> str:
         with self._changed:
             if self.closing:
                 raise BatchError("the cluster is closing")
-            self._in_flight += 1
+            self._in_flight.add(name)
         try:
             self.directory.intend(name, kind)
             try:
-                job_id = self.batch.submit(script, job_name=name, after=after)
+                job_id = self.batch.submit(script, job_name=name, after=after, exclude=exclude, wanted=lambda: not self.closing)
             except AmbiguousSubmit:
                 self._uncertain.add(name)
+                raise
+            except Cancelled:
+                self.directory.refused(name)
                 raise
             except BatchError:
                 self.directory.refused(name)
                 raise
-            self._ids[name] = job_id  # first of all, so that nothing that fails below can lose it
-            self.directory.submitted(name, job_id)
+            # First of all, so that nothing that fails below can lose it.
+            self._ids[name] = job_id
+            self.monitor.watch(job_id, name, now=time.time())
+            try:
+                self.directory.submitted(name, job_id)
+            except OSError as error:  # the intent is on disk: the job can be found by its name
+                self.trouble = f"the journal in {self.directory.path} cannot be written: {error.strerror}"
             if self.closing:  # while sbatch was under way
                 self.cancelled.add(job_id)
                 self.batch.cancel([job_id])
             return job_id
         finally:
             with self._changed:
-                self._in_flight -= 1
+                self._in_flight.discard(name)
                 self._changed.notify_all()
 
     async def poll(self, job_ids: Collection[str] | None = None) -> None:
@@ -166,7 +178,11 @@ class Dispatcher:
             return
         if not only_pending:
             self.cancelled |= ids
-        await in_thread(lambda: self.batch.cancel(ids, only_pending=only_pending))
+        try:
+            await in_thread(lambda: self.batch.cancel(ids, only_pending=only_pending))
+        except BatchError:
+            self.cancelled -= ids
+            raise
 
     def cancel_all(self, timeout: float) -> None:
         """Cancel every job of the cluster and keep new ones from being submitted. Blocks; works at interpreter exit too.
@@ -179,25 +195,35 @@ class Dispatcher:
         Raises
         ------
         BatchUnavailable
-            The queue did not take the cancellation.
+            The queue did not take the cancellation, or a submit is still under way.
         """
         self.closing = True
-        ended = {job_id for job_id, view in self.monitor.views.items() if view.status.state.ended}
-        ids = set(self._ids.values()) - ended
+        ids = set(self._ids.values()) - self.monitor.ended()
         self.cancelled |= ids
+        troubles = []
         try:
             if ids:
                 self.batch.cancel(ids)
-            for name in sorted(self._uncertain):
+        except BatchError as error:
+            troubles.append(str(error))
+        for name in sorted(self._uncertain):
+            try:
                 self.batch.cancel(self.batch.find(name))
-        finally:
-            with self._changed:
-                self._changed.wait_for(lambda: self._in_flight == 0, timeout)
+                self._uncertain.discard(name)
+            except BatchError as error:
+                troubles.append(f"whether job {name!r} exists is not known: {error}")
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._in_flight, timeout):
+                troubles.append(f"the submit of {', '.join(sorted(self._in_flight))} is still under way")
+        if troubles:
+            raise BatchUnavailable("; ".join(troubles))
 
     def left(self) -> list[str]:
-        """Ids of the jobs that may still be in the queue, in the order of their submits."""
-        alive = self.monitor.alive()
-        return [i for i in self._ids.values() if i in alive or i not in self.monitor.views]
+        """Jobs that may still be in the queue: ids in the order of their submits, and names of those whose id is not known."""
+        # What was cancelled and is not known any more has gone; what the queue merely forgot may run.
+        views = self.monitor.views
+        gone = self.monitor.ended() | {i for i in self.cancelled if i in views and views[i].missing_since is not None}
+        return [i for i in list(self._ids.values()) if i not in gone] + sorted(self._uncertain | self._in_flight)
 
 
 class Job(ProcessInterface):  # type: ignore[misc]
@@ -236,12 +262,19 @@ class Job(ProcessInterface):  # type: ignore[misc]
         view = self.view
         if view is None:
             return JobStatus(job_id="", state=JobState.PENDING, name=self.name, reason="")
+        if self.workers and view.missing_since is not None:
+            return replace(view.status, state=JobState.RUNNING, reason="")
         return view.status
 
     @property
     def pending(self) -> bool:
         """Whether the job waits in the queue, as far as is known."""
         return not self.workers and self.queue_status.state is JobState.PENDING
+
+    @property
+    def submitted(self) -> float:
+        """Epoch seconds of its submit."""
+        return self.view.submitted if self.view else self.created
 
     @property
     def log(self) -> Path:
@@ -268,7 +301,6 @@ class Job(ProcessInterface):  # type: ignore[misc]
             reason = ""
         else:
             reason = explain(status)
-        submitted = self.view.submitted if self.view else self.created
         until = status.start if status.start and state is not JobState.PENDING else now
         return JobInfo(
             id=self.job_id or "",
@@ -276,7 +308,7 @@ class Job(ProcessInterface):  # type: ignore[misc]
             name=self.name,
             state=state.value,
             reason=reason,
-            waited=max(0.0, until - submitted),
+            waited=max(0.0, until - self.submitted),
             node=status.node,
             workers=len(self.workers),
             log=self.log,
@@ -284,10 +316,10 @@ class Job(ProcessInterface):  # type: ignore[misc]
 
     def obituary(self) -> str:
         """Return what happened to a job that ended, with the end of its log."""
-        return (
-            f"{self.kind} job {self.job_id} ({self.name}) {self.queue_status.state.value}: {explain(self.queue_status)}. "
-            f"Log: {self.log}\n{self.log_tail()}"
-        )
+        return f"{self.kind} job {self.job_id} ({self.name}) {self._end()}. Log: {self.log}\n{self.log_tail()}"
+
+    def _end(self) -> str:
+        return f"{self.queue_status.state.value}: {explain(self.queue_status)}"
 
     async def close(self) -> None:
         """Cancel the job."""
@@ -301,22 +333,73 @@ class WorkerJob(Job):
 
     Parameters
     ----------
+    group : WorkerGroup
     after : callable
         Returns the id of the scheduler job while that has not started, else None.
+
+    Attributes
+    ----------
+    leaving : bool
+        It was chosen to be given up.
+    processing, nbytes : int
+        Tasks that its workers have, and bytes that they hold.
+    idle_since : float or None
+        Epoch seconds since which all its workers are there and have nothing to do.
     """
 
     kind = "worker"
 
-    def __init__(self, dispatcher: Dispatcher, script: Path, name: str, logs: Path, after: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        script: Path,
+        name: str,
+        logs: Path,
+        *,
+        group: WorkerGroup,
+        after: Callable[[], str | None],
+    ) -> None:
         super().__init__(dispatcher, script, name, logs)
+        self.group = group
         self._after = after
         self.joined_at: float | None = None
+        self.ended_at: float | None = None
         self.opening: asyncio.Task[None] | None = None
+        self.leaving = False
+        self.wait_known = False
+        self.processing = 0
+        self.nbytes = 0
+        self.idle_since: float | None = None
+        self.retry_at = 0.0
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended, as far as is known."""
+        return not self.queue_status.state.ended
+
+    def seconds_used(self, *, now: float) -> float:
+        """Return how long it has run."""
+        status = self.queue_status
+        if status.state is JobState.PENDING and not self.workers:
+            return 0.0
+        began = status.start or self.joined_at
+        return max(0.0, (self.ended_at or now) - began) if began is not None else 0.0
 
     async def start(self) -> None:
         """Submit."""
-        self.job_id = await self.dispatcher.submit(self.script, name=self.name, kind=self.kind, after=self._after())
+        self.job_id = await self.dispatcher.submit(
+            self.script, name=self.name, kind=self.kind, after=self._after(), exclude=self.group.excluded()
+        )
         await super().start()
+
+    def _end(self) -> str:
+        text = super()._end()
+        outcome = classify(self.queue_status.state, joined=self.joined_at is not None)
+        if outcome is Outcome.OUT_OF_MEMORY and self.group.options.memory:
+            text += f" (it asked for {format_bytes(self.group.options.memory)} per node)"
+        if outcome is Outcome.NEVER_CONNECTED:
+            text += "; none of its workers had connected"
+        return text
 
     def joined(self, address: str, worker: str, *, now: float) -> None:
         """Take note of a connected worker."""
@@ -339,6 +422,22 @@ class SchedulerJob(Job):
         super().__init__(dispatcher, script, name, logs)
         self.patience = patience
         self.contact: Contact | None = None
+        self._warned: set[str] = set()
+
+    def end_is_near(self, *, now: float) -> str:
+        """Return a warning when four fifths of its walltime are over, and when 15 min are left, once each; empty otherwise."""
+        status = self.queue_status
+        if status.state is not JobState.RUNNING or status.start is None or status.end is None:
+            return ""
+        left = status.end - now
+        due = [mark for mark, limit in (("80 %", (status.end - status.start) / 5), ("15 min", 900.0)) if left <= limit]
+        if not set(due) - self._warned:
+            return ""
+        self._warned.update(due)
+        return (
+            f"the walltime of the scheduler job {self.job_id} ends in {max(0.0, left) / 60:.0f} min, and the cluster with it: fetch your "
+            f"results. For the next one, scheduler={{'walltime': ...}} gives it more time"
+        )
 
     async def submit(self) -> None:
         """Submit, without waiting for anything."""

@@ -9,6 +9,7 @@ from distributed.security import Security
 
 from hpcgpu.directory import ClusterDirectory
 from hpcgpu.options import Options
+from hpcgpu.runtime.extension import install
 from hpcgpu.runtime.scheduler import publish
 
 __all__ = ["LocalScheduler"]
@@ -37,5 +38,6 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
     async def start_unsafe(self) -> LocalScheduler:
         """Listen, then publish."""
         await super().start_unsafe()
+        install(self)
         publish(self, self._directory, job_id="", fabric="the scheduler runs in the client's process")
         return self

@@ -21,7 +21,7 @@ import dask.config
 from hpcgpu import values
 from hpcgpu.values import OptionError
 
-__all__ = ["ClusterOptions", "JobOptions", "OptionError", "Options", "SchedulerOptions", "WorkerOptions", "resolve"]
+__all__ = ["ClusterOptions", "JobOptions", "OptionError", "Options", "SchedulerOptions", "WorkerOptions", "resolve", "resolve_group"]
 
 _T = TypeVar("_T")
 
@@ -106,7 +106,16 @@ class WorkerOptions(JobOptions):
         parse=values.resources, doc="Abstract resources of one Dask worker. Default: {'GPU': 1} with a GPU, else none."
     )
     death_timeout: float = option(
-        300.0, parse=values.duration, doc="How long a running worker waits for the scheduler before it gives up, seconds or '5m'."
+        300.0,
+        parse=values.duration,
+        inherited=True,
+        doc="How long a running worker waits for the scheduler before it gives up, seconds or '5m'.",
+    )
+    walltime_margin: float | None = option(
+        parse=values.duration,
+        inherited=True,
+        doc="How long before the end of a job's walltime its workers begin to retire, at least; more if they hold much data. Default: a "
+        "tenth of the walltime, 30 s at least and 5 min at most.",
     )
     worker_extra_args: tuple[str, ...] = option(
         (), parse=values.lines, doc="Further arguments of the worker command; each reaches it as it is, unexpanded."
@@ -136,15 +145,26 @@ class WorkerOptions(JobOptions):
         parse=values.word, flag="--pre-import", doc="Modules to import on the workers first, joined by commas: 'cudf,rmm' (dask-cuda)."
     )
     enable_tcp_over_ucx: bool | None = option(
-        parse=values.boolean, flag="--enable-tcp-over-ucx", doc="UCX over TCP (dask-cuda). Leave unset for automatic transports."
+        parse=values.boolean,
+        inherited=True,
+        flag="--enable-tcp-over-ucx",
+        doc="UCX over TCP (dask-cuda). Leave unset for automatic transports.",
     )
     enable_infiniband: bool | None = option(
-        parse=values.boolean, flag="--enable-infiniband", doc="UCX over InfiniBand (dask-cuda). Leave unset for automatic transports."
+        parse=values.boolean,
+        inherited=True,
+        flag="--enable-infiniband",
+        doc="UCX over InfiniBand (dask-cuda). Leave unset for automatic transports.",
     )
     enable_nvlink: bool | None = option(
-        parse=values.boolean, flag="--enable-nvlink", doc="UCX over NVLink (dask-cuda). Leave unset for automatic transports."
+        parse=values.boolean,
+        inherited=True,
+        flag="--enable-nvlink",
+        doc="UCX over NVLink (dask-cuda). Leave unset for automatic transports.",
     )
-    enable_rdmacm: bool | None = option(parse=values.boolean, flag="--enable-rdmacm", doc="RDMA connection manager for UCX (dask-cuda).")
+    enable_rdmacm: bool | None = option(
+        parse=values.boolean, inherited=True, flag="--enable-rdmacm", doc="RDMA connection manager for UCX (dask-cuda)."
+    )
 
     @property
     def workers_per_job(self) -> int:
@@ -216,8 +236,14 @@ class ClusterOptions:
     idle_timeout: float | None = option(
         parse=values.duration, doc="The scheduler, and with it the cluster, ends after so long without work; seconds or '1h'."
     )
+    lease: float | None = option(
+        600.0,
+        parse=values.duration_or_none,
+        doc="The scheduler, and with it the cluster, ends when it has not heard of this program for so long: after a crash, or kill -9. "
+        "0 lets it live.",
+    )
     worker_restarts: int = option(
-        3, parse=values.natural, doc="Worker jobs that may fail in a row and be replaced before the cluster stops replacing them."
+        2, parse=values.natural, doc="Worker jobs that may fail in a row and be replaced before the cluster pauses and says so."
     )
     poll_interval: float = option(
         10.0, parse=values.duration, doc="Seconds between two questions to the queue; four times as long while nothing is pending."
@@ -321,6 +347,39 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
         raise OptionError(f"scheduler must be a dict of options of the scheduler job, or 'local', not {scheduler!r}")
     own = _canonical({k: v for k, v in scheduler.items() if v is not None}, "scheduler: ", ("scheduler",))
     return Options(cluster, worker, _scheduler_options(own, cluster, worker))
+
+
+def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> WorkerOptions:
+    """Read the options of a further group of workers; account, walltime, environment and the like are the default group's.
+
+    Parameters
+    ----------
+    name : str
+        Of the group.
+    arguments : mapping
+        Options of a worker job; None counts as not given.
+    base : Options
+        Of the cluster.
+
+    Raises
+    ------
+    OptionError
+        Unknown option, or a value that cannot be.
+    """
+    values.cluster_name("worker group", name)
+    where = f"worker group {name!r}: "
+    own = _canonical({k: v for k, v in arguments.items() if v is not None}, where, ("worker",))
+    built = _build(WorkerOptions, own, where)
+    inherited = {
+        field: getattr(base.worker, field)
+        for field, f in names(WorkerOptions).items()
+        if f.metadata["inherited"] and field not in own and not (f.metadata["flag"] and built.gpus_per_node == 0)
+    }
+    if "env" in own:
+        inherited["env"] = tuple((dict(base.worker.env) | dict(built.env)).items())
+    group = dataclasses.replace(built, **inherited)
+    _check_together(base.cluster, group)
+    return group
 
 
 def _scheduler_options(own: Mapping[str, Any], cluster: ClusterOptions, worker: WorkerOptions) -> SchedulerOptions:

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from hpcgpu.options import OptionError, WorkerOptions
+from hpcgpu.policy import Limits
+from hpcgpu.values import duration, positive
 from hpcgpu.values import memory as parse_memory
 
-__all__ = ["job_key", "job_of", "jobs_for", "memory_per_worker", "suffixes", "threads_per_worker", "victims", "workers_of"]
-
-
-class Candidate(Protocol):
-    """What `victims` must know of a job."""
-
-    @property
-    def pending(self) -> bool:
-        """Whether it waits in the queue."""
-
-    @property
-    def workers(self) -> Mapping[str, str]:
-        """Its connected workers."""
+__all__ = ["job_of", "jobs_for", "limits", "memory_per_worker", "threads_per_worker", "workers_of"]
 
 
 def threads_per_worker(worker: WorkerOptions) -> int:
@@ -53,7 +43,7 @@ def jobs_for(
         A negative or broken number, no number at all, or a unit that these workers do not have.
     """
     for unit, value in {"n": n, "cores": cores, "jobs": jobs, "gpus": gpus}.items():
-        if value is not None and (isinstance(value, bool) or value < 0 or value != int(value)):
+        if value is not None and (isinstance(value, bool) or not 0 <= value < math.inf or value != int(value)):
             raise OptionError(f"scale: {unit} must be a whole number, 0 or more, not {value!r}")
     wanted: list[float] = []
     if n is not None:
@@ -73,27 +63,75 @@ def jobs_for(
     return math.ceil(max(wanted))
 
 
-def victims(jobs: Mapping[str, Candidate], count: int) -> list[str]:
-    """Choose the jobs to give up: those that wait before those that run, then those with fewest workers, then the youngest.
+def limits(
+    worker: WorkerOptions,
+    *,
+    minimum: Mapping[str, Any],
+    maximum: Mapping[str, Any],
+    backlog: int | None = None,
+    idle_timeout: float | str | None = None,
+    maximum_gpu_hours: float | None = None,
+) -> Limits:
+    """Return the limits of adaptive scaling in jobs: the minimum rounded up, the maximum down.
 
     Parameters
     ----------
-    jobs : mapping
-        The jobs by name, oldest first.
-    count : int
-        How many to choose; none if it is not positive.
+    worker : WorkerOptions
+    minimum, maximum : mapping
+        Units of `jobs_for`, with None for those not given.
+    backlog, idle_timeout, maximum_gpu_hours
+        See `hpcgpu.cluster.GPUCluster.adapt`.
+
+    Raises
+    ------
+    OptionError
+        A number that cannot be, no maximum, or one that is below the minimum or below one job.
     """
+    most = {unit: value for unit, value in maximum.items() if value is not None}
+    if not most:
+        raise OptionError("adapt: give a maximum, such as maximum_jobs=4")
+    least = jobs_for(worker, **minimum) if any(value is not None for value in minimum.values()) else 0
+    largest = min(_jobs_within(worker, unit, value) for unit, value in most.items())
+    given = ", ".join(f"{_LIMIT_NAMES[unit].format('maximum')}={value!r}" for unit, value in most.items())
+    if largest < 1:
+        raise OptionError(f"adapt: {given} is less than one job, which brings {worker.workers_per_job} workers")
+    if largest < least:
+        raise OptionError(f"adapt: the minimum is {least} jobs, more than {given}, which is {largest} jobs")
+    if backlog is not None:
+        positive("adapt: backlog", backlog)
+    if maximum_gpu_hours is not None:
+        if isinstance(maximum_gpu_hours, bool) or not maximum_gpu_hours > 0:
+            raise OptionError(f"adapt: maximum_gpu_hours must be more than 0, not {maximum_gpu_hours!r}")
+        if not worker.gpus_per_node:
+            raise OptionError("adapt: maximum_gpu_hours needs workers with GPUs, but gpus_per_node is 0")
+    return Limits(
+        minimum=least,
+        maximum=largest,
+        backlog=backlog,
+        idle_timeout=duration("adapt: idle_timeout", idle_timeout) if idle_timeout is not None else None,
+        gpu_seconds=maximum_gpu_hours * 3600 if maximum_gpu_hours is not None else None,
+    )
 
-    def cost(item: tuple[int, str]) -> tuple[bool, int, int]:
-        index, name = item
-        return (not jobs[name].pending, len(jobs[name].workers), -index)
 
-    return [name for _, name in sorted(enumerate(jobs), key=cost)[: max(0, count)]]
+_LIMIT_NAMES = {"n": "{}", "jobs": "{}_jobs", "gpus": "{}_gpus", "cores": "{}_cores", "memory": "{}_memory"}
 
 
-def suffixes(worker: WorkerOptions) -> int:
-    """Return how many suffixes follow the job's name in a worker's name: one for the node, one for the GPU, where there are several."""
-    return (worker.nodes_per_job > 1) + (worker.gpus_per_node > 1)
+def _jobs_within(worker: WorkerOptions, unit: str, value: Any) -> int:
+    """Return how many whole jobs bring no more than this."""
+    jobs = jobs_for(worker, **{unit: value})
+    return jobs if jobs == 0 or _brings(worker, unit, jobs) <= _amount(unit, value) else jobs - 1
+
+
+def _brings(worker: WorkerOptions, unit: str, jobs: int) -> int:
+    workers = jobs * worker.workers_per_job
+    amounts = {"jobs": jobs, "n": workers, "gpus": workers}
+    if unit in amounts:
+        return amounts[unit]
+    return workers * (threads_per_worker(worker) if unit == "cores" else memory_per_worker(worker))
+
+
+def _amount(unit: str, value: Any) -> int:
+    return parse_memory("adapt: memory", value) if unit == "memory" else int(value)
 
 
 def workers_of(job: str, worker: WorkerOptions) -> list[str]:
@@ -123,15 +161,3 @@ def job_of(worker: object, jobs: Mapping[str, Any]) -> str | None:
             return None
         name = head
     return None
-
-
-def job_key(worker: Any, suffixes: int) -> str:
-    """Return the name of a worker's job, for the scheduler's ``workers_to_close``: it is pickled to there.
-
-    Parameters
-    ----------
-    worker : distributed.scheduler.WorkerState
-    suffixes : int
-        How many suffixes follow the job's name.
-    """
-    return "-".join(str(worker.name).split("-")[: -suffixes or None])

@@ -123,12 +123,17 @@ class Directives:
         return f"{self.prefix} {option}{'=' if option.startswith('--') else ' '}{directive_value(value)}"
 
 
-def script_name(system: str, kind: str) -> str:
-    """File name of the script of one kind of job, as its template is called: ``worker.sbatch``."""
-    return next(path.stem for path in sorted((templates() / system).glob(f"{kind}.*.j2")))
+def script_name(system: str, kind: str, group: str = "default") -> str:
+    """File name of the script of one kind of job: ``worker.sbatch``, ``worker-GROUP.sbatch`` for a group of workers with a name."""
+    name = Path(_template(system, kind)).stem
+    return name if group == "default" else name.replace(kind, f"{kind}-{group}", 1)
 
 
-def render(system: str, kind: str, options: Options, directory: Path) -> str:
+def _template(system: str, kind: str) -> str:
+    return next(path.name for path in sorted((templates() / system).glob(f"{kind}.*.j2")))
+
+
+def render(system: str, kind: str, options: Options, directory: Path, group: str = "default") -> str:
     """Return the text of a job script.
 
     Parameters
@@ -140,6 +145,8 @@ def render(system: str, kind: str, options: Options, directory: Path) -> str:
     options : Options
     directory : Path
         The cluster's directory.
+    group : str, default "default"
+        The group of workers that ``options.worker`` belongs to.
 
     Raises
     ------
@@ -170,14 +177,14 @@ def render(system: str, kind: str, options: Options, directory: Path) -> str:
         "flag": _flag,
     }
     env.tests["string_list"] = lambda value: isinstance(value, tuple)
-    text = env.get_template(f"{script_name(system, kind)}.j2").render(
+    text = env.get_template(_template(system, kind)).render(
         system=system,
         kind=kind,
         job=job,
         cluster=options.cluster,
         directory=directory,
         logs=options.cluster.log_directory or directory / "logs",
-        script=directory / script_name(system, kind),
+        script=directory / script_name(system, kind, group),
         directive=directives.add,
         further_directives=directives.further,
     )

@@ -1,65 +1,169 @@
-"""What went wrong with a cluster and its user has not been told by an exception yet, and when to stop replacing jobs. No I/O."""
+"""What went wrong with jobs: what kind of failure it was, when to try again, when to stop and say so. No I/O."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import Outlook, outlook
 
-__all__ = ["Troubles", "ended_as_expected"]
+__all__ = ["Failures", "Outcome", "Troubles", "classify"]
 
 #: A job whose workers stayed so many seconds was no failure to start: failures are counted anew after it.
 STABLE = 600.0
 #: Polls in a row that must find a reason that never passes, before it is believed.
 _POLLS_TO_BELIEVE = 2
+#: Seconds until the next submit after so many failures in a row.
+_BACKOFF = (0.0, 10.0, 30.0, 60.0, 300.0)
+#: Refused submits in a row after which nothing more is submitted.
+_REFUSALS = 5
+#: Nodes that are avoided at most; the oldest is forgiven first.
+_EXCLUDED = 8
+#: Seconds after which a site's limit on jobs is tried again, if none of ours has ended before.
+_FULL_FOR = 300.0
 
 
-def ended_as_expected(state: JobState, *, joined: bool) -> bool:
-    """Whether the end of a job that nobody cancelled is no failure: its workers were there, and its time was over.
+class Outcome(enum.Enum):
+    """How a job ended that nobody asked to end."""
 
-    COMPLETED counts too: workers retire shortly before the walltime ends.
+    EXPECTED = "its time was over"
+    PREEMPTED = "it was preempted"
+    CANCELLED = "it was cancelled by somebody else"
+    NEVER_CONNECTED = "it ended before its workers had connected"
+    NODE_FAIL = "its node failed"
+    OUT_OF_MEMORY = "it used more memory than it asked for"
+    FAILED = "it failed"
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a failure of what runs in the job, which a replacement may well repeat."""
+        return self in {Outcome.CANCELLED, Outcome.NEVER_CONNECTED, Outcome.OUT_OF_MEMORY, Outcome.FAILED}
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the tasks that its workers ran may be to blame."""
+        return self in {Outcome.NEVER_CONNECTED, Outcome.OUT_OF_MEMORY, Outcome.FAILED}
+
+
+def classify(state: JobState, *, joined: bool) -> Outcome:
+    """Return what the end of a job means that we did not cancel.
+
+    Parameters
+    ----------
+    state : JobState
+    joined : bool
+        Whether any of its workers was ever connected. COMPLETED is expected then: workers retire before the walltime ends.
     """
-    return joined and state in {JobState.TIMEOUT, JobState.PREEMPTED, JobState.COMPLETED}
+    special = {
+        JobState.PREEMPTED: Outcome.PREEMPTED,
+        JobState.NODE_FAIL: Outcome.NODE_FAIL,
+        JobState.OUT_OF_MEMORY: Outcome.OUT_OF_MEMORY,
+        JobState.CANCELLED: Outcome.CANCELLED,
+    }
+    if state in special:
+        return special[state]
+    if not joined:
+        return Outcome.NEVER_CONNECTED
+    return Outcome.EXPECTED if state in {JobState.TIMEOUT, JobState.COMPLETED} else Outcome.FAILED
 
 
 @dataclass
-class Troubles:
-    """The troubles of one cluster.
+class Failures:
+    """The failures of one group of workers, in a row.
 
     Attributes
     ----------
     restarts : int
         Jobs that may fail in a row and be replaced.
+    failed, refused : int
+        Jobs that failed, and submits that were refused, in a row.
+    next_try : float
+        Epoch seconds before which nothing is submitted.
+    paused : str
+        Why nothing is submitted any more, until the user asks for it; empty while it is not so.
+    full : str
+        The site's own words when it allows no more jobs now.
+    excluded : list of str
+        Nodes on which jobs were lost.
+    """
+
+    restarts: int
+    failed: int = 0
+    refused: int = 0
+    next_try: float = 0.0
+    paused: str = ""
+    full: str = ""
+    excluded: list[str] = field(default_factory=list)
+    _full_until: float = 0.0
+
+    def job_ended(self, outcome: Outcome, node: str, *, now: float) -> None:
+        """Take note of a job that ended without being asked to."""
+        self.full = ""
+        if outcome in {Outcome.NODE_FAIL, Outcome.NEVER_CONNECTED} and node:
+            self._exclude(node)
+        if outcome is Outcome.NODE_FAIL:
+            self.next_try = max(self.next_try, now + _BACKOFF[1])
+        if not outcome.counts:
+            return
+        self.failed += 1
+        self._back_off(self.failed, now)
+        if self.failed > self.restarts:
+            self.paused = f"{self.failed} worker jobs failed in a row; they are not replaced any more (worker_restarts={self.restarts})"
+
+    def submit_refused(self, words: str, *, for_good: bool, now: float) -> None:
+        """Take note of a submit that was refused."""
+        self.refused += 1
+        self._back_off(self.refused, now)
+        if for_good or self.refused >= _REFUSALS:
+            times = f"{self.refused} submits in a row were refused" if self.refused > 1 else "a submit was refused"
+            self.paused = f"{times}, nothing more is submitted. The last one: {words}"
+
+    def site_is_full(self, words: str, *, now: float) -> None:
+        """Take note of a limit of the site: there are as many jobs as there may be."""
+        self.full, self._full_until = words, now + _FULL_FOR
+
+    def submitted(self) -> None:
+        """Take note of an accepted submit."""
+        self.refused = 0
+
+    def time_passed(self, *, now: float) -> None:
+        """Try a full site again after a while."""
+        if self.full and now >= self._full_until:
+            self.full = ""
+
+    def start_anew(self) -> None:
+        """Forget the failures: the user asked for jobs again, or jobs run well."""
+        self.failed, self.refused, self.next_try, self.paused, self.full = 0, 0, 0.0, "", ""
+
+    def jobs_run_well(self) -> None:
+        """Count failures of jobs anew."""
+        self.failed = 0
+
+    def _back_off(self, count: int, now: float) -> None:
+        self.next_try = max(self.next_try, now + _BACKOFF[min(count, len(_BACKOFF)) - 1])
+
+    def _exclude(self, node: str) -> None:
+        if node not in self.excluded:
+            self.excluded = [*self.excluded, node][-_EXCLUDED:]
+
+
+@dataclass
+class Troubles:
+    """What the user of one cluster has not been told by an exception yet.
+
+    Attributes
+    ----------
     failure : str
         Why the cluster is lost; empty while it is not.
-    stopped : str
-        Why jobs are not replaced any more.
     problems : list of str
         What the user must learn at the next call.
     """
 
-    restarts: int
     failure: str = ""
-    stopped: str = ""
     problems: list[str] = field(default_factory=list)
-    failed_in_a_row: int = 0
     _hopeless: dict[str, int] = field(default_factory=dict)
-
-    def job_failed(self) -> bool:
-        """Count a failed job; return whether to replace it."""
-        self.failed_in_a_row += 1
-        if self.failed_in_a_row <= self.restarts:
-            return True
-        self.stopped = (
-            f"{self.failed_in_a_row} worker jobs failed in a row; they are not replaced any more (worker_restarts={self.restarts})"
-        )
-        return False
-
-    def start_anew(self) -> None:
-        """Forget the failures: the user asked for jobs again, or jobs run well."""
-        self.failed_in_a_row, self.stopped = 0, ""
 
     def take(self, statuses: Mapping[str, JobStatus]) -> None:
         """Take note of one poll: jobs by name."""
@@ -78,7 +182,3 @@ class Troubles:
         text = "\n".join(self.problems)
         self.problems.clear()
         return text
-
-    def summary(self) -> list[str]:
-        """Return all there is to say, for a repr."""
-        return [text for text in (self.failure, self.stopped, *self.problems) if text]

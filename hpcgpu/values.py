@@ -122,6 +122,11 @@ def duration(name: str, value: Any, advice: str = "write a number of seconds or 
     return seconds
 
 
+def duration_or_none(name: str, value: Any) -> float | None:
+    """Seconds as `duration` reads them; 0 means never."""
+    return None if value == 0 and not isinstance(value, bool) else duration(name, value)
+
+
 def memory(name: str, value: Any) -> int:
     """Bytes, from a number or a text with a unit."""
     advice = "write a text with a unit, such as '60GB' or '56GiB'"

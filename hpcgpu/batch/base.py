@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,11 @@ __all__ = [
     "BatchError",
     "BatchSystem",
     "BatchUnavailable",
+    "Cancelled",
     "JobState",
     "JobStatus",
     "OwnJob",
+    "SubmitLimited",
     "SubmitRefused",
 ]
 
@@ -109,6 +111,14 @@ class SubmitRefused(BatchError):
     """The batch system refused a job for good; its own words are in the message."""
 
 
+class SubmitLimited(BatchError):
+    """The batch system lets this user have no more jobs now; no failure: there are as many as there may be."""
+
+
+class Cancelled(BatchError):
+    """Not submitted: it was not wanted any more."""
+
+
 class BatchUnavailable(BatchError):
     """The batch system does not answer (now). Nothing is known about the jobs."""
 
@@ -133,7 +143,15 @@ class BatchSystem(ABC):
         """Raise `BatchError` with what to do when the batch system's commands are not there."""
 
     @abstractmethod
-    def submit(self, script: Path, *, job_name: str, after: str | None = None) -> str:
+    def submit(
+        self,
+        script: Path,
+        *,
+        job_name: str,
+        after: str | None = None,
+        exclude: Collection[str] = (),
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> str:
         """Submit a script and return the job id.
 
         Parameters
@@ -144,11 +162,19 @@ class BatchSystem(ABC):
             Name of this job, unique among the user's live jobs: an ambiguous submit is looked up by it.
         after : str, optional
             Id of a job that must have started before this one may.
+        exclude : collection of str, optional
+            Nodes to avoid, where the batch system can.
+        wanted : callable, optional
+            Whether the job is still wanted; asked before each attempt.
 
         Raises
         ------
         SubmitRefused
             Refused for good.
+        Cancelled
+            Not wanted any more, and certainly not submitted.
+        SubmitLimited
+            Refused while this user has so many jobs.
         AmbiguousSubmit
             It is not known whether the job exists.
         BatchUnavailable

@@ -27,7 +27,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -264,7 +264,15 @@ class LocalQueue(BatchSystem):
         with self._locked():
             pass
 
-    def submit(self, script: Path, *, job_name: str, after: str | None = None) -> str:
+    def submit(
+        self,
+        script: Path,
+        *,
+        job_name: str,
+        after: str | None = None,
+        exclude: Collection[str] = (),
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> str:
         try:
             content, cwd = script.read_bytes(), str(Path.cwd())
         except OSError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from hpcgpu.batch.base import BatchSystem, BatchUnavailable, JobState, JobStatus
+from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
 
 __all__ = ["Answer", "Monitor", "View", "observe"]
 
@@ -111,7 +111,12 @@ class Monitor:
 
     def alive(self) -> frozenset[str]:
         """Ids of the jobs that have not ended, as far as is known."""
-        return frozenset(job_id for job_id, view in self.views.items() if not view.status.state.ended)
+        return frozenset(job_id for job_id, view in list(self.views.items()) if not view.status.state.ended)
+
+    def ended(self) -> frozenset[str]:
+        """Ids of the jobs of which the batch system itself said that they have ended: what it merely forgot may still run."""
+        views = list(self.views.items())
+        return frozenset(job_id for job_id, view in views if view.status.state.ended and view.missing_since is None)
 
     def ask(self, job_ids: frozenset[str]) -> Answer:
         """Ask the queue once for all these jobs, and the accounting for those that the queue left out."""
@@ -121,7 +126,7 @@ class Monitor:
             queue = self.batch.poll(job_ids)
             missing = job_ids - set(queue)
             return Answer(job_ids, queue, self.batch.ended(missing) if missing else {})
-        except BatchUnavailable as error:
+        except BatchError as error:
             return Answer(job_ids, trouble=str(error))
 
     def take(self, answer: Answer, *, now: float) -> None:

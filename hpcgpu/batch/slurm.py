@@ -9,10 +9,21 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchSystem, BatchUnavailable, JobState, JobStatus, OwnJob, SubmitRefused
+from hpcgpu.batch.base import (
+    AmbiguousSubmit,
+    BatchError,
+    BatchSystem,
+    BatchUnavailable,
+    Cancelled,
+    JobState,
+    JobStatus,
+    OwnJob,
+    SubmitLimited,
+    SubmitRefused,
+)
 from hpcgpu.batch.command import Result, backoff, require, run
 
 __all__ = ["Slurm"]
@@ -56,6 +67,10 @@ _TRANSIENT = re.compile(
     r"|temporarily unable|slurmctld.*(down|not respond)|slurm backup controller|communication (connection )?failure",
     re.IGNORECASE,
 )
+#: Errors that say that this user has as many jobs as allowed (``man sacctmgr``: MaxSubmitJobs, GrpSubmitJobs) ...
+_LIMITED = re.compile(r"(max|grp)submit\w*|violates accounting/qos policy", re.IGNORECASE)
+#: ... unless they name a limit that the job itself breaks.
+_PER_JOB = re.compile(r"max\w*(wall|perjob|pernode|mins)\w*", re.IGNORECASE)
 #: For what is parsed; not for sbatch, which hands its environment on to the job.
 _QUERY = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
 #: Seconds for sacct, which is only asked for more than squeue knows and hangs where the accounting database is away.
@@ -162,11 +177,21 @@ class Slurm(BatchSystem):
         for command in ("sbatch", "squeue", "scancel"):
             require(command, "Slurm's commands are needed: run this on a login node (perhaps after `module load slurm`).")
 
-    def submit(self, script: Path, *, job_name: str, after: str | None = None) -> str:
+    def submit(
+        self,
+        script: Path,
+        *,
+        job_name: str,
+        after: str | None = None,
+        exclude: Collection[str] = (),
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> str:
         """Submit a script; see `BatchSystem.submit`. An attempt whose outcome is not known is looked up before the next one."""
         argv = ["sbatch", "--parsable", f"--job-name={job_name}"]
         if after is not None:
             argv.append(f"--dependency=after:{after}")
+        if exclude:
+            argv.append(f"--exclude={','.join(exclude)}")
         argv.append(str(script))
         uncertain = False  # no answer yet on whether the last attempt was accepted
         again = False  # an attempt that got no answer and was not found has been repeated
@@ -181,6 +206,10 @@ class Slurm(BatchSystem):
                 if found:
                     return self._only(found[-1], job_name) if again else found[-1]
                 uncertain, again = False, True
+            if not wanted():
+                if again:
+                    break
+                raise Cancelled(f"job {job_name!r} is not wanted any more")
             try:
                 result = run(argv, timeout=self.timeout)
             except BatchUnavailable as error:
@@ -195,6 +224,8 @@ class Slurm(BatchSystem):
             elif not _TRANSIENT.search(result.words):
                 if again:  # the attempt before it may have been accepted meanwhile, and this one refused for a limit that it filled
                     break
+                if _LIMITED.search(result.words) and not _PER_JOB.search(result.words):
+                    raise SubmitLimited(result.words)
                 raise SubmitRefused(f"Slurm refused job {job_name!r}: {result.words or f'exit code {result.returncode}'}")
         if uncertain or again:
             with contextlib.suppress(BatchUnavailable):

@@ -15,9 +15,11 @@ import runpy
 import shlex
 import socket
 import ssl
+import string
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from hpcgpu import credentials
@@ -26,6 +28,7 @@ from hpcgpu.batch.base import BatchError, BatchSystem, BatchUnavailable, OwnJob
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.fabric import choice, interfaces
+from hpcgpu.walltime import margin
 
 __all__ = ["main"]
 
@@ -70,17 +73,19 @@ def visible_gpus(wanted: int, environ: Mapping[str, str], on_node: int | None) -
             )
         return ",".join(map(str, range(wanted)))
     entries = [entry.strip() for entry in listed.split(",") if entry.strip() and entry.strip() != "NoDevFiles"]
+    if "-1" in entries:  # CUDA ignores what follows the first entry that is none
+        entries = entries[: entries.index("-1")]
     if len(entries) < wanted:
         raise LaunchError(f"this job asked for {wanted} GPUs and sees {len(entries)} (CUDA_VISIBLE_DEVICES={listed!r}). {advice}")
     return ",".join(entries[:wanted])
 
 
-def lifetime(remaining: float) -> float:
-    """Return the seconds after which a worker begins to retire, so that its data is elsewhere when the walltime ends.
+def lifetime(remaining: float, asked: float | None = None) -> float:
+    """Return the seconds after which a worker retires by itself, so that its data is elsewhere when the walltime ends.
 
-    A tenth of the time that remains is kept for it, 30 s at least and 5 min at most; of very short jobs a half.
+    That is half-way into the margin in which the cluster's manager retires it: it counts where the manager is away.
     """
-    return max(remaining / 2, remaining - min(300.0, max(30.0, remaining / 10)))
+    return remaining - margin(remaining, asked) / 2
 
 
 def gpus_on_node() -> int | None:
@@ -160,6 +165,16 @@ def end_of_walltime(own: OwnJob, batch: BatchSystem) -> float | None:
     return None
 
 
+def expanded(path: str, environ: Mapping[str, str]) -> str:
+    """Return a path with its variables, such as ``$TMPDIR``, replaced: they are often known in the job only."""
+    try:
+        return string.Template(path).substitute(environ)
+    except KeyError as error:
+        raise LaunchError(f"local_directory={path!r}: the variable {error.args[0]} is not set in this job") from error
+    except ValueError as error:
+        raise LaunchError(f"local_directory={path!r}: {error}") from error
+
+
 def check_interface(name: str | None) -> None:
     """Raise `LaunchError` when this node has no such interface."""
     if name is not None and (trouble := interfaces.missing(name, interfaces.addresses())):
@@ -173,12 +188,13 @@ def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, b
     importlib.import_module("dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker")
     contact = wait_for_scheduler(directory, batch, arguments.patience)
     if end is not None:
-        os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = f"{lifetime(end - time.time()):.0f}s"
+        os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = f"{lifetime(end - time.time(), arguments.walltime_margin):.0f}s"
     # Names must be unique: the cluster gives each job a name of its own, a job submitted by hand has the cluster's.
     name = own.name if own.name != directory.path.name else f"{own.name}-by-hand-{own.job_id}"
     if arguments.nodes > 1:
         name = f"{name}-{own.node}"
-    command = [*arguments.command, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
+    given = [expanded(argument, os.environ) if flag == "--local-directory" else argument for flag, argument in pairwise(arguments.command)]
+    command = [arguments.command[0], *given, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
     if arguments.interface:
         command += ["--interface", arguments.interface]
     return [*command, contact.workers]
@@ -188,13 +204,12 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     """Choose protocol and interfaces and return the full command of the scheduler."""
     check_interface(arguments.interface)
     check_interface(arguments.client_interface)
-    encrypted = directory.tls.is_dir()
     chosen = choice.Choice(arguments.protocol, f"{arguments.protocol.upper()}: asked for")
     if arguments.protocol == "auto":
         chosen = choice.probe(arguments.gpus)
     if chosen.protocol == "ucx" and arguments.gpus:
         os.environ.setdefault("DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT", "True")
-    stream = "tls" if encrypted else "tcp"
+    stream = "tls" if directory.encrypted else "tcp"
     workers = "ucx" if chosen.protocol == "ucx" else stream
     command = [*arguments.command, "--protocol", f"{workers},{stream}"]
     if arguments.interface:
@@ -202,6 +217,7 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
         command += ["--interface", f"{arguments.interface},{client}"]
     os.environ["HPCGPU_SCHEDULER_JOB"] = own.job_id
     os.environ["HPCGPU_FABRIC"] = chosen.why
+    os.environ["HPCGPU_LEASE"] = f"{arguments.lease:g}"
     print(f"hpcgpu: {chosen.why}", file=sys.stderr)
     return command
 
@@ -225,6 +241,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--gpus", type=int, required=True, help="GPUs that the job asked for, per node")
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the job")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds to wait for the scheduler")
+    parser.add_argument("--walltime-margin", type=float, help="seconds before the end of the walltime at which workers retire")
+    parser.add_argument("--lease", type=float, default=0.0, help="seconds without a manager after which the scheduler ends; 0: never")
     parser.add_argument("--protocol", default="auto", help="auto, ucx, tcp or tls")
     parser.add_argument("--interface", help="network interface of the workers")
     parser.add_argument("--client-interface", help="network interface for clients")
@@ -238,6 +256,8 @@ def main(argv: Sequence[str]) -> None:
                 f"{directory.path} is not a cluster directory, or this node does not see it: it must be on a filesystem "
                 f"that login and compute nodes share (option cluster_directory)"
             )
+        if directory.closed or (directory.encrypted and not directory.tls.is_dir()):
+            raise LaunchError(f"the cluster of {directory.path} was closed: there is nothing to do")
         batch = batch_system(arguments.system)
         own = batch.own_job(os.environ)
         if own is None:

@@ -1,4 +1,4 @@
-"""Preload of the scheduler: publishes its addresses in the cluster directory, and takes them away when it ends."""
+"""Preload of the scheduler: adds our extension, publishes its addresses in the cluster directory, takes them away when it ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcgpu.directory import ClusterDirectory, Contact
+from hpcgpu.runtime.extension import install
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -35,6 +36,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
     """Publish the contact; distributed calls this once the scheduler listens."""
     environ = os.environ
     directory = ClusterDirectory(Path(environ["HPCGPU_CLUSTER_DIRECTORY"]))
+    install(scheduler, float(environ.get("HPCGPU_LEASE", "0")) or None)
     publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], fabric=environ["HPCGPU_FABRIC"])
 
 

@@ -71,7 +71,7 @@ def test_workers_of_gpu_jobs_are_named_after_their_job_and_have_a_gpu_resource(q
         assert sorted(map(sorted, (d.split(",") for d in devices.values()))) == [["0", "1"], ["0", "1"], ["2", "3"], ["2", "3"]]
 
 
-def test_scale_counts_workers_and_rounds_up_to_jobs(queue: LocalQueue, fake_gpus: None) -> None:  # rows 1 and 15
+def test_scale_counts_workers_and_rounds_up_to_jobs(queue: LocalQueue, fake_gpus: None, until: Until) -> None:  # rows 1 and 15
     with LocalGPUCluster(jobs=0, **GPU, cores=8, memory="8GB") as cluster:
         for arguments, jobs in [
             ({"n": 3}, 2),
@@ -83,20 +83,20 @@ def test_scale_counts_workers_and_rounds_up_to_jobs(queue: LocalQueue, fake_gpus
         ]:
             cluster.scale(**arguments)
             cluster.sync(cluster._correct_state)
-            assert len(cluster.worker_spec) == jobs, arguments
+            until(lambda jobs=jobs: len(cluster.worker_spec) == jobs, f"{arguments} are {jobs} jobs")
 
 
 def test_adaptive_with_several_workers_a_job_does_not_oscillate(queue: LocalQueue, fake_gpus: None, until: Until) -> None:  # rows 1, 16
     with LocalGPUCluster(**GPU) as cluster:
-        adaptive = cluster.adapt(minimum=4, maximum=4, interval="100ms", wait_count=1)
+        adaptive = cluster.adapt(minimum=4, maximum=4, idle_timeout="100ms")
         cluster.wait_for_workers(4)
-        decided = len(adaptive.log)
         with Client(cluster) as client:
-            for _ in range(20):  # each a round trip through the same loop that Adaptive runs on
+            for _ in range(20):
                 client.submit(int, pure=False).result()
-        until(lambda: adaptive.periodic_callback is not None, "adaptive runs")
-        assert len(cluster.worker_spec) == 2
-        assert all(status != "down" for _, entry in list(adaptive.log)[decided:] for status in [entry.get("status")])
+                cluster.loop.add_callback(cluster._decide)
+        until(lambda: adaptive.state.running == 2, "both jobs run")
+        assert [text for _, text in adaptive.log if "giving up" in text or "cancelling" in text] == []
+        assert sorted(cluster.worker_spec) == [f"{cluster.name}-0", f"{cluster.name}-1"], "jobs were replaced"
         adaptive.stop()
 
 
@@ -167,10 +167,10 @@ class Refusing(LocalQueue):
 
     refuse: Exception | None = None
 
-    def submit(self, script: Path, *, job_name: str, after: str | None = None) -> str:
-        if self.refuse is not None and "scheduler" not in job_name:
+    def submit(self, script: Path, **arguments: Any) -> str:
+        if self.refuse is not None and "scheduler" not in arguments["job_name"]:
             raise self.refuse
-        return super().submit(script, job_name=job_name, after=after)
+        return super().submit(script, **arguments)
 
 
 @pytest.fixture

@@ -1,0 +1,195 @@
+"""What the manager needs of the Dask scheduler beyond distributed's own RPCs; added to it by our preload.
+
+It tells the load, lets running tasks finish on workers that leave, does not count a worker that its job's end took against the tasks it
+ran, and ends a scheduler whose manager is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import pickle
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from distributed.core import Status
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import KilledWorker
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+__all__ = ["Extension", "install"]
+
+logger = logging.getLogger("distributed.hpcgpu")
+
+#: So many tasks that no worker can run are looked at one by one; the rest is taken to be like them.
+_SAMPLE = 2000
+#: Seconds for which the tasks of a lost worker may still be charged with its loss.
+_CHARGEABLE = 600.0
+#: Seconds within which the heartbeats of a worker have told what it really executes.
+_SETTLED = 3.0
+
+
+def install(scheduler: Scheduler, lease: float | None = None) -> Extension:
+    """Add the extension to a scheduler.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    lease : float, optional
+        Seconds after which the scheduler closes when its manager has not been heard. Default: never.
+    """
+    extension = Extension(scheduler, lease)
+    scheduler.add_plugin(extension)
+    return extension
+
+
+class Extension(SchedulerPlugin):  # type: ignore[misc]
+    """See the module."""
+
+    name = "hpcgpu"
+
+    def __init__(self, scheduler: Scheduler, lease: float | None) -> None:
+        self.scheduler = scheduler
+        self.lease = lease
+        self._heard = time.monotonic()
+        self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
+        self._leaving_since: dict[str, float] = {}
+        scheduler.handlers |= {
+            "hpcgpu_load": self.load,
+            "hpcgpu_unfinished": self.unfinished,
+            "hpcgpu_resume": self.resume,
+            "hpcgpu_crashed": self.crashed,
+            "hpcgpu_heartbeat": self.heartbeat,
+        }
+        self._remove_worker = scheduler.remove_worker
+        scheduler.remove_worker = self.remove_worker
+        if lease:
+            self._guard = asyncio.ensure_future(self._watch_lease(lease))
+
+    # The manager's lease
+
+    async def heartbeat(self) -> None:
+        """Hear the manager."""
+        self._heard = time.monotonic()
+
+    async def _watch_lease(self, lease: float) -> None:
+        while (left := self._heard + lease - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+        logger.error("hpcgpu: nothing heard of the cluster's manager for %g s (option lease): this scheduler ends", lease)
+        await self.scheduler.close(reason="hpcgpu-lease")
+
+    # Load
+
+    async def load(self) -> dict[str, Any]:
+        """Return what there is to do.
+
+        Returns
+        -------
+        dict
+            ``workers``: by name, tasks it has (``processing``), seconds they will take (``occupancy``), ``nbytes``, ``nthreads`` and
+            ``memory_limit``. ``waiting``: a list of work that no worker has yet, with the ``resources`` that each task needs, ``tasks``
+            and ``seconds``.
+        """
+        self._heard = time.monotonic()
+        workers = {
+            str(ws.name): {
+                "processing": len(ws.processing),
+                "occupancy": ws.occupancy,
+                "nbytes": ws.nbytes,
+                "nthreads": ws.nthreads,
+                "memory_limit": ws.memory_limit,
+            }
+            for ws in self.scheduler.workers.values()
+        }
+        return {"workers": workers, "waiting": self._waiting()}
+
+    def _waiting(self) -> list[dict[str, Any]]:
+        kinds: dict[tuple[tuple[str, float], ...], list[float]] = {}
+        for tasks in (self.scheduler.queued, self.scheduler.unrunnable):
+            if not tasks:
+                continue
+            sample = list(itertools.islice(tasks, _SAMPLE))
+            weight = len(tasks) / len(sample)
+            for ts in sample:
+                kind = kinds.setdefault(tuple(sorted((ts.resource_restrictions or {}).items())), [0.0, 0.0])
+                kind[0] += weight
+                kind[1] += weight * self.scheduler._get_prefix_duration(ts.prefix)
+        return [{"resources": dict(kind), "tasks": math.ceil(tasks), "seconds": seconds} for kind, (tasks, seconds) in kinds.items()]
+
+    # Workers that leave
+
+    async def unfinished(self, names: Iterable[str]) -> int:
+        """Return how many tasks retiring workers still execute; those that they have not begun go to others."""
+        wanted, now, count = set(names), time.monotonic(), 0
+        self._leaving_since = {name: since for name, since in self._leaving_since.items() if now - since < _CHARGEABLE or name in wanted}
+        for ws in list(self.scheduler.workers.values()):
+            if str(ws.name) not in wanted:
+                continue
+            since = self._leaving_since.setdefault(str(ws.name), now)
+            executing = set(ws.executing)
+            if now - since >= _SETTLED:
+                for ts in set(ws.processing) - executing:
+                    self.scheduler._reschedule(ts.key, ws.address, stimulus_id=f"hpcgpu-leaving-{time.time()}")
+            count += len(ws.processing)
+        return count
+
+    async def resume(self, names: Iterable[str]) -> None:
+        """Let workers take tasks again whose data could not move after all."""
+        wanted, stimulus = set(names), f"hpcgpu-resume-{time.time()}"
+        for ws in list(self.scheduler.workers.values()):
+            if str(ws.name) in wanted and ws.status == Status.closing_gracefully:
+                self._leaving_since.pop(str(ws.name), None)
+                self.scheduler.stream_comms[ws.address].send(
+                    {"op": "worker-status-change", "status": Status.running.name, "stimulus_id": stimulus}
+                )
+
+    # Whom a worker's loss is charged to
+
+    async def remove_worker(self, address: str, *, stimulus_id: str, expected: bool = False, close: bool = True) -> Any:
+        """Remove a worker without charging its tasks: whether it crashed or its job ended is only known later.
+
+        Distributed would count each loss against ``allowed-failures`` at once, so that four preempted jobs fail a task (KilledWorker).
+        """
+        ws = self.scheduler.workers.get(self.scheduler.coerce_address(address))
+        tasks = {ts.key for ts in ws.processing} if ws is not None and not expected else set()
+        removed = await self._remove_worker(address, stimulus_id=stimulus_id, expected=True, close=close)
+        if ws is not None and tasks:
+            now = time.monotonic()
+            self._lost = {name: loss for name, loss in self._lost.items() if now - loss[0] < _CHARGEABLE}
+            self._lost[str(ws.name)] = (now, ws.clean(), tasks)
+        return removed
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Charge the loss of a worker that comes back: its nanny restarts what crashed."""
+        self._charge(str(scheduler.workers[worker].name))
+
+    async def crashed(self, names: Iterable[str]) -> None:
+        """Charge the loss of workers whose job failed."""
+        for name in names:
+            self._charge(name)
+
+    def _charge(self, name: str) -> None:
+        """Count the loss of a worker against the tasks that it ran, as `Scheduler.remove_worker` would have done."""
+        if name not in self._lost:
+            return
+        _, worker, keys = self._lost.pop(name)
+        for key in keys:
+            ts = self.scheduler.tasks.get(key)
+            if ts is None or ts.state in ("memory", "erred", "forgotten"):
+                continue
+            ts.suspicious += 1
+            ts.prefix.suspicious += 1
+            if ts.suspicious > self.scheduler.allowed_failures and ts.state in ("processing", "queued", "no-worker"):
+                self._fail(ts, worker)
+
+    def _fail(self, ts: Any, worker: Any) -> None:
+        stimulus = f"hpcgpu-killed-worker-{time.time()}"
+        error = KilledWorker(task=ts.key, last_worker=worker, allowed_failures=self.scheduler.allowed_failures)
+        logger.error("Task %s marked as failed because %d workers died while trying to run it", ts.key, ts.suspicious)
+        recommendations = self.scheduler.transition(ts.key, "erred", exception=pickle.dumps(error), cause=ts.key, stimulus_id=stimulus)
+        self.scheduler.transitions(recommendations, stimulus)

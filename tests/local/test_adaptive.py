@@ -1,0 +1,299 @@
+"""Scaling through the queue: adaptive, walltime, failures, groups; whole clusters on the embedded queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, Event, KilledWorker, get_worker
+
+from hpcgpu import ClusterError, LocalGPUCluster, OptionError
+from hpcgpu.batch.base import BatchUnavailable, SubmitLimited
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.cluster import ClusterWarning
+from tests.conftest import live
+from tests.local.test_cluster import CPU, GPU, in_queue
+
+Until = Callable[..., None]
+
+ADAPT: dict[str, Any] = {"idle_timeout": "1s", "target_duration": "1s"}
+
+
+def tasks() -> tuple[Callable[[str], str], Callable[[], None], Callable[[int], int]]:
+    """Functions of a function, which travel by value: schedulers and workers cannot import this file."""
+
+    def wait_for(name: str) -> str:
+        Event(name).wait()
+        return str(get_worker().name)
+
+    def killer() -> None:
+        os._exit(1)
+
+    def slow(index: int) -> int:
+        time.sleep(0.5)
+        return index
+
+    return wait_for, killer, slow
+
+
+wait_for, killer, slow = tasks()
+
+
+def test_adaptive_scales_up_for_work_and_down_without_it(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client:
+        adaptive = cluster.adapt(minimum_jobs=0, maximum_jobs=2, **ADAPT)
+        assert cluster.adaptive is adaptive and (adaptive.minimum, adaptive.maximum) == (0, 2)
+        futures = client.map(slow, range(30))
+        assert client.gather(futures) == list(range(30))
+        assert len([job for job in cluster.jobs if job.kind == "worker"]) == 2
+        del futures
+        until(lambda: not cluster.workers and len(live(queue)) == 1, "idle jobs are given up")
+        assert adaptive.state.reason.startswith("there is no work")
+        log = [text for _, text in adaptive.log]
+        assert any(text.startswith("there is work for") and "asking for" in text for text in log)
+        assert any("giving up" in text for text in log)
+
+
+def test_a_fixed_size_ends_adaptive_scaling_and_a_minimum_is_kept(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(**CPU) as cluster:
+        adaptive = cluster.adapt(minimum_jobs=1, maximum_jobs=2, **ADAPT)
+        cluster.wait_for_workers(1)
+        until(lambda: adaptive.state.jobs == 1 and adaptive.state.target == 1, "the minimum is there")
+        cluster.scale(jobs=0)
+        until(lambda: len(live(queue)) == 1, "the job is given up")
+        assert cluster.adaptive is None and not adaptive.running
+
+
+def test_a_running_task_is_let_finish_before_its_job_goes(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(**CPU, jobs=2) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(2)
+        futures = client.map(wait_for, ["go", "go", "go", "go"], pure=False)
+        until(lambda: sum(len(t) for t in client.processing().values()) >= 2, "tasks run")
+        until(lambda: all(job.processing for job in cluster.workers.values()), "the load is known")
+        cluster.scale(jobs=1)
+        until(lambda: len(cluster.workers) == 1, "a job is chosen")
+        [stays] = cluster.workers
+        Event("go", client=client).set()
+        names = client.gather(futures)
+        assert any(name != stays for name in names), "the task of the job that goes was cancelled and run elsewhere"
+        until(lambda: len(live(queue)) == 2, "the job goes")
+        assert len(client.gather(futures)) == 4, "a result was lost with its job"
+
+
+def test_tasks_that_a_leaving_job_has_not_begun_go_to_others(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(**CPU, jobs=2) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(2)
+        names = sorted(cluster.workers)
+        blocked = client.submit(wait_for, "go", workers=[names[1]], allow_other_workers=True)
+        until(lambda: any(client.processing().values()), "the first task runs")
+        behind = client.map(slow, range(4), workers=[names[1]], allow_other_workers=True)
+        cluster.loop.add_callback(lambda: cluster._give_up([names[1]], deadline=None, at_all_costs=False))
+        assert client.gather(behind) == list(range(4)), "tasks stay behind one that does not end"
+        assert not blocked.done()
+        Event("go", client=client).set()
+        assert blocked.result() == names[1]
+
+
+def test_jobs_that_are_cancelled_from_outside_do_not_count_against_a_task(queue: LocalQueue, until: Until) -> None:
+    options = CPU | {"worker_restarts": 20}
+    with dask.config.set({"distributed.scheduler.allowed-failures": 1}), LocalGPUCluster(**options, jobs=1, env=FAILURES) as cluster:
+        with Client(cluster) as client, pytest.warns(ClusterWarning, match="it was cancelled"):
+            future = client.submit(wait_for, "go")
+            for _ in range(3):
+                until(lambda: any(client.processing().values()), "the task runs")
+                [job] = cluster.workers.values()
+                queue.cancel([str(job.job_id)])
+                until(lambda gone=job: gone.name not in cluster.workers and cluster.workers, "the job is replaced")
+            Event("go", client=client).set()
+            assert future.result().startswith(cluster.name)
+
+
+FAILURES = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"}
+
+
+def test_a_task_that_kills_its_workers_fails_all_the_same(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**CPU, jobs=1, env=FAILURES) as cluster, Client(cluster) as client:
+        with pytest.raises(KilledWorker, match="those workers died while running it"):
+            client.submit(killer).result(timeout=120)
+
+
+def test_workers_retire_before_the_walltime_and_the_job_is_replaced_without_loss(queue: LocalQueue, until: Until) -> None:
+    options = CPU | {"walltime": "20s", "walltime_margin": "8s", "scheduler": {"walltime": "10m"}}
+    with LocalGPUCluster(**options, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        [first] = cluster.workers
+        data = client.scatter(list(range(1000)))
+        until(lambda: cluster.workers and first not in cluster.workers, "another job takes its place")
+        until(lambda: any(not job.pending and job.workers for job in cluster.workers.values()), "the other job is there")
+        until(lambda: [job.state for job in cluster.jobs if job.name == first] != ["running"], "the first job ends")
+        assert data.result() == list(range(1000)), "data was lost with the walltime"
+        assert [job.state for job in cluster.jobs if job.name == first] in (["completed"], ["cancelled"], ["completing"])
+
+
+def test_the_end_of_the_scheduler_s_walltime_is_announced_and_then_a_clear_error(queue: LocalQueue, until: Until) -> None:
+    with pytest.warns(ClusterWarning) as caught:
+        with LocalGPUCluster(**CPU, scheduler={"walltime": "12s"}) as cluster:
+            until(lambda: cluster.status.name == "failed", "the cluster takes note of its end")
+            with pytest.raises(ClusterError, match=r"the scheduler of cluster .* is gone.*timeout: its walltime was over"):
+                cluster.wait_for_workers(1)
+    texts = [str(warning.message) for warning in caught]
+    assert any("the walltime of the scheduler job 1 ends in 0 min, and the cluster with it: fetch your results" in text for text in texts)
+
+
+def test_jobs_that_never_connect_pause_adaptive_scaling_until_it_is_resumed(queue: LocalQueue, until: Until, home: Path) -> None:
+    broken = home / "broken"
+    broken.touch()
+    prologue = [f"if [ -e {broken} ] && [ \"$HPCGPU_JOB_NAME\" != demo-scheduler ]; then echo 'no such module'; exit 3; fi"]
+    options = CPU | {"worker_restarts": 1, "name": "demo"}
+    with LocalGPUCluster(**options, job_script_prologue=prologue) as cluster, Client(cluster) as client:
+        with pytest.warns(ClusterWarning, match="no such module"):
+            adaptive = cluster.adapt(maximum_jobs=1, **ADAPT)
+            future = client.submit(slow, 1)
+            until(lambda: adaptive.state.paused, "it pauses")
+        assert "2 worker jobs failed in a row" in repr(cluster)
+        with pytest.raises(ClusterError, match="2 worker jobs failed in a row"):
+            cluster.wait_for_workers(1)
+        count = len(cluster.jobs)
+        broken.unlink()
+        adaptive.resume()
+        assert future.result(timeout=60) == 1
+        assert len(cluster.jobs) == count + 1
+
+
+class Grumpy(LocalQueue):
+    """The embedded queue, which refuses submits when it is told to."""
+
+    refusal: Exception | None = None
+
+    def submit(self, script: Path, **kwargs: Any) -> str:
+        if self.refusal is not None and script.name.startswith("worker"):
+            raise self.refusal
+        return super().submit(script, **kwargs)
+
+
+@pytest.fixture
+def grumpy(queue: LocalQueue, home: Path, monkeypatch: pytest.MonkeyPatch) -> Grumpy:
+    batch = Grumpy(home / "queue", gpus=4)
+    monkeypatch.setattr("hpcgpu.cluster.batch_system", lambda system: batch)
+    return batch
+
+
+def test_a_submit_that_is_refused_for_now_is_tried_again(grumpy: Grumpy, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcgpu.troubles._BACKOFF", (0.0, 0.0, 0.0, 0.0, 0.0))
+    with LocalGPUCluster(**CPU) as cluster:
+        grumpy.refusal = BatchUnavailable("the controller is away")
+        with pytest.warns(ClusterWarning, match=r"was not submitted: the controller is away\nIt is tried again in 0 s"):
+            cluster.scale(jobs=1)
+            until(lambda: cluster._groups["default"].failures.refused, "a submit is refused")
+        grumpy.refusal = None
+        cluster.wait_for_workers(1)
+
+
+def test_a_limit_of_the_site_is_no_failure(grumpy: Grumpy, until: Until) -> None:
+    with LocalGPUCluster(**CPU, jobs=1) as cluster:
+        cluster.wait_for_workers(1)
+        grumpy.refusal = SubmitLimited("QOSMaxSubmitJobPerUserLimit")
+        cluster.scale(jobs=3)
+        group = cluster._groups["default"]
+        until(lambda: group.failures.full, "the limit is known")
+        assert not group.failures.paused and not group.failures.refused
+        assert "There are as many jobs as the site allows" in cluster.get_logs()["Cluster"]
+        grumpy.refusal = None
+        [job] = cluster.workers.values()
+        with pytest.warns(ClusterWarning, match="it was cancelled"):
+            grumpy.cancel([str(job.job_id)])  # one of ours ends: the site may allow another
+            cluster.wait_for_workers(3)
+
+
+def test_tasks_are_steered_to_the_group_that_has_their_resources(queue: LocalQueue, fake_gpus: None) -> None:
+    with LocalGPUCluster(**GPU, jobs=1) as cluster, Client(cluster) as client:
+        cluster.add_worker_group("highmem", gpus_per_node=0, cores=1, jobs=1, resources={"MEMORY": 100e9})
+        cluster.wait_for_workers(3)
+        loaded = [dask.delayed(slow)(i) for i in range(4)]
+        with dask.annotate(resources={"GPU": 1}):
+            processed = [dask.delayed(lambda value: (value, get_worker().name))(value) for value in loaded]
+        with dask.annotate(resources={"MEMORY": 70e9}):
+            total = dask.delayed(lambda pairs: (pairs, get_worker().name))(processed)
+        pairs, where = client.compute(total, optimize_graph=False).result()
+        big, gpu = (next(j for j in cluster.jobs if j.name.endswith(suffix)).name for suffix in ("-1", "-0"))
+        assert where == big and {name.rsplit("-", 1)[0] for _, name in pairs} == {gpu}
+        cluster.scale(jobs=0, worker_group="highmem")
+        cluster.delete_worker_group("highmem")
+        with pytest.raises(OptionError, match="no worker group named 'highmem': there are default"):
+            cluster.scale(jobs=1, worker_group="highmem")
+
+
+def test_adaptive_asks_for_the_group_that_can_run_what_waits(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client:
+        cluster.add_worker_group("highmem", gpus_per_node=0, cores=1, resources={"MEMORY": 100e9})
+        cluster.adapt(maximum_jobs=2, **ADAPT)
+        cluster.adapt(maximum_jobs=2, worker_group="highmem", **ADAPT)
+        future = client.submit(wait_for, "go", resources={"MEMORY": 70e9})
+        until(lambda: [j.group.name for j in cluster.workers.values()] == ["highmem"], "a job of the group is asked for")
+        until(lambda: any(client.processing().values()), "the task runs")
+        Event("go", client=client).set()
+        assert future.result() == f"{cluster.name}-0"
+        assert {job.name for job in cluster.jobs if job.kind == "worker"} == {f"{cluster.name}-0"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("default", {}, "a worker group named 'default' exists"),
+        ("a/b", {}, "cannot name"),
+        ("big", {"memori": "1TB"}, "unknown option 'memori': did you mean 'memory'"),
+        ("big", {"gpus_per_node": 0, "rmm_pool_size": "1GB"}, "rmm_pool_size is an option of GPU workers"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused(queue: LocalQueue, name: str, options: dict[str, Any], message: str) -> None:
+    with LocalGPUCluster(**CPU) as cluster, pytest.raises(OptionError, match=message):
+        cluster.add_worker_group(name, **options)
+
+
+def test_a_group_inherits_account_walltime_and_environment(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**CPU, walltime="1h", account="m1", env={"A": "1"}) as cluster:
+        cluster.add_worker_group("big", gpus_per_node=0, cores=3, env={"B": "2"})
+        options = cluster._groups["big"].options
+        assert (options.walltime, options.account, dict(options.env), options.cores) == (3600, "m1", {"A": "1", "B": "2"}, 3)
+        assert (cluster.directory.path / "worker-big.sh").exists()
+
+
+def test_when_the_client_is_killed_the_cluster_ends_by_itself(queue: LocalQueue, until: Until) -> None:
+    code = f"from hpcgpu import LocalGPUCluster\nc = LocalGPUCluster(**{CPU | {'jobs': 1, 'lease': 3}!r})\nc.wait_for_workers()\nprint('up', flush=True)\nimport time; time.sleep(600)"
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None and program.stdout.readline() == "up\n"
+    program.send_signal(signal.SIGKILL)
+    program.wait()
+    program.stdout.close()
+    assert len(live(queue)) == 2
+    until(lambda: not live(queue), "scheduler and worker end when the lease does")
+
+
+def test_a_scheduler_that_hears_its_manager_lives_on(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**CPU, lease=1, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers()
+        assert client.submit(time.sleep, 4).result() is None
+        assert cluster.status.name == "running"
+
+
+def test_waiting_jobs_are_kept_through_a_lull(queue: LocalQueue, home: Path, fake_gpus: None, until: Until) -> None:
+    with LocalGPUCluster(**GPU | {"gpus_per_node": 4}, name="lull") as cluster, Client(cluster) as client:
+        block = home / "block.sh"
+        block.write_text("#!/bin/bash\n#HPCGPU --gpus=4\n#HPCGPU --output=/dev/null\nexec sleep 600\n")
+        blocker = queue.submit(block, job_name="blocker")
+        adaptive = cluster.adapt(maximum_jobs=1, idle_timeout="2s")
+        future = client.submit(slow, 1)
+        until(lambda: adaptive.state.pending == 1 and adaptive.state.waiting, "a job waits")
+        future.cancel()
+        until(lambda: adaptive.state.target == 0, "there is no work any more")
+        assert in_queue(queue, "lull-0"), "a waiting job was cancelled at once"
+        until(lambda: not in_queue(queue, "lull-0"), "it is cancelled after a while")
+        queue.cancel([blocker])

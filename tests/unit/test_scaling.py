@@ -1,0 +1,54 @@
+"""Sizes: every unit becomes jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcgpu.options import OptionError, WorkerOptions, resolve
+from hpcgpu.scaling import limits
+
+
+def workers(**options: Any) -> WorkerOptions:
+    return resolve("slurm", {"gpus_per_node": 4, "memory": "64GiB", "nthreads": 2} | options).worker
+
+
+@pytest.mark.parametrize(
+    ("minimum", "maximum", "jobs"),
+    [
+        ({"n": 5}, {"n": 11}, (2, 2)),
+        ({"jobs": 1}, {"jobs": 16}, (1, 16)),
+        ({"gpus": 1}, {"gpus": 9}, (1, 2)),
+        ({"cores": 9}, {"cores": 31}, (2, 3)),
+        ({"memory": "65GiB"}, {"memory": "190GiB"}, (2, 2)),
+        ({}, {"jobs": 3, "gpus": 100}, (0, 3)),
+    ],
+)
+def test_the_minimum_is_rounded_up_and_the_maximum_down(minimum: dict[str, Any], maximum: dict[str, Any], jobs: tuple[int, int]) -> None:
+    found = limits(workers(), minimum=minimum, maximum=maximum)
+    assert (found.minimum, found.maximum) == jobs
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"minimum": {}, "maximum": {}}, "adapt: give a maximum, such as maximum_jobs=4"),
+        ({"minimum": {}, "maximum": {"n": 3}}, "adapt: maximum=3 is less than one job, which brings 4 workers"),
+        ({"minimum": {"jobs": 3}, "maximum": {"gpus": 8}}, "the minimum is 3 jobs, more than maximum_gpus=8, which is 2 jobs"),
+        ({"minimum": {"jobs": -1}, "maximum": {"jobs": 1}}, "jobs must be a whole number, 0 or more, not -1"),
+        ({"minimum": {}, "maximum": {"jobs": float("inf")}}, "jobs must be a whole number"),
+        ({"minimum": {}, "maximum": {"jobs": 1}, "backlog": 0}, "adapt: backlog must be 1 or more, not 0"),
+        ({"minimum": {}, "maximum": {"jobs": 1}, "idle_timeout": "soon"}, "adapt: idle_timeout='soon' is not a time"),
+        ({"minimum": {}, "maximum": {"jobs": 1}, "maximum_gpu_hours": 0}, "maximum_gpu_hours must be more than 0, not 0"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        limits(workers(), **given)
+    assert message in str(caught.value)
+
+
+def test_a_budget_of_gpu_hours_needs_gpus() -> None:
+    with pytest.raises(OptionError, match="needs workers with GPUs"):
+        limits(resolve("slurm", {"gpus_per_node": 0}).worker, minimum={}, maximum={"jobs": 1}, maximum_gpu_hours=1)

@@ -1,0 +1,82 @@
+"""What the end of a job means, and when to try again."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcgpu.batch.base import JobState
+from hpcgpu.troubles import Failures, Outcome, classify
+
+
+@pytest.mark.parametrize(
+    ("state", "joined", "outcome"),
+    [
+        (JobState.TIMEOUT, True, Outcome.EXPECTED),
+        (JobState.COMPLETED, True, Outcome.EXPECTED),
+        (JobState.PREEMPTED, True, Outcome.PREEMPTED),
+        (JobState.PREEMPTED, False, Outcome.PREEMPTED),
+        (JobState.CANCELLED, True, Outcome.CANCELLED),
+        (JobState.NODE_FAIL, True, Outcome.NODE_FAIL),
+        (JobState.OUT_OF_MEMORY, False, Outcome.OUT_OF_MEMORY),
+        (JobState.FAILED, True, Outcome.FAILED),
+        (JobState.FAILED, False, Outcome.NEVER_CONNECTED),
+        (JobState.COMPLETED, False, Outcome.NEVER_CONNECTED),
+        (JobState.TIMEOUT, False, Outcome.NEVER_CONNECTED),
+    ],
+)
+def test_the_end_of_a_job_is_classified(state: JobState, joined: bool, outcome: Outcome) -> None:
+    assert classify(state, joined=joined) is outcome
+
+
+def test_jobs_that_fail_in_a_row_are_tried_again_later_and_later_and_then_not_at_all() -> None:
+    failures = Failures(restarts=5)
+    delays = []
+    for _ in range(5):
+        failures.job_ended(Outcome.NEVER_CONNECTED, "", now=1000.0)
+        delays.append(failures.next_try - 1000.0)
+        assert not failures.paused
+    assert delays == [0, 10, 30, 60, 300]
+    failures.job_ended(Outcome.NEVER_CONNECTED, "", now=1000.0)
+    assert failures.paused == "6 worker jobs failed in a row; they are not replaced any more (worker_restarts=5)"
+    failures.start_anew()
+    assert not failures.paused and failures.next_try == 0
+
+
+def test_walltime_and_preemption_are_no_failures() -> None:
+    failures = Failures(restarts=0)
+    for _ in range(100):
+        failures.job_ended(Outcome.EXPECTED, "n0", now=0.0)
+        failures.job_ended(Outcome.PREEMPTED, "n0", now=0.0)
+    assert (failures.paused, failures.next_try, failures.excluded) == ("", 0.0, [])
+
+
+def test_nodes_that_fail_are_avoided_a_bounded_number_of_them() -> None:
+    failures = Failures(restarts=0)
+    for i in range(20):
+        failures.job_ended(Outcome.NODE_FAIL, f"n{i}", now=0.0)
+    assert failures.excluded == [f"n{i}" for i in range(12, 20)]
+    assert not failures.paused
+
+
+def test_five_refused_submits_in_a_row_are_enough_and_one_that_is_refused_for_good() -> None:
+    failures = Failures(restarts=3)
+    for i in range(4):
+        failures.submit_refused("busy", for_good=False, now=0.0)
+        assert not failures.paused, i
+    failures.submit_refused("busy", for_good=False, now=0.0)
+    assert failures.paused == "5 submits in a row were refused, nothing more is submitted. The last one: busy"
+    failures = Failures(restarts=3)
+    failures.submit_refused("Invalid account", for_good=True, now=0.0)
+    assert failures.paused == "a submit was refused, nothing more is submitted. The last one: Invalid account"
+
+
+def test_a_full_site_is_tried_again_when_a_job_ends_or_after_a_while() -> None:
+    failures = Failures(restarts=3)
+    failures.site_is_full("QOSMaxSubmitJobPerUserLimit", now=0.0)
+    failures.time_passed(now=299.0)
+    assert failures.full == "QOSMaxSubmitJobPerUserLimit"
+    failures.time_passed(now=300.0)
+    assert failures.full == ""
+    failures.site_is_full("QOSMaxSubmitJobPerUserLimit", now=0.0)
+    failures.job_ended(Outcome.EXPECTED, "", now=1.0)
+    assert failures.full == ""
