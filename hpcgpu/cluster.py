@@ -43,13 +43,15 @@ from hpcgpu.localscheduler import LocalScheduler
 from hpcgpu.options import OptionError, Options, resolve, resolve_group
 from hpcgpu.policy import Limits
 from hpcgpu.retire import retire
-from hpcgpu.troubles import STABLE, Troubles, classify
+from hpcgpu.troubles import STABLE, Troubles
 
 __all__ = ["ClusterError", "ClusterWarning", "GPUCluster", "LocalGPUCluster", "SlurmGPUCluster"]
 
 _CLOSE_TIMEOUT = 30.0
 #: Seconds between two decisions on the size.
 _DECISION_INTERVAL = 1.0
+#: Seconds without an answer of the scheduler after which the user is told.
+_SILENCE = 60.0
 #: Seconds after which it is tried again to retire a job whose data fitted nowhere else.
 _RETRY_LEAVING = 30.0
 
@@ -92,12 +94,20 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
             for kind in ("scheduler", "worker")
             if kind == "worker" or self.options.scheduler is not None
         }
+        if not settings.security:
+            warnings.warn(
+                "security=False: whoever can reach the scheduler's or a worker's port can run code as you; compute networks are shared",
+                ClusterWarning,
+                stacklevel=2,
+            )
         self.directory = self._claim_directory(rendered)
         self._dispatcher = Dispatcher(self.batch, self.directory)
         self._all_jobs: dict[str, Job] = {}
         self._sequence = 0
         script = self.directory.path / scripts.script_name(self.system, "worker")
-        self._groups = {DEFAULT: WorkerGroup(DEFAULT, self.options.worker, script, settings.worker_restarts)}
+        group = WorkerGroup(DEFAULT, self.options.worker, script, settings.worker_restarts)
+        group.resize(Limits(maximum=settings.jobs, fixed=True))
+        self._groups = {DEFAULT: group}
         self._changed = asyncio.Event()
         self._poll_now = asyncio.Event()
         self._decide_now = asyncio.Event()
@@ -109,12 +119,6 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         self._troubles = Troubles()
         if settings.shutdown_on_close:
             guard(self._dispatcher)
-        if not settings.security:
-            warnings.warn(
-                "security=False: whoever can reach the scheduler's or a worker's port can run code as you; compute networks are shared",
-                ClusterWarning,
-                stacklevel=2,
-            )
         try:
             super().__init__(
                 worker={"cls": WorkerJob, "options": {}},
@@ -130,6 +134,9 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
                 self._dispatcher.cancel_all(_CLOSE_TIMEOUT)
             with suppress(Exception):
                 self.close(timeout=_CLOSE_TIMEOUT)
+            if not self.directory.submits():
+                with suppress(OSError):
+                    self.directory.abandon()
             raise
 
     # Before anything is submitted
@@ -147,11 +154,15 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         if settings.log_directory is not None:
             _check_writable("log_directory", settings.log_directory)
         try:
-            directory = ClusterDirectory.claim(path, self._alive)
-            if settings.security:
-                credentials.create(directory)
-            for kind, text in rendered.items():
-                directory.write(scripts.script_name(self.system, kind), text)
+            directory = ClusterDirectory.claim(path, self._alive, encrypted=settings.security)
+            try:
+                if settings.security:
+                    credentials.create(directory)
+                for kind, text in rendered.items():
+                    directory.write(scripts.script_name(self.system, kind), text)
+            except BaseException:
+                directory.abandon()
+                raise
         except OSError as error:
             raise OptionError(
                 f"cluster_directory={str(settings.cluster_directory)!r} cannot be written: {error.strerror}. It must be on a filesystem "
@@ -183,7 +194,6 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         self.status = Status.starting
         if self.options.scheduler is None:
             self.scheduler = await LocalScheduler(self.options, self.security, self.directory)
-            self._groups[DEFAULT].resize(Limits(maximum=self.options.cluster.jobs, fixed=True))
             self._decide()
             self._spawn(self._watch_queue(), self._watching)
             await self._correct_state()
@@ -213,7 +223,6 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         progress.update(f"{what}: submitting the scheduler job")
         await job.submit()
         self._log(f"submitted scheduler job {job.job_id}")
-        self._groups[DEFAULT].resize(Limits(maximum=self.options.cluster.jobs, fixed=True))
         self._decide()
         opening = self._correct_state()
         self._spawn(self._watch_queue(), self._watching)
@@ -470,8 +479,10 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
 
     def _decide(self) -> None:
         """Bring each group to the size that it should have: the one place where jobs are asked for and given up."""
-        if self.status not in (Status.starting, Status.running):
+        if self.status not in (Status.starting, Status.running) or self.scheduler is None:
             return
+        if isinstance(self.scheduler, SchedulerJob) and self.scheduler.job_id is None:
+            return  # worker jobs go right behind it
         now = time.time()
         for group in list(self._groups.values()):
             for job in [job for job in self.workers.values() if job.group is group]:
@@ -585,7 +596,7 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
             await self._dispatcher.cancel([job.job_id for job in gone if job.job_id])
             await asyncio.gather(*(job.close() for job in gone))
         except BatchError as error:
-            self._stay(job for job in jobs if job.alive and not job.workers)
+            self._stay(job for job in jobs if job.alive)
             self._problem(f"jobs {', '.join(job.name for job in jobs)} could not be cancelled: {error}")
         self._changed.set()
 
@@ -663,15 +674,24 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
 
     async def _watch_stream(self) -> None:
         """Notice when the scheduler's stream of news ends, and take it up again if the scheduler is still there."""
+        silent_since = 0.0
         while True:
+            if silent_since and time.monotonic() - silent_since > _SILENCE:
+                silent_since = math.inf
+                self._problem(
+                    f"the scheduler at {self.scheduler_address} has not answered for {_SILENCE:g} s, though its job runs; it is tried on. "
+                    f"Log: {getattr(self.scheduler, 'log', '')}"
+                )
             if self._watch_worker_status_task is not None:
                 await asyncio.wait([self._watch_worker_status_task])
             self._poll_now.set()
             await asyncio.sleep(1)
             if self.status != Status.running:
                 return
+            silent_since = silent_since or time.monotonic()
             with suppress(OSError, TimeoutError):
                 comm = await asyncio.wait_for(self.scheduler_comm.live_comm(), 10)
+                silent_since = 0.0
                 comm.name = "Cluster worker status"
                 await comm.write({"op": "subscribe_worker_status"})
                 self.scheduler_info = SchedulerInfo(await comm.read())
@@ -692,6 +712,9 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
                 await asyncio.sleep(min(1.0, self.options.cluster.poll_interval))  # let the queue learn of what just happened
             self._poll_now.clear()
             await self._dispatcher.poll()
+            if self._dispatcher.trouble:
+                self._warn(self._dispatcher.trouble)
+                self._dispatcher.trouble = ""
             self._troubles.take({name: job.queue_status for name, job in self._all_jobs.items()})
             self._take_note(now=time.time())
             self._changed.set()
@@ -716,7 +739,8 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
             if not job.alive and job.ended_at is None:
                 end = job.queue_status.end
                 job.ended_at = end if end is not None and end <= now else now
-            if job.workers and job.joined_at is not None and now - job.joined_at > STABLE:
+            if job.workers and not job.stable and job.joined_at is not None and now - job.joined_at > STABLE:
+                job.stable = True
                 job.group.failures.jobs_run_well()
         self._give_up_hopeless()
         if isinstance(self.scheduler, SchedulerJob) and (warning := self.scheduler.end_is_near(now=now)):
@@ -791,7 +815,7 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         self._forget(job)
         job.status = Status.closed
         group, now = job.group, time.time()
-        outcome = classify(job.queue_status.state, joined=job.joined_at is not None)
+        outcome = job.outcome
         group.failures.job_ended(outcome, job.queue_status.node, now=now)
         if outcome.crashed and job.joined_at is not None:
             with suppress(OSError, TimeoutError):
@@ -828,7 +852,8 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
     def _warn(self, message: str) -> None:
         self._log(message)
         if self.status != Status.starting:  # the constructor raises it
-            warnings.warn(message, ClusterWarning, stacklevel=2)
+            with suppress(ClusterWarning):  # `-W error` must not stop what looks after the jobs
+                warnings.warn(message, ClusterWarning, stacklevel=2)
 
     def _log(self, log: str) -> None:
         self._cluster_manager_logs.append((time.time(), log))
@@ -886,7 +911,11 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
 
     async def _running_workers(self) -> int:
         """Ask the scheduler: a worker that has just connected is not ready yet."""
-        info = await self.scheduler_comm.identity()
+        try:
+            info = await asyncio.wait_for(self.scheduler_comm.identity(), 5)
+        except (OSError, TimeoutError):
+            self._poll_now.set()
+            return -1
         return sum(worker["status"] == Status.running.name for worker in info["workers"].values())
 
     def _raise_unreachable(self, wanted: int) -> None:
@@ -992,6 +1021,9 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         deadline = time.monotonic() + _CLOSE_TIMEOUT
         for task in [*self._watching, *self._changing, *([self._starting] if self._starting else [])]:
             task.cancel()
+        if not failed and not self.options.cluster.shutdown_on_close and self.scheduler_comm is not None:
+            await self._leave_jobs()
+            return
         trouble = ""
         try:
             await asyncio.wait_for(in_thread(self._dispatcher.cancel_all, _CLOSE_TIMEOUT / 2), _CLOSE_TIMEOUT)
@@ -1018,9 +1050,9 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
                 job._event_finished.set()
         with suppress(OSError):
             self.directory.remove_secrets()
-            if not left:
+            if not left and not trouble:
                 self.directory.close()
-        if left:
+        if left or trouble:
             why = trouble or "they are ending"
             self._warn(f"these jobs of cluster {self.options.cluster.name} may still be in the queue: {' '.join(left)} ({why})")
         if untold := "" if failed else "\n".join(self._troubles.problems):
@@ -1029,8 +1061,19 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         self.worker_spec.clear()
         self.status = Status.closed
         self._changed.set()
-        if not left:
+        if not left and not trouble:
             unguard(self._dispatcher)
+
+    async def _leave_jobs(self) -> None:
+        """Close this end only: ``shutdown_on_close=False``."""
+        for group in self._groups.values():
+            group.adaptive = None
+        with suppress(TimeoutError, OSError):
+            await asyncio.wait_for(Cluster._close(self), 5)
+        left = " ".join(self._dispatcher.left())
+        self._log(f"closed; its jobs go on (shutdown_on_close=False): {left}")
+        self.status = Status.closed
+        self._changed.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
         """Run something in the background; what it raises is told, not lost."""

@@ -127,6 +127,10 @@ class ClusterDirectory:
         shutil.rmtree(self.tls, ignore_errors=True)
         self.path.rename(self.path.with_name(f"{self.path.name}~{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"))
 
+    def abandon(self) -> None:
+        """Free the name again: nothing was submitted."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
     def write(self, name: str, text: str) -> Path:
         """Write a file, mode 0600, so that readers see all of it or nothing."""
         target = self.path / name

@@ -371,11 +371,18 @@ class WorkerJob(Job):
         self.nbytes = 0
         self.idle_since: float | None = None
         self.retry_at = 0.0
+        self.stable = False
 
     @property
     def alive(self) -> bool:
         """Whether it has not ended, as far as is known."""
         return not self.queue_status.state.ended
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        lasted = (self.ended_at or time.time()) - self.joined_at if self.joined_at is not None else None
+        return classify(self.queue_status.state, lasted=lasted)
 
     def seconds_used(self, *, now: float) -> float:
         """Return how long it has run."""
@@ -394,7 +401,7 @@ class WorkerJob(Job):
 
     def _end(self) -> str:
         text = super()._end()
-        outcome = classify(self.queue_status.state, joined=self.joined_at is not None)
+        outcome = self.outcome
         if outcome is Outcome.OUT_OF_MEMORY and self.group.options.memory:
             text += f" (it asked for {format_bytes(self.group.options.memory)} per node)"
         if outcome is Outcome.NEVER_CONNECTED:

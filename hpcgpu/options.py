@@ -83,11 +83,13 @@ class JobOptions:
         (), parse=values.environment, inherited=True, doc="Environment variables of the job, a dict; values arrive as they are, unexpanded."
     )
     python: str = option(
-        sys.executable, parse=values.text, inherited=True, doc="Python to run in the job. Default: the one that runs this."
+        sys.executable, parse=values.program, inherited=True, doc="Python to run in the job. Default: the one that runs this."
     )
-    shebang: str = option("#!/usr/bin/env bash", parse=values.text, inherited=True, doc="First line of the job script.")
+    shebang: str = option("#!/usr/bin/env bash", parse=values.shebang, inherited=True, doc="First line of the job script.")
     local_directory: str | None = option(
-        parse=values.text, inherited=True, doc="Fast directory on the node for spilling and temporary files of Dask."
+        parse=values.text,
+        inherited=True,
+        doc="Fast directory on the node for spilling and temporary files of Dask; variables such as $TMPDIR are the job's.",
     )
     interface: str | None = option(
         parse=values.interface, inherited=True, doc="Network interface that workers and scheduler talk over, such as 'ib0'."
@@ -248,7 +250,11 @@ class ClusterOptions:
     poll_interval: float = option(
         10.0, parse=values.duration, doc="Seconds between two questions to the queue; four times as long while nothing is pending."
     )
-    shutdown_on_close: bool = option(True, parse=values.boolean, doc="Cancel the cluster's jobs when this program ends without closing it.")
+    shutdown_on_close: bool = option(
+        True,
+        parse=values.boolean,
+        doc="Cancel the cluster's jobs when it is closed, and when this program ends. False leaves them to idle_timeout and walltime.",
+    )
     quiet: bool = option(False, parse=values.boolean, doc="No progress messages.")
 
 
@@ -333,7 +339,9 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
         scheduler = config.pop("scheduler", None) or {}
     else:
         base = config.pop("scheduler", None) or {}
-        scheduler = {**base, **scheduler} if isinstance(scheduler, Mapping) and isinstance(base, Mapping) else scheduler
+        if isinstance(scheduler, Mapping) and isinstance(base, Mapping):
+            own = _canonical({k: v for k, v in scheduler.items() if v is not None}, "scheduler: ", ("scheduler",))
+            scheduler = {**base, **own}
     merged = _canonical(config, f"dask config hpcgpu or hpcgpu.{system}: ", ("cluster", "worker")) | given
 
     cluster = _build(ClusterOptions, {k: v for k, v in merged.items() if k in names(ClusterOptions)})
@@ -417,11 +425,11 @@ def _configured(system: str) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for layer in ({k: v for k, v in general.items() if k not in sections}, general.get(system) or {}):
         for key, value in layer.items():
-            name = key.replace("-", "_")
+            name = ALIASES.get(key.replace("-", "_"), key.replace("-", "_"))
             if value is None:
                 continue
             if name == "scheduler" and isinstance(value, Mapping):
-                own = {k.replace("-", "_"): v for k, v in value.items() if v is not None}
+                own = {ALIASES.get(k.replace("-", "_"), k.replace("-", "_")): v for k, v in value.items() if v is not None}
                 merged[name] = {**merged.get(name, {}), **own}
             else:
                 merged[name] = value

@@ -17,6 +17,19 @@ from hpcgpu.options import JobOptions, OptionError, Options
 
 __all__ = ["directive_value", "render", "script_name", "shell_word"]
 
+#: Options that would break how the cluster submits its jobs.
+_REFUSED = {
+    "--array": "each job of a cluster is one job",
+    "-a": "each job of a cluster is one job",
+    "--wait": "the cluster itself waits",
+    "-W": "the cluster itself waits",
+    "--test-only": "nothing would be submitted",
+    "--wrap": "the script is what runs",
+    "--dependency": "the cluster sets it",
+    "-d": "the cluster sets it",
+    "--parsable": "the cluster sets it",
+}
+
 _PREFIX = {"slurm": "#SBATCH", "local": "#HPCGPU"}
 
 
@@ -62,6 +75,8 @@ def parse_directive(text: str) -> tuple[str, str | None]:
         raise OptionError(f"job_extra_directives: {text!r} does not begin with an option, such as '--exclusive' or '-C gpu'")
     if text.startswith("--") and "=" in text and " " not in text.split("=", 1)[0]:
         option, value = text.split("=", 1)
+    elif not text.startswith("--") and len(text) > 2 and text[2] != " ":
+        option, value = text[:2], text[2:]  # -pgpu
     else:
         option, _, value = text.partition(" ")
     value = value.strip()
@@ -91,7 +106,7 @@ class Directives:
 
     def __init__(self, prefix: str, skip: Sequence[str], extra: Sequence[str]) -> None:
         self.prefix = prefix
-        self.skip = {item.split("=", 1)[0].split()[0] for item in skip if item.strip()}
+        self.skip = {words[0] for item in skip if (words := item.split("=", 1)[0].split())}
         self.extra = [parse_directive(item) for item in extra]
         self.owners: dict[str, str] = {}
 
@@ -108,8 +123,15 @@ class Directives:
     def further(self) -> str:
         """Return the lines of the user's own directives."""
         lines = []
-        for option, value in self.extra:
-            if owner := self.owners.get(option):
+        for i, (option, value) in enumerate(self.extra):
+            if option in _REFUSED:
+                raise OptionError(f"job_extra_directives: {option} cannot be: {_REFUSED[option]}")
+            if option in (other for other, _ in self.extra[:i]):
+                raise OptionError(f"job_extra_directives: {option} is given twice")
+            # sbatch takes any beginning of a long option for it, unless that is an option too.
+            shortened = option.startswith("--") and option != "--ntasks"
+            spelled = next((o for o in self.owners if shortened and o.startswith(option)), option)
+            if owner := self.owners.get(spelled):
                 raise OptionError(
                     f"job_extra_directives: {option} belongs to {owner}; set that instead "
                     f"(or take {option} over with job_directives_skip=[{option!r}])"

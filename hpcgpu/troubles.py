@@ -13,6 +13,8 @@ __all__ = ["Failures", "Outcome", "Troubles", "classify"]
 
 #: A job whose workers stayed so many seconds was no failure to start: failures are counted anew after it.
 STABLE = 600.0
+#: A job that ended by itself sooner after its first worker had connected did not end by its walltime.
+_LASTING = 20.0
 #: Polls in a row that must find a reason that never passes, before it is believed.
 _POLLS_TO_BELIEVE = 2
 #: Seconds until the next submit after so many failures in a row.
@@ -47,14 +49,15 @@ class Outcome(enum.Enum):
         return self in {Outcome.NEVER_CONNECTED, Outcome.OUT_OF_MEMORY, Outcome.FAILED}
 
 
-def classify(state: JobState, *, joined: bool) -> Outcome:
+def classify(state: JobState, *, lasted: float | None) -> Outcome:
     """Return what the end of a job means that we did not cancel.
 
     Parameters
     ----------
     state : JobState
-    joined : bool
-        Whether any of its workers was ever connected. COMPLETED is expected then: workers retire before the walltime ends.
+    lasted : float or None
+        Seconds since its first worker connected; None if none ever did. COMPLETED is expected after a minute: workers retire before
+        the walltime ends.
     """
     special = {
         JobState.PREEMPTED: Outcome.PREEMPTED,
@@ -64,9 +67,10 @@ def classify(state: JobState, *, joined: bool) -> Outcome:
     }
     if state in special:
         return special[state]
-    if not joined:
+    if lasted is None:
         return Outcome.NEVER_CONNECTED
-    return Outcome.EXPECTED if state in {JobState.TIMEOUT, JobState.COMPLETED} else Outcome.FAILED
+    expected = state is JobState.TIMEOUT or (state is JobState.COMPLETED and lasted >= _LASTING)
+    return Outcome.EXPECTED if expected else Outcome.FAILED
 
 
 @dataclass

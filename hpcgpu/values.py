@@ -17,7 +17,7 @@ from dask.utils import parse_bytes, parse_timedelta
 __all__ = ["OptionError"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,49}")
-_WORD = re.compile(r"[A-Za-z0-9_.,:@+=%/-]+")
+_WORD = re.compile(r"(?!-)[A-Za-z0-9_.,:@+=%/-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WALLTIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
 
@@ -36,10 +36,29 @@ def text(name: str, value: Any) -> str:
 
 
 def word(name: str, value: Any) -> str:
-    """A name that the batch system knows: queue, account, feature; several may be joined by commas."""
-    line = text(name, value)
+    """A name that the batch system knows: queue, account, feature; several may be joined by commas.
+
+    A whole number is one too: dask reads an account made of digits as such from the environment.
+    """
+    line = text(name, str(value) if isinstance(value, int) and not isinstance(value, bool) else value)
     if not _WORD.fullmatch(line):
         raise OptionError(f"{name}={line!r} is not a name: letters, digits and . _ - + : @ % = / , may stand in it")
+    return line
+
+
+def shebang(name: str, value: Any) -> str:
+    """First line of a script."""
+    line = text(name, value)
+    if not line.startswith("#!"):
+        raise OptionError(f"{name}={line!r} does not begin with #!, such as '#!/bin/bash -l'")
+    return line
+
+
+def program(name: str, value: Any) -> str:
+    """Path or name of a program."""
+    line = text(name, value)
+    if not line.strip():
+        raise OptionError(f"{name} is empty: write the path of the program, or leave it out")
     return line
 
 
@@ -134,10 +153,12 @@ def memory(name: str, value: Any) -> int:
         if isinstance(value, bool):
             raise ValueError
         size = int(parse_bytes(value))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise OptionError(f"{name}={value!r} is not an amount of memory: {advice}") from error
     if size <= 0:
         raise OptionError(f"{name}={value!r} must be more than nothing: {advice}")
+    if size < 2**20:
+        raise OptionError(f"{name}={value!r} is {size} bytes, less than a megabyte: {advice}")
     return size
 
 
@@ -187,6 +208,8 @@ def environment(name: str, value: Any) -> tuple[tuple[str, str], ...]:
             raise OptionError(f"{name}: {key!r} cannot name an environment variable")
         if not isinstance(content, str | int | float) or "\0" in str(content):
             raise OptionError(f"{name}[{key!r}] must be a string without NUL, not {content!r}")
+        if not str(content).isprintable() and any(0xD800 <= ord(c) <= 0xDFFF for c in str(content)):
+            raise OptionError(f"{name}[{key!r}] is no valid text: {content!r}")
     return tuple((key, str(content)) for key, content in value.items())
 
 

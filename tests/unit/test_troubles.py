@@ -9,23 +9,25 @@ from hpcgpu.troubles import Failures, Outcome, classify
 
 
 @pytest.mark.parametrize(
-    ("state", "joined", "outcome"),
+    ("state", "lasted", "outcome"),
     [
-        (JobState.TIMEOUT, True, Outcome.EXPECTED),
-        (JobState.COMPLETED, True, Outcome.EXPECTED),
-        (JobState.PREEMPTED, True, Outcome.PREEMPTED),
-        (JobState.PREEMPTED, False, Outcome.PREEMPTED),
-        (JobState.CANCELLED, True, Outcome.CANCELLED),
-        (JobState.NODE_FAIL, True, Outcome.NODE_FAIL),
-        (JobState.OUT_OF_MEMORY, False, Outcome.OUT_OF_MEMORY),
-        (JobState.FAILED, True, Outcome.FAILED),
-        (JobState.FAILED, False, Outcome.NEVER_CONNECTED),
-        (JobState.COMPLETED, False, Outcome.NEVER_CONNECTED),
-        (JobState.TIMEOUT, False, Outcome.NEVER_CONNECTED),
+        (JobState.TIMEOUT, 60.0, Outcome.EXPECTED),
+        (JobState.COMPLETED, 60.0, Outcome.EXPECTED),
+        (JobState.PREEMPTED, 60.0, Outcome.PREEMPTED),
+        (JobState.PREEMPTED, None, Outcome.PREEMPTED),
+        (JobState.CANCELLED, 60.0, Outcome.CANCELLED),
+        (JobState.NODE_FAIL, 60.0, Outcome.NODE_FAIL),
+        (JobState.OUT_OF_MEMORY, None, Outcome.OUT_OF_MEMORY),
+        (JobState.FAILED, 60.0, Outcome.FAILED),
+        (JobState.FAILED, None, Outcome.NEVER_CONNECTED),
+        (JobState.COMPLETED, None, Outcome.NEVER_CONNECTED),
+        (JobState.TIMEOUT, None, Outcome.NEVER_CONNECTED),
+        (JobState.COMPLETED, 1.0, Outcome.FAILED),
+        (JobState.TIMEOUT, 1.0, Outcome.EXPECTED),
     ],
 )
-def test_the_end_of_a_job_is_classified(state: JobState, joined: bool, outcome: Outcome) -> None:
-    assert classify(state, joined=joined) is outcome
+def test_the_end_of_a_job_is_classified(state: JobState, lasted: float | None, outcome: Outcome) -> None:
+    assert classify(state, lasted=lasted) is outcome
 
 
 def test_jobs_that_fail_in_a_row_are_tried_again_later_and_later_and_then_not_at_all() -> None:

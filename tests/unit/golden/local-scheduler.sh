@@ -8,6 +8,7 @@
 
 set -u
 umask 077
+
 directory=/home/me/.hpcgpu/clusters/demo
 python=/opt/python/bin/python
 
