@@ -1,7 +1,6 @@
 """What the user holds: a Dask cluster whose scheduler and workers are jobs of a batch queue.
 
-SpecCluster's handling of grouped workers, of dead jobs, of a dead scheduler and of closing is broken upstream (distributed #4069, #9102);
-scaling, retirement, status and closing are therefore overridden here. All state is changed by the event loop's thread alone.
+It starts, scales, waits, tells and closes; `hpcgpu.manager` keeps the jobs meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,46 +20,32 @@ import dask
 from dask.utils import parse_timedelta
 from distributed.core import Status, rpc
 from distributed.deploy.cluster import Cluster
-from distributed.deploy.spec import NoOpAwaitable, SpecCluster
+from distributed.deploy.spec import NoOpAwaitable
 from distributed.exceptions import WorkerStartTimeoutError
-from distributed.objects import SchedulerInfo
 from distributed.security import Security
 from distributed.utils import Log, Logs
 
 from hpcgpu import credentials, documentation, scaling, scripts, values
 from hpcgpu.adaptive import GPUAdaptive
 from hpcgpu.batch import batch_system
-from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchSystem, SubmitLimited, SubmitRefused
+from hpcgpu.batch.base import BatchError, BatchSystem
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Submit
 from hpcgpu.display.progress import Progress, waiting_for
 from hpcgpu.display.table import JobTable
 from hpcgpu.exit import guard, unguard
 from hpcgpu.fabric import interfaces
-from hpcgpu.groups import DEFAULT, WorkerGroup, demands
-from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, WorkerJob, in_thread
+from hpcgpu.groups import DEFAULT, WorkerGroup
+from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, in_thread
 from hpcgpu.localscheduler import LocalScheduler
+from hpcgpu.manager import CLOSE_TIMEOUT, ClusterWarning, Manager
 from hpcgpu.options import OptionError, Options, resolve, resolve_group
 from hpcgpu.policy import Limits
-from hpcgpu.retire import retire
-from hpcgpu.troubles import STABLE, Troubles
 
 __all__ = ["ClusterError", "ClusterWarning", "GPUCluster", "LocalGPUCluster", "SlurmGPUCluster"]
 
-_CLOSE_TIMEOUT = 30.0
-#: Seconds between two decisions on the size.
-_DECISION_INTERVAL = 1.0
-#: Seconds without an answer of the scheduler after which the user is told.
-_SILENCE = 60.0
-#: Seconds after which it is tried again to retire a job whose data fitted nowhere else.
-_RETRY_LEAVING = 30.0
 
-
-class ClusterWarning(UserWarning):
-    """Something went wrong with a job of the cluster; the cluster goes on."""
-
-
-class GPUCluster(SpecCluster):  # type: ignore[misc]
+class GPUCluster(Manager):
     """A Dask cluster of batch jobs; use the subclass of your batch system.
 
     Parameters
@@ -102,38 +87,25 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
             )
         self.directory = self._claim_directory(rendered)
         self._dispatcher = Dispatcher(self.batch, self.directory)
-        self._all_jobs: dict[str, Job] = {}
-        self._sequence = 0
-        script = self.directory.path / scripts.script_name(self.system, "worker")
-        group = WorkerGroup(DEFAULT, self.options.worker, script, settings.worker_restarts)
-        group.resize(Limits(maximum=settings.jobs, fixed=True))
-        self._groups = {DEFAULT: group}
-        self._changed = asyncio.Event()
-        self._poll_now = asyncio.Event()
-        self._decide_now = asyncio.Event()
-        self._watching: set[asyncio.Task[None]] = set()
-        self._changing: set[asyncio.Task[None]] = set()
         self._starting: asyncio.Task[None] | None = None
-        self._watch_worker_status_task: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._troubles = Troubles()
         if settings.shutdown_on_close:
             guard(self._dispatcher)
         try:
             super().__init__(
-                worker={"cls": WorkerJob, "options": {}},
+                options=self.options,
+                dispatcher=self._dispatcher,
+                script=scripts.script_name(self.system, "worker"),
                 asynchronous=asynchronous,
                 loop=loop,
-                name=settings.name,
                 security=credentials.security(self.directory) if settings.security else Security(),
-                shutdown_on_close=settings.shutdown_on_close,
             )
         except BaseException:
             # Ctrl-C, SIGTERM's SystemExit and errors alike: the event loop's thread may still be submitting.
             with suppress(BatchError):
-                self._dispatcher.cancel_all(_CLOSE_TIMEOUT)
+                self._dispatcher.cancel_all(CLOSE_TIMEOUT)
             with suppress(Exception):
-                self.close(timeout=_CLOSE_TIMEOUT)
+                self.close(timeout=CLOSE_TIMEOUT)
             if not self.directory.submits():
                 with suppress(OSError):
                     self.directory.abandon()
@@ -379,11 +351,6 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         self._resize(group, limits, adaptive)
         return adaptive
 
-    @property
-    def adaptive(self) -> GPUAdaptive | None:
-        """Adaptive scaling of the default group, or of the first group that has it."""
-        return next((group.adaptive for group in self._groups.values() if group.adaptive is not None), None)
-
     def add_worker_group(self, name: str, *, jobs: int = 0, **options: Any) -> None:
         """Add a family of worker jobs that ask for other things: GPUs of another type, much memory, another queue.
 
@@ -448,392 +415,10 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
     def _memory_per_worker(self) -> int:
         return scaling.memory_per_worker(self.options.worker)
 
-    def _in_loop(self, act: Callable[[], None]) -> None:
-        """Do something where all state is changed, and see it done where that does not block the caller's own loop."""
-
-        async def acted() -> None:
-            act()
-
-        if self.called_from_running_loop:
-            act()
-        elif self.asynchronous:
-            self.loop.add_callback(act)
-        else:
-            self.sync(acted)
-
     def _resize(self, group: WorkerGroup, limits: Limits, adaptive: GPUAdaptive | None) -> None:
         if self._troubles.failure:
             raise ClusterError(self._troubles.failure)
         self._in_loop(lambda: self._set(group, limits, adaptive))
-
-    def _set(self, group: WorkerGroup, limits: Limits, adaptive: GPUAdaptive | None) -> None:
-        if self.status in (Status.closing, Status.closed, Status.failed):
-            return
-        group.failures.start_anew()
-        group.adaptive = self._adaptive = adaptive
-        group.resize(limits)
-        for job in group.jobs:
-            job.idle_since = None  # counted from now
-        self._decide()
-        self._decide_now.set()
-
-    def _decide(self) -> None:
-        """Bring each group to the size that it should have: the one place where jobs are asked for and given up."""
-        if self.status not in (Status.starting, Status.running) or self.scheduler is None:
-            return
-        if isinstance(self.scheduler, SchedulerJob) and self.scheduler.job_id is None:
-            return  # worker jobs go right behind it
-        now = time.time()
-        for group in list(self._groups.values()):
-            for job in [job for job in self.workers.values() if job.group is group]:
-                leaves = group.leaves(job)
-                if leaves is not None and now >= max(leaves, job.retry_at):
-                    self._log(f"the walltime of job {job.name} ends soon: its workers retire")
-                    self._give_up([job.name], deadline=job.queue_status.end, at_all_costs=False)
-            decision = group.decide(now=now)
-            if group.adaptive is not None:
-                group.adaptive.decided(decision, now=now)
-            for _ in range(decision.submit):
-                self._plan_job(group)
-            over = (
-                decision.target == 0 and group.limits.gpu_seconds is not None and group.gpu_seconds(now=now) > 0 and group.demand.jobs > 0
-            )
-            self._give_up([*decision.cancel, *decision.retire], deadline=now + 20 if over else None, at_all_costs=over)
-        self._correct_state()
-
-    def _plan_job(self, group: WorkerGroup) -> None:
-        """Add a job to the plan; `_correct_state` submits it."""
-        name = next(iter(self.new_worker_spec()))
-        job = WorkerJob(self._dispatcher, group.script, name, self._logs, group=group, after=self._dependency)
-        self.worker_spec[name] = self.new_spec
-        self.workers[name] = self._all_jobs[name] = job
-        group.jobs.append(job)
-
-    def new_worker_spec(self) -> dict[str, Any]:
-        """Return name and specification of the next worker job; names are never used twice."""
-        name = f"{self.options.cluster.name}-{self._sequence}"
-        self._sequence += 1
-        return {name: self.new_spec}
-
-    def _give_up(self, names: Iterable[str], *, deadline: float | None, at_all_costs: bool) -> None:
-        """Take jobs out of the plan, and end them in the background."""
-        jobs = [self._forget(self.workers[name]) for name in names if name in self.workers]
-        for job in jobs:
-            job.leaving = True
-        if jobs:
-            self._spawn(self._retire(jobs, deadline, at_all_costs), self._changing)
-
-    def _stay(self, jobs: Iterable[WorkerJob]) -> None:
-        """Take jobs back into the plan that could not be given up."""
-        for job in jobs:
-            job.leaving = False
-            self.workers[job.name] = job
-            self.worker_spec[job.name] = self.new_spec
-
-    def _correct_state(self) -> asyncio.Future[Any]:
-        """Submit the jobs that were planned; returns what waits for all that is under way."""
-        for job in self.workers.values():
-            if job.opening is None:
-                job.opening = self._spawn(self._open(job), self._changing)
-        self._changed.set()
-        return asyncio.gather(*self._changing, return_exceptions=True)
-
-    def _dependency(self) -> str | None:
-        """Return the id of the scheduler job while workers must wait for it."""
-        waits = isinstance(self.scheduler, SchedulerJob) and self.scheduler.contact is None
-        return self.scheduler.job_id if waits else None
-
-    async def _open(self, job: WorkerJob) -> None:
-        """Submit a job; what goes wrong is told, and reaches the user at the next call too."""
-        group = job.group
-        try:
-            await job
-            group.failures.submitted()
-        except Exception as error:
-            job.status = Status.failed
-            self._forget(job)
-            del self._all_jobs[job.name]
-            group.jobs.remove(job)
-            if not self._dispatcher.closing:
-                self._not_submitted(job, error)
-
-    def _not_submitted(self, job: WorkerJob, error: Exception) -> None:
-        group, now = job.group, time.time()
-        message = f"worker job {job.name} was not submitted: {error}"
-        if isinstance(error, SubmitLimited) and any(other.alive for other in group.jobs):
-            group.failures.site_is_full(str(error), now=now)
-            self._log(f"{message}. There are as many jobs as the site allows")
-            return
-        for_good = isinstance(error, SubmitRefused | SubmitLimited) and group.adaptive is None
-        group.failures.submit_refused(str(error), for_good=for_good, now=now)
-        if group.adaptive is not None:
-            group.adaptive.note(message, now=now)
-        if group.failures.paused or isinstance(error, AmbiguousSubmit) or not isinstance(error, BatchError):
-            self._problem(message if for_good else f"{message}\n{group.failures.paused}".rstrip())
-        else:
-            self._warn(f"{message}\nIt is tried again in {max(0.0, group.failures.next_try - now):.0f} s.")
-
-    async def _retire(self, jobs: list[WorkerJob], deadline: float | None, at_all_costs: bool) -> None:
-        """Give up jobs: those that wait at once, the others when their workers have finished and their data has moved."""
-        await asyncio.gather(*(job.opening for job in jobs if job.opening is not None), return_exceptions=True)
-        jobs = [job for job in jobs if job.job_id is not None]
-        try:
-            waiting = [job for job in jobs if job.pending]
-            if waiting:
-                ids = [job.job_id for job in waiting if job.job_id]
-                await self._dispatcher.cancel(ids, only_pending=not at_all_costs)
-                await self._dispatcher.poll(ids)
-                if self._dispatcher.monitor.trouble:
-                    raise BatchError(self._dispatcher.monitor.trouble)
-            begun = [job for job in waiting if job.alive and not job.pending]
-            running = [job for job in jobs if job not in waiting]
-            kept = await retire(self.scheduler_comm, running, deadline=deadline) if self.scheduler_comm is not None else []
-            if at_all_costs or not set(self.scheduler_info["workers"]) - {address for job in running for address in job.workers}:
-                kept = []
-            self._keep(kept)
-            self._stay(begun)  # they started just before they would have been cancelled: to be decided on anew
-            gone = [job for job in jobs if job not in kept and job not in begun]
-            await self._dispatcher.cancel([job.job_id for job in gone if job.job_id])
-            await asyncio.gather(*(job.close() for job in gone))
-        except BatchError as error:
-            self._stay(job for job in jobs if job.alive)
-            self._problem(f"jobs {', '.join(job.name for job in jobs)} could not be cancelled: {error}")
-        self._changed.set()
-
-    def _keep(self, jobs: list[WorkerJob]) -> None:
-        """Keep jobs whose data fits nowhere else."""
-        if not jobs:
-            return
-        names = ", ".join(job.name for job in jobs)
-        self._warn(f"jobs {names} stay: their data fits nowhere else. Free some of it, and scale again")
-        self._stay(jobs)
-        now = time.time()
-        for job in jobs:
-            job.retry_at, job.idle_since = now + _RETRY_LEAVING, None
-            if job.group.limits.fixed:
-                job.group.resize(replace(job.group.limits, maximum=job.group.limits.maximum + 1))
-
-    async def scale_down(self, workers: Iterable[str]) -> None:
-        """Give up the jobs all of whose workers are named. Names of jobs count too.
-
-        Parameters
-        ----------
-        workers : iterable of str
-            Names of workers or of jobs.
-        """
-        given = {str(w) for w in workers}
-        for name, job in list(self.workers.items()):
-            if name in given or (given.intersection(scaling.workers_of(name, job.group.options)) and set(job.workers.values()) <= given):
-                if job.group.limits.fixed:
-                    job.group.resize(replace(job.group.limits, maximum=job.group.limits.maximum - 1))
-                self._give_up([name], deadline=None, at_all_costs=False)
-        await self._correct_state()
-
-    @property
-    def plan(self) -> set[str]:
-        """Names of the workers that the cluster is to have."""
-        return {worker for name in self.worker_spec for worker in self._workers_of(name)}
-
-    @property
-    def requested(self) -> set[str]:
-        """Names of the workers whose jobs have been submitted."""
-        return {worker for name in self.workers if name in self.worker_spec for worker in self._workers_of(name)}
-
-    def _workers_of(self, name: str) -> list[str]:
-        return scaling.workers_of(name, self.workers[name].group.options)
-
-    # What the scheduler says
-
-    def _update_worker_status(self, op: str, msg: Any) -> None:
-        if op == "add":
-            for address, worker in msg["workers"].items():
-                self._worker_joined(address, worker["name"])
-        elif op == "remove":
-            for job in self._all_jobs.values():
-                if job.workers.pop(msg, None) is not None and not job.workers:
-                    self._poll_now.set()  # the job may have ended
-            if msg not in self.scheduler_info["workers"]:
-                return
-        Cluster._update_worker_status(self, op, msg)
-        self._changed.set()
-
-    def _take_workers(self) -> None:
-        """Take over the scheduler's full list of workers."""
-        workers = self.scheduler_info["workers"]
-        for job in self._all_jobs.values():
-            for gone in job.workers.keys() - workers.keys():
-                del job.workers[gone]
-        for address, worker in workers.items():
-            self._worker_joined(address, worker["name"])
-        self._changed.set()
-
-    def _worker_joined(self, address: str, name: object) -> None:
-        job = self._all_jobs.get(scaling.job_of(name, self._all_jobs) or "")
-        if isinstance(job, WorkerJob):
-            job.joined(address, str(name), now=time.time())
-
-    async def _watch_stream(self) -> None:
-        """Notice when the scheduler's stream of news ends, and take it up again if the scheduler is still there."""
-        silent_since = 0.0
-        while True:
-            if silent_since and time.monotonic() - silent_since > _SILENCE:
-                silent_since = math.inf
-                self._problem(
-                    f"the scheduler at {self.scheduler_address} has not answered for {_SILENCE:g} s, though its job runs; it is tried on. "
-                    f"Log: {getattr(self.scheduler, 'log', '')}"
-                )
-            if self._watch_worker_status_task is not None:
-                await asyncio.wait([self._watch_worker_status_task])
-            self._poll_now.set()
-            await asyncio.sleep(1)
-            if self.status != Status.running:
-                return
-            silent_since = silent_since or time.monotonic()
-            with suppress(OSError, TimeoutError):
-                comm = await asyncio.wait_for(self.scheduler_comm.live_comm(), 10)
-                silent_since = 0.0
-                comm.name = "Cluster worker status"
-                await comm.write({"op": "subscribe_worker_status"})
-                self.scheduler_info = SchedulerInfo(await comm.read())
-                self._watch_worker_status_comm = comm
-                self._watch_worker_status_task = asyncio.ensure_future(self._watch_worker_status(comm))
-                self._take_workers()
-
-    # What the queue says
-
-    async def _watch_queue(self) -> None:
-        """Poll for all jobs, and take note of those that have started and ended."""
-        while True:
-            interval = self.options.cluster.poll_interval
-            if self._in_touch and not any(job.pending for job in self._all_jobs.values()):
-                interval *= 4
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._poll_now.wait(), interval)
-                await asyncio.sleep(min(1.0, self.options.cluster.poll_interval))  # let the queue learn of what just happened
-            self._poll_now.clear()
-            await self._dispatcher.poll()
-            if self._dispatcher.trouble:
-                self._warn(self._dispatcher.trouble)
-                self._dispatcher.trouble = ""
-            self._troubles.take({name: job.queue_status for name, job in self._all_jobs.items()})
-            self._take_note(now=time.time())
-            self._changed.set()
-            if not self._in_touch:  # starting, or lost: workers that end now may only have lost their scheduler
-                scheduler = self.scheduler
-                if self.status == Status.running and isinstance(scheduler, SchedulerJob) and scheduler.queue_status.state.ended:
-                    await self._scheduler_ended(scheduler)
-                    return
-                continue
-            await self._refresh()
-            for job in list(self.workers.values()):
-                if job.queue_status.state.ended and job.job_id not in self._dispatcher.cancelled:
-                    await self._worker_job_ended(job)
-            self._decide()
-
-    def _take_note(self, *, now: float) -> None:
-        """Learn from what the queue said: waits, ends, what runs well, how long the scheduler job has left."""
-        for job in self._all_jobs.values():
-            if not isinstance(job, WorkerJob):
-                continue
-            job.group.started(job)
-            if not job.alive and job.ended_at is None:
-                end = job.queue_status.end
-                job.ended_at = end if end is not None and end <= now else now
-            if job.workers and not job.stable and job.joined_at is not None and now - job.joined_at > STABLE:
-                job.stable = True
-                job.group.failures.jobs_run_well()
-        self._give_up_hopeless()
-        if isinstance(self.scheduler, SchedulerJob) and (warning := self.scheduler.end_is_near(now=now)):
-            self._warn(warning)
-
-    def _give_up_hopeless(self) -> None:
-        """Cancel what adaptive scaling asked for and can never start: nobody may be there to read why."""
-        for job in list(self.workers.values()):
-            if job.group.adaptive is not None and self._troubles.hopeless([job.name]):
-                message = f"worker job {job.job_id} ({job.name}) will never start: {explain(job.queue_status)}"
-                job.group.failures.submit_refused(message, for_good=True, now=time.time())
-                self._give_up([job.name], deadline=None, at_all_costs=False)
-                self._problem(f"{message}. Adaptive scaling is paused; `cluster.adaptive.resume()` goes on")
-
-    async def _refresh(self) -> None:
-        """Take the scheduler's list of workers, for its stream falls silent when another manager subscribes, and their load."""
-        with suppress(OSError, TimeoutError):
-            self.scheduler_info = SchedulerInfo(await asyncio.wait_for(self.scheduler_comm.identity(), 10))
-            self._take_workers()
-        await self._take_load()
-
-    async def _take_load(self) -> None:
-        """Ask the scheduler what there is to do. Without an answer the last one counts."""
-        with suppress(OSError, TimeoutError):
-            load = await asyncio.wait_for(self.scheduler_comm.hpcgpu_load(), 10)
-            groups = sorted(self._groups.values(), key=lambda group: group.adaptive is None)
-            now = time.time()
-            for group in groups:
-                group.take_load(load["workers"], now=now)
-            for name, demand in demands(load, groups).items():
-                self._groups[name].demand = demand
-
-    async def _keep_deciding(self) -> None:
-        """Decide once a second: whether a walltime ends, a pause is over, there is work for more jobs or for fewer."""
-        while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._decide_now.wait(), _DECISION_INTERVAL)
-            self._decide_now.clear()
-            if self.adaptive is not None:
-                await self._take_load()
-            self._decide()
-
-    async def _keep_lease(self, interval: float) -> None:
-        """Let the scheduler know that this program is alive."""
-        while True:
-            with suppress(OSError, TimeoutError):
-                await asyncio.wait_for(self.scheduler_comm.hpcgpu_heartbeat(), 10)
-            await asyncio.sleep(interval)
-
-    @property
-    def _in_touch(self) -> bool:
-        """Whether the scheduler's stream of news is open."""
-        stream = self._watch_worker_status_task
-        return stream is not None and not stream.done()
-
-    async def _scheduler_ended(self, scheduler: SchedulerJob) -> None:
-        """Take note that the cluster is lost, and cancel its worker jobs."""
-        self.status = Status.failed
-        failure = f"the scheduler of cluster {self.options.cluster.name} is gone, its worker jobs are cancelled: {scheduler.obituary()}"
-        self.worker_spec.clear()
-        self.workers.clear()
-        try:
-            await in_thread(self._dispatcher.cancel_all, _CLOSE_TIMEOUT)
-        except BatchError as error:
-            failure += f"\nThe worker jobs {' '.join(self._dispatcher.left())} could not be cancelled: {error}"
-        self._troubles.failure = failure
-        self._warn(failure)
-        self._changed.set()
-
-    async def _worker_job_ended(self, job: WorkerJob) -> None:
-        """Tell of a job that ended without being asked to; the next decision replaces it, unless too many have failed in a row."""
-        self._forget(job)
-        job.status = Status.closed
-        group, now = job.group, time.time()
-        outcome = job.outcome
-        group.failures.job_ended(outcome, job.queue_status.node, now=now)
-        if outcome.crashed and job.joined_at is not None:
-            with suppress(OSError, TimeoutError):
-                names = scaling.workers_of(job.name, group.options)
-                await asyncio.wait_for(self.scheduler_comm.hpcgpu_crashed(names=names), 10)
-        message = job.obituary()
-        if group.adaptive is not None:
-            group.adaptive.note(message.splitlines()[0], now=now)
-        if group.failures.paused:
-            self._problem(f"{group.failures.paused}. The last one: {message}")
-            return
-        wait = group.failures.next_try - now
-        self._warn(f"{message}\nIt is replaced{f' in {wait:.0f} s' if wait > 1 else ''}{' if there is work' if group.adaptive else ''}.")
-
-    def _forget(self, job: WorkerJob) -> WorkerJob:
-        self.workers.pop(job.name, None)
-        self.worker_spec.pop(job.name, None)
-        return job
 
     def _raise_hopeless(self, jobs: Iterable[Job]) -> None:
         name = self._troubles.hopeless(job.name for job in jobs)
@@ -842,21 +427,6 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
             raise ClusterError(f"{job.kind} job {job.job_id} ({name}) will never start: {explain(job.queue_status)}")
 
     # Telling the user
-
-    def _problem(self, message: str) -> None:
-        """Warn at once, and again at the next `wait_for_workers`, `repr` or `close`."""
-        self._troubles.problems.append(message)
-        self._warn(message)
-        self._changed.set()
-
-    def _warn(self, message: str) -> None:
-        self._log(message)
-        if self.status != Status.starting:  # the constructor raises it
-            with suppress(ClusterWarning):  # `-W error` must not stop what looks after the jobs
-                warnings.warn(message, ClusterWarning, stacklevel=2)
-
-    def _log(self, log: str) -> None:
-        self._cluster_manager_logs.append((time.time(), log))
 
     def _raise_problem(self) -> None:
         if trouble := self._troubles.untold():
@@ -958,10 +528,6 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         """Return the script of the worker jobs, as it is in the cluster directory."""
         return (self.directory.path / scripts.script_name(self.system, "worker")).read_text()
 
-    @property
-    def _logs(self) -> Path:
-        return self.options.cluster.log_directory or self.directory.logs
-
     async def _get_logs(self, cluster: bool = True, scheduler: bool = True, workers: bool | Iterable[str] = True) -> Logs:
         logs = Logs()
         if cluster:
@@ -1018,7 +584,7 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         """Cancel by job id first, then take leave of the scheduler if it answers, then see the queue empty."""
         failed = self.status == Status.failed
         self.status = Status.closing
-        deadline = time.monotonic() + _CLOSE_TIMEOUT
+        deadline = time.monotonic() + CLOSE_TIMEOUT
         for task in [*self._watching, *self._changing, *([self._starting] if self._starting else [])]:
             task.cancel()
         if not failed and not self.options.cluster.shutdown_on_close and self.scheduler_comm is not None:
@@ -1026,7 +592,7 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
             return
         trouble = ""
         try:
-            await asyncio.wait_for(in_thread(self._dispatcher.cancel_all, _CLOSE_TIMEOUT / 2), _CLOSE_TIMEOUT)
+            await asyncio.wait_for(in_thread(self._dispatcher.cancel_all, CLOSE_TIMEOUT / 2), CLOSE_TIMEOUT)
         except (BatchError, TimeoutError) as error:
             trouble = str(error) or "the queue did not answer"
         if isinstance(self.scheduler, LocalScheduler):
@@ -1074,19 +640,6 @@ class GPUCluster(SpecCluster):  # type: ignore[misc]
         self._log(f"closed; its jobs go on (shutdown_on_close=False): {left}")
         self.status = Status.closed
         self._changed.set()
-
-    def _spawn(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
-        """Run something in the background; what it raises is told, not lost."""
-        task = asyncio.ensure_future(work)
-        tasks.add(task)
-
-        def done(task: asyncio.Task[None]) -> None:
-            tasks.discard(task)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                self._problem(f"internal error: {error!r}")
-
-        task.add_done_callback(done)
-        return task
 
 
 class SlurmGPUCluster(GPUCluster):

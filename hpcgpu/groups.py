@@ -118,12 +118,11 @@ class WorkerGroup:
         """Return what its jobs have used so far, from their starts and ends."""
         return self.gpus_per_job * sum(job.seconds_used(now=now) for job in self.jobs)
 
-    def started(self, job: WorkerJob) -> None:
-        """Learn from a job that has started how long it waited."""
-        status = job.queue_status
-        if not job.wait_known and status.start is not None and status.state not in (JobState.PENDING, JobState.UNKNOWN):
+    def learn_wait(self, job: WorkerJob) -> None:
+        """Learn from a job how long it took until its workers were there: its wait in the queue and their start."""
+        if not job.wait_known and job.joined_at is not None:
             job.wait_known = True
-            self.waits.append(max(0.0, status.start - job.submitted))
+            self.waits.append(max(0.0, job.joined_at - job.submitted))
 
     def excluded(self) -> list[str]:
         """Nodes that its next job avoids: the user's own and those that lost jobs."""

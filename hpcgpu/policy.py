@@ -158,6 +158,8 @@ class Decision:
     reason : str
         Why, in words.
     memory : Memory
+    over : bool
+        The budget is used up: nothing is waited for.
     """
 
     target: int
@@ -166,6 +168,7 @@ class Decision:
     retire: tuple[str, ...] = ()
     reason: str
     memory: Memory = Memory()
+    over: bool = False
 
     @property
     def acts(self) -> bool:
@@ -223,7 +226,7 @@ def decide(
         if left <= burning * _BUDGET_MARGIN:
             why = f"the budget of {limits.gpu_seconds / 3600:g} GPU hours is used up ({past.gpu_seconds / 3600:.2f})"
             cancel, retire = _parted(staying)
-            return Decision(target=0, cancel=cancel, retire=retire, reason=why)
+            return Decision(target=0, cancel=cancel, retire=retire, reason=why, over=True)
     wish, why = _wish(demand, limits)
     # Who leaves before a replacement could be there is not counted, so that the replacement is asked for in time.
     lasting = [job for job in staying if job.leaves is None or job.leaves - (wait or 0.0) > now]

@@ -19,6 +19,7 @@ from hpcgpu import ClusterError, LocalGPUCluster, OptionError
 from hpcgpu.batch.base import BatchUnavailable, SubmitLimited
 from hpcgpu.batch.local import LocalQueue
 from hpcgpu.cluster import ClusterWarning
+from hpcgpu.manager import Leaving
 from tests.conftest import live
 from tests.local.test_cluster import CPU, GPU, in_queue
 
@@ -95,34 +96,43 @@ def test_tasks_that_a_leaving_job_has_not_begun_go_to_others(queue: LocalQueue, 
         blocked = client.submit(wait_for, "go", workers=[names[1]], allow_other_workers=True)
         until(lambda: any(client.processing().values()), "the first task runs")
         behind = client.map(slow, range(4), workers=[names[1]], allow_other_workers=True)
-        cluster.loop.add_callback(lambda: cluster._give_up([names[1]], deadline=None, at_all_costs=False))
+        cluster.loop.add_callback(lambda: cluster._give_up([names[1]], deadline=None, why=Leaving.UNWANTED))
         assert client.gather(behind) == list(range(4)), "tasks stay behind one that does not end"
         assert not blocked.done()
         Event("go", client=client).set()
         assert blocked.result() == names[1]
 
 
-def test_jobs_that_are_cancelled_from_outside_do_not_count_against_a_task(queue: LocalQueue, until: Until) -> None:
+def test_jobs_that_are_cancelled_from_outside_do_not_count_against_a_task(
+    queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcgpu.troubles._BACKOFF", (0.0,) * 5)
     options = CPU | {"worker_restarts": 20}
-    with dask.config.set({"distributed.scheduler.allowed-failures": 1}), LocalGPUCluster(**options, jobs=1, env=FAILURES) as cluster:
-        with Client(cluster) as client, pytest.warns(ClusterWarning, match="it was cancelled"):
-            future = client.submit(wait_for, "go")
-            for _ in range(3):
-                until(lambda: any(client.processing().values()), "the task runs")
-                [job] = cluster.workers.values()
-                queue.cancel([str(job.job_id)])
-                until(lambda gone=job: gone.name not in cluster.workers and cluster.workers, "the job is replaced")
-            Event("go", client=client).set()
-            assert future.result().startswith(cluster.name)
+    with (
+        LocalGPUCluster(**options, jobs=1, env=FAILURES) as cluster,
+        Client(cluster) as client,
+        pytest.warns(ClusterWarning, match="it was cancelled"),
+    ):
+        future = client.submit(wait_for, "go")
+        for _ in range(3):
+            until(lambda: any(client.processing().values()), "the task runs")
+            [job] = cluster.workers.values()
+            queue.cancel([str(job.job_id)])
+            until(lambda gone=job: gone.name not in cluster.workers and cluster.workers, "the job is replaced")
+        Event("go", client=client).set()
+        assert future.result().startswith(cluster.name)
 
 
 FAILURES = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"}
 
 
 def test_a_task_that_kills_its_workers_fails_all_the_same(queue: LocalQueue) -> None:
-    with LocalGPUCluster(**CPU, jobs=1, env=FAILURES) as cluster, Client(cluster) as client:
-        with pytest.raises(KilledWorker, match="those workers died while running it"):
-            client.submit(killer).result(timeout=120)
+    with (
+        LocalGPUCluster(**CPU, jobs=1, env=FAILURES) as cluster,
+        Client(cluster) as client,
+        pytest.raises(KilledWorker, match="those workers died while running it"),
+    ):
+        client.submit(killer).result(timeout=120)
 
 
 def test_workers_retire_before_the_walltime_and_the_job_is_replaced_without_loss(queue: LocalQueue, until: Until) -> None:
@@ -130,7 +140,7 @@ def test_workers_retire_before_the_walltime_and_the_job_is_replaced_without_loss
     with LocalGPUCluster(**options, jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
         [first] = cluster.workers
-        data = client.scatter(list(range(1000)))
+        [data] = client.scatter([list(range(1000))])
         until(lambda: cluster.workers and first not in cluster.workers, "another job takes its place")
         until(lambda: any(not job.pending and job.workers for job in cluster.workers.values()), "the other job is there")
         until(lambda: [job.state for job in cluster.jobs if job.name == first] != ["running"], "the first job ends")
@@ -139,11 +149,10 @@ def test_workers_retire_before_the_walltime_and_the_job_is_replaced_without_loss
 
 
 def test_the_end_of_the_scheduler_s_walltime_is_announced_and_then_a_clear_error(queue: LocalQueue, until: Until) -> None:
-    with pytest.warns(ClusterWarning) as caught:
-        with LocalGPUCluster(**CPU, scheduler={"walltime": "12s"}) as cluster:
-            until(lambda: cluster.status.name == "failed", "the cluster takes note of its end")
-            with pytest.raises(ClusterError, match=r"the scheduler of cluster .* is gone.*timeout: its walltime was over"):
-                cluster.wait_for_workers(1)
+    with pytest.warns(ClusterWarning) as caught, LocalGPUCluster(**CPU, scheduler={"walltime": "12s"}) as cluster:
+        until(lambda: cluster.status.name == "failed", "the cluster takes note of its end")
+        with pytest.raises(ClusterError, match=r"the scheduler of cluster .* is gone.*timeout: its walltime was over"):
+            cluster.wait_for_workers(1)
     texts = [str(warning.message) for warning in caught]
     assert any("the walltime of the scheduler job 1 ends in 0 min, and the cluster with it: fetch your results" in text for text in texts)
 
