@@ -366,24 +366,31 @@ class Manager(SpecCluster):  # type: ignore[misc]
                 await asyncio.wait_for(self._poll_now.wait(), interval)
                 await asyncio.sleep(min(1.0, self.options.cluster.poll_interval))  # let the queue learn of what just happened
             self._poll_now.clear()
-            await self._dispatcher.poll()
-            if self._dispatcher.trouble:
-                self._warn(self._dispatcher.trouble)
-                self._dispatcher.trouble = ""
-            self._troubles.take({name: job.queue_status for name, job in self._all_jobs.items()})
-            self._take_note(now=time.time())
-            self._changed.set()
-            if not self._in_touch:  # starting, or lost: workers that end now may only have lost their scheduler
-                scheduler = self.scheduler
-                if self.status == Status.running and isinstance(scheduler, SchedulerJob) and scheduler.queue_status.state.ended:
-                    await self._scheduler_ended(scheduler)
-                    return
-                continue
-            await self._refresh()
-            for job in list(self.workers.values()):
-                if job.queue_status.state.ended and job.job_id not in self._dispatcher.cancelled:
-                    await self._worker_job_ended(job)
-            self._decide()
+            try:
+                await self._look_at_queue()
+            except Exception as error:  # whatever it was, the jobs need somebody to look after them
+                self._warn(f"internal error while looking at the queue, it is tried again: {error!r}")
+            if self.status == Status.failed:
+                return
+
+    async def _look_at_queue(self) -> None:
+        await self._dispatcher.poll()
+        if self._dispatcher.trouble:
+            self._warn(self._dispatcher.trouble)
+            self._dispatcher.trouble = ""
+        self._troubles.take({name: job.queue_status for name, job in self._all_jobs.items()})
+        self._take_note(now=time.time())
+        self._changed.set()
+        if not self._in_touch:  # starting, or lost: workers that end now may only have lost their scheduler
+            scheduler = self.scheduler
+            if self.status == Status.running and isinstance(scheduler, SchedulerJob) and scheduler.queue_status.state.ended:
+                await self._scheduler_ended(scheduler)
+            return
+        await self._refresh()
+        for job in list(self.workers.values()):
+            if job.queue_status.state.ended and job.job_id not in self._dispatcher.cancelled:
+                await self._worker_job_ended(job)
+        self._decide()
 
     def _take_note(self, *, now: float) -> None:
         """Learn from what the queue said: waits, ends, what runs well, how long the scheduler job has left."""

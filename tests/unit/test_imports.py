@@ -35,12 +35,18 @@ def imported(path: Path) -> set[str]:
     ("room", "forbidden"),
     [
         ("batch", ["dask", "distributed", "hpcgpu.cluster", "hpcgpu.jobs", "hpcgpu.options", "hpcgpu.scripts", "hpcgpu.runtime"]),
-        ("runtime", ["hpcgpu.cluster", "hpcgpu.jobs", "hpcgpu.options", "hpcgpu.scripts"]),
+        ("runtime", ["hpcgpu.cluster", "hpcgpu.manager", "hpcgpu.jobs", "hpcgpu.options", "hpcgpu.scripts"]),
         ("fabric", ["hpcgpu.cluster", "hpcgpu.jobs", "hpcgpu.options", "hpcgpu.runtime"]),
         ("options.py", ["hpcgpu.batch", "hpcgpu.jobs", "hpcgpu.cluster", "hpcgpu.scripts"]),
         ("scripts.py", ["hpcgpu.batch", "hpcgpu.jobs", "hpcgpu.cluster"]),
         ("jobs.py", ["hpcgpu.cluster", "hpcgpu.scripts", "hpcgpu.options"]),
         ("directory.py", ["dask", "distributed", "hpcgpu"]),
+        ("policy.py", ["dask", "distributed", "hpcgpu", "time", "random", "os"]),
+        ("walltime.py", ["dask", "distributed", "hpcgpu", "time"]),
+        ("troubles.py", ["dask", "distributed", "time", "hpcgpu.jobs", "hpcgpu.cluster", "hpcgpu.manager"]),
+        ("groups.py", ["distributed", "hpcgpu.cluster", "hpcgpu.manager", "hpcgpu.scripts"]),
+        ("retire.py", ["hpcgpu.cluster", "hpcgpu.manager", "hpcgpu.groups"]),
+        ("manager.py", ["hpcgpu.cluster", "hpcgpu.cli", "hpcgpu.scripts"]),
     ],
 )
 def test_no_room_imports_a_higher_one(room: str, forbidden: list[str]) -> None:

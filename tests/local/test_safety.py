@@ -1,0 +1,230 @@
+"""No job is lost, none outlives its purpose, nobody else gets in: whatever the queue, the disk or the program does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed.exceptions import WorkerStartTimeoutError
+
+from hpcgpu import ClusterError, LocalGPUCluster
+from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchUnavailable, JobState, JobStatus
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.cluster import ClusterWarning
+from tests.conftest import live
+from tests.local.test_cluster import CPU
+
+Until = Callable[..., None]
+
+
+class Odd(LocalQueue):
+    """The embedded queue with faults that a test switches on."""
+
+    forgets = False
+    poll_error: Exception | None = None
+    submit_error: Exception | None = None
+    gate: threading.Event | None = None
+
+    def submit(self, script: Path, **arguments: Any) -> str:
+        if self.gate is not None:
+            self.gate.wait()
+        job_id = super().submit(script, **arguments)
+        if self.submit_error is not None:
+            raise self.submit_error
+        return job_id
+
+    def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        if self.poll_error is not None:
+            error, self.poll_error = self.poll_error, None
+            raise error
+        return {} if self.forgets else super().poll(job_ids)
+
+    def find(self, job_name: str) -> list[str]:
+        if self.submit_error is not None:
+            raise BatchUnavailable("the queue does not answer")
+        return super().find(job_name)
+
+
+@pytest.fixture
+def odd(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> Odd:
+    batch = Odd(queue.directory, gpus=4)
+    monkeypatch.setattr("hpcgpu.cluster.batch_system", lambda system: batch)
+    return batch
+
+
+def test_the_scripts_of_a_closed_cluster_start_nothing(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(**CPU, name="closed") as cluster:
+        pass
+    for script in ("scheduler.sh", "worker.sh"):
+        job = queue.submit(cluster.directory.path / script, job_name="by-hand")
+        until(lambda job=job: queue.poll([job])[job].state.ended, "it gives up")
+        assert queue.poll([job])[job].state is JobState.FAILED
+        assert "was closed: there is nothing to do" in (cluster.directory.logs / f"by-hand-{job}.log").read_text()
+    assert not (cluster.directory.path / "contact.json").exists()
+
+
+def test_a_forked_child_that_ends_or_is_terminated_leaves_the_cluster_alone(queue: LocalQueue) -> None:
+    code = f"""
+import multiprocessing, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+from hpcgpu import LocalGPUCluster
+with LocalGPUCluster(**{CPU | {"jobs": 1}!r}) as cluster:
+    cluster.wait_for_workers()
+    fork = multiprocessing.get_context("fork")
+    with fork.Pool(2) as pool:  # ends its processes with SIGTERM
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+    child = fork.Process(target=int)
+    child.start(); child.join()
+    cluster.sync(cluster._dispatcher.poll)
+    print([job.state for job in cluster.jobs], child.exitcode)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "['running', 'running'] 0\n", done.stderr
+
+
+def test_a_job_that_the_queue_forgot_is_cancelled_all_the_same(odd: Odd, queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(**CPU, jobs=1) as cluster:
+        cluster.wait_for_workers()
+        cluster._dispatcher.monitor.grace = 0.0
+        odd.forgets = True
+        for _ in range(3):
+            cluster.sync(cluster._dispatcher.poll)
+        assert [job.state for job in cluster.jobs if job.kind == "worker"] == ["running"], "a connected worker proves that its job runs"
+    odd.forgets = False
+    until(lambda: not live(queue), "they end")
+
+
+def test_a_submit_that_is_under_way_when_the_cluster_closes_is_told_and_cancels_itself(odd: Odd, queue: LocalQueue, until: Until) -> None:
+    cluster = LocalGPUCluster(**CPU)
+    odd.gate = threading.Event()
+    cluster.scale(jobs=1)
+    until(lambda: cluster._dispatcher.left()[1:], "the submit is under way")
+    with pytest.warns(
+        ClusterWarning, match=rf"may still be in the queue: .*{cluster.name}-0.*the submit of {cluster.name}-0 is still under way"
+    ):
+        cluster.close(timeout=60)
+    assert not cluster.directory.closed
+    odd.gate.set()
+    until(lambda: cluster.directory.submits()[-1].job_id, "the submit is accepted")
+    until(lambda: not live(queue), "it is cancelled")
+
+
+def test_a_submit_of_which_nothing_is_known_is_told_by_its_name(odd: Odd, queue: LocalQueue) -> None:
+    odd.submit_error = AmbiguousSubmit("Slurm did not say whether it accepted job 'lost-scheduler'")
+    with warnings.catch_warnings(record=True) as caught, pytest.raises(ClusterError, match="did not say whether it accepted"):
+        warnings.simplefilter("always")
+        LocalGPUCluster(**CPU, name="lost")
+    assert any("may still be in the queue: lost-scheduler" in str(warning.message) for warning in caught)
+    queue.cancel(live(queue))
+
+
+@pytest.mark.parametrize("error", [BatchError("`squeue` was not found on the PATH"), OSError(11, "Resource temporarily unavailable")])
+def test_one_poll_that_goes_wrong_does_not_end_the_watch(odd: Odd, queue: LocalQueue, until: Until, error: Exception) -> None:
+    with LocalGPUCluster(**CPU, jobs=1) as cluster:
+        cluster.wait_for_workers()
+        odd.poll_error = error
+        until(lambda: odd.poll_error is None, "a poll goes wrong")
+        [job] = cluster.workers.values()
+        with pytest.warns(ClusterWarning, match="it was cancelled"):
+            queue.cancel([str(job.job_id)])
+            until(lambda: job.name not in cluster.workers and cluster.workers, "the job is replaced")
+
+
+def test_closing_right_after_scaling_is_quick_and_says_nothing(queue: LocalQueue) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ClusterWarning)
+        cluster = LocalGPUCluster(**CPU)
+        cluster.scale(jobs=6)
+        cluster.close()
+    assert live(queue) == [] and cluster.directory.closed
+
+
+def test_waiting_for_workers_ends_in_time_when_the_scheduler_hangs(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**CPU, jobs=1) as cluster:
+        cluster.wait_for_workers()
+        pid = _scheduler_pid(cluster)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(WorkerStartTimeoutError):
+                cluster.wait_for_workers(1, timeout="2s")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def _scheduler_pid(cluster: LocalGPUCluster) -> int:
+    import psutil
+
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if "runtime.launch scheduler" in line and str(cluster.directory.path) in line:
+            return int(process.pid)
+    raise AssertionError("no scheduler process")
+
+
+def test_a_journal_that_cannot_be_written_after_the_submit_loses_no_job(
+    queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Any, name: str, job_id: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    with LocalGPUCluster(**CPU) as cluster:
+        monkeypatch.setattr("hpcgpu.directory.ClusterDirectory.submitted", full)
+        with pytest.warns(ClusterWarning, match="cannot be written: No space left on device"):
+            cluster.scale(jobs=1)
+            cluster.wait_for_workers(1)
+            until(lambda: not cluster._dispatcher.trouble, "it is told")
+    assert live(queue) == []
+
+
+async def test_scaling_before_the_start_waits_for_the_scheduler_job(queue: LocalQueue) -> None:
+    cluster = LocalGPUCluster(**CPU, asynchronous=True)
+    cluster.scale(jobs=1)
+    assert live(queue) == []
+    async with cluster:
+        await cluster.wait_for_workers(1)
+        assert [job.kind for job in cluster.jobs] == ["scheduler", "worker"]
+
+
+def test_variables_of_the_user_cannot_break_the_script(queue: LocalQueue) -> None:
+    prologue = ["python=/nowhere", "directory=/nowhere"]
+    with LocalGPUCluster(**CPU, jobs=1, env={"directory": "/data", "python": "python3"}, job_script_prologue=prologue) as cluster:
+        cluster.wait_for_workers()
+
+
+def test_a_local_directory_may_name_variables_of_the_job(queue: LocalQueue, home: Path) -> None:
+    options = CPU | {"local_directory": "$SCRATCH/here", "env": {"SCRATCH": str(home / "scratch")}}
+    with LocalGPUCluster(**options, jobs=1) as cluster:
+        cluster.wait_for_workers()
+        assert (home / "scratch" / "here").is_dir()
+
+
+def test_closing_leaves_the_jobs_where_that_is_wished(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(**CPU, jobs=1, shutdown_on_close=False, lease=1) as cluster:
+        cluster.wait_for_workers()
+    assert len(live(queue)) == 2 and (cluster.directory.path / "contact.json").exists()
+    assert "--lease" not in cluster.scheduler_script()
+    queue.cancel(live(queue))
+    until(lambda: not live(queue), "they end")
+
+
+def test_a_warning_that_is_an_error_does_not_stop_the_cluster(queue: LocalQueue, until: Until) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ClusterWarning)
+        with LocalGPUCluster(**CPU, jobs=1) as cluster:
+            cluster.wait_for_workers()
+            [job] = cluster.workers.values()
+            queue.cancel([str(job.job_id)])
+            until(lambda: job.name not in cluster.workers and cluster.workers, "the job is replaced")
+            cluster.wait_for_workers(1)
+        with pytest.raises(ClusterWarning):
+            LocalGPUCluster(**CPU, name="open", security=False)
+    with LocalGPUCluster(**CPU, name="open") as cluster:
+        assert cluster.status.name == "running", "the name was lost"
