@@ -31,7 +31,7 @@ from hpcgpu.groups import DEFAULT, WorkerGroup, demands
 from hpcgpu.jobs import Dispatcher, Job, SchedulerJob, WorkerJob, in_thread
 from hpcgpu.options import Options
 from hpcgpu.policy import Limits
-from hpcgpu.retire import retire
+from hpcgpu.retire import close_finished, move_data
 from hpcgpu.troubles import STABLE, Troubles
 
 __all__ = ["CLOSE_TIMEOUT", "ClusterWarning", "Manager"]
@@ -44,6 +44,8 @@ _DECISION_INTERVAL = 1.0
 _SILENCE = 60.0
 #: Seconds after which it is tried again to retire a job whose data fitted nowhere else.
 _RETRY_LEAVING = 3.0
+#: Seconds between two looks at whether workers that leave have finished.
+_FINISHING_INTERVAL = 0.5
 #: Seconds for which running tasks are waited for when the budget ends.
 _BUDGET_END = 20.0
 
@@ -152,7 +154,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
                 self._give_up(names, deadline=now + _BUDGET_END, why=Leaving.BUDGET)
             else:
                 self._give_up(names, deadline=None, why=Leaving.UNWANTED)
-        self._correct_state()
+        self._submit_planned()
 
     def _plan_job(self, group: WorkerGroup) -> None:
         """Add a job to the plan; `_correct_state` submits it."""
@@ -183,12 +185,15 @@ class Manager(SpecCluster):  # type: ignore[misc]
             self.workers[job.name] = job
             self.worker_spec[job.name] = self.new_spec
 
-    def _correct_state(self) -> asyncio.Future[Any]:
-        """Submit the jobs that were planned; returns what waits for all that is under way."""
+    def _submit_planned(self) -> None:
         for job in self.workers.values():
             if job.opening is None:
                 job.opening = self._spawn(self._open(job), self._changing)
-        self._changed.set()
+                self._changed.set()
+
+    def _correct_state(self) -> asyncio.Future[Any]:
+        """Submit the jobs that were planned; returns what waits for all that is under way."""
+        self._submit_planned()
         return asyncio.gather(*self._changing, return_exceptions=True)
 
     def _dependency(self) -> str | None:
@@ -239,19 +244,38 @@ class Manager(SpecCluster):  # type: ignore[misc]
                 if self._dispatcher.monitor.trouble:
                     raise BatchError(self._dispatcher.monitor.trouble)
             begun = [job for job in waiting if job.alive and not job.pending]
+            self._stay(begun)  # they started just before they would have been cancelled: to be decided on anew
             running = [job for job in jobs if job not in waiting]
-            kept = await retire(self.scheduler_comm, running, deadline=deadline) if self.scheduler_comm is not None else []
+            kept = await move_data(self.scheduler_comm, running) if self.scheduler_comm is not None else []
             others = set(self.scheduler_info["workers"]) - {address for job in running for address in job.workers}
             if why is Leaving.BUDGET or (why is Leaving.UNWANTED and not others):
                 kept = []
             self._keep(kept, why)
-            self._stay(begun)  # they started just before they would have been cancelled: to be decided on anew
-            gone = [job for job in jobs if job not in kept and job not in begun]
-            await self._dispatcher.cancel([job.job_id for job in gone if job.job_id])
-            await asyncio.gather(*(job.close() for job in gone))
+            await self._end([job for job in jobs if job not in begun and job not in running])
+            await self._see_off([job for job in running if job not in kept], deadline, why)
         except BatchError as error:
             self._stay(job for job in jobs if job.alive)
             self._problem(f"jobs {', '.join(job.name for job in jobs)} could not be cancelled: {error}")
+        self._changed.set()
+
+    async def _see_off(self, jobs: list[WorkerJob], deadline: float | None, why: Leaving) -> None:
+        """End running jobs, each when its workers have finished what they run; those that are ready by one command."""
+        while jobs:
+            late = deadline is not None and time.time() > deadline
+            closed, stuck = list(jobs), list[WorkerJob]()
+            if self.scheduler_comm is not None:
+                closed, stuck = await close_finished(self.scheduler_comm, jobs, at_once=late)
+            if late:
+                closed, stuck = list(jobs), []
+            await self._end(closed)
+            self._keep(stuck, why)
+            jobs = [job for job in jobs if job not in closed and job not in stuck]
+            if jobs:
+                await asyncio.sleep(_FINISHING_INTERVAL)
+
+    async def _end(self, jobs: list[WorkerJob]) -> None:
+        await self._dispatcher.cancel([job.job_id for job in jobs if job.job_id])
+        await asyncio.gather(*(job.close() for job in jobs))
         self._changed.set()
 
     def _keep(self, jobs: list[WorkerJob], why: Leaving) -> None:

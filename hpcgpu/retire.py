@@ -2,45 +2,70 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Collection
 from typing import Any
 
 from hpcgpu.jobs import WorkerJob
 
-__all__ = ["retire"]
-
-_PAUSE = 0.5
+__all__ = ["close_finished", "move_data"]
 
 
-async def retire(scheduler: Any, jobs: Collection[WorkerJob], *, deadline: float | None) -> list[WorkerJob]:
-    """Retire all workers of these jobs together; return the jobs that hold data which fits nowhere else.
-
-    Data moves and no new tasks come; what runs is let finish; then data moves again and the workers close.
+async def move_data(scheduler: Any, jobs: Collection[WorkerJob]) -> list[WorkerJob]:
+    """Take all workers of these jobs out of the game together: no new tasks come, and their data moves; what runs goes on.
 
     Parameters
     ----------
     scheduler : distributed.core.rpc
     jobs : collection of WorkerJob
-    deadline : float or None
-        Epoch seconds after which running tasks are not waited for. Retiring alone would cancel and rerun them.
+
+    Returns
+    -------
+    list of WorkerJob
+        Those whose data fits nowhere else; they are as they were.
     """
-    names = [name for job in jobs for name in job.workers.values()]
-    addresses = {address: job for job in jobs for address in job.workers}
-    if not names:
+    if not (names := _names(jobs)):
         return []
     try:
         moved = await scheduler.retire_workers(names=names, close_workers=False, remove=False)
-        leaving = [job for job in jobs if all(address in moved for address in job.workers)]
-        names = [name for job in leaving for name in job.workers.values()]
-        while names and (deadline is None or time.time() < deadline) and await scheduler.hpcgpu_unfinished(names=names):
-            await asyncio.sleep(_PAUSE)
-        retired = await scheduler.retire_workers(names=names, close_workers=True, remove=True) if names else {}
     except OSError:  # without the scheduler the data is lost anyway
         return []
-    stuck = {job.name for address, job in addresses.items() if address not in retired and address in job.workers}
-    kept = [job for job in jobs if job.name in stuck]
-    if kept:
-        await scheduler.hpcgpu_resume(names=[name for job in kept for name in job.workers.values()])
-    return kept
+    stuck = [job for job in jobs if not all(address in moved for address in job.workers)]
+    await _resume(scheduler, stuck)
+    return stuck
+
+
+async def close_finished(scheduler: Any, jobs: Collection[WorkerJob], *, at_once: bool) -> tuple[list[WorkerJob], list[WorkerJob]]:
+    """Close the workers of those of these jobs that have finished what they ran, once the results have moved.
+
+    Parameters
+    ----------
+    scheduler : distributed.core.rpc
+    jobs : collection of WorkerJob
+        Whose data `move_data` has moved.
+    at_once : bool
+        Do not wait for running tasks: they are run again elsewhere.
+
+    Returns
+    -------
+    closed, stuck : list of WorkerJob
+        Those whose results fit nowhere else are stuck; they take tasks again.
+    """
+    try:
+        unfinished = {} if at_once else await scheduler.hpcgpu_unfinished(names=_names(jobs))
+        done = [job for job in jobs if not any(unfinished.get(name) for name in job.workers.values())]
+        names = _names(done)
+        retired = await scheduler.retire_workers(names=names, close_workers=True, remove=True) if names else {}
+    except OSError:
+        return list(jobs), []
+    stuck = [job for job in done if not all(address in retired for address in job.workers)]
+    await _resume(scheduler, stuck)
+    return [job for job in done if job not in stuck], stuck
+
+
+async def _resume(scheduler: Any, jobs: Collection[WorkerJob]) -> None:
+    if names := _names(jobs):
+        await scheduler.hpcgpu_resume(names=names)
+
+
+def _names(jobs: Collection[WorkerJob]) -> list[str]:
+    return [name for job in jobs for name in job.workers.values()]

@@ -123,9 +123,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     # Workers that leave
 
-    async def unfinished(self, names: Iterable[str]) -> int:
-        """Return how many tasks retiring workers still execute; those that they have not begun go to others."""
-        wanted, now, count = set(names), time.monotonic(), 0
+    async def unfinished(self, names: Iterable[str]) -> dict[str, int]:
+        """Return how many tasks retiring workers still execute, by name; those that they have not begun go to others."""
+        wanted, now, counts = set(names), time.monotonic(), {}
         self._leaving_since = {name: since for name, since in self._leaving_since.items() if now - since < _CHARGEABLE or name in wanted}
         for ws in list(self.scheduler.workers.values()):
             if str(ws.name) not in wanted:
@@ -135,8 +135,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             if now - since >= _SETTLED:
                 for ts in set(ws.processing) - executing:
                     self.scheduler._reschedule(ts.key, ws.address, stimulus_id=f"hpcgpu-leaving-{time.time()}")
-            count += len(ws.processing)
-        return count
+            counts[str(ws.name)] = len(ws.processing)
+        return counts
 
     async def resume(self, names: Iterable[str]) -> None:
         """Let workers take tasks again whose data could not move after all."""
