@@ -36,7 +36,7 @@ from hpcgpu.display.table import JobTable
 from hpcgpu.exit import guard, unguard
 from hpcgpu.fabric import interfaces
 from hpcgpu.groups import DEFAULT, WorkerGroup
-from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, in_thread
+from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, WorkerJob, in_thread
 from hpcgpu.localscheduler import LocalScheduler
 from hpcgpu.manager import CLOSE_TIMEOUT, ClusterWarning, Manager
 from hpcgpu.options import OptionError, Options, resolve, resolve_group
@@ -471,8 +471,7 @@ class GPUCluster(Manager):
                 if there >= wanted and await self._running_workers() >= wanted:
                     return
                 missing = [job for job in self.workers.values() if len(job.workers) < job.group.options.workers_per_job]
-                self._raise_unreachable(wanted)
-                self._raise_hopeless(missing)
+                self._raise_unreachable(wanted, missing)
                 if time.monotonic() > deadline:
                     raise WorkerStartTimeoutError(there, wanted, timeout)
                 progress.update(f"cluster {self.name}: waiting for {wanted} workers", f"{there} there; {self._waiting(missing)}")
@@ -488,17 +487,20 @@ class GPUCluster(Manager):
             return -1
         return sum(worker["status"] == Status.running.name for worker in info["workers"].values())
 
-    def _raise_unreachable(self, wanted: int) -> None:
-        """Raise if so many workers can never be there: the plan has fewer, and nothing will change it."""
+    def _raise_unreachable(self, wanted: int, missing: Iterable[WorkerJob]) -> None:
+        """Raise if so many workers can never be there: the plan has fewer, or its jobs cannot start, and nothing will change it."""
         own = {address for job in self.workers.values() for address in job.workers}
         foreign = len(set(self.scheduler_info["workers"]) - own)
-        within_reach = sum(group.within_reach * group.options.workers_per_job for group in self._groups.values())
-        if within_reach + foreign < wanted:
+        within_reach = foreign + sum(group.within_reach * group.options.workers_per_job for group in self._groups.values())
+        hopeless = [job for job in missing if self._troubles.hopeless([job.name])]
+        if within_reach - sum(job.group.options.workers_per_job for job in hopeless) < wanted:
+            self._raise_hopeless(hopeless)
+        if within_reach < wanted:
             jobs = sum(group.within_reach for group in self._groups.values())
             paused = next((group.failures.paused for group in self._groups.values() if group.failures.paused), "")
             why = paused or f"call scale({wanted})"
             raise ClusterError(
-                f"cluster {self.name} asks for {within_reach + foreign} workers in {jobs} jobs, so {wanted} will never be there: {why}"
+                f"cluster {self.name} asks for {within_reach} workers in {jobs} jobs, so {wanted} will never be there: {why}"
             )
 
     def _wanted_workers(self) -> int:

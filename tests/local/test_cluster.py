@@ -86,6 +86,16 @@ def test_scale_counts_workers_and_rounds_up_to_jobs(queue: LocalQueue, fake_gpus
             until(lambda jobs=jobs: len(cluster.worker_spec) == jobs, f"{arguments} are {jobs} jobs")
 
 
+def test_names_are_never_used_twice(queue: LocalQueue, until: Until) -> None:  # row 6
+    with LocalGPUCluster(**CPU, jobs=1) as cluster:
+        cluster.wait_for_workers(1)
+        cluster.scale(jobs=0)
+        cluster.scale(jobs=1)
+        until(
+            lambda: f"{cluster.name}-1" in {w["name"] for w in cluster.scheduler_info["workers"].values()}, "a worker of a new name joins"
+        )
+
+
 def test_adaptive_with_several_workers_a_job_does_not_oscillate(queue: LocalQueue, fake_gpus: None, until: Until) -> None:  # rows 1, 16
     with LocalGPUCluster(**GPU) as cluster:
         adaptive = cluster.adapt(minimum=4, maximum=4, idle_timeout="100ms")
