@@ -276,6 +276,9 @@ class Manager(SpecCluster):  # type: ignore[misc]
     async def _end(self, jobs: list[WorkerJob]) -> None:
         await self._dispatcher.cancel([job.job_id for job in jobs if job.job_id])
         await asyncio.gather(*(job.close() for job in jobs))
+        for job in jobs:
+            job.ended_at = job.ended_at or time.time()
+        self._poll_now.set()
         self._changed.set()
 
     def _keep(self, jobs: list[WorkerJob], why: Leaving) -> None:

@@ -148,6 +148,35 @@ def test_workers_retire_before_the_walltime_and_the_job_is_replaced_without_loss
         assert [job.state for job in cluster.jobs if job.name == first] in (["completed"], ["cancelled"], ["completing"])
 
 
+def test_a_task_that_outlasts_walltimes_is_run_again_and_not_blamed(queue: LocalQueue, until: Until) -> None:
+    options = CPU | {"walltime": "12s", "walltime_margin": "4s", "env": FAILURES, "scheduler": {"walltime": "10m"}}
+    with LocalGPUCluster(**options, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        future = client.submit(wait_for, "go")
+        until(lambda: len([job for job in cluster.jobs if job.kind == "worker"]) >= 4, "three jobs have come and gone", timeout=120)
+        assert not future.done()
+        Event("go", client=client).set()
+        assert future.result(timeout=60).startswith(cluster.name)
+        assert not cluster._groups["default"].failures.failed, "the end of a walltime counts as a failure"
+
+
+def test_the_budget_of_gpu_hours_ends_the_jobs(queue: LocalQueue, until: Until, fake_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcgpu.policy._USEFUL", 1.0)
+    monkeypatch.setattr("hpcgpu.policy._BUDGET_MARGIN", 1.0)
+    monkeypatch.setattr("hpcgpu.manager._BUDGET_END", 1.0)
+    with LocalGPUCluster(**GPU) as cluster, Client(cluster) as client:
+        adaptive = cluster.adapt(maximum_jobs=1, maximum_gpu_hours=40 / 3600, **ADAPT)
+        future = client.submit(wait_for, "go")
+        until(lambda: any(client.processing().values()), "the task runs")
+        until(lambda: "budget" in adaptive.state.reason and len(live(queue)) == 1, "the budget is used up and the job is gone", timeout=90)
+        assert not future.done()
+        until(lambda: [job.state for job in cluster.jobs if job.kind == "worker"] == ["cancelled"], "and no other was asked for")
+        used = adaptive.state.gpu_hours
+        assert used * 3600 >= 36
+        cluster.sync(cluster._dispatcher.poll)
+        assert adaptive.state.gpu_hours == used
+
+
 def test_the_end_of_the_scheduler_s_walltime_is_announced_and_then_a_clear_error(queue: LocalQueue, until: Until) -> None:
     with pytest.warns(ClusterWarning) as caught, LocalGPUCluster(**CPU, scheduler={"walltime": "12s"}) as cluster:
         until(lambda: cluster.status.name == "failed", "the cluster takes note of its end")
