@@ -66,7 +66,13 @@ def ours() -> Any:
     from hpcgpu import SlurmGPUCluster
 
     return SlurmGPUCluster(
-        queue="gpu", gpus_per_node=WORKERS_PER_JOB, cores=4, memory="4GB", scheduler={"queue": "shared"}, protocol="tcp", quiet=True
+        queue="gpu",
+        gpus_per_node=WORKERS_PER_JOB,
+        cores=4,
+        memory="4GB",
+        scheduler={"queue": "shared", "prefer": "t4"},
+        protocol="tcp",
+        quiet=True,
     )
 
 

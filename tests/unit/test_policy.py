@@ -1,0 +1,308 @@
+"""The policy, on generated histories of a simulated queue, and in examples that say what it does."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcgpu.policy import Decision, Demand, JobView, Limits, Memory, Past, decide, expected_wait
+
+settings.register_profile("policy", deadline=None, derandomize=True, max_examples=200)
+settings.load_profile("policy")
+
+TICK = 5.0
+
+
+@dataclass
+class SimulatedJob:
+    """A job of the simulated queue: it starts after its wait, and ends with its walltime."""
+
+    name: str
+    submitted: float
+    wait: float
+    walltime: float | None
+    started: float | None = None
+    idle_since: float | None = None
+    busy: bool = False
+    retiring: bool = False
+    ends_at: float | None = None
+
+    def view(self) -> JobView:
+        leaves = self.ends_at - 30.0 if self.ends_at is not None else None
+        return JobView(
+            name=self.name,
+            pending=self.started is None,
+            submitted=self.submitted,
+            leaves=leaves,
+            workers=0 if self.started is None else 1,
+            processing=int(self.busy),
+            idle_since=self.idle_since,
+            retiring=self.retiring,
+        )
+
+
+@dataclass
+class Site:
+    """A queue, the work that there is, and the group whose size is decided once a tick."""
+
+    limits: Limits
+    seed: int
+    longest_wait: float
+    walltime: float | None = None
+    now: float = 1000.0
+    jobs: list[SimulatedJob] = field(default_factory=list)
+    past: Past = field(default_factory=Past)
+    memory: Memory = field(default_factory=Memory)
+    decisions: list[tuple[float, Decision]] = field(default_factory=list)
+    submits: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def tick(self, demand: int, seconds: float = 1e6) -> Decision:
+        """Let time pass, work be handed out, and the policy decide."""
+        self.now += TICK
+        running = 0
+        for job in list(self.jobs):
+            if job.started is None and self.now >= job.submitted + job.wait:
+                job.started = self.now
+                job.ends_at = self.now + job.walltime if job.walltime is not None else None
+                self.past = replace(self.past, waits=(*self.past.waits, self.now - job.submitted))
+            if job.ends_at is not None and self.now >= job.ends_at - 30.0:
+                self.jobs.remove(job)  # its workers have retired
+            elif job.started is not None and not job.retiring:
+                running += 1
+                job.busy = running <= demand
+                job.idle_since = None if job.busy else (job.idle_since or self.now)
+        used = self.limits.gpus_per_job * TICK * sum(job.started is not None for job in self.jobs)
+        self.past = replace(self.past, gpu_seconds=self.past.gpu_seconds + used)
+        views = [job.view() for job in self.jobs]
+        decision = decide(views, Demand(jobs=demand, seconds=seconds), self.limits, self.past, self.memory, now=self.now)
+        self.memory = decision.memory
+        self.decisions.append((self.now, decision))
+        self.check(views, decision)
+        by_name = {job.name: job for job in self.jobs}
+        for name in (*decision.cancel, *decision.retire):
+            self.jobs.remove(by_name[name])
+        for _ in range(decision.submit):
+            wait = self.random.uniform(0, self.longest_wait)
+            self.jobs.append(SimulatedJob(f"j{self.submits}", self.now, wait, self.walltime))
+            self.submits += 1
+        return decision
+
+    def check(self, views: list[JobView], decision: Decision) -> None:
+        """What must hold of every decision."""
+        by_name = {view.name: view for view in views}
+        chosen = set(decision.cancel) | set(decision.retire)
+        staying = [view for view in views if view.name not in chosen and not view.retiring]
+        wait = expected_wait(self.past.waits, views, self.now) or 0.0
+        lasting = [view for view in staying if view.leaves is None or view.leaves - wait > self.now]
+        assert decision.submit >= 0 and decision.reason
+        assert not (decision.submit and chosen), "it asks for jobs and gives up others at once"
+        assert len(lasting) + decision.submit <= max(self.limits.maximum, len(lasting)), "more than the maximum"
+        assert all(by_name[name].pending for name in decision.cancel)
+        assert not any(by_name[name].pending for name in decision.retire)
+        if decision.over:
+            return
+        if not self.limits.fixed:
+            assert not any(by_name[name].processing for name in decision.retire), "a busy job is given up"
+            if self.limits.backlog is not None and decision.submit:
+                assert sum(view.pending for view in staying) + decision.submit <= self.limits.backlog
+        if decision.retire:
+            assert not any(view.pending for view in lasting), "a running job is given up while another waits"
+        assert len(staying) + decision.submit >= min(self.limits.minimum, len(views)), "fewer than the minimum"
+        if self.past.paused or self.past.full or self.now < self.past.next_try:
+            assert decision.submit == 0
+
+
+limits = st.builds(
+    lambda minimum, more, backlog, idle: Limits(minimum=minimum, maximum=minimum + more, backlog=backlog, idle_timeout=idle),
+    st.integers(0, 4),
+    st.integers(1, 8),
+    st.one_of(st.none(), st.integers(1, 3)),
+    st.one_of(st.none(), st.floats(1, 600)),
+)
+demands = st.lists(st.tuples(st.integers(0, 15), st.integers(1, 40)), min_size=1, max_size=12)
+sites = st.builds(
+    Site,
+    limits=limits,
+    seed=st.integers(0, 10**6),
+    longest_wait=st.sampled_from([0.0, 10.0, 300.0, 3000.0]),
+    walltime=st.sampled_from([None, 120.0, 1200.0]),
+)
+
+
+@given(sites, demands)
+def test_what_must_hold_holds_in_any_history(site: Site, load: list[tuple[int, int]]) -> None:
+    for demand, ticks in load:
+        for _ in range(ticks):
+            site.tick(demand)
+
+
+@given(sites, demands, st.lists(st.sampled_from(["pause", "full", "back off", "go on"]), min_size=1, max_size=12))
+def test_what_must_hold_holds_with_failures(site: Site, load: list[tuple[int, int]], troubles: list[str]) -> None:
+    for (demand, ticks), trouble in zip(load, troubles, strict=False):
+        site.past = replace(
+            site.past,
+            paused="3 jobs failed" if trouble == "pause" else "",
+            full="QOSMaxJobsPerUserLimit" if trouble == "full" else "",
+            next_try=site.now + 60 if trouble == "back off" else 0.0,
+        )
+        for _ in range(ticks):
+            site.tick(demand)
+
+
+@given(limits, st.integers(0, 15), st.integers(0, 10**6), st.sampled_from([0.0, 10.0, 300.0]))
+def test_under_constant_load_it_comes_to_rest(limits: Limits, demand: int, seed: int, longest_wait: float) -> None:
+    site = Site(limits, seed, longest_wait)
+    for _ in range(1000):
+        site.tick(demand)
+    assert not any(decision.acts for _, decision in site.decisions[-200:])
+    assert len(site.jobs) == max(limits.minimum, min(limits.maximum, demand))
+
+
+@given(sites, st.lists(st.integers(0, 15), min_size=50, max_size=50))
+def test_submits_in_an_hour_are_bounded_whatever_the_load_does(site: Site, load: list[int]) -> None:
+    site.limits = replace(site.limits, idle_timeout=None)
+    site.walltime = None
+    ticks = int(3600 / TICK)
+    for i in range(ticks):
+        site.tick(load[i % len(load)])
+    # A job is kept for 15 s at least once it is too many.
+    assert site.submits <= site.limits.maximum * 3600 / 15
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.floats(0.2, 4.0), st.integers(0, 10**6), st.sampled_from([0.0, 60.0, 600.0]))
+def test_the_budget_is_kept_to_within_one_interval(gpus: int, maximum: int, hours: float, seed: int, longest_wait: float) -> None:
+    site = Site(Limits(maximum=maximum, gpu_seconds=hours * 3600, gpus_per_job=gpus), seed, longest_wait)
+    for _ in range(4000):
+        site.tick(10)
+    assert site.past.gpu_seconds <= hours * 3600 + gpus * maximum * TICK
+    assert not site.jobs or site.past.gpu_seconds < hours * 3600
+
+
+@given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 10**6))
+def test_a_fixed_size_is_asked_for_and_given_up_at_once(first: int, then: int, seed: int) -> None:
+    site = Site(Limits(maximum=first, fixed=True), seed, 100.0)
+    site.tick(0)
+    assert len(site.jobs) == first
+    site.limits = Limits(maximum=then, fixed=True)
+    site.tick(0)
+    assert len(site.jobs) == then
+
+
+# Examples
+
+
+def pending(name: str, submitted: float = 0.0) -> JobView:
+    return JobView(name=name, pending=True, submitted=submitted)
+
+
+def idle(name: str, since: float, **more: float) -> JobView:
+    return JobView(name=name, pending=False, submitted=0.0, workers=4, idle_since=since, **more)  # type: ignore[arg-type]
+
+
+def busy(name: str, **more: float) -> JobView:
+    return JobView(name=name, pending=False, submitted=0.0, workers=4, processing=4, **more)  # type: ignore[arg-type]
+
+
+SIXTEEN = Limits(maximum=16)
+
+
+def test_a_lull_does_not_cost_the_place_in_the_queue() -> None:
+    waiting = [pending("a"), pending("b")]
+    past = Past(waits=[120.0])
+    first = decide(waiting, Demand(), SIXTEEN, past, now=100.0)
+    assert not first.acts and "kept for 120 s" in first.reason
+    again = decide(waiting, Demand(jobs=2, seconds=1e6), SIXTEEN, past, first.memory, now=110.0)
+    assert not again.acts
+    second = decide(waiting, Demand(), SIXTEEN, past, again.memory, now=200.0)
+    assert not second.acts, "the lull is counted anew"
+    third = decide(waiting, Demand(), SIXTEEN, past, second.memory, now=501.0)
+    assert set(third.cancel) == {"a", "b"}
+
+
+def test_a_long_tail_gives_back_what_cannot_help() -> None:
+    jobs = [busy("a"), busy("b"), *(idle(f"i{n}", since=0.0) for n in range(14))]
+    decision = decide(jobs, Demand(jobs=1, seconds=3600.0), SIXTEEN, Past(waits=[20.0]), now=100.0)
+    assert len(decision.retire) == 14 and not {"a", "b"} & set(decision.retire)
+
+
+def test_idle_jobs_are_kept_as_long_as_it_would_take_to_get_others() -> None:
+    jobs = [idle("a", since=0.0)]
+    assert not decide(jobs, Demand(), SIXTEEN, Past(waits=[200.0]), now=199.0).acts
+    assert decide(jobs, Demand(), SIXTEEN, Past(waits=[200.0]), now=201.0).retire == ("a",)
+    assert not decide(jobs, Demand(), SIXTEEN, Past(waits=[1.0]), now=14.0).acts
+    assert not decide(jobs, Demand(), SIXTEEN, Past(waits=[86400.0]), now=299.0).acts
+    assert decide(jobs, Demand(), SIXTEEN, Past(waits=[86400.0]), now=301.0).retire == ("a",)
+
+
+def test_an_idle_timeout_of_the_user_is_kept_to() -> None:
+    limits = Limits(maximum=16, idle_timeout=1800.0)
+    assert not decide([idle("a", since=0.0)], Demand(), limits, Past(waits=[1.0]), now=1799.0).acts
+    assert decide([idle("a", since=0.0)], Demand(), limits, Past(waits=[1.0]), now=1800.0).retire == ("a",)
+
+
+def test_a_job_that_would_come_after_the_work_is_done_is_not_asked_for() -> None:
+    past = Past(waits=[600.0])
+    late = decide([busy("a")], Demand(jobs=4, seconds=300.0), SIXTEEN, past, now=0.0)
+    assert late.submit == 0 and "the work will be done in 300 s, a job waits about 600 s" in late.reason
+    assert decide([busy("a")], Demand(jobs=4, seconds=3000.0), SIXTEEN, past, now=0.0).submit == 3
+    assert decide([], Demand(jobs=4, seconds=300.0), SIXTEEN, past, now=0.0).submit == 4, "nothing at all runs"
+
+
+def test_a_replacement_is_asked_for_early_enough() -> None:
+    past = Past(waits=[600.0])
+    jobs = [busy("a", leaves=1000.0)]
+    assert decide(jobs, Demand(jobs=1, seconds=1e6), Limits(maximum=1), past, now=399.0).submit == 0
+    assert decide(jobs, Demand(jobs=1, seconds=1e6), Limits(maximum=1), past, now=401.0).submit == 1
+    assert decide(jobs, Demand(), Limits(maximum=1), past, now=401.0).submit == 0, "there is no work left"
+
+
+def test_who_goes_first_costs_least() -> None:
+    jobs = [
+        busy("busy"),
+        idle("much data", since=50.0, nbytes=10**9),
+        idle("little walltime", since=50.0, leaves=2000.0),
+        idle("idle for long", since=10.0, nbytes=10**9),
+        pending("old", submitted=1.0),
+        pending("young", submitted=2.0),
+    ]
+    order = []
+    for size in (5, 4, 3, 2, 1, 0):
+        decision = decide(jobs, Demand(), Limits(maximum=size, fixed=True), Past(), now=100.0)
+        [gone] = [*decision.cancel, *decision.retire]
+        order.append(gone)
+        jobs = [job for job in jobs if job.name != gone]
+    assert order == ["young", "old", "idle for long", "little walltime", "much data", "busy"]
+
+
+def test_the_backlog_bounds_what_waits() -> None:
+    limits = Limits(maximum=16, backlog=2)
+    assert decide([pending("a")], Demand(jobs=16, seconds=1e6), limits, Past(), now=0.0).submit == 1
+    full = decide([pending("a"), pending("b")], Demand(jobs=16, seconds=1e6), limits, Past(), now=0.0)
+    assert full.submit == 0 and "2 wait already (backlog 2)" in full.reason
+
+
+@pytest.mark.parametrize(
+    ("past", "reason"),
+    [
+        (Past(paused="3 worker jobs failed in a row"), "paused: 3 worker jobs failed in a row"),
+        (Past(next_try=30.0), "waiting 30 s after a failure"),
+        (Past(full="QOSMaxJobsPerUserLimit"), "the site allows no more now: QOSMaxJobsPerUserLimit"),
+    ],
+)
+def test_why_nothing_is_asked_for_is_said(past: Past, reason: str) -> None:
+    decision = decide([], Demand(jobs=2, seconds=1e6), SIXTEEN, past, now=0.0)
+    assert decision.submit == 0 and reason in decision.reason
+
+
+def test_a_job_that_could_not_run_for_long_within_the_budget_is_not_asked_for() -> None:
+    limits = Limits(maximum=16, gpu_seconds=3600.0, gpus_per_job=4)
+    assert decide([], Demand(jobs=16, seconds=1e6), limits, Past(), now=0.0).submit == 3  # 300 s of 4 GPUs each
+    short = decide([], Demand(jobs=16, seconds=1e6), limits, Past(gpu_seconds=3000.0), now=0.0)
+    assert short.submit == 0 and "the budget of 1 GPU hours has no room for another" in short.reason
