@@ -309,7 +309,8 @@ class SlurmBed:
         if not is_root():
             return self._as_root("node-down", name)
         self._slurm("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=test")
-        wait_for(lambda: self.nodes().get(name, "").startswith("down"), f"{name} is down", 10)
+        # "completing" while what ran on it ends, for as long as KillWait
+        wait_for(lambda: self.nodes().get(name, "").startswith(("down", "completing")), f"{name} is down", 60)
 
     def node_up(self, name: str) -> None:
         """Bring a node back from `node_down`, `stop_node` or a drain."""

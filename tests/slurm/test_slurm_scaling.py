@@ -1,0 +1,219 @@
+"""Scaling through a real queue: each kind of failure, walltimes, a controller that is away, a client that is killed, worker groups."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bed import SlurmBed
+from distributed import Client, Event, get_worker
+
+from hpcgpu import ClusterError, SlurmGPUCluster
+from hpcgpu.cluster import ClusterWarning
+
+Until = Callable[..., None]
+
+CPU: dict[str, Any] = {
+    "queue": "gpu",
+    "gpus_per_node": 0,
+    "cores": 1,
+    "memory": "1GB",
+    "scheduler": {"queue": "shared", "prefer": "t4"},
+    "protocol": "tcp",
+    "poll_interval": 1,
+    "quiet": True,
+}
+ADAPT: dict[str, Any] = {"idle_timeout": "2s", "target_duration": "1s"}
+
+
+def tasks() -> tuple[Callable[[str], str], Callable[[int], int]]:
+    """Functions of a function, which travel by value."""
+
+    def wait_for(name: str) -> str:
+        Event(name).wait()
+        return str(get_worker().name)
+
+    def slow(index: int) -> int:
+        time.sleep(0.5)
+        return index
+
+    return wait_for, slow
+
+
+wait_for, slow = tasks()
+
+
+def submits(cluster: SlurmGPUCluster) -> list[str]:
+    """Ids of all worker jobs that the journal knows, and that the queue accepted."""
+    lines = [json.loads(line) for line in (cluster.directory.path / "journal.jsonl").read_text().splitlines()]
+    return [line["id"] for line in lines if line["event"] == "submitted" and not line["name"].endswith("-scheduler")]
+
+
+def in_queue(bed: SlurmBed) -> list[str]:
+    return [job.name for job in bed.squeue() if job.state != "COMPLETING"]
+
+
+def test_adaptive_brings_jobs_for_work_and_gives_them_back(bed: SlurmBed, until: Until) -> None:
+    with SlurmGPUCluster(**CPU) as cluster, Client(cluster) as client:
+        adaptive = cluster.adapt(maximum_jobs=2, **ADAPT)
+        futures = client.map(slow, range(40))
+        assert client.gather(futures) == list(range(40))
+        assert len(submits(cluster)) == 2
+        del futures
+        until(lambda: in_queue(bed) == [f"{cluster.name}-scheduler"], "idle jobs are given back")
+        assert adaptive.state.expected_wait is not None and "giving up" in adaptive.log[-1][1]
+
+
+def test_a_request_that_slurm_refuses_pauses_adaptive_scaling(bed: SlurmBed, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcgpu.troubles._BACKOFF", (0.0,) * 5)
+    with SlurmGPUCluster(**CPU) as cluster, Client(cluster) as client:
+        cluster.add_worker_group("odd", gpus_per_node=0, constraint="nope", resources={"ODD": 1})
+        with pytest.warns(ClusterWarning, match="Invalid feature specification"):
+            adaptive = cluster.adapt(maximum_jobs=1, worker_group="odd", **ADAPT)
+            future = client.submit(slow, 1, resources={"ODD": 1})
+            until(lambda: adaptive.state.paused, "it pauses")
+        assert "5 submits in a row were refused" in repr(cluster)
+        with pytest.raises(ClusterError, match="Invalid feature specification"):
+            cluster.wait_for_workers(1)
+        future.cancel()
+
+
+def test_a_job_that_never_connects_is_explained_with_its_log(bed: SlurmBed, until: Until, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+    prologue = [f"if [ -e {broken} ] && [ $SLURM_JOB_PARTITION = gpu ]; then echo 'no such module' >&2; exit 3; fi"]
+    with SlurmGPUCluster(**CPU | {"worker_restarts": 0}, job_script_prologue=prologue) as cluster:
+        with pytest.warns(ClusterWarning, match=r"failed: its script failed.*none of its workers had connected(.|\n)*no such module"):
+            adaptive = cluster.adapt(minimum_jobs=1, maximum_jobs=1)
+            until(lambda: adaptive.state.paused, "it pauses")
+        assert [job.state for job in cluster.jobs] == ["running", "failed"]
+        broken.unlink()
+        with pytest.raises(ClusterError, match="1 worker jobs failed in a row"):
+            cluster.wait_for_workers(1)
+        adaptive.resume()
+        cluster.wait_for_workers(1)
+
+
+def test_a_job_that_its_walltime_kills_is_no_failure_and_its_task_is_not_blamed(bed: SlurmBed, until: Until) -> None:
+    environment = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
+    options = CPU | {
+        "walltime": "00:01:00",
+        "walltime_margin": "1s",
+        "env": environment,
+        "scheduler": {"queue": "shared", "walltime": "1h"},
+    }
+    with SlurmGPUCluster(**options, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        [first] = cluster.workers
+        future = client.submit(wait_for, "go")
+        until(lambda: any(client.processing().values()), "the task runs")
+        until(lambda: cluster.workers and first not in cluster.workers, "another job takes its place", timeout=150)
+        until(lambda: first not in in_queue(bed), "the first job ends", timeout=60)
+        cluster.wait_for_workers(1)
+        Event("go", client=client).set()
+        assert future.result(timeout=60) != first
+        assert not cluster._groups["default"].failures.failed
+
+
+def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, until: Until) -> None:
+    environment = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
+    with SlurmGPUCluster(**CPU, jobs=1, env=environment) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        cluster.sync(cluster._dispatcher.poll)
+        [job] = cluster.workers.values()
+        node = job.queue_status.node
+        future = client.submit(wait_for, "go")
+        until(lambda: any(client.processing().values()), "the task runs")
+        try:
+            with pytest.warns(ClusterWarning, match=r"node_fail: its node failed"):
+                bed.node_down(node)
+                until(lambda: job.name not in cluster.workers and cluster.workers, "another job takes its place", timeout=120)
+            cluster.wait_for_workers(1)
+            cluster.sync(cluster._dispatcher.poll)
+            [other] = cluster.workers.values()
+            assert other.queue_status.node != node
+            assert cluster._groups["default"].excluded() == [node]
+            Event("go", client=client).set()
+            assert future.result(timeout=60) == other.name
+        finally:
+            bed.node_up(node)
+
+
+def test_a_controller_that_is_away_loses_no_job_and_doubles_none(bed: SlurmBed, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcgpu.troubles._BACKOFF", (0.0, 1.0, 1.0, 1.0, 1.0))
+    with SlurmGPUCluster(**CPU) as cluster, Client(cluster) as client:
+        adaptive = cluster.adapt(maximum_jobs=2, **ADAPT | {"idle_timeout": "10m"})
+        assert client.submit(slow, 1).result() == 1
+        bed.stop_controller()
+        try:
+            futures = client.map(slow, range(100, 400))  # asks for the second job
+            until(lambda: cluster._dispatcher.monitor.trouble, "a poll fails", timeout=120)
+        finally:
+            bed.start_controller()
+        until(lambda: adaptive.state.running == 2, "scaling goes on", timeout=200)
+        assert client.gather(futures) == list(range(100, 400))
+        names = in_queue(bed)
+        assert len(names) == len(set(names)) == 3, "a job was submitted twice"
+
+
+def test_answers_of_squeue_that_cannot_be_change_nothing(
+    bed: SlurmBed, until: Until, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = subprocess.run(["which", "squeue"], check=True, capture_output=True, text=True).stdout.strip()
+    fault = tmp_path / "fault"
+    wrapper = tmp_path / "squeue"
+    wrapper.write_text(
+        f"#!/bin/sh\ncase $(cat {fault} 2>/dev/null) in\n"
+        f'empty) echo x >> {tmp_path}/seen; exit 0;;\ncut) {real} "$@" | cut -c1-9; echo x >> {tmp_path}/seen;;\n*) exec {real} "$@";;\nesac\n'
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with SlurmGPUCluster(**CPU, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        for kind in ("empty", "cut"):
+            (tmp_path / "seen").write_text("")
+            fault.write_text(kind)
+            until(
+                lambda: cluster.loop.add_callback(cluster._poll_now.set) or len((tmp_path / "seen").read_text()) >= 6, "three such answers"
+            )
+            assert client.submit(sum, [1, 2], pure=False).result() == 3
+            assert cluster.status.name == "running" and len(cluster.workers) == 1
+        fault.unlink()
+        until(
+            lambda: cluster.loop.add_callback(cluster._poll_now.set) or {j.state for j in cluster.jobs} == {"running"}, "all is as it was"
+        )
+        assert len(submits(cluster)) == 1
+
+
+def test_when_the_client_is_killed_both_kinds_of_job_end_by_themselves(bed: SlurmBed, until: Until) -> None:
+    code = (
+        f"from hpcgpu import SlurmGPUCluster\nc = SlurmGPUCluster(**{CPU | {'jobs': 1, 'lease': 5}!r})\n"
+        "c.wait_for_workers()\nprint('up', flush=True)\nimport time; time.sleep(600)"
+    )
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    assert program.stdout is not None and program.stdout.readline() == "up\n"
+    program.send_signal(signal.SIGKILL)
+    program.wait()
+    program.stdout.close()
+    until(lambda: not in_queue(bed), "the lease ends", timeout=90)
+
+
+def test_groups_ask_for_what_they_need(bed: SlurmBed, until: Until) -> None:
+    with SlurmGPUCluster(**CPU | {"gpus_per_node": 2, "gpu_type": "a100"}, jobs=1) as cluster, Client(cluster) as client:
+        cluster.add_worker_group("big", gpus_per_node=0, cores=2, memory="2GB", queue="shared", jobs=1, resources={"MEMORY": 100e9})
+        script = (cluster.directory.path / "worker-big.sbatch").read_text()
+        assert "#SBATCH --partition=shared" in script and "--gres" not in script
+        cluster.wait_for_workers(3)
+        where = lambda: str(get_worker().name)  # noqa: E731
+        assert client.submit(where, resources={"MEMORY": 70e9}, pure=False).result() == f"{cluster.name}-1"
+        assert client.submit(where, resources={"GPU": 1}, pure=False).result().startswith(f"{cluster.name}-0-")
+        cluster.delete_worker_group("big")
+        until(lambda: sorted(in_queue(bed)) == sorted([f"{cluster.name}-scheduler", f"{cluster.name}-0"]), "its job is given up")
