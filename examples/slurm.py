@@ -19,4 +19,4 @@ if __name__ == "__main__":
         with cluster.get_client():
             array = da.random.random((4000, 4000), chunks=(500, 4000)).persist()
             columns = array.rechunk((4000, 500))
-            print("symmetric part has mean", float(((columns + columns.T) / 2).mean()))
+            print("symmetric part has mean", round(float(((columns + columns.T) / 2).mean()), 2))

@@ -303,7 +303,7 @@ class GPUCluster(Manager):
             Jobs that may wait in the queue at a time. Default: as many as the maximum.
         idle_timeout : float or str, optional
             How long a job without work is kept, seconds or "5m". Default: as long as it takes to get another one, as learned from the
-            queue; 15 s at least, 5 min at most.
+            queue; 5 s at least, 30 s at most. Give more for interactive work.
         target_duration : float or str, optional
             In what time the work that is known shall be done; the larger, the fewer jobs. Default: dask's
             ``distributed.adaptive.target-duration``.

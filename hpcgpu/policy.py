@@ -13,9 +13,9 @@ from dataclasses import dataclass
 __all__ = ["Decision", "Demand", "JobView", "Limits", "Memory", "Past", "decide", "expected_wait", "keep_time"]
 
 #: An idle job is kept at least so long, where `idle_timeout` is not given.
-_KEEP_LEAST = 15.0
+_KEEP_LEAST = 5.0
 #: ... and at most so long.
-_KEEP_MOST = 300.0
+_KEEP_MOST = 30.0
 #: A job must be able to run so long before a budget of GPU hours ends, or it is not worth its start.
 _USEFUL = 300.0
 #: Jobs begin to retire so long before the budget ends.
@@ -88,7 +88,7 @@ class Limits:
     backlog : int or None
         Jobs that may wait in the queue at a time.
     idle_timeout : float or None
-        How long an idle job is kept; None: as long as it would take to get another one, 15 s to 5 min.
+        How long an idle job is kept; None: as long as it would take to get another one, 5 s to 30 s.
     gpu_seconds : float or None
         The budget.
     gpus_per_job : int
