@@ -370,13 +370,9 @@ def main() -> None:
             ratios.append(mine.idle / peer.idle)
             if mine.makespan > 1.05 * peer.makespan:
                 slower.append(f"{workload} at {wait:g} s: {mine.makespan / peer.makespan:.2f}")
-    print(
-        f"\nidle GPU hours, mean of the ratios where both finish: {statistics.mean(ratios):.2f} (aim: 0.5 at most: missed). Most of the peer's"
-    )
-    print("idle hours are the 20 s in which the workers of a job start, which nobody who asks for the same jobs can halve.")
-    print(
-        "Where the policy loses: it keeps an idle job for 5 to 30 s (the peer for 3 s), and never ends a job whose other workers have tasks."
-    )
+    print(f"\nidle GPU hours, mean of the ratios where both finish: {statistics.mean(ratios):.2f} (aim: 0.5 at most, missed)")
+    print("Most of the peer's idle hours are the 20 s in which workers start: whoever asks for the same jobs cannot halve them.")
+    print("Where the policy loses: it keeps an idle job for 5 to 30 s (the peer for 3 s), and a job while one of its workers has a task.")
     print(f"makespan above 1.05 x the peer's: {'; '.join(slower) or 'nowhere'}")
 
 

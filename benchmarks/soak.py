@@ -1,0 +1,173 @@
+"""A cluster that is left alone while all around it fails: adaptive under a changing load on a real Slurm, with two-minute walltimes.
+
+Meanwhile jobs are cancelled with scancel, nodes go down and come back, slurmctld is restarted. At the end every result must be right, no job
+may be left, and no job name may have been used twice. ``python benchmarks/soak.py --minutes 60`` starts a Slurm of its own (as root).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "slurm"), str(ROOT / "tests" / "gpu_stub")]
+
+
+@dataclass
+class Report:
+    """What the soak met."""
+
+    results: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    jobs: int = 0
+
+    def count(self, fault: str) -> None:
+        """Take note of a fault that was made."""
+        self.faults[fault] = self.faults.get(fault, 0) + 1
+
+
+def load(client: Any, until: float, seed: int, report: Report) -> None:
+    """Compute batches of changing size, with pauses, and check each result."""
+
+    def task(index: int, seconds: float) -> int:
+        time.sleep(seconds)
+        return index * index
+
+    choice = random.Random(seed)
+    offset = 0
+    while time.monotonic() < until:
+        size, seconds = choice.choice([4, 20, 60]), choice.choice([0.2, 0.5, 2.0])
+        indices = range(offset, offset + size)
+        offset += size
+        futures = client.map(task, indices, seconds=seconds, pure=False)
+        total = client.submit(sum, futures, pure=False)
+        expected = [index * index for index in indices]
+        try:
+            if client.gather(futures) != expected or total.result() != sum(expected):
+                report.wrong.append(f"the batch from {offset} has wrong results")
+        except Exception as error:
+            report.wrong.append(f"the batch from {offset} failed: {error!r}")
+        report.results += size
+        time.sleep(choice.choice([0.0, 0.0, 5.0, 20.0]))
+
+
+def faults(bed: Any, cluster: Any, stop: threading.Event, seed: int, report: Report) -> None:
+    """Let things fail, one after the other."""
+    choice = random.Random(seed)
+
+    def cancel() -> None:
+        jobs = [job.id for job in cluster.jobs if job.kind == "worker" and job.state in ("pending", "running")]
+        if jobs:
+            subprocess.run(["scancel", choice.choice(jobs)], check=True)
+
+    def node() -> None:
+        name = choice.choice(["n0", "n1", "n2", "n3"])
+        bed.node_down(name)
+        stop.wait(15)
+        bed.node_up(name)
+
+    def controller() -> None:
+        bed.stop_controller()
+        stop.wait(10)
+        bed.start_controller()
+
+    kinds: dict[str, Callable[[], None]] = {"job cancelled": cancel, "node down": node, "slurmctld restarted": controller}
+    order = list(kinds)
+    while not stop.wait(choice.uniform(8, 20)):
+        kind = order[sum(report.faults.values()) % len(order)]
+        kinds[kind]()
+        report.count(kind)
+
+
+def soak(bed: Any, minutes: float, seed: int = 0, **options: Any) -> Report:
+    """Run it; what is wrong stands in the report."""
+    from distributed import Client
+
+    from hpcgpu import SlurmGPUCluster
+
+    report = Report()
+    settings: dict[str, Any] = {
+        "queue": "gpu",
+        "gpus_per_node": 0,
+        "cores": 1,
+        "memory": "1GB",
+        "walltime": "00:02:00",
+        "scheduler": {"queue": "shared", "constraint": "t4", "walltime": "2-00:00:00"},
+        "worker_restarts": 1000,
+        "poll_interval": 2,
+        "quiet": True,
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with SlurmGPUCluster(**settings | options) as cluster, Client(cluster) as client:
+            adaptive = cluster.adapt(minimum_jobs=1, maximum_jobs=4, target_duration="5s")
+            stop = threading.Event()
+            chaos = threading.Thread(target=faults, args=(bed, cluster, stop, seed, report))
+            chaos.start()
+            try:
+                load(client, time.monotonic() + 60 * minutes, seed, report)
+            finally:
+                stop.set()
+                chaos.join()
+            report.log = [f"{time.strftime('%T', time.localtime(at))} {text}" for at, text in adaptive.log]
+            report.jobs = sum(job.kind == "worker" for job in cluster.jobs)
+            if adaptive.state.paused:
+                report.wrong.append(f"adaptive scaling paused: {adaptive.state.paused}")
+        report.log += [f"warning: {str(warning.message).splitlines()[0]}" for warning in caught]
+    names = [job.name for job in bed.squeue() if job.state != "COMPLETING"]
+    if names:
+        report.wrong.append(f"left in the queue: {names}")
+    lines = [json.loads(line) for line in (cluster.directory.path / "journal.jsonl").read_text().splitlines()]
+    ids = [line["id"] for line in lines if line["event"] == "submitted"]
+    intents = [line["name"] for line in lines if line["event"] == "intent"]
+    if len(set(ids)) != len(ids) or len(set(intents)) != len(intents):
+        report.wrong.append("a job was submitted twice")
+    return report
+
+
+def show(report: Report) -> None:
+    """Print what happened."""
+    print("\n".join(report.log))
+    print(f"{report.results} results checked, {report.jobs} worker jobs, faults: {report.faults}")
+    print("\n".join(f"WRONG: {text}" for text in report.wrong) or "every result right, no job left, none submitted twice")
+
+
+def main() -> None:
+    """Start a Slurm and soak."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    import bed as slurm_bed
+
+    if reason := slurm_bed.why_not():
+        sys.exit(f"no Slurm can be started here: {reason}")
+    with tempfile.TemporaryDirectory() as temporary:
+        bed = slurm_bed.SlurmBed(Path(temporary) / "slurm")
+        bed.start()
+        os.environ.update(bed.environment())
+        try:
+            report = soak(bed, arguments.minutes, arguments.seed, cluster_directory=str(Path(temporary) / "clusters"))
+        finally:
+            bed.cancel_all()
+            bed.stop()
+    show(report)
+    sys.exit(bool(report.wrong))
+
+
+if __name__ == "__main__":
+    main()
