@@ -1,7 +1,7 @@
-"""A cluster that is left alone while all around it fails: adaptive under a changing load on a real Slurm, with two-minute walltimes.
+"""A cluster that is left alone while all around it fails: adaptive, under a changing load, on a real Slurm, with walltimes of two minutes.
 
-Meanwhile jobs are cancelled with scancel, nodes go down and come back, slurmctld is restarted. At the end every result must be right, no job
-may be left, and no job name may have been used twice. ``python benchmarks/soak.py --minutes 60`` starts a Slurm of its own (as root).
+Meanwhile jobs are cancelled with scancel, nodes go down and come back, slurmctld is restarted. At the end every result must be right, no
+job may be left, and no job name used twice. ``python benchmarks/soak.py --minutes 60`` starts a Slurm of its own (as root).
 """
 
 from __future__ import annotations
