@@ -133,7 +133,7 @@ def main() -> None:
                 ratio = [a / b for a, b in zip(medians["hpcgpu"], medians["dask-jobqueue"], strict=True)]
                 print(f"{jobs:>4} {'ratio':14} {ratio[0]:>10.2f} {ratio[1]:>8.2f} {ratio[2]:>15.2f} {ratio[3]:>15.2f}", flush=True)
             print(
-                "Commands of hpcgpu: a submit for the scheduler job and for each worker job, one scancel for all, one squeue to see them gone,"
+                "Commands of hpcgpu: a submit for the scheduler job and each worker job, one scancel for all, one squeue to see them gone,"
             )
             print("and a squeue in each worker job for the end of its walltime where Slurm is older than 23.02 (SLURM_JOB_END_TIME).")
         finally:
