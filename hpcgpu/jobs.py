@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -31,6 +32,8 @@ __all__ = ["ClusterError", "Dispatcher", "JobInfo", "SchedulerJob", "WorkerJob",
 _T = TypeVar("_T")
 _SUBMITS_AT_ONCE = 4
 _LOG_TAIL = 20
+#: What Slurm without cgroups (seen on 22.05.8, where the state is FAILED), and the kernel's killer, write into a job's log.
+_MEMORY_KILL = re.compile(r"exceeded (job )?memory limit|oom[-_ ]kill|out[- ]of[- ]memory handler", re.IGNORECASE)
 
 
 class ClusterError(RuntimeError):
@@ -382,7 +385,10 @@ class WorkerJob(Job):
     def outcome(self) -> Outcome:
         """How it ended."""
         lasted = (self.ended_at or time.time()) - self.joined_at if self.joined_at is not None else None
-        return classify(self.queue_status.state, lasted=lasted)
+        outcome = classify(self.queue_status.state, lasted=lasted)
+        if outcome in {Outcome.FAILED, Outcome.NEVER_CONNECTED} and _MEMORY_KILL.search(self.log_tail()):
+            return Outcome.OUT_OF_MEMORY
+        return outcome
 
     def seconds_used(self, *, now: float) -> float:
         """Return how long it has run."""
@@ -402,8 +408,11 @@ class WorkerJob(Job):
     def _end(self) -> str:
         text = super()._end()
         outcome = self.outcome
-        if outcome is Outcome.OUT_OF_MEMORY and self.group.options.memory:
-            text += f" (it asked for {format_bytes(self.group.options.memory)} per node)"
+        if outcome is Outcome.OUT_OF_MEMORY:
+            asked = self.group.options.memory
+            text += (
+                f"; it used more memory than it asked for ({format_bytes(asked) + ' per node' if asked else 'the default of the queue'})"
+            )
         if outcome is Outcome.NEVER_CONNECTED:
             text += "; none of its workers had connected"
         return text

@@ -224,6 +224,15 @@ def grumpy(queue: LocalQueue, home: Path, monkeypatch: pytest.MonkeyPatch) -> Gr
     return batch
 
 
+def test_a_job_that_took_too_much_memory_is_told_with_its_limit(queue: LocalQueue, until: Until) -> None:
+    line = 'if [ "$HPCGPU_JOB_NAME" != demo-scheduler ]; then echo "slurmstepd: error: Exceeded job memory limit" >&2; exit 1; fi'
+    options = CPU | {"memory": "2GB", "worker_restarts": 0, "name": "demo", "job_script_prologue": [line]}
+    match = r"it used more memory than it asked for \(1.86 GiB per node\)"
+    with LocalGPUCluster(**options) as cluster, pytest.warns(ClusterWarning, match=match):
+        cluster.scale(jobs=1)
+        until(lambda: cluster._groups["default"].failures.paused, "the job ends")
+
+
 def test_a_submit_that_is_refused_for_now_is_tried_again(grumpy: Grumpy, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcgpu.troubles._BACKOFF", (0.0, 0.0, 0.0, 0.0, 0.0))
     with LocalGPUCluster(**CPU) as cluster:

@@ -184,6 +184,53 @@ def test_a_journal_that_cannot_be_written_after_the_submit_loses_no_job(
     assert live(queue) == []
 
 
+def test_a_full_disk_is_told_and_nothing_is_submitted(queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Any, name: str, kind: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    with LocalGPUCluster(**CPU) as cluster:
+        with monkeypatch.context() as patch:
+            patch.setattr("hpcgpu.directory.ClusterDirectory.intend", full)
+            with pytest.warns(ClusterWarning, match=rf"worker job {cluster.name}-0 was not submitted: .*No space left on device"):
+                cluster.scale(jobs=1)
+                until(lambda: cluster._groups["default"].failures.refused, "the submit fails")
+            assert len(live(queue)) == 1
+        with pytest.raises(ClusterError, match="No space left on device"):
+            cluster.wait_for_workers(1)
+        cluster.scale(jobs=1)
+        cluster.wait_for_workers(1)
+
+
+SUSPENDED = """
+import time
+from hpcgpu import ClusterError, LocalGPUCluster
+with LocalGPUCluster(**{options}) as cluster:
+    cluster.wait_for_workers()
+    print("up", flush=True)
+    input()
+    try:
+        print(cluster.get_client().submit(sum, [1, 2]).result(timeout=30))
+        cluster.wait_for_workers(1)
+    except (ClusterError, OSError, TimeoutError):
+        while cluster.status.name != "failed":
+            time.sleep(0.1)
+        print(cluster)
+"""
+
+
+@pytest.mark.parametrize(("lease", "said"), [(600, "3\n"), (2, "nothing heard of the cluster's manager for 2 s (option lease)")])
+def test_a_client_that_was_suspended_goes_on_or_learns_why_not(queue: LocalQueue, until: Until, lease: int, said: str) -> None:
+    code = SUSPENDED.replace("{options}", repr(CPU | {"jobs": 1, "lease": lease}))
+    program = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None and program.stdout.readline() == "up\n"
+    program.send_signal(signal.SIGSTOP)
+    if lease == 2:
+        until(lambda: not live(queue), "the lease ends")
+    program.send_signal(signal.SIGCONT)
+    assert said in program.communicate("\n", timeout=100)[0]
+    assert live(queue) == []
+
+
 async def test_scaling_before_the_start_waits_for_the_scheduler_job(queue: LocalQueue) -> None:
     cluster = LocalGPUCluster(**CPU, asynchronous=True)
     cluster.scale(jobs=1)

@@ -495,8 +495,11 @@ KillWait=5
 MinJobAge=300
 TreeWidth=100
 {nodes}
-PartitionName=gpu Nodes=n[0-3] Default=YES MaxTime=INFINITE DefaultTime=INFINITE State=UP
-PartitionName=shared Nodes=n[0-3],s0 MaxTime=INFINITE DefaultTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=gpu Nodes=n[0-3] Default=YES MaxTime=INFINITE DefaultTime=INFINITE PriorityTier=1 State=UP
+PartitionName=shared Nodes=n[0-3],s0 MaxTime=INFINITE DefaultTime=INFINITE PriorityTier=1 State=UP
+PartitionName=urgent Nodes=n[0-3] MaxTime=INFINITE DefaultTime=INFINITE PriorityTier=10 PreemptMode=OFF State=UP
 """
         if slurm_version() >= (24, 5):  # from there on no plugin is the empty one
             conf = conf.replace("SwitchType=switch/none\n", "").replace("MpiDefault=none\n", "")

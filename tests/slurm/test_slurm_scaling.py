@@ -123,6 +123,35 @@ def test_a_job_that_its_walltime_kills_is_no_failure_and_its_task_is_not_blamed(
         assert not cluster._groups["default"].failures.failed
 
 
+def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, until: Until) -> None:
+    environment = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
+    with SlurmGPUCluster(**CPU, jobs=1, env=environment) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        cluster.sync(cluster._dispatcher.poll)
+        [job] = cluster.workers.values()
+        future = client.submit(wait_for, "go")
+        until(lambda: any(client.processing().values()), "the task runs")
+        urgent = [
+            "sbatch",
+            "--parsable",
+            "-p",
+            "urgent",
+            "-w",
+            job.queue_status.node,
+            "--exclusive",
+            "--output=/dev/null",
+            "--wrap=sleep 600",
+        ]
+        with pytest.warns(ClusterWarning, match=r"preempted: it was preempted by a job of higher priority(.|\n)*It is replaced"):
+            blocker = subprocess.run(urgent, check=True, capture_output=True, text=True).stdout.strip()
+            until(lambda: job.name not in cluster.workers and cluster.workers, "another job takes its place", timeout=90)
+        cluster.wait_for_workers(1)
+        Event("go", client=client).set()
+        assert future.result(timeout=60) != job.name
+        assert not cluster._groups["default"].failures.failed
+        subprocess.run(["scancel", blocker], check=True)
+
+
 def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, until: Until) -> None:
     environment = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
     with SlurmGPUCluster(**CPU, jobs=1, env=environment) as cluster, Client(cluster) as client:
