@@ -217,7 +217,8 @@ class Manager(SpecCluster):  # type: ignore[misc]
 
     def _not_submitted(self, job: WorkerJob, error: Exception) -> None:
         group, now = job.group, time.time()
-        message = f"worker job {job.name} was not submitted: {error}"
+        unknown = isinstance(error, AmbiguousSubmit)
+        message = f"{'it is not known whether ' * unknown}worker job {job.name} was {'not ' * (not unknown)}submitted: {error}"
         if isinstance(error, SubmitLimited) and any(other.alive for other in group.jobs):
             group.failures.site_is_full(str(error), now=now)
             self._log(f"{message}. There are as many jobs as the site allows")
@@ -226,7 +227,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
         group.failures.submit_refused(str(error), for_good=for_good, now=now)
         if group.adaptive is not None:
             group.adaptive.note(message, now=now)
-        if group.failures.paused or isinstance(error, AmbiguousSubmit) or not isinstance(error, BatchError):
+        if group.failures.paused or unknown or not isinstance(error, BatchError):
             self._problem(message if for_good else f"{message}\n{group.failures.paused}".rstrip())
         else:
             self._warn(f"{message}\nIt is tried again in {max(0.0, group.failures.next_try - now):.0f} s.")

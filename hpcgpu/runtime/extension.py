@@ -60,6 +60,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
         self._leaving_since: dict[str, float] = {}
         scheduler.handlers |= {
+            "unregister": self.remove_worker,
             "hpcgpu_load": self.load,
             "hpcgpu_unfinished": self.unfinished,
             "hpcgpu_resume": self.resume,

@@ -471,7 +471,9 @@ SlurmdLogFile={place}/log/slurmd-%n.log
 SlurmdDebug=verbose
 SlurmdParameters=config_overrides
 AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=2
+JobAcctGatherParams=OverMemoryKill
 MailProg=/bin/true
 MpiDefault=none
 ProctrackType=proctrack/linuxproc

@@ -152,6 +152,18 @@ def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, unt
         subprocess.run(["scancel", blocker], check=True)
 
 
+def test_a_job_that_takes_too_much_memory_is_told_with_its_limit(bed: SlurmBed, until: Until) -> None:
+    greedy = f"{sys.executable} -c 'import time; x = bytearray(3 * 2**30); time.sleep(60)'"
+    prologue = [f"if [ $SLURM_JOB_PARTITION = gpu ]; then {greedy}; fi"]
+    match = r"it used more memory than it asked for \(0.93 GiB per node\)(.|\n)*Exceeded job memory limit"
+    with (
+        SlurmGPUCluster(**CPU | {"worker_restarts": 0}, job_script_prologue=prologue) as cluster,
+        pytest.warns(ClusterWarning, match=match),
+    ):
+        cluster.scale(jobs=1)
+        until(lambda: cluster._groups["default"].failures.paused, "the job ends", timeout=90)
+
+
 def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, until: Until) -> None:
     environment = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
     with SlurmGPUCluster(**CPU, jobs=1, env=environment) as cluster, Client(cluster) as client:
@@ -201,13 +213,14 @@ def test_answers_of_squeue_that_cannot_be_change_nothing(
     wrapper = tmp_path / "squeue"
     wrapper.write_text(
         f"#!/bin/sh\ncase $(cat {fault} 2>/dev/null) in\n"
+        f'slow) sleep 20; echo xxxxxx >> {tmp_path}/seen; exec {real} "$@";;\n'
         f'empty) echo x >> {tmp_path}/seen; exit 0;;\ncut) {real} "$@" | cut -c1-9; echo x >> {tmp_path}/seen;;\n*) exec {real} "$@";;\nesac\n'
     )
     wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with SlurmGPUCluster(**CPU, jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
-        for kind in ("empty", "cut"):
+        for kind in ("empty", "cut", "slow"):
             (tmp_path / "seen").write_text("")
             fault.write_text(kind)
             until(

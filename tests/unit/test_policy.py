@@ -156,6 +156,14 @@ def test_what_must_hold_holds_with_failures(site: Site, load: list[tuple[int, in
             site.tick(demand)
 
 
+@given(sites, demands, st.lists(st.floats(-4000.0, 4000.0), min_size=12, max_size=12))
+def test_what_must_hold_holds_when_the_clock_steps(site: Site, load: list[tuple[int, int]], steps: list[float]) -> None:
+    for (demand, ticks), step in zip(load, steps, strict=False):
+        site.now += step
+        for _ in range(ticks):
+            site.tick(demand)
+
+
 @given(limits, st.integers(0, 15), st.integers(0, 10**6), st.sampled_from([0.0, 10.0, 300.0]))
 def test_under_constant_load_it_comes_to_rest(limits: Limits, demand: int, seed: int, longest_wait: float) -> None:
     site = Site(limits, seed, longest_wait)
