@@ -126,7 +126,7 @@ class GPUCluster(Manager):
         if settings.log_directory is not None:
             _check_writable("log_directory", settings.log_directory)
         try:
-            directory = ClusterDirectory.claim(path, self._alive, encrypted=settings.security)
+            directory = ClusterDirectory.claim(path, self._alive, system=self.system, encrypted=settings.security)
             try:
                 if settings.security:
                     credentials.create(directory)

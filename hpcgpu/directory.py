@@ -75,7 +75,7 @@ class ClusterDirectory:
         self.tls = path / "tls"
 
     @classmethod
-    def claim(cls, path: Path, alive: Callable[[list[Submit]], list[str]], *, encrypted: bool = True) -> ClusterDirectory:
+    def claim(cls, path: Path, alive: Callable[[list[Submit]], list[str]], *, system: str = "", encrypted: bool = True) -> ClusterDirectory:
         """Create the directory of a new cluster, exclusively.
 
         The directory of an earlier cluster of that name is kept, renamed ``NAME~DATE``, if that cluster was closed or none of its
@@ -86,6 +86,8 @@ class ClusterDirectory:
         path : Path
         alive : callable
             Given the journal of an earlier cluster, returns the ids of those of its jobs that have not ended.
+        system : str, optional
+            Name of the batch system.
         encrypted : bool, default True
             Whether nothing of the cluster may ever run without its credentials.
 
@@ -107,7 +109,7 @@ class ClusterDirectory:
             except FileExistsError as error:
                 raise ClusterExists(f"a cluster named {path.name!r} was just started by somebody else, in {path}") from error
         self.logs.mkdir(mode=0o700)
-        about = {"name": path.name, "token": secrets.token_hex(16), "created": time.time(), "encrypted": encrypted}
+        about = {"name": path.name, "token": secrets.token_hex(16), "created": time.time(), "encrypted": encrypted, "system": system}
         self.write("cluster.json", json.dumps(about))
         return self
 
@@ -154,6 +156,16 @@ class ClusterDirectory:
     def encrypted(self) -> bool:
         """Whether nothing of the cluster may run without its credentials."""
         return bool(self._about().get("encrypted", True))
+
+    @property
+    def system(self) -> str:
+        """Name of the batch system of its jobs."""
+        return str(self._about()["system"])
+
+    @property
+    def created(self) -> float:
+        """Epoch seconds."""
+        return float(self._about()["created"])
 
     def _about(self) -> dict[str, Any]:
         return dict(json.loads((self.path / "cluster.json").read_text()))

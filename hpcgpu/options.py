@@ -21,7 +21,17 @@ import dask.config
 from hpcgpu import values
 from hpcgpu.values import OptionError
 
-__all__ = ["ClusterOptions", "JobOptions", "OptionError", "Options", "SchedulerOptions", "WorkerOptions", "resolve", "resolve_group"]
+__all__ = [
+    "ClusterOptions",
+    "JobOptions",
+    "OptionError",
+    "Options",
+    "SchedulerOptions",
+    "WorkerOptions",
+    "cluster_directories",
+    "resolve",
+    "resolve_group",
+]
 
 _T = TypeVar("_T")
 
@@ -267,6 +277,9 @@ class Options:
     scheduler: SchedulerOptions | None
 
 
+#: Batch systems, each with a section of the configuration.
+SYSTEMS = ("slurm", "local")
+
 #: Names that mean the same as one of ours.
 ALIASES = {"partition": "queue", "n_jobs": "jobs", "project": "account"}
 
@@ -357,6 +370,11 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
     return Options(cluster, worker, _scheduler_options(own, cluster, worker))
 
 
+def cluster_directories() -> list[Path]:
+    """Return the directories in which clusters have theirs, as the configuration of each batch system says."""
+    return list(dict.fromkeys(resolve(system, {}).cluster.cluster_directory for system in SYSTEMS))
+
+
 def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> WorkerOptions:
     """Read the options of a further group of workers; account, walltime, environment and the like are the default group's.
 
@@ -421,7 +439,7 @@ def _check_together(cluster: ClusterOptions, worker: WorkerOptions) -> None:
 def _configured(system: str) -> dict[str, Any]:
     """Return what dask config says for this batch system, its own section before the general one; null counts as not given."""
     general = dask.config.get("hpcgpu", {}) or {}
-    sections = {"slurm", "pbs", "local"}
+    sections = set(SYSTEMS)
     merged: dict[str, Any] = {}
     for layer in ({k: v for k, v in general.items() if k not in sections}, general.get(system) or {}):
         for key, value in layer.items():
