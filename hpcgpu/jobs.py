@@ -406,13 +406,12 @@ class WorkerJob(Job):
         await super().start()
 
     def _end(self) -> str:
-        text = super()._end()
         outcome = self.outcome
         if outcome is Outcome.OUT_OF_MEMORY:
             asked = self.group.options.memory
-            text += (
-                f"; it used more memory than it asked for ({format_bytes(asked) + ' per node' if asked else 'the default of the queue'})"
-            )
+            limit = f"{format_bytes(asked)} per node" if asked else "the default of the queue"
+            return f"{self.queue_status.state.value}: it used more memory than it asked for ({limit})"
+        text = super()._end()
         if outcome is Outcome.NEVER_CONNECTED:
             text += "; none of its workers had connected"
         return text

@@ -57,7 +57,7 @@ _ENDS = {
 }
 
 _FAILURES = {
-    "JobLaunchFailure": "the node could not start it; often the directory of its log cannot be written there",
+    "JobLaunchFailure": "the node could not start it (often the directory of its log cannot be written there), or killed it for its memory",
     "NonZeroExitCode": "its script failed",
     "RaisedSignal": "a signal ended it",
 }

@@ -313,6 +313,8 @@ def test_a_worker_that_its_nanny_restarts_does_not_cost_the_job(queue: LocalQueu
         [address] = cluster.scheduler_info["workers"]
         with Client(cluster) as client:
             [pid] = client.run(os.getpid).values()
+            status = lambda dask_worker: dask_worker.status.name  # noqa: E731
+            until(lambda: set(client.run(status, nanny=True).values()) == {"running"}, "the nanny has started")
             psutil.Process(pid).kill()
             until(lambda: cluster.scheduler_info["workers"] and address not in cluster.scheduler_info["workers"], "a new worker")
             assert client.submit(int).result() == 0

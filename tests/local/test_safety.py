@@ -123,6 +123,7 @@ def test_a_submit_of_which_nothing_is_known_is_told_by_its_name(odd: Odd, queue:
         warnings.simplefilter("always")
         LocalGPUCluster(**CPU, name="lost")
     assert any("may still be in the queue: lost-scheduler" in str(warning.message) for warning in caught)
+    odd.submit_error = None
     queue.cancel(live(queue))
 
 
