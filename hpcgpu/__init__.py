@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hpcgpu.cluster import ClusterError as ClusterError
     from hpcgpu.cluster import GPUCluster as GPUCluster
     from hpcgpu.cluster import LocalGPUCluster as LocalGPUCluster
+    from hpcgpu.cluster import PBSGPUCluster as PBSGPUCluster
     from hpcgpu.cluster import SlurmGPUCluster as SlurmGPUCluster
     from hpcgpu.options import OptionError as OptionError
 
@@ -22,10 +23,11 @@ _HOMES = {
     "GPUCluster": "hpcgpu.cluster",
     "LocalGPUCluster": "hpcgpu.cluster",
     "OptionError": "hpcgpu.options",
+    "PBSGPUCluster": "hpcgpu.cluster",
     "SlurmGPUCluster": "hpcgpu.cluster",
 }
 
-__all__ = ["ClusterError", "GPUCluster", "LocalGPUCluster", "OptionError", "SlurmGPUCluster", "__version__"]
+__all__ = ["ClusterError", "GPUCluster", "LocalGPUCluster", "OptionError", "PBSGPUCluster", "SlurmGPUCluster", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -42,7 +42,7 @@ from hpcgpu.manager import CLOSE_TIMEOUT, ClusterWarning, Manager
 from hpcgpu.options import OptionError, Options, resolve, resolve_group
 from hpcgpu.policy import Limits
 
-__all__ = ["ClusterError", "ClusterWarning", "GPUCluster", "LocalGPUCluster", "SlurmGPUCluster"]
+__all__ = ["ClusterError", "ClusterWarning", "GPUCluster", "LocalGPUCluster", "PBSGPUCluster", "SlurmGPUCluster"]
 
 
 class GPUCluster(Manager):
@@ -650,6 +650,12 @@ class SlurmGPUCluster(GPUCluster):
     system = "slurm"
 
 
+class PBSGPUCluster(GPUCluster):
+    """A GPU Dask cluster on OpenPBS or PBS Pro."""
+
+    system = "pbs"
+
+
 class LocalGPUCluster(GPUCluster):
     """A GPU Dask cluster on this machine, through hpcgpu's embedded queue. Queue, account and the like mean nothing to it."""
 
@@ -680,5 +686,5 @@ def _read(path: Path) -> str:
         return f"(no log at {path}: {error.strerror})"
 
 
-for _cls in (SlurmGPUCluster, LocalGPUCluster):
+for _cls in (SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster):
     documentation.describe(_cls)

@@ -18,8 +18,8 @@ __all__ = ["template"]
 
 _HEAD = """\
 ## Configuration of hpcgpu, read by dask: ~/.config/dask/hpcgpu.yaml, /etc/dask/hpcgpu.yaml, or $DASK_CONFIG/hpcgpu.yaml.
-## Remove the "# " in front of what you set; null means not set. A section `slurm:` or `local:` under `hpcgpu:` may hold any of
-## these keys too, and counts for that batch system alone, before the general ones.
+## Remove the "# " in front of what you set; null means not set. A section `slurm:`, `pbs:` or `local:` under `hpcgpu:` may
+## hold any of these keys too, and counts for that batch system alone, before the general ones.
 """
 
 

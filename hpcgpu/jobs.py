@@ -282,7 +282,7 @@ class Job(ProcessInterface):  # type: ignore[misc]
     @property
     def log(self) -> Path:
         """The job's log, stdout and stderr."""
-        return self.logs / f"{self.name}-{self.job_id}.log"
+        return self.logs / self.dispatcher.batch.log_name(self.name, self.job_id or "")
 
     def log_tail(self, lines: int = _LOG_TAIL) -> str:
         """Return the end of the log."""

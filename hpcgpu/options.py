@@ -36,7 +36,9 @@ __all__ = [
 _T = TypeVar("_T")
 
 
-def option(default: Any = None, *, parse: Callable[[str, Any], Any], doc: str, inherited: bool = False, flag: str = "") -> Any:
+def option(
+    default: Any = None, *, parse: Callable[[str, Any], Any], doc: str, inherited: bool = False, flag: str = "", pbs_only: bool = False
+) -> Any:
     """Declare an option.
 
     Parameters
@@ -51,8 +53,10 @@ def option(default: Any = None, *, parse: Callable[[str, Any], Any], doc: str, i
         The scheduler job takes the worker's value unless it has its own.
     flag : str, optional
         The option of the worker command that this value is passed on with.
+    pbs_only : bool, default False
+        It means nothing to other batch systems, and is refused there.
     """
-    return field(default=default, metadata={"parse": parse, "doc": doc, "inherited": inherited, "flag": flag})
+    return field(default=default, metadata={"parse": parse, "doc": doc, "inherited": inherited, "flag": flag, "pbs_only": pbs_only})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +73,41 @@ class JobOptions:
         doc="Longest run time of a job: '02:00:00', '1-12:00:00', '2h'. Without it the queue's default holds.",
     )
     cores: int | None = option(parse=values.positive, doc="CPU cores per node.")
-    memory: int | None = option(parse=values.memory, doc="Memory per node, such as '60GB'. Without it none is asked for.")
+    memory: int | None = option(
+        parse=values.memory, doc="Memory per node, such as '60GB'. Without it none is asked for; on PBS 4 GiB for each GPU, at least 4 GiB."
+    )
     gpus_per_node: int = option(1, parse=values.natural, doc="GPUs per node; one Dask worker runs on each. 0 makes CPU workers.")
     gpu_type: str | None = option(parse=values.word, doc="Type of GPU, by the batch system's name for it, such as 'a100'.")
     gpu_request: str = option(
         "gres",
         parse=values.choice("gres", "gpus-per-node", "gpus", "none"),
         inherited=True,
-        doc="How GPUs are asked for in Slurm: --gres, --gpus-per-node, --gpus, or not at all (sites that give whole nodes).",
+        doc="How GPUs are asked for in Slurm: --gres, --gpus-per-node, --gpus, or not at all (sites that give whole nodes). On PBS: ngpus, "
+        "or not at all.",
+    )
+    select_extra: str | None = option(
+        parse=values.chunk,
+        pbs_only=True,
+        doc="PBS: further resources of each chunk, such as 'system=polaris' or 'cputype=milan:job_type=x'.",
+    )
+    resource_list: tuple[tuple[str, str], ...] = option(
+        (),
+        parse=values.resource_list,
+        inherited=True,
+        pbs_only=True,
+        doc="PBS: further resources of the job as a whole (-l), a dict such as {'filesystems': 'home:eagle'}.",
+    )
+    place: str | None = option(
+        parse=values.word,
+        pbs_only=True,
+        doc="PBS: how chunks are placed (-l place), such as 'scatter:excl'. Default: 'scatter' for jobs of several nodes.",
+    )
+    pbs_shape: str = option(
+        "select",
+        parse=values.choice("select", "flat"),
+        inherited=True,
+        pbs_only=True,
+        doc="PBS: how resources are asked for: in chunks (-l select=1:ncpus=...), or each by itself (-l ncpus=..., such as NCI's Gadi).",
     )
     constraint: str | None = option(parse=values.text, doc="Node features that are required, in Slurm's syntax.")
     prefer: str | None = option(parse=values.text, doc="Node features that are preferred but not required (Slurm 22.05 and later).")
@@ -111,6 +142,13 @@ class WorkerOptions(JobOptions):
     """A worker job: one `dask cuda worker` on each node, one Dask worker on each GPU."""
 
     nodes_per_job: int = option(1, parse=values.positive, doc="Nodes of one job.")
+    pbs_launcher: str = option(
+        "pbsdsh",
+        parse=values.command,
+        pbs_only=True,
+        doc="PBS: what starts a process on each node of a job of several: 'pbsdsh', or an MPI launcher such as 'mpiexec --ppn 1', which "
+        "gets -n with the number of nodes.",
+    )
     nthreads: int | None = option(
         parse=values.positive, doc="Threads of one Dask worker. Default: 1 with a GPU (dask-cuda's default), else `cores`."
     )
@@ -275,10 +313,19 @@ class Options:
     cluster: ClusterOptions
     worker: WorkerOptions
     scheduler: SchedulerOptions | None
+    system: str = "slurm"
 
 
 #: Batch systems, each with a section of the configuration.
-SYSTEMS = ("slurm", "local")
+SYSTEMS = ("slurm", "pbs", "local")
+
+#: Options that PBS does not have, and what to write there.
+_NOT_IN_PBS = {
+    "qos": "PBS has none; many sites have a queue instead: set queue",
+    "reservation": "in PBS a reservation is a queue: set queue to its name",
+    "constraint": "set select_extra to the resources that a node must have, such as 'gpu_type=a100'",
+    "prefer": "PBS has no preferences; set select_extra or gpu_type to what a node must have",
+}
 
 #: Names that mean the same as one of ours.
 ALIASES = {"partition": "queue", "n_jobs": "jobs", "project": "account"}
@@ -362,17 +409,22 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
         cluster = dataclasses.replace(cluster, name=f"{_user()}-{uuid.uuid4().hex[:8]}")
     worker = _build(WorkerOptions, {k: v for k, v in merged.items() if k in names(WorkerOptions)})
     _check_together(cluster, worker)
+    _check_system(system, worker)
     if scheduler == "local":
-        return Options(cluster, worker, None)
+        return Options(cluster, worker, None, system)
     if not isinstance(scheduler, Mapping):
         raise OptionError(f"scheduler must be a dict of options of the scheduler job, or 'local', not {scheduler!r}")
     own = _canonical({k: v for k, v in scheduler.items() if v is not None}, "scheduler: ", ("scheduler",))
-    return Options(cluster, worker, _scheduler_options(own, cluster, worker))
+    built = _scheduler_options(own, cluster, worker)
+    _check_system(system, built, "scheduler: ")
+    return Options(cluster, worker, built, system)
 
 
 def cluster_directories() -> list[Path]:
     """Return the directories in which clusters have theirs, as the configuration of each batch system says."""
-    return list(dict.fromkeys(resolve(system, {}).cluster.cluster_directory for system in SYSTEMS))
+    name = "cluster_directory"
+    given = ({k: v for k, v in _configured(system).items() if k == name} for system in SYSTEMS)
+    return list(dict.fromkeys(_build(ClusterOptions, options).cluster_directory for options in given))
 
 
 def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> WorkerOptions:
@@ -405,6 +457,7 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
         inherited["env"] = tuple((dict(base.worker.env) | dict(built.env)).items())
     group = dataclasses.replace(built, **inherited)
     _check_together(base.cluster, group)
+    _check_system(base.system, group, where)
     return group
 
 
@@ -416,8 +469,9 @@ def _scheduler_options(own: Mapping[str, Any], cluster: ClusterOptions, worker: 
         inherited["env"] = tuple((dict(worker.env) | dict(built.env)).items())
     if "gpus_per_node" not in own:
         inherited["gpus_per_node"] = min(1, worker.gpus_per_node)
-    if not {"gpu_type", "prefer", "constraint", "queue"} & own.keys() and inherited.get("gpus_per_node"):
-        inherited["gpu_type"] = worker.gpu_type
+    if not {"gpu_type", "prefer", "constraint", "queue", "select_extra"} & own.keys():
+        inherited["select_extra"] = worker.select_extra
+        inherited["gpu_type"] = worker.gpu_type if inherited.get("gpus_per_node") else None
     options = dataclasses.replace(built, **inherited)
     if options.gpus_per_node > 1:
         raise OptionError(f"scheduler: gpus_per_node={options.gpus_per_node}, but the scheduler uses one GPU: write 1 or 0")
@@ -434,6 +488,25 @@ def _check_together(cluster: ClusterOptions, worker: WorkerOptions) -> None:
         raise OptionError("client_interface needs interface too: name the interface that the workers use")
     if worker.gpu_type and worker.gpus_per_node == 0:
         raise OptionError(f"gpu_type={worker.gpu_type!r}, but gpus_per_node is 0: remove one of the two")
+
+
+def _check_system(system: str, job: JobOptions, where: str = "") -> None:
+    """Refuse what this batch system does not have and must not be passed over in silence."""
+    for name, f in names(type(job)).items():
+        value = getattr(job, name)
+        if value == f.default:
+            continue
+        if f.metadata["pbs_only"] and system != "pbs":
+            raise OptionError(f"{where}{name} is an option of PBS jobs, and means nothing here: remove it")
+        if system == "pbs" and (advice := _NOT_IN_PBS.get(name)):
+            raise OptionError(f"{where}{name}={value!r} is an option of Slurm jobs: {advice}")
+    if system == "pbs" and job.gpu_request not in ("gres", "none"):
+        raise OptionError(f"{where}gpu_request={job.gpu_request!r} is Slurm's: leave it out, or write 'none' to ask for no GPUs")
+    if job.pbs_shape == "flat":
+        if isinstance(job, WorkerOptions) and job.nodes_per_job > 1:
+            raise OptionError(f"{where}nodes_per_job={job.nodes_per_job} cannot be with pbs_shape='flat': ask for more jobs instead")
+        if job.select_extra:
+            raise OptionError(f"{where}select_extra belongs to chunks, and pbs_shape='flat' has none: write resource_list={{...}}")
 
 
 def _configured(system: str) -> dict[str, Any]:

@@ -6,18 +6,21 @@ A value that goes into a directive is read by the batch system's own parser, one
 from __future__ import annotations
 
 import math
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from hpcgpu.options import JobOptions, OptionError, Options
+from hpcgpu.pbsname import VARIABLE, pbs_name
 
 __all__ = ["directive_value", "render", "script_name", "shell_word"]
 
-#: Options that would break how the cluster submits its jobs.
+#: sbatch's options that would break how the cluster submits its jobs.
 _REFUSED = {
     "--array": "each job of a cluster is one job",
     "-a": "each job of a cluster is one job",
@@ -30,7 +33,20 @@ _REFUSED = {
     "--parsable": "the cluster sets it",
 }
 
-_PREFIX = {"slurm": "#SBATCH", "local": "#HPCGPU"}
+#: qsub's.
+_REFUSED_PBS = {
+    "-J": "each job of a cluster is one job",
+    "-I": "a job of a cluster has no terminal",
+    "-z": "the cluster needs the job's id",
+    "-V": "set env, or job_script_prologue: the environment of a login node breaks jobs in ways that are hard to see",
+    "-W block": "the cluster itself waits",
+    "-W depend": "the cluster sets it",
+    "-W interactive": "a job of a cluster has no terminal",
+    "-h": "the job would wait for ever",
+    "-C": "the directives begin with #PBS",
+}
+#: Memory of a PBS job for each Dask process, where the user names none: the cgroup hook gives 256 MB to a job that asks for none.
+_PBS_MEMORY = 4 * 2**30
 
 
 def templates() -> Path:
@@ -62,7 +78,50 @@ def shell_word(value: object) -> str:
     return f"$'{escaped}'"
 
 
-def parse_directive(text: str) -> tuple[str, str | None]:
+def pbs_value(value: object) -> str:
+    """Quote a value for a ``#PBS`` directive: qsub takes it apart as a shell does (OpenPBS, ``make_argv`` of ``qsub.c``)."""
+    text = str(value)
+    _refuse_control_characters(text)
+    return text if text and all(c.isascii() and (c.isalnum() or c in "_./:,@%+=-^") for c in text) else shlex.quote(text)
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """How the directives of a batch system are written.
+
+    Attributes
+    ----------
+    prefix : str
+        What a line begins with: ``#SBATCH``.
+    quote : callable
+        Quotes a value.
+    refused : mapping
+        Options that a user's directive cannot be, and why.
+    keyed : collection of str
+        Options whose value has a name of its own, which makes them another option: ``-l walltime``.
+    """
+
+    prefix: str
+    quote: Callable[[object], str]
+    refused: Mapping[str, str]
+    keyed: Collection[str] = ()
+
+    def option(self, text: str) -> str:
+        """Return the name of the option that a directive sets: ``--mem`` of ``--mem=0``, ``-l walltime`` of ``-l walltime=1:00``."""
+        words = text.split("=", 1)[0].split()
+        if words and words[0][:2] in self.keyed:
+            return " ".join([words[0][:2], *filter(None, [words[0][2:]]), *words[1:2]])
+        return words[0] if words else ""
+
+
+_SYNTAX = {
+    "slurm": Syntax("#SBATCH", directive_value, _REFUSED),
+    "pbs": Syntax("#PBS", pbs_value, _REFUSED_PBS, ("-l", "-W")),
+    "local": Syntax("#HPCGPU", directive_value, _REFUSED),
+}
+
+
+def parse_directive(text: str, syntax: Syntax = _SYNTAX["slurm"]) -> tuple[str, str | None]:
     """Split a user's directive into option and value: ``--mem=0``, ``-C gpu``, ``--exclusive``, ``--constraint="a&b"``.
 
     Raises
@@ -73,7 +132,11 @@ def parse_directive(text: str) -> tuple[str, str | None]:
     text = text.strip()
     if not text.startswith("-") or text.strip("-") == "":
         raise OptionError(f"job_extra_directives: {text!r} does not begin with an option, such as '--exclusive' or '-C gpu'")
-    if text.startswith("--") and "=" in text and " " not in text.split("=", 1)[0]:
+    if text[:2] in syntax.keyed:
+        option, value = syntax.option(text), text.partition("=")[2]
+        if re.search(r",\w+=", value) and '"' not in value:
+            raise OptionError(f"job_extra_directives: {text!r} sets more than one: write one an entry")
+    elif text.startswith("--") and "=" in text and " " not in text.split("=", 1)[0]:
         option, value = text.split("=", 1)
     elif not text.startswith("--") and len(text) > 2 and text[2] != " ":
         option, value = text[:2], text[2:]  # -pgpu
@@ -96,19 +159,22 @@ class Directives:
 
     Parameters
     ----------
-    prefix : str
-        What a line begins with: ``#SBATCH``.
+    syntax : Syntax
     skip : sequence of str
         Options to leave out, by any of their spellings (the name alone counts: ``-n`` is not ``-N``).
     extra : sequence of str
         The user's further directives.
     """
 
-    def __init__(self, prefix: str, skip: Sequence[str], extra: Sequence[str]) -> None:
-        self.prefix = prefix
-        self.skip = {words[0] for item in skip if (words := item.split("=", 1)[0].split())}
-        self.extra = [parse_directive(item) for item in extra]
+    def __init__(self, syntax: Syntax, skip: Sequence[str], extra: Sequence[str]) -> None:
+        self.syntax = syntax
+        self.skip = {option for item in skip if (option := syntax.option(item))}
+        self.extra = [parse_directive(item, syntax) for item in extra]
         self.owners: dict[str, str] = {}
+
+    def asked(self, spelling: str) -> bool:
+        """Whether an option is not to be left out."""
+        return spelling not in self.skip
 
     def add(self, owner: str, *spellings_and_value: Any) -> str:
         """Return the line of one directive, from the option that owns it, its spellings and its value; empty if it is left out."""
@@ -124,8 +190,8 @@ class Directives:
         """Return the lines of the user's own directives."""
         lines = []
         for i, (option, value) in enumerate(self.extra):
-            if option in _REFUSED:
-                raise OptionError(f"job_extra_directives: {option} cannot be: {_REFUSED[option]}")
+            if option in self.syntax.refused:
+                raise OptionError(f"job_extra_directives: {option} cannot be: {self.syntax.refused[option]}")
             if option in (other for other, _ in self.extra[:i]):
                 raise OptionError(f"job_extra_directives: {option} is given twice")
             # sbatch takes any beginning of a long option for it, unless that is an option too.
@@ -141,8 +207,11 @@ class Directives:
 
     def _line(self, option: str, value: object) -> str:
         if value is None:
-            return f"{self.prefix} {option}"
-        return f"{self.prefix} {option}{'=' if option.startswith('--') else ' '}{directive_value(value)}"
+            return f"{self.syntax.prefix} {option}"
+        if " " in option:  # -l walltime
+            letter, name = option.split(" ", 1)
+            return f"{self.syntax.prefix} {letter} {self.syntax.quote(f'{name}={value}')}"
+        return f"{self.syntax.prefix} {option}{'=' if option.startswith('--') else ' '}{self.syntax.quote(value)}"
 
 
 def script_name(system: str, kind: str, group: str = "default") -> str:
@@ -161,7 +230,7 @@ def render(system: str, kind: str, options: Options, directory: Path, group: str
     Parameters
     ----------
     system : str
-        The batch system: ``"slurm"``, ``"local"``.
+        The batch system: ``"slurm"``, ``"pbs"``, ``"local"``.
     kind : str
         ``"scheduler"`` or ``"worker"``.
     options : Options
@@ -178,7 +247,10 @@ def render(system: str, kind: str, options: Options, directory: Path, group: str
     job: JobOptions | None = options.worker if kind == "worker" else options.scheduler
     if job is None:
         raise OptionError("scheduler='local': the scheduler runs in this process, there is no scheduler job")
-    directives = Directives(_PREFIX[system], job.job_directives_skip, job.job_extra_directives)
+    directives = Directives(_SYNTAX[system], job.job_directives_skip, job.job_extra_directives)
+    whole_nodes = job.gpu_request == "none"
+    if system == "pbs" and job.memory is None and not whole_nodes and directives.asked("-l mem"):
+        job = replace(job, memory=_PBS_MEMORY * max(1, job.gpus_per_node))
     own = options.cluster.template_directory
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*([own] if own else []), templates() / system, templates()]),
@@ -195,6 +267,10 @@ def render(system: str, kind: str, options: Options, directory: Path, group: str
         "escape_percent": lambda value: str(value).replace("%", "%%"),
         "slurm_time": slurm_time,
         "slurm_memory": slurm_memory,
+        "pbs_time": pbs_time,
+        "pbs_memory": pbs_memory,
+        "pbs_name": pbs_name,
+        "launcher": _launcher,
         "resources": lambda value: ",".join(f"{name}={amount:g}" for name, amount in value),
         "flag": _flag,
     }
@@ -209,6 +285,8 @@ def render(system: str, kind: str, options: Options, directory: Path, group: str
         script=directory / script_name(system, kind, group),
         directive=directives.add,
         further_directives=directives.further,
+        asked=directives.asked,
+        variable=VARIABLE,
     )
     return _squeeze(text)
 
@@ -225,9 +303,29 @@ def slurm_time(seconds: int | None) -> str | None:
 
 def slurm_memory(size: int | None) -> str | None:
     """Return Slurm's amount of memory, in GiB where that is exact, else in MiB rounded up; its units are powers of 1024."""
-    if size is None:
-        return None
+    return None if size is None else _binary(size)
+
+
+def _binary(size: int) -> str:
     return f"{size // 2**30}G" if size % 2**30 == 0 else f"{math.ceil(size / 2**20)}M"
+
+
+def pbs_time(seconds: int | None) -> str | None:
+    """Return PBS's ``hours:minutes:seconds``, which has no days."""
+    if seconds is None:
+        return None
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def pbs_memory(size: int | None) -> str | None:
+    """Return PBS's amount of memory; its units are powers of 1024 too (``man pbs_resources``)."""
+    return None if size is None else f"{_binary(size).lower()}b"
+
+
+def _launcher(command: str, nodes: int) -> str:
+    """Return an MPI launcher's command line for so many nodes."""
+    program, *arguments = shlex.split(command)
+    return " ".join(map(shell_word, [program, "-n", nodes, *arguments]))
 
 
 def _flag(flag: str, value: object) -> str:
@@ -242,7 +340,7 @@ def _flag(flag: str, value: object) -> str:
 def _squeeze(text: str) -> str:
     """Remove the empty lines that unset options left between the directives; the body stays as it is."""
     lines = text.splitlines()
-    last = max((i for i, line in enumerate(lines) if line.startswith(tuple(_PREFIX.values()))), default=0)
+    last = max((i for i, line in enumerate(lines) if line.startswith(tuple(syntax.prefix for syntax in _SYNTAX.values()))), default=0)
     return "\n".join([line for line in lines[: last + 1] if line.strip()] + lines[last + 1 :]) + "\n"
 
 

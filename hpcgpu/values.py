@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ __all__ = ["OptionError"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,49}")
 _WORD = re.compile(r"(?!-)[A-Za-z0-9_.,:@+=%/-]+")
+_RESOURCE = r'[A-Za-z]\w*=(?:[\w.@+%/^-]+|"[^"\s]+")'
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WALLTIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
 
@@ -223,6 +225,56 @@ def resources(name: str, value: Any) -> tuple[tuple[str, float], ...]:
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount < math.inf:
             raise OptionError(f"{name}[{key!r}] must be a number above 0, not {amount!r}")
     return tuple((key, float(amount)) for key, amount in value.items())
+
+
+def chunk(name: str, value: Any) -> str:
+    """Resources of a PBS chunk: ``name=value``, several joined by colons; a value with a comma stands in double quotes."""
+    line = text(name, value)
+    if not re.fullmatch(rf"{_RESOURCE}(:{_RESOURCE})*", line):
+        raise OptionError(f"{name}={line!r} is no list of resources: write 'gpu_type=a100', several joined by colons")
+    if "ncpus=" in line or "ngpus=" in line or re.search(r"(^|:)(mem|mpiprocs)=", line):
+        raise OptionError(f"{name}={line!r}: ncpus, ngpus and mem are the options cores, gpus_per_node and memory; mpiprocs is 1")
+    return line
+
+
+#: Resources that have an option of their own.
+_OWNED_RESOURCES = {
+    "select": "cores, memory, gpus_per_node, gpu_type and select_extra",
+    "place": "place",
+    "walltime": "walltime",
+    "ncpus": "cores",
+    "ngpus": "gpus_per_node",
+    "mem": "memory",
+    "nodes": "nodes_per_job",
+}
+
+
+def resource_list(name: str, value: Any) -> tuple[tuple[str, str], ...]:
+    """Resources of a PBS job as a whole, for ``-l name=value``."""
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{name} must be a dict such as {{'filesystems': 'home:eagle'}}, not {value!r}")
+    for key, amount in value.items():
+        if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
+            raise OptionError(f"{name}: {key!r} cannot name a resource")
+        if owner := _OWNED_RESOURCES.get(key):
+            raise OptionError(f"{name}: {key} is set by {owner}")
+        if isinstance(amount, bool) or not isinstance(amount, str | int) or not re.fullmatch(r'[\w.@+%/:^=-]+|"[^"\s]+"', str(amount)):
+            raise OptionError(
+                f"{name}[{key!r}]={amount!r} cannot be: letters, digits and . _ - + : @ % = / ^ may stand in it, commas in double quotes"
+            )
+    return tuple((key, str(amount)) for key, amount in value.items())
+
+
+def command(name: str, value: Any) -> str:
+    """A command line, as a shell would take it apart."""
+    line = text(name, value)
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise OptionError(f"{name}={line!r}: {error}") from error
+    if not words:
+        raise OptionError(f"{name} is empty: write the name of a program")
+    return line
 
 
 def choice(*allowed: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,9 @@ from hpcgpu.batch.base import JobState
 from hpcgpu.batch.local import LocalQueue
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "gpu_stub"), str(HERE / "slurm")]
+sys.path[:0] = [str(HERE / "gpu_stub"), str(HERE / "slurm"), str(HERE / "queue")]
+
+import fake_pbs  # noqa: E402
 
 Until = Callable[..., None]
 
@@ -58,6 +61,21 @@ def live(queue: LocalQueue) -> list[str]:
     """Ids of the jobs of an embedded queue that have not ended."""
     ids = [path.stem for path in (queue.directory / "jobs").glob("*.json")]
     return sorted(i for i, status in queue.poll(ids).items() if not status.state.ended)
+
+
+@pytest.fixture
+def pbs(queue: LocalQueue, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_pbs.Site]:
+    """A PBS that pretends, on the PATH; the test fails if it leaves a job."""
+    of_nodes = ("PYTHONPATH", "DASK_TEMPORARY_DIRECTORY", "LD_LIBRARY_PATH", "UCX_", "DASK_CUDA_TEST_")
+    site = fake_pbs.Site(home / "pbs", queue, {name: value for name, value in os.environ.items() if name.startswith(of_nodes)})
+    monkeypatch.setenv("PATH", str(site.bin), prepend=os.pathsep)
+    yield site
+    site.set(faults={}, down=False)
+    left = {job_id: state for job_id, state in site.alive().items() if state != "E"}
+    if left:
+        site.run("qdel", *left)
+    wait_until(lambda: not site.alive(), "the jobs of a failed test end")
+    assert not left, f"the test left the jobs {left}"
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,10 @@ def batch_system(name: str) -> BatchSystem:
         from hpcgpu.batch.slurm import Slurm
 
         return Slurm()
+    if name == "pbs":
+        from hpcgpu.batch.pbs import PBS
+
+        return PBS()
     if name == "local":
         from hpcgpu.batch.local import LocalQueue
 

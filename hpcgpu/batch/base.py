@@ -181,6 +181,10 @@ class BatchSystem(ABC):
             Not submitted, and trying again did not help.
         """
 
+    def log_name(self, job_name: str, job_id: str) -> str:
+        """Return the file name of a job's log; its directory is in the script."""
+        return f"{job_name}-{job_id}.log"
+
     @abstractmethod
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         """Status of the given jobs, by one call for all. Jobs that the queue no longer knows are left out.

@@ -20,8 +20,8 @@ from hpcgpu.batch.base import BatchError, BatchUnavailable
 __all__ = ["Result", "backoff", "clean_environment", "require", "run"]
 
 #: Variables of an enclosing job or of the user's shell that silently override a script's directives or a command's output format
-#: (``man sbatch``, INPUT ENVIRONMENT VARIABLES; SQUEUE_FORMAT broke Parsl's parser, Parsl #2293).
-_SCRUBBED = ("SBATCH_", "SLURM_", "SALLOC_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMIX_", "PMI_")
+#: (``man sbatch``, INPUT ENVIRONMENT VARIABLES; SQUEUE_FORMAT broke Parsl's parser, Parsl #2293; ``man qsub``, ENVIRONMENT VARIABLES).
+_SCRUBBED = ("SBATCH_", "SLURM_", "SALLOC_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMIX_", "PMI_", "PBS_DPREFIX", "PBS_SHELL")
 _KEPT = frozenset({"SLURM_CONF", "SLURM_JWT"})
 
 

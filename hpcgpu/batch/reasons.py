@@ -43,6 +43,51 @@ _REASONS: list[tuple[str, Outlook, str]] = [
     (r"NodeDown|PartitionDown|PartitionInactive|Reservation\w*", Outlook.SITE, "its nodes or its queue are out of service"),
 ]
 
+#: PBS's comments (OpenPBS, ``job_info.c`` of its scheduler; those recorded in tests/queue), and the attributes that hold a job. The first
+#: that is found counts.
+_COMMENTS: list[tuple[str, Outlook, str]] = [
+    (
+        r"Can Never Run: .*resource",
+        Outlook.NEVER,
+        "no node can ever give what it asks for: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and `nodes_per_job`",
+    ),
+    (r"Can Never Run", Outlook.NEVER, "it can never run as it is: change what it asks for"),
+    (
+        r"Not Running: .*; (no node has|\d+ times)",
+        Outlook.NEVER,
+        "no node of its queue is that large: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and `nodes_per_job`",
+    ),
+    # Before the holds, as it is held too.
+    (r".*too many failed attempts", Outlook.NEVER, "PBS tried in vain to start it and holds it now: ask the site's support"),
+    (r"Hold_Types = \w*u", Outlook.NEVER, "you hold it: `qrls` lets it go"),
+    (r"(Hold_Types = s, )?depend = ", Outlook.WAIT, "it starts once the scheduler job has started"),
+    (r"Hold_Types = \w*[osp]", Outlook.NEVER, "it is held by the system: ask the site's support"),
+    (
+        r"Not Running: .*(Insufficient amount|free nodes|right type of nodes|too few free)",
+        Outlook.WAIT,
+        "no free node has what it asks for",
+    ),
+    (
+        r"Not Running: .*(limit|would exceed)",
+        Outlook.LIMIT,
+        "a limit on running jobs, yours or all users', is reached until other jobs end",
+    ),
+    (
+        r"Not Running: .*([Dd]edicated|reservation|primetime|cross into)",
+        Outlook.SITE,
+        "it would run into a time that is kept free, often for maintenance: a shorter `walltime` may fit before it",
+    ),
+    (
+        r"Not Running: .*([Qq]ueue .*not (started|an execution)|not started|ineligible state|provision)",
+        Outlook.SITE,
+        "its nodes or its queue are out of service",
+    ),
+    (r"Not Running: .*(top job|strict|fairshare|preempt|threshold)", Outlook.WAIT, "other jobs have a higher priority"),
+    (r"Not Running", Outlook.WAIT, "the scheduler does not run it yet"),
+]
+#: What PBS says of a shortage: requested, available, total.
+_SHORT = re.compile(r"Not Running: .*\(R: (\d+)(\w*) A: \w* ?T: (\d+)(\w*)\)")
+
 _ENDS = {
     JobState.COMPLETED: "it ended by itself",
     JobState.CANCELLED: "it was cancelled",
@@ -64,6 +109,11 @@ _FAILURES = {
 
 
 def _match(reason: str) -> tuple[Outlook, str] | None:
+    if (short := _SHORT.match(reason)) and short[2] == short[4] and int(short[1]) > int(short[3]):
+        reason = reason.replace("Not Running: ", "Can Never Run: ", 1)
+    for pattern, prospect, sentence in _COMMENTS:
+        if re.match(pattern, reason):
+            return prospect, sentence
     code = reason.split(",", 1)[0].strip()  # "ReqNodeNotAvail, UnavailableNodes:n1"
     for pattern, prospect, sentence in _REASONS:
         if re.fullmatch(pattern, code):

@@ -6,25 +6,13 @@ real Slurm 22.05.8.
 
 from __future__ import annotations
 
-import contextlib
 import re
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from hpcgpu.batch.base import (
-    AmbiguousSubmit,
-    BatchError,
-    BatchSystem,
-    BatchUnavailable,
-    Cancelled,
-    JobState,
-    JobStatus,
-    OwnJob,
-    SubmitLimited,
-    SubmitRefused,
-)
-from hpcgpu.batch.command import Result, backoff, require, run
+from hpcgpu.batch.base import BatchError, JobState, JobStatus, OwnJob
+from hpcgpu.batch.command import require, run
+from hpcgpu.batch.commands import CommandBatch
 
 __all__ = ["Slurm"]
 
@@ -71,6 +59,8 @@ _TRANSIENT = re.compile(
 _LIMITED = re.compile(r"(max|grp)submit\w*|violates accounting/qos policy", re.IGNORECASE)
 #: ... unless they name a limit that the job itself breaks.
 _PER_JOB = re.compile(r"max\w*(wall|perjob|pernode|mins)\w*", re.IGNORECASE)
+#: What scancel says of ids that are unknown or have ended.
+_GONE = re.compile("invalid job id|already completing|job/step already", re.IGNORECASE)
 #: For what is parsed; not for sbatch, which hands its environment on to the job.
 _QUERY = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
 #: Seconds for sacct, which is only asked for more than squeue knows and hangs where the accounting database is away.
@@ -152,89 +142,32 @@ def _epoch(text: str) -> float | None:
     return float(text) if text.isdigit() else None
 
 
-class Slurm(BatchSystem):
-    """Slurm, through its commands.
-
-    Parameters
-    ----------
-    timeout : float, default 60
-        Seconds that one command may take. A busy controller answers late; a submit that times out is looked up by its name.
-    attempts : int, default 4
-        How often a call that fails for a passing reason is tried.
-    sleep : callable, default time.sleep
-        Waits between the attempts.
-    """
+class Slurm(CommandBatch):
+    """Slurm, through its commands; see `CommandBatch` for the parameters."""
 
     name = "slurm"
-
-    def __init__(self, *, timeout: float = 60.0, attempts: int = 4, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.timeout = timeout
-        self.attempts = attempts
-        self.sleep = sleep
+    title = "Slurm"
+    ambiguous = _AMBIGUOUS
+    transient = _TRANSIENT
+    limited = _LIMITED
+    per_job = _PER_JOB
+    query = _QUERY
 
     def check(self) -> None:
         """Raise `BatchError` when Slurm's commands are not there."""
         for command in ("sbatch", "squeue", "scancel"):
             require(command, "Slurm's commands are needed: run this on a login node (perhaps after `module load slurm`).")
 
-    def submit(
-        self,
-        script: Path,
-        *,
-        job_name: str,
-        after: str | None = None,
-        exclude: Collection[str] = (),
-        wanted: Callable[[], bool] = lambda: True,
-    ) -> str:
-        """Submit a script; see `BatchSystem.submit`. An attempt whose outcome is not known is looked up before the next one."""
+    def _submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:
         argv = ["sbatch", "--parsable", f"--job-name={job_name}"]
         if after is not None:
             argv.append(f"--dependency=after:{after}")
         if exclude:
             argv.append(f"--exclude={','.join(exclude)}")
-        argv.append(str(script))
-        uncertain = False  # no answer yet on whether the last attempt was accepted
-        again = False  # an attempt that got no answer and was not found has been repeated
-        trouble = ""
-        for _ in backoff(self.attempts, sleep=self.sleep):
-            if uncertain:
-                try:
-                    found = self._named(job_name, attempts=1)  # this loop asks again by itself
-                except BatchUnavailable as error:
-                    trouble = str(error)
-                    continue
-                if found:
-                    return self._only(found[-1], job_name) if again else found[-1]
-                uncertain, again = False, True
-            if not wanted():
-                if again:
-                    break
-                raise Cancelled(f"job {job_name!r} is not wanted any more")
-            try:
-                result = run(argv, timeout=self.timeout)
-            except BatchUnavailable as error:
-                uncertain, trouble = True, str(error)
-                continue
-            job_id = parse_job_id(result.stdout) if result.returncode == 0 else None
-            if job_id is not None:
-                return self._only(job_id, job_name) if again else job_id
-            trouble = result.words
-            if result.returncode == 0 or _AMBIGUOUS.search(result.words):
-                uncertain = True
-            elif not _TRANSIENT.search(result.words):
-                if again:  # the attempt before it may have been accepted meanwhile, and this one refused for a limit that it filled
-                    break
-                if _LIMITED.search(result.words) and not _PER_JOB.search(result.words):
-                    raise SubmitLimited(result.words)
-                raise SubmitRefused(f"Slurm refused job {job_name!r}: {result.words or f'exit code {result.returncode}'}")
-        if uncertain or again:
-            with contextlib.suppress(BatchUnavailable):
-                if found := self._named(job_name):
-                    return self._only(found[-1], job_name) if again else found[-1]
-                if not uncertain and not _TRANSIENT.search(trouble):
-                    raise SubmitRefused(f"Slurm refused job {job_name!r}: {trouble}")
-            raise AmbiguousSubmit(f"Slurm did not say whether it accepted job {job_name!r}: {trouble}")
-        raise BatchUnavailable(f"Slurm did not accept job {job_name!r}: {trouble}")
+        return [*argv, str(script)]
+
+    def _job_id(self, stdout: str) -> str | None:
+        return parse_job_id(stdout)
 
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         """One squeue for all jobs. A single unknown id is an error to squeue, several are left out [probe]."""
@@ -264,11 +197,7 @@ class Slurm(BatchSystem):
         if not ids:
             return
         argv = ["scancel", *(["--state=PENDING"] if only_pending else []), *ids]
-        self._retry(argv, benign="invalid job id|already completing|job/step already")
-
-    def find(self, job_name: str) -> list[str]:
-        """Ids of the user's live jobs of that name."""
-        return self._named(job_name)
+        self._retry(argv, answered=lambda result: bool(_GONE.search(result.words)))
 
     def _named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
         """Ids of the live jobs of that name. One that has ended may be an earlier cluster's of the same name."""
@@ -283,29 +212,7 @@ class Slurm(BatchSystem):
         end = _epoch(environ.get("SLURM_JOB_END_TIME", ""))
         return OwnJob(job_id=job_id, name=environ.get("SLURM_JOB_NAME", job_id), node=int(environ.get("SLURM_NODEID", "0")), end=end)
 
-    def _only(self, job_id: str, job_name: str) -> str:
-        """Cancel other jobs of that name, and return the id: a busy controller may accept an attempt after it was given up."""
-        with contextlib.suppress(BatchUnavailable):
-            self.cancel(i for i in self.find(job_name) if i != job_id)
-        return job_id
-
     def _squeue(self, arguments: list[str], *, attempts: int | None = None) -> dict[str, JobStatus]:
         argv = ["squeue", "--noheader", f"--format={_SQUEUE_FORMAT}", *arguments]
-        return parse_squeue(self._retry(argv, benign="invalid job id", attempts=attempts).stdout)
-
-    def _retry(self, argv: list[str], *, benign: str, attempts: int | None = None) -> Result:
-        """Run a command that may be repeated without harm until it succeeds."""
-        trouble = ""
-        for _ in backoff(attempts or self.attempts, sleep=self.sleep):
-            try:
-                result = run(argv, timeout=self.timeout, extra_env=_QUERY)
-            except BatchUnavailable as error:
-                trouble = str(error)
-                continue
-            trouble = result.words
-            passing = _TRANSIENT.search(trouble) or _AMBIGUOUS.search(trouble)
-            if result.returncode == 0 or (not passing and re.search(benign, trouble, re.IGNORECASE)):
-                return result
-            if not passing:
-                break
-        raise BatchUnavailable(f"`{argv[0]}` failed: {trouble}")
+        result = self._retry(argv, answered=lambda result: "invalid job id" in result.words.lower(), attempts=attempts)
+        return parse_squeue(result.stdout)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from hpcgpu import credentials
 from hpcgpu.batch import batch_system
-from hpcgpu.batch.base import BatchError, BatchSystem, BatchUnavailable, OwnJob
+from hpcgpu.batch.base import BatchError, BatchSystem, OwnJob
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.fabric import choice, interfaces
@@ -141,7 +141,7 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, patience
             next_question = now + _NEXT_QUESTION
             try:
                 status = batch.poll([scheduler.job_id]).get(scheduler.job_id)
-            except BatchUnavailable as error:
+            except BatchError as error:  # compute nodes may lack the queue's commands
                 print(f"hpcgpu: cannot ask the queue about the scheduler job: {error}", file=sys.stderr)
             else:
                 if status is None or status.state.ended:

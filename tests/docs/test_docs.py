@@ -17,7 +17,7 @@ from hpcgpu.options import resolve
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.rst"))]
-SYSTEMS = {"SlurmGPUCluster": "slurm", "LocalGPUCluster": "local"}
+SYSTEMS = {"SlurmGPUCluster": "slurm", "PBSGPUCluster": "pbs", "LocalGPUCluster": "local"}
 
 
 def blocks(page: Path) -> Iterator[tuple[int, bool, str]]:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "hpcgpu"
 HEAVY = ("dask", "distributed", "cuda", "cupy", "cudf", "rmm", "ucxx", "pynvml")
 
 
-@pytest.mark.parametrize("module", ["hpcgpu", "hpcgpu.runtime.launch", "hpcgpu.batch.slurm", "hpcgpu.batch.local"])
+@pytest.mark.parametrize("module", ["hpcgpu", "hpcgpu.runtime.launch", "hpcgpu.batch.slurm", "hpcgpu.batch.pbs", "hpcgpu.batch.local"])
 def test_importing_it_loads_neither_dask_nor_cuda(module: str) -> None:
     # Compared with a bare start: .pth files of installed packages load some names by themselves.
     code = f"import sys; before = set(sys.modules); import {module}; new = set(sys.modules) - before"
@@ -41,6 +41,7 @@ def imported(path: Path) -> set[str]:
         ("scripts.py", ["hpcgpu.batch", "hpcgpu.jobs", "hpcgpu.cluster"]),
         ("jobs.py", ["hpcgpu.cluster", "hpcgpu.scripts", "hpcgpu.options"]),
         ("directory.py", ["dask", "distributed", "hpcgpu"]),
+        ("pbsname.py", ["dask", "distributed", "hpcgpu"]),
         ("policy.py", ["dask", "distributed", "hpcgpu", "time", "random", "os"]),
         ("walltime.py", ["dask", "distributed", "hpcgpu", "time"]),
         ("troubles.py", ["dask", "distributed", "time", "hpcgpu.jobs", "hpcgpu.cluster", "hpcgpu.manager"]),

@@ -10,7 +10,7 @@ import dask
 import pytest
 
 from hpcgpu import values
-from hpcgpu.options import OptionError, resolve
+from hpcgpu.options import OptionError, cluster_directories, resolve, resolve_group
 
 
 def test_arguments_beat_the_system_s_section_which_beats_the_general_one_which_beats_defaults() -> None:
@@ -81,6 +81,66 @@ def test_what_cannot_be_is_refused_by_name_and_with_advice(given: dict[str, Any]
     with pytest.raises(OptionError) as caught:
         resolve("slurm", given)
     assert message in str(caught.value)
+
+
+PBS_OPTIONS = {"select_extra": "a=b", "resource_list": {"a": 1}, "place": "scatter", "pbs_shape": "flat", "pbs_launcher": "mpiexec"}
+
+
+@pytest.mark.parametrize("system", ["slurm", "local"])
+@pytest.mark.parametrize("name", PBS_OPTIONS)
+def test_options_of_pbs_are_refused_elsewhere(system: str, name: str) -> None:
+    with pytest.raises(OptionError, match=f"{name} is an option of PBS jobs, and means nothing here: remove it"):
+        resolve(system, {name: PBS_OPTIONS[name]})
+    base = resolve(system, {})
+    with pytest.raises(OptionError, match=f"worker group 'big': {name} is an option of PBS jobs"):
+        resolve_group("big", {name: PBS_OPTIONS[name]}, base)
+    with pytest.raises(OptionError, match="scheduler: place is an option of PBS jobs"):
+        resolve(system, {"scheduler": {"place": "scatter"}})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"qos": "high"}, "qos='high' is an option of Slurm jobs: PBS has none"),
+        ({"reservation": "R1"}, "in PBS a reservation is a queue: set queue to its name"),
+        ({"constraint": "gpu"}, "constraint='gpu' is an option of Slurm jobs: set select_extra"),
+        ({"scheduler": {"prefer": "t4"}}, "scheduler: prefer='t4' is an option of Slurm jobs"),
+        ({"gpu_request": "gpus"}, "gpu_request='gpus' is Slurm's"),
+        ({"select_extra": "a100"}, "select_extra='a100' is no list of resources: write 'gpu_type=a100'"),
+        ({"select_extra": "a=b+1:ngpus=8"}, "ncpus, ngpus and mem are the options"),
+        ({"select_extra": "a=b c"}, "is no list of resources"),
+        ({"select_extra": "a=b\n#PBS -q x"}, "holds the control character"),
+        ({"resource_list": {"walltime": "1:00"}}, "resource_list: walltime is set by walltime"),
+        ({"resource_list": {"a b": "1"}}, "resource_list: 'a b' cannot name a resource"),
+        ({"resource_list": {"a": "1,walltime=9:00"}}, "resource_list['a']='1,walltime=9:00' cannot be"),
+        ({"resource_list": ["a=1"]}, "resource_list must be a dict such as"),
+        ({"pbs_shape": "round"}, "pbs_shape must be one of 'select', 'flat'"),
+        ({"pbs_shape": "flat", "nodes_per_job": 2}, "nodes_per_job=2 cannot be with pbs_shape='flat': ask for more jobs"),
+        ({"pbs_shape": "flat", "select_extra": "a=b"}, "select_extra belongs to chunks"),
+        ({"pbs_launcher": "mpiexec '"}, "pbs_launcher"),
+        ({"pbs_launcher": " "}, "pbs_launcher is empty"),
+        ({"place": "scatter; rm"}, "place='scatter; rm' is not a name"),
+    ],
+)
+def test_what_cannot_be_on_pbs(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        resolve("pbs", given)
+    assert message in str(caught.value)
+
+
+def test_the_scheduler_job_of_pbs_inherits_what_every_job_of_the_site_needs() -> None:
+    given = {"resource_list": {"filesystems": "eagle"}, "pbs_shape": "select", "select_extra": "system=polaris", "place": "scatter:excl"}
+    scheduler = resolve("pbs", given | {"gpus_per_node": 4}).scheduler
+    assert scheduler is not None
+    assert (scheduler.resource_list, scheduler.select_extra, scheduler.place) == ((("filesystems", "eagle"),), "system=polaris", None)
+    other = resolve("pbs", given | {"gpu_type": "a100", "scheduler": {"select_extra": "gpu_type=t4"}}).scheduler
+    assert other is not None
+    assert (other.select_extra, other.gpu_type) == ("gpu_type=t4", None)
+
+
+def test_an_option_of_another_system_does_not_hide_where_clusters_are(tmp_path: Path) -> None:
+    with dask.config.set({"hpcgpu": {"qos": "high", "pbs": {"cluster-directory": str(tmp_path)}}}):
+        assert tmp_path in cluster_directories()
 
 
 def test_partition_is_another_name_of_queue() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcgpu.options import OptionError, resolve
-from hpcgpu.scripts import directive_value, parse_directive, render
+from hpcgpu.scripts import directive_value, parse_directive, pbs_value, render
 
 GOLDEN = Path(__file__).parent / "golden"
 PLACE = Path("/home/me/.hpcgpu/clusters/demo")
@@ -43,6 +43,38 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "slurm-gpus-per-node.sbatch": ("slurm", "worker", {"gpus_per_node": 4, "gpu_request": "gpus-per-node", "constraint": "gpu&hbm80g"}),
     "slurm-whole-nodes.sbatch": ("slurm", "worker", {"gpus_per_node": 4, "gpu_request": "none", "queue": "gh"}),
     "slurm-ucx-rmm.sbatch": ("slurm", "worker", {"protocol": "ucx", "rmm_pool_size": 0.8, "enable_nvlink": False, "rmm_async": True}),
+    "pbs-a100.pbs": (
+        "pbs",
+        "worker",
+        {
+            "queue": "gpu",
+            "account": "m1234",
+            "walltime": "1-12:00:00",
+            "gpus_per_node": 4,
+            "gpu_type": "a100",
+            "cores": 16,
+            "memory": "60GiB",
+            "resource_list": {"filesystems": "home:eagle"},
+            "env": {"GREETING": 'it\'s "me"'},
+            "job_script_prologue": ["module load cuda"],
+            "job_extra_directives": ["-m n", '-W group_list="my group"', "-l site_needed=static"],
+        },
+    ),
+    "pbs-scheduler.pbs": ("pbs", "scheduler", {"queue": "gpu", "gpus_per_node": 4, "gpu_type": "a100", "select_extra": "cputype=milan"}),
+    "pbs-two-nodes.pbs": ("pbs", "worker", {"nodes_per_job": 2, "gpus_per_node": 4, "cores": 8, "interface": "ib0", "name": "two.of"}),
+    "pbs-mpiexec.pbs": (
+        "pbs",
+        "worker",
+        {
+            "nodes_per_job": 2,
+            "gpus_per_node": 4,
+            "gpu_request": "none",
+            "select_extra": "system=polaris",
+            "pbs_launcher": "mpiexec --ppn 1",
+        },
+    ),
+    "pbs-flat.pbs": ("pbs", "worker", {"queue": "gpuvolta", "gpus_per_node": 4, "cores": 48, "memory": "190GB", "pbs_shape": "flat"}),
+    "pbs-cpu.pbs": ("pbs", "worker", {"gpus_per_node": 0, "cores": 8, "job_directives_skip": ["-l mem", "-c"], "place": "excl"}),
     "local-worker.sh": ("local", "worker", {"gpus_per_node": 2, "walltime": "1h"}),
     "local-scheduler.sh": ("local", "scheduler", {"gpus_per_node": 2, "idle_timeout": "1h"}),
 }
@@ -81,6 +113,50 @@ def test_a_directive_is_skipped_by_its_name_not_by_substring() -> None:
 def test_an_option_that_hpcgpu_owns_is_refused_among_the_extra_directives() -> None:
     with pytest.raises(OptionError, match="--time belongs to walltime; set that instead"):
         render("slurm", "worker", resolve("slurm", BASE | {"job_extra_directives": ["--time=1"]}), PLACE)
+
+
+@pytest.mark.parametrize(
+    ("value", "quoted"), [("a/b:c^d", "a/b:c^d"), ("a b", "'a b'"), ("it's", "'it'\"'\"'s'"), ("#", "'#'"), ("\\", "'\\'")]
+)
+def test_pbs_directives_are_quoted_for_qsub_which_reads_as_a_shell_does(value: str, quoted: str) -> None:
+    assert pbs_value(value) == quoted
+
+
+def test_control_characters_reach_no_directive() -> None:
+    for quote in (directive_value, pbs_value):
+        with pytest.raises(OptionError, match="control character"):
+            quote("a\nb")
+
+
+@pytest.mark.parametrize(
+    ("directives", "message"),
+    [
+        (["-l walltime=1:00"], "-l walltime belongs to walltime; set that instead"),
+        (["-lselect=2:ngpus=1"], "-l select belongs to cores, memory, gpus_per_node, gpu_type and select_extra"),
+        (["-l mem=4gb"], "-l mem belongs to memory"),
+        (["-l filesystems=home"], "-l filesystems belongs to resource_list"),
+        (["-l a=1,b=2"], "sets more than one: write one an entry"),
+        (["-W block=true"], "-W block cannot be: the cluster itself waits"),
+        (["-W depend=after:1"], "-W depend cannot be: the cluster sets it"),
+        (["-J 0-3"], "-J cannot be: each job of a cluster is one job"),
+        (["-V"], "-V cannot be: set env"),
+        (["-v A=1"], "-v belongs to the cluster, which sets environment variables by `env`"),
+        (["-N x"], "-N belongs to name"),
+        (["-l a=1", "-l a=2"], "-l a is given twice"),
+    ],
+)
+def test_pbs_directives_that_cannot_be(directives: list[str], message: str) -> None:
+    given = BASE | {"job_extra_directives": directives, "resource_list": {"filesystems": "eagle"}}
+    with pytest.raises(OptionError) as caught:
+        render("pbs", "worker", resolve("pbs", given), PLACE)
+    assert message in str(caught.value)
+
+
+def test_pbs_directives_are_skipped_by_resource() -> None:
+    given = BASE | {"walltime": "1h", "job_directives_skip": ["-l walltime", "-k"], "job_extra_directives": ["-l walltime=2:00:00"]}
+    lines = [line for line in render("pbs", "worker", resolve("pbs", given), PLACE).splitlines() if line.startswith("#PBS")]
+    assert "#PBS -l walltime=2:00:00" in lines and "#PBS -l walltime=01:00:00" not in lines
+    assert [line for line in lines if line.startswith("#PBS -l select=")] and not [line for line in lines if line.startswith("#PBS -k")]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,160 @@
+"""A batch system behind commands: what Slurm and PBS share, the careful submit and the patient question."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from hpcgpu.batch.base import AmbiguousSubmit, BatchSystem, BatchUnavailable, Cancelled, SubmitLimited, SubmitRefused
+from hpcgpu.batch.command import Result, backoff, run
+
+__all__ = ["CommandBatch"]
+
+_NOTHING = re.compile(r"(?!)")
+
+
+class CommandBatch(BatchSystem):
+    """A batch system that is reached by its commands.
+
+    Parameters
+    ----------
+    timeout : float, default 60
+        Seconds that one command may take. A busy controller answers late; a submit that times out is looked up by its name.
+    attempts : int, default 4
+        How often a call that fails for a passing reason is tried.
+    sleep : callable, default time.sleep
+        Waits between the attempts.
+
+    Attributes
+    ----------
+    title : str
+        Its name, for people.
+    ambiguous : re.Pattern
+        Errors of a submit after which the job may all the same have been accepted.
+    transient : re.Pattern
+        Errors after which it certainly was not, and which pass.
+    limited : re.Pattern
+        Errors that say that this user has as many jobs as allowed ...
+    per_job : re.Pattern
+        ... unless they name a limit that the job itself breaks.
+    query : mapping
+        Environment of commands whose answer is parsed; not of the submit, which may hand its environment on to the job.
+    """
+
+    title: ClassVar[str]
+    ambiguous: ClassVar[re.Pattern[str]]
+    transient: ClassVar[re.Pattern[str]]
+    limited: ClassVar[re.Pattern[str]]
+    per_job: ClassVar[re.Pattern[str]] = _NOTHING
+    query: ClassVar[Mapping[str, str]]
+
+    def __init__(self, *, timeout: float = 60.0, attempts: int = 4, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.timeout = timeout
+        self.attempts = attempts
+        self.sleep = sleep
+
+    @abstractmethod
+    def _submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:
+        """Return the command that submits a job."""
+
+    @abstractmethod
+    def _job_id(self, stdout: str) -> str | None:
+        """Return the id from what the submit printed, tolerant of what site wrappers print around it."""
+
+    @abstractmethod
+    def _named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
+        """Ids of the live jobs of that name, newest last. One that has ended may be an earlier cluster's of the same name."""
+
+    def submit(
+        self,
+        script: Path,
+        *,
+        job_name: str,
+        after: str | None = None,
+        exclude: Collection[str] = (),
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> str:
+        """Submit a script; see `BatchSystem.submit`. An attempt whose outcome is not known is looked up before the next one."""
+        argv = self._submit_command(script, job_name, after, exclude)
+        uncertain = False  # no answer yet on whether the last attempt was accepted
+        again = False  # an attempt that got no answer and was not found has been repeated
+        trouble = ""
+        for _ in backoff(self.attempts, sleep=self.sleep):
+            if uncertain:
+                try:
+                    found = self._named(job_name, attempts=1)  # this loop asks again by itself
+                except BatchUnavailable as error:
+                    trouble = str(error)
+                    continue
+                if found:
+                    return self._only(found[-1], job_name) if again else found[-1]
+                uncertain, again = False, True
+            if not wanted():
+                if again:
+                    break
+                raise Cancelled(f"job {job_name!r} is not wanted any more")
+            try:
+                result = run(argv, timeout=self.timeout)
+            except BatchUnavailable as error:
+                uncertain, trouble = True, str(error)
+                continue
+            job_id = self._job_id(result.stdout) if result.returncode == 0 else None
+            if job_id is not None:
+                return self._only(job_id, job_name) if again else job_id
+            trouble = result.words
+            if result.returncode == 0 or self.ambiguous.search(result.words):
+                uncertain = True
+            elif not self.transient.search(result.words):
+                if again:  # the attempt before it may have been accepted meanwhile, and this one refused for a limit that it filled
+                    break
+                if self.limited.search(result.words) and not self.per_job.search(result.words):
+                    raise SubmitLimited(result.words)
+                raise SubmitRefused(f"{self.title} refused job {job_name!r}: {result.words or f'exit code {result.returncode}'}")
+        if uncertain or again:
+            with contextlib.suppress(BatchUnavailable):
+                if found := self._named(job_name):
+                    return self._only(found[-1], job_name) if again else found[-1]
+                if not uncertain and not self.transient.search(trouble):
+                    raise SubmitRefused(f"{self.title} refused job {job_name!r}: {trouble}")
+            raise AmbiguousSubmit(f"{self.title} did not say whether it accepted job {job_name!r}: {trouble}")
+        raise BatchUnavailable(f"{self.title} did not accept job {job_name!r}: {trouble}")
+
+    def find(self, job_name: str) -> list[str]:
+        """Ids of the user's live jobs of that name."""
+        return self._named(job_name)
+
+    def _only(self, job_id: str, job_name: str) -> str:
+        """Cancel other jobs of that name, and return the id: a busy controller may accept an attempt after it was given up."""
+        with contextlib.suppress(BatchUnavailable):
+            self.cancel(i for i in self.find(job_name) if i != job_id)
+        return job_id
+
+    def _retry(self, argv: list[str], *, answered: Callable[[Result], bool], attempts: int | None = None) -> Result:
+        """Run a command that may be repeated without harm until it succeeds.
+
+        Parameters
+        ----------
+        argv : list of str
+        answered : callable
+            Whether a result with an exit code other than 0 is an answer too: ids that are unknown, for one.
+        attempts : int, optional
+        """
+        trouble = ""
+        for _ in backoff(attempts or self.attempts, sleep=self.sleep):
+            try:
+                result = run(argv, timeout=self.timeout, extra_env=self.query)
+            except BatchUnavailable as error:
+                trouble = str(error)
+                continue
+            trouble = result.words or f"exit code {result.returncode}"
+            passing = self.transient.search(trouble) or self.ambiguous.search(trouble)
+            if result.returncode == 0 or (not passing and answered(result)):
+                return result
+            if not passing:
+                break
+        raise BatchUnavailable(f"`{argv[0]}` failed: {trouble}")

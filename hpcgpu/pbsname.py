@@ -1,0 +1,25 @@
+"""The name of a job as PBS takes it; pure, for the scripts and for what submits them."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["VARIABLE", "pbs_name"]
+
+#: Variable of a PBS job that holds its whole name.
+VARIABLE = "HPCGPU_PBS_JOB"
+
+_LONGEST = 15
+
+
+def pbs_name(name: str) -> str:
+    """Return what stands for a job's name after ``-N``: at most 15 characters, which old releases and every ``qstat`` stop at.
+
+    The end is kept, ``-12`` or ``-scheduler``, and as much of the beginning as there is room for. Letters, digits and ``- _ +`` may stand
+    in it, a letter first (OpenPBS, ``check_job_name``). It need not be unique: jobs are told apart by `VARIABLE`.
+    """
+    name = re.sub(r"[^A-Za-z0-9_+-]", "_", name)
+    if not name[:1].isalpha():
+        name = f"j{name}"
+    end = match[0] if (match := re.search(r"-(\d{1,8}|scheduler)$", name)) else ""
+    return name[: min(len(name), _LONGEST) - len(end)].rstrip("-") + end

@@ -1,0 +1,181 @@
+"""Whole clusters on a PBS that pretends: its commands behave as recorded, and the jobs really run."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+from fake_pbs import Site
+
+from hpcgpu import ClusterError, OptionError, PBSGPUCluster
+from hpcgpu.cluster import ClusterWarning
+
+Until = Callable[..., None]
+
+CPU: dict[str, Any] = {"gpus_per_node": 0, "cores": 1, "memory": "1GB", "poll_interval": 0.5, "quiet": True}
+GPU: dict[str, Any] = {"gpus_per_node": 2, "scheduler": {"gpus_per_node": 0}, "protocol": "tcp", "poll_interval": 0.5, "quiet": True}
+
+
+def fill(site: Site, home: Path) -> str:
+    """Fill all GPUs with a job, so that those of the test wait."""
+    script = home / "block.pbs"
+    script.write_text("#!/bin/bash\n#PBS -l select=2:ngpus=2\n#PBS -o /dev/null\nexec sleep 600\n")
+    return site.run("qsub", "-N", "blocker", str(script)).stdout.strip()
+
+
+def names(cluster: PBSGPUCluster) -> set[str]:
+    return {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()}
+
+
+def test_a_cluster_comes_up_computes_and_leaves_no_job(pbs: Site) -> None:
+    with PBSGPUCluster(jobs=2, walltime="1h", name="a.cluster-with-a-long-name", **CPU) as cluster:
+        cluster.wait_for_workers(2)
+        assert names(cluster) == {"a.cluster-with-a-long-name-0", "a.cluster-with-a-long-name-1"}
+        with Client(cluster) as client:
+            assert client.submit(sum, [1, 2, 3]).result() == 6
+            assert set(client.run(os.getcwd).values()) == {str(pbs.home)}
+        assert cluster.scheduler_address.startswith("tls://")
+        assert {job.kind: job.state for job in cluster.jobs} == {"scheduler": "running", "worker": "running"}
+        logs = cluster.get_logs(cluster=False)
+        assert len(logs) == 3
+        assert all("hpcgpu: on " in log for log in logs.values()), logs
+        assert "exec " in cluster.job_script()
+    assert pbs.alive() == {}
+    assert {tuple(call[:1]) for call in pbs.calls("qdel")} == {("0.pbs01",)}, "one command cancels all"
+
+
+def test_workers_of_gpu_jobs_have_their_gpus(fake_gpus: None, pbs: Site) -> None:
+    with PBSGPUCluster(jobs=2, **GPU, name="names") as cluster:
+        cluster.wait_for_workers(4)
+        workers = cluster.scheduler_info["workers"].values()
+        assert {w["name"] for w in workers} == {"names-0-0", "names-0-1", "names-1-0", "names-1-1"}
+        assert all(w["resources"] == {"GPU": 1.0} for w in workers)
+        with Client(cluster) as client:
+            devices = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
+        assert sorted(map(sorted, (d.split(",") for d in devices.values()))) == [["0", "1"], ["0", "1"], ["2", "3"], ["2", "3"]]
+    assert pbs.alive() == {}
+
+
+def test_a_job_of_two_nodes_brings_workers_on_each_through_pbsdsh(fake_gpus: None, pbs: Site) -> None:
+    with PBSGPUCluster(jobs=1, nodes_per_job=2, **GPU, name="two", env={"GREETING": 'it\'s "me"'}) as cluster:
+        cluster.wait_for_workers(4)
+        assert names(cluster) == {"two-0-0-0", "two-0-0-1", "two-0-1-0", "two-0-1-1"}
+        with Client(cluster) as client:
+            found = client.run(lambda: (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["GREETING"]))
+        assert {tuple(sorted(devices.split(","))) for devices, _ in found.values()} == {("0", "1"), ("2", "3")}
+        assert {greeting for _, greeting in found.values()} == {'it\'s "me"'}
+    assert pbs.alive() == {}
+
+
+def test_a_job_of_two_nodes_through_an_mpi_launcher(pbs: Site) -> None:
+    pbs.replace(
+        "mpiexec",
+        '#!/bin/bash\n[ "$1 $2 $3 $4" = "-n 2 --ppn 1" ] || exit 9\nshift 4\nPMI_RANK=0 "$@" &\nPMI_RANK=1 "$@" &\nwait\n',
+    )
+    with PBSGPUCluster(jobs=1, nodes_per_job=2, pbs_launcher="mpiexec --ppn 1", name="mpi", **CPU) as cluster:
+        cluster.wait_for_workers(2)
+        assert names(cluster) == {"mpi-0-0", "mpi-0-1"}
+
+
+def test_waiting_jobs_are_given_up_first(fake_gpus: None, pbs: Site, until: Until) -> None:
+    with PBSGPUCluster(jobs=1, **GPU, name="full") as cluster:
+        cluster.wait_for_workers(2)
+        cluster.scale(jobs=3)
+        until(lambda: sorted(pbs.alive("full-0", "full-1", "full-2").values()) == ["Q", "R", "R"], "one job waits")
+        until(lambda: any("no free node has what it asks for" in job.reason for job in cluster.jobs), "the user is told why")
+        cluster.scale(jobs=2)
+        until(lambda: sorted(pbs.alive("full-0", "full-1", "full-2").values()) == ["R", "R"], "the one that waits is cancelled")
+        cluster.wait_for_workers(4)
+        cluster.scale(jobs=1)
+        until(lambda: len(pbs.alive("full-0", "full-1", "full-2")) == 1, "a running one is given up")
+
+
+def test_a_job_that_is_deleted_by_somebody_is_told_and_replaced(pbs: Site, until: Until) -> None:
+    with PBSGPUCluster(jobs=1, name="cut", **CPU) as cluster:
+        cluster.wait_for_workers(1)
+        [job_id] = pbs.alive("cut-0")
+        with pytest.warns(ClusterWarning, match=r"was cancelled.*\[Job run at .* and terminated by "):
+            pbs.run("qdel", job_id)
+            until(lambda: names(cluster) == {"cut-1"}, "another job takes its place")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cores": 999}, r"no node can ever give what it asks for.*\[Can Never Run: Insufficient amount of resource: ncpus \(R: 999"),
+        ({"cores": 17}, r"no node of its queue is that large.*\[Not Running: .*; no node has ncpus=17"),
+        ({"select_extra": "gpu_type=h100"}, r"no node of its queue is that large.*no node has ncpus=1.*gpu_type=h100"),
+    ],
+)
+def test_a_request_that_no_node_can_fill_is_said(pbs: Site, options: dict[str, Any], words: str) -> None:
+    given = CPU | {"scheduler": {"cores": 1, "select_extra": "gpu_type=a100"}, "jobs": 1} | options
+    with PBSGPUCluster(**given) as cluster, pytest.raises(ClusterError, match=f"will never start: {words}"):
+        cluster.wait_for_workers(1)
+    assert pbs.alive() == {}
+
+
+def test_a_scheduler_job_that_can_never_run_is_said_and_its_held_workers_are_deleted(pbs: Site) -> None:
+    with pytest.raises(ClusterError, match=r"scheduler job 0\.pbs01 \(big-scheduler\) will never start.*Can Never Run"):
+        PBSGPUCluster(jobs=2, name="big", **CPU, scheduler={"cores": 999})
+    assert pbs.alive() == {}
+    assert pbs.run("qstat", "-x", "-f", "1.pbs01").stdout.count("depend = after:0.pbs01@pbs01") == 1
+
+
+def test_workers_of_a_scheduler_job_that_is_deleted_while_it_waits_are_deleted_too(
+    fake_gpus: None, pbs: Site, home: Path, until: Until
+) -> None:
+    blocker = fill(pbs, home)
+
+    def somebody() -> None:
+        until(lambda: sorted(pbs.alive().values()) == ["H", "H", "Q", "R"], "two worker jobs are held")
+        pbs.run("qdel", "1.pbs01")
+
+    deletion = threading.Thread(target=somebody)
+    deletion.start()
+    with pytest.raises(ClusterError, match=r"scheduler job 1\.pbs01 .*cancelled"):
+        PBSGPUCluster(jobs=2, name="gone", **GPU | {"scheduler": {"gpus_per_node": 1}})
+    deletion.join()
+    assert set(pbs.alive()) == {blocker}, "PBS holds them for ever: the cluster deletes them"
+    pbs.run("qdel", blocker)
+
+
+def test_a_server_that_is_away_for_a_while_costs_nothing(pbs: Site, until: Until) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ClusterWarning)
+        with PBSGPUCluster(jobs=1, name="away", **CPU) as cluster:
+            cluster.wait_for_workers(1)
+            cluster.batch.sleep = lambda seconds: None
+            pbs.set(down=True)
+            cluster.sync(cluster._dispatcher.poll)
+            assert "cannot connect to server" in cluster._dispatcher.monitor.trouble
+            assert {job.state for job in cluster.jobs} == {"running"}
+            pbs.set(down=False)
+            cluster.scale(jobs=2)
+            cluster.wait_for_workers(2)
+
+
+def test_a_refusal_is_in_pbs_s_own_words(pbs: Site) -> None:
+    with pytest.raises(ClusterError, match=r"PBS refused job .*qsub: Unknown queue"):
+        PBSGPUCluster(queue="nosuch", **CPU)
+    with pytest.raises(ClusterError, match="Job violates queue and/or server resource limits"):
+        PBSGPUCluster(queue="gpu", walltime="2h", **CPU)
+    assert pbs.alive() == {}
+
+
+def test_slurm_s_options_are_refused_before_anything_is_submitted(pbs: Site) -> None:
+    with pytest.raises(OptionError, match="constraint='gpu' is an option of Slurm jobs: set select_extra"):
+        PBSGPUCluster(constraint="gpu", **CPU)
+    assert pbs.calls("qsub") == []
+
+
+def test_logs_are_the_user_s_own(pbs: Site) -> None:
+    with PBSGPUCluster(**CPU) as cluster:
+        [job] = cluster.jobs
+        assert stat.S_IMODE(job.log.stat().st_mode) == 0o600

@@ -1,0 +1,563 @@
+"""A PBS that pretends: qsub, qstat, qdel, qselect, qhold, qrls, pbsnodes and pbsdsh as programs over the embedded local queue.
+
+It behaves as a real OpenPBS 23.06.06 was recorded to (output, exit codes, words on stderr), and really runs the scripts: a job gets the bare
+environment of its node, begins in its owner's home and writes its log in place. A fault is a dict: `stdout` (instead of the answer),
+`before`, `after`, `stderr`, `rc`; `cut` (characters of the answer that arrive); `lost` (the command has no effect); `hang`; `always`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hpcgpu.batch.base import JobState
+from hpcgpu.batch.local import LocalQueue
+
+COMMANDS = ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls", "pbsnodes", "pbsdsh")
+SERVER = "pbs01"
+HERE = Path(__file__).parent
+USAGE = "usage: qsub [-a date_time] [-A account_string] [-c interval]\n\t[-C directive_prefix] [-e path] [-f ] [-h ] [-I [-X]] [-j oe|eo]\n"
+NODES = {f"n{i}": {"ncpus": "16", "ngpus": "2", "mem": "64gb", "gpu_type": "a100"} for i in range(2)}
+
+State = dict[str, Any]
+
+
+class Refused(Exception):
+    """A command's words on stderr, and its exit code."""
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[State]:
+    """Hold the state of the site."""
+    with open(folder / "pbs.json", "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        state = json.load(file)
+        yield state
+        file.seek(0)
+        file.truncate()
+        json.dump(state, file)
+
+
+class Site:
+    """The pretended PBS, as seen by a test.
+
+    Parameters
+    ----------
+    folder : Path
+        For its state and its commands.
+    queue : LocalQueue
+        Runs the jobs; it has as many GPUs as the nodes together.
+    environment : dict
+        Of a process on a node.
+    """
+
+    def __init__(self, folder: Path, queue: LocalQueue, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.bin = folder / "bin"
+        self.home = folder / "home"
+        self.queue = queue
+        self.bin.mkdir(parents=True)
+        self.home.mkdir()
+        state = {
+            "next": 0,
+            "queue": str(queue.directory),
+            "home": str(self.home),
+            "environment": environment | {"PATH": f"{self.bin}:{os.environ['PATH']}"},
+            "nodes": NODES,
+            "queues": {"workq": {}, "gpu": {"walltime": 3600}, "off": {"enabled": False}},
+            "history": True,
+            "down": False,
+            "jobs": {},
+            "faults": {},
+            "calls": [],
+        }
+        (folder / "pbs.json").write_text(json.dumps(state))
+        for name in COMMANDS:
+            self.replace(
+                name,
+                f"#!{sys.executable} -I\nimport sys\nfrom pathlib import Path\n"
+                f"sys.path[:0] = [{str(HERE)!r}, {str(HERE.parents[1])!r}]\nimport fake_pbs\n"
+                f"sys.exit(fake_pbs.main({name!r}, Path({str(folder)!r}), sys.argv[1:]))\n",
+            )
+
+    def replace(self, name: str, text: str) -> Path:
+        """Put a program of the test's own in the place of a command."""
+        path = self.bin / name
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def change(self, act: Callable[[State], Any]) -> Any:
+        """Look at the state, or change it, between two commands."""
+        with opened(self.folder) as state:
+            return act(state)
+
+    def fault(self, command: str, **fault: Any) -> None:
+        """Let the next call of a command that has no fault yet go wrong."""
+        self.change(lambda state: state["faults"].setdefault(command, []).append(fault))
+
+    def set(self, **values: Any) -> None:
+        """Set `down` or `history`, for one."""
+        self.change(lambda state: state.update(values))
+
+    def calls(self, command: str) -> list[list[str]]:
+        """Arguments of each call of a command."""
+        return self.change(lambda state: [arguments for name, arguments in state["calls"] if name == command])
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run a command as somebody else at the site would."""
+        return subprocess.run([str(self.bin / argv[0]), *argv[1:]], capture_output=True, text=True, check=False)
+
+    def alive(self, *names: str) -> dict[str, str]:
+        """Ids and states of the jobs that have not ended; of these names, if any are given."""
+
+        def act(state: State) -> dict[str, str]:
+            advance(state)
+            jobs = {i: job for i, job in state["jobs"].items() if "end" not in job}
+            return {
+                f"{i}.{SERVER}": job["state"] for i, job in jobs.items() if not names or job["variables"].get("HPCGPU_PBS_JOB") in names
+            }
+
+        return self.change(act)
+
+
+# The server and its scheduler
+
+
+def advance(state: State) -> None:
+    """Move all jobs on: note what has begun and ended, release, schedule."""
+    queue = LocalQueue(Path(state["queue"]))
+    changed = True
+    while changed:
+        changed = False
+        running = {job["local"] for job in state["jobs"].values() if "end" not in job and job["local"]}
+        statuses = queue.poll(running)
+        for number, job in state["jobs"].items():
+            if "end" in job:
+                continue
+            if job["local"]:
+                changed |= _follow(state, job, statuses[job["local"]])
+            elif _held(state, job):
+                job["state"] = "H"  # its comment stays
+            else:
+                job["state"] = "Q"
+                if not (comment := _never(state, job)):
+                    job["local"] = queue.submit(_wrapped(state, number, job), job_name=job["variables"].get("HPCGPU_PBS_JOB", job["name"]))
+                    changed = True
+                job["comment"] = comment
+
+
+def _follow(state: State, job: State, status: Any) -> bool:
+    """Take over what the local queue says of a job; whether it has begun or ended."""
+    before = job["state"]
+    if status.state is JobState.PENDING:
+        asked, there = job["resources"].get("ngpus", "1"), sum(int(node["ngpus"]) for node in state["nodes"].values())
+        job["state"] = "Q"
+        job["comment"] = f"Not Running: Insufficient amount of resource: ngpus (R: {asked} A: 0 T: {there})"
+        return False
+    if status.start is not None:
+        job["stime"] = status.start
+    job["state"] = "E" if status.state is JobState.COMPLETING else "R"
+    if status.start is not None:
+        job["comment"] = f"Job run at {time.strftime('%a %b %d at %H:%M', time.localtime(status.start))} on (n0:ncpus=1)"
+    if status.state.ended:
+        _finish(job, status)
+    return job["state"] != before
+
+
+def _finish(job: State, status: Any) -> None:
+    job["end"] = status.end
+    job["state"] = "F"
+    if status.start is None:
+        _delete(job)
+    elif status.state is JobState.CANCELLED:
+        job |= {"substate": 91, "exit": 271, "comment": f"{job['comment']} and terminated by {job['owner']}"}
+    elif status.state is JobState.TIMEOUT:
+        job |= {"substate": 93, "exit": -29, "comment": f"{job['comment']} and exceeded resource walltime"}
+    else:
+        code = status.exit_code or 0
+        job |= {"substate": 93 if code else 92, "exit": code, "comment": f"{job['comment']} and {'failed' if code else 'finished'}"}
+
+
+def _delete(job: State) -> None:
+    """End a job that never ran: no Exit_status, no stime."""
+    job |= {"state": "F", "substate": 91, "end": time.time()}
+    if job.get("comment"):
+        job["comment"] += " and terminated"
+
+
+def _held(state: State, job: State) -> bool:
+    """Whether a job is held, by its user or by what it depends on. One that waits for a job deleted before it began stays held."""
+    if job["depend"]:
+        other = state["jobs"].get(job["depend"].split(".")[0])
+        if other is None or "stime" in other:
+            job["depend"] = ""
+    return bool(job["depend"]) or job["user_hold"]
+
+
+def _chunks(job: State) -> tuple[int, dict[str, str]]:
+    match = re.fullmatch(r"(?:(\d+):)?(.*)", job["resources"]["select"])
+    assert match
+    return int(match[1] or 1), dict(part.split("=", 1) for part in match[2].split(":"))
+
+
+def number(text: str) -> int:
+    """A count, or a size in bytes."""
+    units = {"kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}
+    return int(text[:-2]) * units[text[-2:]] if text[-2:] in units else int(text)
+
+
+def _never(state: State, job: State) -> str:
+    """The comment on a job that no node, or not all of them together, can ever run; empty for others."""
+    count, chunk = _chunks(job)
+    nodes = state["nodes"].values()
+    for name in ("ncpus", "ngpus", "mem"):
+        asked, total = count * number(chunk.get(name, "0")), sum(number(node[name]) for node in nodes)
+        if asked > total:
+            return f"Can Never Run: Insufficient amount of resource: {name} (R: {asked} A: {total} T: {total})"
+        if number(chunk.get(name, "0")) > max(number(node[name]) for node in nodes):
+            return f"Not Running: Insufficient amount of resource: {name} (R: {asked} A: {total} T: {total})"
+    if "gpu_type" in chunk and chunk["gpu_type"] not in {node["gpu_type"] for node in nodes}:
+        return f"Not Running: Insufficient amount of resource: gpu_type ({chunk['gpu_type']} != a100)"
+    return ""
+
+
+def _wrapped(state: State, job_number: str, job: State) -> Path:
+    """The script that the local queue runs: PBS's environment, in the owner's home."""
+    count, chunk = _chunks(job)
+    job_id = f"{job_number}.{SERVER}"
+    folder = Path(state["home"]).parent
+    nodefile = folder / f"{job_id}.nodes"
+    hosts = list(state["nodes"])
+    nodefile.write_text("".join(f"{hosts[i % len(hosts)]}\n" for i in range(count)))
+    environment = state["environment"] | {
+        "HOME": state["home"],
+        "LOGNAME": job["owner"].split("@")[0],
+        "USER": job["owner"].split("@")[0],
+        "SHELL": "/bin/bash",
+        "PBS_ENVIRONMENT": "PBS_BATCH",
+        "PBS_JOBDIR": state["home"],
+        "PBS_JOBID": job_id,
+        "PBS_JOBNAME": job["name"],
+        "PBS_NODEFILE": str(nodefile),
+        "PBS_NODENUM": "0",
+        "PBS_O_HOME": os.environ.get("HOME", "/"),
+        "PBS_O_WORKDIR": job["workdir"],
+        "PBS_QUEUE": job["queue"],
+        "PBS_TASKNUM": "1",
+        **job["variables"],
+    }
+    words = [shlex.quote(f"{name}={value}") for name, value in environment.items()]
+    words += [f'{name}="${name}"' for name in ("HPCGPU_JOB_ID", "HPCGPU_QUEUE_DIRECTORY")]
+    if int(chunk.get("ngpus", "0")):  # what the cgroup hook does
+        words.append('CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES"')
+    output = job["output"] + (f"{job_id}.OU" if job["output"].endswith("/") else "")
+    quoted = output.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    lines = ["#!/bin/bash", f'#HPCGPU --output="{quoted}"', f"#HPCGPU --gpus={count * int(chunk.get('ngpus', '0'))}"]
+    if walltime := job["resources"].get("walltime"):
+        lines.append(f"#HPCGPU --time={_seconds(walltime)}")
+    lines += [f"cd {shlex.quote(state['home'])}", f"exec env -i {' '.join(words)} /bin/bash {shlex.quote(job['script'])}"]
+    path = folder / f"{job_id}.sh"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _seconds(walltime: str) -> int:
+    seconds = 0
+    for part in walltime.split(":"):
+        seconds = 60 * seconds + int(part)
+    return seconds
+
+
+# The commands
+
+
+def _options(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Options and operands of qsub."""
+    options: dict[str, list[str]] = {}
+    words = list(arguments)
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        options.setdefault(word[1], []).append(word[2:] or ("" if word[1] in "hIVz" else words.pop(0)))
+    return options, words
+
+
+def qsub(state: State, arguments: list[str]) -> str:
+    options, operands = _options(arguments)
+    script = Path(operands[0])
+    if not script.exists():
+        raise Refused("qsub: script file:: No such file or directory\n", 1)
+    text = script.read_text()
+    directives: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("#PBS "):
+            directives += shlex.split(line)[1:]
+        elif line.strip() and not line.startswith("#"):
+            break
+    given, _ = _options(directives)
+    given |= {name: values for name, values in options.items() if name not in "lW"}  # the command line counts first
+    for name in "lW":
+        given[name] = options.get(name, []) + given.get(name, [])
+    job_name = given.get("N", [script.name])[-1]
+    if "N" in given and (not re.fullmatch(r"[A-Za-z][\w+-]*", job_name) or len(job_name) > 230):
+        raise Refused(f"qsub: illegal -N value\n{USAGE}", 2)
+    queue = given.get("q", ["workq"])[-1]
+    if queue not in state["queues"]:
+        raise Refused("qsub: Unknown queue\n", 170)
+    if not state["queues"][queue].get("enabled", True):
+        raise Refused("qsub: Queue is not enabled\n", 173)
+    resources: dict[str, str] = {}
+    for item in given["l"]:
+        name, _, value = item.partition("=")
+        resources.setdefault(name, value)
+    if unknown := next((r for r in resources if r not in {"select", "place", "walltime", "ncpus", "ngpus", "mem", "filesystems"}), None):
+        raise Refused(f"qsub: Unknown resource Resource_List.{unknown}\n", 187)
+    if "walltime" in resources and not re.fullmatch(r"[\d:]+", resources["walltime"]):
+        raise Refused("qsub: Illegal attribute or resource value Resource_List.walltime\n", 166)
+    if _seconds(resources.get("walltime", "0")) > state["queues"][queue].get("walltime", 10**9):
+        raise Refused("qsub: Job violates queue and/or server resource limits\n", 188)
+    if "select" not in resources:  # job-wide resources become one chunk
+        flat = [f"{name}={resources[name]}" for name in ("ncpus", "ngpus", "mem") if name in resources]
+        resources["select"] = ":".join(["1", *(flat or ["ncpus=1"])])
+    resources.setdefault("place", "free")
+    job_number = str(state["next"])
+    state["next"] += 1
+    kept = Path(state["home"]).parent / f"{job_number}.script"
+    kept.write_text(text)
+    attributes = dict(item.split("=", 1) for item in given["W"])
+    owner = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+    state["jobs"][job_number] = {
+        "name": job_name,
+        "owner": f"{owner}@{SERVER}",
+        "queue": queue,
+        "script": str(kept),
+        "workdir": os.getcwd(),
+        "output": given.get("o", [f"{os.getcwd()}/{job_name}.o{job_number}"])[-1],
+        "variables": dict(item.split("=", 1) for value in given.get("v", [])[-1:] for item in value.split(",")),
+        "resources": resources,
+        "rerunable": given.get("r", ["y"])[-1] == "y",
+        "keep": given.get("k", ["n"])[-1],
+        "join": given.get("j", ["n"])[-1],
+        "checkpoint": given.get("c", ["u"])[-1],
+        "depend": attributes.get("depend", "").removeprefix("after:"),
+        "user_hold": "h" in given,
+        "arguments": " ".join(arguments),
+        "ctime": time.time(),
+        "state": "Q",
+        "comment": "",
+        "local": "",
+    }
+    advance(state)
+    return f"{job_number}.{SERVER}\n"
+
+
+def _ask(state: State, command: str, ids: list[str]) -> Iterator[tuple[str, State | None, tuple[str, int] | None]]:
+    """Each id with its job, or with the words and the exit code of what is wrong with it."""
+    for job_id in ids:
+        match = re.fullmatch(r"(\d+)(?:\.(\S+))?", job_id)
+        if match is None and command == "qstat":
+            yield job_id, None, (f"qstat: Unknown queue destination {job_id}\n", 170)
+        elif match is None or (match[2] or SERVER) != SERVER:
+            yield job_id, None, (f"{command}: illegally formed job identifier: {job_id}\n", 1)
+        elif (job := state["jobs"].get(match[1])) is None or (not state["history"] and "end" in job):
+            yield match[1], None, (f"{command}: Unknown Job Id {match[1]}.{SERVER}\n", 153)
+        else:
+            yield match[1], job, None
+
+
+def qstat(state: State, arguments: list[str]) -> tuple[str, str, int]:
+    if arguments == ["--version"]:
+        return "pbs_version = 23.06.06\n", "", 0
+    advance(state)
+    flags, ids = [a for a in arguments if a.startswith("-")], [a for a in arguments if not a.startswith("-")]
+    assert "-f" in flags, "nothing else is parsed"
+    history = "-x" in flags
+    out, err, code = "", "", 0
+    if not ids:
+        ids = [i for i, job in state["jobs"].items() if history or "end" not in job]
+    for job_id, job, wrong in _ask(state, "qstat", ids):
+        if job is not None and "end" in job and not history:
+            wrong = (f"qstat: {job_id}.{SERVER} Job has finished, use -x or -H to obtain historical job information\n", 35)
+        if wrong:
+            err, code = err + wrong[0], wrong[1]
+        elif job is not None:
+            out += _full(job_id, job)
+    return out, err, code
+
+
+def _full(job_id: str, job: State) -> str:
+    """One job as ``qstat -f`` prints it."""
+    begun, ended = "stime" in job, "end" in job
+    holds = ("u" if job["user_hold"] else "") + ("s" if job["depend"] else "")
+    attributes = {
+        "Job_Name": job["name"],
+        "Job_Owner": job["owner"],
+        **({"resources_used.walltime": "00:00:08"} if begun else {}),
+        "job_state": job["state"],
+        "queue": job["queue"],
+        "server": SERVER,
+        "Checkpoint": job["checkpoint"],
+        "ctime": time.ctime(job["ctime"]),
+        **({"depend": f"after:{job['depend']}@{SERVER}"} if job["depend"] else {}),
+        **({"exec_host": "n0/0", "exec_vnode": "(n0:ncpus=1)"} if begun else {}),
+        "Hold_Types": holds or "n",
+        "Join_Path": job["join"],
+        "Keep_Files": job["keep"],
+        "Output_Path": f"{SERVER}:{job['output']}",
+        "Rerunable": str(job["rerunable"]),
+        **{f"Resource_List.{name}": value for name, value in job["resources"].items()},
+        **({"stime": time.ctime(job["stime"])} if begun else {}),
+        **({"obittime": time.ctime(job["end"])} if begun and ended else {}),
+        "substate": str(job["substate"] if ended else {"R": 42, "E": 50, "H": 22 if job["depend"] else 20}.get(job["state"], 10)),
+        "Variable_List": ",".join(
+            [f"PBS_O_HOME={os.environ.get('HOME')}", *(f"{k}={v}" for k, v in job["variables"].items()), f"PBS_O_WORKDIR={job['workdir']}"]
+        ),
+        **({"comment": job["comment"]} if job["comment"] else {}),
+        **({"Exit_status": str(job["exit"])} if "exit" in job else {}),
+        "Submit_arguments": job["arguments"],
+        **({"history_timestamp": str(int(job["end"]))} if ended else {}),
+        "project": "_pbs_project_default",
+        "Submit_Host": SERVER,
+    }
+    return "".join([f"Job Id: {job_id}.{SERVER}\n", *(fold(name, value) for name, value in attributes.items()), "\n"])
+
+
+def fold(name: str, value: str) -> str:
+    """One attribute, folded by a newline and a tab: lists behind a comma, the rest anywhere, also before nothing."""
+    line = f"    {name} = {value}"
+    if name != "Variable_List":
+        return "\n\t".join([line[:79], *(line[i : i + 71] for i in range(79, len(line) + (len(line) == 79), 71))]) + "\n"
+    lines = [""]
+    for part in re.findall("[^,]*,|[^,]+$", line):
+        if lines[-1] and len(lines[-1]) + len(part) > 79:
+            lines.append("")
+        lines[-1] += part
+    return "\n\t".join(lines) + "\n"
+
+
+def qdel(state: State, arguments: list[str]) -> tuple[str, str, int]:
+    advance(state)
+    err, code = "", 0
+    queue = LocalQueue(Path(state["queue"]))
+    for job_id, job, wrong in _ask(state, "qdel", arguments):
+        if job is not None and "end" in job:
+            wrong = (f"qdel: Job has finished {job_id}.{SERVER}\n", 35)
+        if wrong:
+            err, code = err + wrong[0], wrong[1]
+        elif job is not None and job["local"]:
+            queue.cancel([job["local"]])
+        elif job is not None:
+            _delete(job)
+    advance(state)
+    return "", err, code
+
+
+def qhold(state: State, arguments: list[str]) -> tuple[str, str, int]:
+    return _hold(state, "qhold", arguments, True)
+
+
+def qrls(state: State, arguments: list[str]) -> tuple[str, str, int]:
+    return _hold(state, "qrls", arguments, False)
+
+
+def _hold(state: State, command: str, arguments: list[str], held: bool) -> tuple[str, str, int]:
+    """Set or clear a user's hold; of a running job that is not checkpointed it is the attribute only (``man qhold``)."""
+    advance(state)
+    assert arguments[:2] == ["-h", "u"]
+    err, code = "", 0
+    queue = LocalQueue(Path(state["queue"]))
+    for job_id, job, wrong in _ask(state, command, arguments[2:]):
+        if job is not None and "end" in job:
+            wrong = (f"{command}: Job has finished {job_id}.{SERVER}\n", 35)
+        if wrong:
+            err, code = err + wrong[0], wrong[1]
+            continue
+        assert job is not None
+        if job["state"] == "E":
+            err, code = f"{err}{command}: Request invalid for state of job {job_id}.{SERVER}\n", 170
+            continue
+        job["user_hold"] = held
+        job["comment"] = f"Job held by {job['owner'].split('@')[0]} on {time.ctime()}" if held else ""
+        if held and job["local"] and job["state"] == "Q":
+            queue.cancel([job["local"]], only_pending=True)
+            if queue.poll([job["local"]])[job["local"]].state is JobState.CANCELLED:
+                job["local"] = ""
+    advance(state)
+    return "", err, code
+
+
+def qselect(state: State, arguments: list[str]) -> str:
+    advance(state)
+    asked = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    jobs = {i: job for i, job in state["jobs"].items() if "end" not in job}
+    if "-u" in asked:
+        jobs = {i: job for i, job in jobs.items() if job["owner"].split("@")[0] == asked["-u"]}
+    return "".join(f"{i}.{SERVER}\n" for i, job in jobs.items() if asked.get("-N") in (None, job["name"]))
+
+
+def pbsnodes(state: State, arguments: list[str]) -> str:
+    assert arguments == ["-av"]
+    blocks = []
+    for name, resources in state["nodes"].items():
+        lines = [name, f"     Mom = {name}", "     ntype = PBS", "     state = free"]
+        lines += [f"     resources_available.{key} = {value}" for key, value in {**resources, "host": name, "vnode": name}.items()]
+        blocks.append("\n".join([*lines, "     sharing = default_shared", ""]))
+    return "\n".join(blocks) + "\n"
+
+
+def pbsdsh(arguments: list[str]) -> int:
+    """Run a program on a node, in a bare environment; its exit code is lost [trap 8]."""
+    assert arguments[0] == "-n" and arguments[2] == "--"
+    node = int(arguments[1])
+    kept = {k: v for k, v in os.environ.items() if k.startswith("PBS_") or k in {"HOME", "HPCGPU_JOB_ID", "HPCGPU_QUEUE_DIRECTORY"}}
+    nodes = len(Path(os.environ["PBS_NODEFILE"]).read_text().split())
+    environment = {"PATH": "/bin:/usr/bin"} | kept | {"PBS_TASKNUM": str(node + 2)}
+    with opened(Path(os.environ["HPCGPU_FAKE_PBS"])) as state:
+        environment = {k: v for k, v in state["environment"].items() if k != "PATH"} | environment
+    if devices := os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        listed = devices.split(",")
+        share = len(listed) // nodes
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(listed[node * share : (node + 1) * share])
+    subprocess.run(arguments[3:], env=environment, check=False)
+    return 0
+
+
+def main(name: str, folder: Path, arguments: list[str]) -> int:
+    """Run one command."""
+    if name == "pbsdsh":
+        os.environ["HPCGPU_FAKE_PBS"] = str(folder)
+        return pbsdsh(arguments)
+    with opened(folder) as state:
+        state["calls"].append([name, arguments])
+        faults = state["faults"].get(name, [])
+        fault = {} if not faults else faults[0] if faults[0].get("always") else faults.pop(0)
+        if state["down"]:
+            words = (
+                f"Couldn't connect to cluster: {SERVER}" if name == "qdel" else f"{name}: cannot connect to server {SERVER} (errno=15010)"
+            )
+            out, err, code = "", f"Connection refused\n{words}\n", 162 if name in {"qsub", "qdel"} else 255
+        elif fault.get("lost"):
+            out, err, code = "", "", 0
+        else:
+            try:
+                answer = globals()[name](state, arguments)
+                out, err, code = (answer, "", 0) if isinstance(answer, str) else answer
+            except Refused as refused:
+                out, (err, code) = "", refused.args
+    if fault.get("hang"):
+        signal.pause()
+    sys.stderr.write(fault.get("stderr", err))
+    text = fault.get("stdout", out).replace("{answer}", out.strip())
+    sys.stdout.write(fault.get("before", "") + text[: fault.get("cut")] + fault.get("after", ""))
+    return int(fault.get("rc", code))

@@ -1,0 +1,555 @@
+"""`PBS` against a PBS that pretends, against commands that misbehave, and against what a real OpenPBS 23.06.06 printed.
+
+``openpbs-qstat.txt`` and ``openpbs-pbsnodes.txt`` are recordings. Of jobs 7, 26, 27, 28 and 40 attributes were recorded as JSON, and are
+written here as ``qstat -f`` writes them; 41 is job 0 while it ran.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from fake_pbs import Site
+
+from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchUnavailable, Cancelled, JobState, JobStatus, SubmitLimited, SubmitRefused
+from hpcgpu.batch.monitor import Monitor
+from hpcgpu.batch.pbs import PBS, parse_attributes, parse_job_id, parse_qstat
+from hpcgpu.batch.pbsnodes import Shortage, parse_pbsnodes
+from hpcgpu.batch.reasons import Outlook, explain, outlook
+from hpcgpu.pbsname import pbs_name
+from hpcgpu.runtime.launch import end_of_walltime
+
+RECORDED = (Path(__file__).parent / "openpbs-qstat.txt").read_text()
+NODES = (Path(__file__).parent / "openpbs-pbsnodes.txt").read_text()
+
+
+@pytest.fixture
+def naps() -> list[float]:
+    """How long `batch` waited before it tried again; nobody really waits."""
+    return []
+
+
+@pytest.fixture
+def batch(pbs: Site, naps: list[float]) -> PBS:
+    return PBS(timeout=60, sleep=naps.append)
+
+
+def script(site: Site, body: str = "exec sleep 600", *directives: str) -> Path:
+    """A job script; its log is told to be in `logs/`."""
+    (site.folder / "logs").mkdir(exist_ok=True)
+    path = site.folder / "job.pbs"
+    lines = [f"#PBS {directive}" for directive in ("-l walltime=01:00:00", f"-o {site.folder}/logs/", *directives)]
+    path.write_text("\n".join(["#!/bin/bash", *lines, body, ""]))
+    return path
+
+
+def submit(batch: PBS, site: Site, name: str = "ada-1", body: str = "exec sleep 600", **more: str) -> str:
+    return batch.submit(script(site, body), job_name=name, **more)
+
+
+def states(batch: PBS, *ids: str) -> dict[str, JobState]:
+    return {job_id: status.state for job_id, status in batch.poll(ids).items()}
+
+
+def finish(batch: PBS, job_id: str) -> JobStatus:
+    """Wait for the end of a job."""
+    deadline = time.monotonic() + 60
+    while job_id in batch.poll([job_id]):
+        assert time.monotonic() < deadline, f"job {job_id} did not end"
+        time.sleep(0.05)
+    return batch.ended([job_id])[job_id]
+
+
+# what was recorded
+
+
+def test_what_a_real_openpbs_printed() -> None:
+    jobs = parse_qstat(RECORDED)
+    found = {i.split(".")[0]: (s.state, s.exit_code, s.node) for i, s in jobs.items()}
+    assert found == {
+        "41": (JobState.RUNNING, None, "pbs01"),
+        "4": (JobState.PENDING, None, ""),
+        "16": (JobState.PENDING, None, ""),
+        "22": (JobState.PENDING, None, ""),
+        "17[]": (JobState.RUNNING, None, ""),
+        "25": (JobState.COMPLETED, 0, "pbs01"),
+        "0": (JobState.FAILED, 3, "pbs01"),
+        "18": (JobState.TIMEOUT, None, "pbs01"),
+        "19": (JobState.CANCELLED, 143, "pbs01"),
+        "7": (JobState.CANCELLED, None, ""),
+        "40": (JobState.CANCELLED, None, ""),
+        "26": (JobState.FAILED, 139, "n0"),
+        "27": (JobState.CANCELLED, 137, "n0"),
+        "28": (JobState.COMPLETED, 0, "n0,n1"),
+    }
+    ended = jobs["0.pbs01"]
+    assert ended.reason == "Job run at Fri Nov 20 at 21:10 on (pbs01[0]:ncpus=4:ngpus=2:mem=102400kb) and failed"
+    assert ended.start is not None and ended.end == ended.start + 8
+    running = jobs["41.pbs01"]
+    assert running.start is not None and running.end == running.start + 120, "stime and walltime"
+    assert parse_attributes(RECORDED)["0.pbs01"]["Resource_List.select"] == "1:ncpus=4:mpiprocs=1:ngpus=2:mem=100mb:gpu_type=a100"
+
+
+@pytest.mark.parametrize(
+    ("job", "prospect", "words"),
+    [
+        ("4", Outlook.NEVER, "no node can ever give what it asks for"),
+        ("16", Outlook.NEVER, "you hold it: `qrls` lets it go [Hold_Types = u]"),
+        ("22", Outlook.WAIT, "it starts once the scheduler job has started [Hold_Types = s, depend = after:21.pbs01@pbs01]"),
+        ("18", Outlook.WAIT, "its walltime was over"),
+        ("19", Outlook.WAIT, "it was cancelled, exit code 143 [Job run at"),
+        ("0", Outlook.WAIT, "it failed, exit code 3 [Job run at"),
+    ],
+)
+def test_recorded_states_in_words(job: str, prospect: Outlook, words: str) -> None:
+    status = parse_qstat(RECORDED)[f"{job}.pbs01"]
+    assert words in explain(status)
+    if status.state is JobState.PENDING:
+        assert outlook(status) is prospect
+
+
+@pytest.mark.parametrize(
+    ("comment", "prospect", "words"),
+    [
+        ("Not Running: Insufficient amount of resource: ngpus (R: 2 A: 0 T: 16)", Outlook.WAIT, "no free node"),
+        ("Not Running: Insufficient amount of resource: ngpus (R: 1 A: 0 T: 0)", Outlook.NEVER, "no node can ever"),
+        ("Not Running: Insufficient amount of resource: ncpus (R: 64 A: 63 T: 64); no node has ncpus=64", Outlook.NEVER, "that large"),
+        ("Not Running: Not enough free nodes available", Outlook.WAIT, "no free node"),
+        ("Not Running: Queue gpu job limit reached for user ada", Outlook.LIMIT, "limit on running jobs"),
+        ("Not Running: would exceed user ada's limit on resource ngpus in complex", Outlook.LIMIT, "limit on running jobs"),
+        ("Not Running: Job would conflict with reservation or top job", Outlook.SITE, "shorter `walltime`"),
+        ("Not Running: Job would cross dedicated time boundary", Outlook.SITE, "shorter `walltime`"),
+        ("Not Running: Job would break strict sorted order", Outlook.WAIT, "higher priority"),
+        ("Not Running: Queue not started.", Outlook.SITE, "out of service"),
+        ("Can Never Run: can't fit in the largest placement set, and can't span psets", Outlook.NEVER, "can never run"),
+        ("Not Running: something new", Outlook.WAIT, "does not run it yet"),
+        ("job held, too many failed attempts to run", Outlook.NEVER, "site's support"),
+        ("", Outlook.WAIT, "has not looked at it yet"),
+    ],
+)
+def test_comments_in_words(comment: str, prospect: Outlook, words: str) -> None:
+    status = JobStatus(job_id="1.pbs01", state=JobState.PENDING, reason=comment)
+    assert outlook(status) is prospect
+    assert words in explain(status)
+    assert comment in explain(status)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "state", "exit_code"),
+    [
+        ({"Exit_status": "0", "substate": "92", "stime": "x"}, JobState.COMPLETED, 0),
+        ({"substate": "92"}, JobState.CANCELLED, None),  # trap 2: it never ran
+        ({"substate": "92", "stime": "x"}, JobState.FAILED, None),
+        ({"Exit_status": "-29", "substate": "93"}, JobState.TIMEOUT, None),
+        ({"Exit_status": "-27", "substate": "93"}, JobState.OUT_OF_MEMORY, None),
+        ({"Exit_status": "-4", "substate": "93"}, JobState.NODE_FAIL, None),
+        ({"Exit_status": "-3", "substate": "93"}, JobState.FAILED, None),
+        ({"Exit_status": "265", "substate": "93"}, JobState.FAILED, 137),
+        ({"Exit_status": "271", "substate": "91"}, JobState.CANCELLED, 143),
+        ({"Exit_status": "0", "substate": "91"}, JobState.CANCELLED, 0),
+        ({"Exit_status": "271", "substate": "93", "comment": "... and exceeded resource mem"}, JobState.OUT_OF_MEMORY, 143),
+        ({"Exit_status": "271", "substate": "91", "comment": "Job preempted by deletion"}, JobState.PREEMPTED, 143),
+        ({"substate": "91", "comment": "execution node n7 down"}, JobState.NODE_FAIL, None),
+    ],
+)
+def test_how_a_job_ended(attributes: dict[str, str], state: JobState, exit_code: int | None) -> None:
+    text = "Job Id: 5.pbs01\n    job_state = F\n" + "".join(f"    {k} = {v}\n" for k, v in attributes.items()) + "\n"
+    status = parse_qstat(text)["5.pbs01"]
+    assert (status.state, status.exit_code) == (state, exit_code)
+
+
+@pytest.mark.parametrize("letter", ["M", "", "?", "QUANTUM"])
+def test_a_state_unheard_of_is_unknown_and_alive(letter: str) -> None:
+    status = parse_qstat(f"Job Id: 5.pbs01\n    job_state = {letter}\n\n")["5.pbs01"]
+    assert status.state is JobState.UNKNOWN
+    assert not status.state.ended
+
+
+@pytest.mark.parametrize("cut", range(0, len(RECORDED), 457))
+def test_of_a_truncated_answer_only_whole_jobs_are_believed(cut: int) -> None:
+    whole = parse_qstat(RECORDED)
+    assert all(whole[job_id] == status for job_id, status in parse_qstat(RECORDED[:cut]).items())
+
+
+# nodes that are large enough
+
+
+@pytest.mark.parametrize(
+    ("select", "place", "words"),
+    [
+        ("1:ncpus=16:mpiprocs=1:ngpus=4:mem=4gb:gpu_type=a100", "free", None),
+        ("1:ncpus=68:ngpus=17", "free", None),  # a chunk may be spread over the vnodes of a host
+        ("1:ncpus=69", "free", "no node has ncpus=69"),
+        ("1:ngpus=18", "free", "no node has ngpus=18"),
+        ("1:ncpus=1:gpu_type=h100", "free", "no node has ncpus=1 gpu_type=h100"),
+        ("1:ncpus=1:gpu_type=A100", "free", None),
+        ("2:ncpus=1", "scatter", "2 times ncpus=1 is more than there is: room for 1"),
+        ("4:ngpus=4", "vscatter", None),
+        ("5:ngpus=4", "vscatter", "5 times ngpus=4 is more than there is: room for 4"),
+        ("1:ncpus=1:mem=17gb", "free", "no node has ncpus=1 mem=17gb"),
+        ("1:ncpus=1:licence=3", "free", None),  # perhaps the server's own
+    ],
+)
+def test_what_no_node_can_ever_fill(select: str, place: str, words: str | None) -> None:
+    job = {"queue": "workq", "Resource_List.select": select, "Resource_List.place": place}
+    shortage = Shortage.of(job, parse_pbsnodes(NODES))
+    assert (str(shortage) if shortage else None) == words
+
+
+def test_of_nodes_that_belong_to_queues_only_those_of_the_queue_count() -> None:
+    nodes = parse_pbsnodes("n0\n     queue = gpu\n     resources_available.ncpus = 8\n\nn1\n     resources_available.ncpus = 64\n")
+    job = {"queue": "gpu", "Resource_List.select": "1:ncpus=64"}
+    assert str(Shortage.of(job, nodes)) == "no node has ncpus=64"
+    assert Shortage.of(job | {"queue": "workq"}, nodes) is None
+    assert Shortage.of(job, {}) is None
+
+
+# the name
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("ada-1", "ada-1"),
+        ("ada-3f2a8b91-12", "ada-3f2a8b91-12"),
+        ("adalovelace-3f2a8b91-12", "adalovelace-12"),
+        ("adalovelace-3f2a8b91-scheduler", "adalo-scheduler"),
+        ("my.cluster-1", "my_cluster-1"),
+        ("2nd-1", "j2nd-1"),
+        ("x" * 50, "x" * 15),
+    ],
+)
+def test_the_name_for_qsub(name: str, short: str) -> None:
+    assert pbs_name(name) == short
+    assert len(pbs_name(name)) <= 15
+
+
+# check
+
+
+def test_a_real_pbs_is_accepted(batch: PBS) -> None:
+    batch.check()
+
+
+@pytest.mark.parametrize(
+    ("answer", "sbatch", "words"),
+    [
+        ("echo 'Version: 6.1.2' >&2", False, "look like Torque's.*Version: 6.1.2"),
+        ("echo 'Unknown option: version' >&2; exit 1", True, "look like Slurm's.*use SlurmGPUCluster"),
+        ("exit 1", False, "nothing, exit code 1"),
+    ],
+)
+def test_the_imitations_of_others_are_told(
+    batch: PBS, pbs: Site, answer: str, sbatch: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{pbs.bin}:/usr/bin:/bin" if not sbatch else str(pbs.bin))
+    pbs.replace("qstat", f"#!/bin/sh\n{answer}\n")
+    if sbatch:
+        pbs.replace("sbatch", "#!/bin/sh\n")
+    elif Path("/usr/bin/sbatch").exists():
+        monkeypatch.setenv("PATH", str(pbs.bin))
+    with pytest.raises(BatchError, match=f"not those of OpenPBS or PBS Pro: .*{words}"):
+        batch.check()
+
+
+def test_a_missing_command_is_named_with_what_to_do(batch: PBS, pbs: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(pbs.bin))
+    (pbs.bin / "qsub").unlink()
+    with pytest.raises(BatchError, match=r"`qsub` was not found.*login node"):
+        batch.check()
+
+
+# submit
+
+
+def test_submit_passes_name_dependency_and_log(batch: PBS, pbs: Site) -> None:
+    first = submit(batch, pbs, "a-cluster-of-mine-7")
+    second = submit(batch, pbs, "a-cluster-of-mine-8", after=first)
+    assert pbs.calls("qsub")[1] == [
+        *("-N", "a-cluster-of-8", "-v", "HPCGPU_PBS_JOB=a-cluster-of-mine-8"),
+        *("-o", f"{pbs.folder}/logs/a-cluster-of-mine-8.log", "-W", f"depend=after:{first}", str(pbs.folder / "job.pbs")),
+    ]
+    assert batch.poll([second])[second].name == "a-cluster-of-mine-8"
+    assert batch.find("a-cluster-of-mine-7") == [first], "another job has the same short name"
+    batch.cancel([first, second])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"before": "Welcome to project 4242\n"},
+        {"after": "Charged to project 4242.50\n"},
+        {"before": "4242.17\n"},
+        {"stdout": "  {answer}  \r\n"},
+        {"stderr": "qsub: this queue is busy\n"},
+    ],
+)
+def test_noise_around_the_id_is_tolerated(batch: PBS, pbs: Site, fault: dict[str, str]) -> None:
+    pbs.fault("qsub", **fault)
+    assert submit(batch, pbs) == "0.pbs01"
+    batch.cancel(["0.pbs01"])
+
+
+def test_long_server_names_and_no_ids() -> None:
+    assert parse_job_id("1234.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov\n") == "1234.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov"
+    assert parse_job_id("no job here\n12\n3.5\n") is None
+
+
+def test_an_accepted_job_whose_id_was_swallowed_is_found_by_its_name(batch: PBS, pbs: Site) -> None:
+    pbs.fault("qsub", stdout="have a nice day\n")
+    assert submit(batch, pbs, "a-cluster-of-mine-7") == "0.pbs01"
+    assert len(pbs.calls("qsub")) == 1
+    batch.cancel(["0.pbs01"])
+
+
+def test_an_answer_that_was_lost_is_looked_up_before_the_job_is_submitted_again(batch: PBS, pbs: Site) -> None:
+    pbs.fault("qsub", stdout="", stderr="qsub: End of File\n", rc=1, lost=True)
+    assert submit(batch, pbs) == "0.pbs01"
+    assert len(pbs.calls("qsub")) == 2
+    pbs.fault("qsub", stdout="", stderr="qsub: End of File\n", rc=1)
+    assert submit(batch, pbs, "ada-2") == "1.pbs01"
+    assert len(pbs.calls("qsub")) == 3
+    batch.cancel(["0.pbs01", "1.pbs01"])
+
+
+def test_without_a_look_up_no_second_job_is_risked(batch: PBS, pbs: Site) -> None:
+    pbs.fault("qsub", stdout="", stderr="qsub: End of File\n", rc=1, lost=True)
+    pbs.fault("qselect", stdout="", stderr="qselect: cannot connect to server pbs01 (errno=15010)\n", rc=255, always=True)
+    with pytest.raises(AmbiguousSubmit, match=r"ada-1.*cannot connect"):
+        submit(batch, pbs)
+    assert len(pbs.calls("qsub")) == 1
+
+
+def test_a_server_that_is_away_is_waited_for_and_is_no_refusal(batch: PBS, pbs: Site, naps: list[float]) -> None:
+    pbs.set(down=True)
+    with pytest.raises(BatchUnavailable, match=r"Connection refused qsub: cannot connect to server pbs01 \(errno=15010\)") as caught:
+        submit(batch, pbs)
+    assert type(caught.value) is BatchUnavailable
+    assert len(pbs.calls("qsub")) == batch.attempts == len(naps) + 1
+
+
+@pytest.mark.parametrize(
+    ("directive", "words"),
+    [
+        ("-q nosuch", "qsub: Unknown queue"),
+        ("-q off", "qsub: Queue is not enabled"),
+        ("-l nosuchres=1", "Unknown resource Resource_List.nosuchres"),
+        ("-q gpu -l walltime=100:00:00", "Job violates queue and/or server resource limits"),
+    ],
+)
+def test_a_refusal_is_final_and_in_pbs_s_own_words(batch: PBS, pbs: Site, directive: str, words: str) -> None:
+    path = script(pbs)
+    path.write_text(f"#!/bin/bash\n#PBS {directive}\n")
+    with pytest.raises(SubmitRefused, match=f"PBS refused job 'ada-1': .*{words}"):
+        batch.submit(path, job_name="ada-1")
+    assert len(pbs.calls("qsub")) == 1
+
+
+def test_a_limit_on_how_many_jobs_one_may_have_is_no_failure(batch: PBS, pbs: Site) -> None:
+    words = "qsub: Maximum number of jobs for user ada already in queue gpu\n"
+    pbs.fault("qsub", lost=True, stdout="", stderr=words, rc=1)
+    with pytest.raises(SubmitLimited, match="Maximum number of jobs"):
+        submit(batch, pbs)
+
+
+def test_what_is_not_wanted_any_more_is_not_submitted(batch: PBS, pbs: Site) -> None:
+    with pytest.raises(Cancelled):
+        batch.submit(script(pbs), job_name="ada-1", wanted=lambda: False)
+    assert pbs.calls("qsub") == []
+
+
+# poll, ended, cancel
+
+
+def test_all_jobs_are_polled_by_one_command(batch: PBS, pbs: Site) -> None:
+    ids = [submit(batch, pbs, f"ada-{i}") for i in range(3)]
+    before = len(pbs.calls("qstat"))
+    assert states(batch, *ids, "999.pbs01") == dict.fromkeys(ids, JobState.RUNNING)
+    assert pbs.calls("qstat")[before:] == [["-f", *ids, "999.pbs01"]]
+    status = batch.poll(ids[:1])[ids[0]]
+    assert status.start is not None and status.end == status.start + 3600
+    batch.cancel(ids)
+
+
+def test_no_jobs_are_polled_by_no_command(batch: PBS, pbs: Site) -> None:
+    assert batch.poll([]) == batch.ended([]) == {}
+    batch.cancel([])
+    batch.cancel([], only_pending=True)
+    assert pbs.calls("qstat") == pbs.calls("qdel") == pbs.calls("qhold") == []
+
+
+def test_an_ended_job_is_found_in_the_history(batch: PBS, pbs: Site) -> None:
+    job_id = submit(batch, pbs, body="exit 3")
+    status = finish(batch, job_id)
+    assert (status.state, status.exit_code, status.node) == (JobState.FAILED, 3, "n0")
+    assert explain(status).startswith("it failed, exit code 3 [Job run at")
+    pbs.set(history=False)
+    assert batch.ended([job_id]) == {}, "a server without a history knows nothing of it"
+
+
+def test_success_and_the_log(batch: PBS, pbs: Site) -> None:
+    status = finish(batch, submit(batch, pbs, "a-cluster-of-mine-7", "echo $PWD $HPCGPU_PBS_JOB; printenv DASK_CONFIG"))
+    assert (status.state, status.exit_code) == (JobState.FAILED, 1), "the user's environment is not passed on"
+    log = pbs.folder / "logs" / batch.log_name("a-cluster-of-mine-7", status.job_id)
+    assert log.read_text() == f"{pbs.home} a-cluster-of-mine-7\n"
+    assert finish(batch, submit(batch, pbs, body="true")).state is JobState.COMPLETED
+
+
+def test_a_job_over_its_walltime(batch: PBS, pbs: Site) -> None:
+    path = script(pbs)
+    path.write_text(path.read_text().replace("01:00:00", "00:00:01"))
+    status = finish(batch, batch.submit(path, job_name="ada-1"))
+    assert status.state is JobState.TIMEOUT
+    assert "exceeded resource walltime (Exit_status = -29)" in explain(status)
+
+
+def test_a_server_that_is_away_is_said_and_nothing_is_concluded(batch: PBS, pbs: Site, naps: list[float]) -> None:
+    job_id = submit(batch, pbs)
+    pbs.set(down=True)
+    for ask in (lambda: batch.poll([job_id]), lambda: batch.cancel([job_id]), lambda: batch.find("ada-1")):
+        with pytest.raises(BatchUnavailable, match="Connection refused"):
+            ask()
+    assert batch.ended([job_id]) == {}
+    pbs.set(down=False)
+    batch.cancel([job_id])
+
+
+def test_cancel_is_one_command_and_minds_no_id_that_is_unknown_or_over(batch: PBS, pbs: Site) -> None:
+    over = submit(batch, pbs, body="true")
+    finish(batch, over)
+    running = submit(batch, pbs, "ada-2")
+    batch.cancel([over, "999.pbs01", running])
+    assert pbs.calls("qdel") == [[over, running, "999.pbs01"]]
+    status = finish(batch, running)
+    assert (status.state, status.exit_code) == (JobState.CANCELLED, 143)
+
+
+def test_an_unknown_id_does_not_hide_that_another_could_not_be_cancelled(batch: PBS, pbs: Site) -> None:
+    words = "qdel: Unknown Job Id 4.pbs01\nqdel: Unauthorized Request  5.pbs01\n"
+    pbs.fault("qdel", lost=True, stderr=words, rc=153)
+    with pytest.raises(BatchUnavailable, match="Unauthorized Request"):
+        batch.cancel(["4.pbs01", "5.pbs01"])
+
+
+def test_only_pending_spares_what_runs(batch: PBS, pbs: Site) -> None:
+    running = submit(batch, pbs)
+    blocker = submit(batch, pbs, "ada-big")
+    path = script(pbs, "exec sleep 600", "-l select=2:ngpus=2")
+    full = [batch.submit(path, job_name=f"ada-{i}") for i in (2, 3)]
+    held = submit(batch, pbs, "ada-4", after=full[1])
+    assert [states(batch, i)[i] for i in (running, full[0], full[1], held)] == [JobState.RUNNING] * 2 + [JobState.PENDING] * 2
+    batch.cancel([running, full[1], held], only_pending=True)
+    assert set(batch.poll([running, blocker, *full, held])) == {running, blocker, full[0]}
+    assert pbs.run("qstat", "-f", running).stdout.count("Hold_Types = n") == 1, "the hold was taken off again"
+    assert batch.ended([full[1]])[full[1]].state is JobState.CANCELLED
+    batch.cancel([running, blocker, full[0]])
+
+
+def test_a_job_that_its_user_holds(batch: PBS, pbs: Site) -> None:
+    job_id = batch.submit(script(pbs, "exec sleep 600", "-l select=1:ncpus=999"), job_name="ada-1")
+    pbs.run("qhold", "-h", "u", job_id)
+    status = batch.poll([job_id])[job_id]
+    assert outlook(status) is Outlook.NEVER
+    assert "you hold it: `qrls` lets it go [Hold_Types = u, Job held by" in explain(status)
+    batch.cancel([job_id])
+
+
+def test_a_job_that_is_just_ending_is_no_error_to_cancel(batch: PBS, pbs: Site) -> None:
+    pbs.fault("qdel", lost=True, stderr="qdel: Request invalid for state of job 4.pbs01\n", rc=170)
+    batch.cancel(["4.pbs01"])
+    assert len(pbs.calls("qdel")) == 1
+
+
+def test_a_job_that_waits_for_a_deleted_one_stays_held_until_it_is_cancelled(batch: PBS, pbs: Site) -> None:
+    path = script(pbs, "exec sleep 600", "-l select=1:ncpus=999")
+    scheduler = batch.submit(path, job_name="ada-scheduler")
+    worker = submit(batch, pbs, after=scheduler)
+    batch.cancel([scheduler])
+    assert states(batch, scheduler, worker) == {worker: JobState.PENDING}
+    assert outlook(batch.poll([worker])[worker]) is Outlook.WAIT
+    batch.cancel([worker])
+    assert pbs.alive() == {}
+
+
+def test_what_no_node_can_fill_is_said(batch: PBS, pbs: Site) -> None:
+    ids = []
+    for select, words in [
+        ("1:ncpus=999", r"Can Never Run"),
+        ("1:ncpus=17", "; no node has ncpus=17"),
+        ("1:ngpus=3", "; no node has ngpus=3"),
+    ]:
+        ids.append(batch.submit(script(pbs, "true", f"-l select={select}"), job_name="ada-1"))
+        status = batch.poll(ids)[ids[-1]]
+        assert words in status.reason and outlook(status) is Outlook.NEVER
+    assert len(pbs.calls("pbsnodes")) == 1, "the nodes are asked for once"
+    batch.cancel(ids)
+
+
+def test_without_pbsnodes_nothing_is_said_of_nodes(batch: PBS, pbs: Site) -> None:
+    pbs.fault("pbsnodes", stdout="", rc=1)
+    job_id = batch.submit(script(pbs, "true", "-l select=1:ncpus=17"), job_name="ada-1")
+    assert outlook(batch.poll([job_id])[job_id]) is Outlook.WAIT
+    batch.cancel([job_id])
+
+
+def test_a_history_that_fails_does_not_take_away_what_the_queue_said(batch: PBS, pbs: Site) -> None:
+    job_id = submit(batch, pbs)
+    monitor = Monitor(batch, grace=0)
+    for known in (job_id, "999.pbs01"):
+        monitor.watch(known, "w", now=0)
+    monitor.take(monitor.ask(monitor.alive()), now=1)
+    assert {i: view.status.state for i, view in monitor.views.items()} == {job_id: JobState.RUNNING, "999.pbs01": JobState.FAILED}
+    batch.cancel([job_id])
+
+
+# the job around us
+
+
+def test_outside_of_a_job_there_is_no_own_job(batch: PBS) -> None:
+    assert batch.own_job({"SLURM_JOB_ID": "5"}) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "name", "node"),
+    [
+        ({"PBS_JOBNAME": "short"}, "short", 0),
+        ({"PBS_JOBNAME": "short", "HPCGPU_PBS_JOB": "the-whole-name-1", "PBS_NODENUM": "0"}, "the-whole-name-1", 0),
+        ({"PBS_JOBNAME": "s", "HPCGPU_NODE": "1", "PBS_NODENUM": "0"}, "s", 1),
+        ({"PBS_JOBNAME": "s", "PMI_RANK": "3", "PBS_NODENUM": "0"}, "s", 3),
+    ],
+)
+def test_the_own_job_is_read_from_the_environment(batch: PBS, environ: dict[str, str], name: str, node: int) -> None:
+    own = batch.own_job({"PBS_JOBID": "5.pbs01", **environ})
+    assert own is not None
+    assert (own.job_id, own.name, own.node, own.end) == ("5.pbs01", name, node, None)
+
+
+def test_the_queue_is_asked_for_the_end_of_the_walltime(batch: PBS, pbs: Site) -> None:
+    job_id = submit(batch, pbs)
+    own = batch.own_job({"PBS_JOBID": job_id})
+    assert own is not None
+    assert end_of_walltime(own, batch) == batch.poll([job_id])[job_id].end
+    batch.cancel([job_id])
+    gone = batch.own_job({"PBS_JOBID": "999.pbs01"})
+    assert gone is not None
+    assert end_of_walltime(gone, batch) is None
+
+
+def test_no_variable_of_the_user_changes_what_qsub_reads(batch: PBS, pbs: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = pbs.folder / "environment"
+    pbs.replace("qsub", f"#!/bin/sh\nenv > {seen}\necho 5.pbs01\n")
+    monkeypatch.setenv("PBS_DPREFIX", "#evil")
+    monkeypatch.setenv("PBS_SHELL", "/evil")
+    monkeypatch.setenv("PBS_DEFAULT", "pbs01")
+    assert submit(batch, pbs) == "5.pbs01"
+    assert "evil" not in seen.read_text() and "PBS_DEFAULT=pbs01" in seen.read_text()
+
+
+def test_the_fake_folds_as_the_real_one(pbs: Site, batch: PBS) -> None:
+    job_id = submit(batch, pbs, "a-name-that-is-so-long-that-it-must-be-folded-somewhere-1")
+    text = subprocess.run([pbs.bin / "qstat", "-f", job_id], capture_output=True, text=True, check=True).stdout
+    assert "\n\t" in text and max(map(len, text.splitlines())) <= 80
+    assert parse_qstat(text)[job_id].name == "a-name-that-is-so-long-that-it-must-be-folded-somewhere-1"
+    batch.cancel([job_id])
