@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import socket
+import sys
 import time
 import warnings
 from collections.abc import Awaitable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import dask
 from dask.utils import parse_timedelta
@@ -25,18 +27,19 @@ from distributed.exceptions import WorkerStartTimeoutError
 from distributed.security import Security
 from distributed.utils import Log, Logs
 
-from hpcgpu import credentials, documentation, scaling, scripts, values
+from hpcgpu import credentials, documentation, saved, scaling, scripts, values
 from hpcgpu.adaptive import GPUAdaptive
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem
 from hpcgpu.batch.reasons import explain
+from hpcgpu.clusters import live_jobs, locate, submitted
 from hpcgpu.directory import ClusterDirectory, Submit
 from hpcgpu.display.progress import Progress, waiting_for
 from hpcgpu.display.table import JobTable
 from hpcgpu.exit import guard, unguard
 from hpcgpu.fabric import interfaces
 from hpcgpu.groups import DEFAULT, WorkerGroup
-from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, WorkerJob, in_thread
+from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, Superseded, WorkerJob, in_thread
 from hpcgpu.localscheduler import LocalScheduler
 from hpcgpu.manager import CLOSE_TIMEOUT, ClusterWarning, Manager
 from hpcgpu.options import OptionError, Options, resolve, resolve_group
@@ -66,6 +69,7 @@ class GPUCluster(Manager):
     """
 
     system: ClassVar[str]
+    _adopted = False
 
     def __init__(
         self, *, scheduler: dict[str, Any] | str | None = None, asynchronous: bool = False, loop: Any = None, **options: Any
@@ -74,6 +78,9 @@ class GPUCluster(Manager):
         self.batch: BatchSystem = batch_system(self.system)
         self._check()
         settings = self.options.cluster
+        if settings.if_exists == "connect" and (there := self._existing()) is not None:
+            self._take_up(there, settings.shutdown_on_close, asynchronous=asynchronous, loop=loop)
+            return
         rendered = {
             kind: scripts.render(self.system, kind, self.options, settings.cluster_directory / settings.name)
             for kind in ("scheduler", "worker")
@@ -86,20 +93,8 @@ class GPUCluster(Manager):
                 stacklevel=2,
             )
         self.directory = self._claim_directory(rendered)
-        self._dispatcher = Dispatcher(self.batch, self.directory)
-        self._starting: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
-        if settings.shutdown_on_close:
-            guard(self._dispatcher)
         try:
-            super().__init__(
-                options=self.options,
-                dispatcher=self._dispatcher,
-                script=scripts.script_name(self.system, "worker"),
-                asynchronous=asynchronous,
-                loop=loop,
-                security=credentials.security(self.directory) if settings.security else Security(),
-            )
+            self._begin(asynchronous=asynchronous, loop=loop, ends_jobs=settings.shutdown_on_close, guarded=settings.shutdown_on_close)
         except BaseException:
             # Ctrl-C, SIGTERM's SystemExit and errors alike: the event loop's thread may still be submitting.
             with suppress(BatchError):
@@ -110,6 +105,94 @@ class GPUCluster(Manager):
                 with suppress(OSError):
                     self.directory.abandon()
             raise
+
+    @classmethod
+    def from_name(cls, name: str | Path, *, shutdown_on_close: bool = True, asynchronous: bool = False, loop: Any = None) -> Self:
+        """Take over a cluster that another program started: one that was detached, whose program died, or on another login node.
+
+        The program that managed it until now notices, and stops scaling it. When this program ends without `close`, a detached cluster
+        goes on.
+
+        Parameters
+        ----------
+        name : str or Path
+            Name of the cluster, or the path of its directory, such as one that ``hpcgpu render`` has made.
+        shutdown_on_close : bool, default True
+            Whether `close` ends its jobs. `detach` leaves them in any case.
+        asynchronous : bool, default False
+            Use from a running event loop: ``await`` it.
+
+        Raises
+        ------
+        NoCluster
+            There is no cluster of that name.
+        ClusterError
+            It was closed, or none of its jobs is left.
+        """
+        self = cls.__new__(cls)
+        self._take_up(locate(name), shutdown_on_close, asynchronous=asynchronous, loop=loop)
+        return self
+
+    def _existing(self) -> ClusterDirectory | None:
+        """Return the directory of a cluster of this name that has jobs in the queue."""
+        settings = self.options.cluster
+        directory = ClusterDirectory(settings.cluster_directory / settings.name)
+        if not (directory.path / "cluster.json").exists() or directory.closed:
+            return None
+        return directory if live_jobs(directory, self.batch) else None
+
+    def _take_up(self, directory: ClusterDirectory, shutdown_on_close: bool, *, asynchronous: bool, loop: Any) -> None:
+        """Become the manager of a cluster that is there."""
+        name = directory.path.name
+        if directory.system != self.system:
+            raise ClusterError(f"cluster {name} is not one of {type(self).__name__}: its batch system is {directory.system!r}")
+        if directory.closed:
+            raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
+        kept = saved.read(directory)
+        if kept.options.scheduler is None:
+            raise ClusterError(f"cluster {name} cannot be taken over: its scheduler runs in the program that made it (scheduler='local')")
+        settings = replace(kept.options.cluster, cluster_directory=directory.path.parent, name=name, jobs=0)
+        self.directory, self.options = directory, replace(kept.options, cluster=settings)
+        self.batch = batch_system(self.system)
+        self.batch.check()
+        self._adopted = True
+        try:
+            self._begin(asynchronous=asynchronous, loop=loop, ends_jobs=shutdown_on_close, guarded=not directory.detached, kept=kept)
+        except BaseException:
+            if hasattr(self, "_ends_jobs"):
+                self._ends_jobs = False
+                with suppress(Exception):
+                    self.close(timeout=CLOSE_TIMEOUT)
+            raise
+
+    def _begin(self, *, asynchronous: bool, loop: Any, ends_jobs: bool, guarded: bool, kept: saved.Saved | None = None) -> None:
+        """Manage the cluster from now on; starts it, unless a loop runs here that will.
+
+        Parameters
+        ----------
+        ends_jobs : bool
+            Whether `close` cancels its jobs.
+        guarded : bool
+            Whether the end of this program does.
+        """
+        program = f"{Path(sys.argv[0]).name or 'python'} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
+        self._dispatcher = Dispatcher(self.batch, self.directory, self.directory.take_over(program).number)
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._submitted = asyncio.Event()
+        self._ends_jobs = ends_jobs
+        if guarded:
+            guard(self._dispatcher)
+        self._kept_groups = kept.groups if kept is not None else {}
+        super().__init__(
+            options=self.options,
+            dispatcher=self._dispatcher,
+            script=scripts.script_name(self.system, "worker"),
+            asynchronous=asynchronous,
+            loop=loop,
+            security=credentials.security(self.directory) if self.options.cluster.security else Security(),
+            shutdown_on_close=guarded,
+        )
 
     # Before anything is submitted
 
@@ -130,6 +213,9 @@ class GPUCluster(Manager):
             try:
                 if settings.security:
                     credentials.create(directory)
+                saved.write(directory, self.options)
+                if not settings.shutdown_on_close:
+                    directory.detach()
                 for kind, text in rendered.items():
                     directory.write(scripts.script_name(self.system, kind), text)
             except BaseException:
@@ -155,15 +241,39 @@ class GPUCluster(Manager):
             raise ValueError("Cluster is closed")
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start_once())
+            if not self.options.cluster.wait:
+                self._starting.add_done_callback(self._started_in_background)
+                submitted = asyncio.ensure_future(self._submitted.wait())
+                await asyncio.wait([submitted, self._starting], return_when=asyncio.FIRST_COMPLETED)
+                submitted.cancel()
+                if not self._starting.done():
+                    return
         try:
-            await asyncio.shield(self._starting)
+            with Progress(self.options.cluster.quiet) as progress:
+                what = f"cluster {self.options.cluster.name}"
+                while not self._starting.done():
+                    if isinstance(self.scheduler, SchedulerJob) and self.scheduler.job_id is not None:
+                        progress.update(f"{what}: waiting for the scheduler", self._waiting([self.scheduler]))
+                    else:
+                        progress.update(f"{what}: {'looking at its jobs' if self._adopted else 'submitting the scheduler job'}")
+                    await asyncio.wait([self._starting], timeout=0.5)
+                await self._starting
         except Exception as error:
             self._troubles.failure = self._troubles.failure or str(error)
             await self._close()
             raise ClusterError(f"Cluster failed to start: {error}") from error
 
+    def _started_in_background(self, starting: asyncio.Task[None]) -> None:
+        """Tell what kept a cluster from starting that nobody waits for."""
+        if not starting.cancelled() and (error := starting.exception()) is not None and self._closing is None:
+            self._troubles.failure = self._troubles.failure or f"Cluster failed to start: {error}"
+            warnings.warn(self._troubles.failure, ClusterWarning, stacklevel=2)
+            self._closing = asyncio.ensure_future(self._close_once())
+
     async def _start_once(self) -> None:
         self.status = Status.starting
+        if self._adopted:
+            await self._adopt_jobs()
         if self.options.scheduler is None:
             self.scheduler = await LocalScheduler(self.options, self.security, self.directory)
             self._decide()
@@ -171,8 +281,7 @@ class GPUCluster(Manager):
             await self._correct_state()
             self._raise_problem()
         else:
-            with Progress(self.options.cluster.quiet) as progress:
-                await self._start_scheduler_job(progress)
+            await self._start_scheduler_job()
         address = self.scheduler.external_address or self.scheduler.address
         self._log(f"the scheduler is at {address}")
         self.scheduler_comm = rpc(address, connection_args=self.security.get_connection_args("client"))
@@ -180,28 +289,61 @@ class GPUCluster(Manager):
         self._take_workers()
         self._spawn(self._watch_stream(), self._watching)
         self._spawn(self._keep_deciding(), self._watching)
-        if self.options.cluster.lease and self.options.scheduler is not None:
-            self._spawn(self._keep_lease(self.options.cluster.lease / 5), self._watching)
+        if self.options.scheduler is not None:
+            self._spawn(self._keep_in_contact(), self._watching)
         if self.options.cluster.security and self.scheduler.address.startswith("ucx"):
             self._warn("the UCX ports of scheduler and workers are open: UCX knows no authentication, anyone on the fabric can use them")
 
-    async def _start_scheduler_job(self, progress: Progress) -> None:
-        """Submit the scheduler job, the worker jobs right behind it, and wait for the scheduler."""
-        what = f"cluster {self.options.cluster.name}"
+    async def _adopt_jobs(self) -> None:
+        """Take over the jobs that the cluster has, as its journal and the queue tell.
+
+        Raises
+        ------
+        ClusterError
+            Its scheduler job is not there any more.
+        BatchUnavailable
+            The queue does not answer.
+        """
+        for name, worker in self._kept_groups.items():
+            path = self.directory.path / scripts.script_name(self.system, "worker", name)
+            self._groups[name] = WorkerGroup(name, worker, path, self.options.cluster.worker_restarts)
+        jobs: dict[str, Submit] = await in_thread(submitted, self.directory, self.batch)
+        statuses = await in_thread(self.batch.poll, list(jobs))
+        used = [scaling.sequence(submit.name, self.options.cluster.name) for submit in self.directory.submits()]
+        self._sequence = max([-1, *(number for number in used if number is not None)]) + 1
+        for job_id, submit in jobs.items():
+            if submit.kind == "scheduler":
+                self.scheduler = self._all_jobs[submit.name] = self._scheduler_job(submit.name)
+                self.scheduler.job_id = job_id
+                self._dispatcher.adopt(submit.name, job_id, submitted=submit.time)
+            else:
+                self._adopt(submit, statuses.get(job_id), job_id)
+        await self._dispatcher.poll()
+        if self.scheduler is None or self.scheduler.queue_status.state.ended:
+            await in_thread(self._dispatcher.cancel_all, CLOSE_TIMEOUT)
+            what = self.scheduler.obituary() if self.scheduler is not None else "it has no scheduler job"
+            raise ClusterError(f"nothing is left of cluster {self.options.cluster.name}: {what}")
+        self._log(f"took over {len(jobs)} jobs")
+
+    def _scheduler_job(self, name: str) -> SchedulerJob:
         script = self.directory.path / scripts.script_name(self.system, "scheduler")
+        return SchedulerJob(self._dispatcher, script, name, self._logs, self.options.worker.death_timeout)
+
+    async def _start_scheduler_job(self) -> None:
+        """Submit the scheduler job, if there is none yet, the worker jobs right behind it, and wait for the scheduler."""
         name = f"{self.options.cluster.name}-scheduler"
-        job = SchedulerJob(self._dispatcher, script, name, self._logs, self.options.worker.death_timeout)
-        self.scheduler = self._all_jobs[name] = job
-        progress.update(f"{what}: submitting the scheduler job")
-        await job.submit()
-        self._log(f"submitted scheduler job {job.job_id}")
+        if self.scheduler is None:
+            self.scheduler = self._all_jobs[name] = self._scheduler_job(name)
+            await self.scheduler.submit()
+            self._log(f"submitted scheduler job {self.scheduler.job_id}")
+        job = self.scheduler
         self._decide()
         opening = self._correct_state()
+        self._submitted.set()
         self._spawn(self._watch_queue(), self._watching)
         started = asyncio.ensure_future(job.reached())
         try:
             while not started.done():
-                progress.update(f"{what}: waiting for the scheduler", self._waiting([job]))
                 self._raise_problem()
                 self._raise_hopeless([job])
                 await asyncio.wait([started], timeout=0.5)
@@ -217,11 +359,17 @@ class GPUCluster(Manager):
                 await self._start()
                 await self._correct_state()
             except asyncio.CancelledError:
-                await self._close()
+                if self._starting is None or not self._submitted.is_set() or self.options.cluster.wait:
+                    await self._close()
                 raise
             return self
 
         return _().__await__()
+
+    async def __aenter__(self) -> Self:
+        if self._starting is None:
+            await self
+        return self
 
     # Scaling
 
@@ -380,6 +528,7 @@ class GPUCluster(Manager):
         target = scaling.jobs_for(worker, jobs=jobs)
         path = self.directory.write(script, text)
         group = self._groups[name] = WorkerGroup(name, worker, path, self.options.cluster.worker_restarts)
+        self._save_groups()
         self._resize(group, Limits(maximum=target, fixed=True), None)
 
     def delete_worker_group(self, name: str) -> None:
@@ -401,8 +550,13 @@ class GPUCluster(Manager):
         def act() -> None:
             self._set(group, Limits(maximum=0, fixed=True), None)
             del self._groups[name]
+            self._save_groups()
 
         self._in_loop(act)
+
+    def _save_groups(self) -> None:
+        groups = {name: group.options for name, group in self._groups.items() if name != DEFAULT}
+        saved.write(self.directory, self.options, groups)
 
     def _group(self, name: str) -> WorkerGroup:
         if name not in self._groups:
@@ -418,6 +572,12 @@ class GPUCluster(Manager):
     def _resize(self, group: WorkerGroup, limits: Limits, adaptive: GPUAdaptive | None) -> None:
         if self._troubles.failure:
             raise ClusterError(self._troubles.failure)
+        try:
+            self._dispatcher.check_manager()
+        except Superseded as error:
+            why = str(error)
+            self._in_loop(lambda: self._step_down(why))
+            raise ClusterError(why) from error
         self._in_loop(lambda: self._set(group, limits, adaptive))
 
     def _raise_hopeless(self, jobs: Iterable[Job]) -> None:
@@ -460,6 +620,11 @@ class GPUCluster(Manager):
 
     async def _wait_for_workers(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
         deadline = time.monotonic() + parse_timedelta(timeout) if timeout is not None else math.inf
+        if self._starting is not None and not self._starting.done():
+            try:
+                await asyncio.wait_for(self._start(), None if timeout is None else parse_timedelta(timeout))
+            except TimeoutError as error:
+                raise WorkerStartTimeoutError(0, n_workers or self._wanted_workers(), timeout) from error
         with Progress(self.options.cluster.quiet) as progress:
             while True:
                 self._changed.clear()
@@ -575,6 +740,37 @@ class GPUCluster(Manager):
 
     # Closing
 
+    def detach(self) -> Awaitable[None] | None:
+        """Leave the cluster to itself: its jobs go on, without this program and after it; `from_name` takes it up again.
+
+        Jobs that wait in the queue stay there. The cluster ends by ``idle_timeout`` if it has one, by its walltime, by
+        ``hpcgpu stop NAME``, or when a program that took it up closes it.
+
+        Raises
+        ------
+        ClusterError
+            The scheduler runs in this program (``scheduler="local"``), or another program manages the cluster.
+        """
+        detached: Awaitable[None] | None = self.sync(self._detach)
+        if not self.asynchronous:
+            self._loop_runner.stop()
+        return detached
+
+    async def _detach(self) -> None:
+        if self.options.scheduler is None:
+            raise ClusterError("scheduler='local': the scheduler runs in this program, and ends with it")
+        if self._superseded or self.status in (Status.closing, Status.closed, Status.failed):
+            raise ClusterError(self._superseded or self._troubles.failure or f"cluster {self.name} is {self.status.name}")
+        openings = [job.opening for job in self._all_jobs.values() if isinstance(job, WorkerJob) and job.opening is not None]
+        await asyncio.gather(*openings, return_exceptions=True)
+        self.directory.detach()
+        if self.scheduler_comm is not None:
+            with suppress(TimeoutError, OSError):
+                await asyncio.wait_for(self.scheduler_comm.hpcgpu_release(), 10)
+        self._ends_jobs = self.shutdown_on_close = False
+        unguard(self._dispatcher)
+        await self._close()
+
     async def _close(self) -> None:
         if self.status == Status.closed:
             return
@@ -589,7 +785,7 @@ class GPUCluster(Manager):
         deadline = time.monotonic() + CLOSE_TIMEOUT
         for task in [*self._watching, *self._changing, *([self._starting] if self._starting else [])]:
             task.cancel()
-        if not failed and not self.options.cluster.shutdown_on_close and self.scheduler_comm is not None:
+        if self._leaves_jobs(failed):
             await self._leave_jobs()
             return
         trouble = ""
@@ -632,6 +828,16 @@ class GPUCluster(Manager):
         if not left and not trouble:
             unguard(self._dispatcher)
 
+    def _leaves_jobs(self, failed: bool) -> bool:
+        """Whether closing leaves the jobs to themselves, or to another manager."""
+        if self._superseded:
+            return True
+        if failed or self._dispatcher.closing:
+            return False
+        if self._troubles.failure:  # it could not start; what is another program's must not suffer from that
+            return self._adopted
+        return not self._ends_jobs
+
     async def _leave_jobs(self) -> None:
         """Close this end only: ``shutdown_on_close=False``."""
         for group in self._groups.values():
@@ -639,7 +845,7 @@ class GPUCluster(Manager):
         with suppress(TimeoutError, OSError):
             await asyncio.wait_for(Cluster._close(self), 5)
         left = " ".join(self._dispatcher.left())
-        self._log(f"closed; its jobs go on (shutdown_on_close=False): {left}")
+        self._log(f"closed; its jobs go on: {left}")
         self.status = Status.closed
         self._changed.set()
 

@@ -9,9 +9,14 @@ from pathlib import Path
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, JobStatus
-from hpcgpu.directory import ClusterDirectory
+from hpcgpu.directory import ClusterDirectory, Submit
+from hpcgpu.options import cluster_directories
 
-__all__ = ["Found", "find", "live_jobs", "stop"]
+__all__ = ["Found", "NoCluster", "find", "live_jobs", "locate", "stop", "submitted"]
+
+
+class NoCluster(LookupError):
+    """There is no cluster of that name."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,35 @@ def find(roots: Iterable[Path], names: Iterable[str] = ()) -> list[Found]:
     return found
 
 
+def locate(name: str | Path) -> ClusterDirectory:
+    """Return the directory of one cluster.
+
+    Parameters
+    ----------
+    name : str or Path
+        Its name, which is looked for where the configuration has clusters, or the path of its directory.
+
+    Raises
+    ------
+    NoCluster
+        There is none, or several have that name.
+    """
+    path = Path(name).expanduser()
+    if path.is_absolute() or "/" in str(name):
+        if not (path / "cluster.json").exists():
+            raise NoCluster(f"{path} is not the directory of a cluster")
+        return ClusterDirectory(path.absolute())
+    roots = cluster_directories()
+    there = [ClusterDirectory(root / name) for root in roots if (root / name / "cluster.json").exists()]
+    chosen = [directory for directory in there if not directory.closed] or there
+    if len(chosen) > 1:
+        raise NoCluster(f"several clusters are named {name}: give the path of one, {', '.join(str(d.path) for d in chosen)}")
+    if not chosen:
+        others = sorted(path.parent.name for root in roots for path in root.glob("*/cluster.json") if "~" not in path.parent.name)
+        raise NoCluster(f"there is no cluster named {name!r} in {', '.join(map(str, roots))}; there are: {', '.join(others) or 'none'}")
+    return chosen[0]
+
+
 def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus]:
     """Return the jobs of a cluster that have not ended, by its journal. A job whose id now belongs to another name is not its own.
 
@@ -62,12 +96,26 @@ def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus
     BatchUnavailable
         The queue does not answer.
     """
-    names = {submit.job_id: submit.name for submit in directory.submits() if submit.job_id is not None}
-    for submit in directory.submits():
-        if submit.job_id is None and not submit.refused:
-            names |= dict.fromkeys(batch.find(submit.name), submit.name)
+    names = submitted(directory, batch)
     statuses = batch.poll(list(names))
-    return [status for job_id, status in statuses.items() if not status.state.ended and status.name == names[job_id]]
+    return [status for job_id, status in statuses.items() if not status.state.ended and status.name == names[job_id].name]
+
+
+def submitted(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, Submit]:
+    """Return by id the jobs of a cluster that are not known to have ended. Of which no id is known, the queue is asked by name.
+
+    Raises
+    ------
+    BatchUnavailable
+        The queue does not answer.
+    """
+    jobs: dict[str, Submit] = {}
+    for submit in directory.submits():
+        if submit.refused or submit.ended:
+            continue
+        ids = [submit.job_id] if submit.job_id is not None else batch.find(submit.name)
+        jobs |= dict.fromkeys(ids, submit)
+    return jobs
 
 
 def stop(

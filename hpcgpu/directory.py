@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ClusterDirectory", "ClusterExists", "Contact", "Submit"]
+__all__ = ["ClusterDirectory", "ClusterExists", "Contact", "ManagerRecord", "Submit"]
 
 
 class ClusterExists(RuntimeError):
@@ -52,12 +52,46 @@ class Contact:
 
 @dataclass
 class Submit:
-    """What the journal says of one job: the intent, and what became of it."""
+    """What the journal says of one job: the intent, and what became of it.
+
+    Attributes
+    ----------
+    name, kind, group : str
+    time : float
+        Epoch seconds of the intent.
+    job_id : str or None
+        None while it is not known.
+    refused : bool
+        It certainly does not exist.
+    ended : bool
+        It was seen to have ended.
+    """
 
     name: str
     kind: str
+    group: str = "default"
+    time: float = 0.0
     job_id: str | None = None
     refused: bool = False
+    ended: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagerRecord:
+    """A program that manages, or managed, the cluster; ``manager-NUMBER.json``. The highest number counts.
+
+    Attributes
+    ----------
+    number : int
+    program : str
+        What it is, where, and since when: for people.
+    """
+
+    number: int
+    program: str
+
+    def __str__(self) -> str:
+        return self.program or f"manager number {self.number}"
 
 
 class ClusterDirectory:
@@ -170,6 +204,46 @@ class ClusterDirectory:
     def _about(self) -> dict[str, Any]:
         return dict(json.loads((self.path / "cluster.json").read_text()))
 
+    # The manager: whoever took the highest number
+
+    def take_over(self, program: str) -> ManagerRecord:
+        """Become the cluster's manager: no earlier one submits or cancels from now on.
+
+        Parameters
+        ----------
+        program : str
+            Who this is, for people.
+        """
+        while True:
+            latest = self.manager()
+            number = latest.number + 1 if latest is not None else 1
+            try:  # creation is exclusive on NFS too; who comes second takes the next number
+                descriptor = os.open(self._manager_file(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            except FileExistsError:
+                continue
+            with os.fdopen(descriptor, "w") as file:
+                file.write(json.dumps({"program": program}))
+            return ManagerRecord(number=number, program=program)
+
+    def manager(self) -> ManagerRecord | None:
+        """Return the cluster's manager; None before the first."""
+        self._refresh()
+        numbers = [int(path.stem.removeprefix("manager-")) for path in self.path.glob("manager-*.json")]
+        if not numbers:
+            return None
+        number, program = max(numbers), ""
+        with contextlib.suppress(OSError, ValueError):  # its number alone counts
+            program = str(json.loads(self._manager_file(number).read_text())["program"])
+        return ManagerRecord(number=number, program=program)
+
+    def _manager_file(self, number: int) -> Path:
+        return self.path / f"manager-{number:06}.json"
+
+    def _refresh(self) -> None:
+        """Make the NFS client ask the server what is in the directory, by a changed mode, instead of trusting what it was."""
+        with contextlib.suppress(OSError):
+            self.path.chmod(0o700)
+
     # The contact
 
     def publish(self, contact: Contact) -> None:
@@ -178,9 +252,7 @@ class ClusterDirectory:
 
     def contact(self) -> Contact | None:
         """Return the contact, or None while there is none of this cluster's."""
-        # A changed mode makes the NFS client ask the server again, instead of trusting that the file was not there.
-        with contextlib.suppress(OSError):
-            self.path.chmod(0o700)
+        self._refresh()
         try:
             content = json.loads((self.path / "contact.json").read_text())
             contact = Contact(**content)
@@ -195,9 +267,9 @@ class ClusterDirectory:
 
     # The journal of submits: the intent is on disk before the submit, the id after it
 
-    def intend(self, name: str, kind: str) -> None:
+    def intend(self, name: str, kind: str, group: str = "default") -> None:
         """Record that a job of this name is about to be submitted."""
-        self._append({"event": "intent", "name": name, "kind": kind})
+        self._append({"event": "intent", "name": name, "kind": kind, "group": group})
 
     def submitted(self, name: str, job_id: str) -> None:
         """Record the id of a submitted job."""
@@ -206,6 +278,19 @@ class ClusterDirectory:
     def refused(self, name: str) -> None:
         """Record that a job certainly does not exist."""
         self._append({"event": "refused", "name": name})
+
+    def ended(self, name: str) -> None:
+        """Record that a job was seen to have ended."""
+        self._append({"event": "ended", "name": name})
+
+    def detach(self) -> None:
+        """Record that the cluster shall outlive the program that made it."""
+        self._append({"event": "detached"})
+
+    @property
+    def detached(self) -> bool:
+        """Whether the cluster shall outlive its managers."""
+        return any(record["event"] == "detached" for record in self._journal())
 
     def close(self) -> None:
         """Record that none of the cluster's jobs is alive."""
@@ -221,11 +306,16 @@ class ClusterDirectory:
         jobs: dict[str, Submit] = {}
         for record in self._journal():
             if record["event"] == "intent":
-                jobs[record["name"]] = Submit(record["name"], record["kind"])
+                group, time_ = record.get("group", "default"), record.get("time", 0.0)
+                jobs[record["name"]] = Submit(record["name"], record["kind"], group, time_)
+            elif record.get("name") not in jobs:
+                continue
             elif record["event"] == "submitted":
                 jobs[record["name"]].job_id = record["id"]
             elif record["event"] == "refused":
                 jobs[record["name"]].refused = True
+            elif record["event"] == "ended":
+                jobs[record["name"]].ended = True
         return list(jobs.values())
 
     def _append(self, record: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dask.utils import format_bytes
 from distributed.deploy.spec import ProcessInterface
 
-from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchSystem, BatchUnavailable, Cancelled, JobState, JobStatus
+from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchSystem, BatchUnavailable, JobState, JobStatus
 from hpcgpu.batch.monitor import Monitor, View
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Contact
@@ -27,7 +27,7 @@ from hpcgpu.troubles import Outcome, classify
 if TYPE_CHECKING:
     from hpcgpu.groups import WorkerGroup
 
-__all__ = ["ClusterError", "Dispatcher", "JobInfo", "SchedulerJob", "WorkerJob", "in_thread"]
+__all__ = ["ClusterError", "Dispatcher", "JobInfo", "SchedulerJob", "Superseded", "WorkerJob", "in_thread"]
 
 _T = TypeVar("_T")
 _SUBMITS_AT_ONCE = 4
@@ -38,6 +38,10 @@ _MEMORY_KILL = re.compile(r"exceeded (job )?memory limit|oom[-_ ]kill|out[- ]of[
 
 class ClusterError(RuntimeError):
     """The cluster cannot do what was asked; the message holds job id, the queue's own words, and where the log is."""
+
+
+class Superseded(BatchError):
+    """Another program manages the cluster now: this one must not submit, nor cancel, any of its jobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +118,14 @@ class Dispatcher:
     batch : BatchSystem
     directory : ClusterDirectory
         Holds the journal: the intent is written before a submit, the id after it.
+    manager : int
+        Number of this program among the cluster's managers; see `ClusterDirectory.take_over`.
     """
 
-    def __init__(self, batch: BatchSystem, directory: ClusterDirectory) -> None:
+    def __init__(self, batch: BatchSystem, directory: ClusterDirectory, manager: int) -> None:
         self.batch = batch
         self.directory = directory
+        self.manager = manager
         self.monitor = Monitor(batch)
         self.submits = asyncio.Semaphore(_SUBMITS_AT_ONCE)
         self.cancelled: set[str] = set()
@@ -129,25 +136,45 @@ class Dispatcher:
         self.trouble = ""
         self._changed = threading.Condition()
 
-    async def submit(self, script: Path, *, name: str, kind: str, after: str | None = None, exclude: Collection[str] = ()) -> str:
-        """Submit a job and watch it; see `BatchSystem.submit`. At most four commands run at a time."""
-        async with self.submits:
-            return await in_thread(self._submit, script, name, kind, after, exclude)
+    def adopt(self, name: str, job_id: str, *, submitted: float) -> None:
+        """Take over a job that an earlier manager submitted."""
+        self._ids[name] = job_id
+        self.monitor.watch(job_id, name, now=submitted)
 
-    def _submit(self, script: Path, name: str, kind: str, after: str | None, exclude: Collection[str]) -> str:
+    def check_manager(self) -> None:
+        """Raise `Superseded` when another program has taken the cluster over."""
+        latest = self.directory.manager()
+        if latest is not None and latest.number > self.manager:
+            raise Superseded(
+                f"cluster {self.directory.path.name} was taken over by {latest}; this program does not scale it any more. "
+                f"from_name({self.directory.path.name!r}) takes it back"
+            )
+
+    async def submit(
+        self, script: Path, *, name: str, kind: str, group: str = "default", after: str | None = None, exclude: Collection[str] = ()
+    ) -> str:
+        """Submit a job and watch it; see `BatchSystem.submit`. At most four commands run at a time.
+
+        Raises
+        ------
+        Superseded
+            Another program manages the cluster.
+        """
+        async with self.submits:
+            return await in_thread(self._submit, script, name, kind, group, after, exclude)
+
+    def _submit(self, script: Path, name: str, kind: str, group: str, after: str | None, exclude: Collection[str]) -> str:
         with self._changed:
             if self.closing:
                 raise BatchError("the cluster is closing")
             self._in_flight.add(name)
         try:
-            self.directory.intend(name, kind)
+            self.directory.intend(name, kind, group)
             try:
+                self.check_manager()  # after the intent: who takes over now either reads that, or is seen here
                 job_id = self.batch.submit(script, job_name=name, after=after, exclude=exclude, wanted=lambda: not self.closing)
             except AmbiguousSubmit:
                 self._uncertain.add(name)
-                raise
-            except Cancelled:
-                self.directory.refused(name)
                 raise
             except BatchError:
                 self.directory.refused(name)
@@ -162,11 +189,22 @@ class Dispatcher:
             if self.closing:  # while sbatch was under way
                 self.cancelled.add(job_id)
                 self.batch.cancel([job_id])
+            else:
+                self._leave_none_behind(job_id)
             return job_id
         finally:
             with self._changed:
                 self._in_flight.discard(name)
                 self._changed.notify_all()
+
+    def _leave_none_behind(self, job_id: str) -> None:
+        """Cancel what was submitted while another manager took over: that one may not have learned of it."""
+        try:
+            self.check_manager()
+        except Superseded:
+            self.cancelled.add(job_id)
+            self.batch.cancel([job_id])
+            raise
 
     async def poll(self, job_ids: Collection[str] | None = None) -> None:
         """Ask the queue once about these jobs (default: all that have not ended) and take what it answers."""
@@ -182,13 +220,19 @@ class Dispatcher:
         if not only_pending:
             self.cancelled |= ids
         try:
-            await in_thread(lambda: self.batch.cancel(ids, only_pending=only_pending))
+            await in_thread(self._cancel, ids, only_pending)
         except BatchError:
             self.cancelled -= ids
             raise
 
+    def _cancel(self, ids: set[str], only_pending: bool) -> None:
+        self.check_manager()
+        self.batch.cancel(ids, only_pending=only_pending)
+
     def cancel_all(self, timeout: float) -> None:
         """Cancel every job of the cluster and keep new ones from being submitted. Blocks; works at interpreter exit too.
+
+        Does nothing where another program manages the cluster by now: the jobs are not this one's any more.
 
         Parameters
         ----------
@@ -201,6 +245,11 @@ class Dispatcher:
             The queue did not take the cancellation, or a submit is still under way.
         """
         self.closing = True
+        with contextlib.suppress(OSError):
+            try:
+                self.check_manager()
+            except Superseded:
+                return
         ids = set(self._ids.values()) - self.monitor.ended()
         self.cancelled |= ids
         troubles = []
@@ -348,6 +397,8 @@ class WorkerJob(Job):
         Tasks that its workers have, and bytes that they hold.
     idle_since : float or None
         Epoch seconds since which all its workers are there and have nothing to do.
+    doubtful : bool
+        An earlier manager submitted it, and the queue does not know it: it has ended, most likely.
     """
 
     kind = "worker"
@@ -375,6 +426,7 @@ class WorkerJob(Job):
         self.idle_since: float | None = None
         self.retry_at = 0.0
         self.stable = False
+        self.doubtful = False
 
     @property
     def alive(self) -> bool:
@@ -401,7 +453,7 @@ class WorkerJob(Job):
     async def start(self) -> None:
         """Submit."""
         self.job_id = await self.dispatcher.submit(
-            self.script, name=self.name, kind=self.kind, after=self._after(), exclude=self.group.excluded()
+            self.script, name=self.name, kind=self.kind, group=self.group.name, after=self._after(), exclude=self.group.excluded()
         )
         await super().start()
 

@@ -25,10 +25,12 @@ from distributed.security import Security
 
 from hpcgpu import scaling
 from hpcgpu.adaptive import GPUAdaptive
-from hpcgpu.batch.base import AmbiguousSubmit, BatchError, SubmitLimited, SubmitRefused
+from hpcgpu.batch.base import AmbiguousSubmit, BatchError, JobStatus, SubmitLimited, SubmitRefused
 from hpcgpu.batch.reasons import explain
+from hpcgpu.directory import Submit
+from hpcgpu.exit import unguard
 from hpcgpu.groups import DEFAULT, WorkerGroup, demands
-from hpcgpu.jobs import Dispatcher, Job, SchedulerJob, WorkerJob, in_thread
+from hpcgpu.jobs import Dispatcher, Job, SchedulerJob, Superseded, WorkerJob, in_thread
 from hpcgpu.options import Options
 from hpcgpu.policy import Limits
 from hpcgpu.retire import close_finished, move_data
@@ -48,6 +50,8 @@ _RETRY_LEAVING = 3.0
 _FINISHING_INTERVAL = 0.5
 #: Seconds for which running tasks are waited for when the budget ends.
 _BUDGET_END = 20.0
+#: Seconds between two signs of life to the scheduler; it also says whether another program manages the cluster.
+_HEARTBEAT = 10.0
 
 
 class ClusterWarning(UserWarning):
@@ -71,11 +75,21 @@ class Manager(SpecCluster):  # type: ignore[misc]
     dispatcher : Dispatcher
     script : str
         File name of the default group's job script.
-    asynchronous, loop, security
+    asynchronous, loop, security, shutdown_on_close
         See `distributed.deploy.spec.SpecCluster`.
     """
 
-    def __init__(self, *, options: Options, dispatcher: Dispatcher, script: str, asynchronous: bool, loop: Any, security: Security) -> None:
+    def __init__(
+        self,
+        *,
+        options: Options,
+        dispatcher: Dispatcher,
+        script: str,
+        asynchronous: bool,
+        loop: Any,
+        security: Security,
+        shutdown_on_close: bool,
+    ) -> None:
         settings = options.cluster
         self.options = options
         self._dispatcher = dispatcher
@@ -91,13 +105,14 @@ class Manager(SpecCluster):  # type: ignore[misc]
         self._changing: set[asyncio.Task[None]] = set()
         self._watch_worker_status_task: asyncio.Task[None] | None = None
         self._troubles = Troubles()
+        self._superseded = ""
         super().__init__(
             worker={"cls": WorkerJob, "options": {}},
             asynchronous=asynchronous,
             loop=loop,
             name=settings.name,
             security=security,
-            shutdown_on_close=settings.shutdown_on_close,
+            shutdown_on_close=shutdown_on_close,
         )
 
     # Deciding
@@ -133,7 +148,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
 
     def _decide(self) -> None:
         """Bring each group to the size that it should have: the one place where jobs are asked for and given up."""
-        if self.status not in (Status.starting, Status.running) or self.scheduler is None:
+        if self.status not in (Status.starting, Status.running) or self.scheduler is None or self._superseded:
             return
         if isinstance(self.scheduler, SchedulerJob) and self.scheduler.job_id is None:
             return  # worker jobs go right behind it
@@ -187,7 +202,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
 
     def _submit_planned(self) -> None:
         for job in self.workers.values():
-            if job.opening is None:
+            if job.opening is None and job.job_id is None:
                 job.opening = self._spawn(self._open(job), self._changing)
                 self._changed.set()
 
@@ -212,7 +227,9 @@ class Manager(SpecCluster):  # type: ignore[misc]
             self._forget(job)
             del self._all_jobs[job.name]
             group.jobs.remove(job)
-            if not self._dispatcher.closing:
+            if isinstance(error, Superseded):
+                self._step_down(str(error))
+            elif not self._dispatcher.closing:
                 self._not_submitted(job, error)
 
     def _not_submitted(self, job: WorkerJob, error: Exception) -> None:
@@ -254,6 +271,9 @@ class Manager(SpecCluster):  # type: ignore[misc]
             self._keep(kept, why)
             await self._end([job for job in jobs if job not in begun and job not in running])
             await self._see_off([job for job in running if job not in kept], deadline, why)
+        except Superseded as error:
+            self._stay(job for job in jobs if job.alive)
+            self._step_down(str(error))
         except BatchError as error:
             self._stay(job for job in jobs if job.alive)
             self._problem(f"jobs {', '.join(job.name for job in jobs)} could not be cancelled: {error}")
@@ -395,7 +415,11 @@ class Manager(SpecCluster):  # type: ignore[misc]
                 await asyncio.sleep(min(1.0, self.options.cluster.poll_interval))  # let the queue learn of what just happened
             self._poll_now.clear()
             try:
+                self._dispatcher.check_manager()
                 await self._look_at_queue()
+            except Superseded as error:
+                self._step_down(str(error))
+                return
             except Exception as error:  # whatever it was, the jobs need somebody to look after them
                 self._warn(f"internal error while looking at the queue, it is tried again: {error!r}")
             if self.status == Status.failed:
@@ -429,6 +453,8 @@ class Manager(SpecCluster):  # type: ignore[misc]
             if not job.alive and job.ended_at is None:
                 end = job.queue_status.end
                 job.ended_at = end if end is not None and end <= now else now
+                with suppress(OSError):
+                    self._dispatcher.directory.ended(job.name)
             if job.workers and not job.stable and job.joined_at is not None and now - job.joined_at > STABLE:
                 job.stable = True
                 job.group.failures.jobs_run_well()
@@ -473,12 +499,38 @@ class Manager(SpecCluster):  # type: ignore[misc]
                 await self._take_load()
             self._decide()
 
-    async def _keep_lease(self, interval: float) -> None:
-        """Let the scheduler know that this program is alive."""
-        while True:
+    async def _keep_in_contact(self) -> None:
+        """Let the scheduler know that this program is alive, until it knows of another manager."""
+        interval = min(_HEARTBEAT, (self.options.cluster.lease or math.inf) / 5)
+        while not self._superseded:
             with suppress(OSError, TimeoutError):
-                await asyncio.wait_for(self.scheduler_comm.hpcgpu_heartbeat(), 10)
+                say = self.scheduler_comm.hpcgpu_heartbeat(manager=self._dispatcher.manager)
+                if await asyncio.wait_for(say, 10) > self._dispatcher.manager:
+                    self._poll_now.set()
             await asyncio.sleep(interval)
+
+    def _step_down(self, why: str) -> None:
+        """Leave the cluster to another manager."""
+        if self._superseded:
+            return
+        self._superseded = why
+        for group in self._groups.values():
+            group.adaptive = None
+        unguard(self._dispatcher)
+        self.shutdown_on_close = False
+        self._problem(why)
+
+    def _adopt(self, submit: Submit, status: JobStatus | None, job_id: str) -> None:
+        """Take over a worker job that an earlier manager submitted; `status` is None where the queue does not know it."""
+        group = self._groups.get(submit.group, self._groups[DEFAULT])
+        job = WorkerJob(self._dispatcher, group.script, submit.name, self._logs, group=group, after=self._dependency)
+        job.job_id, job.doubtful, job.status = job_id, status is None, Status.running
+        self._dispatcher.adopt(submit.name, job_id, submitted=submit.time)
+        self._all_jobs[job.name] = job
+        group.jobs.append(job)
+        if status is None or not status.state.ended:
+            self._stay([job])
+            group.resize(replace(group.limits, maximum=group.limits.maximum + 1))
 
     @property
     def _in_touch(self) -> bool:
@@ -505,6 +557,10 @@ class Manager(SpecCluster):  # type: ignore[misc]
         self._forget(job)
         job.status = Status.closed
         group, now = job.group, time.time()
+        if job.doubtful and job.joined_at is None:  # it had ended before this program came
+            if group.limits.fixed:
+                group.resize(replace(group.limits, maximum=max(0, group.limits.maximum - 1)))
+            return
         outcome = job.outcome
         group.failures.job_ended(outcome, job.queue_status.node, now=now)
         if outcome.crashed and job.joined_at is not None:

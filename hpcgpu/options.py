@@ -301,7 +301,18 @@ class ClusterOptions:
     shutdown_on_close: bool = option(
         True,
         parse=values.boolean,
-        doc="Cancel the cluster's jobs when it is closed, and when this program ends. False leaves them to idle_timeout and walltime.",
+        doc="Cancel the cluster's jobs when it is closed, and when this program ends. False leaves them to idle_timeout and walltime; "
+        "from_name takes the cluster up again.",
+    )
+    wait: bool = option(
+        True,
+        parse=values.boolean,
+        doc="Wait for the scheduler before going on. False returns as soon as the scheduler job is submitted, for queues that take hours.",
+    )
+    if_exists: str = option(
+        "error",
+        parse=values.choice("error", "connect"),
+        doc="Where a cluster of this name has jobs in the queue: 'error', or 'connect' to take it over as from_name does.",
     )
     quiet: bool = option(False, parse=values.boolean, doc="No progress messages.")
 

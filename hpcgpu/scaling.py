@@ -142,6 +142,12 @@ def workers_of(job: str, worker: WorkerOptions) -> list[str]:
     return names
 
 
+def sequence(name: str, cluster: str) -> int | None:
+    """Return the number of a worker job of a cluster, by its name; None for another job."""
+    head, _, tail = name.rpartition("-")
+    return int(tail) if head == cluster and tail.isdigit() else None
+
+
 def job_of(worker: object, jobs: Mapping[str, Any]) -> str | None:
     """Return the name of the job that a worker belongs to; None for a worker of none of them.
 

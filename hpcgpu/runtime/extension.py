@@ -57,6 +57,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self.scheduler = scheduler
         self.lease = lease
         self._heard = time.monotonic()
+        self._manager = 0
         self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
         self._leaving_since: dict[str, float] = {}
         scheduler.handlers |= {
@@ -66,6 +67,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_resume": self.resume,
             "hpcgpu_crashed": self.crashed,
             "hpcgpu_heartbeat": self.heartbeat,
+            "hpcgpu_release": self.release,
         }
         self._remove_worker = scheduler.remove_worker
         scheduler.remove_worker = self.remove_worker
@@ -74,13 +76,21 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     # The manager's lease
 
-    async def heartbeat(self) -> None:
-        """Hear the manager."""
-        self._heard = time.monotonic()
+    async def heartbeat(self, manager: int = 0) -> int:
+        """Hear a manager; return the highest number of one that was heard. An earlier one counts for nothing."""
+        if manager >= self._manager:
+            self._manager, self._heard = manager, time.monotonic()
+        return self._manager
+
+    async def release(self) -> None:
+        """Live without a manager from now on."""
+        self.lease = None
 
     async def _watch_lease(self, lease: float) -> None:
         while (left := self._heard + lease - time.monotonic()) > 0:
             await asyncio.sleep(left)
+        if self.lease is None:
+            return
         logger.error("hpcgpu: nothing heard of the cluster's manager for %g s (option lease): this scheduler ends", lease)
         await self.scheduler.close(reason="hpcgpu-lease")
 
@@ -96,7 +106,6 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             ``memory_limit``. ``waiting``: a list of work that no worker has yet, with the ``resources`` that each task needs, ``tasks``
             and ``seconds``.
         """
-        self._heard = time.monotonic()
         workers = {
             str(ws.name): {
                 "processing": len(ws.processing),

@@ -36,7 +36,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
     """Publish the contact; distributed calls this once the scheduler listens."""
     environ = os.environ
     directory = ClusterDirectory(Path(environ["HPCGPU_CLUSTER_DIRECTORY"]))
-    install(scheduler, float(environ.get("HPCGPU_LEASE", "0")) or None)
+    install(scheduler, None if directory.detached else float(environ.get("HPCGPU_LEASE", "0")) or None)
     publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], fabric=environ["HPCGPU_FABRIC"])
 
 

@@ -1,0 +1,81 @@
+"""The options of a cluster as its directory keeps them, ``options.json``: those it was made with, whatever the configuration is now.
+
+Values are kept as they were read, checked and completed, so that nothing is decided twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpcgpu.directory import ClusterDirectory
+from hpcgpu.options import ClusterOptions, OptionError, Options, SchedulerOptions, WorkerOptions, names
+
+__all__ = ["Saved", "read", "write"]
+
+_FILE = "options.json"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What is kept: the options of the cluster, and of its further groups of workers by name."""
+
+    options: Options
+    groups: Mapping[str, WorkerOptions]
+
+
+def write(directory: ClusterDirectory, options: Options, groups: Mapping[str, WorkerOptions] | None = None) -> None:
+    """Keep the options of a cluster."""
+    content = {
+        "system": options.system,
+        "cluster": asdict(options.cluster),
+        "worker": asdict(options.worker),
+        "scheduler": asdict(options.scheduler) if options.scheduler is not None else None,
+        "groups": {name: asdict(group) for name, group in (groups or {}).items()},
+    }
+    directory.write(_FILE, json.dumps(content, indent=1, default=_path))
+
+
+def read(directory: ClusterDirectory) -> Saved:
+    """Return the options of a cluster.
+
+    Raises
+    ------
+    OptionError
+        They are not there, or another release of hpcgpu wrote them in another way.
+    """
+    file = directory.path / _FILE
+    try:
+        content = json.loads(file.read_text())
+        scheduler = content["scheduler"]
+        options = Options(
+            _build(ClusterOptions, content["cluster"]),
+            _build(WorkerOptions, content["worker"]),
+            _build(SchedulerOptions, scheduler) if scheduler is not None else None,
+            content["system"],
+        )
+        return Saved(options, {name: _build(WorkerOptions, group) for name, group in content["groups"].items()})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise OptionError(f"the options of cluster {directory.path.name!r} cannot be read from {file}: {error}") from error
+
+
+def _build(cls: type[_T], kept: Mapping[str, Any]) -> _T:
+    """Make one of the dataclasses. Options that are not kept have their default: they came later than the cluster."""
+    if unknown := set(kept) - set(names(cls)):
+        raise OptionError(f"unknown options {', '.join(sorted(unknown))}: a newer release of hpcgpu made it")
+    return cls(**{name: _value(value) for name, value in kept.items()})
+
+
+def _path(value: object) -> dict[str, str]:
+    assert isinstance(value, Path)
+    return {"path": str(value)}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_value(item) for item in value)
+    return Path(value["path"]) if isinstance(value, dict) else value
