@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from hpcgpu.cluster import LocalGPUCluster as LocalGPUCluster
     from hpcgpu.cluster import PBSGPUCluster as PBSGPUCluster
     from hpcgpu.cluster import SlurmGPUCluster as SlurmGPUCluster
+    from hpcgpu.clusters import NoCluster as NoCluster
+    from hpcgpu.connection import connect as connect
     from hpcgpu.options import OptionError as OptionError
 
 __version__ = "0.1.0"
@@ -22,12 +24,24 @@ _HOMES = {
     "ClusterError": "hpcgpu.cluster",
     "GPUCluster": "hpcgpu.cluster",
     "LocalGPUCluster": "hpcgpu.cluster",
+    "NoCluster": "hpcgpu.clusters",
     "OptionError": "hpcgpu.options",
     "PBSGPUCluster": "hpcgpu.cluster",
     "SlurmGPUCluster": "hpcgpu.cluster",
+    "connect": "hpcgpu.connection",
 }
 
-__all__ = ["ClusterError", "GPUCluster", "LocalGPUCluster", "OptionError", "PBSGPUCluster", "SlurmGPUCluster", "__version__"]
+__all__ = [
+    "ClusterError",
+    "GPUCluster",
+    "LocalGPUCluster",
+    "NoCluster",
+    "OptionError",
+    "PBSGPUCluster",
+    "SlurmGPUCluster",
+    "__version__",
+    "connect",
+]
 
 
 def __getattr__(name: str) -> Any:

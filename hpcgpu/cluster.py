@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Awaitable, Generator, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -79,7 +79,9 @@ class GPUCluster(Manager):
         self._check()
         settings = self.options.cluster
         if settings.if_exists == "connect" and (there := self._existing()) is not None:
-            self._take_up(there, settings.shutdown_on_close, asynchronous=asynchronous, loop=loop)
+            asked = self.options
+            self._take_up(there, settings.shutdown_on_close, wait=settings.wait, asynchronous=asynchronous, loop=loop)
+            self._tell_differences(asked)
             return
         rendered = {
             kind: scripts.render(self.system, kind, self.options, settings.cluster_directory / settings.name)
@@ -107,7 +109,9 @@ class GPUCluster(Manager):
             raise
 
     @classmethod
-    def from_name(cls, name: str | Path, *, shutdown_on_close: bool = True, asynchronous: bool = False, loop: Any = None) -> Self:
+    def from_name(
+        cls, name: str | Path, *, shutdown_on_close: bool = True, wait: bool = True, asynchronous: bool = False, loop: Any = None
+    ) -> Self:
         """Take over a cluster that another program started: one that was detached, whose program died, or on another login node.
 
         The program that managed it until now notices, and stops scaling it. When this program ends without `close`, a detached cluster
@@ -119,6 +123,8 @@ class GPUCluster(Manager):
             Name of the cluster, or the path of its directory, such as one that ``hpcgpu render`` has made.
         shutdown_on_close : bool, default True
             Whether `close` ends its jobs. `detach` leaves them in any case.
+        wait : bool, default True
+            Wait for the scheduler, if its job still waits.
         asynchronous : bool, default False
             Use from a running event loop: ``await`` it.
 
@@ -130,7 +136,7 @@ class GPUCluster(Manager):
             It was closed, or none of its jobs is left.
         """
         self = cls.__new__(cls)
-        self._take_up(locate(name), shutdown_on_close, asynchronous=asynchronous, loop=loop)
+        self._take_up(locate(name), shutdown_on_close, wait=wait, asynchronous=asynchronous, loop=loop)
         return self
 
     def _existing(self) -> ClusterDirectory | None:
@@ -141,7 +147,20 @@ class GPUCluster(Manager):
             return None
         return directory if live_jobs(directory, self.batch) else None
 
-    def _take_up(self, directory: ClusterDirectory, shutdown_on_close: bool, *, asynchronous: bool, loop: Any) -> None:
+    def _tell_differences(self, asked: Options) -> None:
+        """Say which options a cluster has that are not those asked for: it was there before."""
+        pairs = [("", asked.worker, self.options.worker), ("scheduler: ", asked.scheduler, self.options.scheduler)]
+        differ = [
+            f"{where}{f.name}"
+            for where, wanted, had in pairs
+            if wanted is not None and had is not None
+            for f in fields(wanted)
+            if getattr(wanted, f.name) != getattr(had, f.name)
+        ]
+        if differ:
+            self._warn(f"cluster {self.options.cluster.name} was there: it keeps its own {', '.join(differ)}")
+
+    def _take_up(self, directory: ClusterDirectory, shutdown_on_close: bool, *, wait: bool, asynchronous: bool, loop: Any) -> None:
         """Become the manager of a cluster that is there."""
         name = directory.path.name
         if directory.system != self.system:
@@ -151,7 +170,7 @@ class GPUCluster(Manager):
         kept = saved.read(directory)
         if kept.options.scheduler is None:
             raise ClusterError(f"cluster {name} cannot be taken over: its scheduler runs in the program that made it (scheduler='local')")
-        settings = replace(kept.options.cluster, cluster_directory=directory.path.parent, name=name, jobs=0)
+        settings = replace(kept.options.cluster, cluster_directory=directory.path.parent, name=name, jobs=0, wait=wait)
         self.directory, self.options = directory, replace(kept.options, cluster=settings)
         self.batch = batch_system(self.system)
         self.batch.check()
@@ -175,7 +194,9 @@ class GPUCluster(Manager):
         guarded : bool
             Whether the end of this program does.
         """
-        program = f"{Path(sys.argv[0]).name or 'python'} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
+        script = Path(sys.argv[0])
+        called = script.parent.name if script.name == "__main__.py" else script.name or "python"
+        program = f"{called} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
         self._dispatcher = Dispatcher(self.batch, self.directory, self.directory.take_over(program).number)
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -499,6 +520,20 @@ class GPUCluster(Manager):
         self._resize(group, limits, adaptive)
         return adaptive
 
+    def settle(self) -> Awaitable[None] | None:
+        """Wait until the jobs that were asked for are submitted, and those that were given up have finished and are cancelled."""
+        return self.sync(self._settle)  # type: ignore[no-any-return]
+
+    async def _settle(self) -> None:
+        with Progress(self.options.cluster.quiet) as progress:
+            while tasks := [task for task in self._changing if not task.done()]:
+                leaving = [job for job in self._all_jobs.values() if isinstance(job, WorkerJob) and job.leaving and job.alive]
+                names = ", ".join(job.name for job in leaving)
+                what = f"{names} to finish what they run and to move their data" if names else "the queue"
+                progress.update(f"cluster {self.name}: waiting for {what}")
+                await asyncio.wait(tasks, timeout=0.5)
+        self._raise_problem()
+
     def add_worker_group(self, name: str, *, jobs: int = 0, **options: Any) -> None:
         """Add a family of worker jobs that ask for other things: GPUs of another type, much memory, another queue.
 
@@ -681,6 +716,11 @@ class GPUCluster(Manager):
         )
 
     @property
+    def managing(self) -> bool:
+        """Whether this program keeps the cluster's jobs: it was not closed, is not lost, and no other program has taken it over."""
+        return self.status in (Status.starting, Status.running) and not self._superseded
+
+    @property
     def jobs(self) -> JobTable:
         """Every job of the cluster, also those that have ended: id, kind, name, state, reason in words, seconds waited, node, workers."""
         return JobTable(job.info(now=time.time()) for job in list(self._all_jobs.values()))
@@ -843,6 +883,8 @@ class GPUCluster(Manager):
         for group in self._groups.values():
             group.adaptive = None
         with suppress(TimeoutError, OSError):
+            if self.scheduler_comm is not None:
+                await asyncio.wait_for(self.scheduler_comm.hpcgpu_goodbye(manager=self._dispatcher.manager), 5)
             await asyncio.wait_for(Cluster._close(self), 5)
         left = " ".join(self._dispatcher.left())
         self._log(f"closed; its jobs go on: {left}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, JobStatus
@@ -86,6 +87,14 @@ def locate(name: str | Path) -> ClusterDirectory:
         others = sorted(path.parent.name for root in roots for path in root.glob("*/cluster.json") if "~" not in path.parent.name)
         raise NoCluster(f"there is no cluster named {name!r} in {', '.join(map(str, roots))}; there are: {', '.join(others) or 'none'}")
     return chosen[0]
+
+
+async def discover() -> AsyncIterator[tuple[str, type[Any]]]:
+    """Yield name and class of each cluster, for dask-ctl (entry point ``dask_cluster_discovery``)."""
+    from hpcgpu.unattended import cluster_class
+
+    for found in find(cluster_directories()):
+        yield found.directory.path.name, cluster_class(found.directory.system)
 
 
 def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus]:

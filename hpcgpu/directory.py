@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -238,6 +238,24 @@ class ClusterDirectory:
 
     def _manager_file(self, number: int) -> Path:
         return self.path / f"manager-{number:06}.json"
+
+    # Scaling without a living client
+
+    def request_adapt(self, limits: Mapping[str, Mapping[str, Any]]) -> None:
+        """Record how the manager in the scheduler job shall scale: the arguments of ``adapt``, by worker group."""
+        self.write("adapt.json", json.dumps(limits))
+
+    def adapt(self) -> dict[str, dict[str, Any]] | None:
+        """Return what was asked of the manager in the scheduler job; None if nothing was."""
+        self._refresh()
+        try:
+            return dict(json.loads((self.path / "adapt.json").read_text()))
+        except (OSError, ValueError):
+            return None
+
+    def forget_adapt(self) -> None:
+        """Ask nothing of the manager in the scheduler job any more."""
+        (self.path / "adapt.json").unlink(missing_ok=True)
 
     def _refresh(self) -> None:
         """Make the NFS client ask the server what is in the directory, by a changed mode, instead of trusting what it was."""

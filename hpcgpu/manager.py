@@ -101,6 +101,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
         self._changed = asyncio.Event()
         self._poll_now = asyncio.Event()
         self._decide_now = asyncio.Event()
+        self._say_now = asyncio.Event()
         self._watching: set[asyncio.Task[None]] = set()
         self._changing: set[asyncio.Task[None]] = set()
         self._watch_worker_status_task: asyncio.Task[None] | None = None
@@ -145,6 +146,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
             job.idle_since = None  # counted from now
         self._decide()
         self._decide_now.set()
+        self._say_now.set()
 
     def _decide(self) -> None:
         """Bring each group to the size that it should have: the one place where jobs are asked for and given up."""
@@ -504,10 +506,24 @@ class Manager(SpecCluster):  # type: ignore[misc]
         interval = min(_HEARTBEAT, (self.options.cluster.lease or math.inf) / 5)
         while not self._superseded:
             with suppress(OSError, TimeoutError):
-                say = self.scheduler_comm.hpcgpu_heartbeat(manager=self._dispatcher.manager)
+                say = self.scheduler_comm.hpcgpu_heartbeat(manager=self._dispatcher.manager, about=self._about())
                 if await asyncio.wait_for(say, 10) > self._dispatcher.manager:
                     self._poll_now.set()
-            await asyncio.sleep(interval)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._say_now.wait(), interval)
+            self._say_now.clear()
+
+    def _about(self) -> str:
+        """Return how its scaling is, in a few words: what another program shows of it."""
+        parts = []
+        for group in self._groups.values():
+            what = "" if group.name == DEFAULT else f"group {group.name}: "
+            if group.failures.paused:
+                parts.append(f"{what}paused: {group.failures.paused}")
+            elif group.adaptive is not None:
+                limits = group.limits
+                parts.append(f"{what}adaptive, {limits.minimum} to {limits.maximum} jobs: {group.adaptive.state.reason}")
+        return "; ".join(parts)
 
     def _step_down(self, why: str) -> None:
         """Leave the cluster to another manager."""

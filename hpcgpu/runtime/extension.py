@@ -19,6 +19,8 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import KilledWorker
 
+from hpcgpu.runtime.unattended import Unattended
+
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
@@ -30,6 +32,8 @@ logger = logging.getLogger("distributed.hpcgpu")
 _SAMPLE = 2000
 #: Seconds for which the tasks of a lost worker may still be charged with its loss.
 _CHARGEABLE = 600.0
+#: Seconds of silence after which a manager counts as gone.
+_SILENT = 60.0
 #: Seconds within which the heartbeats of a worker have told what it really executes.
 _SETTLED = 3.0
 
@@ -58,6 +62,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self.lease = lease
         self._heard = time.monotonic()
         self._manager = 0
+        self._about = ""
+        self._present = False
+        self.unattended: Unattended | None = None
         self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
         self._leaving_since: dict[str, float] = {}
         scheduler.handlers |= {
@@ -67,7 +74,10 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_resume": self.resume,
             "hpcgpu_crashed": self.crashed,
             "hpcgpu_heartbeat": self.heartbeat,
+            "hpcgpu_goodbye": self.goodbye,
             "hpcgpu_release": self.release,
+            "hpcgpu_state": self.state,
+            "hpcgpu_manage": self.manage,
         }
         self._remove_worker = scheduler.remove_worker
         scheduler.remove_worker = self.remove_worker
@@ -76,11 +86,31 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     # The manager's lease
 
-    async def heartbeat(self, manager: int = 0) -> int:
-        """Hear a manager; return the highest number of one that was heard. An earlier one counts for nothing."""
+    async def heartbeat(self, manager: int = 0, about: str = "") -> int:
+        """Hear a manager, and how its scaling is; return the highest number of one that was heard. An earlier one counts for nothing."""
         if manager >= self._manager:
-            self._manager, self._heard = manager, time.monotonic()
+            self._manager, self._heard, self._about, self._present = manager, time.monotonic(), about, True
         return self._manager
+
+    async def goodbye(self, manager: int) -> None:
+        """Take note that a manager left."""
+        if manager == self._manager:
+            self._present = False
+
+    async def state(self) -> dict[str, Any]:
+        """Return who manages the cluster: the manager's ``number``, whether it is ``present``, and what it says (``about``)."""
+        present = self._present and time.monotonic() - self._heard < _SILENT
+        return {"number": self._manager, "present": present, "about": self._about}
+
+    async def manage(self) -> str:
+        """Start the manager that runs in the scheduler job, as ``adapt.json`` in the cluster directory asks; see `hpcgpu.unattended`.
+
+        Returns
+        -------
+        str
+            Why that cannot be; empty if it can.
+        """
+        return await self.unattended.start() if self.unattended is not None else "its scheduler is not one of a scheduler job"
 
     async def release(self) -> None:
         """Live without a manager from now on."""

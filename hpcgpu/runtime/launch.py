@@ -112,7 +112,8 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
                 context = ssl.create_default_context(cafile=directory.tls / "cert.pem")
                 context.check_hostname = False
                 context.load_cert_chain(directory.tls / "cert.pem", directory.tls / "key.pem")
-                context.wrap_socket(connection).unwrap()
+                with context.wrap_socket(connection) as encrypted:
+                    encrypted.unwrap()
     except ssl.SSLError:
         return True  # somebody is there; distributed says better what is wrong
     except OSError:

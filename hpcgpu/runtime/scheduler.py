@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.runtime.extension import install
+from hpcgpu.runtime.unattended import Unattended
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -36,13 +38,21 @@ async def dask_setup(scheduler: Scheduler) -> None:
     """Publish the contact; distributed calls this once the scheduler listens."""
     environ = os.environ
     directory = ClusterDirectory(Path(environ["HPCGPU_CLUSTER_DIRECTORY"]))
-    install(scheduler, None if directory.detached else float(environ.get("HPCGPU_LEASE", "0")) or None)
+    extension = install(scheduler, None if directory.detached else float(environ.get("HPCGPU_LEASE", "0")) or None)
+    extension.unattended = Unattended(directory, environ["HPCGPU_SCHEDULER_JOB"])
     publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], fabric=environ["HPCGPU_FABRIC"])
+    if directory.adapt() is not None:  # after the contact: who asks later finds it, and asks the scheduler
+        if trouble := await extension.unattended.start():
+            print(f"hpcgpu: adaptive scaling is off: {trouble}", file=sys.stderr, flush=True)
+            await extension.heartbeat(about=f"adaptive scaling is off: {trouble}")
 
 
 async def dask_teardown(scheduler: Scheduler) -> None:
     """Take the contact away, if it is still this scheduler's: workers that start now must not wait for it."""
     directory = ClusterDirectory(Path(os.environ["HPCGPU_CLUSTER_DIRECTORY"]))
+    extension = scheduler.plugins.get("hpcgpu")
+    if extension is not None and extension.unattended is not None:
+        await extension.unattended.stop()
     contact = directory.contact()
     if contact is not None and contact.job_id == os.environ["HPCGPU_SCHEDULER_JOB"]:
         (directory.path / "contact.json").unlink(missing_ok=True)

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from hpcgpu import LocalGPUCluster
+import pytest
+from fake_pbs import Site
+
+from hpcgpu import LocalGPUCluster, connect
 from hpcgpu.batch.local import LocalQueue
+from hpcgpu.cluster import ClusterWarning
+from hpcgpu.clusters import discover
 from tests.conftest import live
-from tests.local.test_cluster import CPU, start_program
+from tests.local.test_cluster import CPU, block_queue, start_program
 
 Until = Callable[..., None]
 
+#: A cluster of CPU workers on the embedded queue.
+ON_CPUS = ("--system", "local", "--gpus-per-node", "0", "--cores", "1", "--poll-interval", "0.5")
+#: Its jobs wait while the queue's GPUs are taken.
+WAITS = ("--system", "local", "--gpus-per-node", "1", "--protocol", "tcp", "--poll-interval", "0.5")
 
-def hpcgpu(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "hpcgpu", *arguments], capture_output=True, text=True, timeout=100)
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "hpcgpu", *arguments]
+
+
+def hpcgpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=100, env=os.environ | environment)
+
+
+def status(name: str) -> dict[str, Any]:
+    done = hpcgpu("status", name, "--json")
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
 
 
 def test_a_cluster_whose_program_crashed_is_listed_and_stopped_and_no_other(queue: LocalQueue, home: Path, until: Until) -> None:
@@ -51,5 +74,222 @@ def test_all_clusters_are_stopped(queue: LocalQueue, home: Path) -> None:
 
 def test_a_name_that_is_not_there_is_said(home: Path) -> None:
     done = hpcgpu("stop", "nobody")
-    assert done.returncode == 2 and "no cluster named nobody in" in done.stderr
+    assert done.returncode == 2 and "there is no cluster named 'nobody' in" in done.stderr
     assert hpcgpu("stop").returncode == 2
+
+
+def test_a_cluster_is_started_looked_at_scaled_and_stopped(queue: LocalQueue, home: Path, until: Until) -> None:
+    done = hpcgpu("start", "stays", *ON_CPUS, "--jobs", "1", "--idle-timeout", "10m")
+    assert done.returncode == 0, done.stderr
+    assert "stays-scheduler" in done.stdout and 'Connect by hpcgpu.connect("stays") in Python' in done.stdout
+    with connect("stays", quiet=True) as client:
+        client.wait_for_workers(1)
+        assert client.submit(sum, [1, 2, 3]).result() == 6
+    found = status("stays")
+    assert (found["state"], found["workers"], found["gpus"], found["detached"], found["manager"]) == ("running", 1, 0, True, "")
+    assert found["dashboard"].startswith("http://") and found["scheduler"].startswith("tls://")
+    assert {(job["kind"], job["state"], job["workers"]) for job in found["jobs"]} == {("scheduler", "running", 0), ("worker", "running", 1)}
+    shown = hpcgpu("status", "stays").stdout
+    assert "cluster    stays on local: running, outlives the program that scales it" in shown
+    assert "manager    nobody: its size stays as it is" in shown and "stays-0" in shown
+
+    done = hpcgpu("scale", "stays", "--jobs", "2")
+    assert done.returncode == 0 and "stays-1" in done.stdout, done.stderr
+    with connect("stays", quiet=True) as client:
+        client.wait_for_workers(2)
+        kept = client.scatter({"answer": 42})
+        client.publish_dataset(kept=kept["answer"])
+        assert hpcgpu("scale", "stays", "--jobs", "1").returncode == 0
+        assert client.get_dataset("kept").result() == 42, "the data of the job that was given up has moved"
+    until(lambda: len(live(queue)) == 2, "the job that was given up has ended")
+
+    logs = hpcgpu("logs", "stays").stdout
+    assert logs.count("==> ") == 3 and "hpcgpu: on " in logs
+    one = hpcgpu("logs", "stays", "--job", "stays-scheduler").stdout
+    assert one.count("==> ") == 1 and "Scheduler at:" in one
+    done = hpcgpu("logs", "stays", "--job", "nothing")
+    assert done.returncode == 1 and "cluster stays has no job 'nothing'; it has stays-scheduler (" in done.stderr
+
+    done = hpcgpu("stop", "stays")
+    assert (done.returncode, done.stdout) == (0, "stays: 2 jobs cancelled, none is left\n")
+    assert status("stays")["state"] == "closed"
+    assert hpcgpu("scale", "stays", "--jobs", "1").returncode == 1
+
+
+def test_logs_are_followed_until_the_cluster_ends(queue: LocalQueue, home: Path) -> None:
+    assert hpcgpu("start", "tail", *ON_CPUS).returncode == 0
+    follower = subprocess.Popen(command("logs", "tail", "--follow"), stdout=subprocess.PIPE, text=True)
+    assert follower.stdout is not None
+    assert follower.stdout.readline().startswith("==> scheduler job ")
+    hpcgpu("stop", "tail")
+    with follower.stdout as rest:
+        assert "Scheduler at:" in rest.read() and follower.wait(100) == 0
+
+
+def test_start_need_not_wait_and_status_says_what_is_waited_for(queue: LocalQueue, home: Path, fake_gpus: None) -> None:
+    blocker = block_queue(queue, home)
+    done = hpcgpu("start", "later", *WAITS, "--jobs", "1", "--no-wait")
+    assert done.returncode == 0 and "dashboard  when its scheduler job runs" in done.stdout, done.stderr
+    found = status("later")
+    assert (found["state"], found["dashboard"], found["workers"]) == ("waiting", "", 0)
+    assert {(job["kind"], job["state"]) for job in found["jobs"]} == {("scheduler", "pending"), ("worker", "pending")}
+    assert all(job["reason"] for job in found["jobs"])
+    assert "later on local: waiting" in hpcgpu("status", "later").stdout
+    assert hpcgpu("scale", "later", "--jobs", "2").returncode == 0
+    assert len(live(queue)) == 4, "it is scaled while it waits"
+    assert hpcgpu("stop", "later").returncode == 0
+    assert live(queue) == [blocker]
+    queue.cancel([blocker])
+
+
+def test_an_interrupted_start_leaves_no_job(queue: LocalQueue, home: Path, fake_gpus: None, until: Until) -> None:
+    blocker = block_queue(queue, home)
+    program = subprocess.Popen(command("start", "never", *WAITS, "--jobs", "1"), stderr=subprocess.PIPE, text=True)
+    until(lambda: len(live(queue)) == 3, "its jobs wait")
+    program.send_signal(signal.SIGINT)
+    _, words = program.communicate(timeout=100)
+    assert program.returncode == 130 and "never was interrupted, its jobs are cancelled" in words
+    assert live(queue) == [blocker]
+    queue.cancel([blocker])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--gpus-per-node", "-1"), "gpus_per_node must be 0 or more, not -1"),
+        (("--walltime", "60"), "walltime='60' has no unit"),
+        (("--adapt",), "--adapt needs --maximum-jobs"),
+        (("--maximum-jobs", "2"), "belong to --adapt"),
+        (("--env", "A"), "--env 'A': write NAME=VALUE"),
+        (("--scheduler", "colour=red"), "unknown option 'colour'"),
+        (("--config", "nowhere.yaml"), "does not exist"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_submitted(arguments: tuple[str, ...], words: str, queue: LocalQueue, home: Path) -> None:
+    done = hpcgpu("start", "bad", "--system", "local", *arguments)
+    assert done.returncode == 2 and words in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and live(queue) == []
+
+
+def test_options_of_a_file_count_after_those_of_the_command_line(home: Path) -> None:
+    file = home / "site.yaml"
+    file.write_text("gpus-per-node: 4\nwalltime: '02:00:00'\nenv: {A: '1'}\nscheduler: {queue: small, walltime: 4h}\n")
+    given = ("--config", str(file), "--walltime", "1h", "--scheduler", "queue=tiny", "--system", "slurm", "--json")
+    shown = {name: option["value"] for name, option in json.loads(hpcgpu("config", *given).stdout).items()}
+    assert (shown["gpus_per_node"], shown["walltime"], shown["env"]) == (4, 3600, {"A": "1"})
+    assert (shown["scheduler.queue"], shown["scheduler.walltime"]) == ("tiny", 4 * 3600)
+
+
+def test_config_says_where_each_option_comes_from(home: Path) -> None:
+    (home / "dask").mkdir()
+    file = home / "dask" / "hpcgpu.yaml"
+    file.write_text("hpcgpu:\n  cores: 8\n  memory: 10GB\n  slurm:\n    cores: 16\n    scheduler: {queue: small}\n")
+    environment = {"DASK_CONFIG": str(home / "dask"), "DASK_HPCGPU__SLURM__ACCOUNT": "m1234"}
+    done = hpcgpu("config", "--system", "slurm", "--gpus-per-node", "4", "--json", **environment)
+    shown = {name: (option["value"], option["source"]) for name, option in json.loads(done.stdout).items()}
+    assert shown["gpus_per_node"] == (4, "argument")
+    assert shown["account"] == ("m1234", "environment") and shown["scheduler.account"] == ("m1234", "inherited")
+    assert shown["cores"] == (16, str(file)) and shown["memory"] == (10**10, str(file))
+    assert shown["scheduler.queue"] == ("small", str(file))
+    assert "walltime" not in shown
+    everything = json.loads(hpcgpu("config", "--system", "slurm", "--all", "--json", **environment).stdout)
+    assert everything["walltime"] == {"value": None, "source": "default"}
+    assert "argument" in hpcgpu("config", "--system", "slurm", "--jobs", "2").stdout
+
+
+PROGRAM = """
+import os, signal, sys, time
+from distributed import Client
+with Client() as client:
+    print("sum", client.submit(sum, [1, 2, 3]).result(), "workers", len(client.scheduler_info()["workers"]), flush=True)
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_run_passes_the_exit_code_on_and_leaves_no_job(code: int, queue: LocalQueue, home: Path) -> None:
+    (home / "program.py").write_text(PROGRAM)
+    done = hpcgpu("run", *ON_CPUS, "--jobs", "2", "--quiet", "--", sys.executable, str(home / "program.py"), str(code))
+    assert (done.returncode, done.stdout) == (code, "sum 6 workers 2\n"), done.stderr
+    assert live(queue) == []
+
+
+def test_run_hands_signals_on_to_the_program(queue: LocalQueue, home: Path) -> None:
+    sleeper = "import time; print('up', flush=True); time.sleep(1000)"
+    program = subprocess.Popen(command("run", *ON_CPUS, "--quiet", "--", sys.executable, "-c", sleeper), stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None and program.stdout.readline() == "up\n"
+    program.terminate()
+    program.communicate(timeout=100)
+    assert program.returncode == 128 + signal.SIGTERM and live(queue) == []
+
+
+def test_run_of_no_program_starts_nothing(queue: LocalQueue, home: Path) -> None:
+    done = hpcgpu("run", *ON_CPUS, "--", "no-such-program")
+    assert done.returncode == 127 and "'no-such-program' is no program that can be run" in done.stderr
+    assert hpcgpu("run", *ON_CPUS).returncode == 2
+    assert not (home / "clusters").exists()
+
+
+def test_the_scheduler_job_scales_the_cluster_without_any_client(queue: LocalQueue, home: Path, until: Until) -> None:
+    done = hpcgpu("start", "alone", *ON_CPUS, "--adapt", "--maximum-jobs", "2")
+    assert done.returncode == 0 and "alone: its scheduler job scales it from now on" in done.stdout, done.stderr
+    with connect("alone", quiet=True) as client:
+        assert client.submit(sum, [1, 2, 3]).result() == 6, "a worker job came for it"
+    until(lambda: "adaptive, 0 to 2 jobs" in status("alone")["manager"], "it is told who scales")
+    assert "unattended" in status("alone")["manager"]
+    until(lambda: len(live(queue)) == 1, "the idle worker job is given up")
+    assert "manager in the scheduler job" in hpcgpu("logs", "alone").stdout
+    assert hpcgpu("adapt", "alone", "--minimum-jobs", "1", "--maximum-jobs", "3").returncode == 0
+    until(lambda: len(live(queue)) == 2, "the minimum is there")
+    assert hpcgpu("scale", "alone", "--jobs", "0").returncode == 0
+    assert status("alone")["manager"] == "", "the manager in the scheduler job has stepped down"
+    assert hpcgpu("stop", "alone").returncode == 0
+    assert live(queue) == []
+
+
+def test_a_program_that_scales_a_cluster_hears_that_the_scheduler_job_does_now(queue: LocalQueue, until: Until) -> None:
+    cluster = LocalGPUCluster(name="given", jobs=1, **CPU)
+    cluster.wait_for_workers(1)
+    with pytest.warns(ClusterWarning, match="cluster given was taken over by"):
+        assert hpcgpu("adapt", "given", "--minimum-jobs", "1", "--maximum-jobs", "2").returncode == 0
+        until(lambda: not cluster.managing, "it notices")
+    cluster.close()
+    assert len(live(queue)) == 2
+    assert hpcgpu("stop", "given").returncode == 0
+
+
+def test_a_waiting_cluster_adapts_as_soon_as_it_starts(queue: LocalQueue, home: Path, fake_gpus: None, until: Until) -> None:
+    blocker = block_queue(queue, home)
+    done = hpcgpu("start", "soon", *WAITS, "--no-wait", "--adapt", "--minimum-jobs", "1", "--maximum-jobs", "2")
+    assert done.returncode == 0 and "soon: adaptive scaling begins when its scheduler job does" in done.stdout, done.stderr
+    queue.cancel([blocker])
+    until(lambda: "adaptive, 1 to 2 jobs" in status("soon")["manager"], "its scheduler job scales it")
+    assert hpcgpu("stop", "soon").returncode == 0
+
+
+def test_a_site_whose_compute_nodes_cannot_submit_is_said(pbs: Site, home: Path) -> None:
+    pbs.change(lambda state: state["environment"].update(PATH="/usr/bin:/bin"))
+    on_pbs = ("--system", "pbs", "--gpus-per-node", "0", "--cores", "1", "--poll-interval", "0.5")
+    assert hpcgpu("start", "there", *on_pbs).returncode == 0
+    done = hpcgpu("adapt", "there", "--maximum-jobs", "2")
+    assert done.returncode == 1
+    assert "compute nodes of this site cannot submit jobs: `qsub` was not found" in done.stderr
+    assert "Let a program on a login node do it" in done.stderr
+    assert hpcgpu("stop", "there").returncode == 0
+
+
+def test_it_is_a_command_of_dask_too(home: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "dask", "hpcgpu", "list"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "There is no cluster.\n")
+
+
+def test_names_of_clusters_are_completed_and_discovered(queue: LocalQueue) -> None:
+    with LocalGPUCluster(name="kept", **CPU):
+        done = hpcgpu(_HPCGPU_COMPLETE="bash_complete", COMP_WORDS="hpcgpu status k", COMP_CWORD="2")
+        assert done.stdout == "plain,kept\n"
+
+        async def discovered() -> list[tuple[str, type[Any]]]:
+            return [found async for found in discover()]
+
+        assert asyncio.run(discovered()) == [("kept", LocalGPUCluster)]
+    assert "_HPCGPU_COMPLETE=bash_complete" in hpcgpu("completion", "bash").stdout

@@ -1,0 +1,240 @@
+"""Commands on clusters that are there."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hpcgpu.directory import ClusterDirectory
+    from hpcgpu.status import ClusterStatus
+
+__all__ = ["adapt", "cluster_name", "json_option", "list_clusters", "logs", "scale", "show", "status", "stop"]
+
+
+class _ClusterName(click.ParamType[str]):
+    """The name of a cluster, or the path of its directory; completed in the shell."""
+
+    name = "cluster"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        from hpcgpu.options import cluster_directories
+
+        names = {path.parent.name for root in cluster_directories() for path in root.glob("*/cluster.json")}
+        return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete) and "~" not in name]
+
+
+cluster_name = click.argument("name", type=_ClusterName())
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def show(table: Table | str) -> None:
+    """Print for people: in colour on a terminal, plain elsewhere, never cut."""
+    from rich.console import Console
+
+    Console(soft_wrap=True, highlight=False).print(table)
+
+
+@click.command("list")
+@json_option
+def list_clusters(as_json: bool) -> None:
+    """List the clusters that were not closed, with their live jobs.
+
+    Looks into the directories of the configuration (hpcgpu.cluster-directory).
+
+    \b
+    Example: hpcgpu list --json | jq '.[].name'
+    """
+    from rich.table import Table
+
+    from hpcgpu.clusters import find
+    from hpcgpu.display.progress import duration
+    from hpcgpu.options import cluster_directories
+
+    found = find(cluster_directories())
+    if as_json:
+        rows = [
+            {
+                "name": cluster.directory.path.name,
+                "system": cluster.directory.system,
+                "created": cluster.directory.created,
+                "directory": str(cluster.directory.path),
+                "jobs": [{"id": job.job_id, "name": job.name, "state": job.state.value, "reason": job.reason} for job in cluster.jobs],
+                "trouble": cluster.trouble,
+            }
+            for cluster in found
+        ]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    table = Table("name", "system", "age", "jobs", "directory", box=None)
+    for cluster in found:
+        jobs = cluster.trouble or " ".join(f"{job.job_id} ({job.state.value})" for job in cluster.jobs) or "none"
+        age = duration(time.time() - cluster.directory.created)
+        table.add_row(cluster.directory.path.name, cluster.directory.system, age, jobs, str(cluster.directory.path))
+    show(table if found else "There is no cluster.")
+
+
+@click.command()
+@cluster_name
+@json_option
+def status(name: str, as_json: bool) -> None:
+    """Show a cluster: its jobs, in which state and why, its workers and GPUs, its dashboard, who scales it.
+
+    \b
+    Examples: hpcgpu status demo
+              hpcgpu status demo --json | jq -r .dashboard
+    """
+    from hpcgpu.clusters import locate
+    from hpcgpu.status import status as status_of
+
+    found = status_of(locate(name))
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=1))
+    else:
+        _print(found)
+
+
+def _print(found: ClusterStatus) -> None:
+    from hpcgpu.display.table import JobTable
+
+    kept = ", outlives the program that scales it" if found.detached else ""
+    lines = [
+        f"cluster    {found.name} on {found.system}: {found.state}{kept}",
+        f"workers    {found.workers}, on {found.gpus} GPUs",
+        f"scheduler  {found.scheduler or 'not there'}",
+        f"dashboard  {found.dashboard or 'not there'}",
+    ]
+    lines += [f"fabric     {found.fabric}"] * bool(found.fabric)
+    lines += [f"manager    {found.manager or 'nobody: its size stays as it is'}"] * (found.state == "running")
+    lines += [f"directory  {found.directory}"]
+    lines += [f"trouble    {found.trouble}"] * bool(found.trouble)
+    click.echo("\n".join(lines))
+    click.echo(f"\n{JobTable(found.jobs)!r}" if found.jobs else "\nIt has no jobs.")
+
+
+@click.command()
+@cluster_name
+@click.option("--jobs", type=click.IntRange(min=0), required=True, help="Worker jobs that there shall be.")
+@click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
+def scale(name: str, jobs: int, worker_group: str) -> None:
+    """Give a cluster so many worker jobs. Ends its adaptive scaling, and makes it outlive the program that managed it.
+
+    Waits until jobs are submitted, and until those given up have finished what they run and moved their data.
+
+    \b
+    Example: hpcgpu scale demo --jobs 4
+    """
+    from hpcgpu.clusters import locate
+    from hpcgpu.unattended import cluster_class
+
+    directory = locate(name)
+    _forget_adapt(directory, worker_group)
+    there = directory.contact() is not None
+    cluster = cluster_class(directory.system).from_name(directory.path, shutdown_on_close=False, wait=there)
+    try:
+        cluster.scale(jobs=jobs, worker_group=worker_group)
+        cluster.settle()
+        table = cluster.jobs
+    finally:
+        if cluster.managing:
+            cluster.detach()
+        else:
+            cluster.close()
+    click.echo(repr(table))
+
+
+@click.command()
+@cluster_name
+@click.option("--minimum-jobs", type=click.IntRange(min=0), default=0, show_default=True, help="Worker jobs at least.")
+@click.option("--maximum-jobs", type=click.IntRange(min=1), required=True, help="Worker jobs at most.")
+@click.option("--idle-timeout", help="How long a job without work is kept, such as 5m.")
+@click.option("--maximum-gpu-hours", type=float, help="Budget of GPU hours; when it is used up all worker jobs are given up.")
+@click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
+def adapt(name: str, worker_group: str, **limits: Any) -> None:
+    """Let the work decide how many worker jobs a cluster has, without any program of yours: the scheduler job does it.
+
+    Needs a site that lets compute nodes submit jobs. `hpcgpu status` shows what it does, logs/manager.log in the cluster's directory too.
+
+    \b
+    Example: hpcgpu adapt demo --minimum-jobs 1 --maximum-jobs 8
+    """
+    from hpcgpu.clusters import locate
+    from hpcgpu.unattended import ask
+
+    given = {key: value for key, value in limits.items() if value is not None}
+    click.echo(ask(locate(name), worker_group, given))
+
+
+def _forget_adapt(directory: ClusterDirectory, group: str) -> None:
+    """Ask nothing more for this group of the manager in the scheduler job, before another program takes the cluster over."""
+    requested = directory.adapt() or {}
+    if requested.pop(group, None) is not None:
+        directory.request_adapt(requested)
+
+
+@click.command()
+@cluster_name
+@click.option("--job", help="Id or name of one job.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is written, until all jobs have ended.")
+def logs(name: str, job: str | None, follow: bool) -> None:
+    """Print the logs of a cluster's jobs, also of those that have ended.
+
+    \b
+    Examples: hpcgpu logs demo
+              hpcgpu logs demo --job 4711 --follow
+    """
+    from hpcgpu.clusters import locate
+    from hpcgpu.logs import Reader
+
+    reader = Reader(locate(name), job)
+    while True:
+        for heading, text in reader.news():
+            click.echo(f"{heading}\n{text}" if heading else text, nl=not text.endswith("\n"))
+        if not follow or reader.ended():
+            return
+        time.sleep(0.5)
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=_ClusterName())
+@click.option("--all", "everything", is_flag=True, help="All clusters that `hpcgpu list` shows.")
+def stop(names: tuple[str, ...], everything: bool) -> None:
+    """Cancel every job of these clusters and none else; also after their program has crashed.
+
+    \b
+    Example: hpcgpu stop demo
+    Exit status: 0 if no job is left, 1 if one is, 2 if there is no such cluster.
+    """
+    from hpcgpu.batch import batch_system
+    from hpcgpu.batch.base import BatchError
+    from hpcgpu.clusters import find, live_jobs, locate
+    from hpcgpu.clusters import stop as stop_cluster
+    from hpcgpu.options import cluster_directories
+
+    if bool(names) == everything:
+        raise click.UsageError("name the clusters to stop, or write --all")
+    directories = [locate(name) for name in names] or [cluster.directory for cluster in find(cluster_directories())]
+    status = 0
+    for directory in directories:
+        name, batch = directory.path.name, batch_system(directory.system)
+        try:
+            there = len(live_jobs(directory, batch))
+            left = stop_cluster(directory, batch)
+        except BatchError as error:
+            click.echo(f"{name}: {error}", err=True)
+            status = 1
+            continue
+        if left:
+            click.echo(f"{name}: still in the queue: {' '.join(job.job_id for job in left)}", err=True)
+            status = 1
+        else:
+            click.echo(f"{name}: {there} jobs cancelled, none is left")
+    sys.exit(status)

@@ -1,0 +1,64 @@
+"""Commands on configuration: which options count and where they come from, and completion in the shell."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from hpcgpu.cli.clusters import json_option, show
+from hpcgpu.cli.options import cluster_options, system_option
+
+__all__ = ["completion", "config"]
+
+
+@click.command()
+@system_option
+@click.option("--all", "everything", is_flag=True, help="Also the options that have their default.")
+@click.option("--template", is_flag=True, help="Print a configuration file to begin with, every option explained.")
+@json_option
+@cluster_options
+def config(system: str, everything: bool, template: bool, as_json: bool, arguments: dict[str, Any]) -> None:
+    """Show the options that a cluster would have, and where each comes from.
+
+    \b
+    Examples: hpcgpu config --system slurm
+              hpcgpu config --gpus-per-node 4 --all --json
+              hpcgpu config --template > ~/.config/dask/hpcgpu.yaml
+    """
+    from rich.table import Table
+
+    from hpcgpu.cli.start import chosen_system
+    from hpcgpu.config import effective
+    from hpcgpu.config import template as text
+
+    if template:
+        click.echo(text(), nl=False)
+        return
+    options = effective(chosen_system(system), arguments)
+    chosen = [option for option in options if everything or option.source != "default"]
+    if as_json:
+        click.echo(json.dumps({option.name: {"value": option.value, "source": option.source} for option in chosen}, indent=1, default=str))
+        return
+    table = Table("option", "value", "from", box=None)
+    for option in chosen:
+        table.add_row(option.name, str(option.value), option.source)
+    show(table if chosen else "Every option has its default.")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes the shell complete commands, options and names of clusters.
+
+    \b
+    Example: hpcgpu completion bash > ~/.local/share/bash-completion/completions/hpcgpu
+    """
+    from click.shell_completion import get_completion_class
+
+    from hpcgpu.cli import main
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(main, {}, "hpcgpu", "_HPCGPU_COMPLETE").source())

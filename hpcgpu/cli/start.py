@@ -1,0 +1,132 @@
+"""Commands that begin a cluster."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import click
+
+from hpcgpu.cli.options import cluster_options, system_option
+
+__all__ = ["chosen_system", "run", "start"]
+
+
+def chosen_system(asked: str) -> str:
+    """Return the batch system that was asked for, or that this machine has."""
+    from hpcgpu.batch import batch_system
+    from hpcgpu.batch.base import BatchError
+
+    if asked != "auto":
+        return asked
+    for system, command in (("slurm", "sbatch"), ("pbs", "qsub")):
+        if shutil.which(command) is None:
+            continue
+        try:
+            batch_system(system).check()
+        except BatchError as error:
+            click.echo(f"hpcgpu: {system} is passed over: {error}", err=True)
+            continue
+        return system
+    click.echo("hpcgpu: neither Slurm nor PBS is here: this takes the queue embedded in hpcgpu, on this machine alone", err=True)
+    return "local"
+
+
+@click.command()
+@click.argument("name")
+@system_option
+@click.option("--adapt", is_flag=True, help="Let the work decide how many worker jobs there are; the scheduler job sees to it.")
+@click.option("--minimum-jobs", type=click.IntRange(min=0), default=0, show_default=True, help="With --adapt: worker jobs at least.")
+@click.option("--maximum-jobs", type=click.IntRange(min=1), help="With --adapt: worker jobs at most.")
+@cluster_options
+def start(name: str, system: str, adapt: bool, minimum_jobs: int, maximum_jobs: int | None, arguments: dict[str, Any]) -> None:
+    """Start a cluster that stays when this command has ended, until `hpcgpu stop`, its --idle-timeout or its walltime ends it.
+
+    Waits for its scheduler, with --no-wait only for the queue to take the scheduler job. Ctrl-C while it waits leaves no job.
+
+    \b
+    Examples: hpcgpu start demo --jobs 2 --gpus-per-node 4 --walltime 2h --idle-timeout 30m
+              hpcgpu start demo --config site.yaml --scheduler queue=small --no-wait
+              hpcgpu start demo --gpus-per-node 4 --adapt --maximum-jobs 8
+    Connect:  hpcgpu.connect("demo") in Python
+    """
+    from hpcgpu.unattended import ask, cluster_class
+
+    if adapt and maximum_jobs is None:
+        raise click.UsageError("--adapt needs --maximum-jobs")
+    if not adapt and (maximum_jobs is not None or minimum_jobs):
+        raise click.UsageError("--minimum-jobs and --maximum-jobs belong to --adapt")
+    if adapt and minimum_jobs > (maximum_jobs or 0):
+        raise click.UsageError(f"--minimum-jobs {minimum_jobs} is more than --maximum-jobs {maximum_jobs}")
+    if adapt:
+        arguments.setdefault("jobs", minimum_jobs)
+    try:
+        cluster = cluster_class(chosen_system(system))(**{**arguments, "name": name, "shutdown_on_close": False})
+    except KeyboardInterrupt:
+        click.echo(f"hpcgpu: {name} was interrupted, its jobs are cancelled", err=True)
+        sys.exit(130)
+    jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
+    cluster.detach()
+    click.echo(repr(jobs))
+    click.echo(f"dashboard  {link or 'when its scheduler job runs: hpcgpu status ' + name}")
+    click.echo(f"directory  {directory.path}")
+    if adapt:
+        click.echo(ask(directory, "default", {"minimum_jobs": minimum_jobs, "maximum_jobs": maximum_jobs}))
+    click.echo(f'Connect by hpcgpu.connect("{name}") in Python; end it by: hpcgpu stop {name}')
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@system_option
+@click.option("--name", help="Name of the cluster. Default: a new one.")
+@cluster_options
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
+def run(system: str, name: str | None, program: tuple[str, ...], arguments: dict[str, Any]) -> None:
+    """Start a cluster, run a program here that uses it, close the cluster, and exit with the program's exit code.
+
+    The program finds the cluster by a bare `Client()`: DASK_SCHEDULER_ADDRESS and the credentials are in its environment. It starts
+    when all workers of --jobs are there. A signal is passed on to it.
+
+    \b
+    Example: hpcgpu run --jobs 2 --gpus-per-node 4 --walltime 1h -- python train.py --epochs 10
+    Exit status: the program's, 128 + N if signal N ended it; 127 if it cannot be started.
+    """
+    from hpcgpu import credentials
+    from hpcgpu.unattended import cluster_class
+
+    if shutil.which(program[0]) is None:
+        click.echo(f"hpcgpu: {program[0]!r} is no program that can be run", err=True)
+        sys.exit(127)
+    with cluster_class(chosen_system(system))(**{**arguments, **({"name": name} if name else {})}) as cluster:
+        if cluster.options.cluster.jobs:
+            cluster.wait_for_workers()
+        environment = credentials.environment(cluster.directory) | {"DASK_SCHEDULER_ADDRESS": cluster.scheduler_address}
+        code = _run(program, environment)
+    sys.exit(code)
+
+
+def _run(program: tuple[str, ...], environment: dict[str, str]) -> int:
+    """Run a program with more in its environment, hand signals on to it, and return its exit code as a shell does."""
+    import os
+
+    process = subprocess.Popen(program, env=os.environ | environment)
+    earlier = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+    def hand_on(number: int, frame: object) -> None:
+        process.send_signal(number)
+
+    for number in earlier:
+        signal.signal(number, hand_on)
+    try:
+        while True:
+            try:
+                code = process.wait()
+                break
+            except KeyboardInterrupt:
+                continue  # the terminal sent it to the program too, which decides what it means
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+    return 128 - code if code < 0 else code

@@ -1,0 +1,123 @@
+"""A Dask client for a cluster that is there: ``hpcgpu.connect("NAME")``. It manages nothing and takes nothing over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+from dask.utils import parse_timedelta
+from distributed import Client
+from distributed.security import Security
+
+from hpcgpu import credentials
+from hpcgpu.batch import batch_system
+from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
+from hpcgpu.batch.reasons import explain
+from hpcgpu.clusters import locate
+from hpcgpu.directory import ClusterDirectory, Contact
+from hpcgpu.display.progress import Progress, duration
+from hpcgpu.jobs import ClusterError, in_thread
+from hpcgpu.runtime.launch import answers
+
+__all__ = ["connect", "wait_for_contact"]
+
+#: Seconds between two questions to the queue about a scheduler job that waits.
+_POLL_INTERVAL = 10.0
+
+
+def connect(
+    name: str | Path, *, timeout: float | str | None = None, quiet: bool = False, asynchronous: bool = False, **arguments: Any
+) -> Client | Awaitable[Client]:
+    """Return a Dask client for a cluster that another program started, or ``hpcgpu start``; wait for its scheduler if that still waits.
+
+    Parameters
+    ----------
+    name : str or Path
+        Name of the cluster, or the path of its directory.
+    timeout : number or str, optional
+        Seconds, or a text with a unit. Default: none; the queue may take days.
+    quiet : bool, default False
+        No progress messages.
+    asynchronous : bool, default False
+        Return an awaitable.
+    **arguments
+        Of `distributed.Client`.
+
+    Raises
+    ------
+    NoCluster
+        There is none of that name.
+    ClusterError
+        It was closed, or its scheduler job has ended.
+    TimeoutError
+        The time is over.
+    """
+    directory = locate(name)
+    limit = None if timeout is None else parse_timedelta(timeout)
+    if asynchronous:
+        return _connected(directory, limit, quiet, arguments)
+    return _client(directory, wait_for_contact(directory, timeout=limit, quiet=quiet), arguments)
+
+
+async def _connected(directory: ClusterDirectory, timeout: float | None, quiet: bool, arguments: dict[str, Any]) -> Client:
+    contact = await in_thread(lambda: wait_for_contact(directory, timeout=timeout, quiet=quiet))
+    return await _client(directory, contact, {"asynchronous": True, **arguments})
+
+
+def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, Any]) -> Client:
+    security = credentials.security(directory) if directory.encrypted else Security()
+    return Client(contact.client, **{"name": f"hpcgpu-{directory.path.name}", "security": security, **arguments})
+
+
+def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = None, quiet: bool = False) -> Contact:
+    """Wait until a cluster's scheduler answers, and say what is waited for.
+
+    Raises
+    ------
+    ClusterError
+        It was closed, or its scheduler job has ended.
+    TimeoutError
+        The time is over.
+    """
+    name, deadline = directory.path.name, None if timeout is None else time.monotonic() + timeout
+    batch, asked, status = batch_system(directory.system), -_POLL_INTERVAL, None
+    submitted = directory.created
+    with Progress(quiet) as progress:
+        while True:
+            if directory.closed:
+                raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
+            contact = directory.contact()
+            if contact is not None and answers(contact, directory):
+                return contact
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"the scheduler of cluster {name} was not there within {timeout:g} s: {_words(status)}")
+            if time.monotonic() - asked >= _POLL_INTERVAL:
+                asked = time.monotonic()
+                status = _scheduler_status(directory, batch)
+            progress.update(f"cluster {name}: waiting for its scheduler", f"{_words(status)}, for {duration(time.time() - submitted)}")
+            time.sleep(0.5)
+
+
+def _scheduler_status(directory: ClusterDirectory, batch: BatchSystem) -> JobStatus | None:
+    """Return what the queue says of the scheduler job; None where it says nothing."""
+    submit = next((s for s in directory.submits() if s.kind == "scheduler" and not s.refused), None)
+    if submit is None or submit.job_id is None:
+        return None
+    try:
+        status = batch.poll([submit.job_id]).get(submit.job_id) or batch.ended([submit.job_id]).get(submit.job_id)
+    except BatchError:
+        return None
+    if status is not None and status.state.ended:
+        log = directory.logs / batch.log_name(submit.name, submit.job_id)
+        raise ClusterError(f"the scheduler of cluster {directory.path.name} is gone: {_words(status)}. Log: {log}")
+    return status
+
+
+def _words(status: JobStatus | None) -> str:
+    if status is None:
+        return "the queue does not say how its job is"
+    if status.state is JobState.RUNNING:
+        return f"scheduler job {status.job_id} runs on {status.node or 'its node'}"
+    return f"scheduler job {status.job_id} {status.state.value}: {explain(status)}"

@@ -1,0 +1,78 @@
+"""The manager that runs in the scheduler job, for adaptive scaling without a living client: starts and ends its process.
+
+It is a process of its own, ``python -m hpcgpu.unattended``: what it does must not hold up the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+
+from hpcgpu.batch import batch_system
+from hpcgpu.batch.base import BatchError
+from hpcgpu.directory import ClusterDirectory
+
+__all__ = ["LOG", "Unattended"]
+
+#: Its log, in the cluster's `logs`.
+LOG = "manager.log"
+
+
+class Unattended:
+    """The one such process of a scheduler.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    job_id : str
+        The scheduler job.
+    """
+
+    def __init__(self, directory: ClusterDirectory, job_id: str) -> None:
+        self.directory = directory
+        self.job_id = job_id
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> str:
+        """Start it, or start it anew; return why that cannot be, empty if it can.
+
+        Whether jobs may be submitted from this node is only known of the commands: a site that refuses them from compute nodes says so at
+        the first submit.
+        """
+        if trouble := await asyncio.to_thread(self._queue_answers):
+            return trouble
+        await self.stop()
+        with open(self.directory.logs / LOG, "ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "hpcgpu.unattended",
+                str(self.directory.path),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        return ""
+
+    def _queue_answers(self) -> str:
+        batch = batch_system(self.directory.system)
+        try:
+            batch.check()
+            batch.poll([self.job_id])
+        except BatchError as error:
+            return f"compute nodes of this site cannot submit jobs: {error}"
+        return ""
+
+    async def stop(self) -> None:
+        """End it."""
+        process, self._process = self._process, None
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), 5)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()

@@ -1,0 +1,249 @@
+"""Clusters that outlive the program that made them: left, taken up again, taken over, waited for later."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed.exceptions import WorkerStartTimeoutError
+
+import hpcgpu
+from hpcgpu import ClusterError, LocalGPUCluster, NoCluster, SlurmGPUCluster
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.cluster import ClusterWarning
+from tests.conftest import live
+from tests.local.test_cluster import CPU, block_queue, in_queue, start_program
+
+Until = Callable[..., None]
+
+#: Its jobs wait while the queue's GPUs are taken.
+WAITS: dict[str, Any] = {"gpus_per_node": 1, "protocol": "tcp", "scheduler": {"gpus_per_node": 1}, "poll_interval": 0.5, "quiet": True}
+
+
+def names(cluster: LocalGPUCluster) -> set[str]:
+    return {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()}
+
+
+def test_a_detached_cluster_keeps_its_jobs_and_its_data_and_is_taken_up_again(queue: LocalQueue) -> None:
+    cluster = LocalGPUCluster(name="kept", jobs=1, **CPU)
+    cluster.wait_for_workers(1)
+    with cluster.get_client() as client:
+        client.publish_dataset(answer=client.scatter(42))
+    cluster.detach()
+    assert cluster.status.name == "closed" and len(live(queue)) == 2
+
+    with hpcgpu.connect("kept", quiet=True) as client:
+        assert client.get_dataset("answer").result() == 42
+        assert client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins["hpcgpu"].lease) is None
+
+    again = LocalGPUCluster.from_name("kept")
+    assert {job.name: (job.kind, job.state) for job in again.jobs} == {
+        "kept-scheduler": ("scheduler", "running"),
+        "kept-0": ("worker", "running"),
+    }
+    again.wait_for_workers()
+    again.scale(jobs=2)
+    again.wait_for_workers(2)
+    assert names(again) == {"kept-0", "kept-1"}, "numbers go on where they were"
+    assert any("hpcgpu: on " in log for name, log in again.get_logs(cluster=False).items() if name.startswith("kept-0"))
+    again.scale(jobs=1)
+    again.wait_for_workers(1)
+    with again.get_client() as client:
+        assert client.get_dataset("answer").result() == 42
+    again.close()
+    assert live(queue) == []
+    with pytest.raises(ClusterError, match="cluster kept was closed; its logs are in"):
+        LocalGPUCluster.from_name("kept")
+
+
+def test_a_cluster_whose_program_was_killed_is_taken_up(queue: LocalQueue) -> None:
+    program = start_program(CPU | {"name": "orphan", "jobs": 1})
+    assert program.stdout is not None and program.stdout.readline() == "up\n"
+    program.send_signal(signal.SIGKILL)
+    program.communicate()
+    with LocalGPUCluster.from_name("orphan") as cluster:
+        cluster.wait_for_workers(1)
+        assert cluster.shutdown_on_close, "nobody detached it: it ends with this program"
+    assert live(queue) == []
+
+
+def test_worker_groups_come_back_with_their_options(queue: LocalQueue) -> None:
+    cluster = LocalGPUCluster(name="groups", jobs=0, **CPU)
+    cluster.add_worker_group("big", gpus_per_node=0, cores=1, resources={"MEMORY": 2}, jobs=1)
+    cluster.wait_for_workers(1)
+    cluster.detach()
+    with LocalGPUCluster.from_name("groups") as again:
+        again.wait_for_workers(1)
+        again.scale(jobs=2, worker_group="big")
+        again.wait_for_workers(2)
+        assert all(worker["resources"] == {"MEMORY": 2} for worker in again.scheduler_info["workers"].values())
+        assert again.options.worker.worker_resources() == ()
+
+
+def test_leaving_a_detached_cluster_again_leaves_its_jobs(queue: LocalQueue) -> None:
+    LocalGPUCluster(name="left", jobs=1, shutdown_on_close=False, **CPU).close()
+    assert len(live(queue)) == 2
+    LocalGPUCluster.from_name("left", shutdown_on_close=False).close()
+    LocalGPUCluster.from_name("left").detach()
+    assert len(live(queue)) == 2
+    LocalGPUCluster.from_name("left").close()
+    assert live(queue) == []
+
+
+def test_idle_timeout_ends_an_abandoned_cluster(queue: LocalQueue, until: Until) -> None:
+    LocalGPUCluster(name="idle", jobs=1, idle_timeout="2s", **CPU).detach()
+    until(lambda: live(queue) == [], "scheduler and worker end by themselves")
+    with pytest.raises(ClusterError, match=r"nothing is left of cluster idle: scheduler job .* completed"):
+        LocalGPUCluster.from_name("idle")
+
+
+def test_without_waiting_the_cluster_is_there_in_every_state(queue: LocalQueue, home: Path, fake_gpus: None, until: Until) -> None:
+    blocker = block_queue(queue, home)
+    cluster = LocalGPUCluster(name="later", jobs=1, wait=False, **WAITS)
+    assert [(job.kind, job.state) for job in cluster.jobs] == [("scheduler", "pending"), ("worker", "pending")]
+    assert "LocalGPUCluster('later', '<Not Connected>', status=starting, workers=0/1, worker jobs: 1 pending)" in repr(cluster)
+    assert cluster.dashboard_link == "" and cluster._repr_html_()
+    with pytest.raises(WorkerStartTimeoutError):
+        cluster.wait_for_workers(1, timeout="0.2s")
+    with pytest.raises(TimeoutError, match=r"the scheduler of cluster later was not there within 0.2 s: scheduler job \w+ pending: "):
+        hpcgpu.connect("later", timeout=0.2, quiet=True)
+    cluster.scale(jobs=2)
+    until(lambda: len(in_queue(queue, "later")) == 3, "a job is added while all wait")
+    queue.cancel([blocker])
+    with hpcgpu.connect("later", quiet=True) as client:
+        assert client.submit(sum, [1, 2]).result() == 3
+    with cluster.get_client() as client:
+        assert client.submit(sum, [1, 2, 3]).result() == 6
+    cluster.wait_for_workers(2)
+    assert cluster.status.name == "running"
+    cluster.close()
+    assert live(queue) == []
+
+
+def test_without_waiting_a_waiting_cluster_can_be_closed_and_left(queue: LocalQueue, home: Path, fake_gpus: None) -> None:
+    blocker = block_queue(queue, home)
+    LocalGPUCluster(name="shut", jobs=1, wait=False, **WAITS).close()
+    assert live(queue) == [blocker]
+    LocalGPUCluster(name="left", jobs=1, wait=False, **WAITS).detach()
+    assert len(live(queue)) == 3
+    with LocalGPUCluster.from_name("left", wait=False) as cluster:
+        assert cluster.status.name == "starting"
+    assert live(queue) == [blocker]
+    queue.cancel([blocker])
+
+
+def test_without_waiting_a_scheduler_that_dies_is_told(queue: LocalQueue, home: Path, fake_gpus: None, until: Until) -> None:
+    blocker = block_queue(queue, home)
+    cluster = LocalGPUCluster(name="dies", jobs=1, wait=False, **WAITS)
+    with pytest.warns(ClusterWarning, match=r"Cluster failed to start: scheduler job \w+ \(dies-scheduler\) cancelled"):
+        queue.cancel([cluster.jobs[0].id])
+        until(lambda: cluster.status.name == "closed", "the cluster gives up")
+    assert "dies-scheduler) cancelled" in repr(cluster)
+    with pytest.raises(ClusterError, match="dies-scheduler"):
+        cluster.wait_for_workers(1)
+    assert live(queue) == [blocker]
+    with pytest.raises(ClusterError, match="cluster dies was closed"):
+        hpcgpu.connect("dies", quiet=True)
+    queue.cancel([blocker])
+
+
+async def test_awaiting_a_cluster_that_does_not_wait_returns_at_once_and_later_awaits_wait(
+    queue: LocalQueue, home: Path, fake_gpus: None
+) -> None:
+    blocker = block_queue(queue, home)
+    async with LocalGPUCluster(name="soon", jobs=0, wait=False, asynchronous=True, **WAITS) as cluster:
+        assert cluster.status.name == "starting"
+        queue.cancel([blocker])
+        await cluster
+        assert cluster.status.name == "running"
+        async with await hpcgpu.connect("soon", asynchronous=True, quiet=True) as client:
+            assert (await client.scheduler.identity())["type"] == "Scheduler"
+
+
+def test_a_cluster_of_that_name_is_connected_to_where_that_was_asked_for(queue: LocalQueue) -> None:
+    LocalGPUCluster(name="one", jobs=1, if_exists="connect", **CPU).detach()
+    with pytest.warns(ClusterWarning, match="cluster one was there: it keeps its own nthreads$"):
+        cluster = LocalGPUCluster(name="one", jobs=5, nthreads=3, if_exists="connect", **CPU)
+    with cluster:
+        cluster.wait_for_workers()
+        assert names(cluster) == {"one-0"}, "it is the one that was there"
+    assert live(queue) == []
+
+
+def test_the_second_manager_takes_over_and_the_first_says_so(queue: LocalQueue, until: Until) -> None:
+    first = LocalGPUCluster(name="two", jobs=1, **CPU)
+    first.wait_for_workers(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        second = LocalGPUCluster.from_name("two")
+        until(lambda: any("was taken over by" in str(w.message) for w in caught), "the first notices by itself")
+    with pytest.raises(ClusterError, match=r"cluster two was taken over by .*process \d+.*from_name\('two'\) takes it back"):
+        first.scale(jobs=3)
+    with pytest.raises(ClusterError, match="was taken over by"):
+        first.wait_for_workers(1)
+    second.scale(jobs=2)
+    second.wait_for_workers(2)
+    with first.get_client() as client:
+        assert client.submit(sum, [1, 2]).result() == 3, "its clients go on"
+    first.close()
+    assert len(live(queue)) == 3, "the jobs are the second's"
+    second.close()
+    assert live(queue) == []
+
+
+def test_a_job_that_is_submitted_while_another_manager_takes_over_is_not_left_behind(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, until: Until
+) -> None:
+    gate, under_way = threading.Event(), threading.Event()
+
+    class Slow(LocalQueue):
+        def submit(self, script: Path, **arguments: Any) -> str:
+            job_id = super().submit(script, **arguments)
+            if arguments["job_name"] == "race-0":
+                under_way.set()
+                gate.wait()
+            return job_id
+
+        def find(self, job_name: str) -> list[str]:
+            return []  # the answer of a queue that has not heard of it yet
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hpcgpu.cluster.batch_system", lambda system: Slow(queue.directory, gpus=4))
+        first = LocalGPUCluster(name="race", jobs=0, **CPU)
+        first.scale(jobs=1)
+        under_way.wait()
+        with LocalGPUCluster.from_name("race") as second, pytest.warns(ClusterWarning, match="was taken over by"):
+            assert [job.name for job in second.jobs] == ["race-scheduler"]
+            gate.set()
+            until(lambda: in_queue(queue, "race-0") == [], "the first cancels what it submitted")
+            first.close()
+    assert live(queue) == []
+
+
+def test_what_cannot_be_taken_up_is_said(queue: LocalQueue, home: Path) -> None:
+    with pytest.raises(NoCluster, match=r"there is no cluster named 'nobody' in .*; there are: none"):
+        LocalGPUCluster.from_name("nobody")
+    with pytest.raises(NoCluster, match="is not the directory of a cluster"):
+        hpcgpu.connect(home / "nowhere")
+    with LocalGPUCluster(name="here", scheduler="local", jobs=0, **CPU) as cluster:
+        with pytest.raises(ClusterError, match="its scheduler runs in the program that made it"):
+            LocalGPUCluster.from_name("here")
+        with pytest.raises(ClusterError, match="the scheduler runs in this program"):
+            cluster.detach()
+    with LocalGPUCluster(name="mine", jobs=0, **CPU) as cluster:
+        with pytest.raises(ClusterError, match="cluster mine is not one of SlurmGPUCluster: its batch system is 'local'"):
+            SlurmGPUCluster.from_name("mine")
+        assert asyncio.run(_name_of(cluster.directory.path)) == "mine"
+    (cluster.directory.path / "options.json").unlink()
+
+
+async def _name_of(path: Path) -> str:
+    """Connect by the path of a cluster's directory."""
+    async with await hpcgpu.connect(path, asynchronous=True, quiet=True) as client:
+        return str(client.id).removeprefix("Client-hpcgpu-").rsplit("-", 5)[0]
