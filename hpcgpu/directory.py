@@ -278,9 +278,14 @@ class ClusterDirectory:
         except (OSError, ValueError, TypeError, KeyError):  # not there yet, half-written, or a stale handle of NFS
             return None
 
+    def withdraw(self) -> None:
+        """Take the contact away, in both its forms."""
+        for name in ("contact.json", "scheduler.json"):
+            (self.path / name).unlink(missing_ok=True)
+
     def remove_secrets(self) -> None:
         """Remove what gives access to the cluster; logs, scripts and journal stay."""
-        (self.path / "contact.json").unlink(missing_ok=True)
+        self.withdraw()
         shutil.rmtree(self.tls, ignore_errors=True)
 
     # The journal of submits: the intent is on disk before the submit, the id after it

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["VARIABLE", "pbs_name"]
+__all__ = ["VARIABLE", "pbs_name", "pbs_prefix"]
 
 #: Variable of a PBS job that holds its whole name.
 VARIABLE = "HPCGPU_PBS_JOB"
 
 _LONGEST = 15
+
+
+def pbs_prefix(name: str) -> str:
+    """Return a name with other characters where PBS does not take its own."""
+    name = re.sub(r"[^A-Za-z0-9_+-]", "_", name)
+    return name if name[:1].isalpha() else f"j{name}"
 
 
 def pbs_name(name: str) -> str:
@@ -18,8 +24,6 @@ def pbs_name(name: str) -> str:
     The end is kept, ``-12`` or ``-scheduler``, and as much of the beginning as there is room for. Letters, digits and ``- _ +`` may stand
     in it, a letter first (OpenPBS, ``check_job_name``). It need not be unique: jobs are told apart by `VARIABLE`.
     """
-    name = re.sub(r"[^A-Za-z0-9_+-]", "_", name)
-    if not name[:1].isalpha():
-        name = f"j{name}"
+    name = pbs_prefix(name)
     end = match[0] if (match := re.search(r"-(\d{1,8}|scheduler)$", name)) else ""
     return name[: min(len(name), _LONGEST) - len(end)].rstrip("-") + end

@@ -16,9 +16,9 @@ from typing import Any
 import jinja2
 
 from hpcgpu.options import JobOptions, OptionError, Options
-from hpcgpu.pbsname import VARIABLE, pbs_name
+from hpcgpu.pbsname import VARIABLE, pbs_name, pbs_prefix
 
-__all__ = ["directive_value", "render", "script_name", "shell_word"]
+__all__ = ["directive_value", "render", "render_bundle", "render_single", "script_name", "shell_word"]
 
 #: sbatch's options that would break how the cluster submits its jobs.
 _REFUSED = {
@@ -251,6 +251,74 @@ def render(system: str, kind: str, options: Options, directory: Path, group: str
     whole_nodes = job.gpu_request == "none"
     if system == "pbs" and job.memory is None and not whole_nodes and directives.asked("-l mem"):
         job = replace(job, memory=_PBS_MEMORY * max(1, job.gpus_per_node))
+    text = (
+        _environment(system, options)
+        .get_template(_template(system, kind))
+        .render(
+            _context(system, kind, options, directory),
+            job=job,
+            script=directory / script_name(system, kind, group),
+            directive=directives.add,
+            further_directives=directives.further,
+            asked=directives.asked,
+        )
+    )
+    return _squeeze(text)
+
+
+def render_bundle(system: str, options: Options, directory: Path) -> dict[str, str]:
+    """Return by file name what starts a cluster without Python: both job scripts, ``launch.sh``, ``stop.sh``, ``README``.
+
+    Parameters
+    ----------
+    system : str
+        ``"slurm"`` or ``"pbs"``.
+    options : Options
+    directory : Path
+        The cluster's directory.
+    """
+    jobs = {script_name(system, kind): render(system, kind, options, directory) for kind in ("scheduler", "worker")}
+    context = _context(system, "bundle", options, directory) | {
+        "scheduler_script": script_name(system, "scheduler"),
+        "worker_script": script_name(system, "worker"),
+        "cls": {"slurm": "SlurmGPUCluster", "pbs": "PBSGPUCluster"}[system],
+    }
+    environment = _environment(system, options)
+    templates_ = {"launch.sh": f"{system}/launch.sh.j2", "stop.sh": f"{system}/stop.sh.j2", "README": "bundle/README.j2"}
+    return jobs | {name: environment.get_template(template).render(context) for name, template in templates_.items()}
+
+
+def render_single(options: Options, directory: Path, program: Sequence[str]) -> str:
+    """Return the text of one Slurm script that runs scheduler, workers and a program in one allocation.
+
+    Parameters
+    ----------
+    options : Options
+        ``options.worker.nodes_per_job`` nodes are asked for.
+    directory : Path
+        The beginning of the path of the cluster's directory; the job's id follows.
+    program : sequence of str
+        Its command line.
+    """
+    directives = Directives(_SYNTAX["slurm"], options.worker.job_directives_skip, options.worker.job_extra_directives)
+    text = (
+        _environment("slurm", options)
+        .get_template("slurm/single.sbatch.j2")
+        .render(
+            _context("slurm", "single", options, directory),
+            job=options.worker,
+            scheduler=options.scheduler,
+            program=program,
+            script=directory.with_name(f"{directory.name}.sbatch"),
+            directive=directives.add,
+            further_directives=directives.further,
+            asked=directives.asked,
+        )
+    )
+    return _squeeze(text)
+
+
+def _environment(system: str, options: Options) -> jinja2.Environment:
     own = options.cluster.template_directory
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*([own] if own else []), templates() / system, templates()]),
@@ -270,25 +338,24 @@ def render(system: str, kind: str, options: Options, directory: Path, group: str
         "pbs_time": pbs_time,
         "pbs_memory": pbs_memory,
         "pbs_name": pbs_name,
+        "pbs_prefix": pbs_prefix,
         "launcher": _launcher,
         "resources": lambda value: ",".join(f"{name}={amount:g}" for name, amount in value),
         "flag": _flag,
     }
     env.tests["string_list"] = lambda value: isinstance(value, tuple)
-    text = env.get_template(_template(system, kind)).render(
-        system=system,
-        kind=kind,
-        job=job,
-        cluster=options.cluster,
-        directory=directory,
-        logs=options.cluster.log_directory or directory / "logs",
-        script=directory / script_name(system, kind, group),
-        directive=directives.add,
-        further_directives=directives.further,
-        asked=directives.asked,
-        variable=VARIABLE,
-    )
-    return _squeeze(text)
+    return env
+
+
+def _context(system: str, kind: str, options: Options, directory: Path) -> dict[str, Any]:
+    return {
+        "system": system,
+        "kind": kind,
+        "cluster": options.cluster,
+        "directory": directory,
+        "logs": options.cluster.log_directory or directory / "logs",
+        "variable": VARIABLE,
+    }
 
 
 def slurm_time(seconds: int | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -31,6 +32,8 @@ def publish(scheduler: Scheduler, directory: ClusterDirectory, *, job_id: str, f
         fabric=fabric,
     )
     directory.publish(contact)
+    # As `dask scheduler --scheduler-file` writes it, with the address for clients: for Client(scheduler_file=...).
+    directory.write("scheduler.json", json.dumps({**scheduler.identity(), "address": contact.client}, indent=1))
     return contact
 
 
@@ -55,4 +58,4 @@ async def dask_teardown(scheduler: Scheduler) -> None:
         await extension.unattended.stop()
     contact = directory.contact()
     if contact is not None and contact.job_id == os.environ["HPCGPU_SCHEDULER_JOB"]:
-        (directory.path / "contact.json").unlink(missing_ok=True)
+        directory.withdraw()

@@ -1,0 +1,117 @@
+"""Scripts that stand alone: a cluster directory that a person without Python launches, and one job that runs all.
+
+The directory is made as that of any other cluster: `hpcgpu list`, `hpcgpu stop`, `hpcgpu.connect` and ``from_name`` know it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcgpu import credentials, saved, scripts
+from hpcgpu.directory import ClusterDirectory
+from hpcgpu.options import OptionError, Options, resolve
+
+__all__ = ["make", "make_single"]
+
+#: Seconds without work after which a cluster ends that nobody manages.
+_IDLE_TIMEOUT = 3600.0
+
+
+def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirectory:
+    """Write the directory of a cluster with ``launch.sh``, ``stop.sh``, ``README`` and the job scripts.
+
+    Parameters
+    ----------
+    system : str
+        ``"slurm"`` or ``"pbs"``.
+    arguments : mapping
+        Options of the cluster. Its name is that of the directory; ``idle_timeout`` is an hour where not given.
+    path : Path
+        A directory that is not there, is empty, or holds such scripts that were never launched.
+
+    Raises
+    ------
+    OptionError
+        An option that cannot be, or a directory that holds something else.
+    """
+    path = path.expanduser().absolute()
+    options = _resolve(system, {"idle_timeout": _IDLE_TIMEOUT, **arguments}, path)
+    if options.scheduler is None:
+        raise OptionError("scheduler='local': scripts that stand alone need a scheduler job")
+    if options.cluster.jobs:
+        raise OptionError(f"jobs={options.cluster.jobs}: launch.sh gets the number of worker jobs when it runs")
+    files = scripts.render_bundle(system, options, path)
+    _make_room(path)
+    directory = ClusterDirectory.claim(path, lambda submits: [], system=system, encrypted=options.cluster.security)
+    try:
+        if options.cluster.security:
+            credentials.create(directory)
+        if options.cluster.log_directory is not None:
+            options.cluster.log_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        saved.write(directory, options)
+        directory.detach()
+        for name, text in files.items():
+            directory.write(name, text)
+            if name.endswith(".sh"):
+                (path / name).chmod(0o700)
+    except BaseException:
+        directory.abandon()
+        raise
+    return directory
+
+
+def make_single(arguments: Mapping[str, Any], path: Path, program: Sequence[str]) -> Path:
+    """Write one Slurm script that runs scheduler, workers and a program, and return its path, ``PATH/NAME.sbatch``.
+
+    Each job that is submitted from it has its own cluster directory beside the script, made when it runs.
+
+    Parameters
+    ----------
+    arguments : mapping
+        Options of the cluster; ``nodes_per_job`` is the number of nodes.
+    path : Path
+        Directory for the script.
+    program : sequence of str
+        Its command line.
+
+    Raises
+    ------
+    OptionError
+        An option that cannot be, or a script of that name is there.
+    """
+    path = path.expanduser().absolute()
+    options = _resolve("slurm", {"log_directory": str(path), **arguments}, path / path.name)
+    if options.scheduler is None:
+        raise OptionError("scheduler='local' has no meaning for a single job: the scheduler runs in it")
+    text = scripts.render_single(options, path / path.name, program)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    script = path / f"{path.name}.sbatch"
+    try:
+        with open(script, "x") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise OptionError(f"{script} is there: remove it, or choose another directory") from error
+    script.chmod(0o700)
+    return script
+
+
+def _resolve(system: str, arguments: Mapping[str, Any], path: Path) -> Options:
+    given = {"name": path.name, "cluster_directory": str(path.parent), "shutdown_on_close": False}
+    return resolve(system, {**arguments, **given})
+
+
+def _make_room(path: Path) -> None:
+    """Remove what may be overwritten without loss."""
+    if not path.exists():
+        return
+    if path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
+        return
+    if not (path / "launch.sh").exists() or not (path / "cluster.json").exists():
+        raise OptionError(f"{path} is there, and holds something else: choose another directory")
+    if ClusterDirectory(path).submits():
+        raise OptionError(f"{path} was launched: its journal and its logs are kept. Choose another directory, or remove that one")
+    shutil.rmtree(path)

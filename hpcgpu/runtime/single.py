@@ -1,0 +1,192 @@
+"""One job for all, ``python -m hpcgpu.runtime.single``: scheduler, workers and a program in one allocation.
+
+It starts the three, watches them, and ends with the program's exit code; whatever ends first, the others are ended too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpcgpu import credentials
+from hpcgpu.batch import batch_system
+from hpcgpu.directory import ClusterDirectory, Contact
+
+__all__ = ["main"]
+
+_T = TypeVar("_T")
+
+#: Seconds that the program has to end after SIGTERM; the job itself gets its signal 60 s before the walltime is over.
+_GRACE = 20.0
+#: Seconds that scheduler and workers have.
+_TEARDOWN = 10.0
+
+
+class _Trouble(Exception):
+    """The program cannot run, or cannot go on running."""
+
+
+async def _workers_there(contact: Contact, directory: ClusterDirectory, workers: int) -> None:
+    from distributed import Client
+    from distributed.security import Security
+
+    security = credentials.security(directory) if directory.encrypted else Security()
+    async with Client(contact.client, security=security, asynchronous=True, set_as_default=False) as client:
+        await client.wait_for_workers(workers)
+
+
+async def _scheduler_there(directory: ClusterDirectory) -> Contact:
+    while (contact := directory.contact()) is None:
+        await asyncio.sleep(0.2)
+    return contact
+
+
+class Single:
+    """The three processes of a job.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    workers : int
+        Dask workers that the program waits for.
+    patience : float
+        Seconds that they may take.
+    """
+
+    def __init__(self, directory: ClusterDirectory, workers: int, patience: float) -> None:
+        self.directory = directory
+        self.workers = workers
+        self.patience = patience
+        self.signalled: asyncio.Future[int] | None = None
+
+    async def run(self, scheduler: Sequence[str], workers: Sequence[str], program: Sequence[str]) -> int:
+        """Run the program on the cluster; return the exit code."""
+        loop = asyncio.get_running_loop()
+        self.signalled = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        cluster: dict[str, asyncio.subprocess.Process] = {}
+        try:
+            cluster["the scheduler"] = await asyncio.create_subprocess_exec(*scheduler, start_new_session=True)
+            cluster["the workers"] = await asyncio.create_subprocess_exec(*workers, start_new_session=True)
+            contact = await self._unless_ended(cluster, _scheduler_there(self.directory), "the scheduler")
+            await self._unless_ended(cluster, _workers_there(contact, self.directory, self.workers), f"{self.workers} workers")
+            return await self._program(cluster, program, contact)
+        except _Trouble as trouble:
+            print(f"hpcgpu: {trouble}", file=sys.stderr, flush=True)
+            return 128 + self.signalled.result() if self.signalled.done() else 1
+        finally:
+            await asyncio.gather(*(_end(process, _TEARDOWN) for process in cluster.values()))
+
+    def _on_signal(self, number: int) -> None:
+        if self.signalled is not None and not self.signalled.done():
+            self.signalled.set_result(number)
+
+    async def _unless_ended(self, cluster: dict[str, asyncio.subprocess.Process], work: Awaitable[_T], what: str) -> _T:
+        """Wait for something, unless the job is to end or a part of the cluster has ended."""
+        task = asyncio.ensure_future(work)
+        ends = {asyncio.ensure_future(process.wait()): name for name, process in cluster.items()}
+        assert self.signalled is not None
+        try:
+            events: list[asyncio.Future[Any]] = [task, self.signalled, *ends]
+            done, _ = await asyncio.wait(events, timeout=self.patience, return_when=asyncio.FIRST_COMPLETED)
+            if self.signalled in done:
+                raise _Trouble(
+                    f"{signal.Signals(self.signalled.result()).name} came while this waited for {what}: the program was not started"
+                )
+            if ended := next((name for end, name in ends.items() if end in done), None):
+                raise _Trouble(f"{ended} ended before {what} were there: the program was not started. The reason is above")
+            if task not in done:
+                raise _Trouble(f"{what} were not there within {self.patience:g} s (death_timeout): the program was not started")
+            return task.result()
+        finally:
+            for waiting in (task, *ends):
+                waiting.cancel()
+
+    async def _program(self, cluster: dict[str, asyncio.subprocess.Process], command: Sequence[str], contact: Contact) -> int:
+        environment = {
+            **os.environ,
+            **credentials.environment(self.directory),
+            "DASK_SCHEDULER_ADDRESS": contact.client,
+            "HPCGPU_CLUSTER_DIRECTORY": str(self.directory.path),
+        }
+        try:
+            program = await asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True)
+        except OSError as error:
+            print(f"hpcgpu: {shlex.join(command)} cannot be started: {error.strerror}", file=sys.stderr, flush=True)
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        ends = {asyncio.ensure_future(process.wait()): name for name, process in cluster.items()}
+        over = asyncio.ensure_future(program.wait())
+        assert self.signalled is not None
+        try:
+            done, _ = await asyncio.wait([over, self.signalled, *ends], return_when=asyncio.FIRST_COMPLETED)
+            if over in done:
+                code = over.result()
+                return 128 - code if code < 0 else code
+            await _end(program, _GRACE)
+            if self.signalled in done:
+                raise _Trouble(
+                    f"{signal.Signals(self.signalled.result()).name} came: the program was ended (the walltime is over, or scancel)"
+                )
+            raise _Trouble(f"{next(name for end, name in ends.items() if end in done)} ended: the program was ended too")
+        finally:
+            for waiting in (over, *ends):
+                waiting.cancel()
+
+
+async def _end(process: asyncio.subprocess.Process, grace: float) -> None:
+    """End a process and what it started."""
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
+        if process.returncode is not None:
+            return
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            await asyncio.wait_for(process.wait(), seconds)
+        except TimeoutError:
+            continue
+
+
+def main(argv: Sequence[str]) -> int:
+    """Make the cluster's directory, run, take the credentials away."""
+    parser = argparse.ArgumentParser(prog="python -m hpcgpu.runtime.single", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("system", help="batch system")
+    parser.add_argument("directory", type=Path, help="cluster directory, which is made")
+    parser.add_argument("--workers", type=int, required=True, help="Dask workers to wait for")
+    parser.add_argument("--patience", type=float, required=True, help="seconds that they may take")
+    parser.add_argument("--insecure", action="store_true", help="without TLS")
+    parser.add_argument(
+        "commands", nargs=argparse.REMAINDER, help="length and words of the scheduler's command, of the workers', the program's"
+    )
+    arguments = parser.parse_args(argv)
+    words = list(arguments.commands)
+    scheduler, words = words[1 : int(words[0]) + 1], words[int(words[0]) + 1 :]
+    workers, program = words[1 : int(words[0]) + 1], words[int(words[0]) + 1 :]
+    own = batch_system(arguments.system).own_job(os.environ)
+    if own is None:
+        print(f"hpcgpu: this does not run inside a job of {arguments.system}: submit the script", file=sys.stderr)
+        return 1
+    directory = ClusterDirectory.claim(arguments.directory, lambda submits: [], system=arguments.system, encrypted=not arguments.insecure)
+    if directory.encrypted:
+        credentials.create(directory)
+    directory.detach()
+    directory.intend(own.name, "scheduler")
+    directory.submitted(own.name, own.job_id)
+    try:
+        return asyncio.run(Single(directory, arguments.workers, arguments.patience).run(scheduler, workers, program))
+    finally:
+        directory.remove_secrets()
+        directory.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

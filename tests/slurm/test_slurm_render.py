@@ -1,0 +1,121 @@
+"""Scripts that stand alone, on a real Slurm: by their own commands and by plain `sbatch`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bed import SlurmBed
+
+import hpcgpu
+from hpcgpu import SlurmGPUCluster
+from hpcgpu.bundle import make, make_single
+from tests.slurm.test_slurm_cluster import A100
+
+Until = Callable[..., None]
+
+SMALL: dict[str, Any] = {k: v for k, v in A100.items() if k not in ("quiet",)} | {"gpus_per_node": 2, "cores": 1, "memory": "1GB"}
+ONE: dict[str, Any] = {k: v for k, v in SMALL.items() if k not in ("scheduler", "gpu_type")} | {"queue": "gpu", "walltime": "10m"}
+
+
+def run(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, timeout=250, cwd="/")
+
+
+def empty(bed: SlurmBed) -> bool:
+    return [job for job in bed.squeue() if job.state != "COMPLETING"] == []
+
+
+def test_launch_three_jobs_connect_by_the_contact_file_and_stop(bed: SlurmBed, home: Path, until: Until) -> None:
+    directory = make("slurm", SMALL, home / "demo").path
+    done = run(str(directory / "launch.sh"), "3")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["scheduler", *["worker"] * 3, "Logs:", "Connect:", "End"]
+    with hpcgpu.connect(directory, quiet=True) as client:
+        client.wait_for_workers(6)
+        assert client.gather(client.map(lambda x: x + 1, range(20))) == list(range(1, 21))
+        assert run(str(directory / "launch.sh"), "1").returncode == 0
+        client.wait_for_workers(8)
+    with SlurmGPUCluster.from_name(directory, shutdown_on_close=False) as cluster:
+        cluster.scale(jobs=1)
+        cluster.settle()
+    until(lambda: len([job for job in bed.squeue() if job.state != "COMPLETING"]) == 2, "three jobs were given up")
+    done = run(str(directory / "stop.sh"))
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "No job of demo is left."), done.stderr
+    assert empty(bed)
+
+
+def test_an_interrupted_launch_leaves_no_job(bed: SlurmBed, home: Path, until: Until) -> None:
+    directory = make("slurm", SMALL, home / "half").path
+    launch = subprocess.Popen([str(directory / "launch.sh"), "500"], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    until(lambda: len(bed.squeue()) >= 2, "the first jobs are submitted")
+    launch.send_signal(signal.SIGINT)
+    _, words = launch.communicate(timeout=100)
+    assert launch.returncode == 130 and "interrupted; what it submitted is cancelled" in words
+    bed.wait_empty()
+    assert empty(bed)
+
+
+PROGRAM = """
+import os, sys
+from distributed import Client
+with Client() as client:
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    print("answer", client.submit(sum, [1, 2, 3]).result(), "workers", len(workers), flush=True)
+    {rest}
+"""
+
+
+def single(home: Path, name: str, rest: str, **options: Any) -> Path:
+    """Write a script whose program computes on four workers of two nodes, then does the rest."""
+    (home / f"{name}.py").write_text(PROGRAM.format(rest=rest))
+    return make_single(ONE | {"nodes_per_job": 2} | options, home / name, [options.get("python", _python()), str(home / f"{name}.py")])
+
+
+def _python() -> str:
+    import sys
+
+    return sys.executable
+
+
+def log(script: Path) -> str:
+    [path] = script.parent.glob("*.log")
+    return path.read_text(errors="replace")
+
+
+@pytest.mark.parametrize(("protocol", "code"), [("tcp", 0), ("ucx", 7)])
+def test_a_single_job_ends_with_the_program_s_exit_code(bed: SlurmBed, home: Path, protocol: str, code: int) -> None:
+    script = single(home, "train", f"sys.exit({code})", protocol=protocol)
+    done = run("sbatch", "--wait", str(script))
+    assert done.returncode == code, log(script)
+    assert "answer 6 workers 4\n" in log(script)
+    [directory] = [path for path in script.parent.iterdir() if path.is_dir()]
+    assert not (directory / "tls").exists() and not (directory / "contact.json").exists()
+    assert empty(bed)
+
+
+def test_a_single_job_whose_workers_die_ends_its_program(bed: SlurmBed, home: Path) -> None:
+    script = single(home, "dies", "client.shutdown(); import time; time.sleep(1000)")
+    assert run("sbatch", "--wait", str(script)).returncode == 1
+    assert "ended: the program was ended too" in log(script)
+
+
+def test_a_single_job_without_workers_fails_and_says_why(bed: SlurmBed, home: Path) -> None:
+    script = single(home, "none", "", worker_extra_args=["--no-such-option"])
+    assert run("sbatch", "--wait", str(script)).returncode == 1
+    assert "the workers ended before 4 workers were there: the program was not started" in log(script)
+
+
+def test_a_single_job_at_its_walltime_ends_its_program_first(bed: SlurmBed, home: Path, until: Until) -> None:
+    program = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0))); time.sleep(1000)"
+    script = single(home, "slow", program)
+    job = run("sbatch", "--parsable", str(script)).stdout.strip()
+    until(lambda: list(script.parent.glob("*.log")) and "answer 6" in log(script), "the program runs", timeout=200)
+    run("scancel", "--signal=USR1", "--batch", job)  # as Slurm does 60 s before the end, by --signal
+    until(lambda: empty(bed), "all is torn down", timeout=200)
+    assert "saved" in log(script) and "SIGUSR1 came: the program was ended" in log(script)
+    assert "#SBATCH --signal=B:USR1@60" in script.read_text()

@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# Starts the hpcgpu cluster demo:  /home/me/clusters/demo/launch.sh [JOBS]
+# Submits the scheduler job, and JOBS (default 1) worker jobs behind it. While the scheduler job is in the queue, adds JOBS worker jobs.
+# Exit status: 0 if all was submitted, 1 if not, 2 if what was asked for cannot be.
+set -u
+umask 077
+directory=/home/me/clusters/demo
+name=demo
+journal=$directory/journal.jsonl
+if [ ! -e "$directory/cluster.json" ]; then
+    echo "$directory is not there: a cluster that was moved must be rendered anew" >&2
+    exit 2
+fi
+
+# The journal is what `hpcgpu list`, `hpcgpu stop` and from_name read.
+record() {
+    printf '{"time": %s, %s}\n' "$(date +%s)" "$1" >> "$journal"
+}
+
+# Name and id of each job.
+submitted() {
+    [ ! -e "$journal" ] || sed -n 's/.*"event": "submitted", "name": "\([^"]*\)", "id": "\([^"]*\)".*/\1 \2/p' "$journal"
+}
+unset PBS_DPREFIX
+
+# At most 15 characters stand after -N; the whole name is in a variable of the job.
+short_name() {
+    local clean=demo end=${1#"$name"}
+    clean=${clean:0:$((15 - ${#end}))}
+    while [ "${clean%-}" != "$clean" ]; do clean=${clean%-}; done
+    printf '%s%s' "$clean" "$end"
+}
+
+queue_submit() {
+    qsub -N "$(short_name "$1")" -v HPCGPU_PBS_JOB="$1" -o /home/me/clusters/demo/logs/"$1.log" ${4:+-W "depend=after:$4"} "$3"
+}
+
+job_id_of() {
+    printf '%s\n' "$1" | sed -n 's/^\([0-9][0-9]*\.[A-Za-z0-9][A-Za-z0-9._-]*\)$/\1/p' | tail -n 1
+}
+
+queue_cancel() {
+    qdel "$@"
+}
+
+# Attributes of a job that has not ended, one a line; nothing if it has, or if there is none.
+attributes() {
+    local answer status
+    answer=$(qstat -f "$1" 2>&1)
+    status=$?
+    case $status in
+        0) printf '%s\n' "$answer" | sed -e ':a' -e '$!N' -e 's/\n\t//' -e 'ta' -e 'P' -e 'D' ;;
+        35 | 153) ;; # it has ended, or is unknown
+        *)
+            echo "the queue does not answer: $answer" >&2
+            return 1
+            ;;
+    esac
+}
+
+# Prints something if the job is in the queue.
+queue_alive() {
+    attributes "$1"
+}
+
+# submit NAME KIND SCRIPT [ID that must have started before]
+submit() {
+    local id answer
+    record "\"event\": \"intent\", \"name\": \"$1\", \"kind\": \"$2\", \"group\": \"default\"" || return
+    # An interrupt must not end the command half-way: what it submitted would not be known.
+    answer=$(trap '' INT TERM HUP; queue_submit "$@")
+    id=$(job_id_of "$answer")
+    if [ -z "$id" ]; then
+        echo "launch.sh: $2 job $1 was not submitted${answer:+: $answer}" >&2
+        return 1
+    fi
+    record "\"event\": \"submitted\", \"name\": \"$1\", \"id\": \"$id\""
+    mine+=("$id")
+    echo "$2 job $id ($1)"
+    [ "$2" = worker ] || scheduler=$id
+}
+
+mine=()
+interrupted() {
+    echo "launch.sh: interrupted; what it submitted is cancelled: ${mine[*]:-nothing}" >&2
+    [ "${#mine[@]}" -eq 0 ] || queue_cancel "${mine[@]}"
+    exit 130
+}
+trap interrupted INT TERM HUP
+
+jobs=${1:-1}
+case $jobs in
+    '' | *[!0-9]*)
+        echo "launch.sh: $jobs is no number of worker jobs" >&2
+        exit 2
+        ;;
+esac
+if [ ! -e "$directory/tls/key.pem" ]; then
+    echo "launch.sh: the cluster's credentials are gone, it was ended for good: render it anew" >&2
+    exit 2
+fi
+
+scheduler=$(submitted | sed -n "s/^$name-scheduler //p" | tail -n 1)
+if [ -n "$scheduler" ]; then
+    alive=$(queue_alive "$scheduler") || exit 1
+    [ -n "$alive" ] || scheduler=
+fi
+if [ -z "$scheduler" ]; then
+    rm -f "$directory/contact.json" "$directory/scheduler.json"
+    [ ! -e "$journal" ] || mv "$journal" "$directory/journal~$(date +%Y%m%d-%H%M%S).jsonl"
+    record '"event": "detached"' || exit 1
+    submit "$name-scheduler" scheduler "$directory/scheduler.pbs" || exit 1
+fi
+last=$(sed -n "s/.*\"event\": \"intent\", \"name\": \"$name-\([0-9][0-9]*\)\".*/\1/p" "$journal" | sort -n | tail -n 1)
+number=$((${last:--1} + 1))
+for ((i = 0; i < jobs; i++)); do
+    submit "$name-$((number + i))" worker "$directory/worker.pbs" "$scheduler" || exit 1
+done
+echo "Logs:    "/home/me/clusters/demo/logs
+echo "Connect: with $directory/contact.json, see $directory/README; it is there when the scheduler runs"
+echo "End it:  $directory/stop.sh"

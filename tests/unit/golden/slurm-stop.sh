@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Ends the hpcgpu cluster demo: cancels every job of it, those that wait too, and none else.
+# Exit status: 0 if none is left, 1 if one may be.
+set -u
+directory=/home/me/clusters/demo
+name=demo
+journal=$directory/journal.jsonl
+if [ ! -e "$directory/cluster.json" ]; then
+    echo "$directory is not there: a cluster that was moved must be rendered anew" >&2
+    exit 2
+fi
+
+# The journal is what `hpcgpu list`, `hpcgpu stop` and from_name read.
+record() {
+    printf '{"time": %s, %s}\n' "$(date +%s)" "$1" >> "$journal"
+}
+
+# Name and id of each job.
+submitted() {
+    [ ! -e "$journal" ] || sed -n 's/.*"event": "submitted", "name": "\([^"]*\)", "id": "\([^"]*\)".*/\1 \2/p' "$journal"
+}
+
+queue_cancel() {
+    scancel "$@"
+}
+
+# Ids of the cluster's jobs in the queue. An id that is another job's by now is none of ours: its name is another.
+queue_jobs() {
+    local jobs id job
+    jobs=$(squeue --me --noheader --format='%i %j') || {
+        echo "stop.sh: the queue does not answer: nothing was cancelled" >&2
+        return 1
+    }
+    while read -r id job; do
+        if submitted | grep -qxF "$job $id" || unknown "$job"; then
+            echo "$id"
+        fi
+    done <<< "$jobs"
+}
+
+# Whether a job of this name was to be submitted, and nobody learned its id.
+unknown() {
+    [ -n "$1" ] && [ -e "$journal" ] && grep -qF "\"event\": \"intent\", \"name\": \"$1\"" "$journal" && ! submitted | grep -q "^$1 "
+}
+
+trap 'exit 130' INT
+for ((try = 0; try < 60; try++)); do
+    live=$(queue_jobs) || exit 1
+    if [ -z "$live" ]; then
+        rm -f "$directory/contact.json" "$directory/scheduler.json"
+        record '"event": "closed"'
+        echo "No job of $name is left."
+        exit 0
+    fi
+    [ "$try" -gt 0 ] || echo "Cancelling $(echo "$live" | tr '\n' ' ')"
+    # shellcheck disable=SC2086  # one word for each job
+    queue_cancel $live
+    sleep 1
+done
+echo "stop.sh: still in the queue: $(echo "$live" | tr '\n' ' ')" >&2
+exit 1

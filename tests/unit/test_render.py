@@ -1,0 +1,108 @@
+"""Scripts that stand alone: what is written, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcgpu.bundle import make, make_single
+from hpcgpu.directory import ClusterDirectory
+from hpcgpu.options import OptionError, resolve
+from hpcgpu.pbsname import pbs_name
+from hpcgpu.saved import read
+from hpcgpu.scripts import render_bundle, render_single
+
+GOLDEN = Path(__file__).parent / "golden"
+PLACE = Path("/home/me/clusters/demo")
+OPTIONS: dict[str, Any] = {
+    "name": "demo",
+    "cluster_directory": str(PLACE.parent),
+    "python": "/opt/env/bin/python",
+    "shutdown_on_close": False,
+    "idle_timeout": 3600,
+    "gpus_per_node": 4,
+    "walltime": "2h",
+}
+
+
+def golden(name: str, text: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("HPCGPU_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text(), f"{name} differs: HPCGPU_UPDATE_GOLDEN=1 writes it anew"
+    subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+@pytest.mark.parametrize("system", ["slurm", "pbs"])
+def test_the_scripts_that_launch_and_stop(system: str) -> None:
+    files = render_bundle(system, resolve(system, OPTIONS), PLACE)
+    assert set(files) == {
+        "launch.sh",
+        "stop.sh",
+        "README",
+        *(f"{k}.{'sbatch' if system == 'slurm' else 'pbs'}" for k in ("scheduler", "worker")),
+    }
+    for name in ("launch.sh", "stop.sh"):
+        golden(f"{system}-{name}", files[name])
+    assert "/home/me/clusters/demo" in files["README"]
+
+
+def test_the_script_of_a_single_job() -> None:
+    options = resolve("slurm", OPTIONS | {"nodes_per_job": 4, "cores": 8, "log_directory": "/home/me/train"})
+    golden("slurm-single.sbatch", render_single(options, Path("/home/me/train/train"), ["python", "train.py", "--name", "it's 100%"]))
+
+
+@pytest.mark.parametrize("name", ["demo", "a.cluster-with-a-long-name", "1st", "ends-"])
+@pytest.mark.parametrize("end", ["-0", "-12", "-scheduler"])
+def test_launch_sh_shortens_names_for_pbs_as_the_cluster_does(name: str, end: str, tmp_path: Path) -> None:
+    files = render_bundle("pbs", resolve("pbs", OPTIONS | {"name": name}), PLACE)
+    function = files["launch.sh"][files["launch.sh"].index("short_name() {") :].split("\n}\n")[0] + "\n}\n"
+    done = subprocess.run(["bash", "-uc", f"name={name}\n{function}short_name {name}{end}"], capture_output=True, text=True, check=True)
+    assert done.stdout == pbs_name(f"{name}{end}")
+
+
+def test_values_are_quoted_in_every_script(tmp_path: Path) -> None:
+    place = tmp_path / "it's a $(touch pwned) place" / "demo"
+    directory = make("slurm", {"gpus_per_node": 1, "env": {"X": "$(touch pwned)"}}, place)
+    for name in ("launch.sh", "stop.sh", "scheduler.sbatch", "worker.sbatch"):
+        subprocess.run(["bash", "-n", str(directory.path / name)], check=True)
+    done = subprocess.run([str(place / "launch.sh"), "none"], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "launch.sh: none is no number of worker jobs\n")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_bundle_is_a_cluster_directory_that_nobody_else_reads(tmp_path: Path) -> None:
+    directory = make("pbs", {"gpus_per_node": 2, "queue": "gpu"}, tmp_path / "demo")
+    assert directory.system == "pbs" and directory.detached and not directory.closed
+    assert read(directory).options.worker.queue == "gpu" and read(directory).options.cluster.idle_timeout == 3600
+    assert {oct(path.stat().st_mode & 0o077) for path in [directory.path, *directory.path.rglob("*")]} == {"0o0"}
+    again = make("pbs", {"gpus_per_node": 4}, tmp_path / "demo")
+    assert read(again).options.worker.gpus_per_node == 4, "one that was never launched is written anew"
+
+
+def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(OptionError, match="is there, and holds something else"):
+        make("slurm", {}, tmp_path / "mine")
+    directory = make("slurm", {}, tmp_path / "run")
+    ClusterDirectory(directory.path).intend("run-scheduler", "scheduler")
+    with pytest.raises(OptionError, match="was launched: its journal and its logs are kept"):
+        make("slurm", {}, tmp_path / "run")
+    make_single({}, tmp_path / "train", ["true"])
+    with pytest.raises(OptionError, match=r"train\.sbatch is there: remove it"):
+        make_single({}, tmp_path / "train", ["true"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"scheduler": "local"}, "need a scheduler job"), ({"jobs": 3}, "launch.sh gets the number of worker jobs"), ({"cores": 0}, "cores")],
+)
+def test_options_that_cannot_be_are_refused(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=message):
+        make("slurm", arguments, tmp_path / "demo")
+    assert not (tmp_path / "demo").exists()
