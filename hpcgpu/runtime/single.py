@@ -159,11 +159,11 @@ async def _end(process: asyncio.subprocess.Process, grace: float) -> None:
 def main(argv: Sequence[str]) -> int:
     """Make the cluster's directory, run, take the credentials away."""
     parser = argparse.ArgumentParser(prog="python -m hpcgpu.runtime.single", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("system", help="batch system")
-    parser.add_argument("directory", type=Path, help="cluster directory, which is made")
     parser.add_argument("--workers", type=int, required=True, help="Dask workers to wait for")
     parser.add_argument("--patience", type=float, required=True, help="seconds that they may take")
     parser.add_argument("--insecure", action="store_true", help="without TLS")
+    parser.add_argument("system", help="batch system")
+    parser.add_argument("directory", type=Path, help="cluster directory, which is made")
     parser.add_argument(
         "commands", nargs=argparse.REMAINDER, help="length and words of the scheduler's command, of the workers', the program's"
     )
