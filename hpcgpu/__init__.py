@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hpcgpu.clusters import NoCluster as NoCluster
     from hpcgpu.connection import connect as connect
     from hpcgpu.options import OptionError as OptionError
+    from hpcgpu.runner import SlurmGPURunner as SlurmGPURunner
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,7 @@ _HOMES = {
     "OptionError": "hpcgpu.options",
     "PBSGPUCluster": "hpcgpu.cluster",
     "SlurmGPUCluster": "hpcgpu.cluster",
+    "SlurmGPURunner": "hpcgpu.runner",
     "connect": "hpcgpu.connection",
 }
 
@@ -39,6 +41,7 @@ __all__ = [
     "OptionError",
     "PBSGPUCluster",
     "SlurmGPUCluster",
+    "SlurmGPURunner",
     "__version__",
     "connect",
 ]

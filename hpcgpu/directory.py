@@ -109,7 +109,15 @@ class ClusterDirectory:
         self.tls = path / "tls"
 
     @classmethod
-    def claim(cls, path: Path, alive: Callable[[list[Submit]], list[str]], *, system: str = "", encrypted: bool = True) -> ClusterDirectory:
+    def claim(
+        cls,
+        path: Path,
+        alive: Callable[[list[Submit]], list[str]],
+        *,
+        system: str = "",
+        encrypted: bool = True,
+        complete: Callable[[ClusterDirectory], None] = lambda directory: None,
+    ) -> ClusterDirectory:
         """Create the directory of a new cluster, exclusively.
 
         The directory of an earlier cluster of that name is kept, renamed ``NAME~DATE``, if that cluster was closed or none of its
@@ -124,6 +132,8 @@ class ClusterDirectory:
             Name of the batch system.
         encrypted : bool, default True
             Whether nothing of the cluster may ever run without its credentials.
+        complete : callable, optional
+            Writes more, before others see the directory as a cluster's.
 
         Raises
         ------
@@ -144,6 +154,7 @@ class ClusterDirectory:
                 raise ClusterExists(f"a cluster named {path.name!r} was just started by somebody else, in {path}") from error
         self.logs.mkdir(mode=0o700)
         about = {"name": path.name, "token": secrets.token_hex(16), "created": time.time(), "encrypted": encrypted, "system": system}
+        complete(self)
         self.write("cluster.json", json.dumps(about))
         return self
 
@@ -227,7 +238,7 @@ class ClusterDirectory:
 
     def manager(self) -> ManagerRecord | None:
         """Return the cluster's manager; None before the first."""
-        self._refresh()
+        self.refresh()
         numbers = [int(path.stem.removeprefix("manager-")) for path in self.path.glob("manager-*.json")]
         if not numbers:
             return None
@@ -247,7 +258,7 @@ class ClusterDirectory:
 
     def adapt(self) -> dict[str, dict[str, Any]] | None:
         """Return what was asked of the manager in the scheduler job; None if nothing was."""
-        self._refresh()
+        self.refresh()
         try:
             return dict(json.loads((self.path / "adapt.json").read_text()))
         except (OSError, ValueError):
@@ -257,7 +268,7 @@ class ClusterDirectory:
         """Ask nothing of the manager in the scheduler job any more."""
         (self.path / "adapt.json").unlink(missing_ok=True)
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Make the NFS client ask the server what is in the directory, by a changed mode, instead of trusting what it was."""
         with contextlib.suppress(OSError):
             self.path.chmod(0o700)
@@ -270,7 +281,7 @@ class ClusterDirectory:
 
     def contact(self) -> Contact | None:
         """Return the contact, or None while there is none of this cluster's."""
-        self._refresh()
+        self.refresh()
         try:
             content = json.loads((self.path / "contact.json").read_text())
             contact = Contact(**content)

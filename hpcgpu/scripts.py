@@ -18,7 +18,7 @@ import jinja2
 from hpcgpu.options import JobOptions, OptionError, Options
 from hpcgpu.pbsname import VARIABLE, pbs_name, pbs_prefix
 
-__all__ = ["directive_value", "render", "render_bundle", "render_single", "script_name", "shell_word"]
+__all__ = ["command", "directive_value", "render", "render_bundle", "render_single", "script_name", "shell_word"]
 
 #: sbatch's options that would break how the cluster submits its jobs.
 _REFUSED = {
@@ -316,6 +316,24 @@ def render_single(options: Options, directory: Path, program: Sequence[str]) -> 
         )
     )
     return _squeeze(text)
+
+
+def command(system: str, kind: str, options: Options, directory: Path) -> str:
+    """Return the command that a job's script becomes at its end, for bash.
+
+    Parameters
+    ----------
+    system : str
+    kind : str
+        ``"scheduler"`` or ``"worker"``.
+    options : Options
+    directory : Path
+        The cluster's directory.
+    """
+    job = options.worker if kind == "worker" else options.scheduler
+    assert job is not None
+    text = _environment(system, options).get_template(f"{kind}_command.j2").render(_context(system, kind, options, directory), job=job)
+    return text.replace('"$python"', shell_word(job.python)).replace('"$directory"', shell_word(directory)).strip()
 
 
 def _environment(system: str, options: Options) -> jinja2.Environment:

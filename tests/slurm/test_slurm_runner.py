@@ -1,0 +1,91 @@
+"""A cluster of the tasks of one job step, on a real Slurm with real `dask cuda worker`s on pretended GPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from bed import SlurmBed
+
+Until = Callable[..., None]
+
+PROGRAM = """
+import os, sys
+import hpcgpu
+from distributed import Client
+
+with hpcgpu.SlurmGPURunner(protocol={protocol!r}, quiet=True) as cluster:
+    with Client(cluster) as client:
+        client.wait_for_workers({workers})
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        print("schemes", sorted({{address.split(":")[0] for address in workers}}), flush=True)
+        first = client.run(lambda: (os.environ.get("SLURM_NODEID"), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]))
+        print("gpus", sorted(first.values()), flush=True)
+        print("names", len({{worker["name"] for worker in workers.values()}}), "workers", cluster.n_workers, flush=True)
+        futures = client.map(lambda x: x + 1, range(100))
+        print("answer", client.submit(sum, futures).result(), flush=True)
+        {rest}
+"""
+
+
+def srun(home: Path, tasks: str, *, gpus: int, nodes: int, workers: int, protocol: str = "tcp", rest: str = "") -> tuple[int, str]:
+    """Run the program by srun in a job of its own; return exit code and output."""
+    (home / "program.py").write_text(PROGRAM.format(protocol=protocol, workers=workers, rest=rest))
+    script = home / "job.sh"
+    gres = f"#SBATCH --gres=gpu:{gpus}\n" if gpus else ""
+    script.write_text(
+        f"#!/bin/bash\n#SBATCH -p gpu\n#SBATCH -N {nodes}\n#SBATCH --ntasks-per-node=6\n{gres}#SBATCH -t 10\n#SBATCH -o {home}/out.log\n"
+        f"srun {tasks} {sys.executable} {home}/program.py\n"
+    )
+    done = subprocess.run(["sbatch", "--wait", str(script)], capture_output=True, text=True, timeout=250)
+    return done.returncode, (home / "out.log").read_text(errors="replace")
+
+
+def left(bed: SlurmBed, home: Path) -> list[str]:
+    """What is left of a run: jobs, credentials, contacts."""
+    jobs = [str(job) for job in bed.squeue() if job.state != "COMPLETING"]
+    return jobs + [str(path) for pattern in ("*/tls", "*/contact.json") for path in (home / "clusters").glob(pattern)]
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "ucx"])
+def test_two_nodes_of_four_gpus_compute(bed: SlurmBed, home: Path, protocol: str) -> None:
+    code, out = srun(home, "--ntasks-per-node=6", gpus=4, nodes=2, workers=8, protocol=protocol)
+    assert code == 0, out
+    assert f"schemes ['{'ucx' if protocol == 'ucx' else 'tls'}']" in out
+    assert "gpus [('0', '0'), ('0', '1'), ('0', '2'), ('0', '3'), ('1', '0'), ('1', '1'), ('1', '2'), ('1', '3')]" in out
+    assert "names 8 workers 8\n" in out and "answer 5050\n" in out
+    assert "are idle" not in out and left(bed, home) == []
+
+
+def test_fewer_worker_tasks_than_gpus_leave_some_idle_and_say_so(bed: SlurmBed, home: Path) -> None:
+    code, out = srun(home, "--ntasks=4", gpus=4, nodes=1, workers=2)
+    assert code == 0 and "names 2 workers 2\n" in out, out
+    assert "hpcgpu: 2 of the 4 GPUs of node 0 are idle: it has 2 worker tasks" in out
+    assert left(bed, home) == []
+
+
+def test_tasks_that_are_dealt_round_the_nodes_find_their_node(bed: SlurmBed, home: Path) -> None:
+    code, out = srun(home, "--ntasks=6 --distribution=cyclic", gpus=2, nodes=2, workers=4)
+    assert code == 0 and "gpus [('0', '0'), ('0', '1'), ('1', '0'), ('1', '1')]" in out, out
+    assert left(bed, home) == []
+
+
+def test_without_gpus_each_task_is_a_worker(bed: SlurmBed, home: Path) -> None:
+    code, out = srun(home, "--ntasks=4", gpus=0, nodes=1, workers=2)
+    assert code == 0 and "names 2 workers 2\n" in out and "answer 5050\n" in out, out
+    assert left(bed, home) == []
+
+
+def test_a_program_that_fails_ends_all_with_its_exit_code(bed: SlurmBed, home: Path) -> None:
+    code, out = srun(home, "--ntasks=3", gpus=1, nodes=1, workers=1, rest="raise SystemExit(7)")
+    assert code == 7, out
+    assert left(bed, home) == []
+
+
+def test_a_program_that_raises_shows_its_traceback(bed: SlurmBed, home: Path) -> None:
+    code, out = srun(home, "--ntasks=3", gpus=1, nodes=1, workers=1, rest="raise ValueError('mine')")
+    assert code == 1 and "ValueError: mine" in out, out
+    assert left(bed, home) == []

@@ -1,0 +1,58 @@
+"""What a task of a job step knows of itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from hpcgpu import ClusterError, OptionError, SlurmGPURunner
+from hpcgpu.runner import Task, tasks_per_node
+
+STEP = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "7",
+    "SLURM_NTASKS": "12",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "6(x2)",
+    "CUDA_VISIBLE_DEVICES": "0,1,GPU-3",
+}
+
+
+@pytest.mark.parametrize(("text", "counts"), [("3", [3]), ("2(x3),1", [2, 2, 2, 1]), ("4,5(x2)", [4, 5, 5])])
+def test_slurm_s_short_form_of_tasks_per_node(text: str, counts: list[int]) -> None:
+    assert tasks_per_node(text) == counts
+
+
+def test_a_task_reads_its_place_from_the_environment() -> None:
+    assert Task.of(STEP) == Task(rank=7, tasks=12, node=1, nodes=2, on_node=6, step="4711.0", gpus=3)
+    assert Task.of(STEP | {"SLURM_RESTART_COUNT": "2"}).step == "4711.0.2", "a requeued job finds nothing of its earlier run"
+    assert Task.of({k: v for k, v in STEP.items() if k != "CUDA_VISIBLE_DEVICES"}).gpus == 0
+    assert Task.of(STEP | {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}).gpus == 0
+
+
+def test_outside_of_a_job_step_it_says_how_to_start_it() -> None:
+    with pytest.raises(ClusterError, match="start the program by srun"):
+        Task.of({})
+
+
+def test_options_of_jobs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="walltime is no option of SlurmGPURunner, which runs in a job that is there"):
+        SlurmGPURunner(walltime="1h")
+
+
+def test_too_few_tasks_are_said_once() -> None:
+    code = "import hpcgpu; hpcgpu.SlurmGPURunner()"
+    for rank, words in (("0", "hpcgpu: 2 tasks are too few"), ("1", "")):
+        environment = STEP | {"SLURM_NTASKS": "2", "SLURM_PROCID": rank, "SLURM_NODEID": "0"}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**_environ(), **environment})
+        assert done.returncode == 2 and done.stderr.startswith(words) and bool(done.stderr) == bool(words)
+
+
+def _environ() -> dict[str, str]:
+    import os
+
+    return dict(os.environ)
