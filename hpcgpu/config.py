@@ -15,6 +15,7 @@ from typing import Any
 
 import dask.config
 
+from hpcgpu import profiles
 from hpcgpu.options import (
     ALIASES,
     SYSTEMS,
@@ -116,7 +117,10 @@ def _sources(system: str, arguments: Mapping[str, Any]) -> dict[str, str]:
         **{k: v for k, v in dask.config.get("hpcgpu", {}).items() if k not in SYSTEMS},
         **(dask.config.get("hpcgpu", {}).get(system) or {}),
     }
-    return {**dict.fromkeys(_given(in_program), "dask.config.set"), **found}
+    result = {**dict.fromkeys(_given(in_program), "dask.config.set"), **found}
+    if site := arguments.get("profile", in_program.get("profile")):
+        result = {**dict.fromkeys(_given(profiles.load(site).options), f"profile {site}"), **result}
+    return result
 
 
 def _given(section: Mapping[str, Any]) -> Iterator[str]:

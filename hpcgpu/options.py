@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import dask.config
 
-from hpcgpu import values
+from hpcgpu import profiles, values
 from hpcgpu.values import OptionError
 
 __all__ = [
@@ -258,6 +258,7 @@ class ClusterOptions:
     """The cluster as a whole."""
 
     name: str = option("", parse=values.cluster_name, doc="Name of the cluster: its directory, and the beginning of its jobs' names.")
+    profile: str | None = option(parse=values.word, doc="Profile of the site, such as 'perlmutter'; see `hpcgpu profiles list`.")
     jobs: int = option(0, parse=values.natural, doc="Worker jobs to submit at the start.")
     protocol: str = option(
         "auto",
@@ -405,15 +406,18 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
     """
     given = _canonical({k: v for k, v in arguments.items() if v is not None and k != "scheduler"}, "", ("cluster", "worker"))
     config = _configured(system)
+    site = given.get("profile", config.get("profile"))
+    profile = profiles.load(values.word("profile", site), system) if site is not None else None
+    known = _plain(profile.options) if profile is not None else {}
+    where = f"profile {site!r}: "
     scheduler = arguments.get("scheduler")
-    if scheduler is None:
-        scheduler = config.pop("scheduler", None) or {}
-    else:
-        base = config.pop("scheduler", None) or {}
-        if isinstance(scheduler, Mapping) and isinstance(base, Mapping):
-            own = _canonical({k: v for k, v in scheduler.items() if v is not None}, "scheduler: ", ("scheduler",))
-            scheduler = {**base, **own}
+    if isinstance(scheduler, Mapping):
+        scheduler = _canonical({k: v for k, v in scheduler.items() if v is not None}, "scheduler: ", ("scheduler",))
+    scheduler = _layered(known.pop("scheduler", None), config.pop("scheduler", None), scheduler)
     merged = _canonical(config, f"dask config hpcgpu or hpcgpu.{system}: ", ("cluster", "worker")) | given
+    if profile is not None:
+        profile.check(merged)
+        merged = _canonical(known, where, ("cluster", "worker")) | merged
 
     cluster = _build(ClusterOptions, {k: v for k, v in merged.items() if k in names(ClusterOptions)})
     if not cluster.name:
@@ -429,6 +433,17 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
     built = _scheduler_options(own, cluster, worker)
     _check_system(system, built, "scheduler: ")
     return Options(cluster, worker, built, system)
+
+
+def _layered(*layers: Any) -> Any:
+    """Return the options of the scheduler job: of the layers, the last that names one counts; "local" replaces what is before it."""
+    result: Any = {}
+    for layer in layers:
+        if isinstance(layer, Mapping) and isinstance(result, Mapping):
+            result = {**result, **layer}
+        elif layer is not None:
+            result = layer
+    return result
 
 
 def cluster_directories() -> list[Path]:
@@ -526,16 +541,17 @@ def _configured(system: str) -> dict[str, Any]:
     sections = set(SYSTEMS)
     merged: dict[str, Any] = {}
     for layer in ({k: v for k, v in general.items() if k not in sections}, general.get(system) or {}):
-        for key, value in layer.items():
-            name = ALIASES.get(key.replace("-", "_"), key.replace("-", "_"))
-            if value is None:
-                continue
-            if name == "scheduler" and isinstance(value, Mapping):
-                own = {ALIASES.get(k.replace("-", "_"), k.replace("-", "_")): v for k, v in value.items() if v is not None}
-                merged[name] = {**merged.get(name, {}), **own}
-            else:
-                merged[name] = value
+        own = _plain(layer)
+        merged |= own | {"scheduler": _layered(merged.get("scheduler"), own["scheduler"])} if "scheduler" in own else own
     return merged
+
+
+def _plain(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of YAML by our own names: with underscores, null counts as not given; the scheduler's likewise."""
+    named = {ALIASES.get(key.replace("-", "_"), key.replace("-", "_")): value for key, value in layer.items() if value is not None}
+    if isinstance(named.get("scheduler"), Mapping):
+        named["scheduler"] = _plain(named["scheduler"])
+    return named
 
 
 def _canonical(given: Mapping[str, Any], where: str, owners: tuple[str, ...]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import click
 from hpcgpu import __version__
 from hpcgpu.cli.clusters import adapt, list_clusters, logs, scale, status, stop
 from hpcgpu.cli.configuration import completion, config
+from hpcgpu.cli.profiles import profiles
 from hpcgpu.cli.render import render
 from hpcgpu.cli.start import run, start
 
@@ -80,5 +81,5 @@ def demo(system: str) -> None:
     sys.exit(run(system))
 
 
-for _command in (start, run, render, list_clusters, status, scale, adapt, logs, stop, config, completion):
+for _command in (start, run, render, list_clusters, status, scale, adapt, logs, stop, config, profiles, completion):
     main.add_command(_command)

@@ -36,7 +36,7 @@ def config(system: str, everything: bool, template: bool, as_json: bool, argumen
     if template:
         click.echo(text(), nl=False)
         return
-    options = effective(chosen_system(system), arguments)
+    options = effective(chosen_system(system, arguments.get("profile")), arguments)
     chosen = [option for option in options if everything or option.source != "default"]
     if as_json:
         click.echo(json.dumps({option.name: {"value": option.value, "source": option.source} for option in chosen}, indent=1, default=str))

@@ -15,13 +15,16 @@ from hpcgpu.cli.options import cluster_options, system_option
 __all__ = ["chosen_system", "run", "start"]
 
 
-def chosen_system(asked: str) -> str:
-    """Return the batch system that was asked for, or that this machine has."""
+def chosen_system(asked: str, profile: str | None = None) -> str:
+    """Return the batch system that was asked for, that the profile is for, or that this machine has."""
+    from hpcgpu import profiles
     from hpcgpu.batch import batch_system
     from hpcgpu.batch.base import BatchError
 
     if asked != "auto":
         return asked
+    if profile is not None:
+        return profiles.load(profile).system
     for system, command in (("slurm", "sbatch"), ("pbs", "qsub")):
         if shutil.which(command) is None:
             continue
@@ -64,7 +67,7 @@ def start(name: str, system: str, adapt: bool, minimum_jobs: int, maximum_jobs: 
     if adapt:
         arguments.setdefault("jobs", minimum_jobs)
     try:
-        cluster = cluster_class(chosen_system(system))(**{**arguments, "name": name, "shutdown_on_close": False})
+        cluster = cluster_class(chosen_system(system, arguments.get("profile")))(**{**arguments, "name": name, "shutdown_on_close": False})
     except KeyboardInterrupt:
         click.echo(f"hpcgpu: {name} was interrupted, its jobs are cancelled", err=True)
         sys.exit(130)
@@ -99,7 +102,7 @@ def run(system: str, name: str | None, program: tuple[str, ...], arguments: dict
     if shutil.which(program[0]) is None:
         click.echo(f"hpcgpu: {program[0]!r} is no program that can be run", err=True)
         sys.exit(127)
-    with cluster_class(chosen_system(system))(**{**arguments, **({"name": name} if name else {})}) as cluster:
+    with cluster_class(chosen_system(system, arguments.get("profile")))(**{**arguments, **({"name": name} if name else {})}) as cluster:
         if cluster.options.cluster.jobs:
             cluster.wait_for_workers()
         environment = credentials.environment(cluster.directory) | {"DASK_SCHEDULER_ADDRESS": cluster.scheduler_address}

@@ -40,7 +40,7 @@ class LaunchError(Exception):
     """The job cannot do what it is for; the message says why and what to do."""
 
 
-def visible_gpus(wanted: int, environ: Mapping[str, str], on_node: int | None) -> str | None:
+def visible_gpus(wanted: int, environ: Mapping[str, str], on_node: int | None, *, whole_nodes: bool = False) -> str | None:
     """Return the value that CUDA_VISIBLE_DEVICES must have for a job that asked for `wanted` GPUs; None to leave it as it is.
 
     Its entries may be indices, UUIDs or MIG UUIDs, and are only counted.
@@ -52,6 +52,8 @@ def visible_gpus(wanted: int, environ: Mapping[str, str], on_node: int | None) -
     on_node : int or None
         GPUs that NVML sees on this node; None when it sees nothing. Only needed where the batch system leaves
         CUDA_VISIBLE_DEVICES unset.
+    whole_nodes : bool, default False
+        Whether all GPUs of the node are the job's, which asked for none (``gpu_request="none"``).
 
     Raises
     ------
@@ -65,7 +67,7 @@ def visible_gpus(wanted: int, environ: Mapping[str, str], on_node: int | None) -
     if listed is None:
         if not on_node:
             raise LaunchError(f"this job asked for {wanted} GPUs and sees none: no CUDA_VISIBLE_DEVICES, no NVIDIA driver. {advice}")
-        if on_node != wanted:
+        if on_node != wanted and not (whole_nodes and on_node > wanted):
             raise LaunchError(
                 f"the batch system does not say which GPUs are this job's (CUDA_VISIBLE_DEVICES is not set); it asked for {wanted} and "
                 f"the node has {on_node}. Set gpus_per_node={on_node} where jobs get whole nodes, or CUDA_VISIBLE_DEVICES in the "
@@ -240,6 +242,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("system", help="batch system")
     parser.add_argument("directory", type=Path, help="cluster directory")
     parser.add_argument("--gpus", type=int, required=True, help="GPUs that the job asked for, per node")
+    parser.add_argument("--whole-nodes", action="store_true", help="all GPUs of a node are the job's")
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the job")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds to wait for the scheduler")
     parser.add_argument("--walltime-margin", type=float, help="seconds before the end of the walltime at which workers retire")
@@ -264,7 +267,7 @@ def main(argv: Sequence[str]) -> None:
         if own is None:
             raise LaunchError(f"this does not run inside a job of the batch system {arguments.system!r}: submit the script")
         listed = "CUDA_VISIBLE_DEVICES" in os.environ or not arguments.gpus
-        devices = visible_gpus(arguments.gpus, os.environ, None if listed else gpus_on_node())
+        devices = visible_gpus(arguments.gpus, os.environ, None if listed else gpus_on_node(), whole_nodes=arguments.whole_nodes)
         if devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
         os.environ["HPCGPU_CLUSTER_DIRECTORY"] = str(directory.path)

@@ -36,6 +36,12 @@ def test_the_gpus_of_a_job(wanted: int, environ: dict[str, str], on_node: int | 
     assert visible_gpus(wanted, environ, on_node) == expected
 
 
+def test_a_job_that_has_whole_nodes_takes_as_many_of_their_gpus_as_it_wants() -> None:
+    assert visible_gpus(1, {}, 4, whole_nodes=True) == "0"
+    with pytest.raises(LaunchError, match="the node has 2"):
+        visible_gpus(4, {}, 2, whole_nodes=True)
+
+
 @pytest.mark.parametrize(
     ("wanted", "environ", "on_node", "message"),
     [

@@ -1,0 +1,92 @@
+"""`hpcgpu profiles`: what is known of sites."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from hpcgpu.cli.clusters import json_option, show
+
+__all__ = ["profiles"]
+
+
+@click.group()
+def profiles() -> None:
+    """Show the profiles of sites, and draft one for the machine you are on.
+
+    \b
+    Use one by:  SlurmGPUCluster(profile="perlmutter", account="m1234", walltime="2h")
+                 hpcgpu start demo --profile perlmutter --account m1234 --walltime 2h
+    """
+
+
+@profiles.command("list")
+@json_option
+def list_profiles(as_json: bool) -> None:
+    """List the profiles: yours, from ~/.config/hpcgpu/profiles, and those of the package.
+
+    \b
+    Example: hpcgpu profiles list
+    """
+    from rich.table import Table
+
+    from hpcgpu.profiles import load, names
+
+    found = [load(name) for name in names()]
+    if as_json:
+        rows = [{key: str(getattr(p, key)) for key in ("name", "system", "about", "source", "date", "path")} for p in found]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    table = Table("name", "system", "about", "date", "file", box=None)
+    for profile in found:
+        table.add_row(profile.name, profile.system, profile.about, profile.date, str(profile.path))
+    show(table)
+
+
+@profiles.command("show")
+@click.argument("name")
+def show_profile(name: str) -> None:
+    """Print the file of a profile: what it sets, what it needs, where that is from.
+
+    \b
+    Example: hpcgpu profiles show polaris
+    """
+    from hpcgpu.profiles import load
+
+    click.echo(load(name).path.read_text(), nl=False)
+
+
+@profiles.command()
+@click.argument("name")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: NAME.yaml among your profiles; - prints.")
+@click.option("--system", type=click.Choice(["auto", "slurm", "pbs"]), default="auto", show_default=True, help="Batch system.")
+@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+def new(name: str, output: Path | None, system: str, force: bool) -> None:
+    """Draft a profile from what sinfo, or pbsnodes and qstat, say on this machine.
+
+    \b
+    Example: hpcgpu profiles new mysite
+    """
+    from hpcgpu.cli.start import chosen_system
+    from hpcgpu.profiles import user_directory
+    from hpcgpu.profiles.draft import draft
+    from hpcgpu.values import cluster_name
+
+    cluster_name("NAME", name)
+    system = chosen_system(system)
+    if system == "local":
+        raise click.ClickException("neither Slurm nor PBS answers here: there is nothing to draft from")
+    text = draft(system)
+    if str(output) == "-":
+        click.echo(text, nl=False)
+        return
+    path = output or user_directory() / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(path, "w" if force else "x") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise click.ClickException(f"{path} is there: --force overwrites it") from error
+    click.echo(f"{path}: look through it, then use profile={name!r}")

@@ -1,0 +1,160 @@
+"""Drafts a profile from what the batch system says of itself. Parsing is pure; `draft` asks."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcgpu.batch.base import BatchError
+from hpcgpu.batch.command import run
+from hpcgpu.batch.pbsnodes import parse_pbsnodes
+
+__all__ = ["Queue", "draft", "parse_nodes", "parse_sinfo", "render"]
+
+#: Partition, GRES, CPUs, MB of memory, longest time, features.
+_SINFO = "%R|%G|%c|%m|%l|%f"
+
+
+@dataclass(frozen=True)
+class Queue:
+    """One kind of GPU node of a queue.
+
+    Attributes
+    ----------
+    name : str
+        Of the queue; empty where it is not known.
+    gpus, cores : int
+        Of a node.
+    memory : int
+        MiB of a node.
+    gpu_type, limit, features : str
+        Empty where there is none.
+    """
+
+    name: str
+    gpus: int
+    cores: int
+    memory: int
+    gpu_type: str = ""
+    limit: str = ""
+    features: str = ""
+
+
+def parse_sinfo(stdout: str) -> list[Queue]:
+    """Return the partitions with GPUs."""
+    queues = []
+    for line in stdout.splitlines():
+        parts = line.strip().split("|")
+        if len(parts) != 6:
+            continue
+        name, gres, cores, memory, limit, features = parts
+        match = re.search(r"gpu:(?:([\w.-]+):)?(\d+)", gres)
+        if match is None:
+            continue
+        queue = Queue(
+            name,
+            int(match[2]),
+            _number(cores),
+            _number(memory),
+            match[1] or "",
+            "" if limit == "infinite" else limit,
+            "" if features == "(null)" else features,
+        )
+        if queue not in queues:
+            queues.append(queue)
+    return queues
+
+
+def _number(text: str) -> int:
+    """Return the number that sinfo means by ``16+``: at least so many."""
+    match = re.match(r"\d+", text)
+    return int(match[0]) if match else 0
+
+
+def parse_nodes(nodes: Mapping[str, Mapping[str, str]]) -> list[Queue]:
+    """Return the kinds of GPU nodes of a PBS, from what pbsnodes says."""
+    queues = []
+    for node in nodes.values():
+        gpus = node.get("resources_available.ngpus", "0")
+        if not gpus.isdigit() or gpus == "0":
+            continue
+        queue = Queue(
+            node.get("queue", ""),
+            int(gpus),
+            int(node.get("resources_available.ncpus", "0")),
+            _mebibytes(node.get("resources_available.mem", "0")),
+            node.get("resources_available.gpu_type", ""),
+        )
+        if queue not in queues:
+            queues.append(queue)
+    return queues
+
+
+def _mebibytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([kmgt]?)b?", text.lower())
+    return int(int(match[1]) * {"": 2**-20, "k": 2**-10, "m": 1, "g": 2**10, "t": 2**20}[match[2]]) if match else 0
+
+
+def render(system: str, queues: Sequence[Queue], today: str, others: str = "") -> str:
+    """Return the draft: the kind of node with the most GPUs is filled in, the others are comments."""
+    lines = [
+        "# A profile for hpcgpu, drafted from what the batch system says. Look through it, and add what the site's pages say.",
+        "about: ",
+        "source: ",
+        f"date: {today}",
+        f"system: {system}",
+        "# Options that each user must give.",
+        "needs: [account, walltime]",
+        "options:",
+    ]
+    if not queues:
+        return "\n".join([*lines, "  # The batch system names no nodes with GPUs.", "  gpus-per-node: 1", ""])
+    best = max(queues, key=lambda queue: queue.gpus)
+    lines += _options(best, "  ")
+    lines += [
+        "  # How much a scheduler job takes that shares a node.",
+        "  scheduler:",
+        f"    cores: {max(1, best.cores // max(1, best.gpus) // 4)}",
+    ]
+    lines += ["# Other nodes with GPUs:"] * (len(queues) > 1)
+    for queue in queues:
+        if queue is not best:
+            lines += ["#", *(f"# {line.strip()}" for line in _options(queue, ""))]
+    if others:
+        lines += ["# All queues:", *(f"#   {line}" for line in others.splitlines())]
+    return "\n".join([*lines, ""])
+
+
+def _options(queue: Queue, indent: str) -> list[str]:
+    lines = [f"queue: {queue.name}" if queue.name else "# queue: "]
+    lines += [f"gpus-per-node: {queue.gpus}"]
+    lines += [f"gpu-type: {queue.gpu_type}"] * bool(queue.gpu_type)
+    lines += [f"cores: {queue.cores}"] * bool(queue.cores)
+    # A part is the system's own.
+    lines += [f"memory: {int(queue.memory * 0.95)}MiB"] * (queue.memory >= 1024)
+    lines += [f"# The longest walltime is {queue.limit}."] * bool(queue.limit)
+    lines += [f"# Features of the nodes: {queue.features}"] * bool(queue.features)
+    return [f"{indent}{line}" for line in lines]
+
+
+def draft(system: str) -> str:
+    """Ask the batch system, and return the draft.
+
+    Raises
+    ------
+    BatchError
+        It does not answer.
+    """
+    today = time.strftime("%Y-%m-%d")
+    if system == "slurm":
+        return render(system, parse_sinfo(_ask(["sinfo", "--noheader", f"--format={_SINFO}"])), today)
+    return render(system, parse_nodes(parse_pbsnodes(_ask(["pbsnodes", "-av"]))), today, _ask(["qstat", "-Q"]))
+
+
+def _ask(argv: list[str]) -> str:
+    result = run(argv, timeout=60, extra_env={"LC_ALL": "C"})
+    if result.returncode != 0:
+        raise BatchError(f"`{' '.join(argv)}` failed: {result.words}")
+    return result.stdout

@@ -1,0 +1,150 @@
+"""Site profiles: data that is read, checked, and rendered as golden scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+import yaml
+
+from hpcgpu import profiles
+from hpcgpu.batch.pbsnodes import parse_pbsnodes
+from hpcgpu.options import OptionError, resolve
+from hpcgpu.profiles import draft
+from hpcgpu.scripts import render
+from tests.unit.test_render import golden
+
+#: What a user of each site gives.
+GIVEN: dict[str, Any] = {"account": "m1234", "queue": "debug", "walltime": "2h", "memory": "200GB"}
+ALL = ["casper", "derecho", "gadi", "hecc", "juwels-booster", "lonestar6", "mahti", "perlmutter", "polaris", "puhti", "vista"]
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_there_is_one_for_each_site() -> None:
+    assert profiles.names() == ALL
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_says_where_it_is_from_and_gives_golden_scripts(name: str) -> None:
+    profile = profiles.load(name)
+    assert profile.source.startswith("https://") and profile.date.startswith("20") and profile.about
+    given = {option: GIVEN[option] for option in profile.needs}
+    base = {"name": "demo", "cluster_directory": "/home/me/clusters", "python": "/opt/env/bin/python", "profile": name}
+    options = resolve(profile.system, base | given)
+    suffix = "sbatch" if profile.system == "slurm" else "pbs"
+    for kind in ("scheduler", "worker"):
+        golden(f"profile-{name}-{kind}.{suffix}", render(profile.system, kind, options, Path("/home/me/clusters/demo")))
+
+
+def test_arguments_count_before_configuration_before_the_profile() -> None:
+    given = {"profile": "puhti", "account": "a", "walltime": "1h"}
+    assert resolve("slurm", given).worker.queue == "gpu"
+    with dask.config.set({"hpcgpu": {"slurm": {"queue": "gputest", "scheduler": {"cores": 2}}}}):
+        options = resolve("slurm", given | {"memory": "100GB", "scheduler": {"memory": "8GB"}})
+        assert (options.worker.queue, options.worker.memory, options.worker.gpu_type) == ("gputest", 100 * 10**9, "v100")
+        assert options.scheduler is not None
+        assert (options.scheduler.cores, options.scheduler.memory, options.scheduler.queue) == (2, 8 * 10**9, "gpu")
+    with dask.config.set({"hpcgpu": {"profile": "puhti", "slurm": {"account": "a", "walltime": "1h"}}}):
+        assert resolve("slurm", {}).worker.gpu_type == "v100", "the configuration may name the profile, and what it needs"
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "message"),
+    [
+        ("slurm", {"profile": "perlmuter"}, "no profile 'perlmuter': did you mean 'perlmutter'?"),
+        ("slurm", {"profile": "polaris"}, "profile 'polaris' is for pbs: use PBSGPUCluster"),
+        ("pbs", {"profile": "puhti"}, "profile 'puhti' is for slurm: use SlurmGPUCluster"),
+        ("slurm", {"profile": "puhti", "walltime": "1h"}, "profile 'puhti' needs account: Puhti, CSC"),
+        ("slurm", {"profile": "frontier"}, "the GPUs there are AMD's. hpcgpu starts dask-cuda workers, which need NVIDIA's CUDA"),
+        ("slurm", {"profile": "LUMI"}, "the GPUs there are AMD's"),
+        ("pbs", {"profile": "aurora"}, "the GPUs there are Intel's"),
+    ],
+)
+def test_what_cannot_be_is_refused(system: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        resolve(system, given)
+    assert message in str(caught.value)
+
+
+def test_a_profile_of_one_s_own_counts_first_and_is_checked(own_home: Path) -> None:
+    directory = own_home / ".config" / "hpcgpu" / "profiles"
+    directory.mkdir(parents=True)
+    (directory / "puhti.yaml").write_text("system: slurm\noptions: {queue: mine, gpus-per-node: 2}\n")
+    assert resolve("slurm", {"profile": "puhti"}).worker.queue == "mine"
+    (directory / "odd.yaml").write_text("system: slurm\noptions: {colour: red}\n")
+    with pytest.raises(OptionError, match=r"profile 'odd': unknown option 'colour'"):
+        resolve("slurm", {"profile": "odd"})
+    (directory / "odd.yaml").write_text("options: [1, 2]\n")
+    with pytest.raises(OptionError, match=r"odd\.yaml must hold `system` and `options`"):
+        profiles.load("odd")
+    (directory / "odd.yaml").write_text("{")
+    with pytest.raises(OptionError, match=r"'odd' cannot be read from .*odd\.yaml"):
+        profiles.load("odd")
+
+
+def test_a_draft_from_sinfo() -> None:
+    queues = draft.parse_sinfo(
+        "cpu|(null)|64|256000|infinite|(null)\n"
+        "gpu|gpu:a100:4(S:0-1)|64+|500000|2-00:00:00|a100,ib\n"
+        "small|gpu:2,lustre:1|16|64000|infinite|(null)\nnonsense\n"
+    )
+    assert [(q.name, q.gpus, q.gpu_type, q.cores) for q in queues] == [("gpu", 4, "a100", 64), ("small", 2, "", 16)]
+    text = draft.render("slurm", queues, "2026-01-01")
+    content = yaml.safe_load(text)
+    assert content["options"] == {
+        "queue": "gpu",
+        "gpus-per-node": 4,
+        "gpu-type": "a100",
+        "cores": 64,
+        "memory": "475000MiB",
+        "scheduler": {"cores": 4},
+    }
+    assert "The longest walltime is 2-00:00:00" in text and "# queue: small" in text and "# Features of the nodes: a100,ib" in text
+    assert yaml.safe_load(draft.render("slurm", [], "2026-01-01"))["options"] == {"gpus-per-node": 1}
+
+
+def test_a_draft_from_pbsnodes() -> None:
+    recorded = (Path(__file__).parents[1] / "queue" / "openpbs-pbsnodes.txt").read_text()
+    queues = draft.parse_nodes(parse_pbsnodes(recorded))
+    assert {(q.gpus, q.gpu_type, q.cores) for q in queues} == {(4, "a100", 16), (1, "t4", 4)}
+    content = yaml.safe_load(draft.render("pbs", queues, "2026-01-01", "workq 0 5\n"))
+    assert content["system"] == "pbs" and content["options"]["gpu-type"] == "a100"
+
+
+def hpcgpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hpcgpu", "profiles", *arguments], capture_output=True, text=True, env=os.environ | environment
+    )
+
+
+def test_the_command_lists_shows_and_drafts(own_home: Path) -> None:
+    assert [row["name"] for row in json.loads(hpcgpu("list", "--json").stdout)] == ALL
+    assert "Perlmutter" in hpcgpu("list").stdout
+    assert yaml.safe_load(hpcgpu("show", "gadi").stdout)["options"]["pbs-shape"] == "flat"
+    done = hpcgpu("show", "nowhere")
+    assert done.returncode == 2 and "no profile 'nowhere'" in done.stderr
+    programs = own_home / "bin"
+    programs.mkdir()
+    for name in ("sbatch", "squeue", "scancel"):
+        (programs / name).write_text("#!/bin/sh\n")
+    (programs / "sinfo").write_text("#!/bin/sh\necho 'gpu|gpu:h100:8|96|1000000|1-00:00:00|(null)'\n")
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    done = hpcgpu("new", "mysite", PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert resolve("slurm", {"profile": "mysite", "account": "a", "walltime": "1h"}).worker.gpus_per_node == 8
+    done = hpcgpu("new", "mysite", PATH=path)
+    assert done.returncode == 1 and "mysite.yaml is there: --force overwrites it" in done.stderr
+    assert hpcgpu("new", "mysite", "--force", "-o", "-", PATH=path).stdout.startswith("# A profile for hpcgpu")
