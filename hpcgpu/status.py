@@ -71,7 +71,7 @@ class ClusterStatus:
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
-        return {**asdict(self), "jobs": [{**asdict(job), "log": str(job.log)} for job in self.jobs]}
+        return {**asdict(self), "jobs": [job.as_json() for job in self.jobs]}
 
 
 def status(directory: ClusterDirectory) -> ClusterStatus:

@@ -16,7 +16,7 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from hpcgpu import options
+from hpcgpu import options, profiles
 from hpcgpu.scripts import render
 
 
@@ -39,6 +39,19 @@ def _default(field: Any) -> str:
         return ""
     value = str(field.default) if isinstance(field.default, Path) else field.default
     return repr(value).replace(str(Path.home()), "~")
+
+
+class Profiles(SphinxDirective):
+    """The profiles of sites, as a definition list."""
+
+    def run(self) -> list[nodes.Node]:
+        lines: list[str] = []
+        for name in sorted(path.stem for path in Path(profiles.__file__).parent.glob("*.yaml")):
+            profile = profiles.load(name)
+            lines += [f"``{name}``", f"    {profile.about} Needs {', '.join(profile.needs)}. {profile.notes}", ""]
+        container = nodes.Element()
+        self.state.nested_parse(StringList(lines, source="hpcgpu/profiles"), 0, container)
+        return list(container.children)
 
 
 class Options(SphinxDirective):
@@ -86,5 +99,6 @@ class Script(SphinxDirective):
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register both directives."""
     app.add_directive("options", Options)
+    app.add_directive("profiles", Profiles)
     app.add_directive("script", Script)
     return {"parallel_read_safe": True}

@@ -37,10 +37,13 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 def show(table: Table | str) -> None:
-    """Print for people: in colour on a terminal, plain elsewhere, never cut."""
+    """Print for people: in the width of a terminal; elsewhere plain, one line a row."""
     from rich.console import Console
 
-    Console(soft_wrap=True, highlight=False).print(table)
+    console = Console(soft_wrap=True, highlight=False)
+    if not console.is_terminal:
+        console.width = 1000
+    console.print(table)
 
 
 @click.command("list")
@@ -124,7 +127,8 @@ def _print(found: ClusterStatus) -> None:
 @cluster_name
 @click.option("--jobs", type=click.IntRange(min=0), required=True, help="Worker jobs that there shall be.")
 @click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
-def scale(name: str, jobs: int, worker_group: str) -> None:
+@json_option
+def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
     """Give a cluster so many worker jobs. Ends its adaptive scaling, and makes it outlive the program that managed it.
 
     Waits until jobs are submitted, and until those given up have finished what they run and moved their data.
@@ -148,7 +152,7 @@ def scale(name: str, jobs: int, worker_group: str) -> None:
             cluster.detach()
         else:
             cluster.close()
-    click.echo(repr(table))
+    click.echo(json.dumps([job.as_json() for job in table], indent=1) if as_json else repr(table))
 
 
 @click.command()

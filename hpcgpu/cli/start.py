@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 import click
 
+from hpcgpu.cli.clusters import json_option
 from hpcgpu.cli.options import cluster_options, system_option
 
 __all__ = ["chosen_system", "run", "start"]
@@ -44,8 +46,11 @@ def chosen_system(asked: str, profile: str | None = None) -> str:
 @click.option("--adapt", is_flag=True, help="Let the work decide how many worker jobs there are; the scheduler job sees to it.")
 @click.option("--minimum-jobs", type=click.IntRange(min=0), default=0, show_default=True, help="With --adapt: worker jobs at least.")
 @click.option("--maximum-jobs", type=click.IntRange(min=1), help="With --adapt: worker jobs at most.")
+@json_option
 @cluster_options
-def start(name: str, system: str, adapt: bool, minimum_jobs: int, maximum_jobs: int | None, arguments: dict[str, Any]) -> None:
+def start(
+    name: str, system: str, adapt: bool, minimum_jobs: int, maximum_jobs: int | None, as_json: bool, arguments: dict[str, Any]
+) -> None:
     """Start a cluster that stays when this command has ended, until `hpcgpu stop`, its --idle-timeout or its walltime ends it.
 
     Waits for its scheduler, with --no-wait only for the queue to take the scheduler job. Ctrl-C while it waits leaves no job.
@@ -73,11 +78,16 @@ def start(name: str, system: str, adapt: bool, minimum_jobs: int, maximum_jobs: 
         sys.exit(130)
     jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
     cluster.detach()
+    scaling = ask(directory, "default", {"minimum_jobs": minimum_jobs, "maximum_jobs": maximum_jobs}) if adapt else ""
+    if as_json:
+        found = {"name": name, "directory": str(directory.path), "dashboard": link, "jobs": [job.as_json() for job in jobs]}
+        click.echo(json.dumps(found, indent=1))
+        return
     click.echo(repr(jobs))
     click.echo(f"dashboard  {link or 'when its scheduler job runs: hpcgpu status ' + name}")
     click.echo(f"directory  {directory.path}")
-    if adapt:
-        click.echo(ask(directory, "default", {"minimum_jobs": minimum_jobs, "maximum_jobs": maximum_jobs}))
+    if scaling:
+        click.echo(scaling)
     click.echo(f'Connect by hpcgpu.connect("{name}") in Python; end it by: hpcgpu stop {name}')
 
 

@@ -93,8 +93,8 @@ def test_a_cluster_is_started_looked_at_scaled_and_stopped(queue: LocalQueue, ho
     assert "cluster    stays on local: running, outlives the program that scales it" in shown
     assert "manager    nobody: its size stays as it is" in shown and "stays-0" in shown
 
-    done = hpcgpu("scale", "stays", "--jobs", "2")
-    assert done.returncode == 0 and "stays-1" in done.stdout, done.stderr
+    done = hpcgpu("scale", "stays", "--jobs", "2", "--json")
+    assert done.returncode == 0 and "stays-1" in [job["name"] for job in json.loads(done.stdout)], done.stderr
     with connect("stays", quiet=True) as client:
         client.wait_for_workers(2)
         kept = client.scatter({"answer": 42})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -179,3 +181,9 @@ def test_logs_are_the_user_s_own(pbs: Site) -> None:
     with PBSGPUCluster(**CPU) as cluster:
         [job] = cluster.jobs
         assert stat.S_IMODE(job.log.stat().st_mode) == 0o600
+
+
+def test_the_demo_runs_on_pbs(fake_gpus: None, pbs: Site) -> None:
+    done = subprocess.run([sys.executable, "-m", "hpcgpu", "demo", "--system", "pbs"], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0 and "This runs on PBS, with one GPU a job." in done.stdout, done.stdout + done.stderr
+    assert "no job of this cluster is left" in done.stdout and pbs.alive() == {}

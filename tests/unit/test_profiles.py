@@ -22,7 +22,7 @@ from tests.unit.test_render import golden
 
 #: What a user of each site gives.
 GIVEN: dict[str, Any] = {"account": "m1234", "queue": "debug", "walltime": "2h", "memory": "200GB"}
-ALL = ["casper", "derecho", "gadi", "hecc", "juwels-booster", "lonestar6", "mahti", "perlmutter", "polaris", "puhti", "vista"]
+ALL = ["casper", "derecho", "gadi", "hecc", "juwels-booster", "lonestar6", "mahti", "perlmutter", "polaris", "puhti", "roihu", "vista"]
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_arguments_count_before_configuration_before_the_profile() -> None:
         options = resolve("slurm", given | {"memory": "100GB", "scheduler": {"memory": "8GB"}})
         assert (options.worker.queue, options.worker.memory, options.worker.gpu_type) == ("gputest", 100 * 10**9, "v100")
         assert options.scheduler is not None
-        assert (options.scheduler.cores, options.scheduler.memory, options.scheduler.queue) == (2, 8 * 10**9, "gpu")
+        assert (options.scheduler.cores, options.scheduler.memory, options.scheduler.queue) == (2, 8 * 10**9, "gputest")
     with dask.config.set({"hpcgpu": {"profile": "puhti", "slurm": {"account": "a", "walltime": "1h"}}}):
         assert resolve("slurm", {}).worker.gpu_type == "v100", "the configuration may name the profile, and what it needs"
 
@@ -65,7 +65,7 @@ def test_arguments_count_before_configuration_before_the_profile() -> None:
         ("slurm", {"profile": "perlmuter"}, "no profile 'perlmuter': did you mean 'perlmutter'?"),
         ("slurm", {"profile": "polaris"}, "profile 'polaris' is for pbs: use PBSGPUCluster"),
         ("pbs", {"profile": "puhti"}, "profile 'puhti' is for slurm: use SlurmGPUCluster"),
-        ("slurm", {"profile": "puhti", "walltime": "1h"}, "profile 'puhti' needs account: Puhti, CSC"),
+        ("slurm", {"profile": "puhti", "walltime": "1h"}, "profile 'puhti' needs account: CSC Puhti"),
         ("slurm", {"profile": "frontier"}, "the GPUs there are AMD's. hpcgpu starts dask-cuda workers, which need NVIDIA's CUDA"),
         ("slurm", {"profile": "LUMI"}, "the GPUs there are AMD's"),
         ("pbs", {"profile": "aurora"}, "the GPUs there are Intel's"),
