@@ -32,6 +32,8 @@ __all__ = ["ClusterError", "Dispatcher", "JobInfo", "SchedulerJob", "Superseded"
 _T = TypeVar("_T")
 _SUBMITS_AT_ONCE = 4
 _LOG_TAIL = 20
+#: What our own extension of the scheduler writes when something is wrong.
+_OWN_WORDS = "distributed.hpcgpu - ERROR"
 #: What Slurm without cgroups (seen on 22.05.8, where the state is FAILED), and the kernel's killer, write into a job's log.
 _MEMORY_KILL = re.compile(r"exceeded (job )?memory limit|oom[-_ ]kill|out[- ]of[- ]memory handler", re.IGNORECASE)
 
@@ -338,12 +340,14 @@ class Job(ProcessInterface):  # type: ignore[misc]
         return self.logs / self.dispatcher.batch.log_name(self.name, self.job_id or "")
 
     def log_tail(self, lines: int = _LOG_TAIL) -> str:
-        """Return the end of the log."""
+        """Return the end of the log, and what our own extension said before it."""
         try:
             text = self.log.read_text(errors="replace")
         except OSError as error:
             return f"(no log at {self.log}: {error.strerror})"
-        return "\n".join(text.splitlines()[-lines:])
+        found = text.splitlines()
+        said = [line for line in found[:-lines] if _OWN_WORDS in line]  # why it ended, before all that ending says
+        return "\n".join([*said[-1:], *found[-lines:]])
 
     def info(self, *, now: float) -> JobInfo:
         """Describe the job."""

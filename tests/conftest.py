@@ -97,11 +97,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{len(skipped)} tests of the real Slurm were skipped: {reason}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is in tests/slurm; fast layers first."""
-    order = {"unit": 0, "queue": 1, "local": 2, "docs": 3, "slurm": 4}
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is in tests/slurm; fast layers first. With pytest-xdist one process has the one Slurm, and begins with it."""
+    order = {"unit": 0, "queue": 1, "local": 2, "docs": 3, "slurm": -1 if hasattr(config, "workerinput") else 4}
     for item in items:
         layer = Path(item.fspath).parent.name
         if layer == "slurm":
             item.add_marker(pytest.mark.slurm)
+            item.add_marker(pytest.mark.xdist_group("slurm"))
     items.sort(key=lambda item: order.get(Path(item.fspath).parent.name, 5))

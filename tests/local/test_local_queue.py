@@ -190,7 +190,7 @@ def test_walltime_ends_a_script_that_ignores_term(site: Site) -> None:
     assert running.start is not None and running.end == running.start + 1
     status = site.ended(job)
     assert (status.state, status.reason, status.exit_code) == (JobState.TIMEOUT, "TimeLimit", 137)
-    own = site.queue.own_job({"HPCGPU_JOB_ID": job, "HPCGPU_JOB_NAME": "job", "HPCGPU_JOB_END": site.log(job).strip()})
+    own = site.queue.own_job({"HPCGPU_JOB_ID": job, "HPCGPU_JOB_NAME": "job", "HPCGPU_JOB_END": site.log(job).split()[0]})
     assert own is not None and own.end == pytest.approx(running.end, abs=0.01)
     assert site.queue.own_job({}) is None
 
