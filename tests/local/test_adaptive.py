@@ -220,7 +220,7 @@ class Grumpy(LocalQueue):
 @pytest.fixture
 def grumpy(queue: LocalQueue, home: Path, monkeypatch: pytest.MonkeyPatch) -> Grumpy:
     batch = Grumpy(home / "queue", gpus=4)
-    monkeypatch.setattr("hpcgpu.cluster.batch_system", lambda system: batch)
+    monkeypatch.setattr("hpcgpu.lifecycle.batch_system", lambda system: batch)
     return batch
 
 

@@ -186,7 +186,7 @@ class Refusing(LocalQueue):
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch, queue: LocalQueue) -> Refusing:
     batch = Refusing(queue.directory)
-    monkeypatch.setattr("hpcgpu.cluster.batch_system", lambda name: batch)
+    monkeypatch.setattr("hpcgpu.lifecycle.batch_system", lambda name: batch)
     return batch
 
 

@@ -214,7 +214,7 @@ def test_a_job_that_is_submitted_while_another_manager_takes_over_is_not_left_be
             return []  # the answer of a queue that has not heard of it yet
 
     with monkeypatch.context() as patch:
-        patch.setattr("hpcgpu.cluster.batch_system", lambda system: Slow(queue.directory, gpus=4))
+        patch.setattr("hpcgpu.lifecycle.batch_system", lambda system: Slow(queue.directory, gpus=4))
         first = LocalGPUCluster(name="race", jobs=0, **CPU)
         first.scale(jobs=1)
         under_way.wait()

@@ -56,7 +56,7 @@ class Odd(LocalQueue):
 @pytest.fixture
 def odd(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> Odd:
     batch = Odd(queue.directory, gpus=4)
-    monkeypatch.setattr("hpcgpu.cluster.batch_system", lambda system: batch)
+    monkeypatch.setattr("hpcgpu.lifecycle.batch_system", lambda system: batch)
     return batch
 
 

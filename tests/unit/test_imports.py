@@ -35,7 +35,7 @@ def imported(path: Path) -> set[str]:
     ("room", "forbidden"),
     [
         ("batch", ["dask", "distributed", "hpcgpu.cluster", "hpcgpu.jobs", "hpcgpu.options", "hpcgpu.scripts", "hpcgpu.runtime"]),
-        ("runtime", ["hpcgpu.cluster", "hpcgpu.manager", "hpcgpu.jobs", "hpcgpu.options", "hpcgpu.scripts"]),
+        ("runtime", ["hpcgpu.cluster", "hpcgpu.lifecycle", "hpcgpu.manager", "hpcgpu.jobs", "hpcgpu.options", "hpcgpu.scripts"]),
         ("fabric", ["hpcgpu.cluster", "hpcgpu.jobs", "hpcgpu.options", "hpcgpu.runtime"]),
         ("options.py", ["hpcgpu.batch", "hpcgpu.jobs", "hpcgpu.cluster", "hpcgpu.scripts"]),
         ("scripts.py", ["hpcgpu.batch", "hpcgpu.jobs", "hpcgpu.cluster"]),
@@ -47,7 +47,13 @@ def imported(path: Path) -> set[str]:
         ("troubles.py", ["dask", "distributed", "time", "hpcgpu.jobs", "hpcgpu.cluster", "hpcgpu.manager"]),
         ("groups.py", ["distributed", "hpcgpu.cluster", "hpcgpu.manager", "hpcgpu.scripts"]),
         ("retire.py", ["hpcgpu.cluster", "hpcgpu.manager", "hpcgpu.groups"]),
-        ("manager.py", ["hpcgpu.cluster", "hpcgpu.cli", "hpcgpu.scripts"]),
+        ("manager.py", ["hpcgpu.cluster", "hpcgpu.cli", "hpcgpu.scripts", "hpcgpu.lifecycle"]),
+        ("lifecycle.py", ["hpcgpu.cluster", "hpcgpu.cli"]),
+        ("connection.py", ["hpcgpu.cluster", "hpcgpu.lifecycle", "hpcgpu.manager", "hpcgpu.cli"]),
+        ("status.py", ["hpcgpu.cluster", "hpcgpu.lifecycle", "hpcgpu.manager", "hpcgpu.cli"]),
+        ("saved.py", ["hpcgpu.batch", "hpcgpu.jobs", "hpcgpu.cluster", "hpcgpu.cli"]),
+        ("profiles", ["dask", "distributed", "hpcgpu.options", "hpcgpu.cluster", "hpcgpu.cli"]),
+        ("bundle.py", ["hpcgpu.cluster", "hpcgpu.manager", "hpcgpu.cli"]),
     ],
 )
 def test_no_room_imports_a_higher_one(room: str, forbidden: list[str]) -> None:
