@@ -97,6 +97,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{len(skipped)} tests of the real Slurm were skipped: {reason}")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is in tests/slurm; fast layers first. With pytest-xdist one process has the one Slurm, and begins with it."""
     order = {"unit": 0, "queue": 1, "local": 2, "docs": 3, "slurm": -1 if hasattr(config, "workerinput") else 4}
