@@ -15,7 +15,7 @@ test:
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy
-	@$(PYTHON) -m pytest -n 2 --dist loadgroup
+	@ci/tests.sh
 
 clean:
 	rm -rf .venv dist

@@ -97,14 +97,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{len(skipped)} tests of the real Slurm were skipped: {reason}")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what is in tests/slurm; with pytest-xdist one process has the one Slurm."""
-    if Path(item.fspath).parent.name == "slurm":
-        item.add_marker(pytest.mark.slurm)
-        item.add_marker(pytest.mark.xdist_group("slurm"))
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Fast layers first; with pytest-xdist the real Slurm, which takes longest."""
-    order = {"unit": 0, "queue": 1, "local": 2, "docs": 3, "slurm": -1 if hasattr(config, "workerinput") else 4}
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is in tests/slurm; fast layers first."""
+    order = {"unit": 0, "queue": 1, "local": 2, "docs": 3, "slurm": 4}
+    for item in items:
+        layer = Path(item.fspath).parent.name
+        if layer == "slurm":
+            item.add_marker(pytest.mark.slurm)
     items.sort(key=lambda item: order.get(Path(item.fspath).parent.name, 5))

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Runs all tests: those of the real Slurm beside the others, as both mostly wait. Fails if either does.
+set -u
+cd "$(dirname "$0")/.."
+python=.venv/bin/python
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+"$python" -m pytest tests/slurm > "$log" 2>&1 &
+slurm=$!
+trap 'kill "$slurm"' INT TERM
+"$python" -m pytest tests --ignore=tests/slurm
+others=$?
+echo "The tests of the real Slurm:"
+wait "$slurm"
+code=$?
+cat "$log"
+exit $((others ? others : code))
