@@ -168,10 +168,8 @@ class Lifecycle(Manager):
         guarded : bool
             Whether the end of this program does.
         """
-        script = Path(sys.argv[0])
-        called = script.parent.name if script.name == "__main__.py" else script.name or "python"
-        program = f"{called} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
-        self._dispatcher = Dispatcher(self.batch, self.directory, self.directory.take_over(program).number)
+        # A cluster that is there is taken over once that is known to succeed: see `_adopt_jobs`.
+        self._dispatcher = Dispatcher(self.batch, self.directory, self.directory.take_over(_program()).number if kept is None else 0)
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._submitted = asyncio.Event()
@@ -302,6 +300,8 @@ class Lifecycle(Manager):
         for name, worker in self._kept_groups.items():
             path = self.directory.path / scripts.script_name(self.system, "worker", name)
             self._groups[name] = WorkerGroup(name, worker, path, self.options.cluster.worker_restarts)
+        await in_thread(live_jobs, self.directory, self.batch)  # a queue that does not answer must not cost the cluster its manager
+        self._dispatcher.manager = self.directory.take_over(_program()).number
         jobs: dict[str, Submit] = await in_thread(submitted, self.directory, self.batch)
         statuses = await in_thread(self.batch.poll, list(jobs))
         used = [scaling.sequence(submit.name, self.options.cluster.name) for submit in self.directory.submits()]
@@ -498,6 +498,13 @@ class Lifecycle(Manager):
         self._log(f"closed; its jobs go on: {left}")
         self.status = Status.closed
         self._changed.set()
+
+
+def _program() -> str:
+    """Return who this is, for people."""
+    script = Path(sys.argv[0])
+    called = script.parent.name if script.name == "__main__.py" else script.name or "python"
+    return f"{called} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
 
 
 def _check_writable(option: str, path: Path) -> None:

@@ -21,7 +21,21 @@ __all__ = ["Result", "backoff", "clean_environment", "require", "run"]
 
 #: Variables of an enclosing job or of the user's shell that silently override a script's directives or a command's output format
 #: (``man sbatch``, INPUT ENVIRONMENT VARIABLES; SQUEUE_FORMAT broke Parsl's parser, Parsl #2293; ``man qsub``, ENVIRONMENT VARIABLES).
-_SCRUBBED = ("SBATCH_", "SLURM_", "SALLOC_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMIX_", "PMI_", "PBS_DPREFIX", "PBS_SHELL")
+#: And what would make a job submitted from inside another take that one's GPUs for its own.
+_SCRUBBED = (
+    "CUDA_VISIBLE_DEVICES",
+    "SBATCH_",
+    "SLURM_",
+    "SALLOC_",
+    "SRUN_",
+    "SQUEUE_",
+    "SACCT_",
+    "SCANCEL_",
+    "PMIX_",
+    "PMI_",
+    "PBS_DPREFIX",
+    "PBS_SHELL",
+)
 _KEPT = frozenset({"SLURM_CONF", "SLURM_JWT"})
 
 

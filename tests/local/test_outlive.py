@@ -15,6 +15,7 @@ from distributed.exceptions import WorkerStartTimeoutError
 
 import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, NoCluster, SlurmGPUCluster
+from hpcgpu.batch.base import BatchUnavailable
 from hpcgpu.batch.local import LocalQueue
 from hpcgpu.cluster import ClusterWarning
 from tests.conftest import live
@@ -224,6 +225,20 @@ def test_a_job_that_is_submitted_while_another_manager_takes_over_is_not_left_be
             until(lambda: in_queue(queue, "race-0") == [], "the first cancels what it submitted")
             first.close()
     assert live(queue) == []
+
+
+def test_a_queue_that_does_not_answer_costs_a_cluster_no_manager(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(LocalQueue):
+        def poll(self, job_ids: Any) -> Any:
+            raise BatchUnavailable("the queue does not answer")
+
+    with LocalGPUCluster(name="alive", jobs=0, **CPU) as first:
+        with monkeypatch.context() as patch:
+            patch.setattr("hpcgpu.lifecycle.batch_system", lambda system: Silent(queue.directory, gpus=4))
+            with pytest.raises(ClusterError, match="the queue does not answer"):
+                LocalGPUCluster.from_name("alive")
+        first.scale(jobs=1)
+        first.wait_for_workers(1)
 
 
 def test_what_cannot_be_taken_up_is_said(queue: LocalQueue, home: Path) -> None:

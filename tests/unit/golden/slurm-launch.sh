@@ -21,7 +21,8 @@ record() {
 submitted() {
     [ ! -e "$journal" ] || sed -n 's/.*"event": "submitted", "name": "\([^"]*\)", "id": "\([^"]*\)".*/\1 \2/p' "$journal"
 }
-# Variables that override the scripts' directives.
+# Variables that override the scripts' directives, and GPUs of a job that this may run in.
+unset CUDA_VISIBLE_DEVICES
 for variable in "${!SBATCH_@}" "${!SLURM_@}"; do
     [ "$variable" = SLURM_CONF ] || unset "$variable"
 done
