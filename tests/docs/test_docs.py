@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
+from hpcgpu.cli import main
 from hpcgpu.options import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -83,3 +86,28 @@ def test_the_example_of_the_flights(home: Path) -> None:
     done = subprocess.run(example, capture_output=True, text=True, cwd=home, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "Hawaiian Airlines Inc." in done.stdout
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every command line of hpcgpu that stands in a block of a page, and its words."""
+    for page in PAGES:
+        pattern = r"^```\w*\n([^`]*)^```" if page.suffix == ".md" else r"^ *\.\. code-block:: bash\n\n((?: +.*\n|\n)+)"
+        for match in re.finditer(pattern, page.read_text(), re.MULTILINE):
+            for line in match[1].splitlines():
+                if line.strip().startswith("hpcgpu "):
+                    words = shlex.split(line, comments=True)
+                    yield f"{page.name}: {' '.join(words)}", words[1:]
+
+
+@pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, words in commands()])
+def test_a_command_line_in_the_pages_is_one(words: list[str]) -> None:
+    name, *arguments = words
+    command: click.Command = main.commands[name]
+    if isinstance(command, click.Group):
+        name, *arguments = arguments
+        command = command.commands[name]
+    command.make_context(name, arguments)
+
+
+def test_there_are_command_lines() -> None:
+    assert len(list(commands())) > 10, list(commands())

@@ -287,7 +287,15 @@ def test_an_error_that_does_not_pass_is_not_tried_again(slurm: Slurm, site: Site
 
 
 def test_no_variable_of_the_user_or_of_an_outer_job_reaches_a_command(slurm: Slurm, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SBATCH_PARTITION", "SBATCH_GRES", "SLURM_JOB_ID", "SLURM_CLUSTERS", "SQUEUE_FORMAT", "SQUEUE_STATES"):
+    for name in (
+        "SBATCH_PARTITION",
+        "SBATCH_GRES",
+        "SLURM_JOB_ID",
+        "SLURM_CLUSTERS",
+        "SQUEUE_FORMAT",
+        "SQUEUE_STATES",
+        "CUDA_VISIBLE_DEVICES",
+    ):
         monkeypatch.setenv(name, "evil")
     for name in ("SACCT_FORMAT", "SCANCEL_STATE", "SALLOC_QOS", "SRUN_DEBUG", "PMIX_RANK", "PMI_RANK"):
         monkeypatch.setenv(name, "evil")
