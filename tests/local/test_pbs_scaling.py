@@ -1,0 +1,223 @@
+"""Scaling, failures, walltimes, signals and clusters that outlive their program on a PBS that pretends: what the real Slurm is tested for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, Event, get_worker
+from fake_pbs import Site
+
+import hpcgpu
+from hpcgpu import ClusterError, PBSGPUCluster
+from hpcgpu.cluster import ClusterWarning
+from tests.local.test_pbs_cluster import CPU, GPU, names
+
+Until = Callable[..., None]
+
+ADAPT: dict[str, Any] = {"idle_timeout": "2s", "target_duration": "1s"}
+
+
+def tasks() -> tuple[Callable[[str], str], Callable[[int], int]]:
+    """Functions of a function, which travel by value."""
+
+    def wait_for(name: str) -> str:
+        Event(name).wait()
+        return str(get_worker().name)
+
+    def slow(index: int) -> int:
+        time.sleep(0.2)
+        return index
+
+    return wait_for, slow
+
+
+wait_for, slow = tasks()
+
+
+def in_queue(pbs: Site) -> set[str]:
+    """Names of the jobs that have not ended."""
+
+    def act(state: dict[str, Any]) -> set[str]:
+        return {job["variables"]["HPCGPU_PBS_JOB"] for job in state["jobs"].values() if "end" not in job}
+
+    pbs.alive()
+    return set(pbs.change(act))
+
+
+def test_jobs_of_two_gpus_shuffle_an_array(fake_gpus: None, pbs: Site) -> None:
+    import dask.array as da
+
+    with PBSGPUCluster(jobs=2, **GPU) as cluster:
+        cluster.wait_for_workers(4)
+        with Client(cluster) as client:
+            host = np.arange(400 * 400, dtype="f8").reshape(400, 400)
+            columns = da.from_array(host, chunks=(50, 400)).persist().rechunk((400, 50)).T
+            assert np.array_equal(columns.compute(), host.T)
+            received = client.run(lambda dask_worker: sum(entry["total"] for entry in dask_worker.transfer_incoming_log))
+            assert sum(n > 0 for n in received.values()) >= 3, "the workers did not talk to each other"
+
+
+def test_workers_speak_ucx(fake_gpus: None, pbs: Site) -> None:
+    with PBSGPUCluster(jobs=1, **GPU | {"protocol": "ucx", "scheduler": {"gpus_per_node": 1}}) as cluster:
+        cluster.wait_for_workers(2)
+        assert {address.split("://")[0] for address in cluster.scheduler_info["workers"]} == {"ucx"}
+        with Client(cluster) as client:
+            assert client.submit(sum, [1, 2, 3]).result() == 6
+
+
+def test_adaptive_brings_jobs_for_work_and_gives_them_back(pbs: Site, until: Until) -> None:
+    with PBSGPUCluster(**CPU) as cluster, Client(cluster) as client:
+        adaptive = cluster.adapt(maximum_jobs=2, **ADAPT)
+        futures = client.map(slow, range(40))
+        assert client.gather(futures) == list(range(40))
+        del futures
+        until(lambda: in_queue(pbs) == {f"{cluster.name}-scheduler"}, "idle jobs are given back")
+        assert "giving up" in adaptive.log[-1][1]
+
+
+def test_a_request_that_pbs_refuses_pauses_adaptive_scaling(pbs: Site, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcgpu.troubles._BACKOFF", (0.0,) * 5)
+    with PBSGPUCluster(**CPU) as cluster, Client(cluster) as client:
+        cluster.add_worker_group("odd", gpus_per_node=0, cores=1, queue="nosuch", resources={"ODD": 1})
+        with pytest.warns(ClusterWarning, match="qsub: Unknown queue"):
+            adaptive = cluster.adapt(maximum_jobs=1, worker_group="odd", **ADAPT)
+            future = client.submit(slow, 1, resources={"ODD": 1})
+            until(lambda: adaptive.state.paused, "it pauses")
+        assert "5 submits in a row were refused" in repr(cluster)
+        with pytest.raises(ClusterError, match="Unknown queue"):
+            cluster.wait_for_workers(1)
+        future.cancel()
+
+
+def test_a_job_that_never_connects_is_explained_with_its_log(pbs: Site, until: Until, home: Path) -> None:
+    broken = home / "broken"
+    broken.touch()
+    prologue = [f"if [ -e {broken} ] && [ $HPCGPU_PBS_JOB = odd-0 ]; then echo 'no such module' >&2; exit 3; fi"]
+    with PBSGPUCluster(**CPU | {"worker_restarts": 0}, name="odd", job_script_prologue=prologue) as cluster:
+        with pytest.warns(ClusterWarning, match=r"failed: it failed, exit code 3 .*none of its workers had connected(.|\n)*no such module"):
+            adaptive = cluster.adapt(minimum_jobs=1, maximum_jobs=1)
+            until(lambda: adaptive.state.paused, "it pauses")
+        broken.unlink()
+        adaptive.resume()
+        cluster.wait_for_workers(1)
+        assert names(cluster) == {"odd-1"}
+
+
+def test_a_job_whose_walltime_ends_is_replaced_before_and_its_data_moves(pbs: Site, until: Until) -> None:
+    options = CPU | {"walltime": "25s", "walltime_margin": "12s", "scheduler": {"walltime": "1h"}}
+    with PBSGPUCluster(**options, name="short", jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        kept = client.scatter({"answer": 42}, hash=False)["answer"]
+        until(lambda: "short-1" in names(cluster), "another job takes its place", timeout=120)
+        until(lambda: "short-0" not in in_queue(pbs), "the first job ends")
+        assert kept.result() == 42
+        assert not cluster._groups["default"].failures.failed
+
+
+def test_a_job_that_its_walltime_kills_is_no_failure(pbs: Site, until: Until) -> None:
+    options = CPU | {"walltime": "12s", "walltime_margin": "1s", "scheduler": {"walltime": "1h"}}
+    with PBSGPUCluster(**options, name="killed", jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        future = client.submit(wait_for, "go")
+        until(lambda: cluster.workers and "killed-0" not in cluster.workers, "another job takes its place", timeout=120)
+        until(lambda: "killed-0" not in in_queue(pbs), "the first job ends")
+        Event("go", client=client).set()
+        assert future.result(timeout=100) != "killed-0"
+        assert not cluster._groups["default"].failures.failed
+
+
+def test_workers_retire_before_the_walltime_that_really_remains(pbs: Site) -> None:
+    with PBSGPUCluster(**CPU, walltime="01:00:00", jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        [lifetime] = client.run(lambda: float(os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"].rstrip("s"))).values()
+        assert 3600 - 150 - 120 < lifetime <= 3600 - 150, "half-way into the margin of 5 min"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_job(pbs: Site, number: signal.Signals) -> None:
+    code = (
+        f"from hpcgpu import PBSGPUCluster\nc = PBSGPUCluster(**{CPU | {'jobs': 2}!r})\nprint('up', flush=True)\n"
+        "c.wait_for_workers(2)\nimport time; time.sleep(600)"
+    )
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert program.stdout is not None and program.stdout.readline() == "up\n"
+    program.send_signal(number)
+    program.communicate(timeout=100)
+    assert program.returncode != 0 and {state for state in pbs.alive().values() if state != "E"} == set()
+
+
+def test_when_the_client_is_killed_both_kinds_of_job_end_by_themselves(pbs: Site, until: Until) -> None:
+    code = (
+        f"from hpcgpu import PBSGPUCluster\nc = PBSGPUCluster(**{CPU | {'jobs': 1, 'lease': 5}!r})\n"
+        "c.wait_for_workers()\nprint('up', flush=True)\nimport time; time.sleep(600)"
+    )
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None and program.stdout.readline() == "up\n"
+    program.send_signal(signal.SIGKILL)
+    program.wait()
+    program.stdout.close()
+    until(lambda: not pbs.alive(), "the lease ends", timeout=100)
+
+
+def test_a_worker_script_may_be_submitted_by_hand(pbs: Site, until: Until) -> None:
+    with PBSGPUCluster(**CPU, name="hand") as cluster:
+        script = cluster.directory.path / "worker.pbs"
+        assert script.read_text() == cluster.job_script()
+        job = pbs.run("qsub", str(script)).stdout.strip()
+        until(lambda: names(cluster) == {f"hand-by-hand-{job}"}, "the worker joins")
+        pbs.run("qdel", job)
+
+
+def test_groups_ask_for_what_they_need(fake_gpus: None, pbs: Site, until: Until) -> None:
+    with PBSGPUCluster(**GPU | {"gpus_per_node": 1}, jobs=1, name="groups") as cluster, Client(cluster) as client:
+        cluster.add_worker_group("big", gpus_per_node=0, cores=2, memory="2GB", queue="workq", jobs=1, resources={"MEMORY": 100e9})
+        script = (cluster.directory.path / "worker-big.pbs").read_text()
+        assert "#PBS -q workq" in script and "ngpus" not in script
+        cluster.wait_for_workers(2)
+        where = lambda: str(get_worker().name)  # noqa: E731
+        assert client.submit(where, resources={"MEMORY": 70e9}, pure=False).result() == "groups-1"
+        assert client.submit(where, resources={"GPU": 1}, pure=False).result() == "groups-0"
+        cluster.delete_worker_group("big")
+        until(lambda: in_queue(pbs) == {"groups-scheduler", "groups-0"}, "its job is given up")
+
+
+def test_a_cluster_outlives_its_program_and_is_taken_up_again(pbs: Site, until: Until) -> None:
+    PBSGPUCluster(**CPU, jobs=1, name="a.cluster-that-is-kept").detach()
+    with hpcgpu.connect("a.cluster-that-is-kept", quiet=True) as client:
+        client.wait_for_workers(1)
+        client.publish_dataset(kept=client.scatter(42))
+    cluster = PBSGPUCluster.from_name("a.cluster-that-is-kept")
+    cluster.scale(jobs=2)
+    cluster.wait_for_workers(2)
+    assert names(cluster) == {"a.cluster-that-is-kept-0", "a.cluster-that-is-kept-1"}
+    cluster.scale(jobs=1)
+    cluster.settle()
+    with cluster.get_client() as client:
+        assert client.get_dataset("kept").result() == 42
+    cluster.close()
+    until(lambda: not pbs.alive(), "its jobs end")
+
+
+def test_the_scheduler_job_scales_the_cluster_without_any_client(pbs: Site, home: Path, until: Until) -> None:
+    def call(*arguments: str) -> str:
+        done = subprocess.run([sys.executable, "-m", "hpcgpu", *arguments], capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    asked = ("--system", "pbs", "--gpus-per-node", "0", "--cores", "1", "--memory", "1GB", "--poll-interval", "0.5")
+    assert "its scheduler job scales it" in call("start", "alone", *asked, "--adapt", "--maximum-jobs", "2")
+    with hpcgpu.connect("alone", quiet=True) as client:
+        assert client.submit(sum, [1, 2, 3]).result() == 6
+    until(lambda: in_queue(pbs) == {"alone-scheduler"}, "the idle worker job is given up", timeout=120)
+    assert json.loads(call("status", "alone", "--json"))["manager"]
+    assert "none is left" in call("stop", "alone")
