@@ -108,6 +108,8 @@ def test_a_job_that_never_connects_is_explained_with_its_log(pbs: Site, until: U
             adaptive = cluster.adapt(minimum_jobs=1, maximum_jobs=1)
             until(lambda: adaptive.state.paused, "it pauses")
         broken.unlink()
+        with pytest.raises(ClusterError, match="1 worker jobs failed in a row"):
+            cluster.wait_for_workers(1)
         adaptive.resume()
         cluster.wait_for_workers(1)
         assert names(cluster) == {"odd-1"}
