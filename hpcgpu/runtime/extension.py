@@ -64,6 +64,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._manager = 0
         self._about = ""
         self._present = False
+        self._left = -1
         self.unattended: Unattended | None = None
         self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
         self._leaving_since: dict[str, float] = {}
@@ -88,12 +89,13 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     async def heartbeat(self, manager: int = 0, about: str = "") -> int:
         """Hear a manager, and how its scaling is; return the highest number of one that was heard. An earlier one counts for nothing."""
-        if manager >= self._manager:
+        if manager >= self._manager and manager != self._left:
             self._manager, self._heard, self._about, self._present = manager, time.monotonic(), about, True
         return self._manager
 
     async def goodbye(self, manager: int) -> None:
-        """Take note that a manager left."""
+        """Take note that a manager left; a heartbeat of its may still be under way."""
+        self._left = manager
         if manager == self._manager:
             self._present = False
 
