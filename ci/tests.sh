@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs all tests: those of the real Slurm beside the others, as both mostly wait. Fails if either does.
-set -u
-cd "$(dirname "$0")/.."
+set -um  # with job control: without it what runs in the background ignores SIGINT, and so would all that the tests start
+cd "$(dirname "$0")/.." || exit
 python=.venv/bin/python
 
 log=$(mktemp)
