@@ -28,6 +28,7 @@ from hpcgpu.batch.base import BatchError, BatchSystem, OwnJob
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.fabric import authentication, choice, interfaces
+from hpcgpu.runtime import devices
 from hpcgpu.walltime import margin
 
 __all__ = ["main"]
@@ -189,6 +190,8 @@ def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, b
     check_interface(arguments.interface)
     end = end_of_walltime(own, batch)
     importlib.import_module("dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker")
+    if arguments.gpus:
+        devices.correct_device_index()
     contact = wait_for_scheduler(directory, batch, arguments.patience)
     if end is not None:
         os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = f"{lifetime(end - time.time(), arguments.walltime_margin):.0f}s"
@@ -272,9 +275,9 @@ def main(argv: Sequence[str]) -> None:
         if own is None:
             raise LaunchError(f"this does not run inside a job of the batch system {arguments.system!r}: submit the script")
         listed = "CUDA_VISIBLE_DEVICES" in os.environ or not arguments.gpus
-        devices = visible_gpus(arguments.gpus, os.environ, None if listed else gpus_on_node(), whole_nodes=arguments.whole_nodes)
-        if devices is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = devices
+        visible = visible_gpus(arguments.gpus, os.environ, None if listed else gpus_on_node(), whole_nodes=arguments.whole_nodes)
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
         os.environ["HPCGPU_CLUSTER_DIRECTORY"] = str(directory.path)
         os.environ.update(credentials.environment(directory))
         if arguments.kind == "worker":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +19,7 @@ from hpcgpu.batch.reasons import explain, outlook
 from hpcgpu.batch.slurm import Slurm
 from hpcgpu.directory import ClusterDirectory, ClusterExists, Contact
 from hpcgpu.fabric.choice import active_infiniband_ports, choose
+from hpcgpu.runtime import devices
 from hpcgpu.runtime.launch import LaunchError, lifetime, visible_gpus, wait_for_scheduler
 
 UUIDS = "GPU-1b9e,MIG-77aa"
@@ -186,3 +189,30 @@ def test_ucx_is_chosen_only_where_all_that_it_needs_is_there(tmp_path: Path) -> 
         given_ = {"gpus": 1, "has_ucxx": True, "active_ports": ports, "transports": ["rc_mlx5"]} | lacking
         chosen = choose(**given_)  # type: ignore[arg-type]
         assert chosen.protocol == "tcp" and why in chosen.why
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [("0,1,2,3", [0, 1, 2, 3]), ("4,5,6,7", [4, 5, 6, 7]), ("3", [3]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"]), ("0,0", [0, 0])],
+)
+def test_each_worker_has_the_affinity_and_the_memory_of_its_own_gpu(
+    visible: str, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dask_cuda import cuda_worker
+
+    monkeypatch.setattr(cuda_worker, "nvml_device_index", cuda_worker.nvml_device_index)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    devices.correct_device_index()
+    devices.correct_device_index()
+    asked = [cuda_worker.nvml_device_index(i, cuda_worker.cuda_visible_devices(i)) for i in range(len(expected))]
+    assert asked == expected
+    assert cuda_worker.nvml_device_index(1, "7,8,9") == 8, "what is not rotated is looked up as before"
+
+
+def test_dask_cuda_still_needs_that() -> None:
+    from dask_cuda.cuda_worker import CUDAWorker
+    from dask_cuda.utils import cuda_visible_devices, nvml_device_index
+
+    assert [nvml_device_index(i, cuda_visible_devices(i, range(4))) for i in range(4)] == [0, 2, 0, 2]
+    source = inspect.getsource(CUDAWorker.__init__)
+    assert source.count("nvml_device_index(i, cuda_visible_devices(i))") == 2, "fixed upstream? then remove hpcgpu/runtime/devices.py"

@@ -1,0 +1,26 @@
+"""Puts right which GPU dask-cuda takes a worker's CPU affinity and memory limit from.
+
+It makes the list of a worker's GPUs by rotating CUDA_VISIBLE_DEVICES so that the worker's own is first, and then asks NVML for the GPU at
+the worker's index of that list: of four GPUs it takes 0, 2, 0, 2 for 0, 1, 2, 3 (``CUDAWorker.__init__`` since dask-cuda #671; in 26.10).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["correct_device_index"]
+
+
+def correct_device_index() -> None:
+    """Let `CUDAWorker` ask for the first GPU of a rotated list; any other list is looked up as before."""
+    from dask_cuda import cuda_worker
+
+    upstream = cuda_worker.nvml_device_index
+    if getattr(upstream, "corrected", False):
+        return
+
+    def nvml_device_index(i: int, visible: Any) -> Any:
+        return upstream(0 if visible == cuda_worker.cuda_visible_devices(i) else i, visible)
+
+    nvml_device_index.corrected = True  # type: ignore[attr-defined]
+    cuda_worker.nvml_device_index = nvml_device_index
