@@ -132,7 +132,9 @@ class Lifecycle(Manager):
             if getattr(wanted, f.name) != getattr(had, f.name)
         ]
         if differ:
-            self._warn(f"cluster {self.options.cluster.name} was there: it keeps its own {', '.join(differ)}")
+            message = f"cluster {self.options.cluster.name} was there: it keeps its own {', '.join(differ)}"
+            self._log(message)
+            warnings.warn(message, ClusterWarning, stacklevel=3)
 
     def _take_up(self, directory: ClusterDirectory, shutdown_on_close: bool, *, wait: bool, asynchronous: bool, loop: Any) -> None:
         """Become the manager of a cluster that is there."""
