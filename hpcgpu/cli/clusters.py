@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hpcgpu.directory import ClusterDirectory
+    from hpcgpu.jobs import JobInfo
     from hpcgpu.status import ClusterStatus
 
-__all__ = ["adapt", "cluster_name", "json_option", "list_clusters", "logs", "scale", "show", "status", "stop"]
+__all__ = ["adapt", "cluster_name", "json_option", "list_clusters", "logs", "scale", "show", "show_jobs", "status", "stop"]
+
+#: Columns of a table that no terminal shows: one line a row.
+_WIDE = 1000
 
 
 class _ClusterName(click.ParamType[str]):
@@ -42,8 +46,18 @@ def show(table: Table | str) -> None:
 
     console = Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:
-        console.width = 1000
+        console.width = _WIDE
     console.print(table)
+
+
+def show_jobs(jobs: list[JobInfo]) -> None:
+    """Print a table of jobs likewise."""
+    from rich.console import Console
+
+    from hpcgpu.display.table import JobTable
+
+    console = Console()
+    click.echo(JobTable(jobs).text(console.width if console.is_terminal else _WIDE))
 
 
 @click.command("list")
@@ -106,8 +120,6 @@ def status(name: str, as_json: bool) -> None:
 
 
 def _print(found: ClusterStatus) -> None:
-    from hpcgpu.display.table import JobTable
-
     kept = ", outlives the program that scales it" if found.detached else ""
     lines = [
         f"cluster    {found.name} on {found.system}: {found.state}{kept}",
@@ -119,8 +131,11 @@ def _print(found: ClusterStatus) -> None:
     lines += [f"manager    {found.manager or 'nobody: its size stays as it is'}"] * (found.state == "running")
     lines += [f"directory  {found.directory}"]
     lines += [f"trouble    {found.trouble}"] * bool(found.trouble)
-    click.echo("\n".join(lines))
-    click.echo(f"\n{JobTable(found.jobs)!r}" if found.jobs else "\nIt has no jobs.")
+    click.echo("\n".join(lines) + "\n")
+    if found.jobs:
+        show_jobs(found.jobs)
+    else:
+        click.echo("It has no jobs.")
 
 
 @click.command()
@@ -152,7 +167,10 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
             cluster.detach()
         else:
             cluster.close()
-    click.echo(json.dumps([job.as_json() for job in table], indent=1) if as_json else repr(table))
+    if as_json:
+        click.echo(json.dumps([job.as_json() for job in table], indent=1))
+    else:
+        show_jobs(table)
 
 
 @click.command()

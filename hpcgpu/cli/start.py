@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hpcgpu.cli.clusters import json_option
+from hpcgpu.cli.clusters import json_option, show_jobs
 from hpcgpu.cli.options import cluster_options, system_option
 
 __all__ = ["chosen_system", "run", "start"]
@@ -83,7 +83,7 @@ def start(
         found = {"name": name, "directory": str(directory.path), "dashboard": link, "jobs": [job.as_json() for job in jobs]}
         click.echo(json.dumps(found, indent=1))
         return
-    click.echo(repr(jobs))
+    show_jobs(jobs)
     click.echo(f"dashboard  {link or 'when its scheduler job runs: hpcgpu status ' + name}")
     click.echo(f"directory  {directory.path}")
     if scaling:

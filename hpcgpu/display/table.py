@@ -23,10 +23,14 @@ class JobTable(list[JobInfo]):
         return [(job.id, job.kind, job.name, job.state, duration(job.waited), job.node, str(job.workers), job.reason) for job in self]
 
     def __repr__(self) -> str:
+        return self.text(140)
+
+    def text(self, width: int) -> str:
+        """Return the table in so many columns of text."""
         table = Table(*_COLUMNS, box=None)
         for row in self._rows():
             table.add_row(*(Text(cell) for cell in row))
-        console = Console(width=140, color_system=None, force_terminal=False)
+        console = Console(width=width, color_system=None, force_terminal=False)
         with console.capture() as capture:
             console.print(table)
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
