@@ -189,7 +189,7 @@ def many_files() -> Iterator[int]:
     """As many connections as the limit on open files lets one process have both sides of; a thousand if it can."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    yield min(1000, (hard - 200) // 4)
+    yield min(1000, (hard - 200) // 12)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
