@@ -53,7 +53,7 @@ def start(
 ) -> None:
     """Start a cluster that stays when this command has ended, until `hpcgpu stop`, its --idle-timeout or its walltime ends it.
 
-    Waits for its scheduler, with --no-wait only for the queue to take the scheduler job. Ctrl-C while it waits leaves no job.
+    Waits for its scheduler, with --no-wait only for the queue to take the scheduler job. Ctrl-C or SIGTERM while it waits leaves no job.
 
     \b
     Examples: hpcgpu start demo --jobs 2 --gpus-per-node 4 --walltime 2h --idle-timeout 30m
@@ -71,11 +71,13 @@ def start(
         raise click.UsageError(f"--minimum-jobs {minimum_jobs} is more than --maximum-jobs {maximum_jobs}")
     if adapt:
         arguments.setdefault("jobs", minimum_jobs)
+    earlier = signal.signal(signal.SIGTERM, _interrupt)
     try:
         cluster = cluster_class(chosen_system(system, arguments.get("profile")))(**{**arguments, "name": name, "shutdown_on_close": False})
     except KeyboardInterrupt:
         click.echo(f"hpcgpu: {name} was interrupted, its jobs are cancelled", err=True)
         sys.exit(130)
+    signal.signal(signal.SIGTERM, earlier)
     jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
     cluster.detach()
     scaling = ask(directory, "default", {"minimum_jobs": minimum_jobs, "maximum_jobs": maximum_jobs}) if adapt else ""
@@ -91,7 +93,11 @@ def start(
     click.echo(f'Connect by hpcgpu.connect("{name}") in Python; end it by: hpcgpu stop {name}')
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+@click.command()
 @system_option
 @click.option("--name", help="Name of the cluster. Default: a new one.")
 @cluster_options

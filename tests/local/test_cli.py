@@ -142,11 +142,12 @@ def test_start_need_not_wait_and_status_says_what_is_waited_for(queue: LocalQueu
     queue.cancel([blocker])
 
 
-def test_an_interrupted_start_leaves_no_job(queue: LocalQueue, home: Path, fake_gpus: None, until: Until) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_start_leaves_no_job(number: signal.Signals, queue: LocalQueue, home: Path, fake_gpus: None, until: Until) -> None:
     blocker = block_queue(queue, home)
     program = subprocess.Popen(command("start", "never", *WAITS, "--jobs", "1"), stderr=subprocess.PIPE, text=True)
     until(lambda: len(live(queue)) == 3, "its jobs wait")
-    program.send_signal(signal.SIGINT)
+    program.send_signal(number)
     _, words = program.communicate(timeout=100)
     assert program.returncode == 130 and "never was interrupted, its jobs are cancelled" in words
     assert live(queue) == [blocker]
