@@ -1,4 +1,4 @@
-"""TLS credentials of one cluster: one key and one self-signed certificate, held by its scheduler, workers and client alike.
+"""Credentials of one cluster, held by its scheduler, workers and client alike: a TLS key with a self-signed certificate, a key for UCX.
 
 distributed's own ``Security.temporary`` makes certificates that begin to be valid now: a node whose clock is behind the login node's
 would refuse them. These begin a day earlier.
@@ -7,10 +7,12 @@ would refuse them. These begin a day earlier.
 from __future__ import annotations
 
 import datetime
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcgpu.directory import ClusterDirectory
+from hpcgpu.fabric import authentication
 
 if TYPE_CHECKING:
     from distributed.security import Security
@@ -22,7 +24,7 @@ _LIFETIME = datetime.timedelta(days=365)
 
 
 def create(directory: ClusterDirectory) -> None:
-    """Make key and certificate, ``tls/key.pem`` and ``tls/cert.pem``, mode 0600."""
+    """Make TLS key and certificate, ``tls/key.pem`` and ``tls/cert.pem``, and ``tls/ucx.key``, mode 0600."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -44,6 +46,7 @@ def create(directory: ClusterDirectory) -> None:
     directory.tls.mkdir(mode=0o700)
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     directory.write("tls/key.pem", pem.decode())
+    directory.write("tls/ucx.key", secrets.token_hex(32))
     directory.write("tls/cert.pem", certificate.public_bytes(serialization.Encoding.PEM).decode())
 
 
@@ -57,9 +60,9 @@ def _files(tls: Path) -> dict[str, str]:
 
 def security(directory: ClusterDirectory) -> Security:
     """Return distributed's Security for these credentials."""
-    from distributed.security import Security
+    from hpcgpu.fabric.security import ClusterSecurity
 
-    return Security(require_encryption=True, **_files(directory.tls))
+    return ClusterSecurity(bytes.fromhex((directory.tls / "ucx.key").read_text()), **_files(directory.tls))
 
 
 def environment(directory: ClusterDirectory) -> dict[str, str]:
@@ -69,6 +72,7 @@ def environment(directory: ClusterDirectory) -> dict[str, str]:
     cert, key = str(directory.tls / "cert.pem"), str(directory.tls / "key.pem")
     prefix = "DASK_DISTRIBUTED__COMM"
     env = {f"{prefix}__REQUIRE_ENCRYPTION": "True", f"{prefix}__TLS__CA_FILE": cert}
+    env[authentication.VARIABLE] = str(directory.tls / "ucx.key")
     for role in ("SCHEDULER", "WORKER", "CLIENT"):
         env[f"{prefix}__TLS__{role}__CERT"] = cert
         env[f"{prefix}__TLS__{role}__KEY"] = key

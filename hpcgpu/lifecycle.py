@@ -286,8 +286,6 @@ class Lifecycle(Manager):
         self._spawn(self._keep_deciding(), self._watching)
         if self.options.scheduler is not None:
             self._spawn(self._keep_in_contact(), self._watching)
-        if self.options.cluster.security and self.scheduler.address.startswith("ucx"):
-            self._warn("the UCX ports of scheduler and workers are open: UCX knows no authentication, anyone on the fabric can use them")
 
     async def _adopt_jobs(self) -> None:
         """Take over the jobs that the cluster has, as its journal and the queue tell.

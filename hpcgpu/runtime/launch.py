@@ -27,7 +27,7 @@ from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, OwnJob
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Contact
-from hpcgpu.fabric import choice, interfaces
+from hpcgpu.fabric import authentication, choice, interfaces
 from hpcgpu.runtime import devices
 from hpcgpu.walltime import margin
 
@@ -201,6 +201,9 @@ def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, b
         name = f"{name}-{own.node}"
     given = [expanded(argument, os.environ) if flag == "--local-directory" else argument for flag, argument in pairwise(arguments.command)]
     command = [arguments.command[0], *given, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
+    if contact.workers.startswith("ucx"):
+        authentication.install()  # for the nannies, which run in this process
+        command += ["--preload", "hpcgpu.runtime.ucx"]
     if arguments.interface:
         command += ["--interface", arguments.interface]
     return [*command, contact.workers]
@@ -215,6 +218,8 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
         chosen = choice.probe(arguments.gpus)
     if chosen.protocol == "ucx" and arguments.gpus:
         os.environ.setdefault("DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT", "True")
+    if chosen.protocol == "ucx":
+        authentication.install()
     stream = "tls" if directory.encrypted else "tcp"
     workers = "ucx" if chosen.protocol == "ucx" else stream
     command = [*arguments.command, "--protocol", f"{workers},{stream}"]

@@ -56,7 +56,7 @@ def test_start_scale_and_stop_and_take_up_between(bed: SlurmBed, home: Path, unt
     with hpcgpu.connect("stays", quiet=True) as client:
         assert client.get_dataset("kept").result() == 42
     done = call("stop", "stays")
-    assert done.returncode == 0 and done.stdout.endswith("jobs cancelled, none is left\n"), done.stdout
+    assert (done.returncode, done.stdout) == (0, "stays: 2 jobs cancelled, none is left\n")
     bed.wait_empty()
 
 

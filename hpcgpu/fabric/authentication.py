@@ -1,0 +1,240 @@
+"""Mutual authentication of UCX connections, which UCX itself has none of: whoever is not of the cluster is refused before anything is read.
+
+Each side proves that it knows the cluster's key, by three raw messages of fixed size, before distributed reads a frame; reading one
+unpickles. The key never travels, nonces are fresh on both sides, and the roles are part of what is signed, so that nothing can be
+replayed or reflected. What follows on the connection is neither encrypted nor signed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import hmac
+import importlib.util
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+__all__ = ["ARGUMENT", "VARIABLE", "AuthenticationError", "Connector", "Listener", "accept", "connect", "install"]
+
+logger = logging.getLogger("distributed.hpcgpu")
+
+#: Variable of a process in a job: path of the file that holds the key.
+VARIABLE = "HPCGPU_UCX_KEY"
+#: Name under which `hpcgpu.credentials.security` passes the key on to connections.
+ARGUMENT = "hpcgpu_ucx_key"
+
+_MAGIC = b"hpcgpu ucx 1\0\0\0\0"
+_NONCE = 32
+_PROOF = 32
+_HELLO = len(_MAGIC) + _NONCE
+_CHALLENGE = len(_MAGIC) + _NONCE + _PROOF
+#: Seconds that the other side may take for all of it.
+TIMEOUT = 10.0
+
+
+class AuthenticationError(Exception):
+    """The other side did not prove that it belongs to the cluster."""
+
+
+class _Endpoint(Protocol):
+    async def send(self, buffer: Any) -> Any: ...
+
+    async def recv(self, buffer: Any) -> Any: ...
+
+
+def _proof(key: bytes, role: bytes, connector_nonce: bytes, listener_nonce: bytes) -> bytes:
+    return hmac.new(key, _MAGIC + role + connector_nonce + listener_nonce, hashlib.sha256).digest()
+
+
+class Connector:
+    """The side that connects, without I/O: `hello` is sent, the answer goes to `respond`, whose result is sent.
+
+    Parameters
+    ----------
+    key : bytes
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._nonce = secrets.token_bytes(_NONCE)
+
+    def hello(self) -> bytes:
+        """Return the first message."""
+        return _MAGIC + self._nonce
+
+    def respond(self, challenge: bytes) -> bytes:
+        """Check the listener's proof and return our own.
+
+        Raises
+        ------
+        AuthenticationError
+            The listener does not know the key.
+        """
+        magic, nonce, proof = challenge[:16], challenge[16:48], challenge[48:]
+        if magic != _MAGIC or not hmac.compare_digest(proof, _proof(self._key, b"listener ", self._nonce, nonce)):
+            raise AuthenticationError("the other side did not prove that it belongs to this cluster")
+        return _proof(self._key, b"connector", self._nonce, nonce)
+
+
+class Listener:
+    """The side that listens, without I/O: the first message goes to `challenge`, whose result is sent, the answer to `check`.
+
+    Parameters
+    ----------
+    key : bytes
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._nonce = secrets.token_bytes(_NONCE)
+        self._peer = b""
+
+    def challenge(self, hello: bytes) -> bytes:
+        """Return our proof, and what the connector must prove its own on.
+
+        Raises
+        ------
+        AuthenticationError
+            This is no message of ours.
+        """
+        if hello[:16] != _MAGIC or len(hello) != _HELLO:
+            raise AuthenticationError("it does not authenticate itself")
+        self._peer = hello[16:]
+        return _MAGIC + self._nonce + _proof(self._key, b"listener ", self._peer, self._nonce)
+
+    def check(self, proof: bytes) -> None:
+        """Raise `AuthenticationError` unless the connector knows the key."""
+        if not hmac.compare_digest(proof, _proof(self._key, b"connector", self._peer, self._nonce)):
+            raise AuthenticationError("it does not know the cluster's key")
+
+
+async def connect(endpoint: _Endpoint, key: bytes) -> None:
+    """Authenticate a connection that this side made.
+
+    Raises
+    ------
+    AuthenticationError
+        The listener is not of the cluster, or none of its kind.
+    """
+    side = Connector(key)
+    await endpoint.send(bytearray(side.hello()))
+    await endpoint.send(bytearray(side.respond(await _receive(endpoint, _CHALLENGE))))
+
+
+async def accept(endpoint: _Endpoint, key: bytes) -> None:
+    """Authenticate a connection that the other side made.
+
+    Raises
+    ------
+    AuthenticationError
+        It is not of the cluster.
+    """
+    side = Listener(key)
+    await endpoint.send(bytearray(side.challenge(await _receive(endpoint, _HELLO))))
+    side.check(await _receive(endpoint, _PROOF))
+
+
+async def _receive(endpoint: _Endpoint, size: int) -> bytes:
+    buffer = bytearray(size)
+    await endpoint.recv(buffer)  # a longer message is an error to UCX, of a shorter one the rest stays zero
+    return bytes(buffer)
+
+
+def _key(connection_args: Mapping[str, Any]) -> bytes | None:
+    """Return the key of a connection: of its security, else of the process; None where there is none."""
+    key = connection_args.get(ARGUMENT)
+    if key is not None:
+        return bytes(key)
+    path = os.environ.get(VARIABLE)
+    return bytes.fromhex(Path(path).read_text()) if path else None
+
+
+def install() -> None:
+    """Let distributed authenticate each connection of scheme ``ucx`` that has a key. UCX is imported when the first is made."""
+    from distributed.comm.registry import backends
+
+    if importlib.util.find_spec("distributed_ucxx") is not None and not getattr(backends.get("ucx"), "authenticates", False):
+        backends["ucx"] = _backend()
+
+
+def _backend() -> Any:
+    from distributed.comm.registry import Backend
+
+    class LazyBackend(Backend):  # type: ignore[misc]
+        """Hands every call on to the backend of distributed-ucxx, with connectors and listeners that authenticate."""
+
+        authenticates = True
+
+        @functools.cached_property
+        def _real(self) -> Any:
+            return _authenticated()
+
+        def get_connector(self) -> Any:
+            return self._real.get_connector()
+
+        def get_listener(self, *arguments: Any, **connection_args: Any) -> Any:
+            return self._real.get_listener(*arguments, **connection_args)
+
+        def get_address_host(self, loc: str) -> Any:
+            return self._real.get_address_host(loc)
+
+        def get_address_host_port(self, loc: str) -> Any:
+            return self._real.get_address_host_port(loc)
+
+        def resolve_address(self, loc: str) -> Any:
+            return self._real.resolve_address(loc)
+
+        def get_local_address_for(self, loc: str) -> Any:
+            return self._real.get_local_address_for(loc)
+
+    return LazyBackend()
+
+
+def _authenticated() -> Any:
+    import ucxx.exceptions
+    from distributed.comm.core import CommClosedError, FatalCommClosedError
+    from distributed_ucxx.ucxx import UCXXBackend, UCXXConnector, UCXXListener
+
+    broken = (TimeoutError, CommClosedError, ucxx.exceptions.UCXError, OSError)
+
+    class AuthenticatedConnector(UCXXConnector):  # type: ignore[misc]
+        async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
+            comm = await super().connect(address, deserialize, **connection_args)
+            key = _key(connection_args)
+            if key is None:
+                return comm
+            try:
+                await asyncio.wait_for(connect(comm.ep, key), TIMEOUT)
+            except AuthenticationError as error:
+                comm.abort()
+                raise FatalCommClosedError(f"ucx://{address}: {error}") from error
+            except broken as error:
+                comm.abort()
+                raise CommClosedError(f"ucx://{address}: {str(error) or type(error).__name__}") from error
+            return comm
+
+    class AuthenticatedListener(UCXXListener):  # type: ignore[misc]
+        async def on_connection(self, comm: Any, handshake_overrides: dict[str, Any] | None = None) -> None:
+            key = _key(self.connection_args)
+            if key is not None:
+                try:
+                    await asyncio.wait_for(accept(comm.ep, key), TIMEOUT)
+                except (AuthenticationError, *broken) as error:
+                    comm.abort()
+                    logger.warning("refused a connection to %s: %s", comm.local_address, str(error) or type(error).__name__)
+                    raise CommClosedError("not authenticated") from error
+            await super().on_connection(comm, handshake_overrides)
+
+    class AuthenticatedBackend(UCXXBackend):  # type: ignore[misc]
+        def get_connector(self) -> Any:
+            return AuthenticatedConnector()
+
+        def get_listener(self, loc: str, handle_comm: Any, deserialize: bool, **connection_args: Any) -> Any:
+            return AuthenticatedListener(loc, handle_comm, deserialize, **connection_args)
+
+    return AuthenticatedBackend()

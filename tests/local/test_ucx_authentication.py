@@ -1,0 +1,252 @@
+"""Nobody gets in over UCX who does not know the cluster's key: attacks on real UCX listeners, and a whole cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import resource
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+from distributed.comm import connect, listen
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcgpu import LocalGPUCluster
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.fabric import authentication
+from hpcgpu.fabric.authentication import ARGUMENT, AuthenticationError, Connector, Listener
+from tests.local.test_cluster import GPU
+
+Until = Callable[..., None]
+
+KEY = secrets.token_bytes(32)
+
+pytest.importorskip("distributed_ucxx")
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    authentication.install()
+
+
+# The protocol
+
+
+def test_both_sides_of_one_key_accept_each_other() -> None:
+    connector, listener = Connector(KEY), Listener(KEY)
+    listener.check(connector.respond(listener.challenge(connector.hello())))
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_no_other_key_is_accepted_by_either_side(key: bytes) -> None:
+    if key == KEY:
+        return
+    connector, listener = Connector(key), Listener(KEY)
+    challenge = listener.challenge(connector.hello())
+    with pytest.raises(AuthenticationError, match="did not prove that it belongs to this cluster"):
+        connector.respond(challenge)
+    impostor = Listener(key)
+    impostor.challenge(connector.hello())
+    proof = connector.respond(impostor.challenge(connector.hello()))
+    with pytest.raises(AuthenticationError, match="does not know the cluster's key"):
+        listener.check(proof)
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_refused(noise: bytes) -> None:
+    with pytest.raises(AuthenticationError):
+        Listener(KEY).challenge(noise)
+    with pytest.raises(AuthenticationError):
+        Connector(KEY).respond(noise)
+
+
+def test_what_was_recorded_is_refused_when_it_is_played_again() -> None:
+    connector, listener = Connector(KEY), Listener(KEY)
+    hello = connector.hello()
+    proof = connector.respond(listener.challenge(hello))
+    again = Listener(KEY)
+    again.challenge(hello)
+    with pytest.raises(AuthenticationError):
+        again.check(proof)
+
+
+def test_a_side_s_own_proof_is_refused_when_it_is_sent_back() -> None:
+    listener = Listener(KEY)
+    challenge = listener.challenge(Connector(KEY).hello())
+    with pytest.raises(AuthenticationError):
+        listener.check(challenge[-32:])
+    connector = Connector(KEY)
+    with pytest.raises(AuthenticationError):
+        connector.respond(connector.hello() + bytes(32))
+
+
+# Real connections
+
+
+@asynccontextmanager
+async def echo(messages: list[Any]) -> AsyncIterator[str]:
+    """A listener that notes and returns what it gets."""
+
+    async def handle(comm: Any) -> None:
+        try:
+            while True:
+                messages.append(await comm.read())
+                await comm.write(messages[-1])
+        except OSError:
+            pass
+
+    listener = await listen("ucx://127.0.0.1", handle, **{ARGUMENT: KEY})
+    yield listener.contact_address
+    listener.stop()
+
+
+async def raw(address: str) -> Any:
+    """An endpoint of UCX itself, as an attacker has it."""
+    import ucxx
+
+    host, port = address.split("://")[1].split(":")
+    return await ucxx.create_endpoint(host, int(port))
+
+
+async def converse(address: str) -> None:
+    comm = await connect(address, **{ARGUMENT: KEY})
+    await comm.write({"x": 1})
+    assert await comm.read() == {"x": 1}
+    await comm.close()
+
+
+async def refused(endpoint: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Wait until the listener has closed a connection, and said so."""
+    while not any("refused a connection to ucx://" in record.message for record in caplog.records):
+        await asyncio.sleep(0.01)
+    caplog.clear()
+    endpoint.abort()
+
+
+async def test_who_knows_the_key_converses_and_no_other_does(caplog: pytest.LogCaptureFixture) -> None:
+    messages: list[Any] = []
+    async with echo(messages) as address:
+        await converse(address)
+        for arguments in ({}, {ARGUMENT: bytes(32)}):
+            with pytest.raises(OSError):
+                await connect(address, timeout=5, **arguments)
+        await converse(address)
+    assert messages == [{"x": 1}, {"x": 1}]
+    assert "refused a connection to ucx://127.0.0.1" in caplog.text and "it does not authenticate itself" in caplog.text
+    assert KEY.hex() not in caplog.text
+
+
+@pytest.mark.parametrize("size", [0, 1, 47, 49, 10_000_000], ids=str)
+async def test_messages_of_another_size_are_refused(size: int, caplog: pytest.LogCaptureFixture) -> None:
+    messages: list[Any] = []
+    async with echo(messages) as address:
+        endpoint = await raw(address)
+        if size:
+            await endpoint.send(bytearray(size))
+            await refused(endpoint, caplog)
+        else:
+            endpoint.abort()
+        await converse(address)
+    assert messages == [{"x": 1}]
+
+
+class Bomb:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+async def test_a_pickle_that_comes_first_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from distributed_ucxx.ucxx import UCXXConnector
+
+    messages: list[Any] = []
+    async with echo(messages) as address:
+        comm = await UCXXConnector().connect(address.split("://")[1])  # distributed's own, which authenticates nothing
+        with pytest.raises(OSError):
+            await comm.write({"op": Bomb(tmp_path / "pwned")}, serializers=["pickle"])
+            await comm.read()
+        endpoint = await raw(address)
+        await endpoint.send(bytearray(pickle.dumps(Bomb(tmp_path / "pwned"))))
+        await refused(endpoint, caplog)
+        await converse(address)
+    assert not (tmp_path / "pwned").exists() and messages == [{"x": 1}]
+
+
+@pytest.fixture
+def many_files() -> Iterator[int]:
+    """As many connections as the limit on open files lets one process have both sides of; a thousand if it can."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield min(1000, (hard - 200) // 12)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_thousand_silent_peers_do_not_keep_others_out(many_files: int) -> None:
+    messages: list[Any] = []
+    async with echo(messages) as address:
+        silent = [await raw(address) for _ in range(many_files)]
+        for _ in range(10):
+            await converse(address)
+        for endpoint in silent:
+            endpoint.abort()
+    assert len(messages) == 10
+
+
+async def test_a_silent_peer_is_refused_in_time(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(authentication, "TIMEOUT", 0.2)
+    async with echo([]) as address:
+        endpoint = await raw(address)
+        await refused(endpoint, caplog)
+
+
+async def test_an_impostor_s_listener_is_refused_by_who_connects() -> None:
+    async def handle(comm: Any) -> None:
+        await comm.close()
+
+    impostor = await listen("ucx://127.0.0.1", handle, **{ARGUMENT: bytes(32)})
+    with pytest.raises(OSError, match="did not prove that it belongs to this cluster"):
+        await connect(impostor.contact_address, timeout=5, **{ARGUMENT: KEY})
+    impostor.stop()
+
+
+# A whole cluster
+
+
+def test_a_cluster_over_ucx_lets_its_own_in_and_nobody_else(queue: LocalQueue, fake_gpus: None, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    options = GPU | {"protocol": "ucx", "scheduler": {"gpus_per_node": 1}}
+    with LocalGPUCluster(jobs=1, **options, name="fabric") as cluster:
+        cluster.wait_for_workers(2)
+        key = cluster.directory.tls / "ucx.key"
+        assert key.stat().st_mode & 0o777 == 0o600 and len(bytes.fromhex(key.read_text())) == 32
+        assert key.read_text() not in "".join(map(str, cluster.get_logs().values())) + repr(cluster.security) + cluster.job_script()
+        [first, second] = workers = list(cluster.scheduler_info["workers"])
+        assert all(address.startswith("ucx://") for address in workers)
+
+        async def knock(address: str, **security: Any) -> int:
+            async with Client(address, asynchronous=True, timeout="5s", **security) as client:
+                return int(await client.submit(sum, [1, 2, 3]))
+
+        assert asyncio.run(knock(cluster.scheduler.address, security=cluster.security)) == 6, "a client with the credentials, over UCX"
+        nanny = cluster.scheduler_info["workers"][first]["nanny"]
+        for address in (cluster.scheduler.address, first, nanny):
+            with pytest.raises(OSError):
+                asyncio.run(knock(address))
+        with Client(cluster) as client:
+            data = client.submit(lambda: bytes(1_000_000), workers=[first])
+            assert client.submit(len, data, workers=[second]).result() == 1_000_000, "workers talk to each other"
+        log = cluster.get_logs(cluster=False, workers=False)
+        assert any("refused a connection to ucx://" in str(text) for text in log.values())
+    assert not key.exists()
