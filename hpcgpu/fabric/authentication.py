@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from hpcgpu.fabric import endpoints
+
 __all__ = ["ARGUMENT", "VARIABLE", "AuthenticationError", "Connector", "Listener", "accept", "connect", "install"]
 
 logger = logging.getLogger("distributed.hpcgpu")
@@ -145,19 +147,24 @@ async def _receive(endpoint: _Endpoint, size: int) -> bytes:
     return bytes(buffer)
 
 
+@functools.cache
+def _key_of_process() -> bytes | None:
+    """Return the key that a process in a job is given, read once: it still speaks to its peers when the cluster's files are removed."""
+    path = os.environ.get(VARIABLE)
+    return bytes.fromhex(Path(path).read_text()) if path else None
+
+
 def _key(connection_args: Mapping[str, Any]) -> bytes | None:
     """Return the key of a connection: of its security, else of the process; None where there is none."""
     key = connection_args.get(ARGUMENT)
-    if key is not None:
-        return bytes(key)
-    path = os.environ.get(VARIABLE)
-    return bytes.fromhex(Path(path).read_text()) if path else None
+    return bytes(key) if key is not None else _key_of_process()
 
 
 def install() -> None:
     """Let distributed authenticate each connection of scheme ``ucx`` that has a key. UCX is imported when the first is made."""
     from distributed.comm.registry import backends
 
+    _key_of_process()
     if importlib.util.find_spec("distributed_ucxx") is not None and not getattr(backends.get("ucx"), "authenticates", False):
         backends["ucx"] = _backend()
 
@@ -222,11 +229,13 @@ def _authenticated() -> Any:
         async def on_connection(self, comm: Any, handshake_overrides: dict[str, Any] | None = None) -> None:
             key = _key(self.connection_args)
             if key is not None:
+                peer = endpoints.query(comm.ep).peer or "an unknown address"
                 try:
                     await asyncio.wait_for(accept(comm.ep, key), TIMEOUT)
                 except (AuthenticationError, *broken) as error:
                     comm.abort()
-                    logger.warning("refused a connection to %s: %s", comm.local_address, str(error) or type(error).__name__)
+                    why = str(error) or ("it stayed silent" if isinstance(error, TimeoutError) else type(error).__name__)
+                    logger.warning("refused a connection from %s to %s: %s", peer, comm.local_address, why)
                     raise CommClosedError("not authenticated") from error
             await super().on_connection(comm, handshake_overrides)
 

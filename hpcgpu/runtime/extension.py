@@ -69,7 +69,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
         self._leaving_since: dict[str, float] = {}
         scheduler.handlers |= {
-            "unregister": self.remove_worker,
+            "unregister": self.remove_uncharged,
             "hpcgpu_load": self.load,
             "hpcgpu_unfinished": self.unfinished,
             "hpcgpu_resume": self.resume,
@@ -81,7 +81,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_manage": self.manage,
         }
         self._remove_worker = scheduler.remove_worker
-        scheduler.remove_worker = self.remove_worker
+        scheduler.remove_worker = self.remove_uncharged
         if lease:
             self._guard = asyncio.ensure_future(self._watch_lease(lease))
 
@@ -192,7 +192,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     # Whom a worker's loss is charged to
 
-    async def remove_worker(self, address: str, *, stimulus_id: str, expected: bool = False, close: bool = True) -> Any:
+    async def remove_uncharged(self, address: str, *, stimulus_id: str, expected: bool = False, close: bool = True) -> Any:
         """Remove a worker without charging its tasks: whether it crashed or its job ended is only known later.
 
         Distributed would count each loss against ``allowed-failures`` at once, so that four preempted jobs fail a task (KilledWorker).
