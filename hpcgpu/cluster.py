@@ -27,9 +27,8 @@ from hpcgpu.display.progress import Progress
 from hpcgpu.display.table import JobTable
 from hpcgpu.fabric import interfaces
 from hpcgpu.groups import DEFAULT, WorkerGroup
-from hpcgpu.jobs import ClusterError, Superseded, WorkerJob, in_thread
+from hpcgpu.jobs import ClusterError, ClusterWarning, Superseded, WorkerJob, in_thread
 from hpcgpu.lifecycle import Lifecycle
-from hpcgpu.manager import ClusterWarning
 from hpcgpu.options import OptionError, resolve_group
 from hpcgpu.policy import Limits
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,15 @@ from dask.utils import parse_timedelta
 from distributed import Client
 from distributed.security import Security
 
-from hpcgpu import credentials
+from hpcgpu import credentials, values
+from hpcgpu.agreement import Agreement, environments
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
 from hpcgpu.batch.reasons import explain
 from hpcgpu.clusters import locate
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.display.progress import Progress, duration
-from hpcgpu.jobs import ClusterError, in_thread
+from hpcgpu.jobs import ClusterError, ClusterWarning, in_thread
 from hpcgpu.runtime.launch import answers
 
 __all__ = ["connect", "wait_for_contact"]
@@ -28,7 +30,13 @@ _POLL_INTERVAL = 10.0
 
 
 def connect(
-    name: str | Path, *, timeout: float | str | None = None, quiet: bool = False, asynchronous: bool = False, **arguments: Any
+    name: str | Path,
+    *,
+    timeout: float | str | None = None,
+    quiet: bool = False,
+    asynchronous: bool = False,
+    environment_check: str = "error",
+    **arguments: Any,
 ) -> Client | Awaitable[Client]:
     """Return a Dask client for a cluster that another program started, or ``hpcgpu start``; wait for its scheduler if that still waits.
 
@@ -42,6 +50,8 @@ def connect(
         No progress messages.
     asynchronous : bool, default False
         Return an awaitable.
+    environment_check : {"error", "warn", "off"}, default "error"
+        What differences in software and GPUs do that cannot work; see the option of the same name.
     **arguments
         Of `distributed.Client`.
 
@@ -50,20 +60,47 @@ def connect(
     NoCluster
         There is none of that name.
     ClusterError
-        It was closed, or its scheduler job has ended.
+        It was closed, its scheduler job has ended, or this program's software does not fit to the cluster's.
     TimeoutError
         The time is over.
     """
+    agreement = Agreement(values.choice("error", "warn", "off")("environment_check", environment_check))
     directory = locate(name)
     limit = None if timeout is None else parse_timedelta(timeout)
     if asynchronous:
-        return _connected(directory, limit, quiet, arguments)
-    return _client(directory, wait_for_contact(directory, timeout=limit, quiet=quiet), arguments)
+        return _connected(directory, limit, quiet, agreement, arguments)
+    client = _client(directory, wait_for_contact(directory, timeout=limit, quiet=quiet), arguments)
+    try:
+        client.sync(_compare, client, agreement)
+    except ClusterError:
+        client.close()
+        raise
+    return client
 
 
-async def _connected(directory: ClusterDirectory, timeout: float | None, quiet: bool, arguments: dict[str, Any]) -> Client:
+async def _connected(
+    directory: ClusterDirectory, timeout: float | None, quiet: bool, agreement: Agreement, arguments: dict[str, Any]
+) -> Client:
     contact = await in_thread(lambda: wait_for_contact(directory, timeout=timeout, quiet=quiet))
-    return await _client(directory, contact, {"asynchronous": True, **arguments})
+    client = await _client(directory, contact, {"asynchronous": True, **arguments})
+    try:
+        await _compare(client, agreement)
+    except ClusterError:
+        await client.close()
+        raise
+    return client
+
+
+async def _compare(client: Client, agreement: Agreement) -> None:
+    """Raise or warn where this program, the scheduler and the workers do not fit together."""
+    if agreement.mode == "off":
+        return
+    agreement.scheduler = await client.scheduler.hpcgpu_environment()
+    fatal, doubtful = agreement.check(environments((await client.scheduler.identity(n_workers=-1))["workers"]))
+    if fatal:
+        raise ClusterError(fatal)
+    if doubtful:
+        warnings.warn(doubtful, ClusterWarning, stacklevel=2)
 
 
 def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, Any]) -> Client:

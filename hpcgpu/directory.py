@@ -40,6 +40,9 @@ class Contact:
         Port and host of the dashboard, as ``host:port``.
     fabric : str
         Why workers talk over this protocol.
+    network, interface : str
+        What was found for them on the scheduler's node: ``"infiniband"``, ``"slingshot"`` or nothing, and the interface of it; see
+        `hpcgpu.fabric.choice.Verdict`.
     """
 
     token: str
@@ -48,6 +51,8 @@ class Contact:
     client: str
     dashboard: str = ""
     fabric: str = ""
+    network: str = ""
+    interface: str = ""
 
 
 @dataclass

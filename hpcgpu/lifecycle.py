@@ -30,11 +30,13 @@ from hpcgpu.directory import ClusterDirectory, Submit
 from hpcgpu.display.progress import Progress, waiting_for
 from hpcgpu.exit import guard, unguard
 from hpcgpu.fabric import interfaces
+from hpcgpu.fabric import settings as fabric_settings
 from hpcgpu.groups import WorkerGroup
-from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, WorkerJob, in_thread
+from hpcgpu.jobs import ClusterError, ClusterWarning, Dispatcher, Job, SchedulerJob, WorkerJob, in_thread
 from hpcgpu.localscheduler import LocalScheduler
-from hpcgpu.manager import CLOSE_TIMEOUT, ClusterWarning, Manager
+from hpcgpu.manager import CLOSE_TIMEOUT, Manager
 from hpcgpu.options import OptionError, Options, resolve
+from hpcgpu.runtime.launch import gpus_on_node
 
 __all__ = ["Lifecycle"]
 
@@ -68,6 +70,8 @@ class Lifecycle(Manager):
                 ClusterWarning,
                 stacklevel=2,
             )
+        for doubt in fabric_settings.doubts(self.options.worker):
+            warnings.warn(doubt, ClusterWarning, stacklevel=2)
         self.directory = self._claim_directory(rendered)
         try:
             self._begin(asynchronous=asynchronous, loop=loop, ends_jobs=settings.shutdown_on_close, guarded=settings.shutdown_on_close)
@@ -197,6 +201,12 @@ class Lifecycle(Manager):
         if self.options.scheduler is None and self.options.worker.interface:
             if trouble := interfaces.missing(self.options.worker.interface, interfaces.addresses()):
                 raise OptionError(f"scheduler='local': {trouble}")
+        over_ucx = self.options.cluster.protocol == "ucx" and self.options.worker.gpus_per_node
+        if self.options.scheduler is None and over_ucx and not gpus_on_node():
+            raise OptionError(
+                "scheduler='local' cannot be with protocol='ucx' on this machine, which has no GPU: over UCX the scheduler itself holds "
+                "GPU memory. Leave scheduler out, so that it gets a job with a GPU, or use protocol='tcp'"
+            )
 
     def _claim_directory(self, rendered: dict[str, str]) -> ClusterDirectory:
         settings = self.options.cluster
@@ -281,6 +291,14 @@ class Lifecycle(Manager):
         self._log(f"the scheduler is at {address}")
         self.scheduler_comm = rpc(address, connection_args=self.security.get_connection_args("client"))
         await Cluster._start(self)
+        if self._agreement.mode != "off":
+            self._agreement.scheduler = await asyncio.wait_for(self.scheduler_comm.hpcgpu_environment(), 30)
+            fatal, doubtful = self._agreement.check({})
+            if fatal:
+                raise ClusterError(fatal)
+            if doubtful:
+                self._log(doubtful)
+                warnings.warn(doubtful, ClusterWarning, stacklevel=2)
         self._take_workers()
         self._spawn(self._watch_stream(), self._watching)
         self._spawn(self._keep_deciding(), self._watching)

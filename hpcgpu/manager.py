@@ -25,18 +25,19 @@ from distributed.security import Security
 
 from hpcgpu import scaling
 from hpcgpu.adaptive import GPUAdaptive
+from hpcgpu.agreement import Agreement, environments
 from hpcgpu.batch.base import AmbiguousSubmit, BatchError, JobStatus, SubmitLimited, SubmitRefused
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import Submit
 from hpcgpu.exit import unguard
 from hpcgpu.groups import DEFAULT, WorkerGroup, demands
-from hpcgpu.jobs import Dispatcher, Job, SchedulerJob, Superseded, WorkerJob, in_thread
+from hpcgpu.jobs import ClusterWarning, Dispatcher, Job, SchedulerJob, Superseded, WorkerJob, in_thread
 from hpcgpu.options import Options
 from hpcgpu.policy import Limits
 from hpcgpu.retire import close_finished, move_data
 from hpcgpu.troubles import STABLE, Troubles
 
-__all__ = ["CLOSE_TIMEOUT", "ClusterWarning", "Manager"]
+__all__ = ["CLOSE_TIMEOUT", "Manager"]
 
 #: Seconds that closing may take.
 CLOSE_TIMEOUT = 30.0
@@ -52,10 +53,6 @@ _FINISHING_INTERVAL = 0.5
 _BUDGET_END = 20.0
 #: Seconds between two signs of life to the scheduler; it also says whether another program manages the cluster.
 _HEARTBEAT = 10.0
-
-
-class ClusterWarning(UserWarning):
-    """Something went wrong with a job of the cluster; the cluster goes on."""
 
 
 class Leaving(enum.Enum):
@@ -106,6 +103,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
         self._changing: set[asyncio.Task[None]] = set()
         self._watch_worker_status_task: asyncio.Task[None] | None = None
         self._troubles = Troubles()
+        self._agreement = Agreement(settings.environment_check)
         self._superseded = ""
         super().__init__(
             worker={"cls": WorkerJob, "options": {}},
@@ -360,6 +358,8 @@ class Manager(SpecCluster):  # type: ignore[misc]
             if msg not in self.scheduler_info["workers"]:
                 return
         Cluster._update_worker_status(self, op, msg)
+        if op == "add":
+            self._compare_environments()
         self._changed.set()
 
     def _take_workers(self) -> None:
@@ -370,7 +370,16 @@ class Manager(SpecCluster):  # type: ignore[misc]
                 del job.workers[gone]
         for address, worker in workers.items():
             self._worker_joined(address, worker["name"])
+        self._compare_environments()
         self._changed.set()
+
+    def _compare_environments(self) -> None:
+        """Tell where workers do not fit to the others."""
+        fatal, doubtful = self._agreement.check(environments(self.scheduler_info["workers"]))
+        if fatal:
+            self._problem(fatal)
+        if doubtful:
+            self._warn(doubtful)
 
     def _worker_joined(self, address: str, name: object) -> None:
         job = self._all_jobs.get(scaling.job_of(name, self._all_jobs) or "")

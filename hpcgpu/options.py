@@ -133,7 +133,16 @@ class JobOptions:
         doc="Fast directory on the node for spilling and temporary files of Dask; variables such as $TMPDIR are the job's.",
     )
     interface: str | None = option(
-        parse=values.interface, inherited=True, doc="Network interface that workers and scheduler talk over, such as 'ib0'."
+        parse=values.interface,
+        inherited=True,
+        doc="Network interface that workers and scheduler talk over, such as 'ib0'. Default, and 'auto': in the job, that of Slingshot or "
+        "InfiniBand where it has an IPv4 address, else that of the default route.",
+    )
+    ucx_env: tuple[tuple[str, str], ...] = option(
+        (),
+        parse=values.ucx_environment,
+        inherited=True,
+        doc="Variables of UCX for scheduler and workers alike, a dict such as {'UCX_IB_GPU_DIRECT_RDMA': 'n'}.",
     )
 
 
@@ -268,7 +277,7 @@ class ClusterOptions:
     )
     client_interface: str | None = option(
         parse=values.interface,
-        doc="Interface of the scheduler's node by which clients reach it. Default: the one of its default route when `interface` is set.",
+        doc="Interface of the scheduler's node by which clients reach it. Default, and 'auto': the one of its default route.",
     )
     security: bool = option(
         True, parse=values.boolean, doc="TLS with credentials made for this cluster. False lets anyone who reaches a port run code as you."
@@ -314,6 +323,12 @@ class ClusterOptions:
         "error",
         parse=values.choice("error", "connect"),
         doc="Where a cluster of this name has jobs in the queue: 'error', or 'connect' to take it over as from_name does.",
+    )
+    environment_check: str = option(
+        "error",
+        parse=values.choice("error", "warn", "off"),
+        doc="What differences in software and GPUs between client, scheduler and workers do that cannot work: 'error', or 'warn'. Lesser "
+        "ones are warnings. 'off' compares nothing.",
     )
     quiet: bool = option(False, parse=values.boolean, doc="No progress messages.")
 
@@ -510,8 +525,6 @@ def _scheduler_options(own: Mapping[str, Any], cluster: ClusterOptions, worker: 
 
 
 def _check_together(cluster: ClusterOptions, worker: WorkerOptions) -> None:
-    if cluster.client_interface and not worker.interface:
-        raise OptionError("client_interface needs interface too: name the interface that the workers use")
     if worker.gpu_type and worker.gpus_per_node == 0:
         raise OptionError(f"gpu_type={worker.gpu_type!r}, but gpus_per_node is 0: remove one of the two")
 

@@ -25,6 +25,7 @@ from distributed.security import Security
 from hpcgpu import credentials, scripts
 from hpcgpu.connection import wait_for_contact
 from hpcgpu.directory import ClusterDirectory
+from hpcgpu.fabric import settings
 from hpcgpu.jobs import ClusterError
 from hpcgpu.options import OptionError, Options, WorkerOptions, names, resolve
 from hpcgpu.runtime.launch import answers
@@ -32,7 +33,7 @@ from hpcgpu.runtime.launch import answers
 __all__ = ["SlurmGPURunner", "Task"]
 
 #: Options that mean something where the job is there already, beside those that are passed on to the workers.
-_OPTIONS = {"protocol", "interface", "client_interface", "security", "cluster_directory", "death_timeout", "quiet"} | {
+_OPTIONS = {"protocol", "interface", "client_interface", "ucx_env", "security", "cluster_directory", "death_timeout", "quiet"} | {
     *("nthreads", "memory", "resources", "local_directory", "worker_extra_args", "walltime_margin"),
     *(name for name, f in names(WorkerOptions).items() if f.metadata["flag"]),
 }
@@ -162,8 +163,8 @@ class SlurmGPURunner:
         directory.intend(job_name, "scheduler")
         directory.submitted(job_name, os.environ["SLURM_JOB_ID"])
         assert self.options.scheduler is not None
-        settings = replace(self.options.cluster, lease=_LEASE, shutdown_on_close=True)
-        self._become(scripts.command("slurm", "scheduler", replace(self.options, cluster=settings), directory.path))
+        living = replace(self.options.cluster, lease=_LEASE, shutdown_on_close=True)
+        self._become(scripts.command("slurm", "scheduler", replace(self.options, cluster=living), directory.path))
 
     def _complete(self, directory: ClusterDirectory) -> None:
         """Write what the other tasks need, before they see the directory."""
@@ -175,6 +176,7 @@ class SlurmGPURunner:
         """Become a command of the templates, written for bash."""
         sys.stdout.flush()
         sys.stderr.flush()
+        os.environ.update(settings.environment(self.options.worker, self.options.worker.ucx_env))
         os.execv("/bin/bash", ["bash", "-c", f"exec {command}"])
 
     # The workers

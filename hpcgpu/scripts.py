@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 
+from hpcgpu.fabric import settings
 from hpcgpu.options import JobOptions, OptionError, Options
 from hpcgpu.pbsname import VARIABLE, pbs_name, pbs_prefix
 
@@ -373,6 +374,8 @@ def _context(system: str, kind: str, options: Options, directory: Path) -> dict[
         "directory": directory,
         "logs": options.cluster.log_directory or directory / "logs",
         "variable": VARIABLE,
+        "rmm_pool": options.worker.rmm_pool_size is not None,
+        "ucx_environment": lambda job: settings.environment(options.worker, job.ucx_env),
     }
 
 

@@ -74,9 +74,11 @@ def cluster_name(name: str, value: Any) -> str:
     return line
 
 
-def interface(name: str, value: Any) -> str:
-    """A network interface; Linux limits its name to 15 characters (IFNAMSIZ)."""
+def interface(name: str, value: Any) -> str | None:
+    """A network interface, None for "auto"; Linux limits its name to 15 characters (IFNAMSIZ)."""
     line = text(name, value)
+    if line == "auto":
+        return None
     if not re.fullmatch(r"[^\s/,\"'$`\\;]{1,15}", line):
         raise OptionError(f"{name}={line!r} cannot be a network interface: its name has 1 to 15 characters, such as 'ib0'")
     return line
@@ -213,6 +215,15 @@ def environment(name: str, value: Any) -> tuple[tuple[str, str], ...]:
         if not str(content).isprintable() and any(0xD800 <= ord(c) <= 0xDFFF for c in str(content)):
             raise OptionError(f"{name}[{key!r}] is no valid text: {content!r}")
     return tuple((key, str(content)) for key, content in value.items())
+
+
+def ucx_environment(name: str, value: Any) -> tuple[tuple[str, str], ...]:
+    """Environment variables of UCX."""
+    variables = environment(name, value)
+    for key, _ in variables:
+        if not key.startswith(("UCX_", "UCXPY_")):
+            raise OptionError(f"{name}: {key!r} is no variable of UCX (UCX_...): set env")
+    return variables
 
 
 def resources(name: str, value: Any) -> tuple[tuple[str, float], ...]:

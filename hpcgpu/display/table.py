@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import html
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from hpcgpu.display.progress import duration
+from hpcgpu.display.text import columns
 from hpcgpu.jobs import JobInfo
 
 __all__ = ["JobTable"]
@@ -27,13 +24,7 @@ class JobTable(list[JobInfo]):
 
     def text(self, width: int) -> str:
         """Return the table in so many columns of text."""
-        table = Table(*_COLUMNS, box=None)
-        for row in self._rows():
-            table.add_row(*(Text(cell) for cell in row))
-        console = Console(width=width, color_system=None, force_terminal=False)
-        with console.capture() as capture:
-            console.print(table)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        return columns(_COLUMNS, self._rows(), width)
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{column}</th>" for column in _COLUMNS)

@@ -1,50 +1,199 @@
-"""Chooses between UCX and TCP: `choose` decides and is pure, `probe` looks at this node."""
+"""Chooses protocol and network interface: `decide` and `disagreement` are pure, `look` looks at this node."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Choice", "choose", "probe"]
+from hpcgpu.fabric import interfaces
+
+__all__ = ["Node", "Verdict", "decide", "disagreement", "look"]
+
+#: Bytes of locked memory below which UCX cannot register its buffers with an InfiniBand card; many systems give 64 KiB or 8 MiB.
+_LOCKED_MEMORY = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """What a node has for a fabric.
+
+    Attributes
+    ----------
+    has_ucxx : bool
+        Whether distributed-ucxx is installed.
+    ports : tuple of str
+        Active InfiniBand ports, such as ``mlx5_0/1``.
+    transports : tuple of str
+        What UCX itself can use, such as ``rc_mlx5``.
+    locked_memory : int or None
+        Bytes that a process may lock; None without a limit.
+    infiniband : tuple of str
+        Interfaces of InfiniBand cards that have an IPv4 address.
+    addresses : mapping
+        All interfaces that have an IPv4 address, with it.
+    """
+
+    has_ucxx: bool = False
+    ports: tuple[str, ...] = ()
+    transports: tuple[str, ...] = ()
+    locked_memory: int | None = None
+    infiniband: tuple[str, ...] = ()
+    addresses: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def slingshot(self) -> str | None:
+        """The first interface of HPE Slingshot, whose cards are named ``hsn0``, ``hsn1``, and so on."""
+        return min((name for name in self.addresses if name.startswith("hsn")), default=None)
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A protocol, ``"ucx"`` or ``"tcp"``, and why."""
+class Verdict:
+    """What workers talk over.
+
+    Attributes
+    ----------
+    protocol : str
+        ``"ucx"`` or ``"tcp"``.
+    interface : str or None
+        Network interface of this node; None leaves it to Dask, which takes that of the default route.
+    network : str
+        What was found: ``"infiniband"``, ``"slingshot"``, or empty.
+    why : str
+        A sentence for people.
+    """
 
     protocol: str
+    interface: str | None
+    network: str
     why: str
 
 
-def choose(*, gpus: int, has_ucxx: bool, active_ports: Sequence[str], transports: Sequence[str]) -> Choice:
-    """Choose the protocol: UCX only where all that it needs for InfiniBand is there.
+def decide(node: Node, protocol: str, interface: str | None, *, gpu: bool) -> Verdict:
+    """Choose protocol and interface.
 
     Parameters
     ----------
-    gpus : int
-        GPUs of the scheduler job.
-    has_ucxx : bool
-        Whether distributed-ucxx is installed.
-    active_ports : sequence of str
-        Active InfiniBand ports, such as ``mlx5_0/1``.
-    transports : sequence of str
-        What UCX itself can use, such as ``rc_mlx5``.
+    node : Node
+    protocol : str
+        The option: ``"auto"`` takes UCX only where all that it needs for InfiniBand is there.
+    interface : str or None
+        The option; None chooses the fastest network.
+    gpu : bool
+        Whether the scheduler has a GPU.
     """
-    if not gpus:
-        return Choice("tcp", "TCP: the scheduler job has no GPU, which UCX needs")
-    if not has_ucxx:
-        return Choice("tcp", "TCP: distributed-ucxx is not installed (extras cu12 and cu13 of hpcgpu bring it)")
-    if not active_ports:
-        return Choice("tcp", "TCP: this node has no active InfiniBand port")
-    if not any(t.startswith(("rc", "dc")) for t in transports):
-        return Choice(
-            "tcp",
-            "TCP: this UCX was built without InfiniBand, as PyPI's wheels are; use conda-forge's ucx, or the site's with "
-            "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true",
+    network, found = _network(node)
+    chosen = interface or found
+    if protocol != "auto":
+        return Verdict("ucx" if protocol == "ucx" else "tcp", chosen, network, f"{protocol.upper()}: asked for" + _over(chosen))
+    if lacking := _lacking(node, gpu=gpu):
+        return Verdict("tcp", chosen, network, f"TCP{_over(chosen)}: {lacking}")
+    return Verdict("ucx", chosen, network, f"UCX over InfiniBand ({', '.join(node.ports)}){_over(chosen)}")
+
+
+def disagreement(verdict: Verdict, node: Node, protocol: str, interface: str | None) -> str:
+    """Return why a node cannot do what was decided on the scheduler's; empty if it can.
+
+    Parameters
+    ----------
+    verdict : Verdict
+        The scheduler's.
+    node : Node
+        A worker's.
+    protocol, interface : str or None
+        The options of the worker.
+    """
+    if verdict.protocol == "ucx" and not node.has_ucxx:
+        return "the scheduler talks UCX, but distributed-ucxx is not installed for this Python: give all jobs the same environment"
+    own = decide(node, "auto", interface, gpu=True)
+    if protocol == "auto" and verdict.protocol == "ucx" and own.protocol != "ucx":
+        return (
+            f"the scheduler's node chose {verdict.why}, but this one {own.why}. Leave out such nodes (constraint, or --exclude in "
+            f"job_extra_directives), or set protocol='tcp'"
         )
-    return Choice("ucx", f"UCX over InfiniBand ({', '.join(active_ports)})")
+    if interface is None and verdict.network and own.network != verdict.network:
+        what = {"infiniband": "an InfiniBand interface with an IPv4 address", "slingshot": "a Slingshot interface"}[verdict.network]
+        return (
+            f"the scheduler listens on {verdict.interface}, but this node has not {what}; it has "
+            f"{', '.join(sorted(node.addresses)) or 'no interface with an IPv4 address'}. Set interface to one that all nodes have"
+        )
+    return ""
+
+
+def _network(node: Node) -> tuple[str, str | None]:
+    """Return the fastest network of a node, and its interface."""
+    if node.slingshot is not None:
+        return "slingshot", node.slingshot
+    if node.ports and node.infiniband:
+        return "infiniband", node.infiniband[0]
+    return "", None
+
+
+def _lacking(node: Node, *, gpu: bool) -> str:
+    """Return the first thing that UCX over InfiniBand lacks; empty if nothing."""
+    if not gpu:
+        return "the scheduler job has no GPU, which UCX needs"
+    if not node.has_ucxx:
+        return "distributed-ucxx is not installed (extras cu12 and cu13 of hpcgpu bring it)"
+    if node.slingshot is not None:
+        return f"this is Slingshot ({node.slingshot}), for which UCX has no back end"
+    if not node.ports:
+        return "this node has no active InfiniBand port"
+    if not any(t.startswith(("rc", "dc")) for t in node.transports):
+        return (
+            "this UCX was built without InfiniBand, as PyPI's wheels are; use conda-forge's ucx, or the site's with "
+            "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
+        )
+    if node.locked_memory is not None and node.locked_memory < _LOCKED_MEMORY:
+        return (
+            f"a process may lock {node.locked_memory // 1024} KiB of memory only (ulimit -l), too little for InfiniBand; Slurm takes the "
+            f"limit over from the login node unless job_extra_directives has '--propagate=NONE'"
+        )
+    if not node.infiniband:
+        return "no interface of the InfiniBand card has an IPv4 address (IPoIB), by which UCX connects"
+    return ""
+
+
+def _over(interface: str | None) -> str:
+    return f" over {interface}" if interface else ""
+
+
+def look(*, ucx: bool = True, sysfs: Path = Path("/sys/class/infiniband")) -> Node:
+    """Look at this node.
+
+    Parameters
+    ----------
+    ucx : bool, default True
+        Whether UCX itself may be asked, which imports it; it is only where InfiniBand is there.
+    sysfs : Path
+    """
+    has_ucxx = importlib.util.find_spec("distributed_ucxx") is not None
+    ports = active_infiniband_ports(sysfs)
+    transports: list[str] = []
+    if ucx and has_ucxx and ports:
+        import ucxx
+
+        transports = sorted(ucxx.get_active_transports())
+    addresses = interfaces.addresses()
+    cards = {port.split("/")[0] for port in ports}
+    names = sorted(path.name for card in cards for path in (sysfs / card / "device" / "net").glob("*"))
+    return Node(
+        has_ucxx=has_ucxx,
+        ports=tuple(ports),
+        transports=tuple(transports),
+        locked_memory=locked_memory(),
+        infiniband=tuple(name for name in names if name in addresses),
+        addresses=addresses,
+    )
+
+
+def locked_memory() -> int | None:
+    """Return how many bytes this process may lock; None without a limit, which root never has (``man 2 mlock``)."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return None if limit == resource.RLIM_INFINITY or os.geteuid() == 0 else limit
 
 
 def active_infiniband_ports(sysfs: Path = Path("/sys/class/infiniband")) -> list[str]:
@@ -56,15 +205,3 @@ def active_infiniband_ports(sysfs: Path = Path("/sys/class/infiniband")) -> list
         if "ACTIVE" in state.read_text() and (not link.exists() or link.read_text().strip() == "InfiniBand"):
             ports.append(f"{port.parent.parent.name}/{port.name}")
     return ports
-
-
-def probe(gpus: int) -> Choice:
-    """Look at this node and choose. UCX is imported only if all else speaks for it."""
-    has_ucxx = importlib.util.find_spec("distributed_ucxx") is not None
-    ports = active_infiniband_ports()
-    transports: list[str] = []
-    if gpus and has_ucxx and ports:
-        import ucxx
-
-        transports = list(ucxx.get_active_transports())
-    return choose(gpus=gpus, has_ucxx=has_ucxx, active_ports=ports, transports=transports)

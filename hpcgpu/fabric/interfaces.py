@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 
 import psutil
 
@@ -19,7 +20,7 @@ def addresses() -> dict[str, str]:
     return found
 
 
-def missing(interface: str, present: dict[str, str]) -> str:
+def missing(interface: str, present: Mapping[str, str]) -> str:
     """Return what is wrong with an interface's name on this machine, in words; empty when nothing is."""
     if interface in present:
         return ""
@@ -27,7 +28,7 @@ def missing(interface: str, present: dict[str, str]) -> str:
     return f"interface {interface!r} does not exist on {socket.gethostname()}, or has no IPv4 address; there are: {listed}"
 
 
-def default_interface(present: dict[str, str]) -> str | None:
+def default_interface(present: Mapping[str, str]) -> str | None:
     """Return the interface of the default route, which others most likely reach this machine by."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

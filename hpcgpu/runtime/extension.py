@@ -19,6 +19,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import KilledWorker
 
+from hpcgpu.checks import environment
 from hpcgpu.runtime.unattended import Unattended
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_release": self.release,
             "hpcgpu_state": self.state,
             "hpcgpu_manage": self.manage,
+            "hpcgpu_environment": self.environment,
         }
         self._remove_worker = scheduler.remove_worker
         scheduler.remove_worker = self.remove_uncharged
@@ -113,6 +115,10 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             Why that cannot be; empty if it can.
         """
         return await self.unattended.start() if self.unattended is not None else "its scheduler is not one of a scheduler job"
+
+    async def environment(self) -> dict[str, str]:
+        """Return what software and GPU the scheduler has, see `hpcgpu.checks.environment`."""
+        return await asyncio.to_thread(environment.collect)
 
     async def release(self) -> None:
         """Live without a manager from now on."""

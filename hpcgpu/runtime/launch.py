@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import os
 import runpy
 import shlex
@@ -35,6 +36,8 @@ __all__ = ["main"]
 
 #: Seconds without a contact after which a worker job asks the queue about the scheduler job, and between two such questions.
 _FIRST_QUESTION, _NEXT_QUESTION = 5.0, 15.0
+#: Memory pool of the scheduler's GPU where workers have one, as dask-cuda's documentation has it for UCX.
+_SCHEDULER_POOL = "1GB"
 
 
 class LaunchError(Exception):
@@ -185,6 +188,24 @@ def check_interface(name: str | None) -> None:
         raise LaunchError(f"{trouble}. Set `interface` to one of them")
 
 
+def agreed_interface(contact: Contact, protocol: str, interface: str | None) -> str | None:
+    """Return the interface for what the scheduler's node decided.
+
+    Raises
+    ------
+    LaunchError
+        This node cannot do that.
+    """
+    ucx = contact.workers.startswith("ucx")
+    node = choice.look(ucx=ucx and protocol == "auto")
+    verdict = choice.Verdict("ucx" if ucx else "tcp", contact.interface or None, contact.network, contact.fabric)
+    if why := choice.disagreement(verdict, node, protocol, interface):
+        raise LaunchError(why)
+    if interface is not None or not contact.network:
+        return interface
+    return choice.decide(node, verdict.protocol, None, gpu=True).interface
+
+
 def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, batch: BatchSystem, own: OwnJob) -> list[str]:
     """Wait for the scheduler and return the full command of a worker."""
     check_interface(arguments.interface)
@@ -193,6 +214,7 @@ def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, b
     if arguments.gpus:
         devices.correct_device_index()
     contact = wait_for_scheduler(directory, batch, arguments.patience)
+    interface = agreed_interface(contact, arguments.protocol, arguments.interface)
     if end is not None:
         os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = f"{lifetime(end - time.time(), arguments.walltime_margin):.0f}s"
     # Names must be unique: the cluster gives each job a name of its own, a job submitted by hand has the cluster's.
@@ -201,11 +223,11 @@ def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, b
         name = f"{name}-{own.node}"
     given = [expanded(argument, os.environ) if flag == "--local-directory" else argument for flag, argument in pairwise(arguments.command)]
     command = [arguments.command[0], *given, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
+    command += ["--preload", "hpcgpu.runtime.worker"]
     if contact.workers.startswith("ucx"):
         authentication.install()  # for the nannies, which run in this process
-        command += ["--preload", "hpcgpu.runtime.ucx"]
-    if arguments.interface:
-        command += ["--interface", arguments.interface]
+    if interface:
+        command += ["--interface", interface]
     return [*command, contact.workers]
 
 
@@ -213,21 +235,23 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     """Choose protocol and interfaces and return the full command of the scheduler."""
     check_interface(arguments.interface)
     check_interface(arguments.client_interface)
-    chosen = choice.Choice(arguments.protocol, f"{arguments.protocol.upper()}: asked for")
-    if arguments.protocol == "auto":
-        chosen = choice.probe(arguments.gpus)
-    if chosen.protocol == "ucx" and arguments.gpus:
-        os.environ.setdefault("DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT", "True")
+    node = choice.look(ucx=arguments.protocol == "auto" and bool(arguments.gpus))
+    chosen = choice.decide(node, arguments.protocol, arguments.interface, gpu=bool(arguments.gpus))
     if chosen.protocol == "ucx":
         authentication.install()
+        if arguments.gpus:
+            os.environ.setdefault("DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT", "True")
+            if arguments.rmm_pool:  # the scheduler only holds what passes through it
+                os.environ.setdefault("DASK_DISTRIBUTED_UCXX__RMM__POOL_SIZE", _SCHEDULER_POOL)
     stream = "tls" if directory.encrypted else "tcp"
     workers = "ucx" if chosen.protocol == "ucx" else stream
     command = [*arguments.command, "--protocol", f"{workers},{stream}"]
-    if arguments.interface:
-        client = arguments.client_interface or interfaces.default_interface(interfaces.addresses()) or arguments.interface
-        command += ["--interface", f"{arguments.interface},{client}"]
+    default = interfaces.default_interface(node.addresses)
+    if chosen.interface or arguments.client_interface:
+        inner = chosen.interface or default or arguments.client_interface
+        command += ["--interface", f"{inner},{arguments.client_interface or default or inner}"]
     os.environ["HPCGPU_SCHEDULER_JOB"] = own.job_id
-    os.environ["HPCGPU_FABRIC"] = chosen.why
+    os.environ["HPCGPU_FABRIC"] = json.dumps({"fabric": chosen.why, "network": chosen.network, "interface": chosen.interface or ""})
     os.environ["HPCGPU_LEASE"] = f"{arguments.lease:g}"
     print(f"hpcgpu: {chosen.why}", file=sys.stderr)
     return command
@@ -257,6 +281,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--lease", type=float, default=0.0, help="seconds without a manager after which the scheduler ends; 0: never")
     parser.add_argument("--protocol", default="auto", help="auto, ucx, tcp or tls")
     parser.add_argument("--interface", help="network interface of the workers")
+    parser.add_argument("--rmm-pool", action="store_true", help="give the scheduler a small pool of GPU memory under UCX, as workers have")
     parser.add_argument("--client-interface", help="network interface for clients")
     split = list(argv).index("--")
     arguments = parser.parse_args(argv[:split])

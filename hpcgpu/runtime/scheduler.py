@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["dask_setup", "dask_teardown", "publish"]
 
 
-def publish(scheduler: Scheduler, directory: ClusterDirectory, *, job_id: str, fabric: str) -> Contact:
+def publish(
+    scheduler: Scheduler, directory: ClusterDirectory, *, job_id: str, fabric: str, network: str = "", interface: str = ""
+) -> Contact:
     """Write the contact of a scheduler that listens. Its first listener is for workers, its last for clients."""
     addresses = [listener.contact_address for listener in scheduler.listeners]
     port = scheduler.http_server.port if scheduler.http_server is not None else 0
@@ -30,6 +32,8 @@ def publish(scheduler: Scheduler, directory: ClusterDirectory, *, job_id: str, f
         client=addresses[-1],
         dashboard=f"{host}:{port}" if port else "",
         fabric=fabric,
+        network=network,
+        interface=interface,
     )
     directory.publish(contact)
     # As `dask scheduler --scheduler-file` writes it, with the address for clients: for Client(scheduler_file=...).
@@ -43,7 +47,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
     directory = ClusterDirectory(Path(environ["HPCGPU_CLUSTER_DIRECTORY"]))
     extension = install(scheduler, None if directory.detached else float(environ.get("HPCGPU_LEASE", "0")) or None)
     extension.unattended = Unattended(directory, environ["HPCGPU_SCHEDULER_JOB"])
-    publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], fabric=environ["HPCGPU_FABRIC"])
+    publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], **json.loads(environ["HPCGPU_FABRIC"]))
     if directory.adapt() is not None:  # after the contact: who asks later finds it, and asks the scheduler
         if trouble := await extension.unattended.start():
             print(f"hpcgpu: adaptive scaling is off: {trouble}", file=sys.stderr, flush=True)

@@ -18,7 +18,6 @@ from hpcgpu.batch.monitor import Answer, Monitor
 from hpcgpu.batch.reasons import explain, outlook
 from hpcgpu.batch.slurm import Slurm
 from hpcgpu.directory import ClusterDirectory, ClusterExists, Contact
-from hpcgpu.fabric.choice import active_infiniband_ports, choose
 from hpcgpu.runtime import devices
 from hpcgpu.runtime.launch import LaunchError, lifetime, visible_gpus, wait_for_scheduler
 
@@ -170,25 +169,6 @@ def test_any_reason_is_put_into_words(state: JobState, reason: str) -> None:
     text = explain(status(state, reason=reason))
     assert reason in text
     outlook(status(state, reason=reason))
-
-
-def test_ucx_is_chosen_only_where_all_that_it_needs_is_there(tmp_path: Path) -> None:
-    port = tmp_path / "mlx5_0" / "ports" / "1"
-    port.mkdir(parents=True)
-    (port / "state").write_text("4: ACTIVE\n")
-    (port / "link_layer").write_text("InfiniBand\n")
-    ports = active_infiniband_ports(tmp_path)
-    assert ports == ["mlx5_0/1"]
-    assert choose(gpus=1, has_ucxx=True, active_ports=ports, transports=["rc_mlx5"]).protocol == "ucx"
-    for lacking, why in [
-        ({"gpus": 0}, "no GPU"),
-        ({"has_ucxx": False}, "not installed"),
-        ({"active_ports": []}, "no active InfiniBand"),
-        ({"transports": ["tcp"]}, "built without InfiniBand"),
-    ]:
-        given_ = {"gpus": 1, "has_ucxx": True, "active_ports": ports, "transports": ["rc_mlx5"]} | lacking
-        chosen = choose(**given_)  # type: ignore[arg-type]
-        assert chosen.protocol == "tcp" and why in chosen.why
 
 
 @pytest.mark.parametrize(

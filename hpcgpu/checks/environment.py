@@ -1,0 +1,209 @@
+"""What software and GPU a process has, and where those of one cluster differ: `collect` looks, `compare` is pure.
+
+Dask requires client, scheduler and workers to agree in software; graphs with GPU objects need a GPU of matching capability on the
+scheduler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hpcgpu.display.text import columns
+
+__all__ = ["Difference", "Grade", "collect", "compare", "table"]
+
+#: What is compared, and the distributions that bring it.
+_PACKAGES = {
+    "hpcgpu": ("hpcgpu",),
+    "dask": ("dask",),
+    "distributed": ("distributed",),
+    "dask-cuda": ("dask-cuda",),
+    "distributed-ucxx": ("distributed-ucxx-cu13", "distributed-ucxx-cu12", "distributed-ucxx"),
+    "rmm": ("rmm-cu13", "rmm-cu12", "rmm"),
+    "cudf": ("cudf-cu13", "cudf-cu12", "cudf"),
+    "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+    "numpy": ("numpy",),
+    "pandas": ("pandas",),
+    "msgpack": ("msgpack",),
+    "cloudpickle": ("cloudpickle",),
+    "CUDA runtime": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
+}
+#: Who differs in these cannot talk to each other; Dask's own releases promise nothing about each other.
+_FATAL = ("dask", "distributed")
+#: What only processes on GPUs need.
+_ON_GPUS = ("dask-cuda", "distributed-ucxx", "rmm", "cudf", "cupy", "CUDA runtime")
+_GPU = ("driver", "CUDA of the driver", "compute capability", "GPU", "GPU memory", "MIG")
+CLIENT, SCHEDULER = "client", "scheduler"
+
+
+class Grade(enum.IntEnum):
+    """How bad a difference is."""
+
+    NOTE = 0
+    WARNING = 1
+    FATAL = 2
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which the processes of a cluster differ.
+
+    Attributes
+    ----------
+    what : str
+    grade : Grade
+    values : mapping of str to str
+        By process; ``-`` where it has none.
+    advice : str
+        What it does, and what to do.
+    """
+
+    what: str
+    grade: Grade
+    values: Mapping[str, str]
+    advice: str
+
+
+def collect(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return what this process has, by name; what it has not is left out. Asks NVML, never CUDA."""
+    found = {"python": platform.python_version()}
+    for what, names in _PACKAGES.items():
+        version = next((v for name in names if (v := _version(name))), "") or (_conda_cuda() if what == "CUDA runtime" else "")
+        if version:
+            found[what] = version
+    return found | _gpu(environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name) or ""
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _conda_cuda() -> str:
+    """Return the version of conda's CUDA runtime, which is no Python distribution."""
+    names = sorted(path.stem for path in Path(sys.prefix, "conda-meta").glob("cuda-cudart-[0-9]*.json"))
+    return names[-1].split("-")[2] if names else ""
+
+
+def _gpu(visible: str | None) -> dict[str, str]:
+    """Return what NVML says of the first GPU that this process sees."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no library, no driver: pynvml has an exception for each
+        return {}
+    first = (visible or "0").split(",")[0].strip()
+    found: dict[str, str] = {}
+
+    def note(what: str, ask: Callable[[], Any]) -> None:
+        with contextlib.suppress(Exception):  # old drivers, and MIG, do not answer everything
+            found[what] = str(ask())
+
+    try:
+        note("driver", lambda: _text(pynvml.nvmlSystemGetDriverVersion()))
+        note("CUDA of the driver", lambda: "{}.{}".format(*divmod(pynvml.nvmlSystemGetCudaDriverVersion() // 10, 100)))
+        with contextlib.suppress(Exception):
+            device = pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(first)
+            note("compute capability", lambda: "{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(device)))
+            note("GPU", lambda: _text(pynvml.nvmlDeviceGetName(device)))
+            note("GPU memory", lambda: f"{pynvml.nvmlDeviceGetMemoryInfo(device).total / 2**30:.0f} GiB")
+            note("MIG", lambda: "yes" if first.startswith("MIG-") or pynvml.nvmlDeviceGetMigMode(device)[0] else "no")
+    finally:
+        pynvml.nvmlShutdown()
+    return found
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def compare(client: Mapping[str, str] | None, scheduler: Mapping[str, str], workers: Mapping[str, Mapping[str, str]]) -> list[Difference]:
+    """Return where they differ, the worst first.
+
+    Parameters
+    ----------
+    client, scheduler : mapping or None
+        What `collect` returned there.
+    workers : mapping of mappings
+        By the worker's name.
+    """
+    parties = ({CLIENT: client} if client is not None else {}) | {SCHEDULER: scheduler} | _grouped(workers)
+    found = []
+    for what in dict.fromkeys(key for party in parties.values() for key in party):
+        values = {name: party.get(what, "-") for name, party in parties.items()}
+        judged = _judge(what, values)
+        if judged is not None:
+            found.append(Difference(what, judged[0], values, judged[1]))
+    found += [difference for name, party in parties.items() if (difference := _old_driver(name, party)) is not None]
+    return sorted(found, key=lambda difference: -difference.grade)
+
+
+def _grouped(workers: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
+    """Return workers with the same environment as one."""
+    kinds: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name, party in workers.items():
+        kinds.setdefault(tuple(sorted(party.items())), []).append(name)
+    return {f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]: dict(kind) for kind, names in kinds.items()}
+
+
+def _judge(what: str, values: Mapping[str, str]) -> tuple[Grade, str] | None:
+    """Return how bad it is that these values differ, and what to do; None if they do not, or it does not matter."""
+    if what in (*_ON_GPUS, *_GPU):
+        values = {name: value for name, value in values.items() if name != CLIENT or (value != "-" and what in _ON_GPUS)}
+    if len(set(values.values())) < 2:
+        return None
+    if what == "python":
+        if len({_minor(value) for value in values.values()}) > 1:
+            return Grade.FATAL, "functions cannot be sent from one minor version to another: start with the same environment, see `python`"
+        return Grade.NOTE, ""
+    if what in _FATAL:
+        return Grade.FATAL, f"{what} speaks only to the same version of itself: install one version everywhere"
+    if what in _GPU:
+        if what == "compute capability" and values.get(SCHEDULER, "-") not in ("-", *_of_workers(values)):
+            return Grade.WARNING, "GPU objects that the scheduler rebuilds may not work there: give it a GPU of the workers' kind"
+        return Grade.NOTE, ""
+    if what in ("cudf", "cupy") and values.get(SCHEDULER) == "-":
+        return Grade.WARNING, f"the scheduler cannot rebuild graphs that hold objects of {what}: install it there too"
+    return Grade.WARNING, "objects may arrive broken or not at all: install one version everywhere"
+
+
+def _of_workers(values: Mapping[str, str]) -> set[str]:
+    return {value for name, value in values.items() if name not in (CLIENT, SCHEDULER)}
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _old_driver(name: str, party: Mapping[str, str]) -> Difference | None:
+    """Return that a driver is too old for the CUDA runtime; each driver runs what has its major version (CUDA compatibility guide)."""
+    driver, runtime = party.get("CUDA of the driver", ""), party.get("CUDA runtime", "")
+    if name == CLIENT or not driver or not runtime or int(runtime.split(".")[0]) <= int(driver.split(".")[0]):
+        return None
+    advice = (
+        f"the driver {party.get('driver', '')} is for CUDA {driver}: use the extra cu{driver.split('.')[0]} of hpcgpu, or a newer driver"
+    )
+    return Difference("CUDA runtime", Grade.FATAL, {name: f"{runtime}, the driver has {driver}"}, advice)
+
+
+def table(differences: Sequence[Difference]) -> str:
+    """Return the differences as one table, and what to do below it."""
+    parties = list(dict.fromkeys(name for difference in differences for name in difference.values))
+    rows = [(str(d.grade), d.what, *(d.values.get(name, "") for name in parties)) for d in differences]
+    advice = [f"{d.what}: {d.advice}" for d in differences if d.advice]
+    return "\n".join([columns(("", "", *parties), rows), *advice])

@@ -1,0 +1,65 @@
+"""What must be the same for UCX on scheduler and workers, as environment variables of their jobs: one place for both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import dask
+
+__all__ = ["Transports", "doubts", "environment"]
+
+
+class Transports(Protocol):
+    """The options that choose UCX's transports, as the worker jobs have them; see `hpcgpu.options.WorkerOptions`."""
+
+    @property
+    def enable_tcp_over_ucx(self) -> bool | None: ...
+
+    @property
+    def enable_infiniband(self) -> bool | None: ...
+
+    @property
+    def enable_nvlink(self) -> bool | None: ...
+
+    @property
+    def enable_rdmacm(self) -> bool | None: ...
+
+
+#: dask-cuda's flags, and the keys of distributed-ucxx that they set (``dask_cuda.initialize``).
+_KEYS = {"enable_tcp_over_ucx": "TCP", "enable_infiniband": "INFINIBAND", "enable_nvlink": "NVLINK", "enable_rdmacm": "RDMACM"}
+_PREFIX = "DASK_DISTRIBUTED_UCXX__"
+
+
+def environment(worker: Transports, ucx_env: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the variables of a job: dask-cuda sets these for workers alone, from its flags.
+
+    Parameters
+    ----------
+    worker : WorkerOptions
+        Whose transports count.
+    ucx_env : iterable of pairs of str
+        Further variables, the job's own.
+    """
+    chosen = {key: value for name, key in _KEYS.items() if (value := getattr(worker, name)) is not None}
+    variables = {_PREFIX + key: str(value) for key, value in chosen.items()}
+    if any(value for key, value in chosen.items() if key != "RDMACM"):
+        variables[f"{_PREFIX}CUDA_COPY"] = "True"
+    multi_buffer = dask.config.get("distributed-ucxx.multi-buffer", None)
+    if multi_buffer is not None:  # the format of messages
+        variables[f"{_PREFIX}MULTI_BUFFER"] = str(bool(multi_buffer))
+    return variables | dict(ucx_env)
+
+
+def doubts(worker: Transports) -> list[str]:
+    """Return what a user may not have meant."""
+    named = [name for name in ("enable_tcp_over_ucx", "enable_infiniband") if getattr(worker, name)]
+    result = []
+    if named and worker.enable_nvlink is None:
+        result.append(
+            f"{' and '.join(named)} without enable_nvlink leaves NVLink out: UCX then uses only the transports that are named. Leave all "
+            f"of them unset for UCX's own choice, or say enable_nvlink=True or False"
+        )
+    if worker.enable_rdmacm and not any(v for n in _KEYS if n != "enable_rdmacm" and (v := getattr(worker, n))):
+        result.append("enable_rdmacm alone changes nothing: UCX chooses how it connects as long as it chooses the transports")
+    return result

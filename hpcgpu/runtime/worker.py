@@ -1,0 +1,22 @@
+"""Preload of worker processes: authenticates UCX connections from its import on, and tells the scheduler what software and GPU it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpcgpu.checks import environment
+from hpcgpu.fabric import authentication
+
+if TYPE_CHECKING:
+    from distributed.nanny import Nanny
+    from distributed.worker import Worker
+
+__all__ = ["dask_setup"]
+
+authentication.install()
+
+
+def dask_setup(server: Worker | Nanny) -> None:
+    """Add the environment to what a worker says of itself when it registers."""
+    if hasattr(server, "startup_information"):
+        server.startup_information["hpcgpu"] = lambda worker: environment.collect()

@@ -1,0 +1,123 @@
+"""What differs between client, scheduler and workers, how bad it is, and how it is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from hpcgpu.agreement import Agreement, environments
+from hpcgpu.checks.environment import Difference, Grade, collect, compare, table
+
+SOFTWARE = {"python": "3.12.4", "dask": "2026.7.1", "distributed": "2026.7.1", "numpy": "2.1.0", "cloudpickle": "3.1.0"}
+A100 = {
+    **SOFTWARE,
+    "dask-cuda": "26.10.0",
+    "CUDA runtime": "12.9.79",
+    "driver": "580.10",
+    "CUDA of the driver": "13.0",
+    "compute capability": "8.0",
+    "GPU": "A100",
+    "GPU memory": "40 GiB",
+    "MIG": "no",
+}
+T4 = A100 | {"compute capability": "7.5", "GPU": "T4", "GPU memory": "15 GiB"}
+
+
+def found(client: dict[str, str], scheduler: dict[str, str], worker: dict[str, str]) -> dict[str, Difference]:
+    return {difference.what: difference for difference in compare(client, scheduler, {"w-0": worker, "w-1": worker})}
+
+
+def test_a_client_without_a_gpu_fits_to_workers_with_one() -> None:
+    assert compare(SOFTWARE, A100, {"w-0": A100}) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "here", "there", "grade"),
+    [
+        ("python", "3.12.4", "3.11.9", Grade.FATAL),
+        ("python", "3.12.4", "3.12.9", Grade.NOTE),
+        ("dask", "2026.7.1", "2026.8.0", Grade.FATAL),
+        ("distributed", "2026.7.1", "2026.8.0", Grade.FATAL),
+        ("numpy", "2.1.0", "1.26.4", Grade.WARNING),
+        ("cloudpickle", "3.1.0", "2.2.1", Grade.WARNING),
+    ],
+)
+def test_software_that_differs_is_graded(what: str, here: str, there: str, grade: Grade) -> None:
+    differences = found(SOFTWARE | {what: here}, A100 | {what: there}, A100 | {what: there})
+    assert list(differences) == [what] and differences[what].grade is grade
+    assert differences[what].values == {"client": here, "scheduler": there, "w-0 and 1 more": there}
+    assert bool(differences[what].advice) == (grade is not Grade.NOTE)
+
+
+def test_a_package_that_only_workers_have_is_told() -> None:
+    assert found(SOFTWARE, A100, A100 | {"cudf": "26.10"})["cudf"].advice == (
+        "the scheduler cannot rebuild graphs that hold objects of cudf: install it there too"
+    )
+    assert found(SOFTWARE, A100 | {"cudf": "26.10"}, A100 | {"cudf": "26.10"}) == {}, "a client needs it not"
+
+
+def test_a_driver_that_is_too_old_is_fatal() -> None:
+    old = A100 | {"CUDA of the driver": "12.4", "driver": "550.54"}
+    assert found(SOFTWARE, old, old) == {}, "a driver runs all runtimes of its major version"
+    [difference] = [d for d in compare(SOFTWARE, A100, {"w": old | {"CUDA runtime": "13.0.1"}}) if d.grade is Grade.FATAL]
+    assert difference.values == {"w": "13.0.1, the driver has 12.4"} and "use the extra cu12 of hpcgpu" in difference.advice
+
+
+def test_a_scheduler_on_another_kind_of_gpu_is_a_warning() -> None:
+    differences = found(SOFTWARE, T4, A100)
+    assert {what: difference.grade for what, difference in differences.items()} == {
+        "compute capability": Grade.WARNING,
+        "GPU": Grade.NOTE,
+        "GPU memory": Grade.NOTE,
+    }
+    assert "give it a GPU of the workers' kind" in differences["compute capability"].advice
+
+
+def test_the_worst_comes_first_and_the_table_has_a_column_for_each() -> None:
+    differences = compare(SOFTWARE | {"numpy": "1.0", "dask": "2020.1"}, A100, {"w-0": A100, "w-1": T4})
+    assert [d.grade for d in differences] == sorted((d.grade for d in differences), reverse=True)
+    lines = table(differences).splitlines()
+    assert lines[0].split() == ["client", "scheduler", "w-0", "w-1"]
+    assert lines[1].split() == ["fatal", "dask", "2020.1", "2026.7.1", "2026.7.1", "2026.7.1"]
+    assert lines[-1].startswith("numpy: ") and "install one version everywhere" in lines[-1]
+
+
+def test_fatal_differences_are_errors_and_each_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcgpu.agreement.collect", lambda: SOFTWARE)
+    agreement = Agreement("error")
+    assert agreement.check({"w-0": A100 | {"dask": "1"}}) == ("", ""), "nothing is known of the scheduler yet"
+    agreement.scheduler = A100
+    assert agreement.check({"w-0": A100}) == ("", "")
+    fatal, warning = agreement.check({"w-0": A100, "w-1": A100 | {"dask": "1"}})
+    assert fatal.startswith("client, scheduler and workers do not fit together") and "w-1" in fatal and warning == ""
+    assert agreement.check({"w-0": A100, "w-1": A100 | {"dask": "1"}, "w-2": A100 | {"dask": "1"}}) == ("", ""), "told already"
+    fatal, warning = agreement.check({"w-3": A100 | {"numpy": "1"}})
+    assert fatal == "" and "numpy" in warning
+    assert agreement.check({"w-3": A100 | {"numpy": "1"}, "w-4": A100 | {"numpy": "1", "GPU": "H100"}}) == ("", ""), (
+        "a note alone is not told"
+    )
+
+
+def test_what_is_fatal_is_a_warning_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcgpu.agreement.collect", lambda: SOFTWARE)
+    for mode, expected in (("warn", "fatal"), ("off", "")):
+        agreement = Agreement(mode)
+        agreement.scheduler = A100 | {"dask": "1"}
+        fatal, warning = agreement.check({})
+        assert fatal == "" and expected in warning and bool(expected) == bool(warning)
+
+
+def test_a_process_tells_what_it_has_and_touches_no_cuda() -> None:
+    here = collect()
+    assert here["python"] == ".".join(map(str, sys.version_info[:3])) and {"dask", "distributed", "numpy", "msgpack"} <= here.keys()
+    code = (
+        "import sys; from hpcgpu.checks.environment import collect; collect(); print(*{'cuda', 'cupy', 'rmm', 'dask'} & set(sys.modules))"
+    )
+    bare = "import sys; print(*{'cuda', 'cupy', 'rmm', 'dask'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code]) == subprocess.check_output([sys.executable, "-c", bare])
+
+
+def test_workers_without_the_preload_are_passed_over() -> None:
+    assert environments({"tcp://a": {"name": "w-0", "hpcgpu": A100}, "tcp://b": {"name": "by-hand"}}) == {"w-0": A100}

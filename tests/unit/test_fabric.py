@@ -1,0 +1,141 @@
+"""Which protocol and interface is chosen, and what scheduler and workers must have in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import dask
+import pytest
+
+from hpcgpu.fabric import choice, settings
+from hpcgpu.fabric.choice import Node, decide, disagreement
+from hpcgpu.options import OptionError, resolve
+
+GIB = 2**30
+ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.3", "ib0": "10.1.0.3"}
+INFINIBAND = Node(has_ucxx=True, ports=("mlx5_0/1",), transports=("rc_mlx5", "tcp"), infiniband=("ib0",), addresses=ADDRESSES)
+SLINGSHOT = replace(INFINIBAND, ports=(), infiniband=(), addresses={"eth0": "10.0.0.3", "hsn1": "10.2.0.4", "hsn0": "10.2.0.3"})
+PLAIN = Node(has_ucxx=True, addresses={"eth0": "10.0.0.3"})
+
+
+def test_ucx_over_infiniband_is_chosen_where_all_that_it_needs_is_there() -> None:
+    verdict = decide(INFINIBAND, "auto", None, gpu=True)
+    assert (verdict.protocol, verdict.interface, verdict.network) == ("ucx", "ib0", "infiniband")
+    assert verdict.why == "UCX over InfiniBand (mlx5_0/1) over ib0"
+    assert decide(INFINIBAND, "auto", "eth0", gpu=True).interface == "eth0", "what the user names counts"
+
+
+@pytest.mark.parametrize(
+    ("node", "gpu", "why"),
+    [
+        (INFINIBAND, False, "TCP over ib0: the scheduler job has no GPU, which UCX needs"),
+        (replace(INFINIBAND, has_ucxx=False), True, "TCP over ib0: distributed-ucxx is not installed"),
+        (PLAIN, True, "TCP: this node has no active InfiniBand port"),
+        (replace(INFINIBAND, transports=("tcp",)), True, "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"),
+        (replace(INFINIBAND, locked_memory=64 * 1024), True, "a process may lock 64 KiB of memory only (ulimit -l)"),
+        (replace(INFINIBAND, infiniband=()), True, "TCP: no interface of the InfiniBand card has an IPv4 address"),
+        (SLINGSHOT, True, "TCP over hsn0: this is Slingshot (hsn0), for which UCX has no back end"),
+    ],
+)
+def test_tcp_is_chosen_with_the_reason_where_something_lacks(node: Node, gpu: bool, why: str) -> None:
+    verdict = decide(node, "auto", None, gpu=gpu)
+    assert verdict.protocol == "tcp" and why in verdict.why
+
+
+def test_much_locked_memory_is_enough() -> None:
+    assert decide(replace(INFINIBAND, locked_memory=64 * GIB), "auto", None, gpu=True).protocol == "ucx"
+
+
+@pytest.mark.parametrize(("protocol", "expected"), [("ucx", "ucx"), ("tcp", "tcp"), ("tls", "tcp")])
+def test_what_is_asked_for_is_taken(protocol: str, expected: str) -> None:
+    verdict = decide(PLAIN, protocol, None, gpu=True)
+    assert (verdict.protocol, verdict.interface, verdict.why) == (expected, None, f"{protocol.upper()}: asked for")
+    assert decide(INFINIBAND, protocol, None, gpu=True).interface == "ib0", "TCP runs over IPoIB too"
+
+
+def test_a_worker_s_node_that_cannot_do_what_was_decided_says_why() -> None:
+    ucx = decide(INFINIBAND, "auto", None, gpu=True)
+    assert disagreement(ucx, INFINIBAND, "auto", None) == ""
+    down = disagreement(ucx, replace(INFINIBAND, ports=()), "auto", None)
+    assert "the scheduler's node chose UCX over InfiniBand (mlx5_0/1)" in down and "this node has no active InfiniBand port" in down
+    assert "distributed-ucxx is not installed" in disagreement(ucx, replace(INFINIBAND, has_ucxx=False), "auto", None)
+    asked = decide(PLAIN, "ucx", None, gpu=True)
+    assert disagreement(asked, PLAIN, "ucx", None) == "", "who asks for UCX gets it, over whatever there is"
+    assert "distributed-ucxx is not installed" in disagreement(asked, replace(PLAIN, has_ucxx=False), "ucx", None)
+
+
+def test_a_worker_s_node_without_the_scheduler_s_network_says_so() -> None:
+    tcp = decide(INFINIBAND, "tcp", None, gpu=True)
+    why = disagreement(tcp, PLAIN, "tcp", None)
+    assert "the scheduler listens on ib0, but this node has not an InfiniBand interface" in why and "it has eth0" in why
+    assert disagreement(tcp, PLAIN, "tcp", "eth0") == "", "a named interface is checked by name"
+    assert "a Slingshot interface" in disagreement(decide(SLINGSHOT, "auto", None, gpu=True), PLAIN, "auto", None)
+    assert disagreement(decide(PLAIN, "auto", None, gpu=True), INFINIBAND, "auto", None) == "", "who can do more does what was decided"
+
+
+def test_a_node_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for card, state, layer, interface in [
+        ("mlx5_0", "4: ACTIVE", "InfiniBand", "lo"),
+        ("mlx5_1", "1: DOWN", "InfiniBand", "ib1"),
+        ("mlx5_2", "4: ACTIVE", "Ethernet", "eth9"),
+    ]:
+        port = tmp_path / card / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(state + "\n")
+        (port / "link_layer").write_text(layer + "\n")
+        (tmp_path / card / "device" / "net" / interface).mkdir(parents=True)
+    node = choice.look(ucx=False, sysfs=tmp_path)
+    assert node.ports == ("mlx5_0/1",) and node.infiniband == ("lo",), "only cards that are up, only interfaces with an address"
+    assert node.addresses["lo"] == "127.0.0.1"
+    monkeypatch.setattr(choice.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(choice.resource, "getrlimit", lambda which: (8192, 8192))
+    assert choice.locked_memory() == 8192
+    monkeypatch.setattr(choice.os, "geteuid", lambda: 0)
+    assert choice.locked_memory() is None, "root locks what it wants"
+
+
+def environment(**arguments: object) -> dict[str, str]:
+    options = resolve("slurm", arguments)
+    assert options.scheduler is not None
+    scheduler, worker = (settings.environment(options.worker, job.ucx_env) for job in (options.scheduler, options.worker))
+    assert scheduler == worker
+    return scheduler
+
+
+def test_scheduler_and_workers_get_the_same_settings_of_ucx() -> None:
+    assert environment() == {}, "UCX chooses"
+    assert environment(enable_infiniband=True, enable_nvlink=False, ucx_env={"UCX_IB_GPU_DIRECT_RDMA": "n"}) == {
+        "DASK_DISTRIBUTED_UCXX__INFINIBAND": "True",
+        "DASK_DISTRIBUTED_UCXX__NVLINK": "False",
+        "DASK_DISTRIBUTED_UCXX__CUDA_COPY": "True",
+        "UCX_IB_GPU_DIRECT_RDMA": "n",
+    }
+    with dask.config.set({"distributed-ucxx.multi-buffer": True}):
+        assert environment() == {"DASK_DISTRIBUTED_UCXX__MULTI_BUFFER": "True"}
+
+
+def test_only_variables_of_ucx_are_taken_for_ucx() -> None:
+    with pytest.raises(OptionError, match=r"ucx_env: 'PATH' is no variable of UCX \(UCX_...\): set env"):
+        resolve("slurm", {"ucx_env": {"PATH": "/"}})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, ""),
+        ({"enable_infiniband": True}, "enable_infiniband without enable_nvlink leaves NVLink out"),
+        ({"enable_infiniband": True, "enable_tcp_over_ucx": True}, "enable_tcp_over_ucx and enable_infiniband without enable_nvlink"),
+        ({"enable_infiniband": True, "enable_nvlink": True}, ""),
+        ({"enable_infiniband": True, "enable_nvlink": False}, ""),
+        ({"enable_rdmacm": True}, "enable_rdmacm alone changes nothing"),
+        ({"enable_rdmacm": True, "enable_infiniband": True, "enable_nvlink": True}, ""),
+    ],
+)
+def test_what_silently_leaves_nvlink_out_is_said(arguments: dict[str, bool], expected: str) -> None:
+    said = " ".join(settings.doubts(resolve("slurm", arguments).worker))
+    assert expected in said and bool(expected) == bool(said)
+
+
+def test_auto_is_the_same_as_no_interface() -> None:
+    assert resolve("slurm", {"interface": "auto", "client_interface": "auto"}).worker.interface is None
