@@ -225,7 +225,7 @@ def _template(system: str, kind: str) -> str:
     return next(path.name for path in sorted((templates() / system).glob(f"{kind}.*.j2")))
 
 
-def render(system: str, kind: str, options: Options, directory: Path, group: str = "default") -> str:
+def render(system: str, kind: str, options: Options, directory: Path, group: str = "default", *, command: str = "") -> str:
     """Return the text of a job script.
 
     Parameters
@@ -239,6 +239,8 @@ def render(system: str, kind: str, options: Options, directory: Path, group: str
         The cluster's directory.
     group : str, default "default"
         The group of workers that ``options.worker`` belongs to.
+    command : str, optional
+        What the job runs, by the name of its template: ``"check"``. Default: that of its kind.
 
     Raises
     ------
@@ -259,6 +261,7 @@ def render(system: str, kind: str, options: Options, directory: Path, group: str
             _context(system, kind, options, directory),
             job=job,
             script=directory / script_name(system, kind, group),
+            command=f"{command or kind}_command.j2",
             directive=directives.add,
             further_directives=directives.further,
             asked=directives.asked,

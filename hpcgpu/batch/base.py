@@ -143,6 +143,16 @@ class BatchSystem(ABC):
         """Raise `BatchError` with what to do when the batch system's commands are not there."""
 
     @abstractmethod
+    def version(self) -> str:
+        """Return what the batch system says of its release.
+
+        Raises
+        ------
+        BatchError
+            It does not answer.
+        """
+
+    @abstractmethod
     def submit(
         self,
         script: Path,

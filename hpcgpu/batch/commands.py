@@ -44,6 +44,8 @@ class CommandBatch(BatchSystem):
         ... unless they name a limit that the job itself breaks.
     query : mapping
         Environment of commands whose answer is parsed; not of the submit, which may hand its environment on to the job.
+    asks_version : tuple of str
+        Command that prints the release.
     """
 
     title: ClassVar[str]
@@ -52,11 +54,19 @@ class CommandBatch(BatchSystem):
     limited: ClassVar[re.Pattern[str]]
     per_job: ClassVar[re.Pattern[str]] = _NOTHING
     query: ClassVar[Mapping[str, str]]
+    asks_version: ClassVar[tuple[str, ...]]
 
     def __init__(self, *, timeout: float = 60.0, attempts: int = 4, sleep: Callable[[float], None] = time.sleep) -> None:
         self.timeout = timeout
         self.attempts = attempts
         self.sleep = sleep
+
+    def version(self) -> str:
+        """Return what the batch system says of its release."""
+        result = run(list(self.asks_version), timeout=self.timeout, extra_env=self.query)
+        if result.returncode != 0:
+            raise BatchUnavailable(f"`{' '.join(self.asks_version)}` failed: {result.words}")
+        return result.words
 
     @abstractmethod
     def _submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:

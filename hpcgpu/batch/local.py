@@ -264,6 +264,10 @@ class LocalQueue(BatchSystem):
         with self._locked():
             pass
 
+    def version(self) -> str:
+        """Return that it is ours."""
+        return "the queue embedded in hpcgpu"
+
     def submit(
         self,
         script: Path,

@@ -197,6 +197,8 @@ class PBS(CommandBatch):
         self._nodes: Mapping[str, Mapping[str, str]] = {}
         self._nodes_asked = -_NODES_LAST
 
+    asks_version = ("qstat", "--version")
+
     def check(self) -> None:
         """Raise `BatchError` when PBS's commands are not there, or when they are Torque's or Slurm's imitations of them."""
         for command in ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls"):

@@ -153,6 +153,8 @@ class Slurm(CommandBatch):
     per_job = _PER_JOB
     query = _QUERY
 
+    asks_version = ("sbatch", "--version")
+
     def check(self) -> None:
         """Raise `BatchError` when Slurm's commands are not there."""
         for command in ("sbatch", "squeue", "scancel"):

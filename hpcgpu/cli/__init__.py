@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hpcgpu import __version__
+from hpcgpu.cli.check import check
 from hpcgpu.cli.clusters import adapt, list_clusters, logs, scale, status, stop
 from hpcgpu.cli.configuration import completion, config
 from hpcgpu.cli.profiles import profiles
@@ -81,5 +82,5 @@ def demo(system: str) -> None:
     sys.exit(run(system))
 
 
-for _command in (start, run, render, list_clusters, status, scale, adapt, logs, stop, config, profiles, completion):
+for _command in (start, run, render, check, list_clusters, status, scale, adapt, logs, stop, config, profiles, completion):
     main.add_command(_command)

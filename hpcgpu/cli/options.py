@@ -98,6 +98,7 @@ def _kind(f: Field[Any]) -> str:
         values.lines: "list",
         values.prologue: "list",
         values.environment: "dict",
+        values.ucx_environment: "dict",
         values.resources: "dict",
         values.resource_list: "dict",
         values.positive: "int",

@@ -14,7 +14,7 @@ import click
 from hpcgpu.cli.clusters import json_option, show_jobs
 from hpcgpu.cli.options import cluster_options, system_option
 
-__all__ = ["chosen_system", "run", "start"]
+__all__ = ["chosen_system", "interrupt", "run", "start"]
 
 
 def chosen_system(asked: str, profile: str | None = None) -> str:
@@ -71,7 +71,7 @@ def start(
         raise click.UsageError(f"--minimum-jobs {minimum_jobs} is more than --maximum-jobs {maximum_jobs}")
     if adapt:
         arguments.setdefault("jobs", minimum_jobs)
-    earlier = signal.signal(signal.SIGTERM, _interrupt)
+    earlier = signal.signal(signal.SIGTERM, interrupt)
     try:
         cluster = cluster_class(chosen_system(system, arguments.get("profile")))(**{**arguments, "name": name, "shutdown_on_close": False})
     except KeyboardInterrupt:
@@ -93,7 +93,8 @@ def start(
     click.echo(f'Connect by hpcgpu.connect("{name}") in Python; end it by: hpcgpu stop {name}')
 
 
-def _interrupt(number: int, frame: object) -> None:
+def interrupt(number: int, frame: object) -> None:
+    """Let a signal end a command as Ctrl-C does."""
     raise KeyboardInterrupt
 
 

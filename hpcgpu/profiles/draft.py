@@ -11,7 +11,7 @@ from hpcgpu.batch.base import BatchError
 from hpcgpu.batch.command import run
 from hpcgpu.batch.pbsnodes import parse_pbsnodes
 
-__all__ = ["Queue", "draft", "parse_nodes", "parse_sinfo", "render"]
+__all__ = ["Queue", "draft", "parse_nodes", "parse_sinfo", "queues", "render"]
 
 #: Partition, GRES, CPUs, MB of memory, longest time, features.
 _SINFO = "%R|%G|%c|%m|%l|%f"
@@ -147,10 +147,21 @@ def draft(system: str) -> str:
     BatchError
         It does not answer.
     """
-    today = time.strftime("%Y-%m-%d")
+    others = _ask(["qstat", "-Q"]) if system == "pbs" else ""
+    return render(system, queues(system), time.strftime("%Y-%m-%d"), others)
+
+
+def queues(system: str) -> list[Queue]:
+    """Ask the batch system for its queues with GPUs.
+
+    Raises
+    ------
+    BatchError
+        It does not answer.
+    """
     if system == "slurm":
-        return render(system, parse_sinfo(_ask(["sinfo", "--noheader", f"--format={_SINFO}"])), today)
-    return render(system, parse_nodes(parse_pbsnodes(_ask(["pbsnodes", "-av"]))), today, _ask(["qstat", "-Q"]))
+        return parse_sinfo(_ask(["sinfo", "--noheader", f"--format={_SINFO}"]))
+    return parse_nodes(parse_pbsnodes(_ask(["pbsnodes", "-av"])))
 
 
 def _ask(argv: list[str]) -> str:

@@ -99,3 +99,22 @@ def test_a_profile_is_drafted_from_what_slurm_says(bed: SlurmBed, home: Path) ->
     options = yaml.safe_load(done.stdout)["options"]
     assert (options["gpus-per-node"], options["gpu-type"], options["cores"]) == (4, "a100", 16), done.stdout
     assert "gpu-type: t4" in done.stdout
+
+
+def test_check_looks_around_in_a_job_of_each_kind(bed: SlurmBed, home: Path) -> None:
+    done = call("check", "--in-job", "--json", "--queue", "gpu", "--gpus-per-node", "4", "--scheduler", "queue=shared")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = {(line["where"], line["what"]): line for line in json.loads(done.stdout)["lines"]}
+    assert "slurm-wlm" in lines["login", "queue"]["found"]
+    assert "gpu: 4 x a100 a node" in lines["login", "GPU queues"]["found"]
+    assert lines["worker job", "GPUs"]["found"].startswith("4 x ") and "indices (0,1,2,3)" in lines["worker job", "GPUs"]["found"]
+    assert lines["scheduler job", "GPUs"]["found"].startswith("1 x ")
+    assert "by TLS" in lines["scheduler job", "reachable from here"]["found"]
+    bed.wait_empty()
+
+
+def test_check_says_before_any_job_that_a_queue_has_no_such_gpus(bed: SlurmBed, home: Path) -> None:
+    done = call("check", "--json", "--queue", "gpu", "--gpus-per-node", "4", "--gpu-type", "h100")
+    assert done.returncode == 1
+    [line] = [line for line in json.loads(done.stdout)["lines"] if line["what"] == "GPU queues"]
+    assert "there is no gpu_type='h100' in the queue: choose among a100" in line["advice"]

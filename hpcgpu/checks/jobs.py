@@ -1,0 +1,320 @@
+"""One short job of each kind, and what was seen in it: `judge` is pure, `look` submits, waits, connects and cleans up."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpcgpu import credentials, scripts
+from hpcgpu.batch.base import BatchError, BatchSystem, JobStatus
+from hpcgpu.batch.reasons import Outlook, explain, outlook
+from hpcgpu.checks import environment
+from hpcgpu.checks.environment import CLIENT, Difference
+from hpcgpu.checks.lines import Grade, Line
+from hpcgpu.clusters import stop
+from hpcgpu.directory import ClusterDirectory
+from hpcgpu.display.progress import Progress, duration
+from hpcgpu.fabric.choice import Node, Verdict, disagreement
+from hpcgpu.options import Options
+
+__all__ = ["Seen", "judge", "look"]
+
+#: Walltime of the jobs, seconds.
+_WALLTIME = 300
+#: Seconds between two questions to the queue.
+_POLL_INTERVAL = 10.0
+#: Seconds by which clocks may differ.
+_SKEW = 60.0
+#: Open files that a scheduler of a few hundred workers needs.
+_OPEN_FILES = 4096
+
+
+class Seen:
+    """What was seen of one job.
+
+    Attributes
+    ----------
+    kind : str
+        ``"scheduler"`` or ``"worker"``.
+    found : mapping
+        What the job wrote; empty if it wrote nothing.
+    trouble : str
+        Why it wrote nothing.
+    unreachable : str
+        Why it could not be connected to; empty if it could.
+    skew : float
+        Seconds by which its clock is ahead of ours.
+    waited : float
+        Seconds from the submit to its word.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.found: Mapping[str, Any] = {}
+        self.trouble = ""
+        self.unreachable = ""
+        self.skew = 0.0
+        self.waited = 0.0
+
+
+def judge(seen: Seen, gpus: int) -> Iterator[Line]:
+    """Yield the lines of one job.
+
+    Parameters
+    ----------
+    seen : Seen
+    gpus : int
+        GPUs that it asked for, per node.
+    """
+    where, found = f"{seen.kind} job", seen.found
+    if not found:
+        yield Line(where, "job", "failure", seen.trouble)
+        return
+    yield Line(where, "job", "ok", f"{found['job']} ran on {found['host']}, {duration(seen.waited)} after its submit")
+    yield Line(where, "python", "ok", f"{found['environment']['python']} at {found['python']}")
+    yield Line(where, "filesystem", "ok", "written here, read there; written there, read here")
+    if abs(seen.skew) > _SKEW:
+        advice = "clocks should agree: tell the site"
+        yield Line(where, "clock", "warning", f"{abs(seen.skew):.0f} s {'ahead' if seen.skew > 0 else 'behind'}", advice)
+    else:
+        yield Line(where, "clock", "ok", f"{seen.skew:+.1f} s")
+    address = f"{found['address'][0]} ({found['via'] or 'default route'})"
+    if not seen.unreachable:
+        yield Line(where, "reachable from here", "ok", f"{address}, by TLS")
+    elif seen.kind == "scheduler":
+        others = ", ".join(f"{name} ({a})" for name, a in sorted(found["node"]["addresses"].items()) if name != "lo")
+        advice = f"set client_interface to one that the login node reaches: {others}"
+        yield Line(where, "reachable from here", "failure", f"{address}: {seen.unreachable}", advice)
+    yield from _gpu_lines(where, found, gpus)
+    yield from _fabric_lines(where, found)
+    if found["open_files"] != -1 and found["open_files"] < _OPEN_FILES:
+        advice = "large clusters need more: `ulimit -n` in job_script_prologue"
+        yield Line(where, "open files", "warning", f"at most {found['open_files']}", advice)
+    if found["local_directory"]:
+        bad = found["local_directory"].startswith("trouble: ")
+        advice = "set local_directory to a directory that the node has" if bad else ""
+        yield Line(where, "local_directory", "failure" if bad else "ok", found["local_directory"].removeprefix("trouble: "), advice)
+    if seen.kind == "scheduler" and found["queue_trouble"]:
+        advice = "`hpcgpu adapt` without a running program needs them there"
+        yield Line(where, "queue commands in the job", "warning", found["queue_trouble"], advice)
+
+
+def _gpu_lines(where: str, found: Mapping[str, Any], gpus: int) -> Iterator[Line]:
+    if not gpus:
+        return
+    if found["gpu_trouble"]:
+        yield Line(where, "GPUs", "failure", found["gpu_trouble"])
+        return
+    about = found["environment"]
+    named = f"{gpus} x {about.get('GPU', 'GPU')}" + (f", {about['GPU memory']}" if "GPU memory" in about else "")
+    yield Line(where, "GPUs", "ok", f"{named}; CUDA_VISIBLE_DEVICES holds {visibility(found['visible'])}")
+    if "driver" in about:
+        capability = about.get("compute capability", "unknown")
+        yield Line(where, "driver", "ok", f"{about['driver']}, CUDA {about.get('CUDA of the driver', '')}, compute capability {capability}")
+    else:
+        yield Line(where, "driver", "failure", "NVML does not answer", "the node has no NVIDIA driver, or the job no access to it")
+
+
+def visibility(value: str | None) -> str:
+    """Return of what form the GPUs are that a job sees."""
+    if value is None:
+        return "nothing, it is not set: each GPU of the node is seen"
+    first = value.split(",")[0].strip()
+    if first in ("", "-1", "NoDevFiles"):
+        return "no GPU"
+    kind = "MIG UUIDs" if first.startswith("MIG-") else "UUIDs" if first.startswith("GPU-") else "indices"
+    return f"{kind} ({value})" if kind == "indices" else kind
+
+
+def _fabric_lines(where: str, found: Mapping[str, Any]) -> Iterator[Line]:
+    if found["interface_trouble"]:
+        yield Line(where, "fabric", "failure", found["interface_trouble"], "set interface, or client_interface, to one of them")
+        return
+    transports = ", ".join(found["node"]["transports"])
+    yield Line(where, "fabric", "ok", found["verdict"]["why"] + (f"; UCX has {transports}" if transports else ""))
+    limit = found["node"]["locked_memory"]
+    yield Line(where, "locked memory", "ok", "no limit" if limit is None else f"at most {limit // 2**20} MiB")
+
+
+def agreement_line(scheduler: Mapping[str, Any], worker: Mapping[str, Any], options: Options) -> Line:
+    """Return whether a worker job can talk over what the scheduler job would decide for all."""
+    verdict, node = Verdict(**scheduler["verdict"]), Node(**worker["node"])
+    why = disagreement(verdict, node, options.cluster.protocol, options.worker.interface)
+    return Line("worker job", "the scheduler's fabric", "failure" if why else "ok", why or "it can talk over the same")
+
+
+def environment_lines(differences: list[Difference]) -> Iterator[Line]:
+    """Yield the differences of software and GPUs as lines."""
+    if not differences:
+        yield Line("all", "environment", "ok", "login node and jobs have the same software")
+    grades: dict[environment.Grade, Grade] = {
+        environment.Grade.FATAL: "failure",
+        environment.Grade.WARNING: "warning",
+        environment.Grade.NOTE: "ok",
+    }
+    for d in differences:
+        values = ", ".join(f"{'login' if name == CLIENT else name} {value}" for name, value in d.values.items())
+        yield Line("all", d.what, grades[d.grade], values, d.advice)
+
+
+def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | None = None) -> tuple[list[Line], Path | None]:
+    """Submit one short job of each kind, wait for both, and leave none.
+
+    Parameters
+    ----------
+    options : Options
+    batch : BatchSystem
+    quiet : bool
+        No progress messages.
+    timeout : float, optional
+        Seconds to wait for the jobs. Default: as long as the queue takes.
+
+    Returns
+    -------
+    list of Line, and Path or None
+        What was found, and the directory with scripts and logs, which is kept where something failed.
+
+    Raises
+    ------
+    OptionError
+        A directive that cannot be.
+    """
+    name = f"check-{secrets.token_hex(4)}"
+    path = options.cluster.cluster_directory / name
+    short = replace(
+        options, cluster=replace(options.cluster, name=name), worker=replace(options.worker, walltime=_WALLTIME, nodes_per_job=1)
+    )
+    if short.scheduler is not None:
+        short = replace(short, scheduler=replace(short.scheduler, walltime=_WALLTIME))
+    kinds = ["worker"] if short.scheduler is None else ["scheduler", "worker"]
+    rendered = {kind: scripts.render(options.system, kind, short, path, command="check") for kind in kinds}
+    directory = ClusterDirectory.claim(path, lambda submits: [], system=options.system, complete=credentials.create)
+    log_directory = options.cluster.log_directory or directory.logs
+    seen = {kind: Seen(kind) for kind in kinds}
+    try:
+        jobs = dict[str, str]()
+        for kind, text in rendered.items():
+            script = directory.write(scripts.script_name(options.system, kind), text)
+            job_name = f"{name}-{kind}"
+            directory.intend(job_name, kind)
+            try:
+                jobs[kind] = batch.submit(script, job_name=job_name)
+                directory.submitted(job_name, jobs[kind])
+            except BatchError as error:
+                seen[kind].trouble = str(error)
+        _wait(directory, batch, jobs, seen, log_directory, quiet=quiet, timeout=timeout)
+    finally:
+        left = stop(directory, batch)
+    lines = [line for kind in kinds for line in judge(seen[kind], _gpus(short, kind))]
+    if all(one.found for one in seen.values()):
+        here = environment.collect()
+        if "scheduler" in seen:
+            lines.append(agreement_line(seen["scheduler"].found, seen["worker"].found, options))
+        parties = {kind: one.found["environment"] for kind, one in seen.items()}
+        differences = environment.compare(here, parties.get("scheduler", here), {"worker": parties["worker"]})
+        lines += environment_lines(differences)
+    if left:
+        lines.append(
+            Line("login", "queue", "failure", f"the jobs {' '.join(job.job_id for job in left)} are still in the queue", "cancel them")
+        )
+    if any(line.grade == "failure" for line in lines):
+        return lines, path
+    shutil.rmtree(path, ignore_errors=True)
+    return lines, None
+
+
+def _gpus(options: Options, kind: str) -> int:
+    job = options.worker if kind == "worker" else options.scheduler
+    return job.gpus_per_node if job is not None else 0
+
+
+def _wait(
+    directory: ClusterDirectory,
+    batch: BatchSystem,
+    jobs: dict[str, str],
+    seen: dict[str, Seen],
+    logs: Path,
+    *,
+    quiet: bool,
+    timeout: float | None,
+) -> None:
+    """Wait until each job has told what it saw, or cannot any more."""
+    began, asked = time.time(), 0.0
+    statuses: dict[str, JobStatus] = {}
+    ended: dict[str, float] = {}
+    hopeless: dict[str, int] = {}
+    with Progress(quiet) as progress:
+        while waiting := {kind: job_id for kind, job_id in jobs.items() if not seen[kind].found and not seen[kind].trouble}:
+            directory.refresh()
+            now = time.time()
+            for kind in waiting:
+                report = directory.path / f"{kind}.json"
+                if report.exists():
+                    _meet(seen[kind], json.loads(report.read_text()), directory, waited=now - began)
+                    directory.write(f"{kind}.seen", "")
+            if now - asked >= _POLL_INTERVAL or (ended and now - asked >= 1):
+                asked = now
+                try:
+                    statuses = batch.poll(list(jobs.values())) | batch.ended([i for i in jobs.values() if i not in statuses])
+                except BatchError as error:
+                    progress.update("check: the queue does not answer", str(error))
+                for kind, job_id in waiting.items():
+                    never = job_id in statuses and outlook(statuses[job_id]) is Outlook.NEVER
+                    hopeless[kind] = hopeless.get(kind, 0) + 1 if never else 0
+            for kind, job_id in waiting.items():
+                status = statuses.get(job_id)
+                log = logs / batch.log_name(f"{directory.path.name}-{kind}", job_id)
+                if status is not None and status.state.ended:
+                    if now - ended.setdefault(kind, now) > 5:  # a shared filesystem shows files late
+                        seen[kind].trouble = f"job {job_id} ended and wrote nothing here: {explain(status)}. {_tail(log)}"
+                elif status is not None and hopeless.get(kind, 0) >= 2:
+                    seen[kind].trouble = f"job {job_id} will never start: {explain(status)}"
+                elif timeout is not None and now - began > timeout:
+                    words = explain(status) if status is not None else "the queue does not know it"
+                    seen[kind].trouble = f"job {job_id} had not told anything after {duration(timeout)}: {words}"
+            named = "; ".join(f"{kind} job {job_id} {_state(statuses.get(job_id))}" for kind, job_id in waiting.items())
+            progress.update("check: waiting for the jobs", f"{named}, for {duration(now - began)}")
+            time.sleep(0.2)
+
+
+def _state(status: JobStatus | None) -> str:
+    if status is None:
+        return "submitted"
+    reason = explain(status)
+    return f"{status.state.value} ({reason})" if reason else status.state.value
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError as error:
+        return f"No log at {log}: {error.strerror}"
+    return f"Log {log}: " + " | ".join(lines[-5:])
+
+
+def _meet(seen: Seen, found: Mapping[str, Any], directory: ClusterDirectory, *, waited: float) -> None:
+    """Take what a job wrote, and connect to it as a client does to the scheduler."""
+    if found["token"] != directory.token():
+        seen.trouble = "the job read another file than was written here: the filesystem is not shared, or stale"
+        return
+    seen.found, seen.waited = found, waited
+    context = ssl.create_default_context(cafile=directory.tls / "cert.pem")
+    context.check_hostname = False
+    context.load_cert_chain(directory.tls / "cert.pem", directory.tls / "key.pem")
+    try:
+        with socket.create_connection(tuple(found["address"]), timeout=10) as connection, context.wrap_socket(connection) as encrypted:
+            asked = time.time()
+            encrypted.sendall(b"?")
+            answer = float(encrypted.recv(64))
+            seen.skew = answer - (asked + time.time()) / 2
+    except (OSError, ValueError) as error:
+        seen.unreachable = str(error) or type(error).__name__
+        seen.skew = found["time"] - time.time()

@@ -1,0 +1,46 @@
+"""The lines of a check: what was looked at, how it is, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from hpcgpu.display.text import columns
+
+__all__ = ["Grade", "Line", "as_json", "text"]
+
+Grade = Literal["ok", "warning", "failure"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that was checked.
+
+    Attributes
+    ----------
+    where : str
+        ``"login"``, ``"scheduler job"`` or ``"worker job"``.
+    what : str
+    grade : {"ok", "warning", "failure"}
+    found : str
+    advice : str
+        What to do; empty where nothing is to be done.
+    """
+
+    where: str
+    what: str
+    grade: Grade
+    found: str
+    advice: str = ""
+
+
+def text(lines: Iterable[Line], width: int) -> str:
+    """Return the lines as a table."""
+    rows = [(line.where, line.what, line.grade, f"{line.found}. {line.advice}" if line.advice else line.found) for line in lines]
+    return columns(("where", "what", "", "found"), rows, width)
+
+
+def as_json(lines: Iterable[Line]) -> list[dict[str, Any]]:
+    """Return the lines for ``--json``."""
+    return [asdict(line) for line in lines]

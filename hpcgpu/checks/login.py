@@ -1,0 +1,126 @@
+"""What can be checked on the login node, without a job."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from hpcgpu import __version__
+from hpcgpu.batch.base import BatchError, BatchSystem
+from hpcgpu.checks import environment
+from hpcgpu.checks.lines import Line
+from hpcgpu.fabric import interfaces
+from hpcgpu.options import Options
+from hpcgpu.profiles.draft import Queue, queues
+
+__all__ = ["exposed", "judge_queues", "login_lines"]
+
+#: Filesystems that only one machine has.
+_OF_ONE_MACHINE = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "overlay", "zfs"})
+
+
+def login_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
+    """Yield what was found on this machine."""
+    here = environment.collect()
+    packages = ", ".join(f"{name} {here[name]}" for name in ("dask", "distributed", "dask-cuda", "distributed-ucxx") if name in here)
+    yield Line("login", "host", "ok", f"{socket.gethostname()}, hpcgpu {__version__}")
+    yield Line("login", "python", "ok", f"{here['python']} at {sys.executable}: {packages}")
+    yield from _queue_lines(options, batch)
+    yield from directory_lines(options.cluster.cluster_directory, shared=options.system != "local")
+    addresses = interfaces.addresses()
+    named = ", ".join(f"{name} ({address})" for name, address in sorted(addresses.items()))
+    yield Line("login", "interfaces", "ok", named or "none with an IPv4 address")
+    yield Line("login", "GPU", "ok", here.get("GPU", "none, and none is needed here"))
+
+
+def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
+    try:
+        batch.check()
+        version = batch.version()
+        began = time.monotonic()
+        batch.find("hpcgpu-check")
+    except BatchError as error:
+        yield Line("login", "queue", "failure", str(error), "without its commands no job can be submitted")
+        return
+    yield Line("login", "queue", "ok", f"{batch.name}: {version}; it answered in {time.monotonic() - began:.1f} s")
+    if batch.name == "local":
+        return
+    try:
+        found = queues(batch.name)
+    except BatchError as error:
+        yield Line("login", "GPU queues", "warning", str(error), "set queue and gpu_type as the site's pages say")
+        return
+    yield judge_queues(found, options.worker.queue, options.worker.gpu_type, wanted=options.worker.gpus_per_node)
+
+
+def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None, *, wanted: int) -> Line:
+    """Return how the options fit to the queues that have GPUs; pure."""
+    if not found:
+        advice = "set gpu_request='none' where a site gives whole nodes, or ask the site" if wanted else ""
+        return Line("login", "GPU queues", "warning" if wanted else "ok", "the batch system names no nodes with GPUs", advice)
+    named = "; ".join(f"{q.name or 'any queue'}: {q.gpus} x {q.gpu_type or 'GPU'} a node" for q in found)
+    chosen = [q for q in found if queue is None or not q.name or q.name in queue.split(",")]
+    if not wanted:
+        return Line("login", "GPU queues", "ok", named)
+    if not chosen:
+        return Line("login", "GPU queues", "failure", named, f"queue={queue!r} has no GPUs: choose one of these")
+    if gpu_type is not None and all(q.gpu_type != gpu_type for q in chosen if q.gpu_type):
+        types = ", ".join(sorted({q.gpu_type for q in chosen if q.gpu_type}))
+        if types:
+            return Line("login", "GPU queues", "failure", named, f"there is no gpu_type={gpu_type!r} in the queue: choose among {types}")
+    if max(q.gpus for q in chosen) < wanted:
+        most = max(q.gpus for q in chosen)
+        return Line("login", "GPU queues", "failure", named, f"gpus_per_node={wanted} is more than a node has: write {most}")
+    return Line("login", "GPU queues", "ok", named)
+
+
+def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:
+    """Yield how the filesystem of the cluster directories is, which other machines must see if it is to be shared."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = path / f".hpcgpu-check-{os.getpid()}"
+        probe.touch(mode=0o600)
+        probe.unlink()
+    except OSError as error:
+        advice = "set cluster_directory to a directory of yours on the shared filesystem"
+        yield Line("login", "cluster directory", "failure", f"{path}: {error.strerror}", advice)
+        return
+    kind = filesystem(path)
+    if shared and kind in _OF_ONE_MACHINE:
+        advice = "jobs must see it: `--in-job` tells; else set cluster_directory to a shared filesystem"
+        yield Line("login", "cluster directory", "warning", f"{path} is on {kind}, which is seldom shared", advice)
+    else:
+        yield Line("login", "cluster directory", "ok", f"{path} ({kind or 'unknown filesystem'})")
+    open_to = exposed(path)
+    if open_to:
+        advice = "they could replace the credentials: chmod go-w, or choose another cluster_directory"
+        yield Line("login", "permissions", "warning", "others can write to " + ", ".join(map(str, open_to)), advice)
+    else:
+        yield Line("login", "permissions", "ok", f"only you can write to {path}")
+
+
+def filesystem(path: Path) -> str:
+    """Return the type of the filesystem of a path; empty where it is not known."""
+    mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
+    return next((mounts[str(place)] for place in (path.resolve(), *path.resolve().parents) if str(place) in mounts), "")
+
+
+def exposed(path: Path) -> list[Path]:
+    """Return the directory, and those above it, in which others than its owner and root can replace what is in it.
+
+    The sticky bit keeps others from that (``man 7 inode``), except in the directory itself.
+    """
+    found = []
+    for place in (path.resolve(), *path.resolve().parents):
+        about = place.stat()
+        by_others = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if (by_others and (place == path.resolve() or not about.st_mode & stat.S_ISVTX)) or about.st_uid not in (0, os.getuid()):
+            found.append(place)
+    return found

@@ -1,0 +1,70 @@
+"""`hpcgpu check`: what a user sends to support."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from typing import Any
+
+import click
+
+from hpcgpu.cli.clusters import json_option
+from hpcgpu.cli.options import cluster_options, system_option
+from hpcgpu.cli.start import chosen_system, interrupt
+
+__all__ = ["check"]
+
+
+@click.command()
+@system_option
+@click.option("--in-job", is_flag=True, help="Also submit one short job of each kind, and look around in it.")
+@click.option("--timeout", help="With --in-job: how long to wait for the jobs, such as '10m'. Default: as long as the queue takes.")
+@json_option
+@cluster_options
+def check(system: str, in_job: bool, timeout: str | None, as_json: bool, arguments: dict[str, Any]) -> None:
+    """Check what hpcgpu needs: the queue, the filesystem, the network, the GPUs, the software. Takes the options of a cluster.
+
+    Each line is ok, a warning, or a failure with what to do. Ctrl-C or SIGTERM leaves no job.
+
+    \b
+    Examples: hpcgpu check
+              hpcgpu check --in-job --gpus-per-node 4 --queue gpu --account proj
+              hpcgpu check --in-job --json > report.json
+    Exit status: 0 if nothing failed, 1 if something did.
+    """
+    from rich.console import Console
+
+    from hpcgpu import values
+    from hpcgpu.batch import batch_system
+    from hpcgpu.checks import lines as report
+    from hpcgpu.checks.jobs import look
+    from hpcgpu.checks.login import login_lines
+    from hpcgpu.options import resolve
+
+    limit = None if timeout is None else values.duration("--timeout", timeout)
+    options = resolve(chosen_system(system, arguments.get("profile")), arguments)
+    batch = batch_system(options.system)
+    lines = list(login_lines(options, batch))
+    kept = None
+    if in_job and not any(line.what == "queue" and line.grade == "failure" for line in lines):
+        earlier = signal.signal(signal.SIGTERM, interrupt)
+        try:
+            more, kept = look(options, batch, quiet=options.cluster.quiet, timeout=limit)
+        except KeyboardInterrupt:
+            click.echo("hpcgpu: the check was interrupted, its jobs are cancelled", err=True)
+            sys.exit(130)
+        finally:
+            signal.signal(signal.SIGTERM, earlier)
+        lines += more
+    failed = any(line.grade == "failure" for line in lines)
+    if as_json:
+        click.echo(json.dumps({"ok": not failed, "lines": report.as_json(lines), "kept": str(kept) if kept else None}, indent=1))
+        sys.exit(int(failed))
+    console = Console()
+    click.echo(report.text(lines, console.width if console.is_terminal else 1000))
+    if kept is not None:
+        click.echo(f"Scripts and logs of the jobs: {kept}")
+    if not in_job:
+        click.echo("`hpcgpu check --in-job` looks around in a job of each kind too.")
+    sys.exit(int(failed))

@@ -1,0 +1,147 @@
+"""What `hpcgpu check --in-job` runs in each job: looks around, writes what it saw into the directory, and lets itself be connected to.
+
+It only looks; what that means is decided on the login node (`hpcgpu.checks.jobs`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import shutil
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpcgpu.batch import batch_system
+from hpcgpu.batch.base import BatchError
+from hpcgpu.checks import environment
+from hpcgpu.directory import ClusterDirectory
+from hpcgpu.fabric import choice, interfaces
+from hpcgpu.runtime.launch import LaunchError, expanded, gpus_on_node, visible_gpus
+
+__all__ = ["main"]
+
+#: Seconds that the job waits for the login node to have looked, at most.
+_PATIENCE = 120.0
+
+
+def look_around(arguments: argparse.Namespace, directory: ClusterDirectory) -> dict[str, Any]:
+    """Return what there is to see in this job."""
+    batch = batch_system(arguments.system)
+    own = batch.own_job(os.environ)
+    node = choice.look()
+    verdict = choice.decide(node, arguments.protocol, arguments.interface, gpu=bool(arguments.gpus) or arguments.kind == "worker")
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    on_node = gpus_on_node()
+    found: dict[str, Any] = {
+        "kind": arguments.kind,
+        "job": own.job_id if own is not None else "",
+        "host": socket.gethostname(),
+        "python": sys.executable,
+        "token": directory.token(),
+        "environment": environment.collect(),
+        "visible": listed,
+        "gpus_on_node": on_node,
+        "verdict": asdict(verdict),
+        "node": asdict(node),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "gpu_trouble": "",
+        "interface_trouble": "",
+        "queue_trouble": "",
+        "local_directory": "",
+    }
+    try:
+        visible_gpus(arguments.gpus, os.environ, on_node, whole_nodes=arguments.whole_nodes)
+    except LaunchError as error:
+        found["gpu_trouble"] = str(error)
+    for name in (arguments.interface, arguments.client_interface):
+        if name is not None and (trouble := interfaces.missing(name, node.addresses)):
+            found["interface_trouble"] = trouble
+    try:
+        batch.check()
+    except BatchError as error:
+        found["queue_trouble"] = str(error)
+    if arguments.local_directory:
+        found["local_directory"] = _local_directory(arguments.local_directory)
+    return found
+
+
+def _local_directory(path: str) -> str:
+    """Return how a directory for spilling is: its size, or what is wrong with it."""
+    try:
+        place = Path(expanded(path, os.environ))
+        place.mkdir(parents=True, exist_ok=True)
+        probe = place / f".hpcgpu-{os.getpid()}"
+        probe.write_text("")
+        probe.unlink()
+        return f"{place}: {shutil.disk_usage(place).free / 2**30:.0f} GiB free"
+    except (LaunchError, OSError) as error:
+        return f"trouble: {error}"
+
+
+def serve(address: str, directory: ClusterDirectory) -> tuple[socket.socket, int]:
+    """Listen by TLS as the scheduler does, and tell the time to whoever has the cluster's credentials."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory.tls / "cert.pem", directory.tls / "key.pem")
+    context.load_verify_locations(directory.tls / "cert.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    listener = socket.create_server((address, 0))
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError):
+                connection.settimeout(10)
+                with context.wrap_socket(connection, server_side=True) as encrypted:
+                    encrypted.recv(1)
+                    encrypted.sendall(f"{time.time():.6f}".encode())
+
+    threading.Thread(target=answer, daemon=True).start()
+    return listener, int(listener.getsockname()[1])
+
+
+def main(argv: Sequence[str]) -> int:
+    """Look, tell, and wait until the login node has looked back."""
+    parser = argparse.ArgumentParser(prog="python -m hpcgpu.runtime.check", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("kind", choices=["scheduler", "worker"])
+    parser.add_argument("system", help="batch system")
+    parser.add_argument("directory", type=Path, help="directory of the check")
+    parser.add_argument("--gpus", type=int, required=True, help="GPUs that the job asked for, per node")
+    parser.add_argument("--whole-nodes", action="store_true", help="all GPUs of a node are the job's")
+    parser.add_argument("--protocol", default="auto", help="auto, ucx, tcp or tls")
+    parser.add_argument("--interface", help="network interface of the workers")
+    parser.add_argument("--client-interface", help="network interface for clients")
+    parser.add_argument("--local-directory", help="directory for spilling")
+    arguments = parser.parse_args(argv)
+    directory = ClusterDirectory(arguments.directory)
+    if not (directory.path / "cluster.json").exists():
+        print(f"hpcgpu: {directory.path} is not there on {socket.gethostname()}: it must be on a shared filesystem", file=sys.stderr)
+        return 1
+    found = look_around(arguments, directory)
+    addresses: dict[str, str] = found["node"]["addresses"]
+    name = arguments.client_interface or interfaces.default_interface(addresses)
+    address = addresses.get(name or "", socket.gethostname())
+    listener, port = serve(address, directory)
+    directory.write(f"{arguments.kind}.json", json.dumps({**found, "address": [address, port], "via": name or "", "time": time.time()}))
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline and not (directory.path / f"{arguments.kind}.seen").exists() and not directory.closed:
+        directory.refresh()
+        time.sleep(0.2)
+    listener.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""`hpcgpu check`, as a user runs it, with real jobs on the embedded queue and on a PBS that pretends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_pbs import Site
+
+from hpcgpu.batch.local import LocalQueue
+from tests.conftest import live
+from tests.local.test_cli import command, hpcgpu
+from tests.local.test_environment import other
+
+Until = Callable[..., None]
+
+ON_CPUS = ("--system", "local", "--gpus-per-node", "0")
+
+
+def report(*arguments: str, code: int = 0, **environment: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """The lines of a check by where and what."""
+    done = hpcgpu("check", "--json", *arguments, **environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"] == (code == 0) and (found["kept"] is None or Path(found["kept"]).is_dir())
+    return {(line["where"], line["what"]): line for line in found["lines"]}
+
+
+def test_the_login_node_is_checked_without_a_job(queue: LocalQueue, home: Path) -> None:
+    done = hpcgpu("check", *ON_CPUS)
+    assert done.returncode == 0, done.stderr
+    assert "login  queue              ok  local: the queue embedded in hpcgpu" in done.stdout
+    assert "`hpcgpu check --in-job` looks around in a job of each kind too." in done.stdout
+    assert not list((queue.directory / "jobs").glob("*.json")), "no job was submitted"
+
+
+def test_a_job_of_each_kind_is_looked_at_and_none_is_left(queue: LocalQueue, home: Path) -> None:
+    lines = report("--in-job", *ON_CPUS)
+    assert {line["grade"] for line in lines.values()} == {"ok"}
+    for where in ("scheduler job", "worker job"):
+        assert f"at {sys.executable}" in lines[where, "python"]["found"]
+        assert lines[where, "reachable from here"]["found"].endswith("by TLS")
+        assert lines[where, "filesystem"]["grade"] == "ok"
+    assert lines["worker job", "the scheduler's fabric"]["grade"] == "ok" and ("all", "environment") in lines
+    assert live(queue) == [] and not list((home / "clusters").glob("check-*")), "nothing is left of a check that went well"
+
+
+def test_gpus_are_looked_at(queue: LocalQueue, fake_gpus: None, home: Path) -> None:
+    lines = report("--in-job", "--system", "local", "--gpus-per-node", "2", "--scheduler", "gpus_per_node=1")
+    assert lines["worker job", "GPUs"]["found"].startswith("2 x Fake GPU") and "indices (" in lines["worker job", "GPUs"]["found"]
+    assert lines["worker job", "fabric"]["found"].startswith("TCP: ")
+
+
+def test_what_is_wrong_in_the_job_is_a_failure_with_advice_and_keeps_the_logs(queue: LocalQueue, home: Path, tmp_path: Path) -> None:
+    env = other(tmp_path, "dask", "2020.1.0")["PYTHONPATH"]
+    bad = ("--local-directory", "$NOWHERE/x", "--env", f"PYTHONPATH={env}", "--interface", "nope0")
+    lines = report("--in-job", *ON_CPUS, *bad, code=1)
+    assert lines["worker job", "local_directory"]["grade"] == "failure"
+    assert "the variable NOWHERE is not set" in lines["worker job", "local_directory"]["found"]
+    assert "interface 'nope0' does not exist" in lines["scheduler job", "fabric"]["found"]
+    assert (lines["all", "dask"]["grade"], lines["all", "python"]["grade"] if ("all", "python") in lines else "") == ("failure", "")
+    [kept] = (home / "clusters").glob("check-*")
+    assert (kept / "logs").is_dir() and not (kept / "tls").exists(), "logs stay, credentials do not"
+
+
+def test_a_job_that_breaks_shows_its_log(queue: LocalQueue, home: Path) -> None:
+    lines = report("--in-job", *ON_CPUS, "--job-script-prologue", "echo no such module; exit 3", code=1)
+    assert lines["worker job", "job"]["grade"] == "failure"
+    assert "exit code 3" in lines["worker job", "job"]["found"] and "no such module" in lines["worker job", "job"]["found"]
+
+
+def test_what_can_never_run_is_said_in_the_queue_s_words(queue: LocalQueue, home: Path) -> None:
+    lines = report("--in-job", "--system", "local", "--gpus-per-node", "9", code=1)
+    assert "asks for 9 GPUs, this machine has 4" in lines["worker job", "job"]["found"]
+    assert live(queue) == []
+
+
+def test_jobs_that_wait_too_long_are_given_up(queue: LocalQueue, home: Path) -> None:
+    lines = report("--in-job", *ON_CPUS, "--timeout", "0.5s", "--job-script-prologue", "sleep 300", code=1)
+    assert "had not told anything after 0 s" in lines["worker job", "job"]["found"]
+    assert live(queue) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_check_leaves_no_job(queue: LocalQueue, home: Path, until: Until, number: signal.Signals) -> None:
+    check = subprocess.Popen(
+        command("check", "--in-job", *ON_CPUS, "--job-script-prologue", "sleep 300"), stderr=subprocess.PIPE, text=True
+    )
+    until(lambda: len(live(queue)) == 2, "both jobs are there")
+    check.send_signal(number)
+    _, said = check.communicate(timeout=60)
+    assert check.returncode == 130 and "was interrupted, its jobs are cancelled" in said
+    assert live(queue) == []
+
+
+def test_commands_that_are_missing_are_a_failure(home: Path) -> None:
+    lines = report("--in-job", "--system", "slurm", code=1, PATH="/nowhere")
+    assert lines["login", "queue"]["grade"] == "failure" and "`sbatch` was not found" in lines["login", "queue"]["found"]
+    assert not any(where != "login" for where, _ in lines), "no job was tried"
+
+
+def test_on_pbs(pbs: Site, home: Path) -> None:
+    lines = report("--in-job", "--system", "pbs", "--gpus-per-node", "0", "--queue", "workq")
+    assert "pbs_version" in lines["login", "queue"]["found"]
+    assert {lines[where, "job"]["grade"] for where in ("scheduler job", "worker job")} == {"ok"}

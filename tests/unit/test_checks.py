@@ -1,0 +1,199 @@
+"""What `hpcgpu check` makes of what it saw."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcgpu.checks import environment
+from hpcgpu.checks.jobs import Seen, agreement_line, environment_lines, judge, visibility
+from hpcgpu.checks.lines import Line, as_json, text
+from hpcgpu.checks.login import directory_lines, exposed, judge_queues
+from hpcgpu.fabric.choice import Node, decide
+from hpcgpu.options import resolve
+from hpcgpu.profiles.draft import Queue
+
+INFINIBAND = Node(
+    has_ucxx=True, ports=("mlx5_0/1",), transports=("rc_mlx5",), infiniband=("ib0",), addresses={"lo": "127.0.0.1", "ib0": "10.1.0.3"}
+)
+
+
+def seen(kind: str = "worker", **changes: Any) -> Seen:
+    """What a healthy job tells, changed."""
+    job = Seen(kind)
+    job.waited = 42.0
+    job.found = {
+        "kind": kind,
+        "job": "17",
+        "host": "n3",
+        "python": "/opt/env/bin/python",
+        "environment": {"python": "3.12.4", "GPU": "A100", "GPU memory": "40 GiB", "driver": "580", "CUDA of the driver": "13.0"},
+        "visible": "0,1,2,3",
+        "gpus_on_node": 4,
+        "verdict": asdict(decide(INFINIBAND, "auto", None, gpu=True)),
+        "node": asdict(INFINIBAND),
+        "open_files": 65536,
+        "gpu_trouble": "",
+        "interface_trouble": "",
+        "queue_trouble": "",
+        "local_directory": "",
+        "address": ["10.0.0.3", 4711],
+        "via": "eth0",
+        "time": 0.0,
+    } | changes
+    return job
+
+
+def found(job: Seen, gpus: int = 4) -> dict[str, Line]:
+    return {line.what: line for line in judge(job, gpus)}
+
+
+def test_a_healthy_job_is_ok_in_every_line() -> None:
+    lines = found(seen())
+    assert {line.grade for line in lines.values()} == {"ok"}
+    assert lines["job"].found == "17 ran on n3, 42 s after its submit"
+    assert lines["GPUs"].found == "4 x A100, 40 GiB; CUDA_VISIBLE_DEVICES holds indices (0,1,2,3)"
+    assert lines["fabric"].found == "UCX over InfiniBand (mlx5_0/1) over ib0; UCX has rc_mlx5"
+    assert lines["reachable from here"].found == "10.0.0.3 (eth0), by TLS"
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "grade", "said"),
+    [
+        ({"gpu_trouble": "this job asked for 4 GPUs and sees 2"}, "GPUs", "failure", "sees 2"),
+        ({"interface_trouble": "interface 'ib7' does not exist"}, "fabric", "failure", "ib7"),
+        ({"local_directory": "trouble: no space"}, "local_directory", "failure", "no space"),
+        ({"local_directory": "/scratch: 900 GiB free"}, "local_directory", "ok", "900 GiB"),
+        ({"open_files": 1024}, "open files", "warning", "1024"),
+        ({"environment": {"python": "3.12.4"}}, "driver", "failure", "NVML"),
+    ],
+)
+def test_what_is_wrong_in_a_job_is_told_with_what_to_do(changes: dict[str, Any], what: str, grade: str, said: str) -> None:
+    line = found(seen(**changes))[what]
+    assert line.grade == grade and said in line.found
+    assert line.advice or line.grade == "ok" or what == "GPUs", "the GPUs' own words say what to do"
+
+
+def test_a_scheduler_that_cannot_be_reached_is_a_failure_a_worker_is_not() -> None:
+    job = seen("scheduler")
+    job.unreachable = "timed out"
+    line = found(job)["reachable from here"]
+    assert (
+        line.grade == "failure" and "timed out" in line.found and "set client_interface to one that" in line.advice and "ib0" in line.advice
+    )
+    worker = seen()
+    worker.unreachable = "timed out"
+    assert "reachable from here" not in found(worker), "clients never connect to workers"
+
+
+def test_clocks_may_differ_by_a_minute() -> None:
+    job = seen()
+    job.skew = -90.0
+    assert (found(job)["clock"].grade, found(job)["clock"].found) == ("warning", "90 s behind")
+
+
+def test_a_job_that_told_nothing_is_one_failure() -> None:
+    job = Seen("scheduler")
+    job.trouble = "job 7 will never start: PartitionTimeLimit"
+    assert list(judge(job, 1)) == [Line("scheduler job", "job", "failure", "job 7 will never start: PartitionTimeLimit")]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "nothing, it is not set: each GPU of the node is seen"),
+        ("", "no GPU"),
+        ("NoDevFiles", "no GPU"),
+        ("0,1", "indices (0,1)"),
+        ("GPU-8f2e,GPU-9a", "UUIDs"),
+        ("MIG-5d,MIG-6e", "MIG UUIDs"),
+    ],
+)
+def test_each_form_of_visible_gpus_is_named(value: str | None, expected: str) -> None:
+    assert visibility(value) == expected
+
+
+def test_a_worker_s_node_without_the_scheduler_s_fabric_is_a_failure() -> None:
+    options = resolve("slurm", {})
+    assert agreement_line(seen("scheduler").found, seen().found, options).grade == "ok"
+    line = agreement_line(seen("scheduler").found, seen(node=asdict(Node(has_ucxx=True))).found, options)
+    assert line.grade == "failure" and "no active InfiniBand port" in line.found
+
+
+def test_differences_of_software_are_lines() -> None:
+    here = {"python": "3.12.4", "dask": "1"}
+    [dask] = environment_lines(environment.compare(here, here | {"dask": "2"}, {"worker": here | {"dask": "2"}}))
+    assert (dask.grade, dask.found) == ("failure", "login 1, scheduler 2, worker 2") and "install one version" in dask.advice
+    [same] = environment_lines(environment.compare(here, here, {"worker": here}))
+    assert same.grade == "ok"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "grade", "said"),
+    [
+        ((None, None, 4), "ok", ""),
+        (("gpu", "a100", 4), "ok", ""),
+        (("cpu", None, 4), "failure", "queue='cpu' has no GPUs"),
+        (("cpu", None, 0), "ok", ""),
+        (("gpu", "h100", 4), "failure", "there is no gpu_type='h100' in the queue: choose among a100"),
+        (("gpu", None, 8), "failure", "gpus_per_node=8 is more than a node has: write 4"),
+    ],
+)
+def test_options_are_compared_with_the_queues_that_have_gpus(arguments: tuple[str | None, str | None, int], grade: str, said: str) -> None:
+    queue, gpu_type, wanted = arguments
+    line = judge_queues([Queue("gpu", 4, 64, 256000, "a100"), Queue("small", 1, 8, 32000, "t4")], queue, gpu_type, wanted=wanted)
+    assert line.grade == grade and said in line.advice and "gpu: 4 x a100 a node" in line.found
+
+
+def test_a_site_that_names_no_gpus_is_a_warning() -> None:
+    assert judge_queues([], None, None, wanted=4).grade == "warning"
+    assert judge_queues([], None, None, wanted=0).grade == "ok"
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "above" / "clusters"
+    path.mkdir(parents=True, mode=0o700)
+    path.parent.chmod(0o755)
+    yield path
+    path.chmod(0o700)
+
+
+def test_directories_that_others_can_write_to_are_named(mine: Path) -> None:
+    assert exposed(mine) == [], "the directory of temporary files has the sticky bit"
+    mine.parent.chmod(0o775)
+    assert exposed(mine) == [mine.parent]
+    [_, line] = directory_lines(mine, shared=False)
+    assert line.grade == "warning" and str(mine.parent) in line.found and "chmod go-w" in line.advice
+    mine.parent.chmod(0o1777)
+    mine.chmod(0o1777)
+    assert exposed(mine) == [mine], "in the directory itself others could make what is not there yet"
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_cannot_be_written_is_a_failure(mine: Path) -> None:
+    mine.chmod(0o500)
+    [line] = directory_lines(mine, shared=False)
+    assert line.grade == "failure" and "Permission denied" in line.found
+
+
+def test_a_directory_that_cannot_be_made_is_a_failure() -> None:
+    [line] = directory_lines(Path("/proc/none/clusters"), shared=False)
+    assert line.grade == "failure" and "set cluster_directory" in line.advice
+
+
+def test_a_filesystem_of_one_machine_is_a_warning_where_others_must_see_it() -> None:
+    [line, _] = directory_lines(Path("/dev/shm/hpcgpu-test"), shared=True)
+    Path("/dev/shm/hpcgpu-test").rmdir()
+    assert line.grade == "warning" and "tmpfs" in line.found
+
+
+def test_lines_are_a_table_and_json() -> None:
+    line = Line("login", "queue", "failure", "no", "do this")
+    assert text([line], 1000).splitlines()[1].split() == ["login", "queue", "failure", "no.", "do", "this"]
+    assert as_json([line]) == [{"where": "login", "what": "queue", "grade": "failure", "found": "no", "advice": "do this"}]
