@@ -19,7 +19,7 @@ from dask.utils import parse_timedelta
 from distributed.core import Status
 from distributed.deploy.spec import NoOpAwaitable
 from distributed.exceptions import WorkerStartTimeoutError
-from distributed.utils import Log, Logs
+from distributed.utils import Log, Logs, format_dashboard_link
 
 from hpcgpu import documentation, saved, scaling, scripts, values
 from hpcgpu.adaptive import GPUAdaptive
@@ -279,6 +279,13 @@ class GPUCluster(Lifecycle):
         self._in_loop(lambda: self._set(group, limits, adaptive))
 
     # Telling the user
+
+    @property
+    def dashboard_link(self) -> str:
+        """Where the dashboard is; empty while there is none."""
+        contact = getattr(self.scheduler, "contact", None)
+        host, _, port = contact.dashboard.rpartition(":") if contact is not None else ("", "", "")
+        return str(format_dashboard_link(host, port)) if port else ""
 
     def wait_for_workers(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
         """Wait until so many workers are connected; say what is waited for, and fail when that cannot succeed any more.

@@ -31,7 +31,7 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
             interface=options.worker.interface,
             port=0,
             security=security,
-            dashboard_address=":0",
+            dashboard_address="127.0.0.1:0",
             **arguments,
         )
 
@@ -39,5 +39,5 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
         """Listen, then publish."""
         await super().start_unsafe()
         install(self)
-        publish(self, self._directory, job_id="", fabric="the scheduler runs in the client's process")
+        self.contact = publish(self, self._directory, job_id="", fabric="the scheduler runs in the client's process")
         return self

@@ -257,8 +257,10 @@ class WorkerOptions(JobOptions):
 class SchedulerOptions(JobOptions):
     """The scheduler job. What it does not set itself it takes from the workers, where that makes sense (`inherited`)."""
 
-    dashboard_address: str = option(
-        ":0", parse=values.listen_address, doc="Where the dashboard listens in the job; ':0' is a free port on all of the node's addresses."
+    dashboard_address: str | None = option(
+        parse=values.listen_address,
+        doc="Where the dashboard listens in the job, such as '127.0.0.1:0'. Default: a free port of the address by which clients reach the "
+        "scheduler, and no other; ':0' is a free port of all addresses.",
     )
 
 

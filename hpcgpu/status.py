@@ -100,8 +100,7 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
         _info(submit, job_id, statuses.get(job_id), workers, logs / batch.log_name(submit.name, job_id))
         for job_id, submit in submits.items()
     ]
-    host = contact.client.split("://", 1)[1].rsplit(":", 1)[0] if contact is not None else ""
-    port = answer.get("services", {}).get("dashboard")
+    host, _, port = contact.dashboard.rpartition(":") if contact is not None and answer else ("", "", "")
     return ClusterStatus(
         name=directory.path.name,
         system=directory.system,

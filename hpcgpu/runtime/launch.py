@@ -247,9 +247,11 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     workers = "ucx" if chosen.protocol == "ucx" else stream
     command = [*arguments.command, "--protocol", f"{workers},{stream}"]
     default = interfaces.default_interface(node.addresses)
+    outer = arguments.client_interface or default or chosen.interface
     if chosen.interface or arguments.client_interface:
-        inner = chosen.interface or default or arguments.client_interface
-        command += ["--interface", f"{inner},{arguments.client_interface or default or inner}"]
+        command += ["--interface", f"{chosen.interface or default or outer},{outer}"]
+    if "--dashboard-address" not in command:  # where clients and their proxies reach the scheduler, and nowhere else
+        command += ["--dashboard-address", f"{node.addresses.get(outer or '', '127.0.0.1')}:0"]
     os.environ["HPCGPU_SCHEDULER_JOB"] = own.job_id
     os.environ["HPCGPU_FABRIC"] = json.dumps({"fabric": chosen.why, "network": chosen.network, "interface": chosen.interface or ""})
     os.environ["HPCGPU_LEASE"] = f"{arguments.lease:g}"

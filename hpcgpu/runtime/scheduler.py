@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from distributed.comm.utils import get_tcp_server_address
 
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.runtime.extension import install
@@ -23,14 +26,18 @@ def publish(
 ) -> Contact:
     """Write the contact of a scheduler that listens. Its first listener is for workers, its last for clients."""
     addresses = [listener.contact_address for listener in scheduler.listeners]
-    port = scheduler.http_server.port if scheduler.http_server is not None else 0
-    host = addresses[-1].split("://", 1)[1].rsplit(":", 1)[0]
+    dashboard = ""
+    if scheduler.http_server is not None:
+        host, port = get_tcp_server_address(scheduler.http_server)[:2]
+        if ip_address(host).is_unspecified:
+            host = addresses[-1].split("://", 1)[1].rsplit(":", 1)[0]
+        dashboard = f"{host}:{port}"
     contact = Contact(
         token=directory.token(),
         job_id=job_id,
         workers=addresses[0],
         client=addresses[-1],
-        dashboard=f"{host}:{port}" if port else "",
+        dashboard=dashboard,
         fabric=fabric,
         network=network,
         interface=interface,

@@ -18,4 +18,5 @@ exec "$python" -m hpcgpu.runtime.launch worker local "$directory" \
     --gpus 2 --nodes 1 --patience 300 -- \
     "$python" -m dask cuda worker --nthreads 1 \
         --resources GPU=1 \
+        --dashboard-address 127.0.0.1:0 \
         --death-timeout 300

@@ -1,0 +1,224 @@
+"""Nobody who does not hold the cluster's credentials gets in, over any port that its processes listen on; UCX has a module of its own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import socket
+import ssl
+import stat
+import struct
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+from cryptography import x509
+from distributed import Client
+
+from hpcgpu import LocalGPUCluster, credentials
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.directory import ClusterDirectory
+from hpcgpu.fabric import interfaces
+from tests.local.test_cluster import CPU
+
+
+@pytest.fixture
+def cluster(queue: LocalQueue) -> Iterator[LocalGPUCluster]:
+    with LocalGPUCluster(**CPU, jobs=1, name="target") as cluster:
+        cluster.wait_for_workers(1)
+        yield cluster
+
+
+def listening(cluster: LocalGPUCluster) -> list[tuple[str, int]]:
+    """Address and port of all that the cluster's processes listen on."""
+    of_jobs = [process for process in psutil.process_iter() if str(cluster.directory.path) in " ".join(_command(process))]
+    processes = {child for process in of_jobs for child in (process, *process.children(recursive=True))}
+    sockets = {connection.laddr for process in processes for connection in process.net_connections("tcp") if connection.status == "LISTEN"}
+    return sorted((address.ip, address.port) for address in sockets)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def ports(cluster: LocalGPUCluster) -> list[tuple[str, int]]:
+    """Those of Dask: scheduler, nanny and worker."""
+    [worker] = cluster.scheduler_info["workers"].values()
+    [address] = cluster.scheduler_info["workers"]
+    found = [cluster.scheduler_address, address, worker["nanny"]]
+    assert all(address.startswith("tls://") for address in found)
+    return [(host, int(port)) for host, _, port in (address.split("://")[1].rpartition(":") for address in found)]
+
+
+def works(cluster: LocalGPUCluster) -> None:
+    with Client(cluster, set_as_default=False) as client:
+        assert client.submit(sum, [1, 2, 3], pure=False).result() == 6
+
+
+def speaks_http(ip: str, port: int) -> bool:
+    with socket.create_connection((ip, port), timeout=5) as connection:
+        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        try:
+            return connection.recv(5) == b"HTTP/"
+        except OSError:
+            return False
+
+
+class Bomb:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self.path,))
+
+
+def frames(payload: bytes) -> bytes:
+    """A message as distributed's TCP comms frame it: number of frames, their lengths, the frames."""
+    header = struct.pack("<QQ", 1, len(payload))
+    return struct.pack("<Q", len(header) + len(payload)) + header + payload
+
+
+def other_credentials(tmp_path: Path) -> ssl.SSLContext:
+    """A client's TLS with credentials of another cluster."""
+    stranger = ClusterDirectory.claim(tmp_path / "stranger", lambda submits: [], system="local")
+    credentials.create(stranger)
+    context = anonymous()
+    context.load_cert_chain(stranger.tls / "cert.pem", stranger.tls / "key.pem")
+    return context
+
+
+def anonymous() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def attacked(address: tuple[str, int], context: ssl.SSLContext | None, message: bytes) -> bool:
+    """Send a message; return whether anything came back but TLS's own refusal, an alert (RFC 8446, 5.1)."""
+    with ExitStack() as stack:
+        try:
+            connection = stack.enter_context(socket.create_connection(address, timeout=10))
+            if context is not None:
+                connection = stack.enter_context(context.wrap_socket(connection))
+            connection.sendall(message)
+            return connection.recv(1) not in (b"", b"\x15")
+        except OSError:
+            return False
+
+
+def test_without_credentials_nothing_is_read(cluster: LocalGPUCluster, tmp_path: Path) -> None:
+    bomb = pickle.dumps(Bomb(tmp_path / "pwned"))
+    messages = {
+        "a pickle": frames(bomb),
+        "a message that is too short": struct.pack("<Q", 1000) + b"x",
+        "a message that claims to be huge": struct.pack("<Q", 2**62) + b"x",
+        "noise": os.urandom(4096),
+        "nothing at all": b"",
+    }
+    stranger = other_credentials(tmp_path)
+    for address in ports(cluster):
+        for what, message in messages.items():
+            for name, context in (
+                ("plain TCP", None),
+                ("TLS without a certificate", anonymous()),
+                ("another cluster's credentials", stranger),
+            ):
+                if message or context is not None:
+                    assert not attacked(address, context, message), f"{what} by {name} to {address} got an answer"
+    assert not (tmp_path / "pwned").exists()
+    works(cluster)
+
+
+def test_a_dask_client_without_the_credentials_is_refused(cluster: LocalGPUCluster) -> None:
+    for address in (cluster.scheduler_address, cluster.scheduler_address.replace("tls://", "tcp://")):
+        with pytest.raises((OSError, TypeError)):
+            Client(address, timeout="3s", set_as_default=False)
+    works(cluster)
+
+
+def test_a_thousand_silent_peers_do_not_keep_others_out(cluster: LocalGPUCluster) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        with ExitStack() as stack:
+            for _ in range(min(1000, hard // 2)):
+                stack.enter_context(socket.create_connection(ports(cluster)[0], timeout=10))
+            works(cluster)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    works(cluster)
+
+
+def test_http_is_on_no_more_addresses_than_clients_need(cluster: LocalGPUCluster) -> None:
+    found = listening(cluster)
+    http = [(ip, port) for ip, port in found if speaks_http("127.0.0.1" if ip in ("0.0.0.0", "::") else ip, port)]
+    link = cluster.dashboard_link.removeprefix("http://").removesuffix("/status")
+    dashboard = (link.rpartition(":")[0], int(link.rpartition(":")[2]))
+    assert dashboard in http, "clients reach the dashboard"
+    others = [address for address in http if address != dashboard]
+    assert others and all(ip == "127.0.0.1" for ip, _ in others), "workers' pages are for their node alone"
+    present = interfaces.addresses()
+    assert dashboard[0] == present[interfaces.default_interface(present) or "lo"]
+    with urllib.request.urlopen(f"http://{link}/health", timeout=10) as answer:
+        assert answer.read() == b"ok"
+
+
+def test_the_dashboard_can_be_kept_to_its_node_or_opened(queue: LocalQueue) -> None:
+    for asked, expected in (("127.0.0.1:0", {"127.0.0.1"}), (":0", {"0.0.0.0", "::"})):
+        with LocalGPUCluster(**CPU, scheduler={"dashboard_address": asked}) as cluster:
+            port = int(cluster.dashboard_link.removesuffix("/status").rpartition(":")[2])
+            assert {ip for ip, p in listening(cluster) if p == port} <= expected
+            with urllib.request.urlopen(cluster.dashboard_link.removesuffix("/status") + "/health", timeout=10) as answer:
+                assert answer.read() == b"ok", "the link leads there"
+
+
+def test_a_scheduler_in_the_program_shows_itself_to_its_own_machine_only(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**CPU, scheduler="local") as cluster:
+        assert cluster.dashboard_link.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(cluster.dashboard_link.removesuffix("/status") + "/health", timeout=10) as answer:
+            assert answer.read() == b"ok"
+
+
+def test_http_takes_no_commands(cluster: LocalGPUCluster) -> None:
+    link = cluster.dashboard_link.removesuffix("/status")
+    for route in ("/api/v1/retire_workers", "/api/v1/adaptive_target", "/api/v1/get_workers"):
+        request = urllib.request.Request(f"{link}{route}", data=b'{"n": 1}', method="POST")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(request, timeout=10)
+    works(cluster)
+
+
+# The credentials themselves
+
+
+def test_credentials_are_nobody_else_s_even_under_a_careless_umask(tmp_path: Path) -> None:
+    earlier = os.umask(0)
+    try:
+        directory = ClusterDirectory.claim(tmp_path / "careless", lambda submits: [], system="local", complete=credentials.create)
+    finally:
+        os.umask(earlier)
+    for path in (directory.path, directory.tls):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.tls.iterdir()} == dict.fromkeys(
+        ("cert.pem", "key.pem", "ucx.key"), 384
+    )
+
+
+def test_each_cluster_has_credentials_of_its_own_which_are_gone_after_it(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**CPU, name="one") as one, LocalGPUCluster(**CPU, name="two") as two:
+        for name in ("cert.pem", "key.pem", "ucx.key"):
+            assert (one.directory.tls / name).read_bytes() != (two.directory.tls / name).read_bytes()
+        certificate = x509.load_pem_x509_certificate((one.directory.tls / "cert.pem").read_bytes())
+        assert certificate.issuer == certificate.subject, "nobody else vouches for it"
+        with pytest.raises(OSError):
+            Client(one.scheduler_address, security=two.security, timeout="3s", set_as_default=False)
+    assert not one.directory.tls.exists() and not two.directory.tls.exists()
