@@ -15,7 +15,7 @@ from rich.console import Console
 from hpcgpu.batch.base import BatchError
 from hpcgpu.batch.command import run as run_command
 from hpcgpu.batch.pbsnodes import parse_pbsnodes
-from hpcgpu.runtime.launch import gpus_on_node
+from hpcgpu.fabric.gpus import gpus_on_node
 
 __all__ = ["run"]
 

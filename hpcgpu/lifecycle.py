@@ -31,12 +31,12 @@ from hpcgpu.display.progress import Progress, waiting_for
 from hpcgpu.exit import guard, unguard
 from hpcgpu.fabric import interfaces
 from hpcgpu.fabric import settings as fabric_settings
+from hpcgpu.fabric.gpus import gpus_on_node
 from hpcgpu.groups import WorkerGroup
 from hpcgpu.jobs import ClusterError, ClusterWarning, Dispatcher, Job, SchedulerJob, WorkerJob, in_thread
 from hpcgpu.localscheduler import LocalScheduler
 from hpcgpu.manager import CLOSE_TIMEOUT, Manager
 from hpcgpu.options import OptionError, Options, resolve
-from hpcgpu.runtime.launch import gpus_on_node
 
 __all__ = ["Lifecycle"]
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from typing import Any
 
 from distributed.security import Security
 
 from hpcgpu.fabric import authentication
+from hpcgpu.fabric.gpus import gpus_on_node
 
-__all__ = ["ClusterSecurity"]
+__all__ = ["HAS_GPU", "ClusterSecurity"]
+
+#: What a client says of itself when it connects.
+HAS_GPU = "hpcgpu-has-gpu"
+
+
+@functools.cache
+def _holds_gpu_objects() -> bool:
+    """Whether this process has a GPU and a library for arrays or frames on it."""
+    return bool(gpus_on_node()) and any(importlib.util.find_spec(name) is not None for name in ("cupy", "cudf"))
 
 
 class ClusterSecurity(Security):  # type: ignore[misc]
@@ -28,8 +40,9 @@ class ClusterSecurity(Security):  # type: ignore[misc]
         authentication.install()
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
-        """Return the arguments of a connection in this role."""
-        return {**super().get_connection_args(role), authentication.ARGUMENT: self._ucx_key}
+        """Return the arguments of a connection in this role; a client's tell the other side whether it can hold GPU objects."""
+        arguments = {**super().get_connection_args(role), authentication.ARGUMENT: self._ucx_key}
+        return {**arguments, "handshake_overrides": {HAS_GPU: _holds_gpu_objects()}} if role == "client" else arguments
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
         """Return the arguments of a listener in this role."""

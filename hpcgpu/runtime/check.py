@@ -26,7 +26,8 @@ from hpcgpu.batch.base import BatchError
 from hpcgpu.checks import environment
 from hpcgpu.directory import ClusterDirectory
 from hpcgpu.fabric import choice, interfaces
-from hpcgpu.runtime.launch import LaunchError, expanded, gpus_on_node, visible_gpus
+from hpcgpu.fabric.gpus import gpus_on_node
+from hpcgpu.runtime.launch import LaunchError, expanded, visible_gpus
 
 __all__ = ["main"]
 

@@ -12,14 +12,18 @@ import logging
 import math
 import pickle
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from distributed.core import Status
+import distributed.scheduler
+from distributed.comm import Comm
+from distributed.core import Status, error_message
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import KilledWorker
 
 from hpcgpu.checks import environment
+from hpcgpu.fabric.security import HAS_GPU
+from hpcgpu.runtime import hostcopy
 from hpcgpu.runtime.unattended import Unattended
 
 if TYPE_CHECKING:
@@ -48,9 +52,16 @@ def install(scheduler: Scheduler, lease: float | None = None) -> Extension:
     lease : float, optional
         Seconds after which the scheduler closes when its manager has not been heard. Default: never.
     """
+    hostcopy.register()
+    distributed.scheduler.error_message = _error_message
     extension = Extension(scheduler, lease)
     scheduler.add_plugin(extension)
     return extension
+
+
+def _error_message(error: BaseException, *arguments: Any, **options: Any) -> Any:
+    """Stand in for distributed's own where the scheduler makes messages of errors: that of a graph with GPU objects gets advice."""
+    return error_message(hostcopy.with_advice(error), *arguments, **options)
 
 
 class Extension(SchedulerPlugin):  # type: ignore[misc]
@@ -81,6 +92,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_state": self.state,
             "hpcgpu_manage": self.manage,
             "hpcgpu_environment": self.environment,
+            "gather": self.gather,
+            "broadcast": self.broadcast,
         }
         self._remove_worker = scheduler.remove_worker
         scheduler.remove_worker = self.remove_uncharged
@@ -195,6 +208,22 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
                 self.scheduler.stream_comms[ws.address].send(
                     {"op": "worker-status-change", "status": Status.running.name, "stimulus_id": stimulus}
                 )
+
+    # Results for clients without a GPU
+
+    async def gather(self, comm: Comm, keys: Collection[Any], serializers: list[str] | None = None) -> Any:
+        """Collect results as `Scheduler.gather` does; in host memory for a client that has no GPU and does not choose itself."""
+        return await self.scheduler.gather(keys=keys, serializers=self._serializers(comm, serializers))
+
+    async def broadcast(self, comm: Comm, serializers: list[str] | None = None, **arguments: Any) -> Any:
+        """Run something on workers as `Scheduler.broadcast` does, with results likewise."""
+        return await self.scheduler.broadcast(serializers=self._serializers(comm, serializers), **arguments)
+
+    def _serializers(self, comm: Comm, chosen: list[str] | None) -> list[str] | None:
+        ours = all("hpcgpu" in ws.extra for ws in self.scheduler.workers.values())
+        if chosen is not None or not ours or comm.local_address.startswith("ucx") or comm.remote_info.get(HAS_GPU):
+            return chosen
+        return hostcopy.SERIALIZERS
 
     # Whom a worker's loss is charged to
 

@@ -29,6 +29,7 @@ from hpcgpu.batch.base import BatchError, BatchSystem, OwnJob
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.fabric import authentication, choice, interfaces
+from hpcgpu.fabric.gpus import gpus_on_node
 from hpcgpu.runtime import devices
 from hpcgpu.walltime import margin
 
@@ -92,20 +93,6 @@ def lifetime(remaining: float, asked: float | None = None) -> float:
     That is half-way into the margin in which the cluster's manager retires it: it counts where the manager is away.
     """
     return remaining - margin(remaining, asked) / 2
-
-
-def gpus_on_node() -> int | None:
-    """Count the GPUs of this node with NVML, which touches no GPU."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            return int(pynvml.nvmlDeviceGetCount())
-        finally:
-            pynvml.nvmlShutdown()
-    except Exception:  # no driver, no library: pynvml has an exception for each
-        return None
 
 
 def answers(contact: Contact, directory: ClusterDirectory) -> bool:

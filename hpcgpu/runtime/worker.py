@@ -1,4 +1,7 @@
-"""Preload of worker processes: authenticates UCX connections from its import on, and tells the scheduler what software and GPU it has."""
+"""Preload of worker processes: from its import on UCX connections are authenticated, and clients without a GPU get host copies of results.
+
+It also tells the scheduler what software and GPU the worker has.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcgpu.checks import environment
 from hpcgpu.fabric import authentication
+from hpcgpu.runtime import hostcopy
 
 if TYPE_CHECKING:
     from distributed.nanny import Nanny
@@ -14,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["dask_setup"]
 
 authentication.install()
+hostcopy.register()
 
 
 def dask_setup(server: Worker | Nanny) -> None:
