@@ -25,7 +25,8 @@ from hpcgpu import documentation, saved, scaling, scripts, values
 from hpcgpu.adaptive import GPUAdaptive
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.table import JobTable
-from hpcgpu.fabric import interfaces
+from hpcgpu.fabric import interfaces, report
+from hpcgpu.fabric.report import Fabric
 from hpcgpu.groups import DEFAULT, WorkerGroup
 from hpcgpu.jobs import ClusterError, ClusterWarning, Superseded, WorkerJob, in_thread
 from hpcgpu.lifecycle import Lifecycle
@@ -279,6 +280,28 @@ class GPUCluster(Lifecycle):
         self._in_loop(lambda: self._set(group, limits, adaptive))
 
     # Telling the user
+
+    @property
+    def fabric(self) -> Fabric:
+        """What the workers really talk over, asked of UCX on the workers themselves: protocol, transports, RDMA, NVLink.
+
+        An awaitable where the cluster is asynchronous.
+
+        Raises
+        ------
+        ClusterError
+            The scheduler is not there.
+        """
+        if self.status != Status.running:
+            raise ClusterError(f"cluster {self.name} is {self.status.name}: its fabric is known while its scheduler runs")
+        return self.sync(self._fabric)  # type: ignore[no-any-return]
+
+    async def _fabric(self) -> Fabric:
+        self._raise_problem()
+        contact = self.scheduler.contact
+        workers = (await self.scheduler_comm.identity(n_workers=-1))["workers"]
+        links, _ = await report.look(self.scheduler_comm, workers)
+        return Fabric(contact.workers.split("://", 1)[0], contact.fabric, contact.interface, links)
 
     @property
     def dashboard_link(self) -> str:

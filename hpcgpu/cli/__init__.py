@@ -14,6 +14,7 @@ from hpcgpu import __version__
 from hpcgpu.cli.check import check
 from hpcgpu.cli.clusters import adapt, list_clusters, logs, scale, status, stop
 from hpcgpu.cli.configuration import completion, config
+from hpcgpu.cli.fabric import bench_fabric
 from hpcgpu.cli.profiles import profiles
 from hpcgpu.cli.render import render
 from hpcgpu.cli.start import run, start
@@ -82,5 +83,5 @@ def demo(system: str) -> None:
     sys.exit(run(system))
 
 
-for _command in (start, run, render, check, list_clusters, status, scale, adapt, logs, stop, config, profiles, completion):
+for _command in (start, run, render, check, bench_fabric, list_clusters, status, scale, adapt, logs, stop, config, profiles, completion):
     main.add_command(_command)

@@ -5,10 +5,13 @@ It also tells the scheduler what software and GPU the worker has.
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import TYPE_CHECKING
 
 from hpcgpu.checks import environment
 from hpcgpu.fabric import authentication
+from hpcgpu.fabric.report import NODE
 from hpcgpu.runtime import hostcopy
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ hostcopy.register()
 
 
 def dask_setup(server: Worker | Nanny) -> None:
-    """Add the environment to what a worker says of itself when it registers."""
+    """Add environment and node to what a worker says of itself when it registers."""
     if hasattr(server, "startup_information"):
         server.startup_information["hpcgpu"] = lambda worker: environment.collect()
+        # The host's name is the machine's: several nodes of a test bed share one.
+        server.startup_information[NODE] = lambda worker: os.environ.get("SLURMD_NODENAME") or socket.gethostname()

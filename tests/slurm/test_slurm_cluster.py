@@ -106,6 +106,17 @@ def test_what_slurm_refuses_is_an_error_with_its_words_and_leaves_no_job(bed: Sl
     assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
 
 
+def test_connections_across_nodes_are_told_and_measured(bed: SlurmBed, home: Path) -> None:
+    with SlurmGPUCluster(**SMALL | {"gpus_per_node": 2, "nodes_per_job": 2, "protocol": "ucx"}, name="woven", jobs=1) as cluster:
+        cluster.wait_for_workers(4)
+        kinds = [(link.first.split("-")[2] == link.second.split("-")[2], link.same_node) for link in cluster.fabric.links]
+        assert sorted(kinds) == [(False, False), (True, True), (True, True)], "one connection in each node, one between them"
+        assert cluster.fabric.rdma is False and cluster.fabric.transports
+        argv = [sys.executable, "-m", "hpcgpu", "bench-fabric", "woven", "--size", "64KiB", "--host-only"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+        assert "same node" in done.stdout and "across nodes" in done.stdout, done.stdout + done.stderr
+
+
 def test_an_interface_that_the_node_does_not_have_is_named_with_those_it_has(bed: SlurmBed) -> None:
     with pytest.raises(ClusterError, match=r"interface 'nope0' does not exist on .*there are: .*lo \(127.0.0.1\)"):
         SlurmGPUCluster(**SMALL, interface="nope0", jobs=1)

@@ -8,8 +8,9 @@ from pathlib import Path
 import dask
 import pytest
 
-from hpcgpu.fabric import choice, settings
+from hpcgpu.fabric import choice, links, report, settings
 from hpcgpu.fabric.choice import Node, decide, disagreement
+from hpcgpu.fabric.report import Fabric, Link, Measurement
 from hpcgpu.options import OptionError, resolve
 
 GIB = 2**30
@@ -139,3 +140,80 @@ def test_what_silently_leaves_nvlink_out_is_said(arguments: dict[str, bool], exp
 
 def test_auto_is_the_same_as_no_interface() -> None:
     assert resolve("slurm", {"interface": "auto", "client_interface": "auto"}).worker.interface is None
+
+
+# What really runs
+
+
+def workers(nodes: int, gpus: int) -> dict[str, str]:
+    return {f"ucx://n{node}:{gpu}": f"n{node}" for node in range(nodes) for gpu in range(gpus)}
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (1, 2), (1, 4), (2, 1), (3, 4), (40, 8)])
+def test_pairs_of_all_kinds_are_asked_and_none_twice(nodes: int, gpus: int) -> None:
+    there = workers(nodes, gpus)
+    pairs = report.choose(there, most=32)
+    assert len({frozenset(pair[:2]) for pair in pairs}) == len(pairs)
+    assert all((there[first] == there[second]) == same_node for first, second, same_node in pairs)
+    within, across = sum(same for *_, same in pairs), sum(not same for *_, same in pairs)
+    assert within == min(32, nodes * gpus * (gpus - 1) // 2) and across == min(32, nodes * (nodes - 1) // 2)
+
+
+RC, IPC, TCP = ("rc_mlx5/mlx5_0:1",), ("cuda_ipc/cuda", "tcp/lo"), ("tcp/ib0",)
+
+
+@pytest.mark.parametrize(
+    ("found", "rdma", "nvlink"),
+    [
+        ([], None, None),
+        ([Link("a", "b", False, RC)], True, None),
+        ([Link("a", "b", False, RC), Link("a", "c", False, TCP)], False, None),
+        ([Link("a", "b", True, IPC, nvlinks=12)], None, True),
+        ([Link("a", "b", True, IPC, nvlinks=0)], None, False),
+        ([Link("a", "b", True, TCP, nvlinks=12), Link("a", "c", False, RC)], True, False),
+    ],
+)
+def test_rdma_and_nvlink_are_what_ucx_says_not_what_was_asked_for(found: list[Link], rdma: bool | None, nvlink: bool | None) -> None:
+    fabric = Fabric("ucx", "UCX: asked for", "ib0", found)
+    assert (fabric.rdma, fabric.nvlink) == (rdma, nvlink)
+    words = {True: "yes", False: "no", None: "not known"}
+    assert f"RDMA across nodes: {words[rdma]}" in repr(fabric) and f"NVLink within nodes: {words[nvlink]}" in repr(fabric)
+    assert all(link.transports[0] in repr(fabric) for link in found)
+
+
+def test_it_shows_itself_in_a_notebook() -> None:
+    page = Fabric("tls", "TCP: <reason>", links=[Link("a", "b", True, ("tls/eth0",))])._repr_html_()
+    assert "TCP: &lt;reason&gt;" in page and "<td>tls/eth0</td>" in page
+
+
+def test_line_rates_are_read_from_sysfs(tmp_path: Path) -> None:
+    for name, content in (("infiniband/mlx5_0/ports/1/rate", "200 Gb/sec (4X HDR)"), ("net/eth0/speed", "25000"), ("net/lo/speed", "-1")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(content + "\n")
+    rates = links.line_rates(tmp_path)
+    assert rates == {"mlx5_0:1": 200.0, "eth0": 25.0}
+    assert report.line_rate(RC, rates) == 25e9 and report.line_rate(("tls/eth0",), rates) == 25e9 / 8 and report.line_rate(IPC, rates) == 0
+
+
+def test_measurements_are_a_table_against_the_line_rate() -> None:
+    fast = Measurement(Link("a", "b", False, RC), "device", 5e-6, {2**20: 1e9, 2**28: 20e9}, 25e9)
+    none = Measurement(Link("a", "c", True, IPC), "device", trouble="no GPU memory: no device")
+    head, first, second = report.bench_table([fast, none], 1000).splitlines()
+    assert "1 MiB" in head and "256 MiB" in head
+    assert first.split() == [
+        "across",
+        "nodes",
+        "device",
+        "5",
+        "µs",
+        "1.00",
+        "GB/s",
+        "20.00",
+        "GB/s",
+        "25.0",
+        "GB/s,",
+        "80%",
+        "used",
+        "rc_mlx5/mlx5_0:1",
+    ]
+    assert second.endswith("no GPU memory: no device") and "not known" in second

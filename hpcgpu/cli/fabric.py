@@ -1,0 +1,55 @@
+"""`hpcgpu bench-fabric`: how fast the workers' connections are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import cast
+
+import click
+
+from hpcgpu.cli.clusters import cluster_name, json_option
+
+__all__ = ["bench_fabric"]
+
+#: Bytes of a message.
+_SIZES = (2**20, 2**24, 2**28)
+
+
+@click.command("bench-fabric")
+@cluster_name
+@click.option(
+    "--size", "sizes", multiple=True, metavar="BYTES", help="Size of a message, such as 64MiB. May be repeated. Default: 1, 16, 256 MiB."
+)
+@click.option("--host-only", is_flag=True, help="No buffers in GPU memory.")
+@json_option
+def bench_fabric(name: str, sizes: tuple[str, ...], host_only: bool, as_json: bool) -> None:
+    """Measure latency and bandwidth between workers of a running cluster: on one node and across nodes, host and GPU memory.
+
+    As Dask's own transfers get it, against the line rate that sysfs tells. Two workers are measured at a time, while nothing else should
+    run.
+
+    \b
+    Example: hpcgpu bench-fabric demo --size 64MiB --size 1GiB
+    """
+    from dask.utils import parse_bytes
+    from distributed import Client
+    from rich.console import Console
+
+    from hpcgpu import connect
+    from hpcgpu.fabric import report
+
+    try:
+        asked = [int(parse_bytes(size)) for size in sizes] or list(_SIZES)
+    except ValueError as error:
+        raise click.UsageError(f"--size: {error}") from error
+    with cast(Client, connect(name, quiet=True, environment_check="off", set_as_default=False)) as client:
+        workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+        found = client.sync(report.bench, client.scheduler, workers, asked, device=not host_only)
+    if not found:
+        raise click.ClickException(f"cluster {name} has {len(workers)} workers: it takes two to measure between them")
+    if as_json:
+        click.echo(json.dumps([asdict(one) for one in found], indent=1))
+        return
+    console = Console()
+    click.echo(report.bench_table(found, console.width if console.is_terminal else 1000))

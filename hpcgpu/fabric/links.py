@@ -1,0 +1,137 @@
+"""What runs on workers to tell of the connections between them: which transports carry them, and how fast they are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distributed.protocol import to_serialize
+
+from hpcgpu.fabric import endpoints, interfaces
+
+if TYPE_CHECKING:
+    from distributed.comm import Comm
+    from distributed.worker import Worker
+
+__all__ = ["describe", "line_rates", "measure", "receive"]
+
+#: Round trips of which the median is the latency; transfers of which the fastest tells the bandwidth.
+_ROUND_TRIPS, _TRANSFERS = 100, 5
+_NVLINKS = 18
+
+
+async def describe(peers: Sequence[str], dask_worker: Worker) -> dict[str, Any]:
+    """Connect to other workers, as for a transfer of data, and tell what carries each connection.
+
+    Returns
+    -------
+    dict
+        ``transports`` by peer, ``nvlinks`` (active NVLinks of this worker's GPU) and ``rates`` (see `line_rates`).
+    """
+    transports = {}
+    for peer in peers:
+        comm = await dask_worker.rpc.connect(peer)
+        try:
+            transports[peer] = _transports(comm)
+        finally:
+            dask_worker.rpc.reuse(peer, comm)
+    return {"transports": transports, "nvlinks": _nvlinks(), "rates": line_rates()}
+
+
+def _transports(comm: Comm) -> list[str]:
+    scheme = comm.peer_address.split("://", 1)[0]
+    if scheme == "ucx":
+        return list(endpoints.query(comm.ep).transports)
+    address = comm.local_address.split("://", 1)[-1].rsplit(":", 1)[0]
+    name = next((name for name, own in interfaces.addresses().items() if own == address), address)
+    return [f"{scheme}/{name}"]
+
+
+def _nvlinks() -> int:
+    """Count the active NVLinks of the first GPU that this process sees."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    active = 0
+    with contextlib.suppress(Exception):  # no driver, no NVLink, no permission
+        import pynvml
+
+        pynvml.nvmlInit()
+        device = pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(first)
+        for link in range(_NVLINKS):
+            active += pynvml.nvmlDeviceGetNvLinkState(device, link)
+    return active
+
+
+def line_rates(sysfs: Path = Path("/sys/class")) -> dict[str, float]:
+    """Return what the network cards can do, in Gbit/s by card or interface, as sysfs tells."""
+    rates = {}
+    for rate in sorted(sysfs.glob("infiniband/*/ports/*/rate")):  # "200 Gb/sec (4X HDR)"
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            rates[f"{rate.parents[2].name}:{rate.parent.name}"] = float(rate.read_text().split()[0])
+    for speed in sorted(sysfs.glob("net/*/speed")):  # in Mbit/s; -1, or an error, where there is none
+        with contextlib.suppress(OSError, ValueError):
+            if (megabits := float(speed.read_text())) > 0:
+                rates[speed.parent.name] = megabits / 1000
+    return rates
+
+
+def receive(dask_worker: Worker) -> None:
+    """Let this worker take what `measure` sends."""
+
+    async def hpcgpu_take(data: Any = None) -> None:
+        """Take data, which deserialization has put where it belongs."""
+
+    dask_worker.handlers["hpcgpu_take"] = hpcgpu_take
+
+
+async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Worker) -> dict[str, Any]:
+    """Measure the connection to another worker, which `receive` has prepared, as Dask's transfers use it.
+
+    Parameters
+    ----------
+    peer : str
+        Its address.
+    sizes : sequence of int
+        Bytes of one message.
+    device : bool
+        Whether the buffers are in GPU memory.
+
+    Returns
+    -------
+    dict
+        ``latency`` in seconds (half a round trip), ``bandwidth`` in bytes a second by size; or ``trouble`` in words.
+    """
+    try:
+        make = _device_buffer() if device else bytearray
+        buffers = [make(size) for size in sizes]
+    except Exception as error:  # each library has errors of its own for a GPU that is not there
+        return {"trouble": f"no GPU memory: {error}"}
+    other = dask_worker.rpc(peer)
+    await other.hpcgpu_take()
+    trips = []
+    for _ in range(_ROUND_TRIPS):
+        began = time.perf_counter()
+        await other.hpcgpu_take()
+        trips.append(time.perf_counter() - began)
+    trip = statistics.median(trips)
+    bandwidth = {}
+    for size, buffer in zip(sizes, buffers, strict=True):
+        fastest = min([await _transfer(other, buffer) for _ in range(_TRANSFERS)])
+        bandwidth[size] = size / max(fastest - trip, 1e-9)
+    return {"latency": trip / 2, "bandwidth": bandwidth}
+
+
+async def _transfer(other: Any, buffer: Any) -> float:
+    began = time.perf_counter()
+    await other.hpcgpu_take(data=to_serialize(buffer))
+    return time.perf_counter() - began
+
+
+def _device_buffer() -> Callable[[int], Any]:
+    import rmm
+
+    return lambda size: rmm.DeviceBuffer(size=size)

@@ -1,0 +1,273 @@
+"""What workers really talk over, and how fast: asked of the workers themselves. Choosing whom to ask and showing the answers is pure."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import itertools
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from distributed.core import clean_exception
+
+from hpcgpu.display.text import columns
+from hpcgpu.fabric import links
+
+__all__ = ["NODE", "Fabric", "Link", "Measurement", "bench", "bench_table", "choose", "look"]
+
+#: Pairs of workers that are asked, at most, of each of the two kinds.
+_MOST = 32
+#: Transports of UCX that are RDMA (``ucx_info -d``).
+_RDMA = ("rc_", "dc_", "ud_", "gga_", "srd_")
+_TIMEOUT = 60.0
+#: What workers tell of themselves: the node that they run on.
+NODE = "hpcgpu-node"
+
+
+@dataclass(frozen=True)
+class Link:
+    """The connection between two workers.
+
+    Attributes
+    ----------
+    first, second : str
+        Names of the workers.
+    same_node : bool
+    transports : tuple of str
+        What carries it, with the device of each, as UCX says: ``rc_mlx5/mlx5_0:1``, ``cuda_ipc/cuda``; over TCP ``tls/ib0``.
+    nvlinks : int
+        Active NVLinks of the first worker's GPU.
+    """
+
+    first: str
+    second: str
+    same_node: bool
+    transports: tuple[str, ...]
+    nvlinks: int = 0
+
+    @property
+    def rdma(self) -> bool:
+        """Whether RDMA carries it."""
+        return any(transport.startswith(_RDMA) for transport in self.transports)
+
+    @property
+    def nvlink(self) -> bool:
+        """Whether data in GPU memory goes from GPU to GPU by CUDA IPC, and the GPU has NVLinks that are up."""
+        return self.same_node and self.nvlinks > 0 and any(transport.startswith("cuda_ipc") for transport in self.transports)
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What the workers of a cluster talk over.
+
+    Attributes
+    ----------
+    protocol : str
+        ``"ucx"``, ``"tls"`` or ``"tcp"``.
+    why : str
+        Why it was chosen.
+    interface : str
+        Network interface on the scheduler's node; empty where Dask takes that of the default route.
+    links : list of Link
+        Connections between workers: all kinds that there are, not each one of a large cluster.
+    """
+
+    protocol: str
+    why: str
+    interface: str = ""
+    links: list[Link] = field(default_factory=list)
+
+    @property
+    def rdma(self) -> bool | None:
+        """Whether RDMA carries all connections across nodes; None while there is none."""
+        across = [link.rdma for link in self.links if not link.same_node]
+        return all(across) if across else None
+
+    @property
+    def nvlink(self) -> bool | None:
+        """Whether NVLink carries all connections within nodes; None while there is none."""
+        within = [link.nvlink for link in self.links if link.same_node]
+        return all(within) if within else None
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """All transports in use."""
+        return tuple(sorted({transport for link in self.links for transport in link.transports}))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for ``--json``."""
+        return {**asdict(self), "rdma": self.rdma, "nvlink": self.nvlink}
+
+    def _facts(self) -> list[tuple[str, str]]:
+        words = {True: "yes", False: "no", None: "not known: it takes two workers on {}"}
+        return [
+            ("protocol", self.protocol),
+            ("why", self.why),
+            ("interface", self.interface or "of the default route"),
+            ("RDMA across nodes", words[self.rdma].format("different nodes")),
+            ("NVLink within nodes", words[self.nvlink].format("one node")),
+        ]
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (link.first, link.second, "same node" if link.same_node else "across nodes", ", ".join(link.transports)) for link in self.links
+        ]
+
+    def __repr__(self) -> str:
+        facts = "\n".join(f"{name}: {value}" for name, value in self._facts())
+        return f"{facts}\n{columns(('from', 'to', '', 'transports'), self._rows())}" if self.links else facts
+
+    def _repr_html_(self) -> str:
+        facts = "".join(f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in self._facts())
+        links = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows())
+        return f"<table>{facts}</table><table><tr><th>from</th><th>to</th><th></th><th>transports</th></tr>{links}</table>"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How fast one connection between two workers is.
+
+    Attributes
+    ----------
+    link : Link
+    buffer : str
+        ``"host"`` or ``"device"``.
+    latency : float
+        Seconds, half a round trip of an empty message of Dask.
+    bandwidth : mapping of int to float
+        Bytes a second by bytes of a message.
+    line_rate : float
+        Bytes a second that the card can do, as sysfs tells; 0 where it does not.
+    trouble : str
+        Why it was not measured.
+    """
+
+    link: Link
+    buffer: str
+    latency: float = 0.0
+    bandwidth: Mapping[int, float] = field(default_factory=dict)
+    line_rate: float = 0.0
+    trouble: str = ""
+
+
+def choose(workers: Mapping[str, str], most: int = _MOST) -> list[tuple[str, str, bool]]:
+    """Return pairs of workers, and whether both are on one node: all kinds of pairs, so many of each at most.
+
+    Parameters
+    ----------
+    workers : mapping of str to str
+        Node by address.
+    most : int
+    """
+    nodes: dict[str, list[str]] = {}
+    for address, node in workers.items():
+        nodes.setdefault(node, []).append(address)
+    # Pairs of neighbours come first, so that each GPU and each node is there before others come twice.
+    within = [
+        (group[i], group[(i + step) % len(group)], True)
+        for step in range(1, max((len(group) for group in nodes.values()), default=1))
+        for group in nodes.values()
+        for i in range(len(group))
+        if step <= len(group) // 2 and (2 * step != len(group) or i < step)
+    ]
+    across = [(nodes[a][0], nodes[b][0], False) for a, b in itertools.combinations(nodes, 2)]
+    return within[:most] + across[:most]
+
+
+async def _run(scheduler: Any, worker: str, function: Any, **arguments: Any) -> Any:
+    """Run a function of `hpcgpu.fabric.links` on one worker."""
+    message = {"op": "run", "function": pickle.dumps(function), "args": (), "kwargs": pickle.dumps(arguments), "wait": True}
+    answers = await asyncio.wait_for(scheduler.broadcast(msg=message, workers=[worker]), _TIMEOUT)
+    answer = answers[worker]
+    if answer["status"] != "OK":
+        _, error, _ = clean_exception(**{name: answer[name] for name in ("exception", "traceback")})
+        raise error
+    return answer["result"]
+
+
+def _nodes(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the node of each worker, as the batch system names it; workers that are not of our jobs tell their address only."""
+    return {address: str(worker.get(NODE) or worker["host"]) for address, worker in workers.items()}
+
+
+async def look(scheduler: Any, workers: Mapping[str, Mapping[str, Any]]) -> tuple[list[Link], dict[str, dict[str, float]]]:
+    """Ask workers what carries their connections.
+
+    Parameters
+    ----------
+    scheduler : rpc
+        Of the Dask scheduler.
+    workers : mapping
+        The scheduler's list of them, by address.
+
+    Returns
+    -------
+    list of Link, and dict
+        The line rates of the first worker's node of each link, by the worker's name.
+    """
+    pairs = choose(_nodes(workers))
+    peers: dict[str, list[str]] = {}
+    for first, second, _ in pairs:
+        peers.setdefault(first, []).append(second)
+    found = await asyncio.gather(*(_run(scheduler, worker, links.describe, peers=others) for worker, others in peers.items()))
+    answers = dict(zip(peers, found, strict=True))
+    described = [
+        Link(
+            str(workers[first]["name"]),
+            str(workers[second]["name"]),
+            same_node,
+            tuple(answers[first]["transports"][second]),
+            answers[first]["nvlinks"],
+        )
+        for first, second, same_node in pairs
+    ]
+    return described, {str(workers[worker]["name"]): answer["rates"] for worker, answer in answers.items()}
+
+
+def line_rate(transports: Iterable[str], rates: Mapping[str, float]) -> float:
+    """Return the line rate of the fastest card that carries a connection, in bytes a second; 0 where sysfs does not tell."""
+    devices = {transport.split("/", 1)[1] for transport in transports if "/" in transport}
+    return max((rate for device, rate in rates.items() if device in devices), default=0.0) * 1e9 / 8
+
+
+async def bench(scheduler: Any, workers: Mapping[str, Mapping[str, Any]], sizes: Sequence[int], *, device: bool) -> list[Measurement]:
+    """Measure one connection within a node and one across nodes, with buffers in host memory and, if asked for, in GPU memory.
+
+    One after the other, so that none disturbs another.
+    """
+    found, rates = await look(scheduler, workers)
+    addresses = {str(worker["name"]): address for address, worker in workers.items()}
+    chosen = [next((link for link in found if link.same_node is same), None) for same in (True, False)]
+    result = []
+    for link in filter(None, chosen):
+        first, second = addresses[link.first], addresses[link.second]
+        await _run(scheduler, second, links.receive)
+        for buffer in ("host", "device") if device else ("host",):
+            answer = await _run(scheduler, first, links.measure, peer=second, sizes=list(sizes), device=buffer == "device")
+            result.append(Measurement(link, buffer, line_rate=line_rate(link.transports, rates[link.first]), **answer))
+    return result
+
+
+def bench_table(measurements: Iterable[Measurement], width: int = 140) -> str:
+    """Return the measurements as a table."""
+    listed = list(measurements)
+    sizes = sorted({size for one in listed for size in one.bandwidth})
+    rows = []
+    for one in listed:
+        cells = [f"{one.bandwidth[size] / 1e9:.2f} GB/s" if size in one.bandwidth else "" for size in sizes]
+        best = max(one.bandwidth.values(), default=0.0)
+        share = f"{one.line_rate / 1e9:.1f} GB/s, {best / one.line_rate:.0%} used" if one.line_rate and best else "not known"
+        latency = f"{one.latency * 1e6:.0f} µs" if one.latency else "-"
+        where = "same node" if one.link.same_node else "across nodes"
+        rows.append((where, one.buffer, latency, *cells, share, ", ".join(one.link.transports), one.trouble))
+    head = ("", "buffer", "latency", *map(_size, sizes), "line rate", "transports", "")
+    return columns(head, rows, width)
+
+
+def _size(size: int) -> str:
+    for unit, amount in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= amount and size % amount == 0:
+            return f"{size // amount} {unit}"
+    return f"{size} B"
