@@ -24,6 +24,8 @@ class Agreement:
         self.scheduler: Mapping[str, str] | None = None
         self._client = collect() if mode != "off" else {}
         self._told: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+        self._compared: set[str] = set()
+        self._kinds: set[frozenset[tuple[str, str]]] = set()
 
     def check(self, workers: Mapping[str, Mapping[str, str]]) -> tuple[str, str]:
         """Compare again.
@@ -38,7 +40,7 @@ class Agreement:
         tuple of str
             What is an error and what is a warning, as tables; empty where there is nothing new.
         """
-        if self.mode == "off" or self.scheduler is None:
+        if self.mode == "off" or self.scheduler is None or not self._news(workers):
             return "", ""
         new = [difference for difference in compare(self._client, self.scheduler, workers) if _key(difference) not in self._told]
         self._told |= {_key(difference) for difference in new}
@@ -47,6 +49,14 @@ class Agreement:
             return f"client, scheduler and workers do not fit together (environment_check='warn' goes on all the same):\n{table(new)}", ""
         serious = [d for d in new if d.grade is not Grade.NOTE]
         return "", f"client, scheduler and workers differ:\n{table(new)}" if serious else ""
+
+    def _news(self, workers: Mapping[str, Mapping[str, str]]) -> bool:
+        """Whether there is an environment that was not compared yet: most workers of a large cluster join with one that was."""
+        kinds = {frozenset(workers[name].items()) for name in workers.keys() - self._compared}
+        news = not self._kinds or not kinds <= self._kinds
+        self._compared |= workers.keys()
+        self._kinds |= kinds | {frozenset((self.scheduler or {}).items())}
+        return news
 
 
 def _key(difference: Difference) -> tuple[str, frozenset[tuple[str, str]]]:

@@ -499,6 +499,12 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
     if "env" in own:
         inherited["env"] = tuple((dict(base.worker.env) | dict(built.env)).items())
     group = dataclasses.replace(built, **inherited)
+    without_gpu = base.scheduler is not None and base.scheduler.gpus_per_node == 0
+    if base.cluster.protocol == "ucx" and group.gpus_per_node and without_gpu:
+        raise OptionError(
+            f"{where}GPUs cannot be with protocol='ucx' and a scheduler that has none: over UCX the scheduler itself holds GPU memory. "
+            f"Start the cluster with scheduler={{'gpus_per_node': 1}}, or with protocol='tcp'"
+        )
     _check_together(base.cluster, group)
     _check_system(base.system, group, where)
     return group

@@ -16,7 +16,7 @@ from fake_pbs import Site
 from hpcgpu.batch.local import LocalQueue
 from tests.conftest import live
 from tests.local.test_cli import command, hpcgpu
-from tests.local.test_environment import other
+from tests.local.test_software import other
 
 Until = Callable[..., None]
 

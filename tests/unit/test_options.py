@@ -166,3 +166,14 @@ def test_walltimes(given: str | timedelta, seconds: int) -> None:
 def test_odd_but_legal_environment_values_are_kept(tmp_path: Path) -> None:
     odd = 'a"; rm -rf\n$HOME `id`'
     assert dict(resolve("slurm", {"env": {"A": odd}}).worker.env) == {"A": odd}
+
+
+def test_a_scheduler_without_a_gpu_is_refused_under_ucx_before_anything_starts() -> None:
+    with pytest.raises(OptionError, match=r"gpus_per_node=0 cannot be with protocol='ucx'.* use protocol='tcp'"):
+        resolve("slurm", {"protocol": "ucx", "scheduler": {"gpus_per_node": 0}})
+    base = resolve("slurm", {"protocol": "ucx", "gpus_per_node": 0})
+    with pytest.raises(OptionError, match="worker group 'big': GPUs cannot be with protocol='ucx' and a scheduler that has none"):
+        resolve_group("big", {"gpus_per_node": 4}, base)
+    for allowed in ("auto", "tcp"):
+        resolve("slurm", {"protocol": allowed, "scheduler": {"gpus_per_node": 0}})
+        resolve_group("big", {"gpus_per_node": 4}, resolve("slurm", {"protocol": allowed, "gpus_per_node": 0}))
