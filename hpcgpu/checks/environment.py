@@ -19,7 +19,7 @@ from typing import Any
 
 from hpcgpu.display.text import columns
 
-__all__ = ["Difference", "Grade", "collect", "compare", "table"]
+__all__ = ["Difference", "Grade", "collect", "compare", "overview", "table"]
 
 #: What is compared, and the distributions that bring it.
 _PACKAGES = {
@@ -199,6 +199,18 @@ def _old_driver(name: str, party: Mapping[str, str]) -> Difference | None:
         f"the driver {party.get('driver', '')} is for CUDA {driver}: use the extra cu{driver.split('.')[0]} of hpcgpu, or a newer driver"
     )
     return Difference("CUDA runtime", Grade.FATAL, {name: f"{runtime}, the driver has {driver}"}, advice)
+
+
+def overview(parties: Mapping[str, Mapping[str, str]]) -> str:
+    """Return all that processes have, as a table.
+
+    Parameters
+    ----------
+    parties : mapping of mappings
+        What `collect` returned, by where.
+    """
+    names = dict.fromkeys(name for party in parties.values() for name in party)
+    return columns(("", *parties), [(name, *(party.get(name, "-") for party in parties.values())) for name in names])
 
 
 def table(differences: Sequence[Difference]) -> str:

@@ -9,7 +9,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from hpcgpu.display.progress import Progress, duration
 from hpcgpu.fabric.choice import Node, Verdict, disagreement
 from hpcgpu.options import Options
 
-__all__ = ["Seen", "judge", "look"]
+__all__ = ["Result", "Seen", "judge", "look"]
 
 #: Walltime of the jobs, seconds.
 _WALLTIME = 300
@@ -165,7 +165,25 @@ def environment_lines(differences: list[Difference]) -> Iterator[Line]:
         yield Line("all", d.what, grades[d.grade], values, d.advice)
 
 
-def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | None = None) -> tuple[list[Line], Path | None]:
+@dataclass(frozen=True)
+class Result:
+    """What came of the jobs.
+
+    Attributes
+    ----------
+    lines : list of Line
+    environments : mapping of mappings
+        Software and GPUs by where: ``"login"``, ``"scheduler job"``, ``"worker job"``.
+    kept : Path or None
+        The directory with scripts and logs, which is kept where something failed.
+    """
+
+    lines: list[Line]
+    environments: Mapping[str, Mapping[str, str]]
+    kept: Path | None
+
+
+def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | None = None) -> Result:
     """Submit one short job of each kind, wait for both, and leave none.
 
     Parameters
@@ -179,8 +197,7 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
 
     Returns
     -------
-    list of Line, and Path or None
-        What was found, and the directory with scripts and logs, which is kept where something failed.
+    Result
 
     Raises
     ------
@@ -214,8 +231,8 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
     finally:
         left = stop(directory, batch)
     lines = [line for kind in kinds for line in judge(seen[kind], _gpus(short, kind))]
+    here = environment.collect()
     if all(one.found for one in seen.values()):
-        here = environment.collect()
         if "scheduler" in seen:
             lines.append(agreement_line(seen["scheduler"].found, seen["worker"].found, options))
         parties = {kind: one.found["environment"] for kind, one in seen.items()}
@@ -225,10 +242,11 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
         lines.append(
             Line("login", "queue", "failure", f"the jobs {' '.join(job.job_id for job in left)} are still in the queue", "cancel them")
         )
-    if any(line.grade == "failure" for line in lines):
-        return lines, path
-    shutil.rmtree(path, ignore_errors=True)
-    return lines, None
+    failed = any(line.grade == "failure" for line in lines)
+    if not failed:
+        shutil.rmtree(path, ignore_errors=True)
+    environments = {"login": here} | {f"{kind} job": one.found["environment"] for kind, one in seen.items() if one.found}
+    return Result(lines, environments, path if failed else None)
 
 
 def _gpus(options: Options, kind: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -38,6 +39,7 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
     from hpcgpu import values
     from hpcgpu.batch import batch_system
     from hpcgpu.checks import lines as report
+    from hpcgpu.checks.environment import collect, overview
     from hpcgpu.checks.jobs import look
     from hpcgpu.checks.login import login_lines
     from hpcgpu.options import resolve
@@ -47,22 +49,26 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
     batch = batch_system(options.system)
     lines = list(login_lines(options, batch))
     kept = None
+    environments: Mapping[str, Mapping[str, str]] = {"login": collect()}
     if in_job and not any(line.what == "queue" and line.grade == "failure" for line in lines):
         earlier = signal.signal(signal.SIGTERM, interrupt)
         try:
-            more, kept = look(options, batch, quiet=options.cluster.quiet, timeout=limit)
+            result = look(options, batch, quiet=options.cluster.quiet, timeout=limit)
         except KeyboardInterrupt:
             click.echo("hpcgpu: the check was interrupted, its jobs are cancelled", err=True)
             sys.exit(130)
         finally:
             signal.signal(signal.SIGTERM, earlier)
-        lines += more
+        lines += result.lines
+        kept, environments = result.kept, result.environments
     failed = any(line.grade == "failure" for line in lines)
     if as_json:
-        click.echo(json.dumps({"ok": not failed, "lines": report.as_json(lines), "kept": str(kept) if kept else None}, indent=1))
+        found = {"lines": report.as_json(lines), "environments": environments, "kept": str(kept) if kept else None}
+        click.echo(json.dumps({"ok": not failed, **found}, indent=1))
         sys.exit(int(failed))
     console = Console()
     click.echo(report.text(lines, console.width if console.is_terminal else 1000))
+    click.echo(f"\n{overview(environments)}\n")
     if kept is not None:
         click.echo(f"Scripts and logs of the jobs: {kept}")
     if not in_job:

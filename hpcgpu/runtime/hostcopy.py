@@ -20,6 +20,8 @@ NAME = "hpcgpu-host"
 SERIALIZERS = [NAME, "dask", "pickle", "error"]
 #: Containers are looked into so deep.
 _DEPTH = 10
+#: Types of which there may be many, and which hold nothing.
+_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 #: Libraries of GPU objects, and how their objects are copied to the host.
 _COPIES: dict[str, Callable[[Any], Any]] = {
     "cupy": lambda x: x.get(),
@@ -45,6 +47,8 @@ def host_copy(value: Any, depth: int = _DEPTH) -> Any:
         It holds another object in GPU memory; the message says what to do.
     """
     kind = type(value)
+    if kind in _PLAIN:
+        return value
     if kind in (list, tuple, set) and depth:
         items = [host_copy(item, depth - 1) for item in value]
         return value if all(new is old for new, old in zip(items, value, strict=True)) else kind(items)

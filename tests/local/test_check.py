@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from fake_pbs import Site
 
@@ -48,6 +49,12 @@ def test_a_job_of_each_kind_is_looked_at_and_none_is_left(queue: LocalQueue, hom
         assert lines[where, "reachable from here"]["found"].endswith("by TLS")
         assert lines[where, "filesystem"]["grade"] == "ok"
     assert lines["worker job", "the scheduler's fabric"]["grade"] == "ok" and ("all", "environment") in lines
+    done = hpcgpu("check", "--in-job", *ON_CPUS)
+    assert [line for line in done.stdout.splitlines() if line.split() == ["login", "scheduler", "job", "worker", "job"]] != []
+    version = dask.__version__
+    assert any(line.split() == ["dask", version, version, version] for line in done.stdout.splitlines()), (
+        "and all that each has, as a table"
+    )
     assert live(queue) == [] and not list((home / "clusters").glob("check-*")), "nothing is left of a check that went well"
 
 
