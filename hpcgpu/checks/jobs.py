@@ -90,7 +90,7 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
     if not seen.unreachable:
         yield Line(where, "reachable from here", "ok", f"{address}, by TLS")
     elif seen.kind == "scheduler":
-        others = ", ".join(f"{name} ({a})" for name, a in sorted(found["node"]["addresses"].items()) if name != "lo")
+        others = ", ".join(f"{name} ({a})" for name, a in sorted(found["node"]["addresses"].items()) if name not in ("lo", found["via"]))
         advice = f"set client_interface to one that the login node reaches: {others}"
         yield Line(where, "reachable from here", "failure", f"{address}: {seen.unreachable}", advice)
     yield from _gpu_lines(where, found, gpus)
