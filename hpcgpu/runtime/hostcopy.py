@@ -6,27 +6,28 @@ default its connection breaks (`distributed.comm.tcp` takes the buffer of each f
 
 from __future__ import annotations
 
+import io
+import operator
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 from distributed.protocol import serialize
 from distributed.protocol.serialize import register_serialization_family
 
 __all__ = ["SERIALIZERS", "host_copy", "register", "with_advice"]
 
-NAME = "hpcgpu-host"
-#: Serializers of what goes to a client without a GPU; the last turns failures into messages.
-SERIALIZERS = [NAME, "dask", "pickle", "error"]
-#: Containers are looked into so deep.
-_DEPTH = 10
-#: Types of which there may be many, and which hold nothing.
-_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
+_ARRAYS, _OTHERS = "hpcgpu-host", "hpcgpu-host-pickle"
+#: Serializers of what goes to a client without a GPU: objects in GPU memory, what Dask knows, objects that hold such ones; the last turns
+#: failures into messages.
+SERIALIZERS = [_ARRAYS, "dask", _OTHERS, "error"]
 #: Libraries of GPU objects, and how their objects are copied to the host.
-_COPIES: dict[str, Callable[[Any], Any]] = {
-    "cupy": lambda x: x.get(),
-    "cupyx": lambda x: x.get(),
-    "cudf": lambda x: x.to_pandas(),
+_COPIES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "cupy": ("get", lambda x: x.get()),
+    "cupyx": ("get", lambda x: x.get()),
+    "cudf": ("to_pandas", lambda x: x.to_pandas()),
 }
 _GPU_WORDS = re.compile(r"\b(cupyx?|cudf|pylibcudf|cuml|cugraph|rmm|numba\.cuda|torch|cuda\w*)\b", re.IGNORECASE)
 
@@ -35,31 +36,21 @@ class _OnDevice(TypeError):
     """An object cannot be copied to the host; the message is for the user."""
 
 
-def host_copy(value: Any, depth: int = _DEPTH) -> Any:
-    """Return a value with its GPU objects replaced by copies in host memory; the very same object if it holds none.
+def host_copy(value: Any) -> Any:
+    """Return the copy in host memory of an object in GPU memory; the very same object if it is none.
 
-    CuPy arrays become NumPy's, CuPy's sparse matrices SciPy's, cuDF's frames, series and indices pandas'; in lists, tuples, sets and
-    dicts too.
+    CuPy arrays become NumPy's, CuPy's sparse matrices SciPy's, cuDF's frames, series and indices pandas'.
 
     Raises
     ------
     TypeError
-        It holds another object in GPU memory; the message says what to do.
+        It is another object in GPU memory; the message says what to do.
     """
     kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind in (list, tuple, set) and depth:
-        items = [host_copy(item, depth - 1) for item in value]
-        return value if all(new is old for new, old in zip(items, value, strict=True)) else kind(items)
-    if kind is dict and depth:
-        copies = {key: host_copy(item, depth - 1) for key, item in value.items()}
-        return value if all(copies[key] is item for key, item in value.items()) else copies
-    library = kind.__module__.split(".", 1)[0]
-    on_device = hasattr(kind, "__cuda_array_interface__") and _has_interface(value)
-    if library in _COPIES and (on_device or hasattr(kind, "get" if library.startswith("cupy") else "to_pandas")):
-        return _COPIES[library](value)
-    if on_device:
+    method, copy = _COPIES.get(kind.__module__.split(".", 1)[0], ("", None))
+    if copy is not None and hasattr(kind, method):
+        return copy(value)
+    if hasattr(kind, "__cuda_array_interface__") and _has_interface(value):
         raise _OnDevice(
             f"a result is a {kind.__module__}.{kind.__qualname__} in GPU memory, which this client cannot hold, and hpcgpu cannot copy to "
             f"the host: return a host copy from the task (such as .cpu().numpy(), .copy_to_host(), .get()), or keep it on the workers"
@@ -76,7 +67,7 @@ def _has_interface(value: Any) -> bool:
 
 
 class _Header(dict[str, Any]):
-    """A header that keeps the serializer of the host copy, so that any client can read it, also one that has no hpcgpu."""
+    """A header that keeps its serializer, so that any client can read what follows, also one that has no hpcgpu."""
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key != "serializer":
@@ -84,14 +75,41 @@ class _Header(dict[str, Any]):
 
 
 def _dumps(value: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Serialize an object in GPU memory as its host copy."""
     try:
         copy = host_copy(value)
     except _OnDevice as error:
-        return _Header(serializer="error"), [str(error).encode()]
+        return _failed(error)
     if copy is value:
         raise NotImplementedError  # the next serializer is asked
     header, frames = serialize(copy, serializers=["dask", "pickle"], on_error="raise")
     return _Header(header), list(frames)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles the objects in GPU memory that an object holds, wherever it holds them, as their host copies."""
+
+    def reducer_override(self, value: Any) -> Any:
+        copy = host_copy(value)
+        if copy is value:
+            return super().reducer_override(value)
+        return operator.getitem, ([copy], 0)  # a function that every client has
+
+
+def _pickle(value: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Pickle as distributed does, see `distributed.protocol.serialize.pickle_dumps`."""
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    try:
+        _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(value)
+    except _OnDevice as error:
+        return _failed(error)
+    frames = [buffer.raw() for buffer in buffers]
+    return _Header(serializer="pickle", writeable=tuple(not frame.readonly for frame in frames)), [file.getvalue(), *frames]
+
+
+def _failed(error: _OnDevice) -> tuple[dict[str, Any], list[Any]]:
+    return _Header(serializer="error"), [str(error).encode()]
 
 
 def _loads(header: dict[str, Any], frames: list[Any]) -> Any:
@@ -99,8 +117,9 @@ def _loads(header: dict[str, Any], frames: list[Any]) -> Any:
 
 
 def register() -> None:
-    """Make the serializer known in this process."""
-    register_serialization_family(NAME, _dumps, _loads)
+    """Make the serializers known in this process."""
+    register_serialization_family(_ARRAYS, _dumps, _loads)
+    register_serialization_family(_OTHERS, _pickle, _loads)
 
 
 def with_advice(error: BaseException) -> BaseException:

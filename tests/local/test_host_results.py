@@ -103,11 +103,33 @@ def nested() -> Any:
 
 
 @travels
+def held() -> Any:
+    sys.path.insert(0, os.environ["PRETENDED"])
+    import fractions
+    import types
+
+    import cudf
+    import cupy
+
+    return types.SimpleNamespace(array=cupy.ndarray([4]), deep=[{"frame": cudf.DataFrame({"b": [5]})}], plain=fractions.Fraction(1, 3))
+
+
+@travels
 def tensor() -> Any:
     sys.path.insert(0, os.environ["PRETENDED"])
     import torch
 
     return torch.Tensor()
+
+
+@travels
+def held_tensor() -> Any:
+    sys.path.insert(0, os.environ["PRETENDED"])
+    import types
+
+    import torch
+
+    return types.SimpleNamespace(tensor=torch.Tensor())
 
 
 def test_results_arrive_as_host_copies(cluster: LocalGPUCluster) -> None:
@@ -118,6 +140,9 @@ def test_results_arrive_as_host_copies(cluster: LocalGPUCluster) -> None:
         result = client.submit(nested).result(timeout=60)
         assert result["number"] == 3 and result["arrays"][1][1] == "text"
         assert [type(result["arrays"][0]), type(result["arrays"][1][0])] == [np.ndarray, np.ndarray]
+        result = client.submit(held).result(timeout=60)
+        assert type(result.array) is np.ndarray and result.array.tolist() == [4] and str(result.plain) == "1/3"
+        assert result.deep[0]["frame"].equals(pd.DataFrame({"b": [5]})), "wherever an object holds it"
         assert [value.tolist() for value in client.run(array).values()] == [[1, 2, 3], [1, 2, 3]]
         assert client.gather([client.submit(array, pure=False), client.submit(int, 7)])[1] == 7
 
@@ -126,6 +151,8 @@ def test_what_cannot_be_copied_is_said_and_the_connection_lives(cluster: LocalGP
     with Client(cluster, set_as_default=False) as client:
         with pytest.raises(TypeError, match=r"a result is a torch.Tensor in GPU memory.* return a host copy from the task"):
             client.submit(tensor).result(timeout=60)
+        with pytest.raises(TypeError, match=r"a result is a torch.Tensor in GPU memory"):
+            client.submit(held_tensor).result(timeout=60)
         assert client.submit(sum, [1, 2]).result(timeout=60) == 3 and client.status == "running"
 
 

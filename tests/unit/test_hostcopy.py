@@ -1,0 +1,73 @@
+"""Copies in host memory of what lives in GPU memory, and the sentence where a graph with such objects cannot be rebuilt."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from distributed.protocol import deserialize, serialize, to_serialize
+
+from hpcgpu.runtime import hostcopy
+from hpcgpu.runtime.hostcopy import SERIALIZERS, host_copy, with_advice
+
+
+class OnGPU:
+    """Claims to be in GPU memory."""
+
+    __cuda_array_interface__ = {"data": (1, False)}  # noqa: RUF012
+
+
+class LikeTorchOnCPU:
+    """Has the attribute, and raises where it is asked for."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        raise AttributeError("Can't get __cuda_array_interface__ on non-CUDA tensor type")
+
+
+@pytest.mark.parametrize("value", [1, "text", None, [1], {"a": 1}, LikeTorchOnCPU()])
+def test_what_is_on_the_host_stays_the_very_same(value: Any) -> None:
+    assert host_copy(value) is value
+
+
+def test_what_cannot_be_copied_says_what_it_is_and_what_to_do() -> None:
+    with pytest.raises(TypeError, match=r"a result is a .*OnGPU in GPU memory.* return a host copy from the task \(such as \.cpu\(\)"):
+        host_copy(OnGPU())
+
+
+@pytest.mark.parametrize("value", [{"a": [1, (2, "x")]}, b"bytes", list(range(10)), {1, 2}, ValueError("x")])
+def test_everything_else_travels_as_ever(value: Any) -> None:
+    hostcopy.register()
+    header, frames = serialize(to_serialize(value), serializers=SERIALIZERS)
+    assert repr(deserialize(header, frames)) == repr(value)
+    assert "hpcgpu" not in str(header), "a client that knows nothing of hpcgpu can read it"
+
+
+def test_failures_travel_as_messages() -> None:
+    hostcopy.register()
+    for value in (OnGPU(), [OnGPU()], ValueError(OnGPU())):
+        header, frames = serialize(to_serialize(value), serializers=SERIALIZERS)
+        with pytest.raises(TypeError, match="OnGPU in GPU memory"):
+            deserialize(header, frames)
+
+
+def broken_graph(cause: Exception) -> RuntimeError:
+    error = RuntimeError("Error during deserialization of the task graph. This frequently occurs if ...")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [ModuleNotFoundError("No module named 'cupy'"), RuntimeError("CUDA error: no device"), ImportError("libcudart.so: cudf needs it")],
+)
+def test_a_graph_that_failed_for_gpu_objects_is_explained(cause: Exception) -> None:
+    advice = with_advice(broken_graph(cause))
+    assert str(cause) in str(advice) and "start it with a GPU (scheduler={'gpus_per_node': 1})" in str(advice)
+    assert str(pickle.loads(pickle.dumps(advice))) == str(advice), "it reaches the client"
+
+
+@pytest.mark.parametrize("error", [ValueError("cupy"), broken_graph(ModuleNotFoundError("No module named 'mine'")), RuntimeError("cudf")])
+def test_other_errors_stay_as_they_are(error: Exception) -> None:
+    assert with_advice(error) is error
