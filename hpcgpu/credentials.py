@@ -20,11 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["create", "environment", "security"]
 
 _CLOCK_SKEW = datetime.timedelta(days=1)
-_LIFETIME = datetime.timedelta(days=365)
+#: How long the scheduler job may wait in the queue, and how long a scheduler without a walltime may live.
+_QUEUE, _UNLIMITED = datetime.timedelta(days=90), datetime.timedelta(days=365)
 
 
-def create(directory: ClusterDirectory) -> None:
-    """Make TLS key and certificate, ``tls/key.pem`` and ``tls/cert.pem``, and ``tls/ucx.key``, mode 0600."""
+def create(directory: ClusterDirectory, walltime: float | None = None) -> None:
+    """Make TLS key and certificate, ``tls/key.pem`` and ``tls/cert.pem``, and ``tls/ucx.key``, mode 0600.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    walltime : float, optional
+        Of the scheduler job, seconds: the certificate is valid for so long after 90 days in the queue. Default: for a year.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -39,7 +47,7 @@ def create(directory: ClusterDirectory) -> None:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + _LIFETIME)
+        .not_valid_after(now + (_QUEUE + datetime.timedelta(seconds=walltime) if walltime else _UNLIMITED))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )

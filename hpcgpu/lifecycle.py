@@ -217,7 +217,8 @@ class Lifecycle(Manager):
             directory = ClusterDirectory.claim(path, self._alive, system=self.system, encrypted=settings.security)
             try:
                 if settings.security:
-                    credentials.create(directory)
+                    scheduler = self.options.scheduler
+                    credentials.create(directory, scheduler.walltime if scheduler is not None else None)
                 saved.write(directory, self.options)
                 if not settings.shutdown_on_close:
                     directory.detach()

@@ -12,6 +12,7 @@ import struct
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -214,11 +215,14 @@ def test_credentials_are_nobody_else_s_even_under_a_careless_umask(tmp_path: Pat
 
 
 def test_each_cluster_has_credentials_of_its_own_which_are_gone_after_it(queue: LocalQueue) -> None:
-    with LocalGPUCluster(**CPU, name="one") as one, LocalGPUCluster(**CPU, name="two") as two:
+    with LocalGPUCluster(**CPU, name="one", walltime="2h") as one, LocalGPUCluster(**CPU, name="two") as two:
         for name in ("cert.pem", "key.pem", "ucx.key"):
             assert (one.directory.tls / name).read_bytes() != (two.directory.tls / name).read_bytes()
         certificate = x509.load_pem_x509_certificate((one.directory.tls / "cert.pem").read_bytes())
         assert certificate.issuer == certificate.subject, "nobody else vouches for it"
+        assert certificate.not_valid_after_utc - certificate.not_valid_before_utc == timedelta(days=91, hours=2), (
+            "no longer than the cluster"
+        )
         with pytest.raises(OSError):
             Client(one.scheduler_address, security=two.security, timeout="3s", set_as_default=False)
     assert not one.directory.tls.exists() and not two.directory.tls.exists()
