@@ -43,6 +43,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "slurm-gpus-per-node.sbatch": ("slurm", "worker", {"gpus_per_node": 4, "gpu_request": "gpus-per-node", "constraint": "gpu&hbm80g"}),
     "slurm-whole-nodes.sbatch": ("slurm", "worker", {"gpus_per_node": 4, "gpu_request": "none", "queue": "gh"}),
     "slurm-ucx-rmm.sbatch": ("slurm", "worker", {"protocol": "ucx", "rmm_pool_size": 0.8, "enable_nvlink": False, "rmm_async": True}),
+    "slurm-ucx-rmm-scheduler.sbatch": (
+        "slurm",
+        "scheduler",
+        {"protocol": "ucx", "rmm_pool_size": 0.8, "enable_nvlink": False, "ucx_env": {"UCX_IB_GPU_DIRECT_RDMA": "n"}},
+    ),
     "pbs-a100.pbs": (
         "pbs",
         "worker",
