@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,8 @@ __all__ = ["Node", "Verdict", "decide", "disagreement", "look"]
 
 #: Bytes of locked memory below which UCX cannot register its buffers with an InfiniBand card; many systems give 64 KiB or 8 MiB.
 _LOCKED_MEMORY = 2**30
+#: Seconds that UCX may take to start; on a busy shared filesystem the import takes most of it.
+_PATIENCE = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,27 +171,34 @@ def look(*, ucx: bool = True, sysfs: Path = Path("/sys/class/infiniband")) -> No
     Parameters
     ----------
     ucx : bool, default True
-        Whether UCX itself may be asked, which imports it; it is only where InfiniBand is there.
+        Whether UCX itself is asked too, where InfiniBand is there.
     sysfs : Path
     """
     has_ucxx = importlib.util.find_spec("distributed_ucxx") is not None
     ports = active_infiniband_ports(sysfs)
-    transports: list[str] = []
-    if ucx and has_ucxx and ports:
-        import ucxx
-
-        transports = sorted(ucxx.get_active_transports())
+    transports = _ucx_transports() if ucx and has_ucxx and ports else ()
     addresses = interfaces.addresses()
     cards = {port.split("/")[0] for port in ports}
     names = sorted(path.name for card in cards for path in (sysfs / card / "device" / "net").glob("*"))
     return Node(
         has_ucxx=has_ucxx,
         ports=tuple(ports),
-        transports=tuple(transports),
+        transports=transports,
         locked_memory=locked_memory(),
         infiniband=tuple(name for name in names if name in addresses),
         addresses=addresses,
     )
+
+
+def _ucx_transports() -> tuple[str, ...]:
+    """Ask UCX what it can use, in a process of its own: asking starts it, and Dask must start it itself, after CUDA (`ucxx.init`)."""
+    code = "import ucxx; print('transports', *sorted(ucxx.get_active_transports()))"
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        return ()
+    lines = [line.split() for line in done.stdout.splitlines()]  # UCX prints its warnings here too
+    return next((tuple(words[1:]) for words in lines if words[:1] == ["transports"]), ())
 
 
 def locked_memory() -> int | None:

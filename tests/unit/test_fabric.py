@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +97,29 @@ def test_a_node_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert choice.locked_memory() == 8192
     monkeypatch.setattr(choice.os, "geteuid", lambda: 0)
     assert choice.locked_memory() is None, "root locks what it wants"
+
+
+def test_asking_ucx_leaves_it_to_dask_to_start_it(tmp_path: Path) -> None:
+    pytest.importorskip("distributed_ucxx")
+    port = tmp_path / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    code = f"""
+from pathlib import Path
+from hpcgpu.fabric.choice import look
+print(look(sysfs=Path({str(tmp_path)!r})).transports)
+from distributed_ucxx import ucxx
+ucxx.init_once()
+print("started")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"UCX_TLS": "tcp", "UCX_MODULES": "^cuda"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert [line for line in done.stdout.splitlines() if "UCX" not in line] == ["('tcp',)", "started"], done.stderr
 
 
 def environment(**arguments: object) -> dict[str, str]:
