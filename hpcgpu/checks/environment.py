@@ -107,7 +107,7 @@ def _gpu(visible: str | None) -> dict[str, str]:
         pynvml.nvmlInit()
     except Exception:  # no library, no driver: pynvml has an exception for each
         return {}
-    first = (visible or "0").split(",")[0].strip()
+    first = ("0" if visible is None else visible).split(",")[0].strip()
     found: dict[str, str] = {}
 
     def note(what: str, ask: Callable[[], Any]) -> None:
@@ -117,6 +117,8 @@ def _gpu(visible: str | None) -> dict[str, str]:
     try:
         note("driver", lambda: _text(pynvml.nvmlSystemGetDriverVersion()))
         note("CUDA of the driver", lambda: "{}.{}".format(*divmod(pynvml.nvmlSystemGetCudaDriverVersion() // 10, 100)))
+        if first in ("", "-1", "NoDevFiles"):
+            return found
         with contextlib.suppress(Exception):
             device = pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(first)
             note("compute capability", lambda: "{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(device)))

@@ -20,7 +20,7 @@ HAS_GPU = "hpcgpu-has-gpu"
 @functools.cache
 def _holds_gpu_objects() -> bool:
     """Whether this process has a GPU and a library for arrays or frames on it."""
-    return bool(gpus_on_node()) and any(importlib.util.find_spec(name) is not None for name in ("cupy", "cudf"))
+    return any(importlib.util.find_spec(name) is not None for name in ("cupy", "cudf")) and bool(gpus_on_node())
 
 
 class ClusterSecurity(Security):  # type: ignore[misc]

@@ -62,6 +62,14 @@ def test_gpus_are_looked_at(queue: LocalQueue, fake_gpus: None, home: Path) -> N
     lines = report("--in-job", "--system", "local", "--gpus-per-node", "2", "--scheduler", "gpus_per_node=1")
     assert lines["worker job", "GPUs"]["found"].startswith("2 x Fake GPU") and "indices (" in lines["worker job", "GPUs"]["found"]
     assert lines["worker job", "fabric"]["found"].startswith("TCP: ")
+    assert "compute capability" in lines["worker job", "driver"]["found"]
+
+
+@pytest.mark.parametrize(("visible", "seen"), [(None, True), ("", False), ("NoDevFiles", False), ("1,0", True)])
+def test_only_a_gpu_that_a_process_sees_is_its_own(fake_gpus: None, visible: str | None, seen: bool) -> None:
+    code = f"from hpcgpu.checks.environment import collect; print('GPU' in collect({'{}' if visible is None else {'CUDA_VISIBLE_DEVICES': visible}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{seen}\n", done.stderr
 
 
 def test_what_is_wrong_in_the_job_is_a_failure_with_advice_and_keeps_the_logs(queue: LocalQueue, home: Path, tmp_path: Path) -> None:
