@@ -31,6 +31,8 @@ __all__ = ["Result", "Seen", "judge", "look"]
 _WALLTIME = 300
 #: Seconds between two questions to the queue.
 _POLL_INTERVAL = 10.0
+#: Answers of the queue in a row that do not name a job, before it is believed to be gone.
+_UNKNOWN = 3
 #: Seconds by which clocks may differ.
 _SKEW = 60.0
 #: Open files that a scheduler of a few hundred workers needs.
@@ -229,8 +231,8 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
                 seen[kind].trouble = str(error)
         _wait(directory, batch, jobs, seen, log_directory, quiet=quiet, timeout=timeout)
     finally:
-        left = stop(directory, batch)
-    lines = [line for kind in kinds for line in judge(seen[kind], _gpus(short, kind))]
+        lines = _end(directory, batch)
+    lines += [line for kind in kinds for line in judge(seen[kind], _gpus(short, kind))]
     here = environment.collect()
     if all(one.found for one in seen.values()):
         if "scheduler" in seen:
@@ -238,15 +240,22 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
         parties = {kind: one.found["environment"] for kind, one in seen.items()}
         differences = environment.compare(here, parties.get("scheduler", here), {"worker": parties["worker"]})
         lines += environment_lines(differences)
-    if left:
-        lines.append(
-            Line("login", "queue", "failure", f"the jobs {' '.join(job.job_id for job in left)} are still in the queue", "cancel them")
-        )
     failed = any(line.grade == "failure" for line in lines)
     if not failed:
         shutil.rmtree(path, ignore_errors=True)
     environments = {"login": here} | {f"{kind} job": one.found["environment"] for kind, one in seen.items() if one.found}
     return Result(lines, environments, path if failed else None)
+
+
+def _end(directory: ClusterDirectory, batch: BatchSystem) -> list[Line]:
+    """Cancel the jobs, and return what is wrong if some may be left."""
+    try:
+        left = stop(directory, batch)
+    except BatchError as error:
+        trouble = f"it is not known whether the jobs of the check have ended: {error}"
+    else:
+        trouble = f"the jobs {' '.join(job.job_id for job in left)} are still in the queue" if left else ""
+    return [Line("login", "jobs", "failure", trouble, f"hpcgpu stop {directory.path}")] if trouble else []
 
 
 def _gpus(options: Options, kind: str) -> int:
@@ -269,6 +278,7 @@ def _wait(
     statuses: dict[str, JobStatus] = {}
     ended: dict[str, float] = {}
     hopeless: dict[str, int] = {}
+    unknown: dict[str, int] = {}
     with Progress(quiet) as progress:
         while waiting := {kind: job_id for kind, job_id in jobs.items() if not seen[kind].found and not seen[kind].trouble}:
             directory.refresh()
@@ -281,7 +291,9 @@ def _wait(
             if now - asked >= _POLL_INTERVAL or (ended and now - asked >= 1):
                 asked = now
                 try:
-                    statuses = batch.poll(list(jobs.values())) | batch.ended([i for i in jobs.values() if i not in statuses])
+                    statuses = batch.poll(list(jobs.values()))
+                    statuses |= batch.ended([job_id for job_id in jobs.values() if job_id not in statuses])
+                    unknown = {kind: unknown.get(kind, 0) + 1 for kind, job_id in waiting.items() if job_id not in statuses}
                 except BatchError as error:
                     progress.update("check: the queue does not answer", str(error))
                 for kind, job_id in waiting.items():
@@ -293,6 +305,8 @@ def _wait(
                 if status is not None and status.state.ended:
                     if now - ended.setdefault(kind, now) > 5:  # a shared filesystem shows files late
                         seen[kind].trouble = f"job {job_id} ended and wrote nothing here: {explain(status)}. {_tail(log)}"
+                elif unknown.get(kind, 0) >= _UNKNOWN:
+                    seen[kind].trouble = f"the queue does not know job {job_id} any more, and it wrote nothing here. {_tail(log)}"
                 elif status is not None and hopeless.get(kind, 0) >= 2:
                     seen[kind].trouble = f"job {job_id} will never start: {explain(status)}"
                 elif timeout is not None and now - began > timeout:

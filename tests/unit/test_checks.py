@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcgpu.checks import environment
+from hpcgpu.batch.base import BatchUnavailable, JobStatus
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.checks import environment, jobs
 from hpcgpu.checks.jobs import Seen, agreement_line, environment_lines, judge, visibility
 from hpcgpu.checks.lines import Line, as_json, text
 from hpcgpu.checks.login import directory_lines, exposed, judge_queues
@@ -198,3 +200,37 @@ def test_lines_are_a_table_and_json() -> None:
     line = Line("login", "queue", "failure", "no", "do this")
     assert text([line], 1000).splitlines()[1].split() == ["login", "queue", "failure", "no.", "do", "this"]
     assert as_json([line]) == [{"where": "login", "what": "queue", "grade": "failure", "found": "no", "advice": "do this"}]
+
+
+class Forgetful(LocalQueue):
+    """A queue that takes jobs, and knows nothing of them afterwards; at last it does not answer."""
+
+    def __init__(self, directory: Path, answers: int) -> None:
+        super().__init__(directory, gpus=0)
+        self.answers = answers
+
+    def submit(self, script: Path, **arguments: Any) -> str:
+        return arguments["job_name"][-3:]
+
+    def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        self.answers -= 1
+        if self.answers < 0:
+            raise BatchUnavailable("squeue: timed out")
+        return {}
+
+
+def test_jobs_that_the_queue_forgets_end_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_POLL_INTERVAL", 0.0)
+    options = resolve("local", {"gpus_per_node": 0, "cluster_directory": str(tmp_path / "clusters")})
+    result = jobs.look(options, Forgetful(tmp_path / "queue", answers=100), quiet=True)
+    assert [line.grade for line in result.lines] == ["failure", "failure"] and result.kept is not None
+    assert all("the queue does not know job" in line.found and "No log at" in line.found for line in result.lines)
+
+
+def test_a_queue_that_is_away_at_the_end_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_POLL_INTERVAL", 0.0)
+    options = resolve("local", {"gpus_per_node": 0, "cluster_directory": str(tmp_path / "clusters")})
+    result = jobs.look(options, Forgetful(tmp_path / "queue", answers=3), quiet=True)
+    [line] = [line for line in result.lines if line.what == "jobs"]
+    assert line.found == "it is not known whether the jobs of the check have ended: squeue: timed out"
+    assert line.advice == f"hpcgpu stop {result.kept}"
