@@ -198,7 +198,7 @@ def test_a_filesystem_of_one_machine_is_a_warning_where_others_must_see_it() -> 
 
 def test_lines_are_a_table_and_json() -> None:
     line = Line("login", "queue", "failure", "no", "do this")
-    assert text([line], 1000).splitlines()[1].split() == ["login", "queue", "failure", "no.", "do", "this"]
+    assert text([line], 1000).splitlines()[1].split() == ["login", "queue", "failure", "no", "->", "do", "this"]
     assert as_json([line]) == [{"where": "login", "what": "queue", "grade": "failure", "found": "no", "advice": "do this"}]
 
 
