@@ -80,9 +80,11 @@ def collect(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return what this process has, by name; what it has not is left out. Asks NVML, never CUDA."""
     found = {"python": platform.python_version()}
     for what, names in _PACKAGES.items():
-        version = next((v for name in names if (v := _version(name))), "") or (_conda_cuda() if what == "CUDA runtime" else "")
-        if version:
-            found[what] = version
+        versions = [version for name in names if (version := _version(name))]
+        if what == "CUDA runtime":  # of several the oldest counts: another package may bring a newer one that Dask does not use
+            versions = sorted(versions or filter(None, [_conda_cuda()]), key=_numbers)
+        if versions:
+            found[what] = versions[0]
     return found | _gpu(environ.get("CUDA_VISIBLE_DEVICES"))
 
 
@@ -91,6 +93,10 @@ def _version(name: str) -> str:
         return metadata.version(name) or ""
     except metadata.PackageNotFoundError:
         return ""
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
 
 
 def _conda_cuda() -> str:

@@ -296,9 +296,13 @@ def _wait(
                     unknown = {kind: unknown.get(kind, 0) + 1 for kind, job_id in waiting.items() if job_id not in statuses}
                 except BatchError as error:
                     progress.update("check: the queue does not answer", str(error))
-                for kind, job_id in waiting.items():
-                    never = job_id in statuses and outlook(statuses[job_id]) is Outlook.NEVER
-                    hopeless[kind] = hopeless.get(kind, 0) + 1 if never else 0
+                else:
+                    hopeless = {
+                        kind: hopeless.get(kind, 0) + 1
+                        for kind, job_id in waiting.items()
+                        if job_id in statuses and outlook(statuses[job_id]) is Outlook.NEVER
+                    }
+                    ended = {kind: at for kind, at in ended.items() if (s := statuses.get(jobs[kind])) is not None and s.state.ended}
             for kind, job_id in waiting.items():
                 status = statuses.get(job_id)
                 log = logs / batch.log_name(f"{directory.path.name}-{kind}", job_id)

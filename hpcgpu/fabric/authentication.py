@@ -31,6 +31,7 @@ VARIABLE = "HPCGPU_UCX_KEY"
 ARGUMENT = "hpcgpu_ucx_key"
 
 _MAGIC = b"hpcgpu ucx 1\0\0\0\0"
+_KEY = 32
 _NONCE = 32
 _PROOF = 32
 _HELLO = len(_MAGIC) + _NONCE
@@ -147,11 +148,19 @@ async def _receive(endpoint: _Endpoint, size: int) -> bytes:
     return bytes(buffer)
 
 
-@functools.cache
 def _key_of_process() -> bytes | None:
-    """Return the key that a process in a job is given, read once: it still speaks to its peers when the cluster's files are removed."""
+    """Return the key that a process in a job is given; None where it is given none, as without ``security``."""
     path = os.environ.get(VARIABLE)
-    return bytes.fromhex(Path(path).read_text()) if path else None
+    return _read_key(path) if path else None
+
+
+@functools.cache
+def _read_key(path: str) -> bytes:
+    """Read a key, once: a process still speaks to its peers when the cluster's files are removed."""
+    key = bytes.fromhex(Path(path).read_text())
+    if len(key) != _KEY:
+        raise ValueError(f"{path} holds no key of {_KEY} bytes")
+    return key
 
 
 def _key(connection_args: Mapping[str, Any]) -> bytes | None:
@@ -211,8 +220,11 @@ def _authenticated() -> Any:
 
     class AuthenticatedConnector(UCXXConnector):  # type: ignore[misc]
         async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
-            comm = await super().connect(address, deserialize, **connection_args)
             key = _key(connection_args)
+            try:
+                comm = await super().connect(address, deserialize, **connection_args)
+            except ucxx.exceptions.UCXError as error:  # distributed-ucxx lets some through, and distributed tries again what is an OSError
+                raise CommClosedError(f"ucx://{address}: {str(error) or type(error).__name__}") from error
             if key is None:
                 return comm
             try:
@@ -223,6 +235,9 @@ def _authenticated() -> Any:
             except broken as error:
                 comm.abort()
                 raise CommClosedError(f"ucx://{address}: {str(error) or type(error).__name__}") from error
+            except BaseException:  # distributed cancels what takes long
+                comm.abort()
+                raise
             return comm
 
     class AuthenticatedListener(UCXXListener):  # type: ignore[misc]

@@ -7,13 +7,13 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcgpu.fabric import interfaces
 
-__all__ = ["Node", "Verdict", "decide", "disagreement", "look"]
+__all__ = ["Node", "Verdict", "decide", "disagreement", "look", "nearest"]
 
 #: Bytes of locked memory below which UCX cannot register its buffers with an InfiniBand card; many systems give 64 KiB or 8 MiB.
 _LOCKED_MEMORY = 2**30
@@ -33,6 +33,8 @@ class Node:
         Active InfiniBand ports, such as ``mlx5_0/1``.
     transports : tuple of str
         What UCX itself can use, such as ``rc_mlx5``.
+    ucx_trouble : str
+        Why UCX could not tell.
     locked_memory : int or None
         Bytes that a process may lock; None without a limit.
     infiniband : tuple of str
@@ -44,6 +46,7 @@ class Node:
     has_ucxx: bool = False
     ports: tuple[str, ...] = ()
     transports: tuple[str, ...] = ()
+    ucx_trouble: str = ""
     locked_memory: int | None = None
     infiniband: tuple[str, ...] = ()
     addresses: Mapping[str, str] = field(default_factory=dict)
@@ -113,7 +116,7 @@ def disagreement(verdict: Verdict, node: Node, protocol: str, interface: str | N
     if verdict.protocol == "ucx" and not node.has_ucxx:
         return "the scheduler talks UCX, but distributed-ucxx is not installed for this Python: give all jobs the same environment"
     own = decide(node, "auto", interface, gpu=True)
-    if protocol == "auto" and verdict.protocol == "ucx" and own.protocol != "ucx":
+    if protocol == "auto" and verdict.protocol == "ucx" and own.protocol != "ucx" and not node.ucx_trouble:  # Dask will see for itself
         return (
             f"the scheduler's node chose {verdict.why}, but this one {own.why}. Leave out such nodes (constraint, or --exclude in "
             f"job_extra_directives), or set protocol='tcp'"
@@ -136,6 +139,23 @@ def _network(node: Node) -> tuple[str, str | None]:
     return "", None
 
 
+def nearest(node: Node, network: str, name: str, reaching: Collection[str]) -> str | None:
+    """Return the interface of a worker's node that talks to the scheduler's best: a node may have several rails, each a network of its own.
+
+    Parameters
+    ----------
+    node : Node
+    network : str
+        What the scheduler's node found, see `Verdict`.
+    name : str
+        Its interface.
+    reaching : collection of str
+        Interfaces in whose network the scheduler's address is.
+    """
+    own = node.infiniband if network == "infiniband" else tuple(sorted(n for n in node.addresses if n.startswith("hsn")))
+    return min(own, key=lambda candidate: (candidate not in reaching, candidate != name, candidate), default=None)
+
+
 def _lacking(node: Node, *, gpu: bool) -> str:
     """Return the first thing that UCX over InfiniBand lacks; empty if nothing."""
     if not gpu:
@@ -146,6 +166,8 @@ def _lacking(node: Node, *, gpu: bool) -> str:
         return f"this is Slingshot ({node.slingshot}), for which UCX has no back end"
     if not node.ports:
         return "this node has no active InfiniBand port"
+    if node.ucx_trouble:
+        return f"UCX did not start: {node.ucx_trouble}"
     if not any(t.startswith(("rc", "dc")) for t in node.transports):
         return (
             "this UCX was built without InfiniBand, as PyPI's wheels are; use conda-forge's ucx, or the site's with "
@@ -176,29 +198,45 @@ def look(*, ucx: bool = True, sysfs: Path = Path("/sys/class/infiniband")) -> No
     """
     has_ucxx = importlib.util.find_spec("distributed_ucxx") is not None
     ports = active_infiniband_ports(sysfs)
-    transports = _ucx_transports() if ucx and has_ucxx and ports else ()
+    transports, trouble = _ucx_transports() if ucx and has_ucxx and ports else ((), "")
     addresses = interfaces.addresses()
     cards = {port.split("/")[0] for port in ports}
-    names = sorted(path.name for card in cards for path in (sysfs / card / "device" / "net").glob("*"))
+    names = sorted(path.name for card in cards for path in (sysfs / card / "device" / "net").glob("*") if _is_up(path))
     return Node(
         has_ucxx=has_ucxx,
         ports=tuple(ports),
         transports=transports,
+        ucx_trouble=trouble,
         locked_memory=locked_memory(),
         infiniband=tuple(name for name in names if name in addresses),
         addresses=addresses,
     )
 
 
-def _ucx_transports() -> tuple[str, ...]:
-    """Ask UCX what it can use, in a process of its own: asking starts it, and Dask must start it itself, after CUDA (`ucxx.init`)."""
+def _is_up(interface: Path) -> bool:
+    """Whether an interface's port is up: a card may have two."""
+    state = interface / "operstate"
+    return not state.exists() or state.read_text().strip() != "down"
+
+
+def _ucx_transports() -> tuple[tuple[str, ...], str]:
+    """Ask UCX what it can use, in a process of its own: asking starts it, and Dask must start it itself, after CUDA (`ucxx.init`).
+
+    Returns
+    -------
+    tuple of str, and str
+        The second is why it did not answer.
+    """
     code = "import ucxx; print('transports', *sorted(ucxx.get_active_transports()))"
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
-        return ()
+        return (), f"no answer within {_PATIENCE:g} s"
+    if done.returncode != 0:
+        words = done.stderr.strip().splitlines()
+        return (), words[-1] if words else f"exit code {done.returncode}"
     lines = [line.split() for line in done.stdout.splitlines()]  # UCX prints its warnings here too
-    return next((tuple(words[1:]) for words in lines if words[:1] == ["transports"]), ())
+    return next((tuple(words[1:]) for words in lines if words[:1] == ["transports"]), ()), ""
 
 
 def locked_memory() -> int | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import socket
 from collections.abc import Mapping
 
 import psutil
 
-__all__ = ["addresses", "default_interface", "missing"]
+__all__ = ["addresses", "default_interface", "missing", "reaching"]
 
 
 def addresses() -> dict[str, str]:
@@ -17,6 +19,19 @@ def addresses() -> dict[str, str]:
         for entry in entries:
             if entry.family == socket.AF_INET:
                 found.setdefault(name, entry.address)
+    return found
+
+
+def reaching(address: str) -> set[str]:
+    """Return the interfaces whose network an IPv4 address is in."""
+    found = set()
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family == socket.AF_INET and entry.netmask:
+                network = ipaddress.ip_network(f"{entry.address}/{entry.netmask}", strict=False)
+                with contextlib.suppress(ValueError):
+                    if ipaddress.ip_address(address) in network:
+                        found.add(name)
     return found
 
 

@@ -31,16 +31,21 @@ async def describe(peers: Sequence[str], dask_worker: Worker) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``transports`` by peer, ``nvlinks`` (active NVLinks of this worker's GPU) and ``rates`` (see `line_rates`).
+        ``transports`` by peer, ``troubles`` by peer that cannot be connected to, ``nvlinks`` (active NVLinks of this worker's GPU) and
+        ``rates`` (see `line_rates`).
     """
-    transports = {}
+    transports, troubles = {}, {}
     for peer in peers:
-        comm = await dask_worker.rpc.connect(peer)
+        try:
+            comm = await dask_worker.rpc.connect(peer)
+        except OSError as error:
+            troubles[peer] = str(error)
+            continue
         try:
             transports[peer] = _transports(comm)
         finally:
             dask_worker.rpc.reuse(peer, comm)
-    return {"transports": transports, "nvlinks": _nvlinks(), "rates": line_rates()}
+    return {"transports": transports, "troubles": troubles, "nvlinks": _nvlinks(), "rates": line_rates()}
 
 
 def _transports(comm: Comm) -> list[str]:
@@ -111,18 +116,22 @@ async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Wo
     except Exception as error:  # each library has errors of its own for a GPU that is not there
         return {"trouble": f"no GPU memory: {error}"}
     other = dask_worker.rpc(peer)
-    await other.hpcgpu_take()
-    trips = []
-    for _ in range(_ROUND_TRIPS):
-        began = time.perf_counter()
+    result: dict[str, Any] = {"bandwidth": {}}
+    try:
         await other.hpcgpu_take()
-        trips.append(time.perf_counter() - began)
-    trip = statistics.median(trips)
-    bandwidth = {}
-    for size, buffer in zip(sizes, buffers, strict=True):
-        fastest = min([await _transfer(other, buffer) for _ in range(_TRANSFERS)])
-        bandwidth[size] = size / max(fastest - trip, 1e-9)
-    return {"latency": trip / 2, "bandwidth": bandwidth}
+        trips = []
+        for _ in range(_ROUND_TRIPS):
+            began = time.perf_counter()
+            await other.hpcgpu_take()
+            trips.append(time.perf_counter() - began)
+        trip = statistics.median(trips)
+        result["latency"] = trip / 2
+        for size, buffer in zip(sizes, buffers, strict=True):
+            fastest = min([await _transfer(other, buffer) for _ in range(_TRANSFERS)])
+            result["bandwidth"][size] = size / max(fastest - trip, 1e-9)
+    except OSError as error:  # such as a receiver without memory
+        result["trouble"] = f"the connection broke: {error}"
+    return result
 
 
 async def _transfer(other: Any, buffer: Any) -> float:

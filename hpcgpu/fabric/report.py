@@ -39,6 +39,8 @@ class Link:
         What carries it, with the device of each, as UCX says: ``rc_mlx5/mlx5_0:1``, ``cuda_ipc/cuda``; over TCP ``tls/ib0``.
     nvlinks : int
         Active NVLinks of the first worker's GPU.
+    trouble : str
+        Why it is not known what carries it.
     """
 
     first: str
@@ -46,6 +48,7 @@ class Link:
     same_node: bool
     transports: tuple[str, ...]
     nvlinks: int = 0
+    trouble: str = ""
 
     @property
     def rdma(self) -> bool:
@@ -82,13 +85,13 @@ class Fabric:
     @property
     def rdma(self) -> bool | None:
         """Whether RDMA carries all connections across nodes; None while there is none."""
-        across = [link.rdma for link in self.links if not link.same_node]
+        across = [link.rdma for link in self.links if not link.same_node and not link.trouble]
         return all(across) if across else None
 
     @property
     def nvlink(self) -> bool | None:
         """Whether NVLink carries all connections within nodes; None while there is none."""
-        within = [link.nvlink for link in self.links if link.same_node]
+        within = [link.nvlink for link in self.links if link.same_node and not link.trouble]
         return all(within) if within else None
 
     @property
@@ -111,9 +114,8 @@ class Fabric:
         ]
 
     def _rows(self) -> list[tuple[str, ...]]:
-        return [
-            (link.first, link.second, "same node" if link.same_node else "across nodes", ", ".join(link.transports)) for link in self.links
-        ]
+        where = {True: "same node", False: "across nodes"}
+        return [(link.first, link.second, where[link.same_node], link.trouble or ", ".join(link.transports)) for link in self.links]
 
     def __repr__(self) -> str:
         facts = "\n".join(f"{name}: {value}" for name, value in self._facts())
@@ -139,7 +141,7 @@ class Measurement:
     bandwidth : mapping of int to float
         Bytes a second by bytes of a message.
     line_rate : float
-        Bytes a second that the card can do, as sysfs tells; 0 where it does not.
+        Bytes a second that the card can do, as sysfs tells; 0 where it does not, and within a node.
     trouble : str
         Why it was not measured.
     """
@@ -211,15 +213,23 @@ async def look(scheduler: Any, workers: Mapping[str, Mapping[str, Any]]) -> tupl
     peers: dict[str, list[str]] = {}
     for first, second, _ in pairs:
         peers.setdefault(first, []).append(second)
-    found = await asyncio.gather(*(_run(scheduler, worker, links.describe, peers=others) for worker, others in peers.items()))
-    answers = dict(zip(peers, found, strict=True))
+    asked = (_run(scheduler, worker, links.describe, peers=others) for worker, others in peers.items())
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    answers: dict[str, dict[str, Any]] = {}
+    for worker, answer in zip(peers, found, strict=True):
+        if isinstance(answer, BaseException):  # it may be gone by now
+            lost = dict.fromkeys(peers[worker], str(answer) or type(answer).__name__)
+            answers[worker] = {"transports": {}, "troubles": lost, "nvlinks": 0, "rates": {}}
+        else:
+            answers[worker] = answer
     described = [
         Link(
             str(workers[first]["name"]),
             str(workers[second]["name"]),
             same_node,
-            tuple(answers[first]["transports"][second]),
+            tuple(answers[first]["transports"].get(second, ())),
             answers[first]["nvlinks"],
+            answers[first]["troubles"].get(second, ""),
         )
         for first, second, same_node in pairs
     ]
@@ -239,14 +249,18 @@ async def bench(scheduler: Any, workers: Mapping[str, Mapping[str, Any]], sizes:
     """
     found, rates = await look(scheduler, workers)
     addresses = {str(worker["name"]): address for address, worker in workers.items()}
-    chosen = [next((link for link in found if link.same_node is same), None) for same in (True, False)]
+    chosen = [next((link for link in found if link.same_node is same and not link.trouble), None) for same in (True, False)]
     result = []
     for link in filter(None, chosen):
         first, second = addresses[link.first], addresses[link.second]
         await _run(scheduler, second, links.receive)
         for buffer in ("host", "device") if device else ("host",):
-            answer = await _run(scheduler, first, links.measure, peer=second, sizes=list(sizes), device=buffer == "device")
-            result.append(Measurement(link, buffer, line_rate=line_rate(link.transports, rates[link.first]), **answer))
+            try:
+                answer = await _run(scheduler, first, links.measure, peer=second, sizes=list(sizes), device=buffer == "device")
+            except (OSError, TimeoutError) as error:
+                answer = {"trouble": str(error) or f"no answer within {_TIMEOUT:g} s"}
+            rate = 0.0 if link.same_node else line_rate(link.transports, rates[link.first])
+            result.append(Measurement(link, buffer, line_rate=rate, **answer))
     return result
 
 

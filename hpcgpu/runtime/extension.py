@@ -39,8 +39,8 @@ _SAMPLE = 2000
 _CHARGEABLE = 600.0
 #: Seconds of silence after which a manager counts as gone.
 _SILENT = 60.0
-#: Seconds within which the heartbeats of a worker have told what it really executes.
-_SETTLED = 3.0
+#: Seconds after which a worker knows for sure that it leaves: a heartbeat from then on tells what it executes to its end.
+_NOTICED = 2.0
 
 
 def install(scheduler: Scheduler, lease: float | None = None) -> Extension:
@@ -186,14 +186,14 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     async def unfinished(self, names: Iterable[str]) -> dict[str, int]:
         """Return how many tasks retiring workers still execute, by name; those that they have not begun go to others."""
-        wanted, now, counts = set(names), time.monotonic(), {}
+        wanted, now, counts = set(names), time.time(), {}
         self._leaving_since = {name: since for name, since in self._leaving_since.items() if now - since < _CHARGEABLE or name in wanted}
         for ws in list(self.scheduler.workers.values()):
             if str(ws.name) not in wanted:
                 continue
             since = self._leaving_since.setdefault(str(ws.name), now)
             executing = set(ws.executing)
-            if now - since >= _SETTLED:
+            if ws.last_seen >= since + _NOTICED:  # heartbeats are seconds apart in large clusters, and wait for Python's lock
                 for ts in set(ws.processing) - executing:
                     self.scheduler._reschedule(ts.key, ws.address, stimulus_id=f"hpcgpu-leaving-{time.time()}")
             counts[str(ws.name)] = len(ws.processing)
@@ -221,9 +221,10 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     def _serializers(self, comm: Comm, chosen: list[str] | None) -> list[str] | None:
         ours = all("hpcgpu" in ws.extra for ws in self.scheduler.workers.values())
-        if chosen is not None or not ours or comm.local_address.startswith("ucx") or comm.remote_info.get(HAS_GPU):
+        if chosen is not None or comm.local_address.startswith("ucx"):
             return chosen
-        return hostcopy.SERIALIZERS
+        # Device memory that came over UCX cannot go on over TCP, so that a client with a GPU gets frames of the host, and rebuilds.
+        return hostcopy.SERIALIZERS if ours and not comm.remote_info.get(HAS_GPU) else ["dask", "pickle", "error"]
 
     # Whom a worker's loss is charged to
 

@@ -59,8 +59,10 @@ def host_copy(value: Any) -> Any:
 
 
 def _has_interface(value: Any) -> bool:
-    """Whether it is in GPU memory: torch has the attribute for each tensor, and raises where the tensor is on the CPU."""
+    """Whether it is in GPU memory. torch has the attribute for each tensor, and raises on the CPU, but also where gradients are kept."""
     try:
+        if getattr(value, "is_cuda", None) is not None:
+            return bool(value.is_cuda)
         return value.__cuda_array_interface__ is not None
     except Exception:
         return False

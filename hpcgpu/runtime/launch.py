@@ -190,7 +190,9 @@ def agreed_interface(contact: Contact, protocol: str, interface: str | None) -> 
         raise LaunchError(why)
     if interface is not None or not contact.network:
         return interface
-    return choice.decide(node, verdict.protocol, None, gpu=True).interface
+    return choice.nearest(
+        node, contact.network, contact.interface, interfaces.reaching(contact.workers.split("://", 1)[1].rpartition(":")[0])
+    )
 
 
 def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, batch: BatchSystem, own: OwnJob) -> list[str]:
@@ -198,6 +200,7 @@ def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, b
     check_interface(arguments.interface)
     end = end_of_walltime(own, batch)
     importlib.import_module("dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker")
+    importlib.import_module("hpcgpu.runtime.hostcopy").register()  # for the nannies, which answer clients too
     if arguments.gpus:
         devices.correct_device_index()
     contact = wait_for_scheduler(directory, batch, arguments.patience)

@@ -171,6 +171,19 @@ def test_every_kind_of_client_gets_them(cluster: LocalGPUCluster, libraries: str
     assert done.stdout == "numpy\n", done.stderr
 
 
+def test_nannies_answer_too(cluster: LocalGPUCluster) -> None:
+    with Client(cluster, set_as_default=False) as client:
+        assert list(client.run(travels(lambda: 7), nanny=True).values()) == [7, 7]
+
+
+def test_a_client_with_a_gpu_gets_what_it_can_rebuild(cluster: LocalGPUCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcgpu.fabric.security._holds_gpu_objects", lambda: True)
+    with Client(cluster, set_as_default=False) as client:
+        with pytest.raises(TypeError, match="Could not serialize object of type ndarray"):  # Dask's part for CuPy needs the real one
+            client.submit(array).result(timeout=60)
+        assert client.submit(sum, [1, 2]).result(timeout=60) == 3, "its connection carries no device memory, and lives"
+
+
 def test_a_client_that_chooses_its_serializers_gets_what_it_asks_for(queue: LocalQueue, libraries: str) -> None:
     with LocalGPUCluster(**CPU, jobs=1, env={"PRETENDED": libraries}) as cluster:
         cluster.wait_for_workers(1)

@@ -211,6 +211,21 @@ async def test_a_silent_peer_is_refused_in_time(monkeypatch: pytest.MonkeyPatch,
         await refused(endpoint, caplog)
 
 
+async def test_a_peer_that_is_gone_is_an_error_that_distributed_tries_again() -> None:
+    async with echo([]) as address:
+        pass
+    with pytest.raises(OSError, match="Timed out trying to connect"):
+        await connect(address, timeout=2, **{ARGUMENT: KEY})
+
+
+@pytest.mark.parametrize("content", ["", "00", "not hexadecimal"])
+def test_a_key_that_is_none_is_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    (tmp_path / "ucx.key").write_text(content)
+    monkeypatch.setenv(authentication.VARIABLE, str(tmp_path / "ucx.key"))
+    with pytest.raises(ValueError):
+        authentication.install()
+
+
 async def test_an_impostor_s_listener_is_refused_by_who_connects() -> None:
     async def handle(comm: Any) -> None:
         await comm.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import dask
 import pytest
 
-from hpcgpu.fabric import choice, links, report, settings
+from hpcgpu.fabric import choice, interfaces, links, report, settings
 from hpcgpu.fabric.choice import Node, decide, disagreement
 from hpcgpu.fabric.report import Fabric, Link, Measurement
 from hpcgpu.options import OptionError, resolve
@@ -76,6 +76,21 @@ def test_a_worker_s_node_without_the_scheduler_s_network_says_so() -> None:
     assert disagreement(tcp, PLAIN, "tcp", "eth0") == "", "a named interface is checked by name"
     assert "a Slingshot interface" in disagreement(decide(SLINGSHOT, "auto", None, gpu=True), PLAIN, "auto", None)
     assert disagreement(decide(PLAIN, "auto", None, gpu=True), INFINIBAND, "auto", None) == "", "who can do more does what was decided"
+
+
+def test_a_worker_takes_the_rail_that_reaches_the_scheduler() -> None:
+    rails = replace(INFINIBAND, infiniband=("ib0", "ibp12s0"), addresses={"ib0": "10.1.0.4", "ibp12s0": "10.9.0.4"})
+    assert choice.nearest(rails, "infiniband", "ib7", {"ibp12s0"}) == "ibp12s0", "the one in the scheduler's network"
+    assert choice.nearest(rails, "infiniband", "ibp12s0", set()) == "ibp12s0", "else that of the same name"
+    assert choice.nearest(rails, "infiniband", "ib7", set()) == "ib0"
+    assert choice.nearest(SLINGSHOT, "slingshot", "hsn1", {"hsn1", "hsn0"}) == "hsn1"
+    assert interfaces.reaching("127.0.0.1") == {"lo"} and interfaces.reaching("a.name") == set()
+
+
+def test_ucx_that_does_not_start_is_said_and_no_reason_against_a_worker() -> None:
+    broken = replace(INFINIBAND, transports=(), ucx_trouble="ImportError: libucp.so.0")
+    assert decide(broken, "auto", None, gpu=True).why == "TCP over ib0: UCX did not start: ImportError: libucp.so.0"
+    assert disagreement(decide(INFINIBAND, "auto", None, gpu=True), broken, "auto", None) == "", "Dask tells better what is wrong"
 
 
 def test_a_node_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,21 @@ class LikeTorchOnCPU:
         raise AttributeError("Can't get __cuda_array_interface__ on non-CUDA tensor type")
 
 
+class LikeTorch:
+    """A tensor that keeps gradients: its memory is the GPU's, and its interface raises."""
+
+    is_cuda = True
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad.")
+
+
+def test_a_tensor_that_keeps_gradients_is_in_gpu_memory_too() -> None:
+    with pytest.raises(TypeError, match="LikeTorch in GPU memory"):
+        host_copy(LikeTorch())
+
+
 @pytest.mark.parametrize("value", [1, "text", None, [1], {"a": 1}, LikeTorchOnCPU()])
 def test_what_is_on_the_host_stays_the_very_same(value: Any) -> None:
     assert host_copy(value) is value
