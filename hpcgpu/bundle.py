@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu import credentials, saved, scripts
-from hpcgpu.directory import ClusterDirectory
+from hpcgpu.directory import ClusterDirectory, private_directory
 from hpcgpu.options import OptionError, Options, resolve
 
 __all__ = ["make", "make_single"]
@@ -50,7 +50,7 @@ def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirect
         if options.cluster.security:
             credentials.create(directory)
         if options.cluster.log_directory is not None:
-            options.cluster.log_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_directory(options.cluster.log_directory)
         saved.write(directory, options)
         directory.detach()
         for name, text in files.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 import warnings
 from collections.abc import Awaitable
@@ -129,11 +130,13 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
             if contact is not None and answers(contact, directory):
                 return contact
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"the scheduler of cluster {name} was not there within {timeout:g} s: {_words(status)}")
+                raise TimeoutError(f"the scheduler of cluster {name} was not there within {timeout:g} s: {_words(status, contact)}")
             if time.monotonic() - asked >= _POLL_INTERVAL:
                 asked = time.monotonic()
                 status = _scheduler_status(directory, batch)
-            progress.update(f"cluster {name}: waiting for its scheduler", f"{_words(status)}, for {duration(time.time() - submitted)}")
+            progress.update(
+                f"cluster {name}: waiting for its scheduler", f"{_words(status, contact)}, for {duration(time.time() - submitted)}"
+            )
             time.sleep(0.5)
 
 
@@ -152,7 +155,12 @@ def _scheduler_status(directory: ClusterDirectory, batch: BatchSystem) -> JobSta
     return status
 
 
-def _words(status: JobStatus | None) -> str:
+def _words(status: JobStatus | None, contact: Contact | None = None) -> str:
+    if contact is not None and (status is None or status.state is JobState.RUNNING):
+        return (
+            f"it listens on {contact.client}, which does not answer {socket.gethostname()}: set client_interface to a network that this "
+            f"machine reaches, or run this program on a compute node; `hpcgpu check --in-job` tells more"
+        )
     if status is None:
         return "the queue does not say how its job is"
     if status.state is JobState.RUNNING:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ClusterDirectory", "ClusterExists", "Contact", "ManagerRecord", "Submit"]
+__all__ = ["ClusterDirectory", "ClusterExists", "Contact", "ManagerRecord", "Submit", "private_directory"]
 
 
 class ClusterExists(RuntimeError):
@@ -99,6 +99,19 @@ class ManagerRecord:
         return self.program or f"manager number {self.number}"
 
 
+def private_directory(path: Path) -> None:
+    """Make a directory, and those above it that are missing, for this user alone; `Path.mkdir` gives the latter the umask's mode.
+
+    Raises
+    ------
+    OSError
+        It cannot be made.
+    """
+    for missing in reversed([place for place in (path, *path.parents) if not place.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
 class ClusterDirectory:
     """The directory of one cluster.
 
@@ -147,7 +160,7 @@ class ClusterDirectory:
         OSError
             The directory cannot be written.
         """
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_directory(path.parent)
         self = cls(path)
         try:
             path.mkdir(mode=0o700)

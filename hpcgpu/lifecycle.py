@@ -26,7 +26,7 @@ from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem
 from hpcgpu.batch.reasons import explain
 from hpcgpu.clusters import live_jobs, locate, submitted
-from hpcgpu.directory import ClusterDirectory, Submit
+from hpcgpu.directory import ClusterDirectory, Submit, private_directory
 from hpcgpu.display.progress import Progress, waiting_for
 from hpcgpu.exit import guard, unguard
 from hpcgpu.fabric import interfaces
@@ -528,7 +528,7 @@ def _program() -> str:
 
 def _check_writable(option: str, path: Path) -> None:
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_directory(path)
     except OSError as error:
         raise OptionError(f"{option}={str(path)!r} cannot be made: {error.strerror}") from error
     if not os.access(path, os.W_OK | os.X_OK):

@@ -20,9 +20,9 @@ from hpcgpu.checks import environment
 from hpcgpu.checks.environment import CLIENT, Difference
 from hpcgpu.checks.lines import Grade, Line
 from hpcgpu.clusters import stop
-from hpcgpu.directory import ClusterDirectory
+from hpcgpu.directory import ClusterDirectory, private_directory
 from hpcgpu.display.progress import Progress, duration
-from hpcgpu.fabric.choice import Node, Verdict, disagreement
+from hpcgpu.fabric.choice import Node, Verdict, disagreement, without_rdma
 from hpcgpu.options import Options
 
 __all__ = ["Result", "Seen", "judge", "look"]
@@ -93,11 +93,12 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
         yield Line(where, "reachable from here", "ok", f"{address}, by TLS")
     elif seen.kind == "scheduler":
         others = ", ".join(f"{name} ({a})" for name, a in sorted(found["node"]["addresses"].items()) if name not in ("lo", found["via"]))
-        advice = f"set client_interface to one that the login node reaches: {others}"
+        other = f"set client_interface to one that the login node reaches: {others}; or " if others else ""
+        advice = f"{other}ask the site to open it, or run your program on a compute node"
         yield Line(where, "reachable from here", "failure", f"{address}: {seen.unreachable}", advice)
     yield from _gpu_lines(where, found, gpus)
     yield from _fabric_lines(where, found)
-    if found["open_files"] != -1 and found["open_files"] < _OPEN_FILES:
+    if seen.kind == "scheduler" and 0 <= found["open_files"] < _OPEN_FILES:
         advice = "large clusters need more: `ulimit -n` in job_script_prologue"
         yield Line(where, "open files", "warning", f"at most {found['open_files']}", advice)
     if found["local_directory"]:
@@ -141,16 +142,24 @@ def _fabric_lines(where: str, found: Mapping[str, Any]) -> Iterator[Line]:
         yield Line(where, "fabric", "failure", found["interface_trouble"], "set interface, or client_interface, to one of them")
         return
     transports = ", ".join(found["node"]["transports"])
-    yield Line(where, "fabric", "ok", found["verdict"]["why"] + (f"; UCX has {transports}" if transports else ""))
-    limit = found["node"]["locked_memory"]
-    yield Line(where, "locked memory", "ok", "no limit" if limit is None else f"at most {limit // 2**20} MiB")
+    node, verdict = Node(**found["node"]), Verdict(**found["verdict"])
+    lacking = without_rdma(node, verdict)
+    yield Line(where, "fabric", "warning" if lacking else "ok", verdict.why + (f"; UCX has {transports}" if transports else ""), lacking)
+    limit = node.locked_memory
+    yield Line(where, "locked memory", "ok", "no limit" if limit is None else f"at most {limit // 1024} KiB")
 
 
 def agreement_line(scheduler: Mapping[str, Any], worker: Mapping[str, Any], options: Options) -> Line:
     """Return whether a worker job can talk over what the scheduler job would decide for all."""
     verdict, node = Verdict(**scheduler["verdict"]), Node(**worker["node"])
     why = disagreement(verdict, node, options.cluster.protocol, options.worker.interface)
-    return Line("worker job", "the scheduler's fabric", "failure" if why else "ok", why or "it can talk over the same")
+    if why:
+        return Line("worker job", "the scheduler's fabric", "failure", why)
+    own = Verdict(**worker["verdict"])
+    if own.protocol == "ucx" != verdict.protocol:
+        advice = "what the scheduler's node decides holds for all: give the scheduler job a node on the workers' fabric"
+        return Line("worker job", "the scheduler's fabric", "warning", f"{own.why} here, {verdict.why} there", advice)
+    return Line("worker job", "the scheduler's fabric", "ok", "it can talk over the same")
 
 
 def environment_lines(differences: list[Difference]) -> Iterator[Line]:
@@ -217,6 +226,7 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
     rendered = {kind: scripts.render(options.system, kind, short, path, command="check") for kind in kinds}
     directory = ClusterDirectory.claim(path, lambda submits: [], system=options.system, complete=credentials.create)
     log_directory = options.cluster.log_directory or directory.logs
+    private_directory(log_directory)
     seen = {kind: Seen(kind) for kind in kinds}
     try:
         jobs = dict[str, str]()

@@ -8,6 +8,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ from hpcgpu import __version__
 from hpcgpu.batch.base import BatchError, BatchSystem
 from hpcgpu.checks import environment
 from hpcgpu.checks.lines import Line
+from hpcgpu.directory import private_directory
 from hpcgpu.fabric import interfaces
 from hpcgpu.options import Options
 from hpcgpu.profiles.draft import Queue, queues
@@ -47,7 +49,8 @@ def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
         began = time.monotonic()
         batch.find("hpcgpu-check")
     except BatchError as error:
-        yield Line("login", "queue", "failure", str(error), "without its commands no job can be submitted")
+        advice = "run this on a login node, perhaps after `module load`; if the commands are here, the batch system is down: try later"
+        yield Line("login", "queue", "failure", str(error), advice)
         return
     yield Line("login", "queue", "ok", f"{batch.name}: {version}; it answered in {time.monotonic() - began:.1f} s")
     if batch.name == "local":
@@ -57,7 +60,10 @@ def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
     except BatchError as error:
         yield Line("login", "GPU queues", "warning", str(error), "set queue and gpu_type as the site's pages say")
         return
-    yield judge_queues(found, options.worker.queue, options.worker.gpu_type, wanted=options.worker.gpus_per_node)
+    jobs = {"GPU queues": options.worker} | ({"scheduler's queue": options.scheduler} if options.scheduler is not None else {})
+    for what, job in jobs.items():
+        wanted = 0 if job.gpu_request == "none" else job.gpus_per_node
+        yield replace(judge_queues(found, job.queue, job.gpu_type, wanted=wanted), what=what)
 
 
 def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None, *, wanted: int) -> Line:
@@ -71,10 +77,10 @@ def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None
         return Line("login", "GPU queues", "ok", named)
     if not chosen:
         return Line("login", "GPU queues", "failure", named, f"queue={queue!r} has no GPUs: choose one of these")
-    if gpu_type is not None and all(q.gpu_type != gpu_type for q in chosen if q.gpu_type):
-        types = ", ".join(sorted({q.gpu_type for q in chosen if q.gpu_type}))
-        if types:
-            return Line("login", "GPU queues", "failure", named, f"there is no gpu_type={gpu_type!r} in the queue: choose among {types}")
+    if gpu_type is not None and not (fitting := [q for q in chosen if q.gpu_type in ("", gpu_type)]):
+        types = ", ".join(sorted({q.gpu_type for q in chosen}))
+        return Line("login", "GPU queues", "failure", named, f"there is no gpu_type={gpu_type!r} in the queue: choose among {types}")
+    chosen = fitting if gpu_type is not None else chosen
     if max(q.gpus for q in chosen) < wanted:
         most = max(q.gpus for q in chosen)
         return Line("login", "GPU queues", "failure", named, f"gpus_per_node={wanted} is more than a node has: write {most}")
@@ -84,7 +90,7 @@ def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None
 def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:
     """Yield how the filesystem of the cluster directories is, which other machines must see if it is to be shared."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_directory(path)
         probe = path / f".hpcgpu-check-{os.getpid()}"
         probe.touch(mode=0o600)
         probe.unlink()
@@ -100,10 +106,10 @@ def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:
         yield Line("login", "cluster directory", "ok", f"{path} ({kind or 'unknown filesystem'})")
     open_to = exposed(path)
     if open_to:
-        advice = "they could replace the credentials: chmod go-w, or choose another cluster_directory"
+        advice = "they could replace the credentials: chmod go-w where it is yours, else set cluster_directory to another place"
         yield Line("login", "permissions", "warning", "others can write to " + ", ".join(map(str, open_to)), advice)
     else:
-        yield Line("login", "permissions", "ok", f"only you can write to {path}")
+        yield Line("login", "permissions", "ok", f"by their modes only you can write to {path} and what is above it")
 
 
 def filesystem(path: Path) -> str:

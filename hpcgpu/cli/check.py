@@ -50,12 +50,15 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
     lines = list(login_lines(options, batch))
     kept = None
     environments: Mapping[str, Mapping[str, str]] = {"login": collect()}
-    if in_job and not any(line.what == "queue" and line.grade == "failure" for line in lines):
+    broken = [line.what for line in lines if line.what in ("queue", "cluster directory") and line.grade == "failure"]
+    if in_job and broken:
+        lines.append(report.Line("login", "jobs", "failure", "none was submitted", f"mend first: {', '.join(broken)}"))
+    elif in_job:
         earlier = signal.signal(signal.SIGTERM, interrupt)
         try:
             result = look(options, batch, quiet=options.cluster.quiet, timeout=limit)
         except KeyboardInterrupt:
-            click.echo("hpcgpu: the check was interrupted, its jobs are cancelled", err=True)
+            click.echo("hpcgpu: the check was interrupted, its jobs were cancelled; `hpcgpu list` shows if some are left", err=True)
             sys.exit(130)
         finally:
             signal.signal(signal.SIGTERM, earlier)

@@ -45,7 +45,10 @@ def bench_fabric(name: str, sizes: tuple[str, ...], host_only: bool, as_json: bo
         raise click.UsageError(f"--size: {error}") from error
     with cast(Client, connect(name, quiet=True, environment_check="off", set_as_default=False)) as client:
         workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
-        found = client.sync(report.bench, client.scheduler, workers, asked, device=not host_only)
+        try:
+            found = client.sync(report.bench, client.scheduler, workers, asked, device=not host_only)
+        except OSError as error:
+            raise click.ClickException(str(error)) from error
     if not found:
         raise click.ClickException(f"cluster {name} has {len(workers)} workers: it takes two to measure between them")
     if as_json:

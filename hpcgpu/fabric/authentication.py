@@ -80,7 +80,9 @@ class Connector:
         """
         magic, nonce, proof = challenge[:16], challenge[16:48], challenge[48:]
         if magic != _MAGIC or not hmac.compare_digest(proof, _proof(self._key, b"listener ", self._nonce, nonce)):
-            raise AuthenticationError("the other side did not prove that it belongs to this cluster")
+            raise AuthenticationError(
+                "the other side did not prove that it belongs to this cluster: use hpcgpu.connect(NAME), or that very cluster's security"
+            )
         return _proof(self._key, b"connector", self._nonce, nonce)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcgpu.fabric import interfaces
 
-__all__ = ["Node", "Verdict", "decide", "disagreement", "look", "nearest"]
+__all__ = ["Node", "Verdict", "decide", "disagreement", "look", "nearest", "without_rdma"]
 
 #: Bytes of locked memory below which UCX cannot register its buffers with an InfiniBand card; many systems give 64 KiB or 8 MiB.
 _LOCKED_MEMORY = 2**30
@@ -118,8 +118,8 @@ def disagreement(verdict: Verdict, node: Node, protocol: str, interface: str | N
     own = decide(node, "auto", interface, gpu=True)
     if protocol == "auto" and verdict.protocol == "ucx" and own.protocol != "ucx" and not node.ucx_trouble:  # Dask will see for itself
         return (
-            f"the scheduler's node chose {verdict.why}, but this one {own.why}. Leave out such nodes (constraint, or --exclude in "
-            f"job_extra_directives), or set protocol='tcp'"
+            f"the scheduler's node chose {verdict.why}, but this one {own.why}. Leave out such nodes (Slurm: constraint, or "
+            f"--exclude in job_extra_directives; PBS: select_extra or queue), or set protocol='tcp'"
         )
     if interface is None and verdict.network and own.network != verdict.network:
         what = {"infiniband": "an InfiniBand interface with an IPv4 address", "slingshot": "a Slingshot interface"}[verdict.network]
@@ -176,11 +176,19 @@ def _lacking(node: Node, *, gpu: bool) -> str:
     if node.locked_memory is not None and node.locked_memory < _LOCKED_MEMORY:
         return (
             f"a process may lock {node.locked_memory // 1024} KiB of memory only (ulimit -l), too little for InfiniBand; Slurm takes the "
-            f"limit over from the login node unless job_extra_directives has '--propagate=NONE'"
+            f"limit over from the login node unless job_extra_directives has '--propagate=NONE'; `ulimit -l $(ulimit -Hl)` in "
+            f"job_script_prologue raises it as far as the site allows"
         )
     if not node.infiniband:
         return "no interface of the InfiniBand card has an IPv4 address (IPoIB), by which UCX connects"
     return ""
+
+
+def without_rdma(node: Node, verdict: Verdict) -> str:
+    """Return why the InfiniBand that a node has is not used; empty if it is, or there is none."""
+    if not node.ports or (verdict.protocol == "ucx" and any(t.startswith(("rc", "dc")) for t in node.transports)):
+        return ""
+    return f"the InfiniBand of this node is not used: {_lacking(node, gpu=True) or 'protocol asks for TCP'}"
 
 
 def _over(interface: str | None) -> str:

@@ -246,9 +246,16 @@ async def bench(scheduler: Any, workers: Mapping[str, Mapping[str, Any]], sizes:
     """Measure one connection within a node and one across nodes, with buffers in host memory and, if asked for, in GPU memory.
 
     One after the other, so that none disturbs another.
+
+    Raises
+    ------
+    OSError
+        No two workers could be connected.
     """
     found, rates = await look(scheduler, workers)
     addresses = {str(worker["name"]): address for address, worker in workers.items()}
+    if found and all(link.trouble for link in found):
+        raise OSError(f"no two workers could be connected: {found[0].trouble}")
     chosen = [next((link for link in found if link.same_node is same and not link.trouble), None) for same in (True, False)]
     result = []
     for link in filter(None, chosen):

@@ -54,7 +54,7 @@ def look_around(arguments: argparse.Namespace, directory: ClusterDirectory) -> d
         "gpus_on_node": on_node,
         "verdict": asdict(verdict),
         "node": asdict(node),
-        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "open_files": _open_files(),
         "gpu_trouble": "",
         "interface_trouble": "",
         "queue_trouble": "",
@@ -74,6 +74,12 @@ def look_around(arguments: argparse.Namespace, directory: ClusterDirectory) -> d
     if arguments.local_directory:
         found["local_directory"] = _local_directory(arguments.local_directory)
     return found
+
+
+def _open_files() -> int:
+    """Return how many files a scheduler here may open; `dask scheduler` raises its limit to half the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return -1 if resource.RLIM_INFINITY in (soft, hard) else max(soft, hard // 2)
 
 
 def _local_directory(path: str) -> str:
@@ -132,7 +138,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     found = look_around(arguments, directory)
     addresses: dict[str, str] = found["node"]["addresses"]
-    name = arguments.client_interface or interfaces.default_interface(addresses)
+    name = arguments.client_interface or interfaces.default_interface(addresses) or found["verdict"]["interface"]
     address = addresses.get(name or "", socket.gethostname())
     listener, port = serve(address, directory)
     directory.write(f"{arguments.kind}.json", json.dumps({**found, "address": [address, port], "via": name or "", "time": time.time()}))

@@ -114,6 +114,17 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
     return True
 
 
+def _silence(contact: Contact | None, directory: ClusterDirectory) -> str:
+    """Return why a scheduler may not have answered, and what to do."""
+    if contact is None:
+        written = directory.path / "contact.json"
+        return f"it wrote no {written}; see its log in {directory.logs}, and raise death_timeout if it only starts slowly"
+    return (
+        f"{contact.client} does not answer {socket.gethostname()}: set client_interface to a network that worker nodes reach too, or ask "
+        f"the site about a firewall"
+    )
+
+
 def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, patience: float) -> Contact:
     """Wait until the scheduler is there; fail as soon as it cannot come any more.
 
@@ -142,9 +153,7 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, patience
                     why = explain(status) if status is not None else "the queue does not know it any more"
                     raise LaunchError(f"the scheduler job {scheduler.job_id} is gone ({why}): this worker job has nothing to do")
         if now > deadline:
-            raise LaunchError(
-                f"no scheduler answered within {patience:g} s (death_timeout); contact file: {directory.path / 'contact.json'}"
-            )
+            raise LaunchError(f"no scheduler answered within {patience:g} s (death_timeout): {_silence(contact, directory)}")
         time.sleep(pause)
         pause = min(1.0, pause * 1.2)
 
@@ -169,10 +178,10 @@ def expanded(path: str, environ: Mapping[str, str]) -> str:
         raise LaunchError(f"local_directory={path!r}: {error}") from error
 
 
-def check_interface(name: str | None) -> None:
+def check_interface(name: str | None, option: str = "interface") -> None:
     """Raise `LaunchError` when this node has no such interface."""
     if name is not None and (trouble := interfaces.missing(name, interfaces.addresses())):
-        raise LaunchError(f"{trouble}. Set `interface` to one of them")
+        raise LaunchError(f"{trouble}. Set `{option}` to one of them")
 
 
 def agreed_interface(contact: Contact, protocol: str, interface: str | None) -> str | None:
@@ -224,7 +233,7 @@ def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, b
 def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory, own: OwnJob) -> list[str]:
     """Choose protocol and interfaces and return the full command of the scheduler."""
     check_interface(arguments.interface)
-    check_interface(arguments.client_interface)
+    check_interface(arguments.client_interface, "client_interface")
     node = choice.look(ucx=arguments.protocol == "auto" and bool(arguments.gpus))
     chosen = choice.decide(node, arguments.protocol, arguments.interface, gpu=bool(arguments.gpus))
     if chosen.protocol == "ucx":

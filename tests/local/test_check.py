@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def test_an_interrupted_check_leaves_no_job(queue: LocalQueue, home: Path, until
     until(lambda: len(live(queue)) == 2, "both jobs are there")
     check.send_signal(number)
     _, said = check.communicate(timeout=60)
-    assert check.returncode == 130 and "was interrupted, its jobs are cancelled" in said
+    assert check.returncode == 130 and "was interrupted, its jobs were cancelled" in said
     assert live(queue) == []
 
 
@@ -118,6 +119,21 @@ def test_commands_that_are_missing_are_a_failure(home: Path) -> None:
     lines = report("--in-job", "--system", "slurm", code=1, PATH="/nowhere")
     assert lines["login", "queue"]["grade"] == "failure" and "`sbatch` was not found" in lines["login", "queue"]["found"]
     assert not any(where != "login" for where, _ in lines), "no job was tried"
+    assert lines["login", "jobs"]["advice"] == "mend first: queue"
+
+
+def test_a_cluster_directory_that_cannot_be_is_a_failure_and_no_job_is_tried(queue: LocalQueue, home: Path) -> None:
+    lines = report("--in-job", *ON_CPUS, "--cluster-directory", "/proc/none", code=1)
+    assert lines["login", "jobs"]["advice"] == "mend first: cluster directory" and live(queue) == []
+
+
+def test_directories_that_are_made_are_private_whatever_the_umask(queue: LocalQueue, home: Path) -> None:
+    place = home / "a" / "b" / "clusters"
+    argv = f"umask 002; exec {shlex.join(command('check', '--json', *ON_CPUS, '--cluster-directory', str(place)))}"
+    done = subprocess.run(["bash", "-c", argv], capture_output=True, text=True, timeout=60)
+    [line] = [line for line in json.loads(done.stdout)["lines"] if line["what"] == "permissions"]
+    assert line["grade"] == "ok", line
+    assert {path.stat().st_mode & 0o777 for path in (place, place.parent, place.parent.parent)} == {0o700}
 
 
 def test_on_pbs(pbs: Site, home: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,6 @@ def test_a_healthy_job_is_ok_in_every_line() -> None:
         ({"interface_trouble": "interface 'ib7' does not exist"}, "fabric", "failure", "ib7"),
         ({"local_directory": "trouble: no space"}, "local_directory", "failure", "no space"),
         ({"local_directory": "/scratch: 900 GiB free"}, "local_directory", "ok", "900 GiB"),
-        ({"open_files": 1024}, "open files", "warning", "1024"),
         ({"environment": {"python": "3.12.4"}}, "driver", "failure", "NVML"),
     ],
 )
@@ -92,6 +91,34 @@ def test_a_scheduler_that_cannot_be_reached_is_a_failure_a_worker_is_not() -> No
     worker = seen()
     worker.unreachable = "timed out"
     assert "reachable from here" not in found(worker), "clients never connect to workers"
+
+
+def test_a_scheduler_that_may_open_few_files_is_a_warning() -> None:
+    line = found(seen("scheduler", open_files=1024))["open files"]
+    assert (line.grade, line.found) == ("warning", "at most 1024") and "ulimit -n" in line.advice
+    assert "open files" not in found(seen("scheduler", open_files=-1)) and "open files" not in found(seen(open_files=1024))
+
+
+def test_infiniband_that_is_not_used_is_a_warning_with_the_reason() -> None:
+    node = replace(INFINIBAND, transports=("tcp",), locked_memory=64 * 1024)
+    lines = found(seen(node=asdict(node), verdict=asdict(decide(node, "auto", None, gpu=True))))
+    assert lines["fabric"].grade == "warning" and "this UCX was built without InfiniBand" in lines["fabric"].advice
+    assert lines["locked memory"].found == "at most 64 KiB"
+    lines = found(seen(node=asdict(node), verdict=asdict(decide(node, "ucx", None, gpu=True))))
+    assert lines["fabric"].grade == "warning", "UCX that was asked for, and then runs over TCP"
+    lines = found(seen(verdict=asdict(decide(INFINIBAND, "tcp", None, gpu=True))))
+    assert lines["fabric"].advice == "the InfiniBand of this node is not used: protocol asks for TCP"
+    assert found(seen(node=asdict(Node()), verdict=asdict(decide(Node(), "auto", None, gpu=True))))["fabric"].grade == "ok", "there is none"
+
+
+def test_a_scheduler_on_a_lesser_network_than_the_workers_is_a_warning() -> None:
+    plain = Node(has_ucxx=True)
+    line = agreement_line(
+        seen("scheduler", node=asdict(plain), verdict=asdict(decide(plain, "auto", None, gpu=True))).found,
+        seen().found,
+        resolve("slurm", {}),
+    )
+    assert line.grade == "warning" and "give the scheduler job a node on the workers' fabric" in line.advice
 
 
 def test_clocks_may_differ_by_a_minute() -> None:
@@ -145,6 +172,7 @@ def test_differences_of_software_are_lines() -> None:
         (("cpu", None, 0), "ok", ""),
         (("gpu", "h100", 4), "failure", "there is no gpu_type='h100' in the queue: choose among a100"),
         (("gpu", None, 8), "failure", "gpus_per_node=8 is more than a node has: write 4"),
+        (("gpu,small", "t4", 4), "failure", "gpus_per_node=4 is more than a node has: write 1"),
     ],
 )
 def test_options_are_compared_with_the_queues_that_have_gpus(arguments: tuple[str | None, str | None, int], grade: str, said: str) -> None:
