@@ -247,8 +247,9 @@ class GPUCluster(Lifecycle):
             raise OptionError("the default group stays: scale(jobs=0) gives up its jobs")
 
         def act() -> None:
-            self._set(group, Limits(maximum=0, fixed=True), None)
+            self._deleted.append(group)
             del self._groups[name]
+            self._set(group, Limits(maximum=0, fixed=True), None)
             self._save_groups()
 
         self._in_loop(act)

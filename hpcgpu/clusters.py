@@ -16,6 +16,12 @@ from hpcgpu.options import cluster_directories
 __all__ = ["Found", "NoCluster", "find", "live_jobs", "locate", "stop", "submitted"]
 
 
+#: Answers of the queue in a row without a job of the cluster, before they are believed; one may leave out what lives.
+_EMPTY = 2
+#: Seconds that a submit may take whose client was killed.
+_SUBMIT = 10.0
+
+
 class NoCluster(LookupError):
     """There is no cluster of that name."""
 
@@ -141,12 +147,20 @@ def stop(
     """
     deadline = time.monotonic() + timeout
     directory.remove_secrets()
+    empty = 0
     while True:
         jobs = live_jobs(directory, batch)
-        if not jobs:
+        empty = 0 if jobs else empty + 1
+        if empty >= _EMPTY and not _submitting(directory, now=time.time()):
             directory.close()
             return []
         if time.monotonic() > deadline:
             return jobs
-        batch.cancel([job.job_id for job in jobs])
+        if jobs:
+            batch.cancel([job.job_id for job in jobs])
         sleep(1.0)
+
+
+def _submitting(directory: ClusterDirectory, *, now: float) -> bool:
+    """Whether a submit may still be under way that a killed client began: its command has a session of its own, and lives on."""
+    return any(s.job_id is None and not s.refused and not s.ended and now - s.time < _SUBMIT for s in directory.submits())

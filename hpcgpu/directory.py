@@ -215,6 +215,13 @@ class ClusterDirectory:
         """Return the token that ties the contact to this cluster."""
         return str(self._about()["token"])
 
+    def is_of(self, token: str) -> bool:
+        """Whether this is still the directory of the cluster with that token, not a later one of its name; true if it cannot be read."""
+        try:
+            return self.token() == token
+        except (OSError, ValueError, KeyError):
+            return True
+
     @property
     def encrypted(self) -> bool:
         """Whether nothing of the cluster may run without its credentials."""
@@ -356,19 +363,22 @@ class ClusterDirectory:
     def submits(self) -> list[Submit]:
         """Return what the journal says of each job, in order."""
         jobs: dict[str, Submit] = {}
+        earlier: list[Submit] = []
         for record in self._journal():
             if record["event"] == "intent":
                 group, time_ = record.get("group", "default"), record.get("time", 0.0)
+                if record["name"] in jobs and jobs[record["name"]].job_id is not None:  # of a manager that had been taken over already
+                    earlier.append(jobs.pop(record["name"]))
                 jobs[record["name"]] = Submit(record["name"], record["kind"], group, time_)
             elif record.get("name") not in jobs:
                 continue
             elif record["event"] == "submitted":
                 jobs[record["name"]].job_id = record["id"]
             elif record["event"] == "refused":
-                jobs[record["name"]].refused = True
+                jobs[record["name"]].refused = jobs[record["name"]].job_id is None
             elif record["event"] == "ended":
                 jobs[record["name"]].ended = True
-        return list(jobs.values())
+        return [*earlier, *jobs.values()]
 
     def _append(self, record: dict[str, Any]) -> None:
         line = (json.dumps({"time": round(time.time(), 3), **record}) + "\n").encode()

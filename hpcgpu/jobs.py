@@ -135,6 +135,7 @@ class Dispatcher:
     def __init__(self, batch: BatchSystem, directory: ClusterDirectory, manager: int) -> None:
         self.batch = batch
         self.directory = directory
+        self.token = directory.token()
         self.manager = manager
         self.monitor = Monitor(batch)
         self.submits = asyncio.Semaphore(_SUBMITS_AT_ONCE)
@@ -152,7 +153,9 @@ class Dispatcher:
         self.monitor.watch(job_id, name, now=submitted)
 
     def check_manager(self) -> None:
-        """Raise `Superseded` when another program has taken the cluster over."""
+        """Raise `Superseded` when another program has taken the cluster over, or its name belongs to a later one."""
+        if not self.directory.is_of(self.token):
+            raise Superseded(f"cluster {self.directory.path.name} has ended, and there is another one of its name now")
         latest = self.directory.manager()
         if latest is not None and latest.number > self.manager:
             raise Superseded(
@@ -179,6 +182,7 @@ class Dispatcher:
                 raise BatchError("the cluster is closing")
             self._in_flight.add(name)
         try:
+            self.check_manager()
             self.directory.intend(name, kind, group)
             try:
                 self.check_manager()  # after the intent: who takes over now either reads that, or is seen here

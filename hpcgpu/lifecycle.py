@@ -33,12 +33,15 @@ from hpcgpu.fabric import interfaces
 from hpcgpu.fabric import settings as fabric_settings
 from hpcgpu.fabric.gpus import gpus_on_node
 from hpcgpu.groups import WorkerGroup
-from hpcgpu.jobs import ClusterError, ClusterWarning, Dispatcher, Job, SchedulerJob, WorkerJob, in_thread
+from hpcgpu.jobs import ClusterError, ClusterWarning, Dispatcher, Job, SchedulerJob, Superseded, WorkerJob, in_thread
 from hpcgpu.localscheduler import LocalScheduler
 from hpcgpu.manager import CLOSE_TIMEOUT, Manager
 from hpcgpu.options import OptionError, Options, resolve
 
 __all__ = ["Lifecycle"]
+
+#: Seconds that the scheduler may take to tell its software.
+_ENVIRONMENT_TIMEOUT = 30.0
 
 
 class Lifecycle(Manager):
@@ -265,9 +268,9 @@ class Lifecycle(Manager):
                     await asyncio.wait([self._starting], timeout=0.5)
                 await self._starting
         except Exception as error:
-            self._troubles.failure = self._troubles.failure or str(error)
+            self._troubles.failure = self._troubles.failure or str(error) or repr(error)
             await self._close()
-            raise ClusterError(f"Cluster failed to start: {error}") from error
+            raise ClusterError(f"Cluster failed to start: {str(error) or repr(error)}") from error
 
     def _started_in_background(self, starting: asyncio.Task[None]) -> None:
         """Tell what kept a cluster from starting that nobody waits for."""
@@ -292,19 +295,28 @@ class Lifecycle(Manager):
         self._log(f"the scheduler is at {address}")
         self.scheduler_comm = rpc(address, connection_args=self.security.get_connection_args("client"))
         await Cluster._start(self)
-        if self._agreement.mode != "off":
-            self._agreement.scheduler = await asyncio.wait_for(self.scheduler_comm.hpcgpu_environment(), 30)
-            fatal, doubtful = self._agreement.check({})
-            if fatal:
-                raise ClusterError(fatal)
-            if doubtful:
-                self._log(doubtful)
-                warnings.warn(doubtful, ClusterWarning, stacklevel=2)
+        await self._compare_with_scheduler()
         self._take_workers()
         self._spawn(self._watch_stream(), self._watching)
         self._spawn(self._keep_deciding(), self._watching)
         if self.options.scheduler is not None:
             self._spawn(self._keep_in_contact(), self._watching)
+
+    async def _compare_with_scheduler(self) -> None:
+        """Raise or warn where this program and the scheduler do not fit together; a scheduler that is busy is not compared."""
+        if self._agreement.mode == "off":
+            return
+        try:
+            self._agreement.scheduler = await asyncio.wait_for(self.scheduler_comm.hpcgpu_environment(), _ENVIRONMENT_TIMEOUT)
+        except (OSError, TimeoutError) as error:
+            self._log(f"software was not compared, the scheduler did not answer: {error or type(error).__name__}")
+            return
+        fatal, doubtful = self._agreement.check({})
+        if fatal:
+            raise ClusterError(fatal)
+        if doubtful:
+            self._log(doubtful)
+            warnings.warn(doubtful, ClusterWarning, stacklevel=2)
 
     async def _adopt_jobs(self) -> None:
         """Take over the jobs that the cluster has, as its journal and the queue tell.
@@ -479,7 +491,8 @@ class Lifecycle(Manager):
             if job.status != Status.failed:
                 job.status = Status.closed
                 job._event_finished.set()
-        with suppress(OSError):
+        with suppress(OSError, Superseded):
+            self._dispatcher.check_manager()  # the name may be another cluster's by now
             self.directory.remove_secrets()
             if not left and not trouble:
                 self.directory.close()
@@ -507,6 +520,7 @@ class Lifecycle(Manager):
 
     async def _leave_jobs(self) -> None:
         """Close this end only: ``shutdown_on_close=False``."""
+        unguard(self._dispatcher)
         for group in self._groups.values():
             group.adaptive = None
         with suppress(TimeoutError, OSError):

@@ -47,6 +47,8 @@ _DECISION_INTERVAL = 1.0
 _SILENCE = 60.0
 #: Seconds after which it is tried again to retire a job whose data fitted nowhere else.
 _RETRY_LEAVING = 3.0
+#: The same for jobs of a group that was deleted, of which the user is told each time.
+_RETRY_DELETED = 60.0
 #: Seconds between two looks at whether workers that leave have finished.
 _FINISHING_INTERVAL = 0.5
 #: Seconds for which running tasks are waited for when the budget ends.
@@ -95,6 +97,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
         group = WorkerGroup(DEFAULT, options.worker, dispatcher.directory.path / script, settings.worker_restarts)
         group.resize(Limits(maximum=settings.jobs, fixed=True))
         self._groups = {DEFAULT: group}
+        self._deleted: list[WorkerGroup] = []
         self._changed = asyncio.Event()
         self._poll_now = asyncio.Event()
         self._decide_now = asyncio.Event()
@@ -153,7 +156,8 @@ class Manager(SpecCluster):  # type: ignore[misc]
         if isinstance(self.scheduler, SchedulerJob) and self.scheduler.job_id is None:
             return  # worker jobs go right behind it
         now = time.time()
-        for group in list(self._groups.values()):
+        self._deleted = [group for group in self._deleted if any(job.alive for job in group.jobs)]
+        for group in [*self._groups.values(), *self._deleted]:
             for job in [job for job in self.workers.values() if job.group is group]:
                 leaves = group.leaves(job)
                 if leaves is not None and now >= max(leaves, job.retry_at):
@@ -164,7 +168,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
                 group.adaptive.decided(decision, now=now)
             for _ in range(decision.submit):
                 self._plan_job(group)
-            names = [*decision.cancel, *decision.retire]
+            names = [name for name in (*decision.cancel, *decision.retire) if now >= self.workers[name].retry_at]
             if decision.over:
                 self._give_up(names, deadline=now + _BUDGET_END, why=Leaving.BUDGET)
             else:
@@ -266,28 +270,43 @@ class Manager(SpecCluster):  # type: ignore[misc]
             running = [job for job in jobs if job not in waiting]
             kept = await move_data(self.scheduler_comm, running) if self.scheduler_comm is not None else []
             others = set(self.scheduler_info["workers"]) - {address for job in running for address in job.workers}
-            if why is Leaving.BUDGET or (why is Leaving.UNWANTED and not others):
+            loses = why is Leaving.BUDGET or (why is Leaving.UNWANTED and not others)
+            if loses:
                 kept = []
             self._keep(kept, why)
             await self._end([job for job in jobs if job not in begun and job not in running])
-            await self._see_off([job for job in running if job not in kept], deadline, why)
+            await self._see_off([job for job in running if job not in kept], deadline, why, loses=loses)
         except Superseded as error:
             self._stay(job for job in jobs if job.alive)
             self._step_down(str(error))
         except BatchError as error:
             self._stay(job for job in jobs if job.alive)
             self._problem(f"jobs {', '.join(job.name for job in jobs)} could not be cancelled: {error}")
+        except Exception as error:  # whatever it was, the jobs must not be forgotten
+            self._stay(job for job in jobs if job.alive)
+            for job in jobs:
+                job.retry_at = time.time() + _RETRY_LEAVING
+            self._warn(f"internal error while jobs {', '.join(job.name for job in jobs)} were given up, it is tried again: {error!r}")
         self._changed.set()
 
-    async def _see_off(self, jobs: list[WorkerJob], deadline: float | None, why: Leaving) -> None:
-        """End running jobs, each when its workers have finished what they run; those that are ready by one command."""
+    async def _see_off(self, jobs: list[WorkerJob], deadline: float | None, why: Leaving, *, loses: bool) -> None:
+        """End running jobs, each when its workers have finished what they run; those that are ready by one command.
+
+        Parameters
+        ----------
+        loses : bool
+            Whether data that fits nowhere else is given up with them.
+        """
         while jobs:
             late = deadline is not None and time.time() > deadline
+            gone = isinstance(self.scheduler, SchedulerJob) and self.scheduler.queue_status.state.ended
             closed, stuck = list(jobs), list[WorkerJob]()
-            if self.scheduler_comm is not None:
+            if self.scheduler_comm is not None and not gone:
                 closed, stuck = await close_finished(self.scheduler_comm, jobs, at_once=late)
             if late:
                 closed, stuck = list(jobs), []
+            elif loses:
+                closed, stuck = [*closed, *stuck], []
             await self._end(closed)
             self._keep(stuck, why)
             jobs = [job for job in jobs if job not in closed and job not in stuck]
@@ -312,8 +331,8 @@ class Manager(SpecCluster):  # type: ignore[misc]
             self._warn(f"jobs {names} stay: their data fits nowhere else. Free some of it, and scale again")
         now = time.time()
         for job in jobs:
-            job.retry_at, job.idle_since = now + _RETRY_LEAVING, None
-            if job.group.limits.fixed and why is not Leaving.WALLTIME:
+            job.retry_at, job.idle_since = now + (_RETRY_DELETED if job.group in self._deleted else _RETRY_LEAVING), None
+            if job.group.limits.fixed and why is not Leaving.WALLTIME and job.group not in self._deleted:
                 job.group.resize(replace(job.group.limits, maximum=job.group.limits.maximum + 1))
 
     async def scale_down(self, workers: Iterable[str]) -> None:
@@ -464,8 +483,9 @@ class Manager(SpecCluster):  # type: ignore[misc]
             if not job.alive and job.ended_at is None:
                 end = job.queue_status.end
                 job.ended_at = end if end is not None and end <= now else now
-                with suppress(OSError):
-                    self._dispatcher.directory.ended(job.name)
+                if job.job_id in self._dispatcher.monitor.ended():  # what the queue merely forgot may still run
+                    with suppress(OSError):
+                        self._dispatcher.directory.ended(job.name)
             if job.workers and not job.stable and job.joined_at is not None and now - job.joined_at > STABLE:
                 job.stable = True
                 job.group.failures.jobs_run_well()

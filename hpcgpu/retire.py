@@ -55,8 +55,8 @@ async def close_finished(scheduler: Any, jobs: Collection[WorkerJob], *, at_once
         done = [job for job in jobs if not any(unfinished.get(name) for name in job.workers.values())]
         names = _names(done)
         retired = await scheduler.retire_workers(names=names, close_workers=True, remove=True) if names else {}
-    except OSError:
-        return list(jobs), []
+    except OSError:  # the network, or a busy scheduler, may come back: their data is worth another try
+        return [], []
     stuck = [job for job in done if not all(address in retired for address in job.workers)]
     await _resume(scheduler, stuck)
     return [job for job in done if job not in stuck], stuck

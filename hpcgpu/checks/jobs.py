@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu import credentials, scripts
-from hpcgpu.batch.base import BatchError, BatchSystem, JobStatus
+from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchSystem, JobStatus
 from hpcgpu.batch.reasons import Outlook, explain, outlook
 from hpcgpu.checks import environment
 from hpcgpu.checks.environment import CLIENT, Difference
@@ -239,6 +239,8 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
                 directory.submitted(job_name, jobs[kind])
             except BatchError as error:
                 seen[kind].trouble = str(error)
+                if not isinstance(error, AmbiguousSubmit):
+                    directory.refused(job_name)
         _wait(directory, batch, jobs, seen, log_directory, quiet=quiet, timeout=timeout)
     finally:
         lines = _end(directory, batch)

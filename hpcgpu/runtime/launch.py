@@ -37,6 +37,8 @@ __all__ = ["main"]
 
 #: Seconds without a contact after which a worker job asks the queue about the scheduler job, and between two such questions.
 _FIRST_QUESTION, _NEXT_QUESTION = 5.0, 15.0
+#: Answers of the queue in a row that leave the scheduler job out, before it is believed to be gone.
+_UNKNOWN = 3
 #: Memory pool of the scheduler's GPU where workers have one, as dask-cuda's documentation has it for UCX.
 _SCHEDULER_POOL = "1GB"
 
@@ -135,7 +137,7 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, patience
     """
     deadline = time.monotonic() + patience
     next_question = time.monotonic() + _FIRST_QUESTION
-    pause = 0.1
+    pause, unknown = 0.1, 0
     while True:
         contact = directory.contact()
         if contact is not None and answers(contact, directory):
@@ -149,7 +151,8 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, patience
             except BatchError as error:  # compute nodes may lack the queue's commands
                 print(f"hpcgpu: cannot ask the queue about the scheduler job: {error}", file=sys.stderr)
             else:
-                if status is None or status.state.ended:
+                unknown = unknown + 1 if status is None else 0
+                if unknown >= _UNKNOWN or (status is not None and status.state.ended):
                     why = explain(status) if status is not None else "the queue does not know it any more"
                     raise LaunchError(f"the scheduler job {scheduler.job_id} is gone ({why}): this worker job has nothing to do")
         if now > deadline:

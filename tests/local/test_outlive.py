@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from hpcgpu import ClusterError, LocalGPUCluster, NoCluster, SlurmGPUCluster
 from hpcgpu.batch.base import BatchUnavailable
 from hpcgpu.batch.local import LocalQueue
 from hpcgpu.cluster import ClusterWarning
+from hpcgpu.clusters import stop
 from tests.conftest import live
 from tests.local.test_cluster import CPU, block_queue, in_queue, start_program
 
@@ -262,3 +265,48 @@ async def _name_of(path: Path) -> str:
     """Connect by the path of a cluster's directory."""
     async with await hpcgpu.connect(path, asynchronous=True, quiet=True) as client:
         return str(client.id).removeprefix("Client-hpcgpu-").rsplit("-", 5)[0]
+
+
+def test_an_old_program_leaves_a_later_cluster_of_the_same_name_alone(queue: LocalQueue) -> None:
+    old = LocalGPUCluster(name="same", **CPU | {"poll_interval": 600})
+    assert stop(old.directory, queue) == []
+    with LocalGPUCluster(name="same", jobs=1, **CPU) as new:
+        new.wait_for_workers(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ClusterWarning)
+            old.close()
+        assert new.directory.tls.is_dir() and new.directory.contact() is not None and not new.directory.closed
+        new.scale(jobs=2)
+        new.wait_for_workers(2)
+
+
+def test_a_scheduler_that_is_busy_does_not_cost_the_cluster_its_life(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = LocalGPUCluster(name="busy", jobs=1, **CPU)
+    first.wait_for_workers(1)
+    first.detach()
+    monkeypatch.setattr("hpcgpu.lifecycle._ENVIRONMENT_TIMEOUT", 0.0)
+    with LocalGPUCluster.from_name("busy") as again:
+        again.wait_for_workers(1)
+        assert "software was not compared, the scheduler did not answer" in again.get_logs()["Cluster"]
+
+
+def test_jobs_that_were_left_outlive_the_end_of_the_program(queue: LocalQueue, home: Path) -> None:
+    made = LocalGPUCluster(name="left", jobs=1, **CPU | {"lease": 0})
+    made.wait_for_workers(1)
+    program = "from hpcgpu import LocalGPUCluster; LocalGPUCluster.from_name('left', shutdown_on_close=False).close()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert len(live(queue)) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ClusterWarning)
+        made.close()
+    assert stop(made.directory, queue) == []
+
+
+def test_what_is_given_up_altogether_ends_with_what_it_holds(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(jobs=1, **CPU) as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(1)
+        held = client.scatter(42)
+        cluster.scale(jobs=0)
+        until(lambda: not cluster.workers and len(live(queue)) == 1, "the job that held data alone has ended")
+        assert held.status in ("lost", "cancelled", "finished")

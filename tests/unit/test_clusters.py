@@ -1,0 +1,91 @@
+"""Clusters as their directories and the queue tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcgpu import clusters
+from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.clusters import live_jobs, stop
+from hpcgpu.directory import ClusterDirectory
+from hpcgpu.retire import close_finished
+
+
+class Queue:
+    """Knows one job, and leaves it out of the answers that it is told to."""
+
+    def __init__(self, forgets: set[int]) -> None:
+        self.forgets, self.asked, self.cancelled = forgets, 0, False
+
+    def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        self.asked += 1
+        state = JobState.CANCELLED if self.cancelled else JobState.RUNNING
+        return {} if self.asked in self.forgets else {"7": JobStatus(job_id="7", name="demo-0", state=state)}
+
+    def find(self, job_name: str) -> list[str]:
+        return []
+
+    def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        self.cancelled = self.cancelled or list(job_ids) == ["7"]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> ClusterDirectory:
+    directory = ClusterDirectory.claim(tmp_path / "demo", lambda submits: [])
+    directory.intend("demo-0", "worker")
+    directory.submitted("demo-0", "7")
+    return directory
+
+
+def test_one_answer_that_leaves_a_job_out_is_not_believed(directory: ClusterDirectory) -> None:
+    queue: Any = Queue(forgets={1})
+    assert stop(directory, queue, sleep=lambda seconds: None) == []
+    assert queue.cancelled and directory.closed
+
+
+def test_a_submit_that_a_killed_client_began_is_waited_for(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.intend("demo-1", "worker")
+    queue: Any = Queue(forgets=set())
+    queue.find = lambda name: ["8"] if name == "demo-1" and queue.asked >= 5 else []
+    clock = SimpleNamespace(now=0.0)
+    began = directory.submits()[-1].time
+    monkeypatch.setattr(clusters.time, "time", lambda: began + clock.now)
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    stop(directory, queue, sleep=sleep)
+    assert clock.now >= 10, "its command lives on without the client, and may yet succeed"
+
+
+def test_a_name_that_two_managers_used_hides_no_job(directory: ClusterDirectory) -> None:
+    directory.intend("demo-0", "worker")  # of a manager that had been taken over
+    directory.refused("demo-0")
+    assert [(s.name, s.job_id, s.refused) for s in directory.submits()] == [("demo-0", "7", False), ("demo-0", None, True)]
+    queue: Any = Queue(forgets=set())
+    assert [job.job_id for job in live_jobs(directory, queue)] == ["7"]
+
+
+def test_a_refusal_does_not_hide_a_job_that_has_an_id(directory: ClusterDirectory) -> None:
+    directory.refused("demo-0")
+    assert directory.submits()[0].refused is False
+
+
+async def test_a_network_that_breaks_gives_nothing_up() -> None:
+    async def broken(**arguments: Any) -> None:
+        raise OSError("Timed out trying to connect")
+
+    job: Any = SimpleNamespace(workers={"tls://a": "demo-0"})
+    scheduler = SimpleNamespace(hpcgpu_unfinished=broken, retire_workers=broken)
+    assert await close_finished(scheduler, [job], at_once=False) == ([], [])
+
+
+def test_a_directory_knows_whose_it_is(directory: ClusterDirectory, tmp_path: Path) -> None:
+    token = directory.token()
+    assert directory.is_of(token) and not directory.is_of("another")
+    assert ClusterDirectory(tmp_path / "nowhere").is_of(token), "what cannot be read is no proof"
