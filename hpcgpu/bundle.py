@@ -5,7 +5,9 @@ The directory is made as that of any other cluster: `hpcgpu list`, `hpcgpu stop`
 
 from __future__ import annotations
 
+import secrets
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,8 @@ def _make_room(path: Path) -> None:
         return
     if not (path / "launch.sh").exists() or not (path / "cluster.json").exists():
         raise OptionError(f"{path} is there, and holds something else: choose another directory")
-    if ClusterDirectory(path).submits():
+    directory = ClusterDirectory(path)
+    if directory.submits() or directory.contact() is not None or any(directory.logs.glob("*")):
         raise OptionError(f"{path} was launched: its journal and its logs are kept. Choose another directory, or remove that one")
-    shutil.rmtree(path)
+    shutil.rmtree(directory.tls, ignore_errors=True)
+    path.rename(path.with_name(f"{path.name}~{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"))  # somebody may have changed it

@@ -13,7 +13,7 @@ from dask.utils import parse_timedelta
 from distributed import Client
 from distributed.security import Security
 
-from hpcgpu import credentials, values
+from hpcgpu import credentials, saved, values
 from hpcgpu.agreement import Agreement, environments
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
@@ -22,12 +22,15 @@ from hpcgpu.clusters import locate
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.jobs import ClusterError, ClusterWarning, in_thread
+from hpcgpu.options import OptionError
 from hpcgpu.runtime.launch import answers
 
 __all__ = ["connect", "wait_for_contact"]
 
 #: Seconds between two questions to the queue about a scheduler job that waits.
 _POLL_INTERVAL = 10.0
+#: Seconds for which the queue may not know the scheduler job, before it is believed to be gone.
+_GRACE = 60.0
 
 
 def connect(
@@ -121,6 +124,7 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
     """
     name, deadline = directory.path.name, None if timeout is None else time.monotonic() + timeout
     batch, asked, status = batch_system(directory.system), -_POLL_INTERVAL, None
+    unknown_since: float | None = None
     submitted = directory.created
     with Progress(quiet) as progress:
         while True:
@@ -133,26 +137,38 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
                 raise TimeoutError(f"the scheduler of cluster {name} was not there within {timeout:g} s: {_words(status, contact)}")
             if time.monotonic() - asked >= _POLL_INTERVAL:
                 asked = time.monotonic()
-                status = _scheduler_status(directory, batch)
+                status, unknown = _scheduler_status(directory, batch)
+                unknown_since = (unknown_since or asked) if unknown else None
+                if unknown_since is not None and asked - unknown_since >= _GRACE:
+                    what = f"the queue has not known its job for {_GRACE:g} s"
+                    raise ClusterError(f"the scheduler of cluster {name} is gone: {what}. Logs: {_logs(directory)}")
             progress.update(
                 f"cluster {name}: waiting for its scheduler", f"{_words(status, contact)}, for {duration(time.time() - submitted)}"
             )
             time.sleep(0.5)
 
 
-def _scheduler_status(directory: ClusterDirectory, batch: BatchSystem) -> JobStatus | None:
-    """Return what the queue says of the scheduler job; None where it says nothing."""
+def _scheduler_status(directory: ClusterDirectory, batch: BatchSystem) -> tuple[JobStatus | None, bool]:
+    """Return what the queue says of the scheduler job, None where it says nothing, and whether it answered that it knows of none."""
     submit = next((s for s in directory.submits() if s.kind == "scheduler" and not s.refused), None)
     if submit is None or submit.job_id is None:
-        return None
+        return None, False
     try:
         status = batch.poll([submit.job_id]).get(submit.job_id) or batch.ended([submit.job_id]).get(submit.job_id)
     except BatchError:
-        return None
+        return None, False
     if status is not None and status.state.ended:
-        log = directory.logs / batch.log_name(submit.name, submit.job_id)
+        log = _logs(directory) / batch.log_name(submit.name, submit.job_id)
         raise ClusterError(f"the scheduler of cluster {directory.path.name} is gone: {_words(status)}. Log: {log}")
-    return status
+    return status, status is None
+
+
+def _logs(directory: ClusterDirectory) -> Path:
+    """Return where the logs of the jobs are."""
+    try:
+        return saved.read(directory).options.cluster.log_directory or directory.logs
+    except (OptionError, OSError):  # another release's, or none: a cluster of one job
+        return directory.logs
 
 
 def _words(status: JobStatus | None, contact: Contact | None = None) -> str:

@@ -440,6 +440,7 @@ class WorkerJob(Job):
         self.processing = 0
         self.nbytes = 0
         self.idle_since: float | None = None
+        self.complete = False
         self.retry_at = 0.0
         self.stable = False
         self.doubtful = False

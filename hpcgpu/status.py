@@ -175,6 +175,8 @@ def _manager(directory: ClusterDirectory, answer: Mapping[str, Any]) -> str:
     latest, said = directory.manager(), answer.get("hpcgpu")
     if said is None:
         return ""
+    if said.get("trouble"):
+        return str(said["trouble"])
     if latest is None or said["number"] < latest.number or not said["present"]:
         return str(said["about"]) if said["number"] == 0 else ""
     return f"{latest}: {said['about']}" if said["about"] else str(latest)

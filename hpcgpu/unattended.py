@@ -26,6 +26,9 @@ from hpcgpu.options import OptionError
 
 __all__ = ["ask", "cluster_class", "main"]
 
+#: Seconds that the scheduler may take to start the manager: it asks the queue first.
+_TIMEOUT = 120.0
+
 _CLASSES: dict[str, type[GPUCluster]] = {cls.system: cls for cls in (SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster)}
 
 
@@ -73,7 +76,11 @@ def ask(directory: ClusterDirectory, group: str, arguments: Mapping[str, Any]) -
     contact = directory.contact()  # after the request: a scheduler that starts now reads it
     if contact is None:
         return f"{name}: adaptive scaling begins when its scheduler job does"
-    if trouble := asyncio.run(_start(contact, directory)):
+    try:
+        trouble = asyncio.run(asyncio.wait_for(_start(contact, directory), _TIMEOUT))
+    except (OSError, TimeoutError) as error:
+        trouble = f"its scheduler at {contact.client} does not answer ({error or type(error).__name__})"
+    if trouble:
         directory.request_adapt(earlier)
         raise ClusterError(
             f"the scheduler job of cluster {name} cannot scale it: {trouble}. Let a program on a login node do it, by "
@@ -85,8 +92,10 @@ def ask(directory: ClusterDirectory, group: str, arguments: Mapping[str, Any]) -
 async def _start(contact: Contact, directory: ClusterDirectory) -> str:
     security = credentials.security(directory) if directory.encrypted else Security()
     async with rpc(contact.client, connection_args=security.get_connection_args("client")) as scheduler:
+        if trouble := str(await scheduler.hpcgpu_manage()):
+            return trouble
         await scheduler.hpcgpu_release()
-        return str(await scheduler.hpcgpu_manage())
+        return ""
 
 
 def main(path: Path) -> None:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from hpcgpu.batch.base import BatchError, BatchUnavailable, JobState, JobStatus, OwnJob
+from hpcgpu.batch.base import BatchError, JobState, JobStatus, OwnJob
 from hpcgpu.batch.command import Result, require, run
 from hpcgpu.batch.commands import CommandBatch
 from hpcgpu.batch.pbsnodes import Shortage, parse_pbsnodes
@@ -261,8 +261,13 @@ class PBS(CommandBatch):
         ids = sorted(job_ids, key=_order)
         if only_pending and ids:
             ids = self._held(ids)
-        if ids:
-            self._retry(["qdel", *ids], answered=_gone)
+        try:
+            if ids:
+                self._retry(["qdel", *ids], answered=_gone)
+        except BaseException:
+            if only_pending:
+                self._release(ids)
+            raise
 
     def _held(self, ids: list[str]) -> list[str]:
         """Hold the jobs that wait, so that none can start meanwhile, and return them.
@@ -270,13 +275,20 @@ class PBS(CommandBatch):
         qdel has no filter by state. A hold does nothing to a running job that is not to be checkpointed (OpenPBS, ``req_holdjob.c``), hence
         ``-c n`` in the scripts; it is taken off again.
         """
-        self._retry(["qhold", "-h", "u", *ids], answered=_gone)
-        jobs = self._qstat(ids)
-        waiting = [job_id for job_id, job in jobs.items() if _STATES.get(job.get("job_state", "")) is JobState.PENDING]
-        if running := [job_id for job_id in jobs if job_id not in waiting]:
-            with contextlib.suppress(BatchUnavailable):
-                self._retry(["qrls", "-h", "u", *running], answered=_gone, attempts=1)
+        waiting: list[str] = []
+        try:
+            self._retry(["qhold", "-h", "u", *ids], answered=_gone)
+            jobs = self._qstat(ids)
+            waiting = [job_id for job_id, job in jobs.items() if _STATES.get(job.get("job_state", "")) is JobState.PENDING]
+        finally:  # whatever the server said, nothing that stays may stay held
+            self._release([job_id for job_id in ids if job_id not in waiting])
         return waiting
+
+    def _release(self, ids: list[str]) -> None:
+        """Take the user's hold off these jobs, as far as the server answers."""
+        if ids:
+            with contextlib.suppress(BatchError):
+                self._retry(["qrls", "-h", "u", *ids], answered=_gone, attempts=1)
 
     def _named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
         """Ids of the live jobs of that name, by one qselect for the short name and one qstat for the whole one."""

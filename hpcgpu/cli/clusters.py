@@ -217,11 +217,13 @@ def logs(name: str, job: str | None, follow: bool) -> None:
     from hpcgpu.logs import Reader
 
     reader = Reader(locate(name), job)
+    ended = not follow
     while True:
         for heading, text in reader.news():
             click.echo(f"{heading}\n{text}" if heading else text, nl=not text.endswith("\n"))
-        if not follow or reader.ended():
+        if ended:
             return
+        ended = reader.ended()  # what was written until then is read once more
         time.sleep(0.5)
 
 
@@ -250,7 +252,7 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
         try:
             there = len(live_jobs(directory, batch))
             left = stop_cluster(directory, batch)
-        except BatchError as error:
+        except (BatchError, OSError) as error:  # the others must be stopped all the same
             click.echo(f"{name}: {error}", err=True)
             status = 1
             continue

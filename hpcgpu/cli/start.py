@@ -61,6 +61,7 @@ def start(
               hpcgpu start demo --gpus-per-node 4 --adapt --maximum-jobs 8
     Connect:  hpcgpu.connect("demo") in Python
     """
+    from hpcgpu.jobs import ClusterError
     from hpcgpu.unattended import ask, cluster_class
 
     if adapt and maximum_jobs is None:
@@ -80,7 +81,10 @@ def start(
     signal.signal(signal.SIGTERM, earlier)
     jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
     cluster.detach()
-    scaling = ask(directory, "default", {"minimum_jobs": minimum_jobs, "maximum_jobs": maximum_jobs}) if adapt else ""
+    try:
+        scaling = ask(directory, "default", {"minimum_jobs": minimum_jobs, "maximum_jobs": maximum_jobs}) if adapt else ""
+    except ClusterError as error:
+        raise ClusterError(f"{error}. It runs, with {minimum_jobs} worker jobs; hpcgpu stop {name} ends it") from error
     if as_json:
         found = {"name": name, "directory": str(directory.path), "dashboard": link, "jobs": [job.as_json() for job in jobs]}
         click.echo(json.dumps(found, indent=1))

@@ -115,9 +115,13 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             self._present = False
 
     async def state(self) -> dict[str, Any]:
-        """Return who manages the cluster: the manager's ``number``, whether it is ``present``, and what it says (``about``)."""
+        """Return who manages the cluster: the manager's ``number``, whether it is ``present``, what it says, what went wrong with it.
+
+        The latter two are ``about`` and ``trouble``.
+        """
         present = self._present and time.monotonic() - self._heard < _SILENT
-        return {"number": self._manager, "present": present, "about": self._about}
+        trouble = self.unattended.trouble if self.unattended is not None else ""
+        return {"number": self._manager, "present": present, "about": self._about, "trouble": trouble}
 
     async def manage(self) -> str:
         """Start the manager that runs in the scheduler job, as ``adapt.json`` in the cluster directory asks; see `hpcgpu.unattended`.

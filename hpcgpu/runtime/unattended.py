@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
 
 from hpcgpu.batch import batch_system
@@ -14,6 +15,8 @@ from hpcgpu.batch.base import BatchError
 from hpcgpu.directory import ClusterDirectory
 
 __all__ = ["LOG", "Unattended"]
+
+logger = logging.getLogger("distributed.hpcgpu")
 
 #: Its log, in the cluster's `logs`.
 LOG = "manager.log"
@@ -33,6 +36,9 @@ class Unattended:
         self.directory = directory
         self.job_id = job_id
         self._process: asyncio.subprocess.Process | None = None
+        self._watch: asyncio.Task[None] | None = None
+        #: Why it does not run though it should; empty otherwise.
+        self.trouble = ""
 
     async def start(self) -> str:
         """Start it, or start it anew; return why that cannot be, empty if it can.
@@ -53,7 +59,18 @@ class Unattended:
                 stdout=log,
                 stderr=log,
             )
+        self.trouble = ""
+        self._watch = asyncio.ensure_future(self._watch_over(self._process))
         return ""
+
+    async def _watch_over(self, process: asyncio.subprocess.Process) -> None:
+        """Take note when the manager ends by itself; one that was taken over, or whose cluster has ended, exits with 0."""
+        code = await process.wait()
+        if code and process is self._process:
+            self.trouble = (
+                f"nobody scales it: the manager in its scheduler job ended with exit code {code}, see {self.directory.logs / LOG}"
+            )
+            logger.error("hpcgpu: %s", self.trouble)
 
     def _queue_answers(self) -> str:
         batch = batch_system(self.directory.system)

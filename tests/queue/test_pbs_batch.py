@@ -447,6 +447,20 @@ def test_only_pending_spares_what_runs(batch: PBS, pbs: Site) -> None:
     batch.cancel([running, blocker, full[0]])
 
 
+@pytest.mark.parametrize("command", ["qstat", "qdel"])
+def test_a_server_that_goes_away_half_way_leaves_no_job_held(batch: PBS, pbs: Site, command: str) -> None:
+    blocker = submit(batch, pbs, "ada-big")
+    path = script(pbs, "exec sleep 600", "-l select=2:ngpus=2")
+    jobs = [batch.submit(path, job_name=f"ada-{i}") for i in (2, 3)]
+    [waiting] = [i for i in jobs if states(batch, i)[i] is JobState.PENDING]
+    for _ in range(batch.attempts):
+        pbs.fault(command, lost=True, stderr=f"{command}: cannot connect to server pbs01 (errno=15010)\n", rc=255)
+    with pytest.raises(BatchUnavailable):
+        batch.cancel([waiting], only_pending=True)
+    assert "Hold_Types = n" in pbs.run("qstat", "-f", waiting).stdout, "it would have waited for ever"
+    batch.cancel([blocker, *jobs])
+
+
 def test_a_job_that_its_user_holds(batch: PBS, pbs: Site) -> None:
     job_id = batch.submit(script(pbs, "exec sleep 600", "-l select=1:ncpus=999"), job_name="ada-1")
     pbs.run("qhold", "-h", "u", job_id)

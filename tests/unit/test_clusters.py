@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from hpcgpu import clusters
+from hpcgpu import clusters, connection
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.clusters import live_jobs, stop
 from hpcgpu.directory import ClusterDirectory
+from hpcgpu.groups import WorkerGroup
+from hpcgpu.jobs import ClusterError
+from hpcgpu.options import resolve
 from hpcgpu.retire import close_finished
 
 
@@ -89,3 +92,30 @@ def test_a_directory_knows_whose_it_is(directory: ClusterDirectory, tmp_path: Pa
     token = directory.token()
     assert directory.is_of(token) and not directory.is_of("another")
     assert ClusterDirectory(tmp_path / "nowhere").is_of(token), "what cannot be read is no proof"
+
+
+def test_a_job_that_lost_a_worker_for_good_can_still_be_idle(tmp_path: Path) -> None:
+    group = WorkerGroup("default", resolve("slurm", {"gpus_per_node": 2}).worker, tmp_path / "worker.sbatch", 2)
+    job: Any = SimpleNamespace(alive=True, workers={"a": "demo-0-0"}, complete=False, idle_since=None, processing=0, nbytes=0)
+    group.jobs.append(job)
+    load = {"demo-0-0": {"processing": 0, "nbytes": 0}, "demo-0-1": {"processing": 0, "nbytes": 0}}
+    group.take_load(load, now=1.0)
+    assert job.idle_since is None, "its other worker is still to come"
+    job.workers["b"] = "demo-0-1"
+    group.take_load(load, now=2.0)
+    assert job.idle_since == 2.0
+    del job.workers["b"]
+    group.take_load(load, now=3.0)
+    assert job.idle_since == 2.0
+
+
+def test_a_scheduler_job_that_the_queue_forgot_is_gone(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.intend("demo-scheduler", "scheduler")
+    directory.submitted("demo-scheduler", "9")
+    monkeypatch.setattr(connection, "_POLL_INTERVAL", 0.0)
+    monkeypatch.setattr(connection, "_GRACE", 0.5)
+    queue: Any = Queue(forgets=set())
+    queue.ended = lambda job_ids: {}
+    monkeypatch.setattr(connection, "batch_system", lambda name: queue)
+    with pytest.raises(ClusterError, match=r"the scheduler of cluster demo is gone: the queue has not known its job for 0.5 s. Logs: "):
+        connection.wait_for_contact(directory, quiet=True)

@@ -80,8 +80,14 @@ def test_a_bundle_is_a_cluster_directory_that_nobody_else_reads(tmp_path: Path) 
     assert directory.system == "pbs" and directory.detached and not directory.closed
     assert read(directory).options.worker.queue == "gpu" and read(directory).options.cluster.idle_timeout == 3600
     assert {oct(path.stat().st_mode & 0o077) for path in [directory.path, *directory.path.rglob("*")]} == {"0o0"}
+    (directory.path / "train.py").write_text("mine")
     again = make("pbs", {"gpus_per_node": 4}, tmp_path / "demo")
     assert read(again).options.worker.gpus_per_node == 4, "one that was never launched is written anew"
+    [aside] = tmp_path.glob("demo~*")
+    assert (aside / "train.py").read_text() == "mine" and not (aside / "tls").exists(), "and kept aside, without its credentials"
+    (again.logs / "demo-scheduler-7.log").touch()
+    with pytest.raises(OptionError, match="was launched"):  # by hand
+        make("pbs", {}, tmp_path / "demo")
 
 
 def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:

@@ -66,27 +66,31 @@ queue_alive() {
 # submit NAME KIND SCRIPT [ID that must have started before]
 submit() {
     local id answer
+    [ -z "$stopping" ] || interrupted
     record "\"event\": \"intent\", \"name\": \"$1\", \"kind\": \"$2\", \"group\": \"default\"" || return
     # An interrupt must not end the command half-way: what it submitted would not be known.
     answer=$(trap '' INT TERM HUP; queue_submit "$@")
     id=$(job_id_of "$answer")
     if [ -z "$id" ]; then
+        [ -z "$stopping" ] || interrupted
         echo "launch.sh: $2 job $1 was not submitted${answer:+: $answer}" >&2
         return 1
     fi
     record "\"event\": \"submitted\", \"name\": \"$1\", \"id\": \"$id\""
     mine+=("$id")
+    [ -z "$stopping" ] || interrupted
     echo "$2 job $id ($1)"
     [ "$2" = worker ] || scheduler=$id
 }
 
 mine=()
+stopping=
 interrupted() {
     echo "launch.sh: interrupted; what it submitted is cancelled: ${mine[*]:-nothing}" >&2
     [ "${#mine[@]}" -eq 0 ] || queue_cancel "${mine[@]}"
     exit 130
 }
-trap interrupted INT TERM HUP
+trap stopping=1 INT TERM HUP
 
 jobs=${1:-1}
 case $jobs in
@@ -106,6 +110,13 @@ if [ -n "$scheduler" ]; then
     [ -n "$alive" ] || scheduler=
 fi
 if [ -z "$scheduler" ]; then
+    if [ -e "$journal" ]; then
+        left=$("$directory/stop.sh" --list) || exit 1
+        if [ -n "$left" ]; then
+            echo "launch.sh: jobs of an earlier launch are still in the queue: $(echo "$left" | tr '\n' ' ')- run $directory/stop.sh first" >&2
+            exit 1
+        fi
+    fi
     rm -f "$directory/contact.json" "$directory/scheduler.json"
     [ ! -e "$journal" ] || mv "$journal" "$directory/journal~$(date +%Y%m%d-%H%M%S).jsonl"
     record '"event": "detached"' || exit 1

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Ends the hpcgpu cluster demo: cancels every job of it, those that wait too, and none else.
+# With --list it only prints those that are in the queue.
 # Exit status: 0 if none is left, 1 if one may be.
 set -u
 directory=/home/me/clusters/demo
@@ -65,6 +66,11 @@ unknown() {
         submitted | grep -q "^$wanted " || printf '%s\n' "$wanted"
     done
 }
+
+if [ "${1-}" = --list ]; then
+    queue_jobs
+    exit
+fi
 
 trap 'exit 130' INT
 for ((try = 0; try < 60; try++)); do

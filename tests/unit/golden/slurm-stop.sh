@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Ends the hpcgpu cluster demo: cancels every job of it, those that wait too, and none else.
+# With --list it only prints those that are in the queue.
 # Exit status: 0 if none is left, 1 if one may be.
 set -u
 directory=/home/me/clusters/demo
@@ -42,6 +43,11 @@ queue_jobs() {
 unknown() {
     [ -n "$1" ] && [ -e "$journal" ] && grep -qF "\"event\": \"intent\", \"name\": \"$1\"" "$journal" && ! submitted | grep -q "^$1 "
 }
+
+if [ "${1-}" = --list ]; then
+    queue_jobs
+    exit
+fi
 
 trap 'exit 130' INT
 for ((try = 0; try < 60; try++)); do
