@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from fake_pbs import Site
 
@@ -294,3 +295,14 @@ def test_names_of_clusters_are_completed_and_discovered(queue: LocalQueue) -> No
 
         assert asyncio.run(discovered()) == [("kept", LocalGPUCluster)]
     assert "_HPCGPU_COMPLETE=bash_complete" in hpcgpu("completion", "bash").stdout
+
+
+def test_a_manager_in_the_scheduler_job_that_dies_is_told(queue: LocalQueue, home: Path, until: Until) -> None:
+    assert hpcgpu("start", "mind", *ON_CPUS, "--adapt", "--maximum-jobs", "1").returncode == 0
+    until(lambda: "adaptive" in status("mind")["manager"], "the manager in the scheduler job is there")
+    managers = [process for process in psutil.process_iter(["cmdline"]) if "hpcgpu.unattended" in (process.info["cmdline"] or [])]
+    [manager] = [process for process in managers if str(home) in " ".join(process.info["cmdline"])]
+    manager.kill()
+    until(lambda: "nobody scales it: the manager in its scheduler job ended with exit code -9" in status("mind")["manager"], "it is told")
+    assert hpcgpu("stop", "mind").returncode == 0
+    assert live(queue) == []
