@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import logging
 import os
 import runpy
 import shlex
@@ -262,13 +263,30 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
 
 
 def become(command: Sequence[str]) -> None:
-    """Run ``python -m MODULE ARGUMENTS`` in this process."""
+    """Run ``python -m MODULE ARGUMENTS`` in this process.
+
+    Over UCX the process ends without Python's own tidying up: UCX's thread may still be at work then, and a segmentation fault would make
+    a failure of a job that did well (seen with UCX 1.21 at the end of schedulers).
+    """
     _, flag, module, *arguments = command
     assert flag == "-m", "the templates start Dask as a module"
     if "dask" in sys.modules:  # imported before the environment was complete
         sys.modules["dask"].config.refresh()
     sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code not in (None, 0) or not _speaks_ucx(arguments):
+            raise
+    if _speaks_ucx(arguments):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _speaks_ucx(arguments: Sequence[str]) -> bool:
+    return any(flag == "--protocol" and value.startswith("ucx") for flag, value in pairwise(arguments))
 
 
 def main(argv: Sequence[str]) -> None:

@@ -310,7 +310,10 @@ class SlurmBed:
             return self._as_root("node-down", name)
         self._slurm("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=test")
         # "completing" while what ran on it ends, for as long as KillWait
-        wait_for(lambda: self.nodes().get(name, "").startswith(("down", "completing")), f"{name} is down", 60)
+        try:
+            wait_for(lambda: self.nodes().get(name, "").startswith(("down", "completing")), f"{name} is down", 60)
+        except BedError as error:
+            raise BedError(f"{error}: {self.nodes()}") from error
 
     def node_up(self, name: str) -> None:
         """Bring a node back from `node_down`, `stop_node` or a drain."""
