@@ -361,9 +361,12 @@ class SlurmBed:
     def _controller(self) -> None:
         """Start slurmctld and return when it answers."""
         self._daemon("slurmctld")
+        missing = 0
 
         def answers() -> bool:
-            if not any(process.name == "slurmctld" for process in self._own_processes()):
+            nonlocal missing  # a process that is just putting itself in the background may not be seen for a moment
+            missing = 0 if any(process.name == "slurmctld" for process in self._own_processes()) else missing + 1
+            if missing > 20:
                 raise BedError("slurmctld ended")
             return " UP" in self._slurm("scontrol", "ping", check=False)
 
