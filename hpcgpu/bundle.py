@@ -89,7 +89,7 @@ def make_single(arguments: Mapping[str, Any], path: Path, program: Sequence[str]
     if options.scheduler is None:
         raise OptionError("scheduler='local' has no meaning for a single job: the scheduler runs in it")
     text = scripts.render_single(options, path / path.name, program)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_directory(path)
     script = path / f"{path.name}.sbatch"
     try:
         with open(script, "x") as file:

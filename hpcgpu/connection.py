@@ -22,7 +22,6 @@ from hpcgpu.clusters import locate
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.jobs import ClusterError, ClusterWarning, in_thread
-from hpcgpu.options import OptionError
 from hpcgpu.runtime.launch import answers
 
 __all__ = ["connect", "wait_for_contact"]
@@ -141,7 +140,7 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
                 unknown_since = (unknown_since or asked) if unknown else None
                 if unknown_since is not None and asked - unknown_since >= _GRACE:
                     what = f"the queue has not known its job for {_GRACE:g} s"
-                    raise ClusterError(f"the scheduler of cluster {name} is gone: {what}. Logs: {_logs(directory)}")
+                    raise ClusterError(f"the scheduler of cluster {name} is gone: {what}. Logs: {saved.logs(directory)}")
             progress.update(
                 f"cluster {name}: waiting for its scheduler", f"{_words(status, contact)}, for {duration(time.time() - submitted)}"
             )
@@ -158,17 +157,9 @@ def _scheduler_status(directory: ClusterDirectory, batch: BatchSystem) -> tuple[
     except BatchError:
         return None, False
     if status is not None and status.state.ended:
-        log = _logs(directory) / batch.log_name(submit.name, submit.job_id)
+        log = saved.logs(directory) / batch.log_name(submit.name, submit.job_id)
         raise ClusterError(f"the scheduler of cluster {directory.path.name} is gone: {_words(status)}. Log: {log}")
     return status, status is None
-
-
-def _logs(directory: ClusterDirectory) -> Path:
-    """Return where the logs of the jobs are."""
-    try:
-        return saved.read(directory).options.cluster.log_directory or directory.logs
-    except (OptionError, OSError):  # another release's, or none: a cluster of one job
-        return directory.logs
 
 
 def _words(status: JobStatus | None, contact: Contact | None = None) -> str:

@@ -40,7 +40,7 @@ class Reader:
         self.directory = directory
         self.job = job
         self.batch = batch_system(directory.system)
-        self.logs = saved.read(directory).options.cluster.log_directory or directory.logs
+        self.logs = saved.logs(directory)
         self._read: dict[Path, int] = {}
         self._last: Path | None = None
         self._asked, self._ended = -_POLL_INTERVAL, False

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from hpcgpu.directory import ClusterDirectory
 from hpcgpu.options import ClusterOptions, OptionError, Options, SchedulerOptions, WorkerOptions, names
 
-__all__ = ["Saved", "read", "write"]
+__all__ = ["Saved", "logs", "read", "write"]
 
 _FILE = "options.json"
 _T = TypeVar("_T")
@@ -61,6 +61,14 @@ def read(directory: ClusterDirectory) -> Saved:
         return Saved(options, {name: _build(WorkerOptions, group) for name, group in content["groups"].items()})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise OptionError(f"the options of cluster {directory.path.name!r} cannot be read from {file}: {error}") from error
+
+
+def logs(directory: ClusterDirectory) -> Path:
+    """Return the directory of the jobs' logs: the option `log_directory` if it can be read, else that in the cluster's own."""
+    try:
+        return read(directory).options.cluster.log_directory or directory.logs
+    except OptionError:  # another release's, or none: a cluster of one job
+        return directory.logs
 
 
 def _build(cls: type[_T], kept: Mapping[str, Any]) -> _T:

@@ -95,7 +95,7 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
             trouble.append(f"the scheduler at {contact.client} does not answer: {error or type(error).__name__}")
     workers = [str(worker["name"]) for worker in answer.get("workers", {}).values()]
     kept = _kept(directory)
-    logs = (kept.options.cluster.log_directory if kept is not None else None) or directory.logs
+    logs = saved.logs(directory)
     jobs = [
         _info(submit, job_id, statuses.get(job_id), workers, logs / batch.log_name(submit.name, job_id))
         for job_id, submit in submits.items()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu.display.text import columns
+from hpcgpu.fabric.gpus import first_device, nvml
 
 __all__ = ["Difference", "Grade", "collect", "compare", "overview", "table"]
 
@@ -107,32 +108,23 @@ def _conda_cuda() -> str:
 
 def _gpu(visible: str | None) -> dict[str, str]:
     """Return what NVML says of the first GPU that this process sees."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no library, no driver: pynvml has an exception for each
-        return {}
-    first = ("0" if visible is None else visible).split(",")[0].strip()
     found: dict[str, str] = {}
 
     def note(what: str, ask: Callable[[], Any]) -> None:
         with contextlib.suppress(Exception):  # old drivers, and MIG, do not answer everything
             found[what] = str(ask())
 
-    try:
-        note("driver", lambda: _text(pynvml.nvmlSystemGetDriverVersion()))
-        note("CUDA of the driver", lambda: "{}.{}".format(*divmod(pynvml.nvmlSystemGetCudaDriverVersion() // 10, 100)))
-        if first in ("", "-1", "NoDevFiles"):
-            return found
+    with nvml() as library:
+        if library is None:
+            return {}
+        note("driver", lambda: _text(library.nvmlSystemGetDriverVersion()))
+        note("CUDA of the driver", lambda: "{}.{}".format(*divmod(library.nvmlSystemGetCudaDriverVersion() // 10, 100)))
         with contextlib.suppress(Exception):
-            device = pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(first)
-            note("compute capability", lambda: "{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(device)))
-            note("GPU", lambda: _text(pynvml.nvmlDeviceGetName(device)))
-            note("GPU memory", lambda: f"{pynvml.nvmlDeviceGetMemoryInfo(device).total / 2**30:.0f} GiB")
-            note("MIG", lambda: "yes" if first.startswith("MIG-") or pynvml.nvmlDeviceGetMigMode(device)[0] else "no")
-    finally:
-        pynvml.nvmlShutdown()
+            device = first_device(library, visible)
+            note("compute capability", lambda: "{}.{}".format(*library.nvmlDeviceGetCudaComputeCapability(device)))
+            note("GPU", lambda: _text(library.nvmlDeviceGetName(device)))
+            note("GPU memory", lambda: f"{library.nvmlDeviceGetMemoryInfo(device).total / 2**30:.0f} GiB")
+            note("MIG", lambda: "yes" if (visible or "").startswith("MIG-") or library.nvmlDeviceGetMigMode(device)[0] else "no")
     return found
 
 

@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
-__all__ = ["gpus_on_node"]
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["first_device", "gpus_on_node", "nvml"]
 
 
-def gpus_on_node() -> int | None:
-    """Count the GPUs of this node with NVML, which touches no GPU."""
+@contextmanager
+def nvml() -> Iterator[Any]:
+    """Yield pynvml, ready to be asked; None where there is no driver or no library."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        try:
-            return int(pynvml.nvmlDeviceGetCount())
-        finally:
-            pynvml.nvmlShutdown()
-    except Exception:  # no driver, no library: pynvml has an exception for each
-        return None
+    except Exception:  # pynvml has an exception for each
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def gpus_on_node() -> int | None:
+    """Count the GPUs of this node; None where NVML sees nothing."""
+    with nvml() as library:
+        return int(library.nvmlDeviceGetCount()) if library is not None else None
+
+
+def first_device(library: Any, visible: str | None) -> Any:
+    """Return NVML's handle of the first GPU that a process sees.
+
+    Parameters
+    ----------
+    library : module
+        What `nvml` yields.
+    visible : str or None
+        CUDA_VISIBLE_DEVICES: indices, UUIDs or MIG UUIDs; None where it is not set.
+
+    Raises
+    ------
+    LookupError
+        It sees none.
+    pynvml.NVMLError
+        There is no such GPU.
+    """
+    first = ("0" if visible is None else visible).split(",")[0].strip()
+    if first in ("", "-1", "NoDevFiles"):
+        raise LookupError("this process sees no GPU")
+    return library.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else library.nvmlDeviceGetHandleByUUID(first)

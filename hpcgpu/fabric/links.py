@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.protocol import to_serialize
 
 from hpcgpu.fabric import endpoints, interfaces
+from hpcgpu.fabric.gpus import first_device, nvml
 
 if TYPE_CHECKING:
     from distributed.comm import Comm
@@ -59,15 +60,11 @@ def _transports(comm: Comm) -> list[str]:
 
 def _nvlinks() -> int:
     """Count the active NVLinks of the first GPU that this process sees."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     active = 0
-    with contextlib.suppress(Exception):  # no driver, no NVLink, no permission
-        import pynvml
-
-        pynvml.nvmlInit()
-        device = pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(first)
+    with nvml() as library, contextlib.suppress(Exception):  # no driver, no NVLink, no permission
+        device = first_device(library, os.environ.get("CUDA_VISIBLE_DEVICES"))
         for link in range(_NVLINKS):
-            active += pynvml.nvmlDeviceGetNvLinkState(device, link)
+            active += library.nvmlDeviceGetNvLinkState(device, link)
     return active
 
 

@@ -27,7 +27,7 @@ from hpcgpu.checks import environment
 from hpcgpu.directory import ClusterDirectory
 from hpcgpu.fabric import choice, interfaces
 from hpcgpu.fabric.gpus import gpus_on_node
-from hpcgpu.runtime.launch import LaunchError, expanded, visible_gpus
+from hpcgpu.runtime.launch import LaunchError, expanded, job_arguments, visible_gpus
 
 __all__ = ["main"]
 
@@ -122,14 +122,7 @@ def serve(address: str, directory: ClusterDirectory) -> tuple[socket.socket, int
 def main(argv: Sequence[str]) -> int:
     """Look, tell, and wait until the login node has looked back."""
     parser = argparse.ArgumentParser(prog="python -m hpcgpu.runtime.check", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("kind", choices=["scheduler", "worker"])
-    parser.add_argument("system", help="batch system")
-    parser.add_argument("directory", type=Path, help="directory of the check")
-    parser.add_argument("--gpus", type=int, required=True, help="GPUs that the job asked for, per node")
-    parser.add_argument("--whole-nodes", action="store_true", help="all GPUs of a node are the job's")
-    parser.add_argument("--protocol", default="auto", help="auto, ucx, tcp or tls")
-    parser.add_argument("--interface", help="network interface of the workers")
-    parser.add_argument("--client-interface", help="network interface for clients")
+    job_arguments(parser)
     parser.add_argument("--local-directory", help="directory for spilling")
     arguments = parser.parse_args(argv)
     directory = ClusterDirectory(arguments.directory)

@@ -34,7 +34,7 @@ from hpcgpu.fabric.gpus import gpus_on_node
 from hpcgpu.runtime import devices
 from hpcgpu.walltime import margin
 
-__all__ = ["main"]
+__all__ = ["job_arguments", "main"]
 
 #: Seconds without a contact after which a worker job asks the queue about the scheduler job, and between two such questions.
 _FIRST_QUESTION, _NEXT_QUESTION = 5.0, 15.0
@@ -289,22 +289,27 @@ def _speaks_ucx(arguments: Sequence[str]) -> bool:
     return any(flag == "--protocol" and value.startswith("ucx") for flag, value in pairwise(arguments))
 
 
-def main(argv: Sequence[str]) -> None:
-    """Check, complete the command, become it."""
-    parser = argparse.ArgumentParser(prog="python -m hpcgpu.runtime.launch", description=__doc__.splitlines()[0] if __doc__ else "")
+def job_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of what runs first in a job, whichever it is."""
     parser.add_argument("kind", choices=["scheduler", "worker"])
     parser.add_argument("system", help="batch system")
     parser.add_argument("directory", type=Path, help="cluster directory")
     parser.add_argument("--gpus", type=int, required=True, help="GPUs that the job asked for, per node")
     parser.add_argument("--whole-nodes", action="store_true", help="all GPUs of a node are the job's")
+    parser.add_argument("--protocol", default="auto", help="auto, ucx, tcp or tls")
+    parser.add_argument("--interface", help="network interface of the workers")
+    parser.add_argument("--client-interface", help="network interface for clients")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Check, complete the command, become it."""
+    parser = argparse.ArgumentParser(prog="python -m hpcgpu.runtime.launch", description=__doc__.splitlines()[0] if __doc__ else "")
+    job_arguments(parser)
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the job")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds to wait for the scheduler")
     parser.add_argument("--walltime-margin", type=float, help="seconds before the end of the walltime at which workers retire")
     parser.add_argument("--lease", type=float, default=0.0, help="seconds without a manager after which the scheduler ends; 0: never")
-    parser.add_argument("--protocol", default="auto", help="auto, ucx, tcp or tls")
-    parser.add_argument("--interface", help="network interface of the workers")
     parser.add_argument("--rmm-pool", action="store_true", help="give the scheduler a small pool of GPU memory under UCX, as workers have")
-    parser.add_argument("--client-interface", help="network interface for clients")
     split = list(argv).index("--")
     arguments = parser.parse_args(argv[:split])
     arguments.command = list(argv[split + 1 :])

@@ -177,7 +177,8 @@ def test_the_dashboard_can_be_kept_to_its_node_or_opened(queue: LocalQueue) -> N
     for asked, expected in (("127.0.0.1:0", {"127.0.0.1"}), (":0", {"0.0.0.0", "::"})):
         with LocalGPUCluster(**CPU, scheduler={"dashboard_address": asked}) as cluster:
             port = int(cluster.dashboard_link.removesuffix("/status").rpartition(":")[2])
-            assert {ip for ip, p in listening(cluster) if p == port} <= expected
+            addresses = {ip for ip, p in listening(cluster) if p == port}
+            assert addresses and addresses <= expected
             with urllib.request.urlopen(cluster.dashboard_link.removesuffix("/status") + "/health", timeout=10) as answer:
                 assert answer.read() == b"ok", "the link leads there"
 
