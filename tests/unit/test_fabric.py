@@ -7,6 +7,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import dask
 import pytest
@@ -258,3 +260,17 @@ def test_measurements_are_a_table_against_the_line_rate() -> None:
         "rc_mlx5/mlx5_0:1",
     ]
     assert second.endswith("no GPU memory: no device") and "not known" in second
+
+
+async def test_a_worker_that_is_gone_does_not_hide_the_others() -> None:
+    async def broadcast(msg: dict[str, Any], workers: list[str]) -> dict[str, Any]:
+        if workers == ["ucx://gone"]:
+            raise OSError("Timed out trying to connect")
+        told = {"transports": {"ucx://b": ["tcp/eth0"]}, "troubles": {}, "nvlinks": 0, "rates": {}}
+        return {workers[0]: {"status": "OK", "result": told}}
+
+    there = {address: {"name": address[6:], "host": host} for address, host in (("ucx://gone", "n0"), ("ucx://a", "n1"), ("ucx://b", "n2"))}
+    found, _ = await report.look(SimpleNamespace(broadcast=broadcast), there)
+    told = {(link.first, link.second): link.trouble or link.transports for link in found}
+    assert told["a", "b"] == ("tcp/eth0",) and told["gone", "b"] == "Timed out trying to connect"
+    assert Fabric("ucx", "", links=found).rdma is False, "what is not known says nothing"

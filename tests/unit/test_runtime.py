@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import time
+from collections import namedtuple
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from hpcgpu.batch.reasons import explain, outlook
 from hpcgpu.batch.slurm import Slurm
 from hpcgpu.directory import ClusterDirectory, ClusterExists, Contact
 from hpcgpu.runtime import devices
+from hpcgpu.runtime.extension import Extension
 from hpcgpu.runtime.launch import LaunchError, lifetime, visible_gpus, wait_for_scheduler
 
 UUIDS = "GPU-1b9e,MIG-77aa"
@@ -196,3 +200,15 @@ def test_dask_cuda_still_needs_that() -> None:
     assert [nvml_device_index(i, cuda_visible_devices(i, range(4))) for i in range(4)] == [0, 2, 0, 2]
     source = inspect.getsource(CUDAWorker.__init__)
     assert source.count("nvml_device_index(i, cuda_visible_devices(i))") == 2, "fixed upstream? then remove hpcgpu/runtime/devices.py"
+
+
+async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is_late_enough() -> None:
+    moved: list[str] = []
+    task = namedtuple("Task", "key")("task")
+    worker = SimpleNamespace(name="demo-0", address="tls://a", executing={}, processing={task}, last_seen=time.time())
+    scheduler = SimpleNamespace(workers={"tls://a": worker}, _reschedule=lambda key, address, stimulus_id: moved.append(key))
+    extension: Any = SimpleNamespace(scheduler=scheduler, _leaving_since={})
+    for after, expected in ((0.0, []), (1.0, []), (3.0, ["task"])):  # it may have begun the task before it knew that it leaves
+        worker.last_seen += after
+        assert await Extension.unfinished(extension, ["demo-0"]) == {"demo-0": 1}
+        assert moved == expected
