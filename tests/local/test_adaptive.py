@@ -250,7 +250,7 @@ def test_a_limit_of_the_site_is_no_failure(grumpy: Grumpy, until: Until) -> None
         grumpy.refusal = SubmitLimited("QOSMaxSubmitJobPerUserLimit")
         cluster.scale(jobs=3)
         group = cluster._groups["default"]
-        until(lambda: group.failures.full, "the limit is known")
+        until(lambda: group.failures.full and len(cluster.workers) == 1, "the limit is known, by both submits")
         assert not group.failures.paused and not group.failures.refused
         assert "There are as many jobs as the site allows" in cluster.get_logs()["Cluster"]
         grumpy.refusal = None
