@@ -585,16 +585,16 @@ class Manager(SpecCluster):  # type: ignore[misc]
 
     async def _scheduler_ended(self, scheduler: SchedulerJob) -> None:
         """Take note that the cluster is lost, and cancel its worker jobs."""
-        self.status = Status.failed
         failure = f"the scheduler of cluster {self.options.cluster.name} is gone, its worker jobs are cancelled: {scheduler.obituary()}"
+        self._troubles.failure = failure
+        self._warn(failure)
+        self.status = Status.failed  # after its reason: who sees the status can ask for it
         self.worker_spec.clear()
         self.workers.clear()
         try:
             await in_thread(self._dispatcher.cancel_all, CLOSE_TIMEOUT)
         except BatchError as error:
-            failure += f"\nThe worker jobs {' '.join(self._dispatcher.left())} could not be cancelled: {error}"
-        self._troubles.failure = failure
-        self._warn(failure)
+            self._problem(f"the worker jobs {' '.join(self._dispatcher.left())} could not be cancelled: {error}")
         self._changed.set()
 
     async def _worker_job_ended(self, job: WorkerJob) -> None:

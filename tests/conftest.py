@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dask
@@ -13,6 +16,7 @@ import pytest
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.local import LocalQueue
+from hpcgpu.jobs import ClusterWarning
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "gpu_stub"), str(HERE / "slurm"), str(HERE / "queue")]
@@ -28,6 +32,18 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {timeout:g} s"
         time.sleep(0.05)
+
+
+@contextmanager
+def told(match: str, timeout: float = 120.0) -> Iterator[None]:
+    """What runs inside makes hpcgpu warn of `match`, if not at once then soon: warnings come from the event loop's thread."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+        deadline = time.monotonic() + timeout
+        while not any(isinstance(w.message, ClusterWarning) and re.search(match, str(w.message)) for w in list(caught)):
+            assert time.monotonic() < deadline, f"no warning of {match!r} but of {[str(w.message) for w in caught]}"
+            time.sleep(0.05)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from hpcgpu.batch.base import BatchUnavailable, SubmitLimited
 from hpcgpu.batch.local import LocalQueue
 from hpcgpu.cluster import ClusterWarning
 from hpcgpu.manager import Leaving
-from tests.conftest import live
+from tests.conftest import live, told
 from tests.local.test_cluster import CPU, GPU, in_queue
 
 Until = Callable[..., None]
@@ -111,7 +111,7 @@ def test_jobs_that_are_cancelled_from_outside_do_not_count_against_a_task(
     with (
         LocalGPUCluster(**options, jobs=1, env=FAILURES) as cluster,
         Client(cluster) as client,
-        pytest.warns(ClusterWarning, match="it was cancelled"),
+        told("it was cancelled"),
     ):
         future = client.submit(wait_for, "go")
         for _ in range(3):
@@ -192,7 +192,7 @@ def test_jobs_that_never_connect_pause_adaptive_scaling_until_it_is_resumed(queu
     prologue = [f"if [ -e {broken} ] && [ \"$HPCGPU_JOB_NAME\" != demo-scheduler ]; then echo 'no such module'; exit 3; fi"]
     options = CPU | {"worker_restarts": 1, "name": "demo"}
     with LocalGPUCluster(**options, job_script_prologue=prologue) as cluster, Client(cluster) as client:
-        with pytest.warns(ClusterWarning, match="no such module"):
+        with told("no such module"):
             adaptive = cluster.adapt(maximum_jobs=1, **ADAPT)
             future = client.submit(slow, 1)
             until(lambda: adaptive.state.paused, "it pauses")
@@ -228,7 +228,7 @@ def test_a_job_that_took_too_much_memory_is_told_with_its_limit(queue: LocalQueu
     line = 'if [ "$HPCGPU_JOB_NAME" != demo-scheduler ]; then echo "slurmstepd: error: Exceeded job memory limit" >&2; exit 1; fi'
     options = CPU | {"memory": "2GB", "worker_restarts": 0, "name": "demo", "job_script_prologue": [line]}
     match = r"it used more memory than it asked for \(1.86 GiB per node\)"
-    with LocalGPUCluster(**options) as cluster, pytest.warns(ClusterWarning, match=match):
+    with LocalGPUCluster(**options) as cluster, told(match):
         cluster.scale(jobs=1)
         until(lambda: cluster._groups["default"].failures.paused, "the job ends")
 
@@ -237,7 +237,7 @@ def test_a_submit_that_is_refused_for_now_is_tried_again(grumpy: Grumpy, until: 
     monkeypatch.setattr("hpcgpu.troubles._BACKOFF", (0.0, 0.0, 0.0, 0.0, 0.0))
     with LocalGPUCluster(**CPU) as cluster:
         grumpy.refusal = BatchUnavailable("the controller is away")
-        with pytest.warns(ClusterWarning, match=r"was not submitted: the controller is away\nIt is tried again in 0 s"):
+        with told(r"was not submitted: the controller is away\nIt is tried again in 0 s"):
             cluster.scale(jobs=1)
             until(lambda: cluster._groups["default"].failures.refused, "a submit is refused")
         grumpy.refusal = None
@@ -255,7 +255,7 @@ def test_a_limit_of_the_site_is_no_failure(grumpy: Grumpy, until: Until) -> None
         assert "There are as many jobs as the site allows" in cluster.get_logs()["Cluster"]
         grumpy.refusal = None
         [job] = cluster.workers.values()
-        with pytest.warns(ClusterWarning, match="it was cancelled"):
+        with told("it was cancelled"):
             grumpy.cancel([str(job.job_id)])  # one of ours ends: the site may allow another
             cluster.wait_for_workers(3)
 

@@ -18,9 +18,8 @@ from fake_pbs import Site
 
 from hpcgpu import LocalGPUCluster, connect
 from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import ClusterWarning
 from hpcgpu.clusters import discover
-from tests.conftest import live
+from tests.conftest import live, told
 from tests.local.test_cluster import CPU, block_queue, start_program
 
 Until = Callable[..., None]
@@ -252,7 +251,7 @@ def test_the_scheduler_job_scales_the_cluster_without_any_client(queue: LocalQue
 def test_a_program_that_scales_a_cluster_hears_that_the_scheduler_job_does_now(queue: LocalQueue, until: Until) -> None:
     cluster = LocalGPUCluster(name="given", jobs=1, **CPU)
     cluster.wait_for_workers(1)
-    with pytest.warns(ClusterWarning, match="cluster given was taken over by"):
+    with told("cluster given was taken over by"):
         assert hpcgpu("adapt", "given", "--minimum-jobs", "1", "--maximum-jobs", "2").returncode == 0
         until(lambda: not cluster.managing, "it notices")
     cluster.close()

@@ -26,7 +26,7 @@ from hpcgpu.batch.base import BatchError, BatchUnavailable, JobState, SubmitRefu
 from hpcgpu.batch.local import LocalQueue
 from hpcgpu.cluster import ClusterWarning
 from hpcgpu.directory import ClusterDirectory, ClusterExists
-from tests.conftest import live
+from tests.conftest import live, told
 
 Until = Callable[..., None]
 
@@ -152,7 +152,7 @@ def test_a_job_that_dies_is_noticed_explained_and_replaced_under_a_new_name(  # 
     with LocalGPUCluster(jobs=1, **GPU, name="dies") as cluster:
         cluster.wait_for_workers(2)
         victim = cluster.jobs[-1]
-        with pytest.warns(ClusterWarning, match=f"worker job {victim.id}.*cancelled"):
+        with told(f"worker job {victim.id}.*cancelled"):
             queue.cancel([victim.id])
             until(lambda: set(cluster.worker_spec) == {"dies-1"}, "a replacement is planned")
             cluster.wait_for_workers(2)
@@ -193,7 +193,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, queue: LocalQueue) -> Refusing:
 def test_a_submit_refused_in_the_background_reaches_the_user(refusing: Refusing) -> None:  # row 7
     with LocalGPUCluster(**CPU) as cluster:
         refusing.refuse = SubmitRefused("Slurm refused job 'x': invalid account")
-        with pytest.warns(ClusterWarning, match="invalid account"):
+        with told("invalid account"):
             cluster.scale(jobs=2)
             cluster.sync(cluster._correct_state)
         assert "invalid account" in repr(cluster)
@@ -272,7 +272,7 @@ def test_a_scheduler_that_dies_is_named_and_its_workers_are_cancelled(queue: Loc
     cluster = LocalGPUCluster(jobs=1, **CPU)
     cluster.wait_for_workers(1)
     scheduler = next(job for job in cluster.jobs if job.kind == "scheduler")
-    with pytest.warns(ClusterWarning, match=f"scheduler job {scheduler.id}"):
+    with told(f"scheduler job {scheduler.id}"):
         queue.cancel([scheduler.id])
         until(lambda: cluster.status.name == "failed", "the death is noticed")
     until(lambda: live(queue) == [], "the worker jobs are gone")
@@ -346,7 +346,7 @@ def test_the_scheduler_may_run_in_the_client_s_process(queue: LocalQueue) -> Non
 
 
 def test_without_security_the_user_is_told_what_that_means(queue: LocalQueue) -> None:
-    with pytest.warns(ClusterWarning, match="can run code as you"), LocalGPUCluster(security=False, **CPU) as cluster:
+    with told("can run code as you"), LocalGPUCluster(security=False, **CPU) as cluster:
         assert cluster.scheduler_address.startswith("tcp://")
 
 

@@ -21,7 +21,7 @@ from hpcgpu.batch.base import BatchUnavailable
 from hpcgpu.batch.local import LocalQueue
 from hpcgpu.cluster import ClusterWarning
 from hpcgpu.clusters import stop
-from tests.conftest import live
+from tests.conftest import live, told
 from tests.local.test_cluster import CPU, block_queue, in_queue, start_program
 
 Until = Callable[..., None]
@@ -145,7 +145,7 @@ def test_without_waiting_a_waiting_cluster_can_be_closed_and_left(queue: LocalQu
 def test_without_waiting_a_scheduler_that_dies_is_told(queue: LocalQueue, home: Path, fake_gpus: None, until: Until) -> None:
     blocker = block_queue(queue, home)
     cluster = LocalGPUCluster(name="dies", jobs=1, wait=False, **WAITS)
-    with pytest.warns(ClusterWarning, match=r"Cluster failed to start: scheduler job \w+ \(dies-scheduler\) cancelled"):
+    with told(r"Cluster failed to start: scheduler job \w+ \(dies-scheduler\) cancelled"):
         queue.cancel([cluster.jobs[0].id])
         until(lambda: cluster.status.name == "closed", "the cluster gives up")
     assert "dies-scheduler) cancelled" in repr(cluster)
@@ -172,7 +172,7 @@ async def test_awaiting_a_cluster_that_does_not_wait_returns_at_once_and_later_a
 
 def test_a_cluster_of_that_name_is_connected_to_where_that_was_asked_for(queue: LocalQueue) -> None:
     LocalGPUCluster(name="one", jobs=1, if_exists="connect", **CPU).detach()
-    with pytest.warns(ClusterWarning, match="cluster one was there: it keeps its own nthreads$"):
+    with told("cluster one was there: it keeps its own nthreads$"):
         cluster = LocalGPUCluster(name="one", jobs=5, nthreads=3, if_exists="connect", **CPU)
     with cluster:
         cluster.wait_for_workers()
@@ -222,7 +222,7 @@ def test_a_job_that_is_submitted_while_another_manager_takes_over_is_not_left_be
         first = LocalGPUCluster(name="race", jobs=0, **CPU)
         first.scale(jobs=1)
         under_way.wait()
-        with LocalGPUCluster.from_name("race") as second, pytest.warns(ClusterWarning, match="was taken over by"):
+        with LocalGPUCluster.from_name("race") as second, told("was taken over by"):
             assert [job.name for job in second.jobs] == ["race-scheduler"]
             gate.set()
             until(lambda: in_queue(queue, "race-0") == [], "the first cancels what it submitted")

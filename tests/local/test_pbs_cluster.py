@@ -18,6 +18,7 @@ from fake_pbs import Site
 
 from hpcgpu import ClusterError, OptionError, PBSGPUCluster
 from hpcgpu.cluster import ClusterWarning
+from tests.conftest import told
 
 Until = Callable[..., None]
 
@@ -103,7 +104,7 @@ def test_a_job_that_is_deleted_by_somebody_is_told_and_replaced(pbs: Site, until
     with PBSGPUCluster(jobs=1, name="cut", **CPU) as cluster:
         cluster.wait_for_workers(1)
         [job_id] = pbs.alive("cut-0")
-        with pytest.warns(ClusterWarning, match=r"was cancelled.*\[Job run at .* and terminated by "):
+        with told(r"was cancelled.*\[Job run at .* and terminated by "):
             pbs.run("qdel", job_id)
             until(lambda: names(cluster) == {"cut-1"}, "another job takes its place")
 

@@ -19,7 +19,7 @@ from fake_pbs import Site
 
 import hpcgpu
 from hpcgpu import ClusterError, PBSGPUCluster
-from hpcgpu.cluster import ClusterWarning
+from tests.conftest import told
 from tests.local.test_pbs_cluster import CPU, GPU, names
 
 Until = Callable[..., None]
@@ -89,7 +89,7 @@ def test_a_request_that_pbs_refuses_pauses_adaptive_scaling(pbs: Site, until: Un
     monkeypatch.setattr("hpcgpu.troubles._BACKOFF", (0.0,) * 5)
     with PBSGPUCluster(**CPU) as cluster, Client(cluster) as client:
         cluster.add_worker_group("odd", gpus_per_node=0, cores=1, queue="nosuch", resources={"ODD": 1})
-        with pytest.warns(ClusterWarning, match="qsub: Unknown queue"):
+        with told("qsub: Unknown queue"):
             adaptive = cluster.adapt(maximum_jobs=1, worker_group="odd", **ADAPT)
             future = client.submit(slow, 1, resources={"ODD": 1})
             until(lambda: adaptive.state.paused, "it pauses")
@@ -104,7 +104,7 @@ def test_a_job_that_never_connects_is_explained_with_its_log(pbs: Site, until: U
     broken.touch()
     prologue = [f"if [ -e {broken} ] && [ $HPCGPU_PBS_JOB = odd-0 ]; then echo 'no such module' >&2; exit 3; fi"]
     with PBSGPUCluster(**CPU | {"worker_restarts": 0}, name="odd", job_script_prologue=prologue) as cluster:
-        with pytest.warns(ClusterWarning, match=r"failed: it failed, exit code 3 .*none of its workers had connected(.|\n)*no such module"):
+        with told(r"failed: it failed, exit code 3 .*none of its workers had connected(.|\n)*no such module"):
             adaptive = cluster.adapt(minimum_jobs=1, maximum_jobs=1)
             until(lambda: adaptive.state.paused, "it pauses")
         broken.unlink()

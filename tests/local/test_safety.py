@@ -19,7 +19,7 @@ from hpcgpu import ClusterError, LocalGPUCluster
 from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchUnavailable, JobState, JobStatus
 from hpcgpu.batch.local import LocalQueue
 from hpcgpu.cluster import ClusterWarning
-from tests.conftest import live
+from tests.conftest import live, told
 from tests.local.test_cluster import CPU
 
 Until = Callable[..., None]
@@ -107,9 +107,7 @@ def test_a_submit_that_is_under_way_when_the_cluster_closes_is_told_and_cancels_
     odd.gate = threading.Event()
     cluster.scale(jobs=1)
     until(lambda: cluster._dispatcher.left()[1:], "the submit is under way")
-    with pytest.warns(
-        ClusterWarning, match=rf"may still be in the queue: .*{cluster.name}-0.*the submit of {cluster.name}-0 is still under way"
-    ):
+    with told(rf"may still be in the queue: .*{cluster.name}-0.*the submit of {cluster.name}-0 is still under way"):
         cluster.close(timeout=60)
     assert not cluster.directory.closed
     odd.gate.set()
@@ -134,7 +132,7 @@ def test_one_poll_that_goes_wrong_does_not_end_the_watch(odd: Odd, queue: LocalQ
         odd.poll_error = error
         until(lambda: odd.poll_error is None, "a poll goes wrong")
         [job] = cluster.workers.values()
-        with pytest.warns(ClusterWarning, match="it was cancelled"):
+        with told("it was cancelled"):
             queue.cancel([str(job.job_id)])
             until(lambda: job.name not in cluster.workers and cluster.workers, "the job is replaced")
 
@@ -178,7 +176,7 @@ def test_a_journal_that_cannot_be_written_after_the_submit_loses_no_job(
 
     with LocalGPUCluster(**CPU) as cluster:
         monkeypatch.setattr("hpcgpu.directory.ClusterDirectory.submitted", full)
-        with pytest.warns(ClusterWarning, match="cannot be written: No space left on device"):
+        with told("cannot be written: No space left on device"):
             cluster.scale(jobs=1)
             cluster.wait_for_workers(1)
             until(lambda: not cluster._dispatcher.trouble, "it is told")
@@ -192,7 +190,7 @@ def test_a_full_disk_is_told_and_nothing_is_submitted(queue: LocalQueue, until: 
     with LocalGPUCluster(**CPU) as cluster:
         with monkeypatch.context() as patch:
             patch.setattr("hpcgpu.directory.ClusterDirectory.intend", full)
-            with pytest.warns(ClusterWarning, match=rf"worker job {cluster.name}-0 was not submitted: .*No space left on device"):
+            with told(rf"worker job {cluster.name}-0 was not submitted: .*No space left on device"):
                 cluster.scale(jobs=1)
                 until(lambda: cluster._groups["default"].failures.refused, "the submit fails")
             assert len(live(queue)) == 1

@@ -12,7 +12,7 @@ import hpcgpu
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local import LocalQueue
 from hpcgpu.cluster import ClusterError, ClusterWarning
-from tests.conftest import live
+from tests.conftest import live, told
 from tests.local.test_cluster import CPU
 
 
@@ -35,7 +35,7 @@ def test_a_scheduler_with_another_dask_is_an_error_with_the_table(queue: LocalQu
 
 def test_it_is_a_warning_where_the_user_wants_it_and_nothing_where_not(queue: LocalQueue, tmp_path: Path) -> None:
     env = other(tmp_path, "dask", "2020.1.0")
-    with pytest.warns(ClusterWarning, match="fatal +dask"):
+    with told("fatal +dask"):
         cluster = LocalGPUCluster(**CPU, env=env, environment_check="warn")
     cluster.close()
     with warnings.catch_warnings():
@@ -46,7 +46,7 @@ def test_it_is_a_warning_where_the_user_wants_it_and_nothing_where_not(queue: Lo
 def test_a_worker_that_joins_with_other_software_is_told(queue: LocalQueue, tmp_path: Path) -> None:
     with LocalGPUCluster(**CPU, jobs=1) as cluster:
         cluster.wait_for_workers(1)
-        with pytest.warns(ClusterWarning, match=r"warning +numpy .*1\.0\.0"):
+        with told(r"warning +numpy .*1\.0\.0"):
             cluster.add_worker_group("old", jobs=1, cores=1, memory="1GiB", gpus_per_node=0, env=other(tmp_path, "numpy", "1.0.0"))
             cluster.wait_for_workers(2)
         with pytest.warns(ClusterWarning), pytest.raises(ClusterError, match="do not fit together"):
@@ -59,6 +59,6 @@ def test_who_connects_is_compared_too(queue: LocalQueue, tmp_path: Path) -> None
     with LocalGPUCluster(**CPU, env=env, environment_check="off", name="met") as cluster:
         with pytest.raises(ClusterError, match=r"fatal +dask"):
             hpcgpu.connect(cluster.directory.path, quiet=True)
-        with pytest.warns(ClusterWarning, match=r"fatal +dask"):
+        with told(r"fatal +dask"):
             client = hpcgpu.connect(cluster.directory.path, quiet=True, environment_check="warn")
         client.close()

@@ -16,7 +16,7 @@ from bed import SlurmBed
 from distributed import Client
 
 from hpcgpu import ClusterError, SlurmGPUCluster
-from hpcgpu.cluster import ClusterWarning
+from tests.conftest import told
 
 Until = Callable[..., None]
 
@@ -134,7 +134,7 @@ def test_a_worker_job_cancelled_from_outside_is_replaced_once(bed: SlurmBed, unt
     with SlurmGPUCluster(**SMALL, jobs=1) as cluster:
         cluster.wait_for_workers(1)
         victim = next(job for job in cluster.jobs if job.kind == "worker")
-        with pytest.warns(ClusterWarning, match=f"worker job {victim.id} .*it was cancelled"):
+        with told(f"worker job {victim.id} .*it was cancelled"):
             subprocess.run(["scancel", victim.id], check=True)
             until(lambda: f"{cluster.name}-1" in cluster.worker_spec, "a replacement")
         cluster.wait_for_workers(1)

@@ -17,7 +17,7 @@ from bed import SlurmBed
 from distributed import Client, Event, get_worker
 
 from hpcgpu import ClusterError, SlurmGPUCluster
-from hpcgpu.cluster import ClusterWarning
+from tests.conftest import told
 
 Until = Callable[..., None]
 
@@ -76,7 +76,7 @@ def test_a_request_that_slurm_refuses_pauses_adaptive_scaling(bed: SlurmBed, unt
     monkeypatch.setattr("hpcgpu.troubles._BACKOFF", (0.0,) * 5)
     with SlurmGPUCluster(**CPU) as cluster, Client(cluster) as client:
         cluster.add_worker_group("odd", gpus_per_node=0, constraint="nope", resources={"ODD": 1})
-        with pytest.warns(ClusterWarning, match="Invalid feature specification"):
+        with told("Invalid feature specification"):
             adaptive = cluster.adapt(maximum_jobs=1, worker_group="odd", **ADAPT)
             future = client.submit(slow, 1, resources={"ODD": 1})
             until(lambda: adaptive.state.paused, "it pauses")
@@ -91,7 +91,7 @@ def test_a_job_that_never_connects_is_explained_with_its_log(bed: SlurmBed, unti
     broken.touch()
     prologue = [f"if [ -e {broken} ] && [ $SLURM_JOB_PARTITION = gpu ]; then echo 'no such module' >&2; exit 3; fi"]
     with SlurmGPUCluster(**CPU | {"worker_restarts": 0}, job_script_prologue=prologue) as cluster:
-        with pytest.warns(ClusterWarning, match=r"failed: its script failed.*none of its workers had connected(.|\n)*no such module"):
+        with told(r"failed: its script failed.*none of its workers had connected(.|\n)*no such module"):
             adaptive = cluster.adapt(minimum_jobs=1, maximum_jobs=1)
             until(lambda: adaptive.state.paused, "it pauses")
         assert [job.state for job in cluster.jobs] == ["running", "failed"]
@@ -142,7 +142,7 @@ def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, unt
             "--output=/dev/null",
             "--wrap=sleep 600",
         ]
-        with pytest.warns(ClusterWarning, match=r"preempted: it was preempted by a job of higher priority(.|\n)*It is replaced"):
+        with told(r"preempted: it was preempted by a job of higher priority(.|\n)*It is replaced"):
             blocker = subprocess.run(urgent, check=True, capture_output=True, text=True).stdout.strip()
             until(lambda: job.name not in cluster.workers and cluster.workers, "another job takes its place", timeout=90)
         cluster.wait_for_workers(1)
@@ -158,7 +158,7 @@ def test_a_job_that_takes_too_much_memory_is_told_with_its_limit(bed: SlurmBed, 
     match = r"it used more memory than it asked for \(0.93 GiB per node\)(.|\n)*Exceeded job memory limit"
     with (
         SlurmGPUCluster(**CPU | {"worker_restarts": 0}, job_script_prologue=prologue) as cluster,
-        pytest.warns(ClusterWarning, match=match),
+        told(match),
     ):
         cluster.scale(jobs=1)
         until(lambda: cluster._groups["default"].failures.paused, "the job ends", timeout=90)
@@ -174,7 +174,7 @@ def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, 
         future = client.submit(wait_for, "go")
         until(lambda: any(client.processing().values()), "the task runs")
         try:
-            with pytest.warns(ClusterWarning, match=r"node_fail: its node failed"):
+            with told(r"node_fail: its node failed"):
                 bed.node_down(node)
                 until(lambda: job.name not in cluster.workers and cluster.workers, "another job takes its place", timeout=120)
             cluster.wait_for_workers(1)
