@@ -38,15 +38,26 @@ def unguard(dispatcher: Dispatcher) -> None:
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
-    if not _guarded:  # a forked child, or all is closed: as if this handler had never been
+    if not _guarded:  # all is closed: as if this handler had never been
         os.kill(os.getpid(), number)
         return
     _cancel_all()
     sys.exit(128 + number)  # lets `with` blocks and exit hooks run
 
 
-# A child of multiprocessing must not cancel its parent's jobs when it ends or is terminated.
-os.register_at_fork(after_in_child=_guarded.clear)
+def _forget_in_child() -> None:
+    """A child of multiprocessing must not cancel its parent's jobs when it ends, and must end at once when it is terminated.
+
+    A handler in Python runs between two instructions only: a signal just before a wait for a lock would go unseen, and the child, and
+    the pool that waits for it, would wait for ever.
+    """
+    _guarded.clear()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @atexit.register

@@ -31,7 +31,6 @@ from hpcgpu.display.progress import Progress, waiting_for
 from hpcgpu.exit import guard, unguard
 from hpcgpu.fabric import interfaces
 from hpcgpu.fabric import settings as fabric_settings
-from hpcgpu.fabric.gpus import gpus_on_node
 from hpcgpu.groups import WorkerGroup
 from hpcgpu.jobs import ClusterError, ClusterWarning, Dispatcher, Job, SchedulerJob, Superseded, WorkerJob, in_thread
 from hpcgpu.localscheduler import LocalScheduler
@@ -204,12 +203,6 @@ class Lifecycle(Manager):
         if self.options.scheduler is None and self.options.worker.interface:
             if trouble := interfaces.missing(self.options.worker.interface, interfaces.addresses()):
                 raise OptionError(f"scheduler='local': {trouble}")
-        over_ucx = self.options.cluster.protocol == "ucx" and self.options.worker.gpus_per_node
-        if self.options.scheduler is None and over_ucx and not gpus_on_node():
-            raise OptionError(
-                "scheduler='local' cannot be with protocol='ucx' on this machine, which has no GPU: over UCX the scheduler itself holds "
-                "GPU memory. Leave scheduler out, so that it gets a job with a GPU, or use protocol='tcp'"
-            )
 
     def _claim_directory(self, rendered: dict[str, str]) -> ClusterDirectory:
         settings = self.options.cluster

@@ -22,7 +22,7 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
 
     def __init__(self, options: Options, security: Security, directory: ClusterDirectory) -> None:
         self._directory = directory
-        protocol = "ucx" if options.cluster.protocol == "ucx" else "tls" if options.cluster.security else "tcp"
+        protocol = "tls" if options.cluster.security else "tcp"
         arguments: dict[str, Any] = {}
         if options.cluster.idle_timeout:
             arguments["idle_timeout"] = f"{options.cluster.idle_timeout:g}s"

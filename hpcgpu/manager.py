@@ -490,7 +490,8 @@ class Manager(SpecCluster):  # type: ignore[misc]
                 job.stable = True
                 job.group.failures.jobs_run_well()
         self._give_up_hopeless()
-        if isinstance(self.scheduler, SchedulerJob) and (warning := self.scheduler.end_is_near(now=now)):
+        started = self.status == Status.running  # before that nobody would be told
+        if started and isinstance(self.scheduler, SchedulerJob) and (warning := self.scheduler.end_is_near(now=now)):
             self._warn(warning)
 
     def _give_up_hopeless(self) -> None:

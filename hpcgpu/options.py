@@ -443,6 +443,11 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
     _check_together(cluster, worker)
     _check_system(system, worker)
     if scheduler == "local":
+        if cluster.protocol == "ucx":
+            raise OptionError(
+                "scheduler='local' cannot be with protocol='ucx': UCX would hold GPU memory in this program, and must start before "
+                "anything else in it uses CUDA. Leave scheduler out, so that it gets a job with a GPU, or use protocol='tcp'"
+            )
         return Options(cluster, worker, None, system)
     if not isinstance(scheduler, Mapping):
         raise OptionError(f"scheduler must be a dict of options of the scheduler job, or 'local', not {scheduler!r}")

@@ -25,11 +25,12 @@ async def move_data(scheduler: Any, jobs: Collection[WorkerJob]) -> list[WorkerJ
     """
     if not (names := _names(jobs)):
         return []
+    meant = {address for job in jobs for address in job.workers}  # others may join, or go, meanwhile
     try:
         moved = await scheduler.retire_workers(names=names, close_workers=False, remove=False)
     except OSError:  # without the scheduler the data is lost anyway
         return []
-    stuck = [job for job in jobs if not all(address in moved for address in job.workers)]
+    stuck = [job for job in jobs if any(address in meant and address not in moved for address in job.workers)]
     await _resume(scheduler, stuck)
     return stuck
 
@@ -53,13 +54,13 @@ async def close_finished(scheduler: Any, jobs: Collection[WorkerJob], *, at_once
     try:
         unfinished = {} if at_once else await scheduler.hpcgpu_unfinished(names=_names(jobs))
         done = [job for job in jobs if not any(unfinished.get(name) for name in job.workers.values())]
-        names = _names(done)
+        names, meant = _names(done), {address for job in done for address in job.workers}
         retired = await scheduler.retire_workers(names=names, close_workers=True, remove=True) if names else {}
     except OSError:  # the network, or a busy scheduler, may come back: their data is worth another try
         return [], []
-    stuck = [job for job in done if not all(address in retired for address in job.workers)]
+    stuck = [job for job in done if any(address in meant and address not in retired for address in job.workers)]
     await _resume(scheduler, stuck)
-    return [job for job in done if job not in stuck], stuck
+    return [job for job in done if job not in stuck and meant.issuperset(job.workers)], stuck
 
 
 async def _resume(scheduler: Any, jobs: Collection[WorkerJob]) -> None:

@@ -26,7 +26,7 @@ import fake_pbs  # noqa: E402
 Until = Callable[..., None]
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout: float = 150.0) -> None:
     """Wait for a state; the test fails if it does not come."""
     deadline = time.monotonic() + timeout
     while not condition():
@@ -67,7 +67,7 @@ def queue(home: Path) -> Iterator[LocalQueue]:
     queue = LocalQueue(home / "queue", gpus=4)
     queue.check()
     yield queue
-    left = [i for i in live(queue) if queue.poll([i])[i].state is not JobState.COMPLETING]
+    left = running(queue)
     queue.cancel(left)
     wait_until(lambda: not live(queue), "the jobs of a failed test end")
     assert not left, f"the test left the jobs {left}"
@@ -77,6 +77,11 @@ def live(queue: LocalQueue) -> list[str]:
     """Ids of the jobs of an embedded queue that have not ended."""
     ids = [path.stem for path in (queue.directory / "jobs").glob("*.json")]
     return sorted(i for i, status in queue.poll(ids).items() if not status.state.ended)
+
+
+def running(queue: LocalQueue) -> list[str]:
+    """Ids of those that are not about to end either."""
+    return sorted(i for i, status in queue.poll(live(queue)).items() if not status.state.ended and status.state is not JobState.COMPLETING)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import contextlib
 import enum
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,16 +33,18 @@ _PACKAGES = {
     "rmm": ("rmm-cu13", "rmm-cu12", "rmm"),
     "cudf": ("cudf-cu13", "cudf-cu12", "cudf"),
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+    "numba": ("numba",),
     "numpy": ("numpy",),
     "pandas": ("pandas",),
     "msgpack": ("msgpack",),
     "cloudpickle": ("cloudpickle",),
-    "CUDA runtime": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
 }
+#: How distributions for one major version of CUDA are named: rmm-cu13, cupy-cuda13x.
+_FOR_CUDA = re.compile(r"-cu(?:da)?(\d+)x?$")
 #: Who differs in these cannot talk to each other; Dask's own releases promise nothing about each other.
 _FATAL = ("dask", "distributed")
 #: What only processes on GPUs need.
-_ON_GPUS = ("dask-cuda", "distributed-ucxx", "rmm", "cudf", "cupy", "CUDA runtime")
+_ON_GPUS = ("dask-cuda", "distributed-ucxx", "rmm", "cudf", "cupy", "numba", "CUDA runtime")
 _GPU = ("driver", "CUDA of the driver", "compute capability", "GPU", "GPU memory", "MIG")
 CLIENT, SCHEDULER = "client", "scheduler"
 
@@ -78,14 +81,20 @@ class Difference:
 
 
 def collect(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what this process has, by name; what it has not is left out. Asks NVML, never CUDA."""
+    """Return what this process has, by name; what it has not is left out. Asks NVML, never CUDA.
+
+    The CUDA runtime is the one that Dask's GPU libraries were built for, as their names tell, or conda's: pip's own packages of it
+    (``nvidia-cuda-runtime``) come with libraries that Dask does not use, too.
+    """
     found = {"python": platform.python_version()}
+    made_for = set()
     for what, names in _PACKAGES.items():
-        versions = [version for name in names if (version := _version(name))]
-        if what == "CUDA runtime":  # of several the oldest counts: another package may bring a newer one that Dask does not use
-            versions = sorted(versions or filter(None, [_conda_cuda()]), key=_numbers)
-        if versions:
-            found[what] = versions[0]
+        installed = [(name, version) for name in names if (version := _version(name))]
+        if installed:
+            found[what] = installed[0][1]
+        made_for |= {match[1] for name, _ in installed if (match := _FOR_CUDA.search(name))}
+    if runtime := max(made_for, key=int, default="") or _conda_cuda():
+        found["CUDA runtime"] = runtime
     return found | _gpu(environ.get("CUDA_VISIBLE_DEVICES"))
 
 
@@ -94,10 +103,6 @@ def _version(name: str) -> str:
         return metadata.version(name) or ""
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".") if part.isdigit()]
 
 
 def _conda_cuda() -> str:
@@ -149,7 +154,8 @@ def compare(client: Mapping[str, str] | None, scheduler: Mapping[str, str], work
         judged = _judge(what, values)
         if judged is not None:
             found.append(Difference(what, judged[0], values, judged[1]))
-    found += [difference for name, party in parties.items() if (difference := _old_driver(name, party)) is not None]
+    for alone in (_old_driver, _without_numba):
+        found += [difference for name, party in parties.items() if (difference := alone(name, party)) is not None]
     return sorted(found, key=lambda difference: -difference.grade)
 
 
@@ -199,6 +205,14 @@ def _old_driver(name: str, party: Mapping[str, str]) -> Difference | None:
         f"the driver {party.get('driver', '')} is for CUDA {driver}: use the extra cu{driver.split('.')[0]} of hpcgpu, or a newer driver"
     )
     return Difference("CUDA runtime", Grade.FATAL, {name: f"{runtime}, the driver has {driver}"}, advice)
+
+
+def _without_numba(name: str, party: Mapping[str, str]) -> Difference | None:
+    """Return that Dask cannot send GPU arrays: its serialization of them is made with numba (``distributed/protocol/{rmm,numba}.py``)."""
+    if name == CLIENT or "cupy" not in party or "numba" in party:
+        return None
+    advice = "without it Dask cannot send CuPy arrays: install numba-cuda"
+    return Difference("numba", Grade.WARNING, {name: "-"}, advice)
 
 
 def overview(parties: Mapping[str, Mapping[str, str]]) -> str:

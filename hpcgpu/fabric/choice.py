@@ -17,6 +17,8 @@ __all__ = ["Node", "Verdict", "decide", "disagreement", "look", "nearest", "with
 
 #: Bytes of locked memory below which UCX cannot register its buffers with an InfiniBand card; many systems give 64 KiB or 8 MiB.
 _LOCKED_MEMORY = 2**30
+#: The kind of an interface in sysfs, from ``linux/if_arp.h``.
+_ARPHRD_INFINIBAND = "32"
 #: Seconds that UCX may take to start; on a busy shared filesystem the import takes most of it.
 _PATIENCE = 120.0
 
@@ -96,7 +98,7 @@ def decide(node: Node, protocol: str, interface: str | None, *, gpu: bool) -> Ve
     chosen = interface or found
     if protocol != "auto":
         return Verdict("ucx" if protocol == "ucx" else "tcp", chosen, network, f"{protocol.upper()}: asked for" + _over(chosen))
-    if lacking := _lacking(node, gpu=gpu):
+    if lacking := _lacking(node, interface, gpu=gpu):
         return Verdict("tcp", chosen, network, f"TCP{_over(chosen)}: {lacking}")
     return Verdict("ucx", chosen, network, f"UCX over InfiniBand ({', '.join(node.ports)}){_over(chosen)}")
 
@@ -156,8 +158,8 @@ def nearest(node: Node, network: str, name: str, reaching: Collection[str]) -> s
     return min(own, key=lambda candidate: (candidate not in reaching, candidate != name, candidate), default=None)
 
 
-def _lacking(node: Node, *, gpu: bool) -> str:
-    """Return the first thing that UCX over InfiniBand lacks; empty if nothing."""
+def _lacking(node: Node, interface: str | None, *, gpu: bool) -> str:
+    """Return the first thing that UCX over InfiniBand lacks; empty if nothing. `interface` is what the user names."""
     if not gpu:
         return "the scheduler job has no GPU, which UCX needs"
     if not node.has_ucxx:
@@ -173,14 +175,21 @@ def _lacking(node: Node, *, gpu: bool) -> str:
             "this UCX was built without InfiniBand, as PyPI's wheels are; use conda-forge's ucx, or the site's with "
             "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
         )
+    if not any(t.startswith("cuda") for t in node.transports):
+        return "this UCX was built without CUDA, so it cannot send GPU memory; sites often have it as a module or package of its own"
     if node.locked_memory is not None and node.locked_memory < _LOCKED_MEMORY:
         return (
             f"a process may lock {node.locked_memory // 1024} KiB of memory only (ulimit -l), too little for InfiniBand; Slurm takes the "
             f"limit over from the login node unless job_extra_directives has '--propagate=NONE'; `ulimit -l $(ulimit -Hl)` in "
             f"job_script_prologue raises it as far as the site allows"
         )
-    if not node.infiniband:
-        return "no interface of the InfiniBand card has an IPv4 address (IPoIB), by which UCX connects"
+    if interface is not None and interface not in node.addresses:
+        return f"{interface} has no IPv4 address, by which UCX connects"
+    if interface is None and not node.infiniband:
+        return (
+            "no interface of the InfiniBand card has an IPv4 address (IPoIB), by which UCX connects; set interface where another has, "
+            "such as a bond"
+        )
     return ""
 
 
@@ -188,7 +197,7 @@ def without_rdma(node: Node, verdict: Verdict) -> str:
     """Return why the InfiniBand that a node has is not used; empty if it is, or there is none."""
     if not node.ports or (verdict.protocol == "ucx" and any(t.startswith(("rc", "dc")) for t in node.transports)):
         return ""
-    return f"the InfiniBand of this node is not used: {_lacking(node, gpu=True) or 'protocol asks for TCP'}"
+    return f"the InfiniBand of this node is not used: {_lacking(node, verdict.interface, gpu=True) or 'protocol asks for TCP'}"
 
 
 def _over(interface: str | None) -> str:
@@ -209,7 +218,7 @@ def look(*, ucx: bool = True, sysfs: Path = Path("/sys/class/infiniband")) -> No
     transports, trouble = _ucx_transports() if ucx and has_ucxx and ports else ((), "")
     addresses = interfaces.addresses()
     cards = {port.split("/")[0] for port in ports}
-    names = sorted(path.name for card in cards for path in (sysfs / card / "device" / "net").glob("*") if _is_up(path))
+    names = sorted(path.name for card in cards for path in (sysfs / card / "device" / "net").glob("*") if _carries_ipoib(path))
     return Node(
         has_ucxx=has_ucxx,
         ports=tuple(ports),
@@ -221,10 +230,11 @@ def look(*, ucx: bool = True, sysfs: Path = Path("/sys/class/infiniband")) -> No
     )
 
 
-def _is_up(interface: Path) -> bool:
-    """Whether an interface's port is up: a card may have two."""
-    state = interface / "operstate"
-    return not state.exists() or state.read_text().strip() != "down"
+def _carries_ipoib(interface: Path) -> bool:
+    """Whether an interface is up and one of InfiniBand: a card may have two ports, and one of them for Ethernet."""
+    state, kind = interface / "operstate", interface / "type"
+    up = not state.exists() or state.read_text().strip() != "down"
+    return up and (not kind.exists() or kind.read_text().strip() == _ARPHRD_INFINIBAND)
 
 
 def _ucx_transports() -> tuple[tuple[str, ...], str]:
@@ -235,7 +245,7 @@ def _ucx_transports() -> tuple[tuple[str, ...], str]:
     tuple of str, and str
         The second is why it did not answer.
     """
-    code = "import ucxx; print('transports', *sorted(ucxx.get_active_transports()))"
+    code = "import os, ucxx; print('transports', *sorted(ucxx.get_active_transports()), flush=True); os._exit(0)"
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_PATIENCE)
     except subprocess.TimeoutExpired:

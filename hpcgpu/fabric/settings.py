@@ -41,7 +41,7 @@ def environment(worker: Transports, ucx_env: Iterable[tuple[str, str]]) -> dict[
     ucx_env : iterable of pairs of str
         Further variables, the job's own.
     """
-    chosen = {key: value for name, key in _KEYS.items() if (value := getattr(worker, name)) is not None}
+    chosen = {_KEYS[name]: value for name, value in _chosen(worker).items() if value is not None}
     variables = {_PREFIX + key: str(value) for key, value in chosen.items()}
     if any(value for key, value in chosen.items() if key != "RDMACM"):
         variables[f"{_PREFIX}CUDA_COPY"] = "True"
@@ -51,15 +51,25 @@ def environment(worker: Transports, ucx_env: Iterable[tuple[str, str]]) -> dict[
     return variables | dict(ucx_env)
 
 
+def _chosen(worker: Transports) -> dict[str, bool | None]:
+    """Return the flags as dask-cuda completes them: who only switches transports off means all others (``get_ucx_config`` there)."""
+    flags = {name: getattr(worker, name) for name in _KEYS}
+    transports = [flags[name] for name in _KEYS if name != "enable_rdmacm"]
+    if False in transports and True not in transports:
+        return {name: True if value is None and name != "enable_rdmacm" else value for name, value in flags.items()}
+    return flags
+
+
 def doubts(worker: Transports) -> list[str]:
     """Return what a user may not have meant."""
-    named = [name for name in ("enable_tcp_over_ucx", "enable_infiniband") if getattr(worker, name)]
+    chosen = _chosen(worker)
+    named = [name for name in ("enable_tcp_over_ucx", "enable_infiniband") if chosen[name]]
     result = []
-    if named and worker.enable_nvlink is None:
+    if named and chosen["enable_nvlink"] is None:
         result.append(
             f"{' and '.join(named)} without enable_nvlink leaves NVLink out: UCX then uses only the transports that are named. Leave all "
             f"of them unset for UCX's own choice, or say enable_nvlink=True or False"
         )
-    if worker.enable_rdmacm and not any(v for n in _KEYS if n != "enable_rdmacm" and (v := getattr(worker, n))):
+    if worker.enable_rdmacm and not any(value for name, value in chosen.items() if name != "enable_rdmacm"):
         result.append("enable_rdmacm alone changes nothing: UCX chooses how it connects as long as it chooses the transports")
     return result

@@ -21,6 +21,7 @@ import string
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -238,8 +239,10 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     """Choose protocol and interfaces and return the full command of the scheduler."""
     check_interface(arguments.interface)
     check_interface(arguments.client_interface, "client_interface")
-    node = choice.look(ucx=arguments.protocol == "auto" and bool(arguments.gpus))
+    node = choice.look(ucx=arguments.protocol in ("auto", "ucx") and bool(arguments.gpus))
     chosen = choice.decide(node, arguments.protocol, arguments.interface, gpu=bool(arguments.gpus))
+    if arguments.protocol == "ucx" and arguments.gpus and (unused := choice.without_rdma(node, chosen)):
+        chosen = replace(chosen, why=f"{chosen.why}; {unused}")
     if chosen.protocol == "ucx":
         authentication.install()
         if arguments.gpus:

@@ -56,7 +56,7 @@ def test_the_options_in_an_example_exist(runs: bool, text: str) -> None:
 
 @pytest.mark.parametrize("text", [pytest.param(*p.values[1:], id=p.id) for p in BLOCKS if p.values[0]])
 def test_an_example_runs(text: str, home: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=home, timeout=120)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=home, timeout=250)
     assert done.returncode == 0, done.stderr
 
 
@@ -83,7 +83,7 @@ def test_the_configuration_on_the_page_is_accepted() -> None:
 
 def test_the_example_of_the_flights(home: Path) -> None:
     example = [sys.executable, str(ROOT / "examples" / "flights.py")]
-    done = subprocess.run(example, capture_output=True, text=True, cwd=home, timeout=200)
+    done = subprocess.run(example, capture_output=True, text=True, cwd=home, timeout=250)
     assert done.returncode == 0, done.stderr
     assert "Hawaiian Airlines Inc." in done.stdout
 

@@ -31,16 +31,15 @@ def cluster(request: pytest.FixtureRequest, queue: LocalQueue, monkeypatch: pyte
     if request.param == "ucx":
         pytest.importorskip("distributed_ucxx")
     options: dict[str, Any] = {
-        "gpus_per_node": 2,
+        "gpus_per_node": 1,
         "protocol": request.param,
         "rmm_pool_size": "1GB",
         "device_memory_limit": "0.2",
         "poll_interval": 0.5,
         "quiet": True,
-        "job_script_prologue": ["export CUDA_VISIBLE_DEVICES=0,0"],
-        "scheduler": {"job_script_prologue": ["export CUDA_VISIBLE_DEVICES=0"]},
+        "job_script_prologue": ["export CUDA_VISIBLE_DEVICES=0"],
     }
-    with LocalGPUCluster(jobs=1, name="real", **options) as cluster:
+    with LocalGPUCluster(jobs=2, name="real", **options) as cluster:
         cluster.wait_for_workers(2)
         yield cluster
 
@@ -58,11 +57,11 @@ def test_arrays_on_the_gpu_reach_a_client_without_one(cluster: LocalGPUCluster, 
     with Client(cluster, set_as_default=False) as client:
         first, second = cluster.scheduler_info["workers"]
         made = client.submit(on_gpu, 1_000_000, workers=[first])
-        result = made.result(timeout=120)
+        result = made.result(timeout=250)
         assert type(result) is np.ndarray and result.sum() == 499_999_500_000
-        total = client.submit(lambda x: int(x.sum()), made, workers=[second]).result(timeout=120)
+        total = client.submit(lambda x: int(x.sum()), made, workers=[second]).result(timeout=250)
         assert total == 499_999_500_000, "it went from worker to worker"
-        assert client.submit(sum, [1, 2]).result(timeout=60) == 3
+        assert client.submit(sum, [1, 2]).result(timeout=250) == 3
 
 
 def test_workers_have_their_pool_and_tell_their_gpu(cluster: LocalGPUCluster) -> None:

@@ -18,7 +18,6 @@ from distributed import Client, Event, KilledWorker, get_worker
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError
 from hpcgpu.batch.base import BatchUnavailable, SubmitLimited
 from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import ClusterWarning
 from hpcgpu.manager import Leaving
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU, GPU, in_queue
@@ -132,14 +131,14 @@ def test_a_task_that_kills_its_workers_fails_all_the_same(queue: LocalQueue) -> 
         Client(cluster) as client,
         pytest.raises(KilledWorker, match="those workers died while running it"),
     ):
-        client.submit(killer).result(timeout=120)
+        client.submit(killer).result(timeout=250)
 
 
 def test_workers_retire_before_the_walltime_and_the_job_is_replaced_without_loss(queue: LocalQueue, until: Until) -> None:
-    options = CPU | {"walltime": "20s", "walltime_margin": "8s", "scheduler": {"walltime": "10m"}}
+    options = CPU | {"walltime": "40s", "walltime_margin": "16s", "scheduler": {"walltime": "10m"}}
     with LocalGPUCluster(**options, jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
-        [first] = cluster.workers
+        first = next(iter(cluster.workers))
         [data] = client.scatter([list(range(1000))])
         until(lambda: cluster.workers and first not in cluster.workers, "another job takes its place")
         until(lambda: any(not job.pending and job.workers for job in cluster.workers.values()), "the other job is there")
@@ -149,14 +148,14 @@ def test_workers_retire_before_the_walltime_and_the_job_is_replaced_without_loss
 
 
 def test_a_task_that_outlasts_walltimes_is_run_again_and_not_blamed(queue: LocalQueue, until: Until) -> None:
-    options = CPU | {"walltime": "12s", "walltime_margin": "4s", "env": FAILURES, "scheduler": {"walltime": "10m"}}
+    options = CPU | {"walltime": "24s", "walltime_margin": "6s", "env": FAILURES, "scheduler": {"walltime": "10m"}}
     with LocalGPUCluster(**options, jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
         future = client.submit(wait_for, "go")
-        until(lambda: len([job for job in cluster.jobs if job.kind == "worker"]) >= 4, "three jobs have come and gone", timeout=120)
+        until(lambda: len([job for job in cluster.jobs if job.kind == "worker"]) >= 3, "two jobs have come and gone")
         assert not future.done()
         Event("go", client=client).set()
-        assert future.result(timeout=60).startswith(cluster.name)
+        assert future.result(timeout=250).startswith(cluster.name)
         assert not cluster._groups["default"].failures.failed, "the end of a walltime counts as a failure"
 
 
@@ -165,25 +164,24 @@ def test_the_budget_of_gpu_hours_ends_the_jobs(queue: LocalQueue, until: Until, 
     monkeypatch.setattr("hpcgpu.policy._BUDGET_MARGIN", 1.0)
     monkeypatch.setattr("hpcgpu.manager._BUDGET_END", 1.0)
     with LocalGPUCluster(**GPU) as cluster, Client(cluster) as client:
-        adaptive = cluster.adapt(maximum_jobs=1, maximum_gpu_hours=40 / 3600, **ADAPT)
+        adaptive = cluster.adapt(maximum_jobs=1, maximum_gpu_hours=80 / 3600, **ADAPT)
         future = client.submit(wait_for, "go")
         until(lambda: any(client.processing().values()), "the task runs")
-        until(lambda: "budget" in adaptive.state.reason and len(live(queue)) == 1, "the budget is used up and the job is gone", timeout=90)
+        until(lambda: "budget" in adaptive.state.reason and len(live(queue)) == 1, "the budget is used up and the job is gone")
         assert not future.done()
         until(lambda: [job.state for job in cluster.jobs if job.kind == "worker"] == ["cancelled"], "and no other was asked for")
         used = adaptive.state.gpu_hours
-        assert used * 3600 >= 36
+        assert used * 3600 >= 72
         cluster.sync(cluster._dispatcher.poll)
         assert adaptive.state.gpu_hours == used
 
 
 def test_the_end_of_the_scheduler_s_walltime_is_announced_and_then_a_clear_error(queue: LocalQueue, until: Until) -> None:
-    with pytest.warns(ClusterWarning) as caught, LocalGPUCluster(**CPU, scheduler={"walltime": "12s"}) as cluster:
+    near = "the walltime of the scheduler job 1 ends in [01] min, and the cluster with it: fetch your results"
+    with told(near), LocalGPUCluster(**CPU, scheduler={"walltime": "30s"}) as cluster:
         until(lambda: cluster.status.name == "failed", "the cluster takes note of its end")
         with pytest.raises(ClusterError, match=r"the scheduler of cluster .* is gone.*timeout: its walltime was over"):
             cluster.wait_for_workers(1)
-    texts = [str(warning.message) for warning in caught]
-    assert any("the walltime of the scheduler job 1 ends in 0 min, and the cluster with it: fetch your results" in text for text in texts)
 
 
 def test_jobs_that_never_connect_pause_adaptive_scaling_until_it_is_resumed(queue: LocalQueue, until: Until, home: Path) -> None:
@@ -202,7 +200,7 @@ def test_jobs_that_never_connect_pause_adaptive_scaling_until_it_is_resumed(queu
         count = len(cluster.jobs)
         broken.unlink()
         adaptive.resume()
-        assert future.result(timeout=60) == 1
+        assert future.result(timeout=250) == 1
         assert len(cluster.jobs) == count + 1
 
 
@@ -314,7 +312,7 @@ def test_a_group_inherits_account_walltime_and_environment(queue: LocalQueue) ->
 
 
 def test_when_the_client_is_killed_the_cluster_ends_by_itself(queue: LocalQueue, until: Until) -> None:
-    code = f"from hpcgpu import LocalGPUCluster\nc = LocalGPUCluster(**{CPU | {'jobs': 1, 'lease': 3}!r})\nc.wait_for_workers()\nprint('up', flush=True)\nimport time; time.sleep(600)"
+    code = f"from hpcgpu import LocalGPUCluster\nc = LocalGPUCluster(**{CPU | {'jobs': 1, 'lease': 15}!r})\nc.wait_for_workers()\nprint('up', flush=True)\nimport time; time.sleep(600)"
     program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert program.stdout is not None and program.stdout.readline() == "up\n"
     program.send_signal(signal.SIGKILL)
@@ -325,9 +323,9 @@ def test_when_the_client_is_killed_the_cluster_ends_by_itself(queue: LocalQueue,
 
 
 def test_a_scheduler_that_hears_its_manager_lives_on(queue: LocalQueue) -> None:
-    with LocalGPUCluster(**CPU, lease=1, jobs=1) as cluster, Client(cluster) as client:
+    with LocalGPUCluster(**CPU, lease=6, jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers()
-        assert client.submit(time.sleep, 4).result() is None
+        assert client.submit(time.sleep, 15).result() is None
         assert cluster.status.name == "running"
 
 
@@ -336,7 +334,7 @@ def test_waiting_jobs_are_kept_through_a_lull(queue: LocalQueue, home: Path, fak
         block = home / "block.sh"
         block.write_text("#!/bin/bash\n#HPCGPU --gpus=4\n#HPCGPU --output=/dev/null\nexec sleep 600\n")
         blocker = queue.submit(block, job_name="blocker")
-        adaptive = cluster.adapt(maximum_jobs=1, idle_timeout="2s")
+        adaptive = cluster.adapt(maximum_jobs=1, idle_timeout="10s")
         future = client.submit(slow, 1)
         until(lambda: adaptive.state.pending == 1 and adaptive.state.waiting, "a job waits")
         future.cancel()

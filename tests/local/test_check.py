@@ -69,7 +69,7 @@ def test_gpus_are_looked_at(queue: LocalQueue, fake_gpus: None, home: Path) -> N
 @pytest.mark.parametrize(("visible", "seen"), [(None, True), ("", False), ("NoDevFiles", False), ("1,0", True)])
 def test_only_a_gpu_that_a_process_sees_is_its_own(fake_gpus: None, visible: str | None, seen: bool) -> None:
     code = f"from hpcgpu.checks.environment import collect; print('GPU' in collect({'{}' if visible is None else {'CUDA_VISIBLE_DEVICES': visible}}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     assert done.stdout == f"{seen}\n", done.stderr
 
 
@@ -110,7 +110,7 @@ def test_an_interrupted_check_leaves_no_job(queue: LocalQueue, home: Path, until
     )
     until(lambda: len(live(queue)) == 2, "both jobs are there")
     check.send_signal(number)
-    _, said = check.communicate(timeout=60)
+    _, said = check.communicate(timeout=250)
     assert check.returncode == 130 and "was interrupted, its jobs were cancelled" in said
     assert live(queue) == []
 
@@ -130,7 +130,7 @@ def test_a_cluster_directory_that_cannot_be_is_a_failure_and_no_job_is_tried(que
 def test_directories_that_are_made_are_private_whatever_the_umask(queue: LocalQueue, home: Path) -> None:
     place = home / "a" / "b" / "clusters"
     argv = f"umask 002; exec {shlex.join(command('check', '--json', *ON_CPUS, '--cluster-directory', str(place)))}"
-    done = subprocess.run(["bash", "-c", argv], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", argv], capture_output=True, text=True, timeout=250)
     [line] = [line for line in json.loads(done.stdout)["lines"] if line["what"] == "permissions"]
     assert line["grade"] == "ok", line
     assert {path.stat().st_mode & 0o777 for path in (place, place.parent, place.parent.parent)} == {0o700}

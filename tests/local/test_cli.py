@@ -35,7 +35,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def hpcgpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=100, env=os.environ | environment)
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=250, env=os.environ | environment)
 
 
 def status(name: str) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def test_an_interrupted_start_leaves_no_job(number: signal.Signals, queue: Local
     program = subprocess.Popen(command("start", "never", *WAITS, "--jobs", "1"), stderr=subprocess.PIPE, text=True)
     until(lambda: len(live(queue)) == 3, "its jobs wait")
     program.send_signal(number)
-    _, words = program.communicate(timeout=100)
+    _, words = program.communicate(timeout=250)
     assert program.returncode == 130 and "never was interrupted, its jobs are cancelled" in words
     assert live(queue) == [blocker]
     queue.cancel([blocker])
@@ -220,7 +220,7 @@ def test_run_hands_signals_on_to_the_program(queue: LocalQueue, home: Path) -> N
     program = subprocess.Popen(command("run", *ON_CPUS, "--quiet", "--", sys.executable, "-c", sleeper), stdout=subprocess.PIPE, text=True)
     assert program.stdout is not None and program.stdout.readline() == "up\n"
     program.terminate()
-    program.communicate(timeout=100)
+    program.communicate(timeout=250)
     assert program.returncode == 128 + signal.SIGTERM and live(queue) == []
 
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from hpcgpu import LocalGPUCluster, OptionError
+from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local import LocalQueue
 from hpcgpu.cluster import ClusterError, ClusterWarning
-from tests.conftest import live
 from tests.local.test_cli import hpcgpu
 from tests.local.test_cluster import CPU, GPU
 
@@ -51,13 +50,6 @@ def test_it_takes_two_workers_to_measure(queue: LocalQueue) -> None:
 async def test_an_asynchronous_cluster_gives_an_awaitable(queue: LocalQueue) -> None:
     async with LocalGPUCluster(**CPU, asynchronous=True) as cluster:
         assert (await cluster.fabric).protocol == "tls"  # type: ignore[misc]
-
-
-def test_a_scheduler_in_a_program_without_a_gpu_is_refused_under_ucx(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcgpu.lifecycle.gpus_on_node", lambda: None)
-    with pytest.raises(OptionError, match=r"scheduler='local' cannot be with protocol='ucx' on this machine, which has no GPU"):
-        LocalGPUCluster(gpus_per_node=1, protocol="ucx", scheduler="local")
-    assert live(queue) == []
 
 
 def test_a_worker_s_node_that_cannot_do_what_was_decided_says_why(queue: LocalQueue) -> None:

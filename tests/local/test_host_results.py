@@ -134,13 +134,13 @@ def held_tensor() -> Any:
 
 def test_results_arrive_as_host_copies(cluster: LocalGPUCluster) -> None:
     with Client(cluster, set_as_default=False) as client:
-        result = client.submit(array).result(timeout=60)
+        result = client.submit(array).result(timeout=250)
         assert type(result) is np.ndarray and result.tolist() == [1, 2, 3]
-        assert client.submit(frame).result(timeout=60).equals(pd.DataFrame({"a": [1, 2]}))
-        result = client.submit(nested).result(timeout=60)
+        assert client.submit(frame).result(timeout=250).equals(pd.DataFrame({"a": [1, 2]}))
+        result = client.submit(nested).result(timeout=250)
         assert result["number"] == 3 and result["arrays"][1][1] == "text"
         assert [type(result["arrays"][0]), type(result["arrays"][1][0])] == [np.ndarray, np.ndarray]
-        result = client.submit(held).result(timeout=60)
+        result = client.submit(held).result(timeout=250)
         assert type(result.array) is np.ndarray and result.array.tolist() == [4] and str(result.plain) == "1/3"
         assert result.deep[0]["frame"].equals(pd.DataFrame({"b": [5]})), "wherever an object holds it"
         assert [value.tolist() for value in client.run(array).values()] == [[1, 2, 3], [1, 2, 3]]
@@ -150,24 +150,22 @@ def test_results_arrive_as_host_copies(cluster: LocalGPUCluster) -> None:
 def test_what_cannot_be_copied_is_said_and_the_connection_lives(cluster: LocalGPUCluster) -> None:
     with Client(cluster, set_as_default=False) as client:
         with pytest.raises(TypeError, match=r"a result is a torch.Tensor in GPU memory.* return a host copy from the task"):
-            client.submit(tensor).result(timeout=60)
+            client.submit(tensor).result(timeout=250)
         with pytest.raises(TypeError, match=r"a result is a torch.Tensor in GPU memory"):
-            client.submit(held_tensor).result(timeout=60)
-        assert client.submit(sum, [1, 2]).result(timeout=60) == 3 and client.status == "running"
+            client.submit(held_tensor).result(timeout=250)
+        assert client.submit(sum, [1, 2]).result(timeout=250) == 3 and client.status == "running"
 
 
 def test_every_kind_of_client_gets_them(cluster: LocalGPUCluster, libraries: str) -> None:
     with cluster.get_client() as client:
-        assert type(client.submit(array).result(timeout=60)) is np.ndarray
+        assert type(client.submit(array).result(timeout=250)) is np.ndarray
     with hpcgpu.connect("results", quiet=True) as client:
-        assert type(client.submit(array).result(timeout=60)) is np.ndarray
+        assert type(client.submit(array).result(timeout=250)) is np.ndarray
     # A client that knows nothing of hpcgpu
     code = "from distributed import Client\n\ndef array():\n    import os, sys; sys.path.insert(0, os.environ['PRETENDED'])\n    import cupy\n    return cupy.ndarray([1, 2, 3])\n"
-    code += (
-        f"client = Client({cluster.scheduler_address!r})\nprint(type(client.submit(array).result(timeout=60)).__module__)\nclient.close()\n"
-    )
+    code += f"client = Client({cluster.scheduler_address!r})\nprint(type(client.submit(array).result(timeout=250)).__module__)\nclient.close()\n"
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | credentials.environment(cluster.directory)
-    done = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True, timeout=250)
     assert done.stdout == "numpy\n", done.stderr
 
 
@@ -180,8 +178,8 @@ def test_a_client_with_a_gpu_gets_what_it_can_rebuild(cluster: LocalGPUCluster, 
     monkeypatch.setattr("hpcgpu.fabric.security._holds_gpu_objects", lambda: True)
     with Client(cluster, set_as_default=False) as client:
         with pytest.raises(TypeError, match="Could not serialize object of type ndarray"):  # Dask's part for CuPy needs the real one
-            client.submit(array).result(timeout=60)
-        assert client.submit(sum, [1, 2]).result(timeout=60) == 3, "its connection carries no device memory, and lives"
+            client.submit(array).result(timeout=250)
+        assert client.submit(sum, [1, 2]).result(timeout=250) == 3, "its connection carries no device memory, and lives"
 
 
 def test_a_client_that_chooses_its_serializers_gets_what_it_asks_for(queue: LocalQueue, libraries: str) -> None:
@@ -192,7 +190,7 @@ def test_a_client_that_chooses_its_serializers_gets_what_it_asks_for(queue: Loca
             Client(cluster, set_as_default=False, **chosen) as client,
             pytest.raises(TypeError, match="Could not serialize object of type ndarray"),
         ):
-            client.submit(array).result(timeout=60)
+            client.submit(array).result(timeout=250)
 
 
 def test_a_graph_with_gpu_objects_is_explained_where_the_scheduler_cannot_rebuild_them(
@@ -206,7 +204,7 @@ def test_a_graph_with_gpu_objects_is_explained_where_the_scheduler_cannot_rebuil
         with pytest.raises(
             RuntimeError, match=r"the graph holds GPU objects \(cupy\), which the scheduler could not rebuild: .*No module"
         ) as caught:
-            client.submit(type, cupy.ndarray()).result(timeout=60)
+            client.submit(type, cupy.ndarray()).result(timeout=250)
         assert "start it with a GPU (scheduler={'gpus_per_node': 1})" in str(caught.value)
-        assert client.submit(sum, [1, 2]).result(timeout=60) == 3
+        assert client.submit(sum, [1, 2]).result(timeout=250) == 3
     monkeypatch.delitem(sys.modules, "cupy")

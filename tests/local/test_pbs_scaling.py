@@ -116,25 +116,25 @@ def test_a_job_that_never_connects_is_explained_with_its_log(pbs: Site, until: U
 
 
 def test_a_job_whose_walltime_ends_is_replaced_before_and_its_data_moves(pbs: Site, until: Until) -> None:
-    options = CPU | {"walltime": "25s", "walltime_margin": "12s", "scheduler": {"walltime": "1h"}}
+    options = CPU | {"walltime": "45s", "walltime_margin": "20s", "scheduler": {"walltime": "1h"}}
     with PBSGPUCluster(**options, name="short", jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
         kept = client.scatter({"answer": 42}, hash=False)["answer"]
-        until(lambda: "short-1" in names(cluster), "another job takes its place", timeout=120)
+        until(lambda: "short-1" in names(cluster), "another job takes its place", timeout=250)
         until(lambda: "short-0" not in in_queue(pbs), "the first job ends")
         assert kept.result() == 42
         assert not cluster._groups["default"].failures.failed
 
 
 def test_a_job_that_its_walltime_kills_is_no_failure(pbs: Site, until: Until) -> None:
-    options = CPU | {"walltime": "12s", "walltime_margin": "1s", "scheduler": {"walltime": "1h"}}
+    options = CPU | {"walltime": "25s", "walltime_margin": "1s", "scheduler": {"walltime": "1h"}}
     with PBSGPUCluster(**options, name="killed", jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
         future = client.submit(wait_for, "go")
-        until(lambda: cluster.workers and "killed-0" not in cluster.workers, "another job takes its place", timeout=120)
+        until(lambda: cluster.workers and "killed-0" not in cluster.workers, "another job takes its place", timeout=250)
         until(lambda: "killed-0" not in in_queue(pbs), "the first job ends")
         Event("go", client=client).set()
-        assert future.result(timeout=100) != "killed-0"
+        assert future.result(timeout=250) != "killed-0"
         assert not cluster._groups["default"].failures.failed
 
 
@@ -154,13 +154,13 @@ def test_a_signal_leaves_no_job(pbs: Site, number: signal.Signals) -> None:
     program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert program.stdout is not None and program.stdout.readline() == "up\n"
     program.send_signal(number)
-    program.communicate(timeout=100)
+    program.communicate(timeout=250)
     assert program.returncode != 0 and {state for state in pbs.alive().values() if state != "E"} == set()
 
 
 def test_when_the_client_is_killed_both_kinds_of_job_end_by_themselves(pbs: Site, until: Until) -> None:
     code = (
-        f"from hpcgpu import PBSGPUCluster\nc = PBSGPUCluster(**{CPU | {'jobs': 1, 'lease': 5}!r})\n"
+        f"from hpcgpu import PBSGPUCluster\nc = PBSGPUCluster(**{CPU | {'jobs': 1, 'lease': 15}!r})\n"
         "c.wait_for_workers()\nprint('up', flush=True)\nimport time; time.sleep(600)"
     )
     program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -168,7 +168,7 @@ def test_when_the_client_is_killed_both_kinds_of_job_end_by_themselves(pbs: Site
     program.send_signal(signal.SIGKILL)
     program.wait()
     program.stdout.close()
-    until(lambda: not pbs.alive(), "the lease ends", timeout=100)
+    until(lambda: not pbs.alive(), "the lease ends", timeout=250)
 
 
 def test_a_worker_script_may_be_submitted_by_hand(pbs: Site, until: Until) -> None:
@@ -212,7 +212,7 @@ def test_a_cluster_outlives_its_program_and_is_taken_up_again(pbs: Site, until: 
 
 def test_the_scheduler_job_scales_the_cluster_without_any_client(pbs: Site, home: Path, until: Until) -> None:
     def call(*arguments: str) -> str:
-        done = subprocess.run([sys.executable, "-m", "hpcgpu", *arguments], capture_output=True, text=True, timeout=100)
+        done = subprocess.run([sys.executable, "-m", "hpcgpu", *arguments], capture_output=True, text=True, timeout=250)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -220,6 +220,6 @@ def test_the_scheduler_job_scales_the_cluster_without_any_client(pbs: Site, home
     assert "its scheduler job scales it" in call("start", "alone", *asked, "--adapt", "--maximum-jobs", "2")
     with hpcgpu.connect("alone", quiet=True) as client:
         assert client.submit(sum, [1, 2, 3]).result() == 6
-    until(lambda: in_queue(pbs) == {"alone-scheduler"}, "the idle worker job is given up", timeout=120)
+    until(lambda: in_queue(pbs) == {"alone-scheduler"}, "the idle worker job is given up", timeout=250)
     assert json.loads(call("status", "alone", "--json"))["manager"]
     assert "none is left" in call("stop", "alone")

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {name: value for name, value in CPU.items() if name !=
 
 
 def script(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(path), *arguments], capture_output=True, text=True, timeout=100, cwd="/")
+    return subprocess.run([str(path), *arguments], capture_output=True, text=True, timeout=250, cwd="/")
 
 
 def test_launch_compute_launch_more_adopt_and_stop(pbs: Site, home: Path, until: Until) -> None:

@@ -250,15 +250,15 @@ def test_a_cluster_over_ucx_lets_its_own_in_and_nobody_else(queue: LocalQueue, f
         [first, second] = workers = list(cluster.scheduler_info["workers"])
         assert all(address.startswith("ucx://") for address in workers)
 
-        async def knock(address: str, **security: Any) -> int:
-            async with Client(address, asynchronous=True, timeout="5s", **security) as client:
+        async def knock(address: str, timeout: str = "60s", **security: Any) -> int:
+            async with Client(address, asynchronous=True, timeout=timeout, **security) as client:
                 return int(await client.submit(sum, [1, 2, 3]))
 
         assert asyncio.run(knock(cluster.scheduler.address, security=cluster.security)) == 6, "a client with the credentials, over UCX"
         nanny = cluster.scheduler_info["workers"][first]["nanny"]
         for address in (cluster.scheduler.address, first, nanny):
             with pytest.raises(OSError):
-                asyncio.run(knock(address))
+                asyncio.run(knock(address, timeout="5s"))
         with Client(cluster) as client:
             data = client.submit(lambda: bytes(1_000_000), workers=[first])
             assert client.submit(len, data, workers=[second]).result() == 1_000_000, "workers talk to each other"

@@ -454,10 +454,10 @@ def test_a_hung_wrapper_is_killed_with_its_children(site: Site, until: Callable[
     pid = site.folder / "pid"
     command = site.replace("wrapper", "#!/bin/sh\n" + wrapper.format(pid=pid) + "\n")
     begin = time.monotonic()
-    with pytest.raises(BatchUnavailable, match="did not answer within 1 s"):
-        run([str(command)], timeout=1)
-    assert time.monotonic() - begin < 30
-    until(lambda: gone(int(pid.read_text())), "the child is gone", timeout=10)
+    with pytest.raises(BatchUnavailable, match="did not answer within 5 s"):
+        run([str(command)], timeout=5)
+    assert time.monotonic() - begin < 60
+    until(lambda: gone(int(pid.read_text())), "the child is gone")
 
 
 def test_a_child_that_left_the_session_does_not_hold_us_up(site: Site) -> None:
@@ -465,8 +465,8 @@ def test_a_child_that_left_the_session_does_not_hold_us_up(site: Site) -> None:
     command = site.replace("wrapper", f"#!/bin/sh\nsetsid sh -c 'echo $$ > {pid}; exec sleep 1000' & wait\n")
     begin = time.monotonic()
     with pytest.raises(BatchUnavailable):
-        run([str(command)], timeout=1)
-    assert time.monotonic() - begin < 30
+        run([str(command)], timeout=5)
+    assert time.monotonic() - begin < 60
     os.kill(int(pid.read_text()), signal.SIGKILL)
 
 

@@ -186,7 +186,7 @@ def start_munge() -> None:
         timeout=60,
     )
     try:
-        wait_for(munge_works, "munged answers", 10)
+        wait_for(munge_works, "munged answers", 60)
     except BedError as error:
         raise BedError(f"{error} (munged's exit status: {done.returncode}; see /var/log/munge/munged.log)") from None
 
@@ -261,7 +261,7 @@ class SlurmBed:
         if not is_root():
             return self._as_root("stop")
         kill_at = time.monotonic() + 5
-        give_up = kill_at + 15
+        give_up = kill_at + 60
         told: set[int] = set()
         while own := self._own_processes():
             if time.monotonic() > give_up:
@@ -290,7 +290,14 @@ class SlurmBed:
 
     def squeue(self) -> list[Job]:
         """All jobs that are not over."""
-        fields = [line.split("|", 2) for line in self._slurm("squeue", "-h", "-a", "-o", "%i|%T|%j").splitlines() if line]
+        for attempt in range(3):  # a busy controller may be too late with an answer
+            try:
+                answer = self._slurm("squeue", "-h", "-a", "-o", "%i|%T|%j")
+                break
+            except BedError:
+                if attempt == 2:
+                    raise
+        fields = [line.split("|", 2) for line in answer.splitlines() if line]
         return [Job(id, name, state) for id, state, name in fields]
 
     def wait_empty(self, timeout: float = 60) -> None:
@@ -404,7 +411,7 @@ class SlurmBed:
         for pid in alive():
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-        wait_for(lambda: not alive(), f"{daemon} {node} ends", 20)
+        wait_for(lambda: not alive(), f"{daemon} {node} ends", 60)
 
     def _own_processes(self) -> list[Process]:
         """The daemons of this bed, the processes of its jobs and all that descend from these."""
@@ -493,7 +500,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 PriorityType=priority/basic
 PropagateResourceLimits=NONE
-ReturnToService=2
+ReturnToService=1
 SlurmctldTimeout=60
 SlurmdTimeout=60
 MessageTimeout=10

@@ -25,7 +25,7 @@ ASKED = ("--queue", "gpu", "--walltime", "30m", "--gpus-per-node", "2", "--cores
 
 def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "hpcgpu", *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=200, env=os.environ | environment)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=250, env=os.environ | environment)
 
 
 def running(bed: SlurmBed) -> int:
@@ -52,7 +52,7 @@ def test_start_scale_and_stop_and_take_up_between(bed: SlurmBed, home: Path, unt
     cluster.wait_for_workers(6)
     cluster.detach()
     assert call("scale", "stays", "--jobs", "1").returncode == 0
-    until(lambda: running(bed) == 2, "two jobs were given up")
+    until(lambda: len(bed.squeue()) == 2, "two jobs were given up, and have ended")
     with hpcgpu.connect("stays", quiet=True) as client:
         assert client.get_dataset("kept").result() == 42
     done = call("stop", "stays")
@@ -65,7 +65,7 @@ def test_the_scheduler_job_scales_the_cluster_from_its_compute_node(bed: SlurmBe
     assert done.returncode == 0 and "alone: its scheduler job scales it from now on" in done.stdout, done.stderr
     with hpcgpu.connect("alone", quiet=True) as client:
         assert client.submit(sum, [1, 2, 3]).result() == 6
-    until(lambda: running(bed) == 1, "the idle worker job is given up", timeout=120)
+    until(lambda: running(bed) == 1, "the idle worker job is given up", timeout=250)
     assert "adaptive, 0 to 2 jobs" in status("alone")["manager"]
     assert call("stop", "alone").returncode == 0
     bed.wait_empty()
@@ -81,7 +81,7 @@ def test_start_does_not_wait_for_a_full_partition_and_an_interrupt_leaves_no_job
     program = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
     until(lambda: running(bed) == 1, "its scheduler job waits")
     program.send_signal(signal.SIGINT)
-    _, words = program.communicate(timeout=100)
+    _, words = program.communicate(timeout=250)
     assert program.returncode == 130 and "never was interrupted, its jobs are cancelled" in words
     bed.wait_empty()
 

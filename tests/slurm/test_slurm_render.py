@@ -54,7 +54,7 @@ def test_an_interrupted_launch_leaves_no_job(bed: SlurmBed, home: Path, until: U
     launch = subprocess.Popen([str(directory / "launch.sh"), "500"], stderr=subprocess.PIPE, text=True, start_new_session=True)
     until(lambda: len(bed.squeue()) >= 2, "the first jobs are submitted")
     launch.send_signal(signal.SIGINT)
-    _, words = launch.communicate(timeout=100)
+    _, words = launch.communicate(timeout=250)
     assert launch.returncode == 130 and "interrupted; what it submitted is cancelled" in words
     bed.wait_empty()
     assert empty(bed)
@@ -111,11 +111,11 @@ def test_a_single_job_without_workers_fails_and_says_why(bed: SlurmBed, home: Pa
 
 
 def test_a_single_job_at_its_walltime_ends_its_program_first(bed: SlurmBed, home: Path, until: Until) -> None:
-    program = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0))); time.sleep(1000)"
+    program = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0))); print('ready', flush=True); time.sleep(1000)"
     script = single(home, "slow", program)
     job = run("sbatch", "--parsable", str(script)).stdout.strip()
-    until(lambda: list(script.parent.glob("*.log")) and "answer 6" in log(script), "the program runs", timeout=200)
+    until(lambda: list(script.parent.glob("*.log")) and "ready" in log(script), "the program runs", timeout=250)
     run("scancel", "--signal=USR1", "--batch", job)  # as Slurm does 60 s before the end, by --signal
-    until(lambda: empty(bed), "all is torn down", timeout=200)
+    until(lambda: empty(bed), "all is torn down", timeout=250)
     assert "saved" in log(script) and "SIGUSR1 came: the program was ended" in log(script)
     assert "#SBATCH --signal=B:USR1@60" in script.read_text()

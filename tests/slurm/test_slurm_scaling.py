@@ -116,10 +116,10 @@ def test_a_job_that_its_walltime_kills_is_no_failure_and_its_task_is_not_blamed(
         future = client.submit(wait_for, "go")
         until(lambda: any(client.processing().values()), "the task runs")
         until(lambda: cluster.workers and first not in cluster.workers, "another job takes its place", timeout=150)
-        until(lambda: first not in in_queue(bed), "the first job ends", timeout=60)
+        until(lambda: first not in in_queue(bed), "the first job ends", timeout=250)
         cluster.wait_for_workers(1)
         Event("go", client=client).set()
-        assert future.result(timeout=60) != first
+        assert future.result(timeout=250) != first
         assert not cluster._groups["default"].failures.failed
 
 
@@ -144,10 +144,10 @@ def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, unt
         ]
         with told(r"preempted: it was preempted by a job of higher priority(.|\n)*It is replaced"):
             blocker = subprocess.run(urgent, check=True, capture_output=True, text=True).stdout.strip()
-            until(lambda: job.name not in cluster.workers and cluster.workers, "another job takes its place", timeout=90)
+            until(lambda: job.name not in cluster.workers and cluster.workers, "another job takes its place", timeout=250)
         cluster.wait_for_workers(1)
         Event("go", client=client).set()
-        assert future.result(timeout=60) != job.name
+        assert future.result(timeout=250) != job.name
         assert not cluster._groups["default"].failures.failed
         subprocess.run(["scancel", blocker], check=True)
 
@@ -161,7 +161,7 @@ def test_a_job_that_takes_too_much_memory_is_told_with_its_limit(bed: SlurmBed, 
         told(match),
     ):
         cluster.scale(jobs=1)
-        until(lambda: cluster._groups["default"].failures.paused, "the job ends", timeout=90)
+        until(lambda: cluster._groups["default"].failures.paused, "the job ends", timeout=250)
 
 
 def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, until: Until) -> None:
@@ -176,14 +176,14 @@ def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, 
         try:
             with told(r"node_fail: its node failed"):
                 bed.node_down(node)
-                until(lambda: job.name not in cluster.workers and cluster.workers, "another job takes its place", timeout=120)
+                until(lambda: job.name not in cluster.workers and cluster.workers, "another job takes its place", timeout=250)
             cluster.wait_for_workers(1)
             cluster.sync(cluster._dispatcher.poll)
             [other] = cluster.workers.values()
             assert other.queue_status.node != node
             assert cluster._groups["default"].excluded() == [node]
             Event("go", client=client).set()
-            assert future.result(timeout=60) == other.name
+            assert future.result(timeout=250) == other.name
         finally:
             bed.node_up(node)
 
@@ -195,12 +195,12 @@ def test_a_controller_that_is_away_loses_no_job_and_doubles_none(bed: SlurmBed, 
         assert client.submit(slow, 1).result() == 1
         bed.stop_controller()
         try:
-            futures = client.map(slow, range(100, 400))  # asks for the second job
-            until(lambda: cluster._dispatcher.monitor.trouble, "a poll fails", timeout=120)
+            futures = client.map(slow, range(100, 700))  # asks for the second job
+            until(lambda: cluster._dispatcher.monitor.trouble, "a poll fails", timeout=250)
         finally:
             bed.start_controller()
-        until(lambda: adaptive.state.running == 2, "scaling goes on", timeout=200)
-        assert client.gather(futures) == list(range(100, 400))
+        until(lambda: adaptive.state.running == 2, "scaling goes on", timeout=250)
+        assert client.gather(futures) == list(range(100, 700))
         names = in_queue(bed)
         assert len(names) == len(set(names)) == 3, "a job was submitted twice"
 
@@ -220,6 +220,7 @@ def test_answers_of_squeue_that_cannot_be_change_nothing(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with SlurmGPUCluster(**CPU, jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
+        cluster._dispatcher.monitor.grace = 600.0  # for so long nothing may be known of a job
         for kind in ("empty", "cut", "slow"):
             (tmp_path / "seen").write_text("")
             fault.write_text(kind)
@@ -237,7 +238,7 @@ def test_answers_of_squeue_that_cannot_be_change_nothing(
 
 def test_when_the_client_is_killed_both_kinds_of_job_end_by_themselves(bed: SlurmBed, until: Until) -> None:
     code = (
-        f"from hpcgpu import SlurmGPUCluster\nc = SlurmGPUCluster(**{CPU | {'jobs': 1, 'lease': 5}!r})\n"
+        f"from hpcgpu import SlurmGPUCluster\nc = SlurmGPUCluster(**{CPU | {'jobs': 1, 'lease': 20}!r})\n"
         "c.wait_for_workers()\nprint('up', flush=True)\nimport time; time.sleep(600)"
     )
     program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=dict(os.environ))
@@ -245,7 +246,7 @@ def test_when_the_client_is_killed_both_kinds_of_job_end_by_themselves(bed: Slur
     program.send_signal(signal.SIGKILL)
     program.wait()
     program.stdout.close()
-    until(lambda: not in_queue(bed), "the lease ends", timeout=90)
+    until(lambda: not in_queue(bed), "the lease ends")
 
 
 def test_groups_ask_for_what_they_need(bed: SlurmBed, until: Until) -> None:

@@ -21,7 +21,11 @@ from hpcgpu.options import resolve
 from hpcgpu.profiles.draft import Queue
 
 INFINIBAND = Node(
-    has_ucxx=True, ports=("mlx5_0/1",), transports=("rc_mlx5",), infiniband=("ib0",), addresses={"lo": "127.0.0.1", "ib0": "10.1.0.3"}
+    has_ucxx=True,
+    ports=("mlx5_0/1",),
+    transports=("rc_mlx5", "cuda_copy"),
+    infiniband=("ib0",),
+    addresses={"lo": "127.0.0.1", "ib0": "10.1.0.3"},
 )
 
 
@@ -60,7 +64,7 @@ def test_a_healthy_job_is_ok_in_every_line() -> None:
     assert {line.grade for line in lines.values()} == {"ok"}
     assert lines["job"].found == "17 ran on n3, 42 s after its submit"
     assert lines["GPUs"].found == "4 x A100, 40 GiB; CUDA_VISIBLE_DEVICES holds indices (0,1,2,3)"
-    assert lines["fabric"].found == "UCX over InfiniBand (mlx5_0/1) over ib0; UCX has rc_mlx5"
+    assert lines["fabric"].found == "UCX over InfiniBand (mlx5_0/1) over ib0; UCX has rc_mlx5, cuda_copy"
     assert lines["reachable from here"].found == "10.0.0.3 (eth0), by TLS"
 
 

@@ -65,6 +65,25 @@ def test_a_driver_that_is_too_old_is_fatal() -> None:
     assert difference.values == {"w": "13.0.1, the driver has 12.4"} and "use the extra cu12 of hpcgpu" in difference.advice
 
 
+def test_the_cuda_runtime_is_the_one_that_dask_s_libraries_are_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"rmm-cu12": "26.10.0", "distributed-ucxx-cu12": "0.52.0", "nvidia-cuda-runtime": "13.1.2"}
+    monkeypatch.setattr("hpcgpu.checks.environment._version", lambda name: there.get(name, ""))
+    assert collect()["CUDA runtime"] == "12", "torch may bring a newer one"
+    there["cupy-cuda13x"] = "14.0"
+    assert collect()["CUDA runtime"] == "13"
+    there.clear()
+    monkeypatch.setattr("hpcgpu.checks.environment._conda_cuda", lambda: "12.9")
+    assert collect()["CUDA runtime"] == "12.9"
+    old = A100 | {"CUDA runtime": "13", "CUDA of the driver": "12.4"}
+    assert found(SOFTWARE, old, old)["CUDA runtime"].grade is Grade.FATAL
+
+
+def test_cupy_without_numba_is_told() -> None:
+    arrays = A100 | {"cupy": "14.0"}
+    assert "install numba-cuda" in found(SOFTWARE, arrays, arrays)["numba"].advice
+    assert found(SOFTWARE, arrays | {"numba": "0.65"}, arrays | {"numba": "0.65"}) == {}
+
+
 def test_a_scheduler_on_another_kind_of_gpu_is_a_warning() -> None:
     differences = found(SOFTWARE, T4, A100)
     assert {what: difference.grade for what, difference in differences.items()} == {

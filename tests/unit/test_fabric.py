@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from hpcgpu.options import OptionError, resolve
 
 GIB = 2**30
 ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.3", "ib0": "10.1.0.3"}
-INFINIBAND = Node(has_ucxx=True, ports=("mlx5_0/1",), transports=("rc_mlx5", "tcp"), infiniband=("ib0",), addresses=ADDRESSES)
+INFINIBAND = Node(has_ucxx=True, ports=("mlx5_0/1",), transports=("rc_mlx5", "tcp", "cuda_copy"), infiniband=("ib0",), addresses=ADDRESSES)
 SLINGSHOT = replace(INFINIBAND, ports=(), infiniband=(), addresses={"eth0": "10.0.0.3", "hsn1": "10.2.0.4", "hsn0": "10.2.0.3"})
 PLAIN = Node(has_ucxx=True, addresses={"eth0": "10.0.0.3"})
 
@@ -39,6 +41,7 @@ def test_ucx_over_infiniband_is_chosen_where_all_that_it_needs_is_there() -> Non
         (replace(INFINIBAND, has_ucxx=False), True, "TCP over ib0: distributed-ucxx is not installed"),
         (PLAIN, True, "TCP: this node has no active InfiniBand port"),
         (replace(INFINIBAND, transports=("tcp",)), True, "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"),
+        (replace(INFINIBAND, transports=("rc_mlx5", "tcp")), True, "this UCX was built without CUDA"),
         (replace(INFINIBAND, locked_memory=64 * 1024), True, "a process may lock 64 KiB of memory only (ulimit -l)"),
         (replace(INFINIBAND, infiniband=()), True, "TCP: no interface of the InfiniBand card has an IPv4 address"),
         (SLINGSHOT, True, "TCP over hsn0: this is Slingshot (hsn0), for which UCX has no back end"),
@@ -47,6 +50,14 @@ def test_ucx_over_infiniband_is_chosen_where_all_that_it_needs_is_there() -> Non
 def test_tcp_is_chosen_with_the_reason_where_something_lacks(node: Node, gpu: bool, why: str) -> None:
     verdict = decide(node, "auto", None, gpu=gpu)
     assert verdict.protocol == "tcp" and why in verdict.why
+
+
+def test_ucx_connects_by_the_interface_that_the_user_names() -> None:
+    bond = replace(INFINIBAND, infiniband=(), addresses={"bond0": "10.1.0.3"})
+    verdict = decide(bond, "auto", "bond0", gpu=True)
+    assert (verdict.protocol, verdict.interface) == ("ucx", "bond0")
+    assert "set interface where another has" in decide(bond, "auto", None, gpu=True).why
+    assert "ib7 has no IPv4 address" in decide(INFINIBAND, "auto", "ib7", gpu=True).why
 
 
 def test_much_locked_memory_is_enough() -> None:
@@ -106,8 +117,17 @@ def test_a_node_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (port / "state").write_text(state + "\n")
         (port / "link_layer").write_text(layer + "\n")
         (tmp_path / card / "device" / "net" / interface).mkdir(parents=True)
+    for interface, kind, state in [("lo", "32", "up"), ("eth2", "1", "up"), ("ib8", "32", "down")]:
+        place = tmp_path / "mlx5_0" / "device" / "net" / interface
+        place.mkdir(exist_ok=True)
+        (place / "type").write_text(kind + "\n")
+        (place / "operstate").write_text(state + "\n")
+    addresses = interfaces.addresses()
+    monkeypatch.setattr(choice.interfaces, "addresses", lambda: addresses | {"eth2": "10.0.0.3", "ib8": "10.1.0.8"})
     node = choice.look(ucx=False, sysfs=tmp_path)
-    assert node.ports == ("mlx5_0/1",) and node.infiniband == ("lo",), "only cards that are up, only interfaces with an address"
+    assert node.ports == ("mlx5_0/1",) and node.infiniband == ("lo",), (
+        "only cards and ports that are up, only InfiniBand, only with an address"
+    )
     assert node.addresses["lo"] == "127.0.0.1"
     monkeypatch.setattr(choice.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(choice.resource, "getrlimit", lambda which: (8192, 8192))
@@ -159,6 +179,26 @@ def test_scheduler_and_workers_get_the_same_settings_of_ucx() -> None:
         assert environment() == {"DASK_DISTRIBUTED_UCXX__MULTI_BUFFER": "True"}
 
 
+def test_the_scheduler_gets_what_dask_cuda_makes_of_the_flags_for_workers() -> None:
+    pytest.importorskip("distributed_ucxx")
+    names = ["enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm"]
+    choices = [dict(zip(names, values, strict=True)) for values in itertools.product([None, True, False], repeat=4)]
+    code = f"""
+import json
+from dask_cuda.utils import get_ucx_config
+keys = ["tcp", "infiniband", "nvlink", "rdmacm", "cuda-copy"]
+for flags in json.loads({json.dumps(choices)!r}):
+    config = get_ucx_config(**flags)
+    print(json.dumps({{key.upper().replace("-", "_"): str(config[key]) for key in keys if config[key] is not None}}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    theirs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(theirs) == 81, done.stderr
+    for flags, expected in zip(choices, theirs, strict=True):
+        ours = {key.removeprefix("DASK_DISTRIBUTED_UCXX__"): value for key, value in environment(**flags).items()}
+        assert ours == expected, flags
+
+
 def test_only_variables_of_ucx_are_taken_for_ucx() -> None:
     with pytest.raises(OptionError, match=r"ucx_env: 'PATH' is no variable of UCX \(UCX_...\): set env"):
         resolve("slurm", {"ucx_env": {"PATH": "/"}})
@@ -173,6 +213,8 @@ def test_only_variables_of_ucx_are_taken_for_ucx() -> None:
         ({"enable_infiniband": True, "enable_nvlink": True}, ""),
         ({"enable_infiniband": True, "enable_nvlink": False}, ""),
         ({"enable_rdmacm": True}, "enable_rdmacm alone changes nothing"),
+        ({"enable_rdmacm": True, "enable_infiniband": False}, ""),
+        ({"enable_infiniband": False}, ""),
         ({"enable_rdmacm": True, "enable_infiniband": True, "enable_nvlink": True}, ""),
     ],
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import time
 from collections import namedtuple
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu import credentials
-from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.monitor import Answer, Monitor
 from hpcgpu.batch.reasons import explain, outlook
 from hpcgpu.batch.slurm import Slurm
 from hpcgpu.directory import ClusterDirectory, ClusterExists, Contact
-from hpcgpu.runtime import devices
+from hpcgpu.fabric.choice import Node
+from hpcgpu.runtime import devices, launch
 from hpcgpu.runtime.extension import Extension
 from hpcgpu.runtime.launch import LaunchError, lifetime, visible_gpus, wait_for_scheduler
 
@@ -81,7 +84,9 @@ class Gone(Slurm):
         return {}
 
 
-def test_a_worker_whose_scheduler_job_is_gone_gives_up_at_once(directory: ClusterDirectory) -> None:
+def test_a_worker_whose_scheduler_job_is_gone_gives_up(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_FIRST_QUESTION", 0.0)
+    monkeypatch.setattr(launch, "_NEXT_QUESTION", 0.0)
     directory.intend("demo-scheduler", "scheduler")
     directory.submitted("demo-scheduler", "17")
     with pytest.raises(LaunchError, match=r"the scheduler job 17 is gone .*this worker job has nothing to do"):
@@ -212,3 +217,26 @@ async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is
         worker.last_seen += after
         assert await Extension.unfinished(extension, ["demo-0"]) == {"demo-0": 1}
         assert moved == expected
+
+
+@pytest.mark.parametrize(
+    ("transports", "why"),
+    [
+        (("rc_mlx5", "cuda_copy", "tcp"), "UCX: asked for over ib0"),
+        (("tcp",), "UCX: asked for over ib0; the InfiniBand of this node is not used: this UCX was built without InfiniBand"),
+    ],
+)
+def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, transports: tuple[str, ...], why: str
+) -> None:
+    addresses = {"lo": "127.0.0.1", "ib0": "10.1.0.3"}
+    node = Node(has_ucxx=True, ports=("mlx5_0/1",), transports=transports, infiniband=("ib0",), addresses=addresses)
+    monkeypatch.setattr(launch.choice, "look", lambda *, ucx: node if ucx else replace(node, transports=()))
+    monkeypatch.setattr(launch.authentication, "install", lambda: None)
+    monkeypatch.setattr(launch.os, "environ", dict(os.environ))
+    arguments = SimpleNamespace(
+        gpus=1, protocol="ucx", interface=None, client_interface=None, rmm_pool=False, lease=0.0, command=["python", "-m", "x"]
+    )
+    command = launch.scheduler_command(arguments, directory, OwnJob("17", "demo-scheduler"))  # type: ignore[arg-type]
+    assert "ucx,tls" in command or "ucx,tcp" in command
+    assert json.loads(launch.os.environ["HPCGPU_FABRIC"])["fabric"].startswith(why)
