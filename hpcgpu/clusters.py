@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu.batch import batch_system
-from hpcgpu.batch.base import BatchError, BatchSystem, JobStatus
+from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
 from hpcgpu.directory import ClusterDirectory, Submit
 from hpcgpu.options import cluster_directories
 
@@ -155,7 +155,10 @@ def stop(
             directory.close()
             return []
         if time.monotonic() > deadline:
-            return jobs
+            left = [job for job in jobs if job.state is not JobState.COMPLETING]  # an epilog may take minutes; nothing else can come of it
+            if jobs and not left and not _submitting(directory, now=time.time()):
+                directory.close()
+            return left
         if jobs:
             batch.cancel([job.job_id for job in jobs])
         sleep(1.0)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Shortage", "parse_pbsnodes"]
+__all__ = ["Shortage", "amount", "by_host", "parse_pbsnodes"]
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
 #: Resources of a chunk that say how it runs, not what it needs.
@@ -67,7 +67,7 @@ class Shortage:
             return None
         place = job.get("Resource_List.place", "").split(":")
         vnodes = [_resources([node]) for node in eligible]
-        hosts = [_resources(group) for group in _by_host(eligible)]
+        hosts = [_resources(group) for group in by_host(eligible)]
         known = set().union(*vnodes)
         for chunk in job.get("Resource_List.select", "").split("+"):
             match = re.fullmatch(r"(?:(\d+):)?(\w+=.*)", chunk)
@@ -84,7 +84,7 @@ class Shortage:
         return None
 
 
-def _by_host(nodes: Iterable[Mapping[str, str]]) -> Iterable[list[Mapping[str, str]]]:
+def by_host(nodes: Iterable[Mapping[str, str]]) -> Iterable[list[Mapping[str, str]]]:
     """Group vnodes by their host: a chunk may be spread over those of one host, not over hosts."""
     hosts: dict[str, list[Mapping[str, str]]] = defaultdict(list)
     for i, node in enumerate(nodes):

@@ -137,17 +137,20 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def compare(client: Mapping[str, str] | None, scheduler: Mapping[str, str], workers: Mapping[str, Mapping[str, str]]) -> list[Difference]:
+def compare(
+    client: Mapping[str, str] | None, scheduler: Mapping[str, str] | None, workers: Mapping[str, Mapping[str, str]]
+) -> list[Difference]:
     """Return where they differ, the worst first.
 
     Parameters
     ----------
     client, scheduler : mapping or None
-        What `collect` returned there.
+        What `collect` returned there; None where that is not known.
     workers : mapping of mappings
         By the worker's name.
     """
-    parties = ({CLIENT: client} if client is not None else {}) | {SCHEDULER: scheduler} | _grouped(workers)
+    known = {name: party for name, party in ((CLIENT, client), (SCHEDULER, scheduler)) if party is not None}
+    parties = known | _grouped(workers)
     found = []
     for what in dict.fromkeys(key for party in parties.values() for key in party):
         values = {name: party.get(what, "-") for name, party in parties.items()}

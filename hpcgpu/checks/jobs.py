@@ -35,6 +35,8 @@ _POLL_INTERVAL = 10.0
 _UNKNOWN = 3
 #: Seconds by which clocks may differ.
 _SKEW = 60.0
+#: Seconds for which a job surely waits to be connected to (`hpcgpu.runtime.check`).
+_LISTENS = 200.0
 #: Open files that a scheduler of a few hundred workers needs.
 _OPEN_FILES = 4096
 
@@ -52,8 +54,10 @@ class Seen:
         Why it wrote nothing.
     unreachable : str
         Why it could not be connected to; empty if it could.
-    skew : float
-        Seconds by which its clock is ahead of ours.
+    skew : float or None
+        Seconds by which its clock is ahead of ours; None where it was not asked.
+    late : float
+        Seconds for which its word may have lain here before it was seen.
     waited : float
         Seconds from the submit to its word.
     """
@@ -63,7 +67,8 @@ class Seen:
         self.found: Mapping[str, Any] = {}
         self.trouble = ""
         self.unreachable = ""
-        self.skew = 0.0
+        self.skew: float | None = None
+        self.late = 0.0
         self.waited = 0.0
 
 
@@ -83,14 +88,17 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
     yield Line(where, "job", "ok", f"{found['job']} ran on {found['host']}, {duration(seen.waited)} after its submit")
     yield Line(where, "python", "ok", f"{found['environment']['python']} at {found['python']}")
     yield Line(where, "filesystem", "ok", "written here, read there; written there, read here")
-    if abs(seen.skew) > _SKEW:
+    if seen.skew is not None and abs(seen.skew) > _SKEW:
         advice = "clocks should agree: tell the site"
         yield Line(where, "clock", "warning", f"{abs(seen.skew):.0f} s {'ahead' if seen.skew > 0 else 'behind'}", advice)
-    else:
+    elif seen.skew is not None:
         yield Line(where, "clock", "ok", f"{seen.skew:+.1f} s")
     address = f"{found['address'][0]} ({found['via'] or 'default route'})"
     if not seen.unreachable:
         yield Line(where, "reachable from here", "ok", f"{address}, by TLS")
+    elif seen.late > _LISTENS:
+        found_late = f"not known: the queue took {seen.late:.0f} s for an answer, and the job had ended by then"
+        yield Line(where, "reachable from here", "warning", found_late, "run the check again")
     elif seen.kind == "scheduler":
         others = ", ".join(f"{name} ({a})" for name, a in sorted(found["node"]["addresses"].items()) if name not in ("lo", found["via"]))
         other = f"set client_interface to one that the login node reaches: {others}; or " if others else ""
@@ -238,7 +246,8 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
                 jobs[kind] = batch.submit(script, job_name=job_name)
                 directory.submitted(job_name, jobs[kind])
             except BatchError as error:
-                seen[kind].trouble = str(error)
+                one = options.worker.nodes_per_job != 1 and kind == "worker"
+                seen[kind].trouble = str(error) + (f" (the check asks for one node, not {options.worker.nodes_per_job})" if one else "")
                 if not isinstance(error, AmbiguousSubmit):
                     directory.refused(job_name)
         _wait(directory, batch, jobs, seen, log_directory, quiet=quiet, timeout=timeout)
@@ -246,11 +255,13 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
         lines = _end(directory, batch)
     lines += [line for kind in kinds for line in judge(seen[kind], _gpus(short, kind))]
     here = environment.collect()
-    if all(one.found for one in seen.values()):
-        if "scheduler" in seen:
-            lines.append(agreement_line(seen["scheduler"].found, seen["worker"].found, options))
-        parties = {kind: one.found["environment"] for kind, one in seen.items()}
-        differences = environment.compare(here, parties.get("scheduler", here), {"worker": parties["worker"]})
+    told = all(one.found for one in seen.values())
+    if told and "scheduler" in seen:
+        lines.append(agreement_line(seen["scheduler"].found, seen["worker"].found, options))
+    parties = {kind: one.found["environment"] for kind, one in seen.items() if one.found}
+    scheduler = here if short.scheduler is None else parties.get("scheduler")
+    differences = environment.compare(here, scheduler, {"worker": parties["worker"]} if "worker" in parties else {})
+    if told or differences:
         lines += environment_lines(differences)
     failed = any(line.grade == "failure" for line in lines)
     if not failed:
@@ -287,6 +298,7 @@ def _wait(
 ) -> None:
     """Wait until each job has told what it saw, or cannot any more."""
     began, asked = time.time(), 0.0
+    looked = began
     statuses: dict[str, JobStatus] = {}
     ended: dict[str, float] = {}
     hopeless: dict[str, int] = {}
@@ -298,8 +310,10 @@ def _wait(
             for kind in waiting:
                 report = directory.path / f"{kind}.json"
                 if report.exists():
+                    seen[kind].late = now - looked
                     _meet(seen[kind], json.loads(report.read_text()), directory, waited=now - began)
                     directory.write(f"{kind}.seen", "")
+            looked = now
             if now - asked >= _POLL_INTERVAL or (ended and now - asked >= 1):
                 asked = now
                 try:
@@ -365,4 +379,3 @@ def _meet(seen: Seen, found: Mapping[str, Any], directory: ClusterDirectory, *, 
             seen.skew = answer - (asked + time.time()) / 2
     except (OSError, ValueError) as error:
         seen.unreachable = str(error) or type(error).__name__
-        seen.skew = found["time"] - time.time()

@@ -63,28 +63,44 @@ def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
     jobs = {"GPU queues": options.worker} | ({"scheduler's queue": options.scheduler} if options.scheduler is not None else {})
     for what, job in jobs.items():
         wanted = 0 if job.gpu_request == "none" else job.gpus_per_node
-        yield replace(judge_queues(found, job.queue, job.gpu_type, wanted=wanted), what=what)
+        yield replace(judge_queues(found, job.queue, job.gpu_type, wanted=wanted, routes=batch.name == "pbs"), what=what)
 
 
-def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None, *, wanted: int) -> Line:
-    """Return how the options fit to the queues that have GPUs; pure."""
+def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None, *, wanted: int, routes: bool = False) -> Line:
+    """Return how the options fit to the queues that have GPUs; pure.
+
+    Parameters
+    ----------
+    found : sequence of Queue
+    queue, gpu_type : str or None
+        The options.
+    wanted : int
+        GPUs per node.
+    routes : bool, default False
+        A queue may hand its jobs on to others, which have the nodes (PBS).
+    """
     if not found:
         advice = "set gpu_request='none' where a site gives whole nodes, or ask the site" if wanted else ""
         return Line("login", "GPU queues", "warning" if wanted else "ok", "the batch system names no nodes with GPUs", advice)
-    named = "; ".join(f"{q.name or 'any queue'}: {q.gpus} x {q.gpu_type or 'GPU'} a node" for q in found)
+    named = "; ".join(dict.fromkeys(f"{q.name or 'any queue'}: {q.gpus} x {q.gpu_type or 'GPU'} a node" for q in found))
     chosen = [q for q in found if queue is None or not q.name or q.name in queue.split(",")]
     if not wanted:
         return Line("login", "GPU queues", "ok", named)
+    if not chosen and routes:
+        return Line("login", "GPU queues", "warning", named, f"queue={queue!r} has no GPUs of its own: does it route jobs to one of these?")
     if not chosen:
         return Line("login", "GPU queues", "failure", named, f"queue={queue!r} has no GPUs: choose one of these")
-    if gpu_type is not None and not (fitting := [q for q in chosen if q.gpu_type in ("", gpu_type)]):
+    if gpu_type is not None and not (fitting := [q for q in chosen if not q.gpu_type or gpu_type.lower() in _types(q)]):
         types = ", ".join(sorted({q.gpu_type for q in chosen}))
         return Line("login", "GPU queues", "failure", named, f"there is no gpu_type={gpu_type!r} in the queue: choose among {types}")
-    chosen = fitting if gpu_type is not None else chosen
-    if max(q.gpus for q in chosen) < wanted:
-        most = max(q.gpus for q in chosen)
+    most = max(q.gpus + q.others for q in chosen) if gpu_type is None else max(q.gpus for q in fitting)
+    if most < wanted:
         return Line("login", "GPU queues", "failure", named, f"gpus_per_node={wanted} is more than a node has: write {most}")
     return Line("login", "GPU queues", "ok", named)
+
+
+def _types(queue: Queue) -> list[str]:
+    return queue.gpu_type.strip("\"'").lower().split(",")
 
 
 def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:

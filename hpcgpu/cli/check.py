@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ import click
 
 from hpcgpu.cli.clusters import json_option
 from hpcgpu.cli.options import cluster_options, system_option
-from hpcgpu.cli.start import chosen_system, interrupt
+from hpcgpu.cli.start import chosen_system, interruptible
 
 __all__ = ["check"]
 
@@ -26,7 +26,7 @@ __all__ = ["check"]
 def check(system: str, in_job: bool, timeout: str | None, as_json: bool, arguments: dict[str, Any]) -> None:
     """Check what hpcgpu needs: the queue, the filesystem, the network, the GPUs, the software. Takes the options of a cluster.
 
-    Each line is ok, a warning, or a failure with what to do. Ctrl-C or SIGTERM leaves no job.
+    Each line is ok, a warning, or a failure with what to do. Ctrl-C, SIGTERM and a closed terminal leave no job.
 
     \b
     Examples: hpcgpu check
@@ -54,14 +54,13 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
     if in_job and broken:
         lines.append(report.Line("login", "jobs", "failure", "none was submitted", f"mend first: {', '.join(broken)}"))
     elif in_job:
-        earlier = signal.signal(signal.SIGTERM, interrupt)
         try:
-            result = look(options, batch, quiet=options.cluster.quiet, timeout=limit)
+            with interruptible():
+                result = look(options, batch, quiet=options.cluster.quiet, timeout=limit)
         except KeyboardInterrupt:
-            click.echo("hpcgpu: the check was interrupted, its jobs were cancelled; `hpcgpu list` shows if some are left", err=True)
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                click.echo("hpcgpu: the check was interrupted, its jobs were cancelled; `hpcgpu list` shows if some are left", err=True)
             sys.exit(130)
-        finally:
-            signal.signal(signal.SIGTERM, earlier)
         lines += result.lines
         kept, environments = result.kept, result.environments
     failed = any(line.grade == "failure" for line in lines)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -14,7 +16,7 @@ import click
 from hpcgpu.cli.clusters import json_option, show_jobs
 from hpcgpu.cli.options import cluster_options, system_option
 
-__all__ = ["chosen_system", "interrupt", "run", "start"]
+__all__ = ["chosen_system", "interruptible", "run", "start"]
 
 
 def chosen_system(asked: str, profile: str | None = None) -> str:
@@ -72,13 +74,14 @@ def start(
         raise click.UsageError(f"--minimum-jobs {minimum_jobs} is more than --maximum-jobs {maximum_jobs}")
     if adapt:
         arguments.setdefault("jobs", minimum_jobs)
-    earlier = signal.signal(signal.SIGTERM, interrupt)
+    kind = cluster_class(chosen_system(system, arguments.get("profile")))
     try:
-        cluster = cluster_class(chosen_system(system, arguments.get("profile")))(**{**arguments, "name": name, "shutdown_on_close": False})
+        with interruptible():
+            cluster = kind(**{**arguments, "name": name, "shutdown_on_close": False})
     except KeyboardInterrupt:
-        click.echo(f"hpcgpu: {name} was interrupted, its jobs are cancelled", err=True)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            click.echo(f"hpcgpu: {name} was interrupted, its jobs are cancelled", err=True)
         sys.exit(130)
-    signal.signal(signal.SIGTERM, earlier)
     jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
     cluster.detach()
     try:
@@ -97,9 +100,24 @@ def start(
     click.echo(f'Connect by hpcgpu.connect("{name}") in Python; end it by: hpcgpu stop {name}')
 
 
-def interrupt(number: int, frame: object) -> None:
-    """Let a signal end a command as Ctrl-C does."""
-    raise KeyboardInterrupt
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM, and the SIGHUP of a closed terminal, end what runs inside as Ctrl-C does; those that follow do not disturb its end."""
+    earlier = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+    def interrupt(number: int, frame: object) -> None:
+        for other in earlier:
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    try:
+        for number, handler in earlier.items():
+            if handler is not signal.SIG_IGN:  # nohup
+                signal.signal(number, interrupt)
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
 
 
 @click.command()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcgpu.batch.base import BatchError
 from hpcgpu.batch.command import run
-from hpcgpu.batch.pbsnodes import parse_pbsnodes
+from hpcgpu.batch.pbsnodes import amount, by_host, parse_pbsnodes
 
 __all__ = ["Queue", "draft", "parse_nodes", "parse_sinfo", "queues", "render"]
 
@@ -19,18 +19,22 @@ _SINFO = "%R|%G|%c|%m|%l|%f"
 
 @dataclass(frozen=True)
 class Queue:
-    """One kind of GPU node of a queue.
+    """One kind of GPU in one kind of node of a queue.
 
     Attributes
     ----------
     name : str
         Of the queue; empty where it is not known.
-    gpus, cores : int
+    gpus : int
+        Of this type in a node.
+    cores : int
         Of a node.
     memory : int
         MiB of a node.
     gpu_type, limit, features : str
-        Empty where there is none.
+        Empty where there is none. PBS may give a GPU several types, ``a100,cc80``.
+    others : int
+        GPUs of other types in the same node.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Queue:
     gpu_type: str = ""
     limit: str = ""
     features: str = ""
+    others: int = 0
 
 
 def parse_sinfo(stdout: str) -> list[Queue]:
@@ -50,20 +55,20 @@ def parse_sinfo(stdout: str) -> list[Queue]:
         if len(parts) != 6:
             continue
         name, gres, cores, memory, limit, features = parts
-        match = re.search(r"gpu:(?:([\w.-]+):)?(\d+)", gres)
-        if match is None:
-            continue
-        queue = Queue(
-            name,
-            int(match[2]),
-            _number(cores),
-            _number(memory),
-            match[1] or "",
-            "" if limit == "infinite" else limit,
-            "" if features == "(null)" else features,
-        )
-        if queue not in queues:
-            queues.append(queue)
+        types = [(match[1] or "", int(match[2])) for match in re.finditer(r"(?:^|,)gpu:(?:([\w.-]+):)?(\d+)", gres)]
+        for gpu_type, gpus in types:
+            queue = Queue(
+                name,
+                gpus,
+                _number(cores),
+                _number(memory),
+                gpu_type,
+                "" if limit == "infinite" else limit,
+                "" if features == "(null)" else features,
+                sum(count for _, count in types) - gpus,
+            )
+            if queue not in queues:
+                queues.append(queue)
     return queues
 
 
@@ -74,27 +79,26 @@ def _number(text: str) -> int:
 
 
 def parse_nodes(nodes: Mapping[str, Mapping[str, str]]) -> list[Queue]:
-    """Return the kinds of GPU nodes of a PBS, from what pbsnodes says."""
-    queues = []
-    for node in nodes.values():
-        gpus = node.get("resources_available.ngpus", "0")
-        if not gpus.isdigit() or gpus == "0":
-            continue
-        queue = Queue(
-            node.get("queue", ""),
-            int(gpus),
-            int(node.get("resources_available.ncpus", "0")),
-            _mebibytes(node.get("resources_available.mem", "0")),
-            node.get("resources_available.gpu_type", ""),
-        )
-        if queue not in queues:
-            queues.append(queue)
-    return queues
+    """Return the kinds of GPU nodes of a PBS, from what pbsnodes says of their vnodes: a host may have one for each socket.
 
+    Each node has a little more or less memory than the next: the least of a kind counts.
+    """
 
-def _mebibytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([kmgt]?)b?", text.lower())
-    return int(int(match[1]) * {"": 2**-20, "k": 2**-10, "m": 1, "g": 2**10, "t": 2**20}[match[2]]) if match else 0
+    def total(vnodes: Iterable[Mapping[str, str]], resource: str) -> int:
+        return int(sum(amount(vnode.get(f"resources_available.{resource}", "0")) or 0 for vnode in vnodes))
+
+    kinds: dict[tuple[str, int, int, str, int], int] = {}
+    for host in by_host(nodes.values()):
+        of_queue: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+        for vnode in host:
+            if total([vnode], "ngpus"):
+                of_queue.setdefault((vnode.get("queue", ""), vnode.get("resources_available.gpu_type", "")), []).append(vnode)
+        for (queue, gpu_type), vnodes in of_queue.items():
+            gpus = total(vnodes, "ngpus")
+            others = sum(total(v, "ngpus") for (name, _), v in of_queue.items() if name == queue) - gpus
+            kind = (queue, gpus, total(vnodes, "ncpus"), gpu_type, others)
+            kinds[kind] = min(total(vnodes, "mem") // 2**20, kinds.get(kind, 2**62))
+    return [Queue(name, gpus, cores, memory, gpu_type, others=others) for (name, gpus, cores, gpu_type, others), memory in kinds.items()]
 
 
 def render(system: str, queues: Sequence[Queue], today: str, others: str = "") -> str:
@@ -130,7 +134,9 @@ def render(system: str, queues: Sequence[Queue], today: str, others: str = "") -
 def _options(queue: Queue, indent: str) -> list[str]:
     lines = [f"queue: {queue.name}" if queue.name else "# queue: "]
     lines += [f"gpus-per-node: {queue.gpus}"]
-    lines += [f"gpu-type: {queue.gpu_type}"] * bool(queue.gpu_type)
+    first, *aliases = queue.gpu_type.strip("\"'").split(",")
+    lines += [f"gpu-type: {first}"] * bool(first)
+    lines += [f"# Other names of this type: {', '.join(aliases)}."] * bool(aliases)
     lines += [f"cores: {queue.cores}"] * bool(queue.cores)
     # A part is the system's own.
     lines += [f"memory: {int(queue.memory * 0.95)}MiB"] * (queue.memory >= 1024)

@@ -32,7 +32,7 @@ from hpcgpu.runtime.launch import LaunchError, expanded, job_arguments, visible_
 __all__ = ["main"]
 
 #: Seconds that the job waits for the login node to have looked, at most.
-_PATIENCE = 120.0
+_PATIENCE = 240.0
 
 
 def look_around(arguments: argparse.Namespace, directory: ClusterDirectory) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def test_jobs_that_wait_too_long_are_given_up(queue: LocalQueue, home: Path) -> 
     assert live(queue) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_check_leaves_no_job(queue: LocalQueue, home: Path, until: Until, number: signal.Signals) -> None:
     check = subprocess.Popen(
         command("check", "--in-job", *ON_CPUS, "--job-script-prologue", "sleep 300"), stderr=subprocess.PIPE, text=True

@@ -97,6 +97,14 @@ def test_a_scheduler_that_cannot_be_reached_is_a_failure_a_worker_is_not() -> No
     assert "reachable from here" not in found(worker), "clients never connect to workers"
 
 
+def test_a_job_that_was_seen_too_late_is_not_called_unreachable() -> None:
+    job = seen("scheduler")
+    job.unreachable, job.late = "Connection refused", 253.0
+    line = found(job)["reachable from here"]
+    assert line.grade == "warning" and "the queue took 253 s for an answer" in line.found
+    assert "clock" not in found(job), "it was not asked"
+
+
 def test_a_scheduler_that_may_open_few_files_is_a_warning() -> None:
     line = found(seen("scheduler", open_files=1024))["open files"]
     assert (line.grade, line.found) == ("warning", "at most 1024") and "ulimit -n" in line.advice
@@ -163,6 +171,8 @@ def test_differences_of_software_are_lines() -> None:
     here = {"python": "3.12.4", "dask": "1"}
     [dask] = environment_lines(environment.compare(here, here | {"dask": "2"}, {"worker": here | {"dask": "2"}}))
     assert (dask.grade, dask.found) == ("failure", "login 1, scheduler 2, worker 2") and "install one version" in dask.advice
+    [told] = environment_lines(environment.compare(here, None, {"worker": here | {"dask": "2"}}))
+    assert told.found == "login 1, worker 2", "the scheduler job may have said nothing"
     [same] = environment_lines(environment.compare(here, here, {"worker": here}))
     assert same.grade == "ok"
 
@@ -183,6 +193,17 @@ def test_options_are_compared_with_the_queues_that_have_gpus(arguments: tuple[st
     queue, gpu_type, wanted = arguments
     line = judge_queues([Queue("gpu", 4, 64, 256000, "a100"), Queue("small", 1, 8, 32000, "t4")], queue, gpu_type, wanted=wanted)
     assert line.grade == grade and said in line.advice and "gpu: 4 x a100 a node" in line.found
+
+
+def test_names_and_numbers_of_gpus_are_understood_as_the_queue_does() -> None:
+    mixed = [Queue("gpu", 14, 64, 1, "a100_1g.5gb", others=2), Queue("gpu", 2, 64, 1, "a100", others=14)]
+    assert judge_queues(mixed, "gpu", "a100", wanted=2).grade == "ok" and judge_queues(mixed, "gpu", None, wanted=16).grade == "ok"
+    assert judge_queues(mixed, "gpu", "a100", wanted=3).advice.endswith("write 2")
+    aliases = [Queue("", 4, 64, 1, '"A100,cc80"'), Queue("", 4, 64, 2, '"A100,cc80"')]
+    line = judge_queues(aliases, None, "cc80", wanted=4)
+    assert line.grade == "ok" and line.found.count("a node") == 1, "each kind is named once"
+    own = [Queue("gpu-exec", 4, 64, 1)]
+    assert judge_queues(own, "gpu", None, wanted=4, routes=True).grade == "warning", "it may be a routing queue"
 
 
 def test_a_site_that_names_no_gpus_is_a_warning() -> None:

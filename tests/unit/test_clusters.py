@@ -51,6 +51,13 @@ def test_one_answer_that_leaves_a_job_out_is_not_believed(directory: ClusterDire
     assert queue.cancelled and directory.closed
 
 
+def test_a_job_that_only_has_its_epilog_left_does_not_keep_a_cluster(directory: ClusterDirectory) -> None:
+    queue: Any = Queue(forgets=set())
+    queue.poll = lambda job_ids: {"7": JobStatus(job_id="7", name="demo-0", state=JobState.COMPLETING)}
+    assert stop(directory, queue, timeout=0.0, sleep=lambda seconds: None) == []
+    assert directory.closed
+
+
 def test_a_submit_that_a_killed_client_began_is_waited_for(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     directory.intend("demo-1", "worker")
     queue: Any = Queue(forgets=set())

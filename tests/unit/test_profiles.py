@@ -116,10 +116,32 @@ def test_a_draft_from_sinfo() -> None:
 
 def test_a_draft_from_pbsnodes() -> None:
     recorded = (Path(__file__).parents[1] / "queue" / "openpbs-pbsnodes.txt").read_text()
-    queues = draft.parse_nodes(parse_pbsnodes(recorded))
+    nodes = parse_pbsnodes(recorded)
+    hosts = {name: node | {"resources_available.host": name} for name, node in nodes.items()}  # the recorded ones are vnodes of one
+    queues = draft.parse_nodes(hosts)
     assert {(q.gpus, q.gpu_type, q.cores) for q in queues} == {(4, "a100", 16), (1, "t4", 4)}
     content = yaml.safe_load(draft.render("pbs", queues, "2026-01-01", "workq 0 5\n"))
     assert content["system"] == "pbs" and content["options"]["gpu-type"] == "a100"
+
+
+def test_a_node_with_a_vnode_for_each_socket_is_one_node_and_nodes_that_differ_in_memory_alone_are_one_kind() -> None:
+    def vnode(host: str, memory: str, gpu_type: str = "a100") -> dict[str, str]:
+        own = {"host": host, "ngpus": "2", "ncpus": "32", "mem": memory, "gpu_type": gpu_type}
+        return {f"resources_available.{name}": value for name, value in own.items()}
+
+    nodes = {f"g{i}[{j}]": vnode(f"g{i}", f"{256000000 + i}kb") for i in range(4) for j in range(2)}
+    nodes["g0"] = {"resources_available.host": "g0", "resources_available.ncpus": "0"}
+    [queue] = draft.parse_nodes(nodes)
+    assert (queue.gpus, queue.cores, queue.memory) == (4, 64, 500000)
+    mixed = draft.parse_nodes({"a": vnode("h", "1gb"), "b": vnode("h", "1gb", "t4,cc75")})
+    assert [(q.gpus, q.gpu_type, q.others) for q in mixed] == [(2, "a100", 2), (2, "t4,cc75", 2)]
+    text = draft.render("pbs", mixed[1:], "2026-01-01")
+    assert yaml.safe_load(text)["options"]["gpu-type"] == "t4" and "Other names of this type: cc75" in text
+
+
+def test_a_node_with_two_kinds_of_gpu_has_both() -> None:
+    queues = draft.parse_sinfo("gpu|gpu:a100_1g.5gb:14(S:0),gpu:a100:2(S:1),nvme:3600|64|500000|infinite|(null)\n")
+    assert [(q.gpu_type, q.gpus, q.others) for q in queues] == [("a100_1g.5gb", 14, 2), ("a100", 2, 14)]
 
 
 def hpcgpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -237,6 +237,6 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
     arguments = SimpleNamespace(
         gpus=1, protocol="ucx", interface=None, client_interface=None, rmm_pool=False, lease=0.0, command=["python", "-m", "x"]
     )
-    command = launch.scheduler_command(arguments, directory, OwnJob("17", "demo-scheduler"))  # type: ignore[arg-type]
+    command = launch.scheduler_command(arguments, directory, OwnJob(job_id="17", name="demo-scheduler"))  # type: ignore[arg-type]
     assert "ucx,tls" in command or "ucx,tcp" in command
     assert json.loads(launch.os.environ["HPCGPU_FABRIC"])["fabric"].startswith(why)
