@@ -5,6 +5,7 @@ The directory is made as that of any other cluster: `hpcgpu list`, `hpcgpu stop`
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import time
@@ -92,11 +93,10 @@ def make_single(arguments: Mapping[str, Any], path: Path, program: Sequence[str]
     private_directory(path)
     script = path / f"{path.name}.sbatch"
     try:
-        with open(script, "x") as file:
+        with os.fdopen(os.open(script, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o700), "w") as file:  # env may hold what is nobody's business
             file.write(text)
     except FileExistsError as error:
         raise OptionError(f"{script} is there: remove it, or choose another directory") from error
-    script.chmod(0o700)
     return script
 
 

@@ -17,14 +17,14 @@ from hpcgpu.fabric import authentication
 if TYPE_CHECKING:
     from distributed.security import Security
 
-__all__ = ["create", "environment", "security"]
+__all__ = ["create", "environment", "expired", "security"]
 
 _CLOCK_SKEW = datetime.timedelta(days=1)
 #: How long the scheduler job may wait in the queue, and how long a scheduler without a walltime may live.
 _QUEUE, _UNLIMITED = datetime.timedelta(days=90), datetime.timedelta(days=365)
 
 
-def create(directory: ClusterDirectory, walltime: float | None = None) -> None:
+def create(directory: ClusterDirectory, walltime: float | None = None, *, waits: bool = True) -> None:
     """Make TLS key and certificate, ``tls/key.pem`` and ``tls/cert.pem``, and ``tls/ucx.key``, mode 0600.
 
     Parameters
@@ -32,6 +32,8 @@ def create(directory: ClusterDirectory, walltime: float | None = None) -> None:
     directory : ClusterDirectory
     walltime : float, optional
         Of the scheduler job, seconds: the certificate is valid for so long after 90 days in the queue. Default: for a year.
+    waits : bool, default True
+        Whether that job has yet to wait; for one that runs it is a day, for clocks that differ.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -40,6 +42,7 @@ def create(directory: ClusterDirectory, walltime: float | None = None) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hpcgpu")])
     now = datetime.datetime.now(datetime.UTC)
+    before = _QUEUE if waits else _CLOCK_SKEW
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -47,7 +50,7 @@ def create(directory: ClusterDirectory, walltime: float | None = None) -> None:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + (_QUEUE + datetime.timedelta(seconds=walltime) if walltime else _UNLIMITED))
+        .not_valid_after(now + (before + datetime.timedelta(seconds=walltime) if walltime else _UNLIMITED))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -56,6 +59,16 @@ def create(directory: ClusterDirectory, walltime: float | None = None) -> None:
     directory.write("tls/key.pem", pem.decode())
     directory.write("tls/ucx.key", secrets.token_hex(32))
     directory.write("tls/cert.pem", certificate.public_bytes(serialization.Encoding.PEM).decode())
+
+
+def expired(directory: ClusterDirectory, *, now: float) -> str:
+    """Return the day until which the certificate was valid; empty if it still is, or there is none."""
+    from cryptography import x509
+
+    if not directory.tls.is_dir():
+        return ""
+    end = x509.load_pem_x509_certificate((directory.tls / "cert.pem").read_bytes()).not_valid_after_utc
+    return f"{end:%Y-%m-%d}" if end.timestamp() < now else ""
 
 
 def _files(tls: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ from distributed.scheduler import Scheduler
 from distributed.security import Security
 
 from hpcgpu.directory import ClusterDirectory
+from hpcgpu.fabric import interfaces
 from hpcgpu.options import Options
 from hpcgpu.runtime.extension import install
 from hpcgpu.runtime.scheduler import publish
@@ -28,7 +29,7 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
             arguments["idle_timeout"] = f"{options.cluster.idle_timeout:g}s"
         super().__init__(
             protocol=protocol,
-            interface=options.worker.interface,
+            interface=options.worker.interface or interfaces.default_interface(interfaces.addresses()),
             port=0,
             security=security,
             dashboard_address="127.0.0.1:0",

@@ -23,6 +23,7 @@ from distributed.core import Status, rpc
 from distributed.security import Security
 
 from hpcgpu import credentials, scripts
+from hpcgpu.batch import batch_system
 from hpcgpu.connection import wait_for_contact
 from hpcgpu.directory import ClusterDirectory
 from hpcgpu.fabric import settings
@@ -169,7 +170,9 @@ class SlurmGPURunner:
     def _complete(self, directory: ClusterDirectory) -> None:
         """Write what the other tasks need, before they see the directory."""
         if self.options.cluster.security:
-            credentials.create(directory)
+            own = batch_system("slurm").own_job(os.environ)
+            left = own.end - time.time() if own is not None and own.end is not None else None
+            credentials.create(directory, left, waits=False)
         directory.write("task-0", str(self.task.node))
 
     def _become(self, command: str) -> NoReturn:

@@ -354,7 +354,8 @@ class LocalQueue(BatchSystem):
         """Hold the queue, making it if it is not there."""
         try:
             if make:
-                self._jobs.mkdir(parents=True, exist_ok=True)
+                self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._jobs.mkdir(exist_ok=True)
             self.directory.chmod(0o700)  # it runs what it finds there; this fails if somebody else owns it
             lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:

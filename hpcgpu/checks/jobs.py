@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,8 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
         short = replace(short, scheduler=replace(short.scheduler, walltime=_WALLTIME))
     kinds = ["worker"] if short.scheduler is None else ["scheduler", "worker"]
     rendered = {kind: scripts.render(options.system, kind, short, path, command="check") for kind in kinds}
-    directory = ClusterDirectory.claim(path, lambda submits: [], system=options.system, complete=credentials.create)
+    complete = partial(credentials.create, walltime=_WALLTIME)
+    directory = ClusterDirectory.claim(path, lambda submits: [], system=options.system, complete=complete)
     log_directory = options.cluster.log_directory or directory.logs
     private_directory(log_directory)
     seen = {kind: Seen(kind) for kind in kinds}

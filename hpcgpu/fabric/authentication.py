@@ -1,8 +1,9 @@
 """Mutual authentication of UCX connections, which UCX itself has none of: whoever is not of the cluster is refused before anything is read.
 
 Each side proves that it knows the cluster's key, by three raw messages of fixed size, before distributed reads a frame; reading one
-unpickles. The key never travels, nonces are fresh on both sides, and the roles are part of what is signed, so that nothing can be
-replayed or reflected. What follows on the connection is neither encrypted nor signed.
+unpickles. The key never travels, nonces are fresh on both sides, and the roles and the address that was dialled are part of what is
+signed, so that nothing can be replayed, reflected, or relayed by who listens where a member of the cluster did before. What follows on the
+connection is neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import functools
 import hashlib
 import hmac
 import importlib.util
+import ipaddress
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+import socket
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpcgpu.fabric import endpoints
+from hpcgpu.fabric import endpoints, interfaces
 
-__all__ = ["ARGUMENT", "VARIABLE", "AuthenticationError", "Connector", "Listener", "accept", "connect", "install"]
+__all__ = ["ARGUMENT", "VARIABLE", "AuthenticationError", "Connector", "Listener", "accept", "connect", "install", "place"]
 
 logger = logging.getLogger("distributed.hpcgpu")
 
@@ -30,11 +33,12 @@ VARIABLE = "HPCGPU_UCX_KEY"
 #: Name under which `hpcgpu.credentials.security` passes the key on to connections.
 ARGUMENT = "hpcgpu_ucx_key"
 
-_MAGIC = b"hpcgpu ucx 1\0\0\0\0"
+_MAGIC = b"hpcgpu ucx 2\0\0\0\0"
 _KEY = 32
 _NONCE = 32
 _PROOF = 32
-_HELLO = len(_MAGIC) + _NONCE
+_PLACE = 18
+_HELLO = len(_MAGIC) + _NONCE + _PLACE
 _CHALLENGE = len(_MAGIC) + _NONCE + _PROOF
 #: Seconds that the other side may take for all of it.
 TIMEOUT = 10.0
@@ -50,8 +54,20 @@ class _Endpoint(Protocol):
     async def recv(self, buffer: Any) -> Any: ...
 
 
-def _proof(key: bytes, role: bytes, connector_nonce: bytes, listener_nonce: bytes) -> bytes:
-    return hmac.new(key, _MAGIC + role + connector_nonce + listener_nonce, hashlib.sha256).digest()
+def place(host: str, port: int) -> bytes:
+    """Return an address as it is signed: 16 bytes of IPv6, to which IPv4 is mapped, and 2 of the port.
+
+    Raises
+    ------
+    ValueError
+        `host` is no literal address.
+    """
+    address = ipaddress.ip_address(host.split("%", maxsplit=1)[0])
+    return (address.packed if address.version == 6 else b"\0" * 10 + b"\xff" * 2 + address.packed) + port.to_bytes(2, "big")
+
+
+def _proof(key: bytes, role: bytes, hello: bytes, listener_nonce: bytes) -> bytes:
+    return hmac.new(key, role + hello + listener_nonce, hashlib.sha256).digest()
 
 
 class Connector:
@@ -60,15 +76,17 @@ class Connector:
     Parameters
     ----------
     key : bytes
+    dialled : bytes
+        The `place` that it connects to.
     """
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, dialled: bytes) -> None:
         self._key = key
-        self._nonce = secrets.token_bytes(_NONCE)
+        self._hello = _MAGIC + secrets.token_bytes(_NONCE) + dialled
 
     def hello(self) -> bytes:
         """Return the first message."""
-        return _MAGIC + self._nonce
+        return self._hello
 
     def respond(self, challenge: bytes) -> bytes:
         """Check the listener's proof and return our own.
@@ -79,11 +97,11 @@ class Connector:
             The listener does not know the key.
         """
         magic, nonce, proof = challenge[:16], challenge[16:48], challenge[48:]
-        if magic != _MAGIC or not hmac.compare_digest(proof, _proof(self._key, b"listener ", self._nonce, nonce)):
+        if magic != _MAGIC or not hmac.compare_digest(proof, _proof(self._key, b"listener ", self._hello, nonce)):
             raise AuthenticationError(
                 "the other side did not prove that it belongs to this cluster: use hpcgpu.connect(NAME), or that very cluster's security"
             )
-        return _proof(self._key, b"connector", self._nonce, nonce)
+        return _proof(self._key, b"connector", self._hello, nonce)
 
 
 class Listener:
@@ -92,12 +110,15 @@ class Listener:
     Parameters
     ----------
     key : bytes
+    own : collection of bytes
+        Each `place` that leads to it.
     """
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, own: Collection[bytes]) -> None:
         self._key = key
+        self._own = own
         self._nonce = secrets.token_bytes(_NONCE)
-        self._peer = b""
+        self._hello = b""
 
     def challenge(self, hello: bytes) -> bytes:
         """Return our proof, and what the connector must prove its own on.
@@ -105,41 +126,43 @@ class Listener:
         Raises
         ------
         AuthenticationError
-            This is no message of ours.
+            This is no message of ours, or was meant for another.
         """
         if hello[:16] != _MAGIC or len(hello) != _HELLO:
             raise AuthenticationError("it does not authenticate itself")
-        self._peer = hello[16:]
-        return _MAGIC + self._nonce + _proof(self._key, b"listener ", self._peer, self._nonce)
+        if hello[-_PLACE:] not in self._own:
+            raise AuthenticationError("it dialled another address: somebody may be in between")
+        self._hello = hello
+        return _MAGIC + self._nonce + _proof(self._key, b"listener ", hello, self._nonce)
 
     def check(self, proof: bytes) -> None:
         """Raise `AuthenticationError` unless the connector knows the key."""
-        if not hmac.compare_digest(proof, _proof(self._key, b"connector", self._peer, self._nonce)):
+        if not hmac.compare_digest(proof, _proof(self._key, b"connector", self._hello, self._nonce)):
             raise AuthenticationError("it does not know the cluster's key")
 
 
-async def connect(endpoint: _Endpoint, key: bytes) -> None:
-    """Authenticate a connection that this side made.
+async def connect(endpoint: _Endpoint, key: bytes, dialled: bytes) -> None:
+    """Authenticate a connection that this side made, to this `place`.
 
     Raises
     ------
     AuthenticationError
         The listener is not of the cluster, or none of its kind.
     """
-    side = Connector(key)
+    side = Connector(key, dialled)
     await endpoint.send(bytearray(side.hello()))
     await endpoint.send(bytearray(side.respond(await _receive(endpoint, _CHALLENGE))))
 
 
-async def accept(endpoint: _Endpoint, key: bytes) -> None:
-    """Authenticate a connection that the other side made.
+async def accept(endpoint: _Endpoint, key: bytes, own: Collection[bytes]) -> None:
+    """Authenticate a connection that the other side made, to one of these places.
 
     Raises
     ------
     AuthenticationError
         It is not of the cluster.
     """
-    side = Listener(key)
+    side = Listener(key, own)
     await endpoint.send(bytearray(side.challenge(await _receive(endpoint, _HELLO))))
     side.check(await _receive(endpoint, _PROOF))
 
@@ -215,6 +238,7 @@ def _backend() -> Any:
 
 def _authenticated() -> Any:
     import ucxx.exceptions
+    from distributed.comm.addressing import parse_host_port, unparse_host_port
     from distributed.comm.core import CommClosedError, FatalCommClosedError
     from distributed_ucxx.ucxx import UCXXBackend, UCXXConnector, UCXXListener
 
@@ -223,6 +247,13 @@ def _authenticated() -> Any:
     class AuthenticatedConnector(UCXXConnector):  # type: ignore[misc]
         async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
             key = _key(connection_args)
+            host, port = parse_host_port(address)
+            try:
+                ipaddress.ip_address(host.split("%")[0])
+            except ValueError:  # what is signed must be what is dialled
+                [(*_, found), *_] = await asyncio.get_running_loop().getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+                host = found[0]
+            address = unparse_host_port(host, port)
             try:
                 comm = await super().connect(address, deserialize, **connection_args)
             except ucxx.exceptions.UCXError as error:  # distributed-ucxx lets some through, and distributed tries again what is an OSError
@@ -230,7 +261,7 @@ def _authenticated() -> Any:
             if key is None:
                 return comm
             try:
-                await asyncio.wait_for(connect(comm.ep, key), TIMEOUT)
+                await asyncio.wait_for(connect(comm.ep, key, place(host, port)), TIMEOUT)
             except AuthenticationError as error:
                 comm.abort()
                 raise FatalCommClosedError(f"ucx://{address}: {error}") from error
@@ -247,8 +278,9 @@ def _authenticated() -> Any:
             key = _key(self.connection_args)
             if key is not None:
                 peer = endpoints.query(comm.ep).peer or "an unknown address"
+                own = {place(host, self.port) for host in interfaces.every_address()}
                 try:
-                    await asyncio.wait_for(accept(comm.ep, key), TIMEOUT)
+                    await asyncio.wait_for(accept(comm.ep, key, own), TIMEOUT)
                 except (AuthenticationError, *broken) as error:
                     comm.abort()
                     why = str(error) or ("it stayed silent" if isinstance(error, TimeoutError) else type(error).__name__)

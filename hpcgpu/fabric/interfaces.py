@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import itertools
 import socket
 from collections.abc import Mapping
 
 import psutil
 
-__all__ = ["addresses", "default_interface", "missing", "reaching"]
+__all__ = ["addresses", "default_interface", "every_address", "missing", "reaching"]
 
 
 def addresses() -> dict[str, str]:
@@ -20,6 +21,12 @@ def addresses() -> dict[str, str]:
             if entry.family == socket.AF_INET:
                 found.setdefault(name, entry.address)
     return found
+
+
+def every_address() -> set[str]:
+    """Return all addresses of this machine, IPv4 and IPv6."""
+    entries = itertools.chain.from_iterable(psutil.net_if_addrs().values())
+    return {entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)}
 
 
 def reaching(address: str) -> set[str]:

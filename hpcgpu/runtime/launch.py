@@ -254,7 +254,7 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     command = [*arguments.command, "--protocol", f"{workers},{stream}"]
     default = interfaces.default_interface(node.addresses)
     outer = arguments.client_interface or default or chosen.interface
-    if chosen.interface or arguments.client_interface:
+    if outer:
         command += ["--interface", f"{chosen.interface or default or outer},{outer}"]
     if "--dashboard-address" not in command:  # where clients and their proxies reach the scheduler, and nowhere else
         command += ["--dashboard-address", f"{node.addresses.get(outer or '', '127.0.0.1')}:0"]
@@ -325,6 +325,8 @@ def main(argv: Sequence[str]) -> None:
             )
         if directory.closed or (directory.encrypted and not directory.tls.is_dir()):
             raise LaunchError(f"the cluster of {directory.path} was closed: there is nothing to do")
+        if until := credentials.expired(directory, now=time.time()):
+            raise LaunchError(f"the certificate in {directory.tls} was valid until {until}: make a new cluster, or render its scripts anew")
         batch = batch_system(arguments.system)
         own = batch.own_job(os.environ)
         if own is None:

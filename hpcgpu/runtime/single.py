@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -177,7 +178,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     directory = ClusterDirectory.claim(arguments.directory, lambda submits: [], system=arguments.system, encrypted=not arguments.insecure)
     if directory.encrypted:
-        credentials.create(directory)
+        credentials.create(directory, own.end - time.time() if own.end is not None else None, waits=False)
     directory.detach()
     directory.intend(own.name, "scheduler")
     directory.submitted(own.name, own.job_id)

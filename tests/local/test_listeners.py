@@ -173,6 +173,22 @@ def test_http_is_on_no_more_addresses_than_clients_need(cluster: LocalGPUCluster
         assert answer.read() == b"ok"
 
 
+def test_the_scheduler_listens_where_it_is_reached_and_nowhere_else(queue: LocalQueue) -> None:
+    present = interfaces.addresses()
+    for options, address in (({}, present[interfaces.default_interface(present) or "lo"]), ({"interface": "lo"}, "127.0.0.1")):
+        with LocalGPUCluster(**CPU, **options, client_interface="lo") as cluster:
+            workers, clients = ports_of_the_scheduler(cluster)
+            found = listening(cluster)
+            assert [ip for ip, port in found if port == workers] == [address]
+            assert [ip for ip, port in found if port == clients] == ["127.0.0.1"]
+
+
+def ports_of_the_scheduler(cluster: LocalGPUCluster) -> list[int]:
+    contact = cluster.directory.contact()
+    assert contact is not None
+    return [int(address.rpartition(":")[2]) for address in (contact.workers, contact.client)]
+
+
 def test_the_dashboard_can_be_kept_to_its_node_or_opened(queue: LocalQueue) -> None:
     for asked, expected in (("127.0.0.1:0", {"127.0.0.1"}), (":0", {"0.0.0.0", "::"})):
         with LocalGPUCluster(**CPU, scheduler={"dashboard_address": asked}) as cluster:

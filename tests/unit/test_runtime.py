@@ -219,6 +219,12 @@ async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is
         assert moved == expected
 
 
+def test_a_certificate_that_is_over_is_said(directory: ClusterDirectory) -> None:
+    credentials.create(directory, 3600, waits=False)
+    assert credentials.expired(directory, now=time.time() + 86400) == ""
+    assert credentials.expired(directory, now=time.time() + 86400 + 7200).startswith("20")
+
+
 @pytest.mark.parametrize(
     ("transports", "why"),
     [
