@@ -23,7 +23,6 @@ from hpcgpu.batch.local import LocalQueue
 from tests.local.test_cluster import CPU, GPU
 
 _PRETENDED = {
-    "numba/cuda": "class devicearray:\n    class DeviceNDArray: pass\n",  # distributed's part for CuPy imports it
     "cupy": """
 import numpy
 __version__ = "13.0"
@@ -54,9 +53,6 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where tasks find the GPU libraries; this process does not, and dask-cuda, which looks for the real ones, does not either."""
     path = tmp_path_factory.mktemp("libraries")
     for name, text in _PRETENDED.items():
-        for package in reversed(Path(name).parents[:-1]):
-            (path / package).mkdir()
-            (path / package / "__init__.py").touch()
         (path / f"{name}.py").write_text(text)
     return str(path)
 
