@@ -409,6 +409,8 @@ class WorkerJob(Job):
     ----------
     leaving : bool
         It was chosen to be given up.
+    retired : set of str
+        Addresses of its workers that were told to take no more tasks.
     processing, nbytes : int
         Tasks that its workers have, and bytes that they hold.
     idle_since : float or None
@@ -436,6 +438,7 @@ class WorkerJob(Job):
         self.ended_at: float | None = None
         self.opening: asyncio.Task[None] | None = None
         self.leaving = False
+        self.retired = set[str]()
         self.wait_known = False
         self.processing = 0
         self.nbytes = 0

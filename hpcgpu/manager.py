@@ -201,6 +201,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
         """Take jobs back into the plan that could not be given up."""
         for job in jobs:
             job.leaving = False
+            job.retired.clear()
             self.workers[job.name] = job
             self.worker_spec[job.name] = self.new_spec
 

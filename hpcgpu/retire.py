@@ -23,14 +23,16 @@ async def move_data(scheduler: Any, jobs: Collection[WorkerJob]) -> list[WorkerJ
     list of WorkerJob
         Those whose data fits nowhere else; they are as they were.
     """
-    if not (names := _names(jobs)):
-        return []
-    meant = {address for job in jobs for address in job.workers}  # others may join, or go, meanwhile
+    asked, moved = set[str](), set[str]()
     try:
-        moved = await scheduler.retire_workers(names=names, close_workers=False, remove=False)
+        while coming := _remaining(jobs):  # more than once where workers join meanwhile
+            asked |= coming.keys()
+            moved |= (await scheduler.retire_workers(names=list(coming.values()), close_workers=False, remove=False)).keys()
+            for job in jobs:
+                job.retired |= asked & job.workers.keys()
     except OSError:  # without the scheduler the data is lost anyway
         return []
-    stuck = [job for job in jobs if any(address in meant and address not in moved for address in job.workers)]
+    stuck = [job for job in jobs if any(address in asked and address not in moved for address in job.workers)]
     await _resume(scheduler, stuck)
     return stuck
 
@@ -51,21 +53,30 @@ async def close_finished(scheduler: Any, jobs: Collection[WorkerJob], *, at_once
     closed, stuck : list of WorkerJob
         Those whose results fit nowhere else are stuck; they take tasks again.
     """
+    kept = await move_data(scheduler, jobs) if _remaining(jobs) else []  # a nanny may have restarted a worker
+    jobs = [job for job in jobs if job not in kept]
     try:
         unfinished = {} if at_once else await scheduler.hpcgpu_unfinished(names=_names(jobs))
         done = [job for job in jobs if not any(unfinished.get(name) for name in job.workers.values())]
         names, meant = _names(done), {address for job in done for address in job.workers}
         retired = await scheduler.retire_workers(names=names, close_workers=True, remove=True) if names else {}
     except OSError:  # the network, or a busy scheduler, may come back: their data is worth another try
-        return [], []
+        return [], kept
     stuck = [job for job in done if any(address in meant and address not in retired for address in job.workers)]
     await _resume(scheduler, stuck)
-    return [job for job in done if job not in stuck and meant.issuperset(job.workers)], stuck
+    return [job for job in done if job not in stuck and meant.issuperset(job.workers)], [*kept, *stuck]
 
 
 async def _resume(scheduler: Any, jobs: Collection[WorkerJob]) -> None:
+    for job in jobs:
+        job.retired.clear()
     if names := _names(jobs):
         await scheduler.hpcgpu_resume(names=names)
+
+
+def _remaining(jobs: Collection[WorkerJob]) -> dict[str, str]:
+    """Return the workers that have not been told to retire: names by address."""
+    return {address: name for job in jobs for address, name in job.workers.items() if address not in job.retired}
 
 
 def _names(jobs: Collection[WorkerJob]) -> list[str]:

@@ -29,7 +29,7 @@ from hpcgpu.directory import ClusterDirectory
 from hpcgpu.fabric import settings
 from hpcgpu.jobs import ClusterError
 from hpcgpu.options import OptionError, Options, WorkerOptions, names, resolve
-from hpcgpu.runtime.launch import answers
+from hpcgpu.runtime.launch import answers, end_of_walltime
 
 __all__ = ["SlurmGPURunner", "Task"]
 
@@ -170,9 +170,10 @@ class SlurmGPURunner:
     def _complete(self, directory: ClusterDirectory) -> None:
         """Write what the other tasks need, before they see the directory."""
         if self.options.cluster.security:
-            own = batch_system("slurm").own_job(os.environ)
-            left = own.end - time.time() if own is not None and own.end is not None else None
-            credentials.create(directory, left, waits=False)
+            batch = batch_system("slurm")
+            own = batch.own_job(os.environ)
+            end = end_of_walltime(own, batch) if own is not None else None
+            credentials.create(directory, end - time.time() if end is not None else None, waits=False)
         directory.write("task-0", str(self.task.node))
 
     def _become(self, command: str) -> NoReturn:

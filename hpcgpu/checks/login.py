@@ -63,10 +63,10 @@ def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
     jobs = {"GPU queues": options.worker} | ({"scheduler's queue": options.scheduler} if options.scheduler is not None else {})
     for what, job in jobs.items():
         wanted = 0 if job.gpu_request == "none" else job.gpus_per_node
-        yield replace(judge_queues(found, job.queue, job.gpu_type, wanted=wanted, routes=batch.name == "pbs"), what=what)
+        yield replace(judge_queues(found, job.queue, job.gpu_type, wanted=wanted, pbs=batch.name == "pbs"), what=what)
 
 
-def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None, *, wanted: int, routes: bool = False) -> Line:
+def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None, *, wanted: int, pbs: bool = False) -> Line:
     """Return how the options fit to the queues that have GPUs; pure.
 
     Parameters
@@ -76,8 +76,8 @@ def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None
         The options.
     wanted : int
         GPUs per node.
-    routes : bool, default False
-        A queue may hand its jobs on to others, which have the nodes (PBS).
+    pbs : bool, default False
+        Whether a queue may hand its jobs on to others, which have the nodes.
     """
     if not found:
         advice = "set gpu_request='none' where a site gives whole nodes, or ask the site" if wanted else ""
@@ -86,11 +86,11 @@ def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None
     chosen = [q for q in found if queue is None or not q.name or q.name in queue.split(",")]
     if not wanted:
         return Line("login", "GPU queues", "ok", named)
-    if not chosen and routes:
+    if not chosen and pbs:
         return Line("login", "GPU queues", "warning", named, f"queue={queue!r} has no GPUs of its own: does it route jobs to one of these?")
     if not chosen:
         return Line("login", "GPU queues", "failure", named, f"queue={queue!r} has no GPUs: choose one of these")
-    if gpu_type is not None and not (fitting := [q for q in chosen if not q.gpu_type or gpu_type.lower() in _types(q)]):
+    if gpu_type is not None and not (fitting := [q for q in chosen if _is_of(q, gpu_type, pbs=pbs)]):
         types = ", ".join(sorted({q.gpu_type for q in chosen}))
         return Line("login", "GPU queues", "failure", named, f"there is no gpu_type={gpu_type!r} in the queue: choose among {types}")
     most = max(q.gpus + q.others for q in chosen) if gpu_type is None else max(q.gpus for q in fitting)
@@ -99,8 +99,11 @@ def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None
     return Line("login", "GPU queues", "ok", named)
 
 
-def _types(queue: Queue) -> list[str]:
-    return queue.gpu_type.strip("\"'").lower().split(",")
+def _is_of(queue: Queue, gpu_type: str, *, pbs: bool) -> bool:
+    """Whether its GPUs may be of this type; PBS may give them several, ``a100,cc80``, and takes them in either case."""
+    if pbs:
+        return not queue.gpu_type or gpu_type.lower() in queue.gpu_type.strip("\"'").lower().split(",")
+    return queue.gpu_type in ("", gpu_type)
 
 
 def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:

@@ -103,7 +103,7 @@ def start(
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Let SIGTERM, and the SIGHUP of a closed terminal, end what runs inside as Ctrl-C does; those that follow do not disturb its end."""
-    earlier = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     def interrupt(number: int, frame: object) -> None:
         for other in earlier:

@@ -55,7 +55,7 @@ class _Endpoint(Protocol):
 
 
 def place(host: str, port: int) -> bytes:
-    """Return an address as it is signed: 16 bytes of IPv6, to which IPv4 is mapped, and 2 of the port.
+    """Return an address as it is signed: 16 bytes of IPv6, to which IPv4 is mapped, and 2 of the port. Loopback is one: each machine's own.
 
     Raises
     ------
@@ -63,6 +63,8 @@ def place(host: str, port: int) -> bytes:
         `host` is no literal address.
     """
     address = ipaddress.ip_address(host.split("%", maxsplit=1)[0])
+    if address.is_loopback:  # Debian gives a machine's name the address 127.0.1.1
+        address = ipaddress.ip_address("127.0.0.1")
     return (address.packed if address.version == 6 else b"\0" * 10 + b"\xff" * 2 + address.packed) + port.to_bytes(2, "big")
 
 

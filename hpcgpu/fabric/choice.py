@@ -37,6 +37,8 @@ class Node:
         What UCX itself can use, such as ``rc_mlx5``.
     ucx_trouble : str
         Why UCX could not tell.
+    ucx_tls : str
+        ``UCX_TLS``, which lets UCX use these alone; empty where it is not set.
     locked_memory : int or None
         Bytes that a process may lock; None without a limit.
     infiniband : tuple of str
@@ -49,6 +51,7 @@ class Node:
     ports: tuple[str, ...] = ()
     transports: tuple[str, ...] = ()
     ucx_trouble: str = ""
+    ucx_tls: str = ""
     locked_memory: int | None = None
     infiniband: tuple[str, ...] = ()
     addresses: Mapping[str, str] = field(default_factory=dict)
@@ -170,12 +173,15 @@ def _lacking(node: Node, interface: str | None, *, gpu: bool) -> str:
         return "this node has no active InfiniBand port"
     if node.ucx_trouble:
         return f"UCX did not start: {node.ucx_trouble}"
-    if not any(t.startswith(("rc", "dc")) for t in node.transports):
+    left_out = [what for what, names in (("InfiniBand", ("rc", "dc")), ("CUDA", ("cuda",))) if not _offers(node, names)]
+    if left_out and node.ucx_tls:
+        return f"UCX_TLS={node.ucx_tls} leaves {' and '.join(left_out)} out"
+    if "InfiniBand" in left_out:
         return (
             "this UCX was built without InfiniBand, as PyPI's wheels are; use conda-forge's ucx, or the site's with "
             "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
         )
-    if not any(t.startswith("cuda") for t in node.transports):
+    if left_out:
         return "this UCX was built without CUDA, so it cannot send GPU memory; sites often have it as a module or package of its own"
     if node.locked_memory is not None and node.locked_memory < _LOCKED_MEMORY:
         return (
@@ -193,9 +199,13 @@ def _lacking(node: Node, interface: str | None, *, gpu: bool) -> str:
     return ""
 
 
+def _offers(node: Node, names: tuple[str, ...]) -> bool:
+    return any(transport.startswith(names) for transport in node.transports)
+
+
 def without_rdma(node: Node, verdict: Verdict) -> str:
     """Return why the InfiniBand that a node has is not used; empty if it is, or there is none."""
-    if not node.ports or (verdict.protocol == "ucx" and any(t.startswith(("rc", "dc")) for t in node.transports)):
+    if not node.ports or (verdict.protocol == "ucx" and _offers(node, ("rc", "dc"))):
         return ""
     return f"the InfiniBand of this node is not used: {_lacking(node, verdict.interface, gpu=True) or 'protocol asks for TCP'}"
 
@@ -224,6 +234,7 @@ def look(*, ucx: bool = True, sysfs: Path = Path("/sys/class/infiniband")) -> No
         ports=tuple(ports),
         transports=transports,
         ucx_trouble=trouble,
+        ucx_tls=os.environ.get("UCX_TLS", ""),
         locked_memory=locked_memory(),
         infiniband=tuple(name for name in names if name in addresses),
         addresses=addresses,

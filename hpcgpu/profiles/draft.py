@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,8 +56,10 @@ def parse_sinfo(stdout: str) -> list[Queue]:
         if len(parts) != 6:
             continue
         name, gres, cores, memory, limit, features = parts
-        types = [(match[1] or "", int(match[2])) for match in re.finditer(r"(?:^|,)gpu:(?:([\w.-]+):)?(\d+)", gres)]
-        for gpu_type, gpus in types:
+        types: Counter[str] = Counter()
+        for match in re.finditer(r"(?:^|,)gpu:(?:([\w.-]+):)?(\d+)", gres):
+            types[match[1] or ""] += int(match[2])
+        for gpu_type, gpus in types.items():
             queue = Queue(
                 name,
                 gpus,
@@ -65,7 +68,7 @@ def parse_sinfo(stdout: str) -> list[Queue]:
                 gpu_type,
                 "" if limit == "infinite" else limit,
                 "" if features == "(null)" else features,
-                sum(count for _, count in types) - gpus,
+                types.total() - gpus,
             )
             if queue not in queues:
                 queues.append(queue)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from hpcgpu import credentials
 from hpcgpu.batch import batch_system
 from hpcgpu.directory import ClusterDirectory, Contact
+from hpcgpu.runtime.launch import end_of_walltime
 
 __all__ = ["main"]
 
@@ -172,13 +173,15 @@ def main(argv: Sequence[str]) -> int:
     words = list(arguments.commands)
     scheduler, words = words[1 : int(words[0]) + 1], words[int(words[0]) + 1 :]
     workers, program = words[1 : int(words[0]) + 1], words[int(words[0]) + 1 :]
-    own = batch_system(arguments.system).own_job(os.environ)
+    batch = batch_system(arguments.system)
+    own = batch.own_job(os.environ)
     if own is None:
         print(f"hpcgpu: this does not run inside a job of {arguments.system}: submit the script", file=sys.stderr)
         return 1
     directory = ClusterDirectory.claim(arguments.directory, lambda submits: [], system=arguments.system, encrypted=not arguments.insecure)
     if directory.encrypted:
-        credentials.create(directory, own.end - time.time() if own.end is not None else None, waits=False)
+        end = end_of_walltime(own, batch)
+        credentials.create(directory, end - time.time() if end is not None else None, waits=False)
     directory.detach()
     directory.intend(own.name, "scheduler")
     directory.submitted(own.name, own.job_id)

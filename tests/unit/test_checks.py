@@ -200,10 +200,11 @@ def test_names_and_numbers_of_gpus_are_understood_as_the_queue_does() -> None:
     assert judge_queues(mixed, "gpu", "a100", wanted=2).grade == "ok" and judge_queues(mixed, "gpu", None, wanted=16).grade == "ok"
     assert judge_queues(mixed, "gpu", "a100", wanted=3).advice.endswith("write 2")
     aliases = [Queue("", 4, 64, 1, '"A100,cc80"'), Queue("", 4, 64, 2, '"A100,cc80"')]
-    line = judge_queues(aliases, None, "cc80", wanted=4)
+    line = judge_queues(aliases, None, "cc80", wanted=4, pbs=True)
     assert line.grade == "ok" and line.found.count("a node") == 1, "each kind is named once"
+    assert judge_queues(mixed, "gpu", "A100", wanted=2).grade == "failure", "Slurm takes the case of types seriously"
     own = [Queue("gpu-exec", 4, 64, 1)]
-    assert judge_queues(own, "gpu", None, wanted=4, routes=True).grade == "warning", "it may be a routing queue"
+    assert judge_queues(own, "gpu", None, wanted=4, pbs=True).grade == "warning", "it may be a routing queue"
 
 
 def test_a_site_that_names_no_gpus_is_a_warning() -> None:

@@ -16,7 +16,7 @@ from hpcgpu.directory import ClusterDirectory
 from hpcgpu.groups import WorkerGroup
 from hpcgpu.jobs import ClusterError
 from hpcgpu.options import resolve
-from hpcgpu.retire import close_finished
+from hpcgpu.retire import close_finished, move_data
 
 
 class Queue:
@@ -90,9 +90,31 @@ async def test_a_network_that_breaks_gives_nothing_up() -> None:
     async def broken(**arguments: Any) -> None:
         raise OSError("Timed out trying to connect")
 
-    job: Any = SimpleNamespace(workers={"tls://a": "demo-0"})
+    job: Any = SimpleNamespace(workers={"tls://a": "demo-0"}, retired=set())
     scheduler = SimpleNamespace(hpcgpu_unfinished=broken, retire_workers=broken)
     assert await close_finished(scheduler, [job], at_once=False) == ([], [])
+
+
+async def test_a_worker_that_joins_a_job_which_leaves_retires_too() -> None:
+    job: Any = SimpleNamespace(workers={"tls://a": "demo-0-0"}, retired=set())
+    asked: list[list[str]] = []
+
+    async def retire_workers(names: list[str], **arguments: Any) -> dict[str, Any]:
+        asked.append(names)
+        there = {address: {} for address, name in job.workers.items() if name in names}
+        if len(asked) == 1:
+            job.workers["tls://b"] = "demo-0-1"
+        return there
+
+    async def unfinished(names: list[str]) -> dict[str, int]:
+        return {}
+
+    scheduler: Any = SimpleNamespace(retire_workers=retire_workers, hpcgpu_unfinished=unfinished)
+    assert await move_data(scheduler, [job]) == []
+    assert asked == [["demo-0-0"], ["demo-0-1"]]
+    job.workers = {"tls://a": "demo-0-0", "tls://c": "demo-0-1"}  # its nanny restarted it
+    assert await close_finished(scheduler, [job], at_once=False) == ([job], [])
+    assert asked[2:] == [["demo-0-1"], ["demo-0-0", "demo-0-1"]]
 
 
 def test_a_directory_knows_whose_it_is(directory: ClusterDirectory, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def test_ucx_over_infiniband_is_chosen_where_all_that_it_needs_is_there() -> Non
         (PLAIN, True, "TCP: this node has no active InfiniBand port"),
         (replace(INFINIBAND, transports=("tcp",)), True, "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"),
         (replace(INFINIBAND, transports=("rc_mlx5", "tcp")), True, "this UCX was built without CUDA"),
+        (replace(INFINIBAND, transports=("rc_mlx5",), ucx_tls="rc"), True, "TCP over ib0: UCX_TLS=rc leaves CUDA out"),
         (replace(INFINIBAND, locked_memory=64 * 1024), True, "a process may lock 64 KiB of memory only (ulimit -l)"),
         (replace(INFINIBAND, infiniband=()), True, "TCP: no interface of the InfiniBand card has an IPv4 address"),
         (SLINGSHOT, True, "TCP over hsn0: this is Slingshot (hsn0), for which UCX has no back end"),

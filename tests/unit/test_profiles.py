@@ -140,7 +140,7 @@ def test_a_node_with_a_vnode_for_each_socket_is_one_node_and_nodes_that_differ_i
 
 
 def test_a_node_with_two_kinds_of_gpu_has_both() -> None:
-    queues = draft.parse_sinfo("gpu|gpu:a100_1g.5gb:14(S:0),gpu:a100:2(S:1),nvme:3600|64|500000|infinite|(null)\n")
+    queues = draft.parse_sinfo("gpu|gpu:a100_1g.5gb:14(S:0),gpu:a100:1(S:0),gpu:a100:1(S:1),nvme:3600|64|500000|infinite|(null)\n")
     assert [(q.gpu_type, q.gpus, q.others) for q in queues] == [("a100_1g.5gb", 14, 2), ("a100", 2, 14)]
 
 
