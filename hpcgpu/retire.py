@@ -58,13 +58,13 @@ async def close_finished(scheduler: Any, jobs: Collection[WorkerJob], *, at_once
     try:
         unfinished = {} if at_once else await scheduler.hpcgpu_unfinished(names=_names(jobs))
         done = [job for job in jobs if not any(unfinished.get(name) for name in job.workers.values())]
-        names, meant = _names(done), {address for job in done for address in job.workers}
-        retired = await scheduler.retire_workers(names=names, close_workers=True, remove=True) if names else {}
+        names = _names(done)
+        closed = await scheduler.retire_workers(names=names, close_workers=True, remove=True) if names else {}
     except OSError:  # the network, or a busy scheduler, may come back: their data is worth another try
         return [], kept
-    stuck = [job for job in done if any(address in meant and address not in retired for address in job.workers)]
+    stuck = [job for job in done if any(address in job.retired and address not in closed for address in job.workers)]
     await _resume(scheduler, stuck)
-    return [job for job in done if job not in stuck and meant.issuperset(job.workers)], [*kept, *stuck]
+    return [job for job in done if job not in stuck and not _remaining([job])], [*kept, *stuck]
 
 
 async def _resume(scheduler: Any, jobs: Collection[WorkerJob]) -> None:

@@ -29,7 +29,7 @@ from hpcgpu.directory import ClusterDirectory
 from hpcgpu.fabric import settings
 from hpcgpu.jobs import ClusterError
 from hpcgpu.options import OptionError, Options, WorkerOptions, names, resolve
-from hpcgpu.runtime.launch import answers, end_of_walltime
+from hpcgpu.runtime.launch import answers, make_credentials
 
 __all__ = ["SlurmGPURunner", "Task"]
 
@@ -171,9 +171,7 @@ class SlurmGPURunner:
         """Write what the other tasks need, before they see the directory."""
         if self.options.cluster.security:
             batch = batch_system("slurm")
-            own = batch.own_job(os.environ)
-            end = end_of_walltime(own, batch) if own is not None else None
-            credentials.create(directory, end - time.time() if end is not None else None, waits=False)
+            make_credentials(directory, batch.own_job(os.environ), batch)
         directory.write("task-0", str(self.task.node))
 
     def _become(self, command: str) -> NoReturn:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import dask
 import pytest
@@ -37,13 +39,19 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 150.
 @contextmanager
 def told(match: str, timeout: float = 120.0) -> Iterator[None]:
     """What runs inside makes hpcgpu warn of `match`, if not at once then soon: warnings come from the event loop's thread."""
-    with warnings.catch_warnings(record=True) as caught:
+    seen: list[str] = []
+    said = threading.Event()
+
+    def note(message: Warning | str, category: type[Warning], *_: Any) -> None:
+        seen.append(str(message))
+        if issubclass(category, ClusterWarning) and re.search(match, str(message)):
+            said.set()
+
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("always")
+        patch.setattr(warnings, "showwarning", note)
         yield
-        deadline = time.monotonic() + timeout
-        while not any(isinstance(w.message, ClusterWarning) and re.search(match, str(w.message)) for w in list(caught)):
-            assert time.monotonic() < deadline, f"no warning of {match!r} but of {[str(w.message) for w in caught]}"
-            time.sleep(0.05)
+        assert said.wait(timeout), f"no warning of {match!r} but of {seen}"
 
 
 @pytest.fixture

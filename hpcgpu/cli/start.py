@@ -74,10 +74,10 @@ def start(
         raise click.UsageError(f"--minimum-jobs {minimum_jobs} is more than --maximum-jobs {maximum_jobs}")
     if adapt:
         arguments.setdefault("jobs", minimum_jobs)
-    kind = cluster_class(chosen_system(system, arguments.get("profile")))
+    cluster_type = cluster_class(chosen_system(system, arguments.get("profile")))
     try:
         with interruptible():
-            cluster = kind(**{**arguments, "name": name, "shutdown_on_close": False})
+            cluster = cluster_type(**{**arguments, "name": name, "shutdown_on_close": False})
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):  # the terminal may be gone
             click.echo(f"hpcgpu: {name} was interrupted, its jobs are cancelled", err=True)

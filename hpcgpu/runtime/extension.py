@@ -37,8 +37,8 @@ logger = logging.getLogger("distributed.hpcgpu")
 _SAMPLE = 2000
 #: Seconds for which the tasks of a lost worker may still be charged with its loss.
 _CHARGEABLE = 600.0
-#: Seconds that the first manager has for its way to the scheduler, before its lease begins.
-_WAY = 60.0
+#: Seconds that the first manager may take to be heard, before its lease begins.
+_FIRST_HEARTBEAT = 60.0
 #: Seconds of silence after which a manager counts as gone.
 _SILENT = 60.0
 #: Seconds after which a worker knows for sure that it leaves: a heartbeat from then on tells what it executes to its end.
@@ -74,7 +74,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     def __init__(self, scheduler: Scheduler, lease: float | None) -> None:
         self.scheduler = scheduler
         self.lease = lease
-        self._heard = time.monotonic() + _WAY
+        self._heard = time.monotonic() + _FIRST_HEARTBEAT
         self._manager = 0
         self._about = ""
         self._present = False

@@ -173,6 +173,12 @@ def end_of_walltime(own: OwnJob, batch: BatchSystem) -> float | None:
     return None
 
 
+def make_credentials(directory: ClusterDirectory, own: OwnJob | None, batch: BatchSystem) -> None:
+    """Make the credentials of a cluster that lives in this job, valid for as long as the job is."""
+    end = end_of_walltime(own, batch) if own is not None else None
+    credentials.create(directory, end - time.time() if end is not None else None, waits=False)
+
+
 def expanded(path: str, environ: Mapping[str, str]) -> str:
     """Return a path with its variables, such as ``$TMPDIR``, replaced: they are often known in the job only."""
     try:

@@ -11,7 +11,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 from hpcgpu import credentials
 from hpcgpu.batch import batch_system
 from hpcgpu.directory import ClusterDirectory, Contact
-from hpcgpu.runtime.launch import end_of_walltime
+from hpcgpu.runtime.launch import make_credentials
 
 __all__ = ["main"]
 
@@ -180,8 +179,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     directory = ClusterDirectory.claim(arguments.directory, lambda submits: [], system=arguments.system, encrypted=not arguments.insecure)
     if directory.encrypted:
-        end = end_of_walltime(own, batch)
-        credentials.create(directory, end - time.time() if end is not None else None, waits=False)
+        make_credentials(directory, own, batch)
     directory.detach()
     directory.intend(own.name, "scheduler")
     directory.submitted(own.name, own.job_id)
