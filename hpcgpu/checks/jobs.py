@@ -248,8 +248,8 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
                 jobs[kind] = batch.submit(script, job_name=job_name)
                 directory.submitted(job_name, jobs[kind])
             except BatchError as error:
-                one = options.worker.nodes_per_job != 1 and kind == "worker"
-                seen[kind].trouble = str(error) + (f" (the check asks for one node, not {options.worker.nodes_per_job})" if one else "")
+                smaller = kind == "worker" and options.worker.nodes_per_job != 1
+                seen[kind].trouble = str(error) + (f" (the check asks for one node, not {options.worker.nodes_per_job})" if smaller else "")
                 if not isinstance(error, AmbiguousSubmit):
                     directory.refused(job_name)
         _wait(directory, batch, jobs, seen, log_directory, quiet=quiet, timeout=timeout)

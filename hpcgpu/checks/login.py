@@ -90,7 +90,7 @@ def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None
         return Line("login", "GPU queues", "warning", named, f"queue={queue!r} has no GPUs of its own: does it route jobs to one of these?")
     if not chosen:
         return Line("login", "GPU queues", "failure", named, f"queue={queue!r} has no GPUs: choose one of these")
-    if gpu_type is not None and not (fitting := [q for q in chosen if _is_of(q, gpu_type, pbs=pbs)]):
+    if gpu_type is not None and not (fitting := [q for q in chosen if _has_type(q, gpu_type, pbs=pbs)]):
         types = ", ".join(sorted({q.gpu_type for q in chosen}))
         return Line("login", "GPU queues", "failure", named, f"there is no gpu_type={gpu_type!r} in the queue: choose among {types}")
     most = max(q.gpus + q.others for q in chosen) if gpu_type is None else max(q.gpus for q in fitting)
@@ -99,7 +99,7 @@ def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None
     return Line("login", "GPU queues", "ok", named)
 
 
-def _is_of(queue: Queue, gpu_type: str, *, pbs: bool) -> bool:
+def _has_type(queue: Queue, gpu_type: str, *, pbs: bool) -> bool:
     """Whether its GPUs may be of this type; PBS may give them several, ``a100,cc80``, and takes them in either case."""
     if pbs:
         return not queue.gpu_type or gpu_type.lower() in queue.gpu_type.strip("\"'").lower().split(",")
