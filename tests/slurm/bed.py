@@ -35,12 +35,13 @@ NODES: dict[str, str] = {
     **{f"n{i}": "CPUs=16 RealMemory=16000 Gres=gpu:a100:4 Feature=a100" for i in range(4)},
     "s0": "CPUs=8 RealMemory=16000 Gres=gpu:t4:1 Feature=t4",
 }
-PACKAGES = ("slurm-wlm", "munge", "shellcheck", "gcc")
-COMMANDS = {
+PACKAGES = ("slurm-wlm", "munge", "shellcheck", "gcc", "libc6-dev")
+BROUGHT = {  # commands, and files by their path
     "slurm-wlm": ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo", "scontrol", "scancel"),
     "munge": ("munge", "munged", "mungekey"),
     "shellcheck": ("shellcheck",),
     "gcc": ("gcc",),
+    "libc6-dev": ("/usr/include/stdio.h",),  # which gcc merely recommends
 }
 BED_NEEDS = ("slurm-wlm", "munge")
 DAEMONS = ("slurmctld", "slurmd", "slurmstepd", "slurmscriptd")
@@ -123,8 +124,8 @@ def cannot_install() -> str | None:
 
 
 def missing_packages(packages: tuple[str, ...] = PACKAGES) -> list[str]:
-    """The packages of which a command is not there."""
-    return [package for package in packages if not all(map(which, COMMANDS[package]))]
+    """The packages of which something is not there."""
+    return [package for package in packages if not all(which(name) or Path(name).exists() for name in BROUGHT[package])]
 
 
 def why_not() -> str | None:
