@@ -413,6 +413,8 @@ class WorkerJob(Job):
         Addresses of its workers that were told to take no more tasks.
     processing, nbytes : int
         Tasks that its workers have, and bytes that they hold.
+    worked : bool
+        Whether its workers have had tasks or data.
     idle_since : float or None
         Epoch seconds since which all its workers are there and have nothing to do.
     doubtful : bool
@@ -442,6 +444,7 @@ class WorkerJob(Job):
         self.wait_known = False
         self.processing = 0
         self.nbytes = 0
+        self.worked = False
         self.idle_since: float | None = None
         self.complete = False
         self.retry_at = 0.0
@@ -457,7 +460,7 @@ class WorkerJob(Job):
     def outcome(self) -> Outcome:
         """How it ended."""
         lasted = (self.ended_at or time.time()) - self.joined_at if self.joined_at is not None else None
-        outcome = classify(self.queue_status.state, lasted=lasted)
+        outcome = classify(self.queue_status.state, lasted=lasted, worked=self.worked)
         if outcome in {Outcome.FAILED, Outcome.NEVER_CONNECTED} and _MEMORY_KILL.search(self.log_tail()):
             return Outcome.OUT_OF_MEMORY
         return outcome

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import getpass
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -249,8 +250,9 @@ class WorkerOptions(JobOptions):
                 if f.metadata["flag"] and getattr(self, f.name) is not None:
                     raise OptionError(f"{f.name} is an option of GPU workers, but gpus_per_node is 0")
         for argument in self.worker_extra_args:
-            if owner := _OWNED_ARGUMENTS.get(argument.split("=", 1)[0]):
-                raise OptionError(f"worker_extra_args: {argument.split('=', 1)[0]} is set by {owner}")
+            flag = re.split(r"[=\s]", argument.strip(), maxsplit=1)[0]
+            if owner := _OWNED_ARGUMENTS.get(flag):
+                raise OptionError(f"worker_extra_args: {flag} is set by {owner}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,6 +392,13 @@ _OWNED_ARGUMENTS = {
     "--resources": "the option resources",
     "--memory-limit": "the option memory",
     "--death-timeout": "the option death_timeout",
+    **dict.fromkeys(
+        ("--lifetime", "--lifetime-stagger", "--lifetime-restart", "--no-lifetime-restart"),
+        "hpcgpu, from the walltime of the job: remove it. The option walltime_margin says how long before the end of the walltime workers "
+        "retire and a new job replaces theirs",
+    ),
+    **dict.fromkeys(("--nanny", "--no-nanny"), "hpcgpu: workers always have a nanny"),
+    "--host": "the option interface",
     "--local-directory": "the option local_directory",
     "--interface": "the option interface",
     "--protocol": "the option protocol",
@@ -398,7 +407,12 @@ _OWNED_ARGUMENTS = {
     "--tls-ca-file": "the option security",
     "--tls-cert": "the option security",
     "--tls-key": "the option security",
-} | {f.metadata["flag"]: f"the option {f.name}" for f in dataclasses.fields(WorkerOptions) if f.metadata["flag"]}
+} | {
+    spelling: f"the option {f.name}"
+    for f in dataclasses.fields(WorkerOptions)
+    if f.metadata["flag"]
+    for spelling in (f.metadata["flag"], f.metadata["flag"].replace("--enable-", "--disable-"), f.metadata["flag"].replace("--", "--no-"))
+}
 
 
 def names(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:

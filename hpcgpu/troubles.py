@@ -49,15 +49,17 @@ class Outcome(enum.Enum):
         return self in {Outcome.NEVER_CONNECTED, Outcome.OUT_OF_MEMORY, Outcome.FAILED}
 
 
-def classify(state: JobState, *, lasted: float | None) -> Outcome:
+def classify(state: JobState, *, lasted: float | None, worked: bool = False) -> Outcome:
     """Return what the end of a job means that we did not cancel.
 
     Parameters
     ----------
     state : JobState
     lasted : float or None
-        Seconds since its first worker connected; None if none ever did. COMPLETED is expected after a minute: workers retire before
+        Seconds since its first worker connected; None if none ever did. COMPLETED is expected after a while: workers retire before
         the walltime ends.
+    worked : bool, default False
+        Whether its workers had tasks or data. Then COMPLETED is expected at any time: somebody retired or closed them.
     """
     special = {
         JobState.PREEMPTED: Outcome.PREEMPTED,
@@ -69,7 +71,7 @@ def classify(state: JobState, *, lasted: float | None) -> Outcome:
         return special[state]
     if lasted is None:
         return Outcome.NEVER_CONNECTED
-    expected = state is JobState.TIMEOUT or (state is JobState.COMPLETED and lasted >= _LASTING)
+    expected = state is JobState.TIMEOUT or (state is JobState.COMPLETED and (worked or lasted >= _LASTING))
     return Outcome.EXPECTED if expected else Outcome.FAILED
 
 

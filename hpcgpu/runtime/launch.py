@@ -227,6 +227,9 @@ def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, b
     interface = agreed_interface(contact, arguments.protocol, arguments.interface)
     if end is not None:
         os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = f"{lifetime(end - time.time(), arguments.walltime_margin):.0f}s"
+        # The user's own Dask configuration may have these for other clusters: they would move the end past the walltime.
+        os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER"] = "0s"
+        os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__RESTART"] = "False"
     # Names must be unique: the cluster gives each job a name of its own, a job submitted by hand has the cluster's.
     name = own.name if own.name != directory.path.name else f"{own.name}-by-hand-{own.job_id}"
     if arguments.nodes > 1:

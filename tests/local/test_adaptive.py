@@ -159,6 +159,22 @@ def test_a_task_that_outlasts_walltimes_is_run_again_and_not_blamed(queue: Local
         assert not cluster._groups["default"].failures.failed, "the end of a walltime counts as a failure"
 
 
+def test_jobs_that_worked_and_end_by_themselves_are_replaced_and_are_no_failures(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(**CPU, jobs=1, worker_restarts=0) as cluster, Client(cluster) as client:
+        for _ in range(2):
+            cluster.wait_for_workers(1)
+            [job] = cluster.workers.values()
+            until(lambda job=job: job.workers, "its worker is known")
+            future = client.submit(slow, 1, pure=False)
+            until(lambda job=job: job.worked, "it is known that it worked")
+            future.release()
+            with told(f"(?s){job.name}.*completed.*It is replaced"):
+                until(lambda job=job: not client.has_what()[next(iter(job.workers))], "the data is released")
+                client.retire_workers(names=[job.name], close_workers=True, remove=True)
+                until(lambda gone=job: gone.name not in cluster.workers and cluster.workers, "the job is replaced")
+        assert not cluster._groups["default"].failures.failed
+
+
 def test_the_budget_of_gpu_hours_ends_the_jobs(queue: LocalQueue, until: Until, fake_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcgpu.policy._USEFUL", 1.0)
     monkeypatch.setattr("hpcgpu.policy._BUDGET_MARGIN", 1.0)

@@ -8,8 +8,10 @@ from typing import Any
 
 import dask
 import pytest
+from click.testing import CliRunner
 
 from hpcgpu import values
+from hpcgpu.cli import main as cli
 from hpcgpu.options import OptionError, cluster_directories, resolve, resolve_group
 
 
@@ -81,6 +83,40 @@ def test_what_cannot_be_is_refused_by_name_and_with_advice(given: dict[str, Any]
     with pytest.raises(OptionError) as caught:
         resolve("slurm", given)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--lifetime", "55m", "--lifetime-stagger", "4m"],  # as dask-jobqueue's documentation has it
+        ["--lifetime=55m"],
+        ["--lifetime 55m"],
+        ["--lifetime-stagger", "4m"],
+        ["--lifetime-restart"],
+    ],
+)
+@pytest.mark.parametrize("where", ["arguments", "configuration", "worker group", "cli"])
+def test_the_lifetime_of_workers_is_not_set_by_hand(arguments: list[str], where: str, tmp_path: Path) -> None:
+    flag = arguments[0].replace("=", " ").split()[0]
+    message = f"worker_extra_args: {flag} is set by hpcgpu, from the walltime of the job: remove it. The option walltime_margin says"
+    with pytest.raises(OptionError, match=message):
+        if where == "configuration":
+            with dask.config.set({"hpcgpu.worker-extra-args": arguments}):
+                resolve("slurm", {})
+        elif where == "worker group":
+            resolve_group("big", {"worker_extra_args": arguments}, resolve("slurm", {}))
+        elif where == "cli":
+            given = [f"--worker-extra-args={argument}" for argument in arguments]
+            raise OptionError(CliRunner().invoke(cli, ["render", "slurm", "-o", str(tmp_path / "demo"), *given]).output)
+        else:
+            resolve("slurm", {"worker_extra_args": arguments})
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("argument", ["--no-nanny", "--host", "--disable-infiniband", "--no-rmm-async", "--scheduler-file=x"])
+def test_arguments_that_hpcgpu_sets_itself_are_refused(argument: str) -> None:
+    with pytest.raises(OptionError, match=f"worker_extra_args: {argument.split('=')[0]} is set by "):
+        resolve("slurm", {"worker_extra_args": [argument]})
 
 
 PBS_OPTIONS = {"select_extra": "a=b", "resource_list": {"a": 1}, "place": "scatter", "pbs_shape": "flat", "pbs_launcher": "mpiexec"}

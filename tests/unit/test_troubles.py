@@ -30,6 +30,12 @@ def test_the_end_of_a_job_is_classified(state: JobState, lasted: float | None, o
     assert classify(state, lasted=lasted) is outcome
 
 
+def test_a_job_that_worked_and_ended_by_itself_without_an_error_did_not_fail() -> None:
+    assert classify(JobState.COMPLETED, lasted=1.0, worked=True) is Outcome.EXPECTED
+    assert classify(JobState.FAILED, lasted=1.0, worked=True) is Outcome.FAILED
+    assert classify(JobState.COMPLETED, lasted=None) is Outcome.NEVER_CONNECTED
+
+
 def test_jobs_that_fail_in_a_row_are_tried_again_later_and_later_and_then_not_at_all() -> None:
     failures = Failures(restarts=5)
     delays = []
