@@ -125,7 +125,7 @@ def test_a_directory_knows_whose_it_is(directory: ClusterDirectory, tmp_path: Pa
 
 def test_a_job_that_lost_a_worker_for_good_can_still_be_idle(tmp_path: Path) -> None:
     group = WorkerGroup("default", resolve("slurm", {"gpus_per_node": 2}).worker, tmp_path / "worker.sbatch", 2)
-    job: Any = SimpleNamespace(alive=True, workers={"a": "demo-0-0"}, complete=False, idle_since=None, processing=0, nbytes=0)
+    job: Any = SimpleNamespace(alive=True, workers={"a": "demo-0-0"}, complete=False, idle_since=None, processing=0, nbytes=0, worked=False)
     group.jobs.append(job)
     load = {"demo-0-0": {"processing": 0, "nbytes": 0}, "demo-0-1": {"processing": 0, "nbytes": 0}}
     group.take_load(load, now=1.0)
