@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -117,5 +116,5 @@ def _make_room(path: Path) -> None:
     directory = ClusterDirectory(path)
     if directory.submits() or directory.contact() is not None or any(directory.logs.glob("*")):
         raise OptionError(f"{path} was launched: its journal and its logs are kept. Choose another directory, or remove that one")
-    shutil.rmtree(directory.tls, ignore_errors=True)
+    directory.remove_secrets()
     path.rename(path.with_name(f"{path.name}~{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"))  # somebody may have changed it

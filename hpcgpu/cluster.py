@@ -19,9 +19,9 @@ from dask.utils import parse_timedelta
 from distributed.core import Status
 from distributed.deploy.spec import NoOpAwaitable
 from distributed.exceptions import WorkerStartTimeoutError
-from distributed.utils import Log, Logs, format_dashboard_link
+from distributed.utils import Log, Logs
 
-from hpcgpu import documentation, saved, scaling, scripts, values
+from hpcgpu import dashboard, documentation, saved, scaling, scripts, values
 from hpcgpu.adaptive import GPUAdaptive
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.table import JobTable
@@ -306,10 +306,15 @@ class GPUCluster(Lifecycle):
 
     @property
     def dashboard_link(self) -> str:
-        """Where the dashboard is; empty while there is none."""
-        contact = getattr(self.scheduler, "contact", None)
-        host, _, port = contact.dashboard.rpartition(":") if contact is not None else ("", "", "")
-        return str(format_dashboard_link(host, port)) if port else ""
+        """Where the dashboard is; empty while there is none. The dashboard asks for a token, see `dashboard_link_with_token`."""
+        return dashboard.link(getattr(self.scheduler, "contact", None))
+
+    def dashboard_link_with_token(self) -> str:
+        """Return the link that opens the dashboard in a browser; empty while there is none.
+
+        Whoever has it can read the dashboard: do not keep it in a notebook that others get.
+        """
+        return dashboard.link_with_token(self.directory, getattr(self.scheduler, "contact", None))
 
     def wait_for_workers(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
         """Wait until so many workers are connected; say what is waited for, and fail when that cannot succeed any more.

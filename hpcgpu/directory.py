@@ -19,6 +19,8 @@ from typing import Any
 
 __all__ = ["ClusterDirectory", "ClusterExists", "Contact", "ManagerRecord", "Submit", "private_directory"]
 
+_DASHBOARD_TOKEN = "dashboard.token"
+
 
 class ClusterExists(RuntimeError):
     """A cluster of that name exists and is not known to have ended."""
@@ -172,6 +174,7 @@ class ClusterDirectory:
                 raise ClusterExists(f"a cluster named {path.name!r} was just started by somebody else, in {path}") from error
         self.logs.mkdir(mode=0o700)
         about = {"name": path.name, "token": secrets.token_hex(16), "created": time.time(), "encrypted": encrypted, "system": system}
+        self.write(_DASHBOARD_TOKEN, secrets.token_urlsafe(32))
         complete(self)
         self.write("cluster.json", json.dumps(about))
         return self
@@ -189,7 +192,7 @@ class ClusterDirectory:
                     f"a cluster named {self.path.name!r} exists: its jobs {', '.join(live)} are in the queue (see {self.path}). "
                     f"Close it or cancel them, or choose another name"
                 )
-        shutil.rmtree(self.tls, ignore_errors=True)
+        self._remove_keys()
         self.path.rename(self.path.with_name(f"{self.path.name}~{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"))
 
     def abandon(self) -> None:
@@ -214,6 +217,13 @@ class ClusterDirectory:
     def token(self) -> str:
         """Return the token that ties the contact to this cluster."""
         return str(self._about()["token"])
+
+    def dashboard_token(self) -> str:
+        """Return the secret that the dashboard asks for; empty where there is none (any more)."""
+        try:
+            return (self.path / _DASHBOARD_TOKEN).read_text().strip()
+        except OSError:
+            return ""
 
     def is_of(self, token: str) -> bool:
         """Whether this is still the directory of the cluster with that token, not a later one of its name; true if it cannot be read."""
@@ -322,7 +332,12 @@ class ClusterDirectory:
     def remove_secrets(self) -> None:
         """Remove what gives access to the cluster; logs, scripts and journal stay."""
         self.withdraw()
+        self._remove_keys()
+
+    def _remove_keys(self) -> None:
         shutil.rmtree(self.tls, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            (self.path / _DASHBOARD_TOKEN).unlink()
 
     # The journal of submits: the intent is on disk before the submit, the id after it
 

@@ -7,6 +7,7 @@ from typing import Any
 from distributed.scheduler import Scheduler
 from distributed.security import Security
 
+from hpcgpu.dashboard import guard
 from hpcgpu.directory import ClusterDirectory
 from hpcgpu.fabric import interfaces
 from hpcgpu.options import Options
@@ -35,6 +36,11 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
             dashboard_address="127.0.0.1:0",
             **arguments,
         )
+
+    def start_http_server(self, *arguments: Any, **named: Any) -> None:
+        """Listen, and answer those who have the token."""
+        super().start_http_server(*arguments, **named)
+        guard(self.http_server, self._directory)
 
     async def start_unsafe(self) -> LocalScheduler:
         """Listen, then publish."""

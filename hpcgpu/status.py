@@ -11,9 +11,8 @@ from typing import Any
 
 from distributed.core import rpc
 from distributed.security import Security
-from distributed.utils import format_dashboard_link
 
-from hpcgpu import credentials, saved, scaling
+from hpcgpu import credentials, dashboard, saved, scaling
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, JobState, JobStatus
 from hpcgpu.batch.reasons import explain
@@ -100,7 +99,6 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
         _info(submit, job_id, statuses.get(job_id), workers, logs / batch.log_name(submit.name, job_id))
         for job_id, submit in submits.items()
     ]
-    host, _, port = contact.dashboard.rpartition(":") if contact is not None and answer else ("", "", "")
     return ClusterStatus(
         name=directory.path.name,
         system=directory.system,
@@ -109,7 +107,7 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
         workers=len(workers),
         gpus=_gpus(kept, submits, jobs) if kept is not None else 0,
         scheduler=contact.client if contact is not None and answer else "",
-        dashboard=format_dashboard_link(host, port) if port else "",
+        dashboard=dashboard.link(contact) if answer else "",
         fabric=contact.fabric if contact is not None and answer else "",
         manager=_manager(directory, answer),
         detached=directory.detached,

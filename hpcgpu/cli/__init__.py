@@ -12,7 +12,7 @@ import click
 
 from hpcgpu import __version__
 from hpcgpu.cli.check import check
-from hpcgpu.cli.clusters import adapt, list_clusters, logs, scale, status, stop
+from hpcgpu.cli.clusters import adapt, dashboard, list_clusters, logs, scale, status, stop
 from hpcgpu.cli.configuration import completion, config
 from hpcgpu.cli.fabric import bench_fabric
 from hpcgpu.cli.profiles import profiles
@@ -83,5 +83,21 @@ def demo(system: str) -> None:
     sys.exit(run(system))
 
 
-for _command in (start, run, render, check, bench_fabric, list_clusters, status, scale, adapt, logs, stop, config, profiles, completion):
+for _command in (
+    start,
+    run,
+    render,
+    check,
+    bench_fabric,
+    list_clusters,
+    status,
+    dashboard,
+    scale,
+    adapt,
+    logs,
+    stop,
+    config,
+    profiles,
+    completion,
+):
     main.add_command(_command)

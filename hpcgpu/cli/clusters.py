@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpcgpu.jobs import JobInfo
     from hpcgpu.status import ClusterStatus
 
-__all__ = ["adapt", "cluster_name", "json_option", "list_clusters", "logs", "scale", "show", "show_jobs", "status", "stop"]
+__all__ = ["adapt", "cluster_name", "dashboard", "json_option", "list_clusters", "logs", "scale", "show", "show_jobs", "status", "stop"]
 
 #: Columns of a table that no terminal shows: one line a row.
 _WIDE = 1000
@@ -119,13 +119,33 @@ def status(name: str, as_json: bool) -> None:
         _print(found)
 
 
+@click.command()
+@cluster_name
+def dashboard(name: str) -> None:
+    """Print the link that opens a cluster's dashboard in a browser, with the token that it asks for.
+
+    Whoever has the link can read the dashboard until the cluster ends.
+
+    \b
+    Example: hpcgpu dashboard demo
+    """
+    from hpcgpu.clusters import locate
+    from hpcgpu.dashboard import link_with_token
+
+    directory = locate(name)
+    link = link_with_token(directory, directory.contact())
+    if not link:
+        raise click.ClickException(f"cluster {name} has no dashboard: its scheduler is not there. hpcgpu status {name} says why")
+    click.echo(link)
+
+
 def _print(found: ClusterStatus) -> None:
     kept = ", outlives the program that scales it" if found.detached else ""
     lines = [
         f"cluster    {found.name} on {found.system}: {found.state}{kept}",
         f"workers    {found.workers}, on {found.gpus} GPUs",
         f"scheduler  {found.scheduler or 'not there'}",
-        f"dashboard  {found.dashboard or 'not there'}",
+        f"dashboard  {found.dashboard or 'not there'}" + f" (link with its token: hpcgpu dashboard {found.name})" * bool(found.dashboard),
     ]
     lines += [f"fabric     {found.fabric}"] * bool(found.fabric)
     lines += [f"manager    {found.manager or 'nobody: its size stays as it is'}"] * (found.state == "running")

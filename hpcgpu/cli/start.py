@@ -93,7 +93,7 @@ def start(
         click.echo(json.dumps(found, indent=1))
         return
     show_jobs(jobs)
-    click.echo(f"dashboard  {link or 'when its scheduler job runs: hpcgpu status ' + name}")
+    click.echo(f"dashboard  {'opens by the link of' if link else 'when its scheduler job runs:'} hpcgpu dashboard {name}")
     click.echo(f"directory  {directory.path}")
     if scaling:
         click.echo(scaling)

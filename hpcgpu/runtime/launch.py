@@ -350,6 +350,9 @@ def main(argv: Sequence[str]) -> None:
             command = worker_command(arguments, directory, batch, own)
         else:
             command = scheduler_command(arguments, directory, own)
+            from hpcgpu.dashboard import guard_servers_of_this_process  # imports Dask
+
+            guard_servers_of_this_process()
     except LaunchError as error:
         print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
         sys.exit(1)

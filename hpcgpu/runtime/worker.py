@@ -1,4 +1,5 @@
-"""Preload of worker processes: from its import on UCX connections are authenticated, and clients without a GPU get host copies of results.
+"""Preload of worker processes: from its import on UCX connections are authenticated, pages ask for the dashboard's token, and clients
+without a GPU get host copies of results.
 
 It also tells the scheduler what software and GPU the worker has.
 """
@@ -9,6 +10,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from hpcgpu import dashboard
 from hpcgpu.checks import environment
 from hpcgpu.fabric import authentication
 from hpcgpu.fabric.report import NODE
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["dask_setup"]
 
 authentication.install()
+dashboard.guard_servers_of_this_process()
 hostcopy.register()
 
 

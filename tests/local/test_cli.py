@@ -90,6 +90,9 @@ def test_a_cluster_is_started_looked_at_scaled_and_stopped(queue: LocalQueue, ho
     assert found["dashboard"].startswith("http://") and found["scheduler"].startswith("tls://")
     assert {(job["kind"], job["state"], job["workers"]) for job in found["jobs"]} == {("scheduler", "running", 0), ("worker", "running", 1)}
     shown = hpcgpu("status", "stays").stdout
+    assert f"dashboard  {found['dashboard']} (link with its token: hpcgpu dashboard stays)" in shown
+    opened = hpcgpu("dashboard", "stays").stdout
+    assert opened == f"{found['dashboard']}?token={(home / 'clusters' / 'stays' / 'dashboard.token').read_text()}\n"
     assert "cluster    stays on local: running, outlives the program that scales it" in shown
     assert "manager    nobody: its size stays as it is" in shown and "stays-0" in shown
 
@@ -130,6 +133,8 @@ def test_start_need_not_wait_and_status_says_what_is_waited_for(queue: LocalQueu
     blocker = block_queue(queue, home)
     done = hpcgpu("start", "later", *WAITS, "--jobs", "1", "--no-wait")
     assert done.returncode == 0 and "dashboard  when its scheduler job runs" in done.stdout, done.stderr
+    early = hpcgpu("dashboard", "later")
+    assert early.returncode == 1 and "its scheduler is not there" in early.stderr
     found = status("later")
     assert (found["state"], found["dashboard"], found["workers"]) == ("waiting", "", 0)
     assert {(job["kind"], job["state"]) for job in found["jobs"]} == {("scheduler", "pending"), ("worker", "pending")}

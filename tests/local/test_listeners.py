@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.cookiejar
+import json
 import os
 import pickle
+import re
 import resource
 import socket
 import ssl
 import stat
 import struct
+import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +25,8 @@ import psutil
 import pytest
 from cryptography import x509
 from distributed import Client
+from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.websocket import websocket_connect
 
 from hpcgpu import LocalGPUCluster, credentials
 from hpcgpu.batch.local import LocalQueue
@@ -34,11 +42,16 @@ def cluster(queue: LocalQueue) -> Iterator[LocalGPUCluster]:
         yield cluster
 
 
+def processes(cluster: LocalGPUCluster) -> set[psutil.Process]:
+    of_jobs = [process for process in psutil.process_iter() if str(cluster.directory.path) in " ".join(_command(process))]
+    return {child for process in of_jobs for child in (process, *process.children(recursive=True))}
+
+
 def listening(cluster: LocalGPUCluster) -> list[tuple[str, int]]:
     """Address and port of all that the cluster's processes listen on."""
-    of_jobs = [process for process in psutil.process_iter() if str(cluster.directory.path) in " ".join(_command(process))]
-    processes = {child for process in of_jobs for child in (process, *process.children(recursive=True))}
-    sockets = {connection.laddr for process in processes for connection in process.net_connections("tcp") if connection.status == "LISTEN"}
+    sockets = {
+        connection.laddr for process in processes(cluster) for connection in process.net_connections("tcp") if connection.status == "LISTEN"
+    }
     return sorted((address.ip, address.port) for address in sockets)
 
 
@@ -202,17 +215,105 @@ def test_the_dashboard_can_be_kept_to_its_node_or_opened(queue: LocalQueue) -> N
 def test_a_scheduler_in_the_program_shows_itself_to_its_own_machine_only(queue: LocalQueue) -> None:
     with LocalGPUCluster(**CPU, scheduler="local") as cluster:
         assert cluster.dashboard_link.startswith("http://127.0.0.1:")
+        assert request(cluster.dashboard_link)[0] == 403 and request(cluster.dashboard_link, **authorization(cluster))[0] == 200
         with urllib.request.urlopen(cluster.dashboard_link.removesuffix("/status") + "/health", timeout=10) as answer:
             assert answer.read() == b"ok"
+
+
+def request(url: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+    asked = urllib.request.Request(url, data=b'{"n": 1}' if method == "POST" else None, method=method, headers=headers)
+    try:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def authorization(cluster: LocalGPUCluster) -> dict[str, str]:
+    return {"Authorization": f"token {cluster.directory.dashboard_token()}"}
+
+
+def pages(cluster: LocalGPUCluster) -> list[str]:
+    """All HTTP servers of the cluster: the scheduler's, and the workers'."""
+    found = [(ip, port) for ip, port in listening(cluster) if speaks_http(ip, port)]
+    assert len(found) == 2
+    return [f"http://{ip}:{port}" for ip, port in found]
 
 
 def test_http_takes_no_commands(cluster: LocalGPUCluster) -> None:
     link = cluster.dashboard_link.removesuffix("/status")
     for route in ("/api/v1/retire_workers", "/api/v1/adaptive_target", "/api/v1/get_workers"):
-        request = urllib.request.Request(f"{link}{route}", data=b'{"n": 1}', method="POST")
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(request, timeout=10)
+        assert request(f"{link}{route}", "POST")[0] == 403
+        assert request(f"{link}{route}", "POST", **authorization(cluster))[0] == 404, "not even with the token"
     works(cluster)
+
+
+def test_without_the_token_no_page_says_anything(cluster: LocalGPUCluster) -> None:
+    routes = ["/", "/status", "/info/main/workers.html", "/json/identity.json", "/metrics", "/sitemap.json", "/individual-plots.json"]
+    routes += ["/statics/css/base.css", "/static/js/bokeh.min.js", "/status/ws", "/proxy/1/127.0.0.1/status", "/none"]
+    for page in pages(cluster):
+        for route in routes:
+            code, text = request(f"{page}{route}")
+            assert code == 403 and "hpcgpu dashboard NAME" in text and cluster.name not in text, f"{page}{route}: {code}"
+        assert request(f"{page}/metrics", **authorization(cluster))[0] == 200, "Prometheus sends a header"
+    code, text = request(f"{cluster.dashboard_link.removesuffix('/status')}/info/main/workers.html", **authorization(cluster))
+    assert code == 200 and f"{cluster.name}-0" in text
+
+
+def test_the_link_with_the_token_opens_the_dashboard_and_its_websocket(cluster: LocalGPUCluster) -> None:
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies := http.cookiejar.CookieJar()))
+    with browser.open(cluster.dashboard_link_with_token(), timeout=60) as answer:
+        assert answer.url == cluster.dashboard_link, "the token does not stay in the address"
+        [session] = re.findall(r'"token":"([^"]+)"', answer.read().decode())
+    [cookie] = [f"{cookie.name}={cookie.value}" for cookie in cookies]
+
+    async def first_message(**headers: str) -> str:
+        url = f"{cluster.dashboard_link.replace('http', 'ws', 1)}/ws"
+        socket = await websocket_connect(HTTPRequest(url, headers=headers), subprotocols=["bokeh", session])
+        with closing(socket):
+            return str(await socket.read_message())
+
+    assert json.loads(asyncio.run(first_message(Cookie=cookie)))["msgtype"] == "ACK", "Bokeh answers"
+    for headers in ({}, {"Cookie": "a=b"}, {"Cookie": cookie, "Origin": "http://elsewhere"}):
+        with pytest.raises(HTTPClientError, match="403"):
+            asyncio.run(first_message(**headers))
+
+
+def test_the_token_is_shown_nowhere_but_where_it_is_asked_for(cluster: LocalGPUCluster) -> None:
+    token = cluster.directory.dashboard_token()
+    request(cluster.dashboard_link_with_token())
+    request(f"{cluster.dashboard_link}none?token={token}")
+    with Client(cluster, set_as_default=False) as client:
+        shown = [repr(cluster), cluster._repr_html_(), repr(client), client._repr_html_(), client.dashboard_link, cluster.dashboard_link]
+        shown += [str(cluster.get_logs()), str(client.get_worker_logs()), str(client.get_scheduler_logs())]
+    for process in processes(cluster):
+        with suppress(psutil.Error):
+            shown += [" ".join(process.cmdline()), str(process.environ())]
+    shown += [path.read_text() for path in cluster.directory.path.rglob("*") if path.is_file() and path.name != "dashboard.token"]
+    assert token not in "".join(shown) and len(shown) > 15
+    assert token in cluster.dashboard_link_with_token()
+
+
+def test_strangers_who_ask_for_pages_do_not_keep_clients_out(cluster: LocalGPUCluster) -> None:
+    """Forty loops of one page made a cluster unreachable while every page was computed for whoever asked."""
+    link, over = cluster.dashboard_link, threading.Event()
+    codes: set[int] = set()
+
+    def loop() -> None:
+        while not over.is_set():
+            codes.add(request(link)[0])
+
+    with ThreadPoolExecutor(40) as strangers:
+        loops = [strangers.submit(loop) for _ in range(40)]
+        try:
+            for _ in range(3):
+                works(cluster)
+        finally:
+            over.set()
+        for ended in loops:
+            ended.result()
+    assert codes == {403}
 
 
 # The credentials themselves

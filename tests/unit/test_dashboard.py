@@ -1,0 +1,195 @@
+"""The dashboard's token is asked for before anything else happens to a request."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection, HTTPMessage
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, ClassVar, NamedTuple
+from urllib.parse import urlsplit
+
+import distributed
+import pytest
+from distributed.http.routing import RoutingApplication
+from distributed.node import ServerNode
+from tornado.httpserver import HTTPServer
+from tornado.web import RequestHandler
+from tornado.websocket import WebSocketHandler
+
+from hpcgpu.dashboard import Guard, guard, link, link_with_token
+from hpcgpu.directory import ClusterDirectory, Contact
+
+
+class _Page(RequestHandler):
+    asked: ClassVar[list[str]] = []
+
+    def get(self) -> None:
+        self.asked.append(self.request.uri or "")
+        self.write("the page")
+
+    post = put = get
+
+
+class _Socket(WebSocketHandler):
+    def open(self, *_: str) -> None:
+        _Page.asked.append("websocket")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> ClusterDirectory:
+    return ClusterDirectory.claim(tmp_path / "demo", lambda submits: [], system="local")
+
+
+@pytest.fixture
+def port(directory: ClusterDirectory) -> Iterator[int]:
+    """A server of distributed's kind, guarded."""
+    _Page.asked.clear()
+    ready, ports, ends = Event(), list[int](), list[Any]()
+
+    async def serve() -> None:
+        application = RoutingApplication([(r"/health", _Page), (r"/status", _Page), (r"/ws", _Socket)])
+        server = HTTPServer(application)
+        guard(server, directory)
+        server.listen(0, "127.0.0.1")
+        ports.append(next(iter(server._sockets.values())).getsockname()[1])
+        ended = asyncio.Event()
+        ends.extend([asyncio.get_running_loop(), ended])
+        ready.set()
+        await ended.wait()
+        server.stop()
+        await server.close_all_connections()
+
+    thread = Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(30)
+    yield ports[0]
+    loop, ended = ends
+    loop.call_soon_threadsafe(ended.set)
+    thread.join()
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: HTTPMessage
+    body: bytes
+
+
+def ask(port: int, path: str, method: str = "GET", body: Any = None, **headers: str) -> Reply:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return Reply(answer.status, answer.headers, b"" if answer.status == 101 else answer.read())
+
+
+UPGRADE = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Version": "13", "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, UPGRADE, {"Authorization": "token wrong"}, {"Authorization": "token "}, {"Authorization": "Bearer é"}]
+)
+@pytest.mark.parametrize("path", ["/status", "/ws", "/sitemap.json", "/none", "/status?token=", "/status?token=wrong", "/status?token=%ff"])
+def test_without_the_token_no_handler_is_reached(port: int, path: str, headers: dict[str, str]) -> None:
+    answer = ask(port, path, **headers)
+    assert answer.status == 403 and b"hpcgpu dashboard NAME" in answer.body
+    assert answer.headers["Connection"] == "close" and not _Page.asked
+
+
+@pytest.mark.parametrize("path", ["//health", "/health/", "/health/../status", "/status#/health", "/%68ealth/../status", "/health;/status"])
+def test_what_looks_like_health_is_no_way_around(port: int, path: str) -> None:
+    assert ask(port, path).status == 403 and not _Page.asked
+
+
+def test_health_is_open(port: int) -> None:
+    assert ask(port, "/health").status == 200
+
+
+def test_a_refused_body_is_not_read(port: int) -> None:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.putrequest("POST", "/status")
+        connection.putheader("Content-Length", str(10**9))
+        connection.endheaders()
+        with connection.getresponse() as answer:
+            assert answer.status == 403, "the answer comes before the body"
+
+
+def test_programs_send_a_header(port: int, directory: ClusterDirectory) -> None:
+    token = directory.dashboard_token()
+    for scheme in ("token", "Token", "Bearer"):
+        assert ask(port, "/status", Authorization=f"{scheme} {token}").body == b"the page"
+    assert ask(port, "/status", Authorization=f"Basic {token}").status == 403
+    assert ask(port, "/ws", Authorization=f"token {token}", **UPGRADE).status == 101
+
+
+def test_a_browser_brings_the_token_once_and_gets_a_cookie(port: int, directory: ClusterDirectory) -> None:
+    token = directory.dashboard_token()
+    answer = ask(port, f"/status?a=1&token={token}&b=%26")
+    assert (answer.status, answer.headers["Location"], answer.body) == (302, "./status?a=1&b=%26", b"")
+    assert answer.headers["Referrer-Policy"] == "no-referrer" and answer.headers["Cache-Control"] == "no-store"
+    cookie, *attributes = answer.headers["Set-Cookie"].split("; ")
+    assert attributes == ["Path=/", "HttpOnly", "SameSite=Lax"] and token not in cookie
+    assert not _Page.asked, "no handler, and so no log, sees the token"
+    for others in ("", "a=b; ", "a; =; "):
+        assert ask(port, "/status", Cookie=f"{others}{cookie}").body == b"the page"
+    name, value = cookie.split("=")
+    for wrong in (f"{name}=", f"{name}={token}", f"{name}={value[:-1]}", f"x{name}={value}", f'{name}="é"', name):
+        assert ask(port, "/status", Cookie=wrong.encode("latin1").decode("latin1")).status == 403, wrong
+
+
+def test_a_page_of_another_server_cannot_use_the_cookie(port: int, directory: ClusterDirectory) -> None:
+    """Browsers send the cookies of a host to all its ports, and another user may serve pages there."""
+    cookie = ask(port, f"/status?token={directory.dashboard_token()}").headers["Set-Cookie"].split(";")[0]
+    own = ask(port, "/ws", Cookie=cookie, Origin=f"http://127.0.0.1:{port}", **UPGRADE)
+    assert own.status == 101
+    for origin in ("http://127.0.0.1:1", "http://evil.example", "null"):
+        assert ask(port, "/ws", Cookie=cookie, Origin=origin, **UPGRADE).status == 403
+
+
+def test_the_token_changes_nothing_by_post(port: int, directory: ClusterDirectory) -> None:
+    assert ask(port, f"/status?token={directory.dashboard_token()}", "POST", b"x").status == 403
+
+
+def test_the_redirect_leads_to_this_server_whatever_the_path(port: int, directory: ClusterDirectory) -> None:
+    for path in ("//evil.example/", "//evil.example", "/x/y:z", "/", "/http://evil.example"):
+        location = ask(port, f"{path}?token={directory.dashboard_token()}").headers["Location"]
+        assert location.startswith("./") and "/" not in location[2:]
+
+
+def test_a_cluster_without_a_token_shows_nothing_at_all(port: int, directory: ClusterDirectory, caplog: pytest.LogCaptureFixture) -> None:
+    directory.remove_secrets()
+    server = HTTPServer(RoutingApplication([]))
+    guard(server, directory)
+    assert isinstance(server.request_callback, Guard) and len(server.request_callback.token) >= 32
+    assert "has no dashboard token" in caplog.text
+
+
+def test_the_token_is_this_users_alone_and_goes_with_the_cluster(directory: ClusterDirectory) -> None:
+    path = directory.path / "dashboard.token"
+    assert path.stat().st_mode & 0o777 == 0o600 and len(directory.dashboard_token()) == 43, "256 bits"
+    directory.remove_secrets()
+    assert not path.exists() and directory.dashboard_token() == ""
+
+
+def test_the_plain_link_has_no_token_and_the_other_has(directory: ClusterDirectory) -> None:
+    contact = Contact(token="", job_id="1", workers="", client="", dashboard="10.0.0.1:8787")
+    assert link(contact) == "http://10.0.0.1:8787/status"
+    opened = urlsplit(link_with_token(directory, contact))
+    assert (opened.netloc, opened.path, opened.query) == ("10.0.0.1:8787", "/status", f"token={directory.dashboard_token()}")
+    assert link(None) == link_with_token(directory, None) == ""
+    directory.remove_secrets()
+    assert link_with_token(directory, contact) == link(contact)
+
+
+def test_distributed_still_starts_its_servers_where_the_guard_expects_it() -> None:
+    """The canary of `guard_servers_of_this_process`."""
+    source = inspect.getsource(ServerNode.start_http_server)
+    changed = "distributed starts its HTTP servers in another way: hpcgpu.dashboard does not guard them any more"
+    assert "self.http_server = HTTPServer(self.http_application" in source, changed
+    for module in (distributed.scheduler, distributed.worker):
+        assert "HTTPServer(" not in inspect.getsource(module) and "self.start_http_server(" in inspect.getsource(module), changed
+    assert hasattr(HTTPServer(RoutingApplication([])), "conn_params") and "header_timeout" in vars(
+        HTTPServer(RoutingApplication([])).conn_params
+    ), "tornado limits the time and size of headers elsewhere"
