@@ -16,6 +16,7 @@ from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
+from distributed import Client
 from distributed.core import Status
 from distributed.deploy.spec import NoOpAwaitable
 from distributed.exceptions import WorkerStartTimeoutError
@@ -186,6 +187,7 @@ class GPUCluster(Lifecycle):
 
     def settle(self) -> Awaitable[None] | None:
         """Wait until the jobs that were asked for are submitted, and those that were given up have finished and are cancelled."""
+        self._check_usable()
         return self.sync(self._settle)  # type: ignore[no-any-return]
 
     async def _settle(self) -> None:
@@ -219,6 +221,7 @@ class GPUCluster(Lifecycle):
         ClusterError
             The cluster has failed.
         """
+        self._check_usable()
         if name in self._groups:
             raise OptionError(f"a worker group named {name!r} exists: its size is set by scale(worker_group={name!r})")
         worker = resolve_group(name, options, self.options)
@@ -242,6 +245,7 @@ class GPUCluster(Lifecycle):
         OptionError
             No such group, or it is the default group.
         """
+        self._check_usable()
         group = self._group(name)
         if name == DEFAULT:
             raise OptionError("the default group stays: scale(jobs=0) gives up its jobs")
@@ -270,8 +274,7 @@ class GPUCluster(Lifecycle):
         return scaling.memory_per_worker(self.options.worker)
 
     def _resize(self, group: WorkerGroup, limits: Limits, adaptive: GPUAdaptive | None) -> None:
-        if self._troubles.failure:
-            raise ClusterError(self._troubles.failure)
+        self._check_usable()
         try:
             self._dispatcher.check_manager()
         except Superseded as error:
@@ -293,6 +296,7 @@ class GPUCluster(Lifecycle):
         ClusterError
             The scheduler is not there.
         """
+        self._check_usable()
         if self.status != Status.running:
             raise ClusterError(f"cluster {self.name} is {self.status.name}: its fabric is known while its scheduler runs")
         return self.sync(self._fabric)  # type: ignore[no-any-return]
@@ -335,6 +339,7 @@ class GPUCluster(Lifecycle):
         """
         if n_workers is not None and (isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1):
             raise ValueError(f"`n_workers` must be a positive integer. Instead got {n_workers}.")
+        self._check_usable()
         return self.sync(self._wait_for_workers, n_workers, timeout=timeout)  # type: ignore[no-any-return]
 
     async def _wait_for_workers(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
@@ -414,7 +419,21 @@ class GPUCluster(Lifecycle):
         """Return the script of the worker jobs, as it is in the cluster directory."""
         return (self.directory.path / scripts.script_name(self.system, "worker")).read_text()
 
-    async def _get_logs(self, cluster: bool = True, scheduler: bool = True, workers: bool | Iterable[str] = True) -> Logs:
+    def get_client(self) -> Client:
+        """Return a client of the cluster: the current one if it is, else a new one; an awaitable where the cluster is asynchronous.
+
+        Raises
+        ------
+        ClusterError
+            The cluster has failed, or was closed.
+        """
+        self._check_usable()
+        return super().get_client()
+
+    async def _get_logs(self, cluster: bool, scheduler: bool, workers: bool | Iterable[str]) -> Logs:
+        return await in_thread(self._read_logs, cluster, scheduler, workers)
+
+    def _read_logs(self, cluster: bool, scheduler: bool, workers: bool | Iterable[str]) -> Logs:
         logs = Logs()
         if cluster:
             lines = [f"{time.strftime('%F %T', time.localtime(at))} {text}" for at, text in self._cluster_manager_logs]
@@ -423,11 +442,11 @@ class GPUCluster(Lifecycle):
         for job in list(self._all_jobs.values()):
             wanted = scheduler if job.kind == "scheduler" else (workers if chosen is None else job.name in chosen)
             if wanted and job.job_id is not None:
-                logs[f"{job.name} (job {job.job_id})"] = Log(await in_thread(_read, job.log))
+                logs[f"{job.name} (job {job.job_id})"] = Log(_read(job.log))
         return logs
 
     def get_logs(self, cluster: bool = True, scheduler: bool = True, workers: bool | Iterable[str] = True) -> Logs:
-        """Return the logs of all jobs, also of those that have ended.
+        """Return the logs of all jobs, also of those that have ended, and when the cluster is closed.
 
         Parameters
         ----------
@@ -442,11 +461,15 @@ class GPUCluster(Lifecycle):
         distributed.utils.Logs
             Text by job.
         """
-        return self.sync(self._get_logs, cluster=cluster, scheduler=scheduler, workers=workers)
+        if self.status == Status.closed and not self.asynchronous:  # its event loop has ended
+            return self._read_logs(cluster, scheduler, workers)
+        return self.sync(self._get_logs, cluster, scheduler, workers)
 
     def __repr__(self) -> str:
         if not hasattr(self, "_cluster_info"):
             return f"<{type(self).__name__}: not started>"
+        if self.status == Status.failed:
+            return f"{type(self).__name__}({self.name!r}, status=failed): {self._troubles.failure}"
         states: dict[str, int] = {}
         for job in self.jobs:
             if job.kind == "worker" and job.name in self.workers:
@@ -455,7 +478,8 @@ class GPUCluster(Lifecycle):
         text = f"{type(self).__name__}({self.name!r}, {self.scheduler_address!r}, status={self.status.name}"
         text += f", workers={len(self.scheduler_info['workers'])}/{len(self.plan)}, worker jobs: {jobs})"
         paused = [group.failures.paused for group in self._groups.values() if group.failures.paused]
-        return "\n".join([text, *filter(None, [self._troubles.failure, *paused, *self._troubles.problems])])
+        told = [trouble.split("\n", 1)[0] for trouble in (self._troubles.failure, *paused, *self._troubles.problems) if trouble]
+        return "\n".join([text, *told])
 
 
 class SlurmGPUCluster(GPUCluster):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-import warnings
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from hpcgpu.batch.reasons import explain
 from hpcgpu.clusters import locate
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.display.progress import Progress, duration
-from hpcgpu.jobs import ClusterError, ClusterWarning, in_thread
+from hpcgpu.display.warn import warn
+from hpcgpu.jobs import ClusterError, in_thread
 from hpcgpu.runtime.launch import answers
 
 __all__ = ["connect", "wait_for_contact"]
@@ -103,7 +103,7 @@ async def _compare(client: Client, agreement: Agreement) -> None:
     if fatal:
         raise ClusterError(fatal)
     if doubtful:
-        warnings.warn(doubtful, ClusterWarning, stacklevel=2)
+        warn(doubtful)
 
 
 def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, Any]) -> Client:

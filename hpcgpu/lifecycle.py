@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 import time
-import warnings
 from collections.abc import Awaitable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -27,12 +26,13 @@ from hpcgpu.batch.base import BatchError, BatchSystem
 from hpcgpu.batch.reasons import explain
 from hpcgpu.clusters import live_jobs, locate, submitted
 from hpcgpu.directory import ClusterDirectory, Submit, private_directory
-from hpcgpu.display.progress import Progress, waiting_for
+from hpcgpu.display.progress import Progress, duration, ending, waiting_for
+from hpcgpu.display.warn import warn
 from hpcgpu.exit import guard, unguard
 from hpcgpu.fabric import interfaces
 from hpcgpu.fabric import settings as fabric_settings
 from hpcgpu.groups import WorkerGroup
-from hpcgpu.jobs import ClusterError, ClusterWarning, Dispatcher, Job, SchedulerJob, Superseded, WorkerJob, in_thread
+from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, Superseded, WorkerJob, in_thread
 from hpcgpu.localscheduler import LocalScheduler
 from hpcgpu.manager import CLOSE_TIMEOUT, Manager
 from hpcgpu.options import OptionError, Options, resolve
@@ -67,13 +67,9 @@ class Lifecycle(Manager):
             if kind == "worker" or self.options.scheduler is not None
         }
         if not settings.security:
-            warnings.warn(
-                "security=False: whoever can reach the scheduler's or a worker's port can run code as you; compute networks are shared",
-                ClusterWarning,
-                stacklevel=2,
-            )
+            warn("security=False: whoever can reach the scheduler's or a worker's port can run code as you; compute networks are shared")
         for doubt in fabric_settings.doubts(self.options.worker):
-            warnings.warn(doubt, ClusterWarning, stacklevel=2)
+            warn(doubt)
         self.directory = self._claim_directory(rendered)
         try:
             self._begin(asynchronous=asynchronous, loop=loop, ends_jobs=settings.shutdown_on_close, guarded=settings.shutdown_on_close)
@@ -140,7 +136,7 @@ class Lifecycle(Manager):
         if differ:
             message = f"cluster {self.options.cluster.name} was there: it keeps its own {', '.join(differ)}"
             self._log(message)
-            warnings.warn(message, ClusterWarning, stacklevel=3)
+            warn(message)
 
     def _take_up(self, directory: ClusterDirectory, shutdown_on_close: bool, *, wait: bool, asynchronous: bool, loop: Any) -> None:
         """Become the manager of a cluster that is there."""
@@ -239,8 +235,8 @@ class Lifecycle(Manager):
     # Starting
 
     async def _start(self) -> None:
-        if self.status == Status.closed:
-            raise ValueError("Cluster is closed")
+        if self.status in (Status.closing, Status.closed):
+            self._check_usable()
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start_once())
             if not self.options.cluster.wait:
@@ -261,15 +257,18 @@ class Lifecycle(Manager):
                     await asyncio.wait([self._starting], timeout=0.5)
                 await self._starting
         except Exception as error:
-            self._troubles.failure = self._troubles.failure or str(error) or repr(error)
+            failure = f"Cluster failed to start: {str(error) or repr(error)}"
+            self._troubles.fail(failure)
             await self._close()
-            raise ClusterError(f"Cluster failed to start: {str(error) or repr(error)}") from error
+            told = isinstance(error, ClusterError | BatchError)  # all of it is in the message: it need not be shown twice
+            raise ClusterError(failure) from (None if told else error)
 
     def _started_in_background(self, starting: asyncio.Task[None]) -> None:
         """Tell what kept a cluster from starting that nobody waits for."""
         if not starting.cancelled() and (error := starting.exception()) is not None and self._closing is None:
-            self._troubles.failure = self._troubles.failure or f"Cluster failed to start: {error}"
-            warnings.warn(self._troubles.failure, ClusterWarning, stacklevel=2)
+            failure = f"Cluster failed to start: {error}"
+            self._troubles.fail(failure)
+            warn(failure)
             self._closing = asyncio.ensure_future(self._close_once())
 
     async def _start_once(self) -> None:
@@ -309,7 +308,7 @@ class Lifecycle(Manager):
             raise ClusterError(fatal)
         if doubtful:
             self._log(doubtful)
-            warnings.warn(doubtful, ClusterWarning, stacklevel=2)
+            warn(doubtful)
 
     async def _adopt_jobs(self) -> None:
         """Take over the jobs that the cluster has, as its journal and the queue tell.
@@ -423,6 +422,7 @@ class Lifecycle(Manager):
         ClusterError
             The scheduler runs in this program (``scheduler="local"``), or another program manages the cluster.
         """
+        self._check_usable()
         detached: Awaitable[None] | None = self.sync(self._detach)
         if not self.asynchronous:
             self._loop_runner.stop()
@@ -468,13 +468,16 @@ class Lifecycle(Manager):
         if isinstance(self.scheduler, LocalScheduler):
             with suppress(TimeoutError, OSError):
                 await asyncio.wait_for(self.scheduler.close(), 5)
-        for pause in (1.0, 1.0, *[2.0] * 30):  # a job takes its second to end; each look is a command to the queue
-            left = self._dispatcher.left()
-            if not left or trouble or time.monotonic() + pause > deadline:
-                break
-            await asyncio.sleep(pause)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._dispatcher.poll(left), max(1.0, deadline - time.monotonic()))
+        with Progress(self.options.cluster.quiet) as progress:
+            for pause in (1.0, 1.0, *[2.0] * 30):  # a job takes its second to end; each look is a command to the queue
+                left = self._dispatcher.left()
+                if not left or trouble or time.monotonic() + pause > deadline:
+                    break
+                what = f"cluster {self.options.cluster.name}: waiting for its jobs to end"
+                progress.update(what, f"{ending(left)}, for {duration(deadline - time.monotonic())} at most")
+                await asyncio.sleep(pause)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._dispatcher.poll(left), max(1.0, deadline - time.monotonic()))
         left = self._dispatcher.left()
         if self._adaptive is not None:
             self._adaptive.stop()
@@ -492,7 +495,7 @@ class Lifecycle(Manager):
         if left or trouble:
             why = trouble or "they are ending"
             self._warn(f"these jobs of cluster {self.options.cluster.name} may still be in the queue: {' '.join(left)} ({why})")
-        if untold := "" if failed else "\n".join(self._troubles.problems):
+        if untold := "" if failed else "\n".join(problem.split("\n", 1)[0] for problem in self._troubles.problems):
             self._warn(untold)
         self.workers.clear()
         self.worker_spec.clear()
@@ -521,6 +524,8 @@ class Lifecycle(Manager):
                 await asyncio.wait_for(self.scheduler_comm.hpcgpu_goodbye(manager=self._dispatcher.manager), 5)
             await asyncio.wait_for(Cluster._close(self), 5)
         left = " ".join(self._dispatcher.left())
+        name = self.options.cluster.name
+        self._closed = self._superseded or f"cluster {name} was detached from this program: from_name({name!r}) attaches to it"
         self._log(f"closed; its jobs go on: {left}")
         self.status = Status.closed
         self._changed.set()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from typing import Any
 
 from distributed.scheduler import Scheduler
 from distributed.security import Security
+from distributed.utils import silence_logging_cmgr
 
 from hpcgpu.dashboard import guard
 from hpcgpu.directory import ClusterDirectory
@@ -24,6 +27,8 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
 
     def __init__(self, options: Options, security: Security, directory: ClusterDirectory) -> None:
         self._directory = directory
+        self._quiet = contextlib.ExitStack()
+        self._quiet.enter_context(silence_logging_cmgr(logging.WARNING))  # as distributed's LocalCluster does
         protocol = "tls" if options.cluster.security else "tcp"
         arguments: dict[str, Any] = {}
         if options.cluster.idle_timeout:
@@ -48,3 +53,10 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
         install(self)
         self.contact = publish(self, self._directory, job_id="", fabric="the scheduler runs in the client's process")
         return self
+
+    async def close(self, *arguments: Any, **options: Any) -> None:
+        """End, and let Dask's logging in this process be as it was."""
+        try:
+            await super().close(*arguments, **options)
+        finally:
+            self._quiet.close()

@@ -10,7 +10,6 @@ import asyncio
 import enum
 import math
 import time
-import warnings
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -29,9 +28,10 @@ from hpcgpu.agreement import Agreement, environments
 from hpcgpu.batch.base import AmbiguousSubmit, BatchError, JobStatus, SubmitLimited, SubmitRefused
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import Submit
+from hpcgpu.display.warn import warn
 from hpcgpu.exit import unguard
 from hpcgpu.groups import DEFAULT, WorkerGroup, demands
-from hpcgpu.jobs import ClusterWarning, Dispatcher, Job, SchedulerJob, Superseded, WorkerJob, in_thread
+from hpcgpu.jobs import ClusterError, ClusterWarning, Dispatcher, Job, SchedulerJob, Superseded, WorkerJob, in_thread
 from hpcgpu.options import Options
 from hpcgpu.policy import Limits
 from hpcgpu.retire import close_finished, move_data
@@ -108,6 +108,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
         self._troubles = Troubles()
         self._agreement = Agreement(settings.environment_check)
         self._superseded = ""
+        self._closed = ""
         super().__init__(
             worker={"cls": WorkerJob, "options": {}},
             asynchronous=asynchronous,
@@ -126,6 +127,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
 
     def _in_loop(self, act: Callable[[], None]) -> None:
         """Do something where all state is changed, and see it done where that does not block the caller's own loop."""
+        self._check_usable()
 
         async def acted() -> None:
             act()
@@ -136,6 +138,13 @@ class Manager(SpecCluster):  # type: ignore[misc]
             self.loop.add_callback(act)
         else:
             self.sync(acted)
+
+    def _check_usable(self) -> None:
+        """Raise `ClusterError` where nothing more can be asked of the cluster: it has failed, or this program has closed it."""
+        if self._troubles.failure:
+            raise ClusterError(self._troubles.failure)
+        if self.status in (Status.closing, Status.closed):
+            raise ClusterError(self._closed or f"cluster {self.options.cluster.name} is closed")
 
     def _set(self, group: WorkerGroup, limits: Limits, adaptive: GPUAdaptive | None) -> None:
         if self.status in (Status.closing, Status.closed, Status.failed):
@@ -344,6 +353,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
         workers : iterable of str
             Names of workers or of jobs.
         """
+        self._check_usable()
         given = {str(w) for w in workers}
         for name, job in list(self.workers.items()):
             if name in given or (given.intersection(scaling.workers_of(name, job.group.options)) and set(job.workers.values()) <= given):
@@ -588,7 +598,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
     async def _scheduler_ended(self, scheduler: SchedulerJob) -> None:
         """Take note that the cluster is lost, and cancel its worker jobs."""
         failure = f"the scheduler of cluster {self.options.cluster.name} is gone, its worker jobs are cancelled: {scheduler.obituary()}"
-        self._troubles.failure = failure
+        self._troubles.fail(failure)
         self._warn(failure)
         self.status = Status.failed  # after its reason: who sees the status can ask for it
         self.worker_spec.clear()
@@ -640,7 +650,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
         self._log(message)
         if self.status != Status.starting:  # the constructor raises it
             with suppress(ClusterWarning):  # `-W error` must not stop what looks after the jobs
-                warnings.warn(message, ClusterWarning, stacklevel=2)
+                warn(message)
 
     def _log(self, log: str) -> None:
         self._cluster_manager_logs.append((time.time(), log))

@@ -171,6 +171,10 @@ class Troubles:
     problems: list[str] = field(default_factory=list)
     _hopeless: dict[str, int] = field(default_factory=dict)
 
+    def fail(self, why: str) -> None:
+        """Take note that the cluster is lost. The first line is kept, which says where the log is: who is told of it now sees the rest."""
+        self.failure = self.failure or why.split("\n", 1)[0]
+
     def take(self, statuses: Mapping[str, JobStatus]) -> None:
         """Take note of one poll: jobs by name."""
         for name, status in statuses.items():

@@ -19,6 +19,7 @@ import pytest
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.local import LocalQueue
 from hpcgpu.jobs import ClusterWarning
+from hpcgpu.runtime.unattended import LOG
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "gpu_stub"), str(HERE / "slurm"), str(HERE / "queue")]
@@ -67,6 +68,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("DASK_TEMPORARY_DIRECTORY", str(tmp_path / "dask"))
     with dask.config.set({"hpcgpu.cluster-directory": str(tmp_path / "clusters")}):
         yield tmp_path
+    broken = [path for path in tmp_path.glob(f"**/{LOG}") if "Traceback" in path.read_text(errors="replace")]
+    assert not broken, f"the manager in the scheduler job raised an exception:\n{broken[0].read_text(errors='replace')}"
 
 
 @pytest.fixture

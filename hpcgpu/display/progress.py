@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hpcgpu.jobs import JobInfo
 
-__all__ = ["Progress", "duration", "waiting_for"]
+__all__ = ["Progress", "duration", "ending", "waiting_for"]
 
 _NUMBERS = re.compile(r"for [\d hmins]+")
 
@@ -39,6 +39,12 @@ def waiting_for(jobs: Iterable[JobInfo]) -> str:
     if len(listed) > 3:
         parts.append(f"{len(listed) - 3} more")
     return "; ".join(parts)
+
+
+def ending(ids: Sequence[str]) -> str:
+    """Name the jobs that are waited for until they end: ``jobs 12 13``; the first five."""
+    more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
+    return f"{'jobs' if len(ids) > 1 else 'job'} {' '.join(ids[:5])}{more}"
 
 
 class Progress:

@@ -1,0 +1,33 @@
+"""Warnings that stand where the user can see them: at the user's own line, or at none."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+
+from hpcgpu.jobs import ClusterWarning
+
+__all__ = ["warn"]
+
+#: Who calls this package where no line of the user does: the event loop in its thread, the command line.
+_NO_USER = ("asyncio", "threading", "tornado", "click")
+
+
+def warn(message: str) -> None:
+    """Warn of something that is wrong with a cluster, at the line of the user's program that led to it.
+
+    `warnings.warn` prints the source line that it finds by a fixed number of frames: from the event loop's thread that is a line of this
+    package, which tells the user nothing.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _package(frame) in ("hpcgpu", "distributed"):
+        frame = frame.f_back
+    if frame is None or _package(frame) in _NO_USER:
+        warnings.warn_explicit(message, ClusterWarning, "hpcgpu", 0)
+    else:
+        warnings.warn_explicit(message, ClusterWarning, frame.f_code.co_filename, frame.f_lineno)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).split(".", 1)[0]

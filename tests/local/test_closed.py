@@ -1,0 +1,117 @@
+"""What a cluster says when it has ended: closed, detached or failed. No call ends in an error of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hpcgpu import ClusterError, LocalGPUCluster
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.cluster import GPUCluster
+from tests.conftest import live, told
+from tests.local.test_cluster import CPU
+
+CALLS: dict[str, Callable[[GPUCluster], Any]] = {
+    "scale": lambda cluster: cluster.scale(1),
+    "adapt": lambda cluster: cluster.adapt(maximum=2),
+    "add_worker_group": lambda cluster: cluster.add_worker_group("big", jobs=1),
+    "delete_worker_group": lambda cluster: cluster.delete_worker_group("big"),
+    "wait_for_workers": lambda cluster: cluster.wait_for_workers(1),
+    "settle": lambda cluster: cluster.settle(),
+    "fabric": lambda cluster: cluster.fabric,
+    "get_client": lambda cluster: cluster.get_client(),
+    "detach": lambda cluster: cluster.detach(),
+}
+
+
+def test_every_call_on_a_closed_cluster_says_that_it_is_closed_and_its_logs_can_be_read(queue: LocalQueue) -> None:
+    cluster = LocalGPUCluster(name="over", jobs=1, **CPU)
+    cluster.wait_for_workers(1)
+    adaptive = cluster.adapt(maximum=1)
+    cluster.close()
+    assert live(queue) == []
+    for name, call in CALLS.items():
+        with pytest.raises(ClusterError) as caught:
+            call(cluster)
+        assert str(caught.value) == "cluster over is closed", name
+    with pytest.raises(ClusterError, match="cluster over is closed"):
+        adaptive.resume()
+    logs = cluster.get_logs()
+    assert "submitted scheduler job" in logs["Cluster"]
+    assert any("over-scheduler" in name and "Scheduler at" in text for name, text in logs.items()), logs.keys()
+    assert any(name.startswith("over-0") for name in logs)
+    assert not (cluster.directory.path / "worker-big.sh").exists()
+    cluster.close()
+    assert "status=closed" in repr(cluster)
+
+
+async def test_every_call_on_a_closed_asynchronous_cluster_says_so_too(queue: LocalQueue) -> None:
+    cluster = await LocalGPUCluster(name="over", asynchronous=True, **CPU)
+    await cluster.close()
+    for name, call in CALLS.items():
+        with pytest.raises(ClusterError) as caught:
+            await call(cluster)
+        assert str(caught.value) == "cluster over is closed", name
+    with pytest.raises(ClusterError, match="cluster over is closed"):
+        await cluster.scale_down(["over-0"])
+    assert "submitted scheduler job" in (await cluster.get_logs())["Cluster"]
+
+
+def test_logs_of_a_closed_asynchronous_cluster_can_be_read_when_its_loop_is_gone(queue: LocalQueue) -> None:
+    async def main() -> LocalGPUCluster:
+        async with LocalGPUCluster(name="over", asynchronous=True, **CPU) as cluster:
+            return cluster
+
+    assert "submitted scheduler job" in asyncio.run(main()).get_logs()["Cluster"]
+
+
+def test_a_detached_cluster_says_how_to_attach_to_it(queue: LocalQueue) -> None:
+    cluster = LocalGPUCluster(name="left", **CPU)
+    cluster.detach()
+    with pytest.raises(ClusterError, match=r"cluster left was detached from this program: from_name\('left'\) attaches to it"):
+        cluster.scale(1)
+    assert "Cluster" in cluster.get_logs()
+    LocalGPUCluster.from_name("left", wait=True).close()
+    assert live(queue) == []
+
+
+def test_the_end_of_the_log_is_told_once_and_the_repr_of_a_failed_cluster_is_one_line(queue: LocalQueue) -> None:
+    cluster = LocalGPUCluster(name="lost", **CPU)
+    with told("(?s)the scheduler of cluster lost is gone.*Log: .*\n.*Scheduler at"):
+        queue.cancel([cluster.scheduler.job_id])
+    log = str(cluster.scheduler.log)
+    for call in (CALLS["scale"], CALLS["add_worker_group"], CALLS["wait_for_workers"], CALLS["get_client"], CALLS["fabric"]):
+        with pytest.raises(ClusterError) as caught:
+            call(cluster)
+        assert "\n" not in str(caught.value) and log in str(caught.value)
+    assert "\n" not in repr(cluster) and "status=failed" in repr(cluster) and log in repr(cluster)
+    cluster.close()
+    assert live(queue) == []
+
+
+LOCAL_SCHEDULER = """
+from hpcgpu import LocalGPUCluster
+with LocalGPUCluster(scheduler="local", quiet=True, gpus_per_node=0, cores=1, jobs=1) as cluster:
+    cluster.wait_for_workers()
+    with cluster.get_client() as client:
+        print(client.submit(sum, [1, 2]).result())
+import logging
+print({handler.level for handler in logging.getLogger("distributed").handlers})
+"""
+
+
+def test_a_quiet_cluster_whose_scheduler_runs_here_prints_nothing_of_its_own(queue: LocalQueue) -> None:
+    done = subprocess.run([sys.executable, "-c", LOCAL_SCHEDULER], capture_output=True, text=True, timeout=200)
+    assert (done.stdout, done.stderr) == ("3\n{0}\n", "")
+
+
+def test_close_says_which_jobs_it_waits_for_and_how_long(queue: LocalQueue, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = LocalGPUCluster(name="slow", **{**CPU, "quiet": False})
+    capsys.readouterr()
+    cluster.close()
+    assert f"hpcgpu: cluster slow: waiting for its jobs to end: job {cluster.scheduler.job_id}, for 30 s at most" in capsys.readouterr().err

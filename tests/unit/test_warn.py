@@ -1,0 +1,33 @@
+"""Warnings point to the user's own line, or to none: never to a line of this package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import asyncio, threading
+from hpcgpu.display.warn import warn
+
+exec("def inside(text): warn(text)", ours := {"__name__": "hpcgpu.somewhere", "warn": warn})
+inside = ours["inside"]
+inside("called by the user")  # this line
+threading.Thread(target=inside, args=["called by a thread"]).start()
+
+async def main():
+    asyncio.get_running_loop().call_soon(inside, "called by the loop")
+
+asyncio.run(main())
+"""
+
+
+def test_a_warning_points_to_the_line_of_the_user_or_to_none(tmp_path: Path) -> None:
+    (script := tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == [
+        f"{script}:7: ClusterWarning: called by the user",
+        '  inside("called by the user")  # this line',
+        "hpcgpu:0: ClusterWarning: called by a thread",
+        "hpcgpu:0: ClusterWarning: called by the loop",
+    ]
