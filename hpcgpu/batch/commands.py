@@ -46,6 +46,8 @@ class CommandBatch(BatchSystem):
         Environment of commands whose answer is parsed; not of the submit, which may hand its environment on to the job.
     asks_version : tuple of str
         Command that prints the release.
+    submits : str
+        Command that submits a job.
     """
 
     title: ClassVar[str]
@@ -55,6 +57,7 @@ class CommandBatch(BatchSystem):
     per_job: ClassVar[re.Pattern[str]] = _NOTHING
     query: ClassVar[Mapping[str, str]]
     asks_version: ClassVar[tuple[str, ...]]
+    submits: ClassVar[str]
 
     def __init__(self, *, timeout: float = 60.0, attempts: int = 4, sleep: Callable[[float], None] = time.sleep) -> None:
         self.timeout = timeout
@@ -67,6 +70,11 @@ class CommandBatch(BatchSystem):
         if result.returncode != 0:
             raise BatchUnavailable(f"`{' '.join(self.asks_version)}` failed: {result.words}")
         return result.words
+
+    def probe(self) -> None:
+        """Raise `BatchError` unless the commands are there and the batch system answers; asks once."""
+        self.check()
+        self._named("hpcgpu-probe", attempts=1)
 
     @abstractmethod
     def _submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:

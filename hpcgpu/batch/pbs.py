@@ -59,7 +59,7 @@ _AMBIGUOUS = re.compile(r"timed?[ -]?out|end of file|connection (reset|aborted)|
 #: Errors after which it certainly was not, and which pass: nobody listens, exit code 162 of qsub and qdel, 255 of qstat [recorded].
 _TRANSIENT = re.compile(
     r"cannot connect to server|couldn't connect to cluster|connection refused|server (is )?(busy|shutting down|too busy)"
-    r"|no route to host|network is unreachable|resource temporarily unavailable",
+    r"|no route to host|network is unreachable|resource temporarily unavailable|unknown host|pbsconf error|munge (en|de)code",
     re.IGNORECASE,
 )
 #: Limits on how many jobs a user may have in a queue or at the server (OpenPBS, ``svr_messages.c``).
@@ -198,6 +198,7 @@ class PBS(CommandBatch):
         self._nodes_asked = -_NODES_LAST
 
     asks_version = ("qstat", "--version")
+    submits = "qsub"
 
     def check(self) -> None:
         """Raise `BatchError` when PBS's commands are not there, or when they are Torque's or Slurm's imitations of them."""

@@ -52,7 +52,12 @@ _AMBIGUOUS = re.compile(r"timed out|zero bytes were transmitted|connection (rese
 #: Errors after which it certainly was not, and which pass.
 _TRANSIENT = re.compile(
     r"unable to contact slurm controller|transport endpoint|connection (refused|failure)|resource temporarily unavailable"
-    r"|temporarily unable|slurmctld.*(down|not respond)|slurm backup controller|communication (connection )?failure",
+    r"|temporarily unable|slurmctld.*(down|not respond)|slurm backup controller|communication (connection )?failure"
+    # slurm.conf is not there, and no controller that could send it [probe]
+    r"|dns srv lookup|fetch config|configuration source|unable to (status file|process configuration file)"
+    r"|no route to host|network is unreachable|host name lookup failure|unknown host|name or service not known"
+    # munged is away, or clocks differ
+    r"|munged|munge (en|de)code|protocol authentication error",
     re.IGNORECASE,
 )
 #: Errors that say that this user has as many jobs as allowed (``man sacctmgr``: MaxSubmitJobs, GrpSubmitJobs) ...
@@ -154,6 +159,7 @@ class Slurm(CommandBatch):
     query = _QUERY
 
     asks_version = ("sbatch", "--version")
+    submits = "sbatch"
 
     def check(self) -> None:
         """Raise `BatchError` when Slurm's commands are not there."""

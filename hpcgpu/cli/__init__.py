@@ -67,7 +67,7 @@ def main() -> None:
     type=click.Choice(["auto", "slurm", "pbs", "local"]),
     default="auto",
     show_default=True,
-    help="Batch system; auto takes Slurm if `sinfo` answers, PBS if `pbsnodes` does, else the queue embedded in hpcgpu.",
+    help="Batch system; auto takes Slurm if it answers, PBS if it answers, else the queue embedded in hpcgpu.",
 )
 def demo(system: str) -> None:
     """Start a cluster, analyse the flights of New York in 2013 on it, close it.

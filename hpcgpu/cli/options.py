@@ -23,7 +23,7 @@ def system_option(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Choice(["auto", "slurm", "pbs", "local"]),
         default="auto",
         show_default=True,
-        help="Batch system; auto takes the one whose commands are here, else the queue embedded in hpcgpu.",
+        help="Batch system; auto takes the one that answers, or the queue embedded in hpcgpu where neither Slurm nor PBS is installed.",
     )(command)
 
 

@@ -69,16 +69,16 @@ def new(name: str, output: Path | None, system: str, force: bool) -> None:
     \b
     Example: hpcgpu profiles new mysite
     """
-    from hpcgpu.cli.start import chosen_system
+    from hpcgpu.batch.detect import Detected, detect
     from hpcgpu.profiles import user_directory
     from hpcgpu.profiles.draft import draft
     from hpcgpu.values import cluster_name
 
     cluster_name("NAME", name)
-    system = chosen_system(system)
-    if system == "local":
-        raise click.ClickException("neither Slurm nor PBS answers here: there is nothing to draft from")
-    text = draft(system)
+    found = Detected(system) if system != "auto" else detect()
+    if found.system is None:
+        raise click.ClickException(". ".join(["neither Slurm nor PBS answers here: there is nothing to draft from", *found.silent]))
+    text = draft(found.system)
     if str(output) == "-":
         click.echo(text, nl=False)
         return

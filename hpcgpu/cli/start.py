@@ -20,24 +20,29 @@ __all__ = ["chosen_system", "interruptible", "run", "start"]
 
 
 def chosen_system(asked: str, profile: str | None = None) -> str:
-    """Return the batch system that was asked for, that the profile is for, or that this machine has."""
+    """Return the batch system that was asked for, that the profile is for, or that this machine has.
+
+    Raises
+    ------
+    BatchError
+        Slurm or PBS is installed, and neither answers: a cluster on this machine alone is not what somebody expects there.
+    """
     from hpcgpu import profiles
-    from hpcgpu.batch import batch_system
     from hpcgpu.batch.base import BatchError
+    from hpcgpu.batch.detect import detect
 
     if asked != "auto":
         return asked
     if profile is not None:
         return profiles.load(profile).system
-    for system, command in (("slurm", "sbatch"), ("pbs", "qsub")):
-        if shutil.which(command) is None:
-            continue
-        try:
-            batch_system(system).check()
-        except BatchError as error:
-            click.echo(f"hpcgpu: {system} is passed over: {error}", err=True)
-            continue
-        return system
+    found = detect()
+    if found.system is not None:
+        for sentence in found.silent:
+            click.echo(f"hpcgpu: {sentence}", err=True)
+        return found.system
+    if found.silent:
+        advice = "Try again when it answers, or choose by --system; --system local is the queue embedded in hpcgpu, on this machine alone"
+        raise BatchError(f"no batch system answers. {'. '.join(found.silent)}. {advice}")
     click.echo("hpcgpu: neither Slurm nor PBS is here: this takes the queue embedded in hpcgpu, on this machine alone", err=True)
     return "local"
 
