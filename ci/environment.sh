@@ -21,17 +21,33 @@ as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
 }
 
+# Ends with what is missing and the ways out.
+cannot() {
+    cat >&2 << EOF
+hpcgpu: $1
+Ways out:
+  - install uv, which needs no root (https://docs.astral.sh/uv), and run this command again: it takes uv where it is on the PATH;
+  - or ask an administrator for $2.
+EOF
+    exit 1
+}
+
 if command -v uv > /dev/null; then
     [ -d .venv ] || uv venv --quiet --python '>=3.11' .venv
     uv pip install --quiet --python .venv/bin/python --editable ".[$extra]"
 else
     if [ -z "$python" ]; then
-        echo "hpcgpu needs Python 3.11 or later; this machine has none" >&2
-        exit 1
+        cannot "it needs Python 3.11 or later, and this machine has none." "Python 3.11 or later, with its module venv"
     fi
     if [ ! -x .venv/bin/pip ]; then
         # Debian and Ubuntu split venv from Python.
         if ! "$python" -c 'import ensurepip' 2> /dev/null; then
+            if ! command -v apt-get > /dev/null; then
+                cannot "$python cannot make virtual environments: its module ensurepip is missing." "Python's module venv"
+            elif ! as_root true 2> /dev/null; then
+                cannot "the package python3-venv is missing, and this user may not install it: not root, and no sudo without a password." \
+                    "the package python3-venv (apt-get install python3-venv)"
+            fi
             echo "installing Debian's python3-venv"
             as_root apt-get update -qq
             as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv

@@ -18,6 +18,7 @@ exclude_patterns = ["_build", "_extensions"]
 html_theme = "furo"
 html_title = f"hpcgpu {version}"
 default_role = "code"
+smartquotes = False  # it makes a dash of --gres and curly quotes: what is copied from a page would not work
 
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"

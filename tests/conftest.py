@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,8 @@ sys.path[:0] = [str(HERE / "gpu_stub"), str(HERE / "slurm"), str(HERE / "queue")
 import fake_pbs  # noqa: E402
 
 Until = Callable[..., None]
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no process that a test starts leaves a core dump
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 150.0) -> None:
@@ -115,6 +119,8 @@ def fake_gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """NVML and CUDA libraries that pretend, for the jobs that tests start."""
     import build
 
+    if reason := build.why_not():
+        pytest.skip(reason)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in build.environment(build.build(tmp_path_factory.mktemp("gpu_stub"))).items():
             patch.setenv(name, value)
@@ -122,11 +128,11 @@ def fake_gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests of the real Slurm were skipped, and why."""
-    skipped = [r for r in terminalreporter.stats.get("skipped", []) if "slurm" in getattr(r, "keywords", {})]
-    if skipped:
-        reason = skipped[0].longrepr[2] if isinstance(skipped[0].longrepr, tuple) else skipped[0].longrepr
-        terminalreporter.write_line(f"{len(skipped)} tests of the real Slurm were skipped: {reason}")
+    """Say how many tests were skipped for each reason."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(r.longrepr[2] if isinstance(r.longrepr, tuple) else r.longrepr).removeprefix("Skipped: ") for r in skipped)
+    for reason, count in reasons.items():
+        terminalreporter.write_line(f"{count} tests were skipped: {reason}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import re
 import shlex
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 import yaml
 
 from hpcgpu.cli import main
-from hpcgpu.options import resolve
+from hpcgpu.options import ClusterOptions, SchedulerOptions, WorkerOptions, names, resolve
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.rst"))]
@@ -38,10 +39,35 @@ def blocks(page: Path) -> Iterator[tuple[int, bool, str]]:
 BLOCKS = [pytest.param(runs, text, id=f"{page.name}:{line}") for page in PAGES for line, runs, text in blocks(page)]
 
 
-def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "sphinx", "-W", "-q", "docs", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages as HTML; they build without a warning."""
+    folder = tmp_path_factory.mktemp("html")
+    done = subprocess.run([sys.executable, "-m", "sphinx", "-W", "-q", "docs", str(folder)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "--gres=gpu:a100:4" in (tmp_path / "scripts.html").read_text(), "the script on the page comes from the templates"
+    return folder
+
+
+def words_of(page: Path) -> str:
+    """What a reader sees of a page, and copies."""
+    return html.unescape(re.sub(r"<[^>]*>", "", page.read_text()))
+
+
+def test_the_pages_show_scripts_from_the_templates(built: Path) -> None:
+    assert "--gres=gpu:a100:4" in words_of(built / "scripts.html")
+
+
+def test_what_is_copied_from_the_text_of_an_option_works(built: Path) -> None:
+    shown = words_of(built / "options.html")
+    texts = [f.metadata["doc"] for cls in (ClusterOptions, SchedulerOptions, WorkerOptions) for f in names(cls).values()]
+    flags = {flag for text in texts for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
+    assert "--gres" in flags
+    assert [flag for flag in flags if flag not in shown] == []
+
+
+@pytest.mark.parametrize("page", [page.stem for page in PAGES if page.suffix == ".rst"])
+def test_no_page_has_quotes_or_dashes_that_a_shell_does_not_take(built: Path, page: str) -> None:
+    assert re.findall(".{0,30}[\u2018\u2019\u201c\u201d\u2013\u2014].{0,30}", words_of(built / f"{page}.html")) == []
 
 
 @pytest.mark.parametrize(("runs", "text"), BLOCKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,15 @@ LIBRARIES: dict[str, Path] = {
     "libnvidia-ml.so.1": HERE / "nvml_stub.c",
     "libcuda.so.1": HERE / "cuda_stub.c",
 }
+
+
+def why_not() -> str | None:
+    """Why this machine cannot compile the libraries, or None if it can."""
+    if shutil.which("gcc") is None:
+        return "gcc is not installed, and the pretended GPUs are compiled with it"
+    if subprocess.run(["gcc", "-E", "-"], input=b"#include <stdio.h>\n", capture_output=True).returncode:
+        return "gcc has no C headers (libc6-dev), and the pretended GPUs are compiled with them"
+    return None
 
 
 def build(directory: Path) -> Path:
