@@ -71,6 +71,8 @@ class GPUCluster(Lifecycle):
     ) -> Awaitable[None] | None:
         """Set the size of a group of workers, in one of these units; rounded up to whole jobs. Ends its adaptive scaling.
 
+        Data moves to the jobs that stay. Where none is left, after ``scale(0)``, it is lost.
+
         Parameters
         ----------
         n : int, optional
@@ -120,6 +122,8 @@ class GPUCluster(Lifecycle):
         worker_group: str = DEFAULT,
     ) -> GPUAdaptive:
         """Let the work decide the size of a group of workers, in whole jobs; see `hpcgpu.policy`.
+
+        Jobs stay while they are needed to hold results that clients still want.
 
         Parameters
         ----------
@@ -234,7 +238,7 @@ class GPUCluster(Lifecycle):
         self._resize(group, Limits(maximum=target, fixed=True), None)
 
     def delete_worker_group(self, name: str) -> None:
-        """Give up all jobs of a group, and the group.
+        """Give up all jobs of a group, and the group. A job whose data fits nowhere else stays until the data is released.
 
         Parameters
         ----------

@@ -90,6 +90,9 @@ class WorkerGroup:
             workers=len(job.workers),
             processing=job.processing,
             nbytes=job.nbytes,
+            wanted=job.wanted,
+            actors=job.actors,
+            memory=job.memory,
             idle_since=job.idle_since,
             retiring=job.leaving,
         )
@@ -146,6 +149,9 @@ class WorkerGroup:
             loads = [workers[name] for name in job.workers.values() if name in workers]
             job.processing = sum(load["processing"] for load in loads)
             job.nbytes = sum(load["nbytes"] for load in loads)
+            job.wanted = sum(load["wanted"] for load in loads)
+            job.actors = sum(load["actors"] for load in loads)
+            job.memory = sum(load["memory_limit"] or math.inf for load in loads)
             job.worked = job.worked or bool(job.processing or job.nbytes)
             job.complete = job.complete or len(job.workers) >= self.options.workers_per_job  # one may be lost for good later
             job.idle_since = (job.idle_since or now) if job.complete and job.workers and not job.processing else None

@@ -411,8 +411,10 @@ class WorkerJob(Job):
         It was chosen to be given up.
     retired : set of str
         Addresses of its workers that were told to take no more tasks.
-    processing, nbytes : int
-        Tasks that its workers have, and bytes that they hold.
+    processing, nbytes, wanted, actors : int
+        Tasks that its workers have, bytes that they hold, those of them that somebody still wants, and actors that live on them.
+    memory : float
+        Bytes that its workers may use; infinite without a limit.
     worked : bool
         Whether its workers have had tasks or data.
     idle_since : float or None
@@ -444,6 +446,9 @@ class WorkerJob(Job):
         self.wait_known = False
         self.processing = 0
         self.nbytes = 0
+        self.wanted = 0
+        self.actors = 0
+        self.memory = 0.0
         self.worked = False
         self.idle_since: float | None = None
         self.complete = False

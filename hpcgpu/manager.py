@@ -60,7 +60,8 @@ _HEARTBEAT = 10.0
 class Leaving(enum.Enum):
     """Why a job is given up, which says what becomes of data that fits nowhere else."""
 
-    UNWANTED = "it stays, unless nobody else is there at all"
+    UNWANTED = "it stays"
+    ZERO = "the user asked for no jobs at all: it is lost where no other worker is there, else it stays"
     WALLTIME = "it stays as long as it can"
     BUDGET = "it is lost"
 
@@ -181,7 +182,8 @@ class Manager(SpecCluster):  # type: ignore[misc]
             if decision.over:
                 self._give_up(names, deadline=now + _BUDGET_END, why=Leaving.BUDGET)
             else:
-                self._give_up(names, deadline=None, why=Leaving.UNWANTED)
+                zero = group.limits.fixed and not group.limits.maximum and group not in self._deleted
+                self._give_up(names, deadline=None, why=Leaving.ZERO if zero else Leaving.UNWANTED)
         self._submit_planned()
 
     def _plan_job(self, group: WorkerGroup) -> None:
@@ -280,7 +282,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
             running = [job for job in jobs if job not in waiting]
             kept = await move_data(self.scheduler_comm, running) if self.scheduler_comm is not None else []
             others = set(self.scheduler_info["workers"]) - {address for job in running for address in job.workers}
-            loses = why is Leaving.BUDGET or (why is Leaving.UNWANTED and not others)
+            loses = why is Leaving.BUDGET or (why is Leaving.ZERO and not others)
             if loses:
                 kept = []
             self._keep(kept, why)
@@ -336,10 +338,14 @@ class Manager(SpecCluster):  # type: ignore[misc]
         if not jobs:
             return
         self._stay(jobs)
-        if why is not Leaving.WALLTIME:
-            names = ", ".join(job.name for job in jobs)
-            self._warn(f"jobs {names} stay: their data fits nowhere else. Free some of it, and scale again")
         now = time.time()
+        for job in jobs if why is not Leaving.WALLTIME else ():
+            if job.group.adaptive is not None:  # data that somebody came to want since the decision: the next one knows of it
+                job.group.adaptive.note(f"job {job.name} stays: its data fits nowhere else", now=now)
+            elif job.group in self._deleted:
+                self._warn(f"job {job.name} of the deleted group {job.group.name} stays until its data is released: it fits nowhere else")
+            else:
+                self._warn(f"job {job.name} stays: its data fits nowhere else. Free some of it, and scale again")
         for job in jobs:
             job.retry_at, job.idle_since = now + (_RETRY_DELETED if job.group in self._deleted else _RETRY_LEAVING), None
             if job.group.limits.fixed and why is not Leaving.WALLTIME and job.group not in self._deleted:

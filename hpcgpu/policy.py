@@ -20,6 +20,8 @@ _KEEP_MOST = 30.0
 _USEFUL = 300.0
 #: Jobs begin to retire so long before the budget ends.
 _BUDGET_MARGIN = 30.0
+#: Share of the memory of the jobs that stay which wanted data may fill. From 60 % on another job is wished for.
+_HOLD_SHARE = 0.5
 #: So many waits are remembered in an estimate.
 _RECENT_WAITS = 10
 
@@ -42,6 +44,12 @@ class JobView:
         Tasks that its workers have.
     nbytes : int
         Bytes that its workers hold.
+    wanted : int
+        Those of them that a client, or a task that is not computed yet, still needs.
+    actors : int
+        Actors that live on its workers. They cannot move.
+    memory : float
+        Bytes that its connected workers may use; infinite without a limit.
     idle_since : float or None
         Since when all its workers are there and have nothing to do.
     retiring : bool
@@ -55,6 +63,9 @@ class JobView:
     workers: int = 0
     processing: int = 0
     nbytes: int = 0
+    wanted: int = 0
+    actors: int = 0
+    memory: float = 0.0
     idle_since: float | None = None
     retiring: bool = False
 
@@ -227,11 +238,16 @@ def decide(
             why = f"the budget of {limits.gpu_seconds / 3600:g} GPU hours is used up ({past.gpu_seconds / 3600:.2f})"
             cancel, retire = _parted(staying)
             return Decision(target=0, cancel=cancel, retire=retire, reason=why, over=True)
-    wish, why = _wish(demand, limits)
     # Who leaves before a replacement could be there is not counted, so that the replacement is asked for in time.
     lasting = [job for job in staying if job.leaves is None or job.leaves - (wait or 0.0) > now]
+    holders = 0 if limits.fixed else _holders(jobs, lasting)
+    wish, why = _wish(demand, limits)
+    if holders > wish:
+        wish = max(wish, min(holders, limits.maximum))
+        why += f"; {_what_is_wanted(jobs)}: kept on {holders} job{'s' * (holders > 1)}"
     if wish > len(lasting):
-        submit, why_not = _submit(wish - len(lasting), staying, demand, limits, past, wait, now=now)
+        for_data = min(holders, wish) - len(lasting)
+        submit, why_not = _submit(wish - len(lasting), for_data, staying, demand, limits, past, wait, now=now)
         leaving = len(staying) - len(lasting)
         reason = f"{why}; {len(staying)} there" + (f", {leaving} of them near their end" if leaving else "")
         return Decision(target=wish, submit=submit, reason=reason + (f"; {why_not}" if why_not else f"; asking for {submit}"))
@@ -243,7 +259,7 @@ def decide(
     surplus = len(lasting) - wish
     if surplus <= 0:
         return Decision(target=wish, reason=f"{why}; {len(staying)} there")
-    return _shrink(surplus, wish, why, lasting, limits, memory, keep_time(limits, wait), now)
+    return _shrink(surplus, wish, why, jobs, lasting, limits, memory, keep_time(limits, wait), now)
 
 
 def _wish(demand: Demand, limits: Limits) -> tuple[int, str]:
@@ -256,10 +272,59 @@ def _wish(demand: Demand, limits: Limits) -> tuple[int, str]:
     return wish, why
 
 
+def _holders(jobs: Sequence[JobView], lasting: Sequence[JobView]) -> int:
+    """Return how many jobs are needed for the data that is still wanted, and for actors: as few as can hold it.
+
+    Parameters
+    ----------
+    jobs : sequence of JobView
+        All that have not ended: also those that leave hold data.
+    lasting : sequence of JobView
+        Those that stay.
+    """
+    wanted, stay = sum(job.wanted for job in jobs), {job.name for job in lasting}
+    # What leaves is counted last, in place of the job that is to come for it.
+    models = sorted((job for job in jobs if job.memory), key=lambda job: (job.name not in stay, not job.actors, -job.memory))
+    count, room = 0, 0.0
+    for job in models:
+        if room * _HOLD_SHARE >= wanted and not (job.name in stay and job.actors):
+            break
+        count, room = count + 1, room + job.memory
+    return count
+
+
+def _what_is_wanted(jobs: Sequence[JobView]) -> str:
+    """Return what jobs are kept for, in words."""
+    wanted, actors = sum(job.wanted for job in jobs), sum(job.actors for job in jobs)
+    parts = [f"{_amount(wanted)} that clients still want"] if wanted else []
+    if actors:
+        parts.append(f"{actors} actor{'s' * (actors > 1)}")
+    return " and ".join(parts)
+
+
+def _amount(nbytes: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def _dispensed(idle: Iterable[JobView], jobs: Sequence[JobView], lasting: Sequence[JobView], most: int) -> list[JobView]:
+    """Return which idle jobs go, `most` at most: none that has actors, nor one whose wanted data the others could not hold."""
+    wanted = sum(job.wanted for job in jobs)
+    staying, gone = {job.name: job.memory for job in lasting}, list[JobView]()
+    for job in sorted(idle, key=lambda job: (job.wanted, _dispensable(job))):
+        room = sum(memory for name, memory in staying.items() if name != job.name)
+        if len(gone) < most and not job.actors and (not wanted or room * _HOLD_SHARE >= wanted):
+            gone.append(job)
+            del staying[job.name]
+    return gone
+
+
 def _submit(
-    missing: int, staying: Sequence[JobView], demand: Demand, limits: Limits, past: Past, wait: float | None, *, now: float
+    missing: int, for_data: int, staying: Sequence[JobView], demand: Demand, limits: Limits, past: Past, wait: float | None, *, now: float
 ) -> tuple[int, str]:
-    """Return how many jobs to ask for, and why none if none."""
+    """Return how many jobs to ask for, and why none if none; `for_data` of those that are missing are to take over wanted data."""
     if past.paused:
         return 0, f"paused: {past.paused}"
     if past.full:
@@ -278,14 +343,24 @@ def _submit(
             return 0, f"the budget of {limits.gpu_seconds / 3600:g} GPU hours has no room for another"
     running = sum(job.workers > 0 for job in staying)
     if not limits.fixed and len(staying) >= limits.minimum and running and wait is not None and wait > demand.seconds:
+        if for_data > 0:
+            return min(missing, for_data), ""
         return 0, f"the work will be done in {demand.seconds:.0f} s, a job waits about {wait:.0f} s"
     return missing, ""
 
 
 def _shrink(
-    surplus: int, wish: int, why: str, lasting: Sequence[JobView], limits: Limits, memory: Memory, keep: float, now: float
+    surplus: int,
+    wish: int,
+    why: str,
+    jobs: Sequence[JobView],
+    lasting: Sequence[JobView],
+    limits: Limits,
+    memory: Memory,
+    keep: float,
+    now: float,
 ) -> Decision:
-    """Give up what has been too much for long enough: waiting jobs first, then idle ones."""
+    """Give up what has been too much for long enough: waiting jobs first, then idle ones that the wanted data does not need."""
     since = min(now, memory.surplus_since) if memory.surplus_since is not None else now
     pending = sorted((job for job in lasting if job.pending), key=_dispensable)
     patient = now - since < keep
@@ -294,14 +369,14 @@ def _shrink(
         return Decision(target=wish, reason=reason, memory=Memory(since))
     cancel = pending[:surplus]
     idle = [job for job in lasting if job.idle_since is not None and now - job.idle_since >= keep and not job.processing]
-    retire = sorted(idle, key=_dispensable)[: surplus - len(cancel)]
+    retire = _dispensed(idle, jobs, lasting, surplus - len(cancel))
     reason = f"{why}; {len(lasting)} there"
     if cancel:
         reason += f"; cancelling {len(cancel)} that wait"
     if retire:
         reason += f"; giving up {len(retire)} that had nothing to do for {keep:.0f} s"
     if not cancel and not retire:
-        reason += "; none of them idle for long enough"
+        reason += "; none of them can go without its data" if idle else "; none of them idle for long enough"
     return Decision(
         target=wish,
         cancel=tuple(job.name for job in cancel),
@@ -311,15 +386,16 @@ def _shrink(
     )
 
 
-def _dispensable(job: JobView) -> tuple[bool, bool, bool, float, int, int, float, float]:
+def _dispensable(job: JobView) -> tuple[bool, bool, bool, bool, float, int, int, float, float]:
     """Sort key: what is given up first costs least.
 
     Waiting jobs, youngest first; then those whose workers are not there yet; then idle ones, longest idle first, fewest bytes, least
-    walltime left; then those with the fewest tasks.
+    walltime left; then those with the fewest tasks. Jobs with actors last: they can hardly go.
     """
     return (
         not job.pending,
         job.workers > 0,
+        job.actors > 0,
         job.idle_since is None,
         job.idle_since or 0.0,
         job.processing,

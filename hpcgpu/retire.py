@@ -30,7 +30,7 @@ async def move_data(scheduler: Any, jobs: Collection[WorkerJob]) -> list[WorkerJ
             moved |= (await scheduler.retire_workers(names=list(coming.values()), close_workers=False, remove=False)).keys()
             for job in jobs:
                 job.retired |= asked & job.workers.keys()
-    except OSError:  # without the scheduler the data is lost anyway
+    except OSError:  # the network, or a busy scheduler: `close_finished` asks again before any worker is closed
         return []
     stuck = [job for job in jobs if any(address in asked and address not in moved for address in job.workers)]
     await _resume(scheduler, stuck)

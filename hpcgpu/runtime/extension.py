@@ -27,7 +27,7 @@ from hpcgpu.runtime import hostcopy
 from hpcgpu.runtime.unattended import Unattended
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
+    from distributed.scheduler import Scheduler, WorkerState
 
 __all__ = ["Extension", "install"]
 
@@ -35,6 +35,8 @@ logger = logging.getLogger("distributed.hpcgpu")
 
 #: So many tasks that no worker can run are looked at one by one; the rest is taken to be like them.
 _SAMPLE = 2000
+#: The same of results that workers hold, all workers together: about 10 ms of the event loop.
+_SAMPLE_HELD = 20_000
 #: Seconds for which the tasks of a lost worker may still be charged with its loss.
 _CHARGEABLE = 600.0
 #: Seconds that the first manager may take to be heard, before its lease begins.
@@ -159,15 +161,19 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         Returns
         -------
         dict
-            ``workers``: by name, tasks it has (``processing``), seconds they will take (``occupancy``), ``nbytes``, ``nthreads`` and
-            ``memory_limit``. ``waiting``: a list of work that no worker has yet, with the ``resources`` that each task needs, ``tasks``
+            ``workers``: by name, tasks it has (``processing``), seconds they will take (``occupancy``), ``nbytes``, those of them that
+            are ``wanted``, ``actors``, ``nthreads`` and ``memory_limit`` (0: none). ``waiting``: a list of work that no worker has yet,
+            with the ``resources`` that each task needs, ``tasks``
             and ``seconds``.
         """
+        sample = math.ceil(_SAMPLE_HELD / max(1, len(self.scheduler.workers)))
         workers = {
             str(ws.name): {
                 "processing": len(ws.processing),
                 "occupancy": ws.occupancy,
                 "nbytes": ws.nbytes,
+                "wanted": _wanted(ws, sample),
+                "actors": len(ws.actors),
                 "nthreads": ws.nthreads,
                 "memory_limit": ws.memory_limit,
             }
@@ -277,3 +283,14 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         logger.error("Task %s marked as failed because %d workers died while trying to run it", ts.key, ts.suspicious)
         recommendations = self.scheduler.transition(ts.key, "erred", exception=pickle.dumps(error), cause=ts.key, stimulus_id=stimulus)
         self.scheduler.transitions(recommendations, stimulus)
+
+
+def _wanted(worker: WorkerState, at_most: int) -> int:
+    """Return the bytes that a worker holds, in memory or spilled, and that somebody wants; its share of what several workers hold.
+
+    Clients want futures and persisted collections. Published datasets, variables and queues have clients of their own in the scheduler.
+    Tasks that are not computed yet want what they depend on. `at_most` results are looked at.
+    """
+    sample = list(itertools.islice(worker.has_what, at_most))
+    wanted = sum(max(1, ts.get_nbytes()) / max(1, len(ts.who_has or ())) for ts in sample if ts.who_wants or ts.waiters)
+    return math.ceil(wanted * len(worker.has_what) / len(sample)) if sample else 0

@@ -127,7 +127,8 @@ def test_a_job_that_lost_a_worker_for_good_can_still_be_idle(tmp_path: Path) -> 
     group = WorkerGroup("default", resolve("slurm", {"gpus_per_node": 2}).worker, tmp_path / "worker.sbatch", 2)
     job: Any = SimpleNamespace(alive=True, workers={"a": "demo-0-0"}, complete=False, idle_since=None, processing=0, nbytes=0, worked=False)
     group.jobs.append(job)
-    load = {"demo-0-0": {"processing": 0, "nbytes": 0}, "demo-0-1": {"processing": 0, "nbytes": 0}}
+    nothing = {"processing": 0, "nbytes": 0, "wanted": 0, "actors": 0, "memory_limit": 0}
+    load = {"demo-0-0": nothing, "demo-0-1": nothing}
     group.take_load(load, now=1.0)
     assert job.idle_since is None, "its other worker is still to come"
     job.workers["b"] = "demo-0-1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,8 @@ settings.register_profile("policy", deadline=None, derandomize=True, max_example
 settings.load_profile("policy")
 
 TICK = 5.0
+#: Memory of a simulated job.
+MEMORY = 100
 
 
 @dataclass
@@ -30,6 +33,8 @@ class SimulatedJob:
     busy: bool = False
     retiring: bool = False
     ends_at: float | None = None
+    wanted: int = 0
+    actors: int = 0
 
     def view(self) -> JobView:
         leaves = self.ends_at - 30.0 if self.ends_at is not None else None
@@ -40,6 +45,9 @@ class SimulatedJob:
             leaves=leaves,
             workers=0 if self.started is None else 1,
             processing=int(self.busy),
+            wanted=self.wanted,
+            actors=self.actors,
+            memory=0 if self.started is None else MEMORY,
             idle_since=self.idle_since,
             retiring=self.retiring,
         )
@@ -59,6 +67,7 @@ class Site:
     memory: Memory = field(default_factory=Memory)
     decisions: list[tuple[float, Decision]] = field(default_factory=list)
     submits: int = 0
+    lost: int = 0
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -73,7 +82,10 @@ class Site:
                 job.ends_at = self.now + job.walltime if job.walltime is not None else None
                 self.past = replace(self.past, waits=(*self.past.waits, self.now - job.submitted))
             if job.ends_at is not None and self.now >= job.ends_at - 30.0:
-                self.jobs.remove(job)  # its workers have retired
+                if job.wanted and self.running() == [job] and self.now < job.ends_at:
+                    continue  # its data fits nowhere else: it stays as long as it can
+                self.leave(job)  # its workers have retired
+                self.lost += 0 if self.running() else job.wanted
             elif job.started is not None and not job.retiring:
                 running += 1
                 job.busy = running <= demand
@@ -87,12 +99,32 @@ class Site:
         self.check(views, decision)
         by_name = {job.name: job for job in self.jobs}
         for name in (*decision.cancel, *decision.retire):
-            self.jobs.remove(by_name[name])
+            self.leave(by_name[name])
         for _ in range(decision.submit):
             wait = self.random.uniform(0, self.longest_wait)
             self.jobs.append(SimulatedJob(f"j{self.submits}", self.now, wait, self.walltime))
             self.submits += 1
         return decision
+
+    def running(self) -> list[SimulatedJob]:
+        return [job for job in self.jobs if job.started is not None and not job.retiring]
+
+    def leave(self, job: SimulatedJob) -> None:
+        """Let a job go; its data moves to the job that holds least, if there is one."""
+        self.jobs.remove(job)
+        if job.wanted and (others := self.running()):
+            min(others, key=lambda other: other.wanted).wanted += job.wanted
+
+    def produce(self, nbytes: int, actors: int = 0) -> None:
+        """Let a job hold more data that is wanted, and actors."""
+        if running := self.running():
+            job = self.random.choice(running)
+            job.wanted, job.actors = job.wanted + nbytes, job.actors + actors
+
+    def release(self) -> None:
+        """Let nobody want anything any more."""
+        for job in self.jobs:
+            job.wanted = job.actors = 0
 
     def check(self, views: list[JobView], decision: Decision) -> None:
         """What must hold of every decision."""
@@ -110,6 +142,9 @@ class Site:
             return
         if not self.limits.fixed:
             assert not any(by_name[name].processing for name in decision.retire), "a busy job is given up"
+            assert not any(by_name[name].actors for name in decision.retire), "a job is given up whose actors cannot move"
+            if decision.retire and (wanted := sum(view.wanted for view in views)):
+                assert 0.5 * sum(view.memory for view in lasting) >= wanted, "data is wanted that the jobs that stay cannot hold"
             if self.limits.backlog is not None and decision.submit:
                 assert sum(view.pending for view in staying) + decision.submit <= self.limits.backlog
         if decision.retire:
@@ -141,6 +176,52 @@ def test_what_must_hold_holds_in_any_history(site: Site, load: list[tuple[int, i
     for demand, ticks in load:
         for _ in range(ticks):
             site.tick(demand)
+
+
+@given(sites, demands, st.lists(st.tuples(st.integers(0, 90), st.sampled_from([0, 0, 0, 1]), st.booleans()), min_size=12, max_size=12))
+def test_adaptive_scaling_never_gives_up_wanted_data(site: Site, load: list[tuple[int, int]], data: list[tuple[int, int, bool]]) -> None:
+    site.walltime = None
+    for (demand, ticks), (nbytes, actors, released) in zip(load, data, strict=False):
+        if released:
+            site.release()
+        site.produce(nbytes, actors)
+        before = sum(job.wanted for job in site.jobs)
+        for _ in range(ticks):
+            site.tick(demand)
+        assert sum(job.wanted for job in site.jobs) == before
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 4), st.integers(1, 6), st.lists(st.integers(0, 90), min_size=1, max_size=6), st.integers(0, 10**6))
+def test_without_work_as_few_jobs_stay_as_can_hold_the_data(minimum: int, more: int, data: list[int], seed: int) -> None:
+    limits = Limits(minimum=minimum, maximum=minimum + more)
+    site = Site(limits, seed, 10.0)
+    for _ in range(20):
+        site.tick(limits.maximum)
+    for nbytes in data:
+        site.produce(nbytes)
+    for _ in range(100):
+        site.tick(0)
+    needed = min(limits.maximum, math.ceil(sum(data) / (0.5 * MEMORY)))
+    assert len(site.jobs) == max(minimum, needed)
+    assert site.submits == limits.maximum, "jobs were asked for again"
+    site.release()
+    for _ in range(100):
+        site.tick(0)
+    assert len(site.jobs) == minimum
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 40), st.sampled_from([0.0, 10.0, 25.0]), st.integers(0, 10**6))
+def test_a_job_whose_walltime_ends_is_replaced_for_the_data_that_it_holds(nbytes: int, longest_wait: float, seed: int) -> None:
+    site = Site(Limits(maximum=2), seed, longest_wait, walltime=600.0)
+    while not site.running():
+        site.tick(1, seconds=0.0)
+    site.produce(nbytes)
+    for _ in range(500):
+        site.tick(0, seconds=0.0)
+    assert not site.lost and sum(job.wanted for job in site.jobs) == nbytes
+    assert site.submits <= 6, "one job after the other"
 
 
 @given(sites, demands, st.lists(st.sampled_from(["pause", "full", "back off", "go on"]), min_size=1, max_size=12))
@@ -287,6 +368,39 @@ def test_who_goes_first_costs_least() -> None:
         order.append(gone)
         jobs = [job for job in jobs if job.name != gone]
     assert order == ["young", "old", "idle for long", "little walltime", "much data", "busy"]
+
+
+def test_what_clients_still_want_keeps_as_few_jobs_as_can_hold_it_and_the_reason_says_so() -> None:
+    def holder(name: str, wanted: int, **more: float) -> JobView:
+        return idle(name, since=0.0, nbytes=wanted, wanted=wanted, memory=10e9, **more)
+
+    two = [holder("a", 1 * 10**9), holder("b", 10**9)]
+    decision = decide(two, Demand(), SIXTEEN, Past(), now=100.0)
+    assert decision.retire == ("a",) and decision.target == 1
+    assert decision.reason.startswith("there is no work; 2 GB that clients still want: kept on 1 job; 2 there")
+    last = decide([holder("b", 2 * 10**9)], Demand(), SIXTEEN, Past(), now=100.0)
+    assert not last.acts and last.reason == "there is no work; 2 GB that clients still want: kept on 1 job; 1 there"
+    full = [holder("a", 4 * 10**9), holder("b", 4 * 10**9)]
+    assert not decide(full, Demand(), SIXTEEN, Past(), now=100.0).acts, "one could not hold it"
+    assert decide([*full, holder("c", 0)], Demand(), SIXTEEN, Past(), now=100.0).retire == ("c",)
+    above = decide(full, Demand(), Limits(maximum=1), Past(), now=100.0)
+    assert not above.acts and "none of them can go without its data" in above.reason
+    moving = [holder("a", 4 * 10**9, retiring=True), holder("b", 0), holder("c", 4 * 10**9)]
+    assert not decide(moving, Demand(), SIXTEEN, Past(), now=100.0).acts, "what a job that leaves holds needs room too"
+    unlimited = [idle(name, since=0.0, wanted=10**12, memory=math.inf) for name in "ab"]
+    assert decide(unlimited, Demand(), SIXTEEN, Past(), now=100.0).retire == ("a",)
+    nobody_wants = [idle("a", since=0.0, nbytes=10**9, memory=10e9)]
+    assert decide(nobody_wants, Demand(), SIXTEEN, Past(), now=100.0).retire == ("a",)
+    budget = Limits(maximum=16, gpu_seconds=3600.0)
+    assert decide(two, Demand(), budget, Past(gpu_seconds=3600.0), now=100.0).retire == ("a", "b")
+    assert decide(two, Demand(), Limits(maximum=0, fixed=True), Past(), now=100.0).retire == ("a", "b")
+
+
+def test_a_job_with_actors_stays_and_others_go() -> None:
+    jobs = [idle("a", since=0.0, actors=1, memory=10e9), idle("b", since=50.0, wanted=10, memory=10e9)]
+    decision = decide(jobs, Demand(), SIXTEEN, Past(), now=100.0)
+    assert decision.retire == ("b",) and "10 B that clients still want and 1 actor: kept on 1 job" in decision.reason
+    assert decide(jobs, Demand(), Limits(maximum=1, fixed=True), Past(), now=100.0).retire == ("b",)
 
 
 def test_the_backlog_bounds_what_waits() -> None:

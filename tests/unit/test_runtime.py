@@ -25,7 +25,7 @@ from hpcgpu.batch.slurm import Slurm
 from hpcgpu.directory import ClusterDirectory, ClusterExists, Contact
 from hpcgpu.fabric.choice import Node
 from hpcgpu.runtime import devices, launch
-from hpcgpu.runtime.extension import Extension
+from hpcgpu.runtime.extension import Extension, _wanted
 from hpcgpu.runtime.launch import LaunchError, lifetime, visible_gpus, wait_for_scheduler
 
 UUIDS = "GPU-1b9e,MIG-77aa"
@@ -205,6 +205,19 @@ def test_dask_cuda_still_needs_that() -> None:
     assert [nvml_device_index(i, cuda_visible_devices(i, range(4))) for i in range(4)] == [0, 2, 0, 2]
     source = inspect.getsource(CUDAWorker.__init__)
     assert source.count("nvml_device_index(i, cuda_visible_devices(i))") == 2, "fixed upstream? then remove hpcgpu/runtime/devices.py"
+
+
+def test_the_load_tells_the_bytes_that_somebody_wants_each_once() -> None:
+    def result(*, wants: int = 0, waits: int = 0, copies: int = 1) -> Any:
+        return SimpleNamespace(who_wants=["client"] * wants, waiters=["task"] * waits, who_has=range(copies), get_nbytes=lambda: 100)
+
+    held = [result(wants=1), result(waits=1), result(wants=2, copies=2), result()]
+    worker: Any = SimpleNamespace(has_what=[])
+    assert _wanted(worker, 1000) == 0
+    worker.has_what = held
+    assert _wanted(worker, 1000) == 250, "the half of what another worker holds too"
+    worker.has_what = held * 1000
+    assert _wanted(worker, 400) == 250_000, "a sample stands for all"
 
 
 async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is_late_enough() -> None:

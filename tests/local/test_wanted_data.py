@@ -1,0 +1,228 @@
+"""Adaptive scaling and what clients still want: jobs that hold it stay, as few as can hold it; nothing is computed twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, Queue, Variable
+
+from hpcgpu import LocalGPUCluster
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.manager import Leaving
+from tests.conftest import live, told
+from tests.local.test_adaptive import ADAPT
+from tests.local.test_cluster import CPU
+
+Until = Callable[..., None]
+
+
+def functions() -> tuple[Callable[[int, str], int], type]:
+    """Functions of a function, which travel by value: schedulers and workers cannot import this file."""
+
+    def counted(index: int, file: str) -> int:
+        with open(file, "a") as executions:
+            executions.write(f"{index}\n")
+        time.sleep(0.5)
+        return index
+
+    class Counter:
+        def __init__(self) -> None:
+            self.n = 0
+
+        def increment(self) -> int:
+            self.n += 1
+            return self.n
+
+    return counted, Counter
+
+
+counted, Counter = functions()
+
+
+class Holders:
+    """Everything by which something can be wanted: each method begins it and returns what ends it."""
+
+    def __init__(self, cluster: LocalGPUCluster, client: Client, file: Path) -> None:
+        self.cluster = cluster
+        self.client = client
+        self.file = file
+        self.count = 0
+
+    def result(self, client: Client | None = None) -> Any:
+        self.count += 1
+        future = (client or self.client).submit(counted, self.count, file=str(self.file))
+        future.result()
+        return future
+
+    def future(self) -> Callable[[], object]:
+        return self.result().release  # type: ignore[no-any-return]
+
+    def persisted_collection(self) -> Callable[[], object]:
+        self.count += 1
+        collections = [self.client.persist(dask.delayed(counted)(self.count, file=str(self.file)))]
+        collections[0].compute()
+        return collections.clear
+
+    def published_dataset(self) -> Callable[[], object]:
+        future = self.result()
+        self.client.publish_dataset(future, name="dataset")
+        future.release()
+        return lambda: self.client.unpublish_dataset("dataset")
+
+    def variable(self) -> Callable[[], object]:
+        variable, future = Variable("variable", client=self.client), self.result()
+        variable.set(future)
+        future.release()
+        return variable.delete  # type: ignore[no-any-return]
+
+    def queue(self) -> Callable[[], object]:
+        queue, future = Queue("queue", client=self.client), self.result()
+        queue.put(future)
+        future.release()
+        return lambda: queue.get().release()
+
+    def task_that_waits(self) -> Callable[[], object]:
+        future = self.result()
+        waiting = self.client.submit(str, future, resources={"NOBODY HAS IT": 1})
+        future.release()
+        return waiting.release  # type: ignore[no-any-return]
+
+    def actor(self) -> Callable[[], object]:
+        future = self.client.submit(Counter, actor=True)
+        counter = future.result()
+        assert counter.increment().result() == 1
+
+        def end() -> None:
+            nonlocal counter
+            assert counter.increment().result() == 2, "the actor was lost"
+            counter = None
+            future.release()
+
+        return end
+
+    def another_client(self) -> Callable[[], object]:
+        client = Client(self.cluster)
+        self.result(client)  # wanted until that client is gone
+        self.kept = self.result(client)
+        return client.close  # type: ignore[no-any-return]
+
+
+def worker_jobs(cluster: LocalGPUCluster) -> int:
+    """Worker jobs that were ever submitted."""
+    return sum(job.kind == "worker" for job in cluster.jobs)
+
+
+def decisions(cluster: LocalGPUCluster, until: Until, count: int = 8) -> None:
+    """Wait until the policy has decided so many times more."""
+    group = cluster._groups["default"]
+    decided = 0
+    take = group.take_load
+
+    def counting(*arguments: Any, **more: Any) -> None:
+        nonlocal decided
+        take(*arguments, **more)
+        decided += 1
+
+    group.take_load = counting  # type: ignore[method-assign]
+    until(lambda: decided >= count, "the policy decides")
+    group.take_load = take  # type: ignore[method-assign]
+
+
+def test_results_that_a_client_holds_stay_on_one_job_until_they_are_released(queue: LocalQueue, home: Path, until: Until) -> None:
+    executions = home / "executions"
+    with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client:
+        adaptive = cluster.adapt(minimum_jobs=0, maximum_jobs=2, **ADAPT)
+        futures = client.map(counted, range(20), file=str(executions))
+        assert client.gather(futures) == list(range(20))
+        submitted = worker_jobs(cluster)
+        until(lambda: len(live(queue)) == 2, "one of the jobs goes")
+        assert "that clients still want: kept on 1 job" in adaptive.state.reason
+        decisions(cluster, until)
+        assert len(live(queue)) == 2, "the job that holds the results went"
+        assert client.gather(futures) == list(range(20))
+        assert sorted(map(int, executions.read_text().split())) == list(range(20)), "results were lost, and computed again"
+        assert worker_jobs(cluster) == submitted, "jobs were submitted again"
+        del futures
+        until(lambda: not cluster.workers and len(live(queue)) == 1, "all jobs go once the results are released")
+        assert adaptive.state.reason.startswith("there is no work")
+
+
+def test_whatever_is_wanted_by_somebody_keeps_its_job(queue: LocalQueue, home: Path, until: Until) -> None:
+    executions = home / "executions"
+    with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client:
+        adaptive = cluster.adapt(minimum_jobs=0, maximum_jobs=1, **ADAPT)
+        holders = Holders(cluster, client, executions)
+        kinds = [
+            *(holders.future, holders.persisted_collection, holders.published_dataset, holders.variable, holders.queue),
+            *(holders.task_that_waits, holders.actor, holders.another_client),
+        ]
+        holds = list[Callable[[], object]]()
+        for hold in kinds:
+            holds.append(hold())
+            for release in holds[:-1]:
+                release()
+            del holds[:-1]
+            decisions(cluster, until, 5)
+            assert [job.state for job in cluster.jobs if job.kind == "worker"] == ["running"], f"{hold.__name__} does not keep its job"
+            kept = "1 actor" if hold == holders.actor else "that clients still want"
+            until(lambda kept=kept: f"{kept}: kept on 1 job" in adaptive.state.reason, "the reason says why")
+        holds.pop()()
+        until(lambda: len(live(queue)) == 1, "the job goes once nobody wants anything")
+        done = sorted(map(int, executions.read_text().split()))
+        assert done == list(range(1, holders.count + 1)), "something was computed twice"
+
+
+def test_data_that_came_to_be_wanted_after_the_decision_stays_and_an_explicit_zero_gives_it_up(
+    queue: LocalQueue, home: Path, until: Until, recwarn: pytest.WarningsRecorder
+) -> None:
+    with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client:
+        adaptive = cluster.adapt(minimum_jobs=0, maximum_jobs=1, **ADAPT)
+        future = client.submit(counted, 1, file=str(home / "executions"))
+        assert future.result() == 1
+        [name] = cluster.workers
+        cluster.loop.add_callback(lambda: cluster._give_up([name], deadline=None, why=Leaving.UNWANTED))
+        until(lambda: any(f"job {name} stays: its data fits nowhere else" in text for _, text in adaptive.log), "it stays")
+        assert not [warning for warning in recwarn if "fits nowhere" in str(warning.message)], "nothing is wrong"
+        until(lambda: "kept on 1 job" in adaptive.state.reason, "it is kept")
+        assert future.result() == 1 and (home / "executions").read_text() == "1\n"
+        cluster.scale(jobs=0)
+        until(lambda: len(live(queue)) == 1, "the job goes with its data")
+
+
+def test_a_deleted_group_does_not_take_data_along_that_fits_nowhere_else(
+    queue: LocalQueue, home: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcgpu.manager._RETRY_DELETED", 1.0)
+    with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client:
+        cluster.add_worker_group("big", gpus_per_node=0, cores=1, jobs=1)
+        cluster.wait_for_workers(1)
+        future = client.submit(counted, 1, file=str(home / "executions"))
+        assert future.result() == 1
+        with told("of the deleted group big stays until its data is released: it fits nowhere else"):
+            cluster.delete_worker_group("big")
+        assert future.result() == 1 and (home / "executions").read_text() == "1\n"
+        future.release()
+        until(lambda: len(live(queue)) == 1, "the job goes once its data is released")
+
+
+def test_a_blip_of_the_network_while_data_moves_loses_none(queue: LocalQueue, home: Path, until: Until) -> None:
+    with LocalGPUCluster(**CPU, jobs=2) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(2)
+        futures = client.scatter(list(range(10)))
+        until(lambda: len([held for held in client.has_what().values() if held]) == 2, "both hold some")
+        retire, blips = cluster.scheduler_comm.retire_workers, [OSError("connection reset"), OSError("connection reset")]
+
+        async def flaky(**arguments: Any) -> Any:
+            if blips:
+                raise blips.pop()
+            return await retire(**arguments)
+
+        cluster.scheduler_comm.retire_workers = flaky
+        cluster.scale(jobs=1)
+        until(lambda: len(live(queue)) == 2, "a job goes")
+        assert not blips and client.gather(futures) == list(range(10))
