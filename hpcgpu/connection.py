@@ -21,6 +21,7 @@ from hpcgpu.clusters import locate
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.display.warn import warn
+from hpcgpu.fabric.certificates import CertificateError
 from hpcgpu.jobs import ClusterError, in_thread
 from hpcgpu.runtime.launch import answers
 
@@ -117,7 +118,7 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
     Raises
     ------
     ClusterError
-        It was closed, or its scheduler job has ended.
+        It was closed, its scheduler job has ended, or its certificate is not valid now.
     TimeoutError
         The time is over.
     """
@@ -130,8 +131,11 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
             if directory.closed:
                 raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
             contact = directory.contact()
-            if contact is not None and answers(contact, directory):
-                return contact
+            try:
+                if contact is not None and answers(contact, directory):
+                    return contact
+            except CertificateError as error:
+                raise ClusterError(str(error)) from error
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"the scheduler of cluster {name} was not there within {timeout:g} s: {_words(status, contact)}")
             if time.monotonic() - asked >= _POLL_INTERVAL:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import datetime
 import secrets
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcgpu.directory import ClusterDirectory
-from hpcgpu.fabric import authentication
+from hpcgpu.fabric import authentication, certificates
 
 if TYPE_CHECKING:
     from distributed.security import Security
 
-__all__ = ["create", "environment", "expired", "security"]
+__all__ = ["certificate_name", "create", "environment", "security", "trouble"]
 
 _CLOCK_SKEW = datetime.timedelta(days=1)
 #: How long the scheduler job may wait in the queue, and how long a scheduler without a walltime may live.
@@ -61,14 +62,20 @@ def create(directory: ClusterDirectory, walltime: float | None = None, *, waits:
     directory.write("tls/cert.pem", certificate.public_bytes(serialization.Encoding.PEM).decode())
 
 
-def expired(directory: ClusterDirectory, *, now: float) -> str:
-    """Return the day until which the certificate was valid; empty if it still is, or there is none."""
+def trouble(directory: ClusterDirectory, *, now: float) -> str:
+    """Return why the certificate cannot be used at this time by this machine's clock; empty if it can, or there is none."""
     from cryptography import x509
 
     if not directory.tls.is_dir():
         return ""
-    end = x509.load_pem_x509_certificate((directory.tls / "cert.pem").read_bytes()).not_valid_after_utc
-    return f"{end:%Y-%m-%d}" if end.timestamp() < now else ""
+    certificate = x509.load_pem_x509_certificate((directory.tls / "cert.pem").read_bytes())
+    begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+    return certificates.trouble(begin, end, now=now, host=socket.gethostname(), what=certificate_name(directory))
+
+
+def certificate_name(directory: ClusterDirectory) -> str:
+    """Return how messages name the certificate."""
+    return f"the certificate of cluster {directory.path.name}"
 
 
 def _files(tls: Path) -> dict[str, str]:

@@ -27,6 +27,7 @@ from hpcgpu.batch import batch_system
 from hpcgpu.connection import wait_for_contact
 from hpcgpu.directory import ClusterDirectory
 from hpcgpu.fabric import settings
+from hpcgpu.fabric.certificates import CertificateError
 from hpcgpu.jobs import ClusterError
 from hpcgpu.options import OptionError, Options, WorkerOptions, names, resolve
 from hpcgpu.runtime.launch import answers, make_credentials
@@ -215,7 +216,10 @@ class SlurmGPURunner:
         silent = 0
         while not self.directory.closed:
             contact = self.directory.contact()
-            silent = 0 if contact is not None and answers(contact, self.directory) else silent + 1
+            try:
+                silent = 0 if contact is not None and answers(contact, self.directory) else silent + 1
+            except CertificateError:
+                silent += 1
             if silent * _HEARTBEAT > self.options.worker.death_timeout:
                 break
             for _ in range(int(_HEARTBEAT)):

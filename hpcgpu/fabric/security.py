@@ -8,7 +8,7 @@ from typing import Any
 
 from distributed.security import Security
 
-from hpcgpu.fabric import authentication
+from hpcgpu.fabric import authentication, tls
 from hpcgpu.fabric.gpus import gpus_on_node
 
 __all__ = ["HAS_GPU", "ClusterSecurity"]
@@ -24,7 +24,7 @@ def _holds_gpu_objects() -> bool:
 
 
 class ClusterSecurity(Security):  # type: ignore[misc]
-    """Security that also authenticates UCX connections.
+    """Security that also authenticates UCX connections, and whose TLS connections are those of `hpcgpu.fabric.tls`.
 
     Parameters
     ----------
@@ -38,6 +38,7 @@ class ClusterSecurity(Security):  # type: ignore[misc]
         super().__init__(require_encryption=True, **files)
         self._ucx_key = ucx_key
         authentication.install()
+        tls.install()
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
         """Return the arguments of a connection in this role; a client's tell the other side whether it can hold GPU objects."""

@@ -30,7 +30,8 @@ from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, OwnJob
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Contact
-from hpcgpu.fabric import authentication, choice, interfaces
+from hpcgpu.fabric import authentication, certificates, choice, interfaces
+from hpcgpu.fabric.certificates import CertificateError
 from hpcgpu.fabric.gpus import gpus_on_node
 from hpcgpu.runtime import devices
 from hpcgpu.walltime import margin
@@ -100,7 +101,13 @@ def lifetime(remaining: float, asked: float | None = None) -> float:
 
 
 def answers(contact: Contact, directory: ClusterDirectory) -> bool:
-    """Whether the cluster's scheduler listens where the contact says; asked at the address for clients, which is TCP."""
+    """Whether the cluster's scheduler listens where the contact says; asked at the address for clients, which is TCP.
+
+    Raises
+    ------
+    CertificateError
+        The certificate has expired or is not yet valid, by the clock of this machine or of the scheduler's.
+    """
     scheme, _, location = contact.client.partition("://")
     host, _, port = location.rpartition(":")
     try:
@@ -111,7 +118,10 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
                 context.load_cert_chain(directory.tls / "cert.pem", directory.tls / "key.pem")
                 with context.wrap_socket(connection) as encrypted:
                     encrypted.unwrap()
-    except ssl.SSLError:
+    except ssl.SSLError as error:
+        what = credentials.certificate_name(directory)
+        if why := credentials.trouble(directory, now=time.time()) or certificates.refusal(error, location, what):
+            raise CertificateError(why) from error
         return True  # somebody is there; distributed says better what is wrong
     except OSError:
         return False
@@ -135,15 +145,18 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, patience
     Raises
     ------
     LaunchError
-        The scheduler job has ended, or the scheduler did not come in time.
+        The scheduler job has ended, the scheduler did not come in time, or the certificate is not valid now.
     """
     deadline = time.monotonic() + patience
     next_question = time.monotonic() + _FIRST_QUESTION
     pause, unknown = 0.1, 0
     while True:
         contact = directory.contact()
-        if contact is not None and answers(contact, directory):
-            return contact
+        try:
+            if contact is not None and answers(contact, directory):
+                return contact
+        except CertificateError as error:
+            raise LaunchError(str(error)) from error
         scheduler = next((s for s in directory.submits() if s.kind == "scheduler"), None)
         now = time.monotonic()
         if scheduler is not None and scheduler.job_id is not None and now >= next_question:
@@ -284,6 +297,7 @@ def become(command: Sequence[str]) -> None:
     assert flag == "-m", "the templates start Dask as a module"
     if "dask" in sys.modules:  # imported before the environment was complete
         sys.modules["dask"].config.refresh()
+    importlib.import_module("hpcgpu.fabric.tls").install()
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -334,8 +348,8 @@ def main(argv: Sequence[str]) -> None:
             )
         if directory.closed or (directory.encrypted and not directory.tls.is_dir()):
             raise LaunchError(f"the cluster of {directory.path} was closed: there is nothing to do")
-        if until := credentials.expired(directory, now=time.time()):
-            raise LaunchError(f"the certificate in {directory.tls} was valid until {until}: make a new cluster, or render its scripts anew")
+        if trouble := credentials.trouble(directory, now=time.time()):
+            raise LaunchError(trouble)
         batch = batch_system(arguments.system)
         own = batch.own_job(os.environ)
         if own is None:

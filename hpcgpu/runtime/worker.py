@@ -1,5 +1,5 @@
-"""Preload of worker processes: from its import on UCX connections are authenticated, pages ask for the dashboard's token, and clients
-without a GPU get host copies of results.
+"""Preload of worker processes: from its import on connections are those of `hpcgpu.fabric`, pages ask for the dashboard's token, and
+clients without a GPU get host copies of results.
 
 It also tells the scheduler what software and GPU the worker has.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hpcgpu import dashboard
 from hpcgpu.checks import environment
-from hpcgpu.fabric import authentication
+from hpcgpu.fabric import authentication, tls
 from hpcgpu.fabric.report import NODE
 from hpcgpu.runtime import hostcopy
 
@@ -24,6 +24,7 @@ __all__ = ["dask_setup"]
 
 authentication.install()
 dashboard.guard_servers_of_this_process()
+tls.install()
 hostcopy.register()
 
 

@@ -15,7 +15,7 @@ import stat
 import struct
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
@@ -33,6 +33,8 @@ from hpcgpu.batch.local import LocalQueue
 from hpcgpu.directory import ClusterDirectory
 from hpcgpu.fabric import interfaces
 from tests.local.test_cluster import CPU
+
+Until = Callable[..., None]
 
 
 @pytest.fixture
@@ -60,6 +62,33 @@ def _command(process: psutil.Process) -> list[str]:
         return list(process.cmdline())
     except psutil.Error:
         return []
+
+
+def test_every_process_makes_its_tls_connections_as_we_do(cluster: LocalGPUCluster) -> None:
+    def transport() -> str:
+        from distributed.comm.registry import backends
+
+        return type(backends["tls"]).__module__
+
+    ours = "hpcgpu.fabric.tls"
+    with Client(cluster) as client:
+        assert client.run_on_scheduler(transport) == ours
+        assert set(client.run(transport).values()) == {ours}, "worker"
+        assert set(client.run(transport, nanny=True).values()) == {ours}, "nanny"
+        assert transport() == ours, "client"
+
+
+def test_peers_that_say_nothing_hold_neither_the_cluster_nor_its_file_descriptors(cluster: LocalGPUCluster, until: Until) -> None:
+    with Client(cluster) as client, ExitStack() as silent:
+        count = len(psutil.Process(client.run_on_scheduler(os.getpid)).net_connections("tcp"))
+        host, port = ports(cluster)[0]
+        for _ in range(200):
+            silent.enter_context(socket.create_connection((host, port), timeout=60))
+        scheduler = psutil.Process(client.run_on_scheduler(os.getpid))
+        until(lambda: len(scheduler.net_connections("tcp")) >= count + 200, "the scheduler has taken the silent connections")
+        assert client.submit(sum, [1, 2, 3]).result(timeout=60) == 6
+        until(lambda: len(scheduler.net_connections("tcp")) < count + 20, "their file descriptors are free again")
+        assert client.submit(sum, [1, 2, 4]).result(timeout=60) == 7
 
 
 def ports(cluster: LocalGPUCluster) -> list[tuple[str, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import socket
 import time
 from collections import namedtuple
 from collections.abc import Iterable
@@ -234,8 +235,12 @@ async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is
 
 def test_a_certificate_that_is_over_is_said(directory: ClusterDirectory) -> None:
     credentials.create(directory, 3600, waits=False)
-    assert credentials.expired(directory, now=time.time() + 86400) == ""
-    assert credentials.expired(directory, now=time.time() + 86400 + 7200).startswith("20")
+    name, day = directory.path.name, 86400
+    assert credentials.trouble(directory, now=time.time() + day) == ""
+    assert f"the certificate of cluster {name} expired on 20" in credentials.trouble(directory, now=time.time() + day + 7200)
+    early = credentials.trouble(directory, now=time.time() - day - 60)
+    assert f"the certificate of cluster {name} is not valid before 20" in early
+    assert f"check the clock of {socket.gethostname()}" in early
 
 
 @pytest.mark.parametrize(

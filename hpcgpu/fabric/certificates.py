@@ -1,0 +1,84 @@
+"""What is wrong with a certificate or with a clock, in words; pure."""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["CertificateError", "explain", "refusal", "trouble"]
+
+#: Of OpenSSL's X509_verify_cert_error_string: the certificate is not yet valid, it has expired.
+_NOT_YET, _EXPIRED = 9, 10
+#: How a peer that refuses our certificate says so. OpenSSL sends `bad_certificate` for one that is not yet valid.
+_ALERTS = ("ALERT_CERTIFICATE_EXPIRED", "ALERT_BAD_CERTIFICATE")
+
+
+class CertificateError(Exception):
+    """The cluster's certificate cannot be used now; the message says why and what to do."""
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def trouble(begin: float, end: float, *, now: float, host: str, what: str = "the cluster's certificate") -> str:
+    """Return why a certificate cannot be used at this time; empty where it can.
+
+    Parameters
+    ----------
+    begin, end : float
+        From when and until when it is valid, epoch seconds.
+    now : float
+        What the clock of this machine says.
+    host : str
+        Name of this machine.
+    what : str
+        Name of the certificate.
+    """
+    clock = f"the clock of {host} says {_time(now)}"
+    if now < begin:
+        return f"{what} is not valid before {_time(begin)}, and {clock}: check the clock of {host}"
+    if now > end:
+        return f"{what} expired on {_time(end)}, and {clock}: make a new cluster, or render its scripts anew, unless that clock is wrong"
+    return ""
+
+
+def refusal(error: BaseException | None, peer: str, what: str = "the cluster's certificate") -> str:
+    """Return what it means that a peer refused our certificate for its dates; empty where the error is another.
+
+    Parameters
+    ----------
+    error : BaseException or None
+        Of the connection.
+    peer : str
+        Address of the peer.
+    what : str
+        Name of the certificate.
+    """
+    if not isinstance(error, ssl.SSLError) or not any(alert in (error.reason or "") for alert in _ALERTS):
+        return ""
+    return f"{peer} refuses {what}, which is valid by the clock of this machine: check the clock of the machine at {peer}"
+
+
+def explain(error: BaseException | None, authorities: Iterable[Mapping[str, Any]], *, peer: str, now: float, host: str) -> str:
+    """Return what the dates of the certificate have to do with a connection that failed; empty where nothing.
+
+    Parameters
+    ----------
+    error : BaseException or None
+        Why it failed.
+    authorities : iterable of mapping
+        What `ssl.SSLContext.get_ca_certs` returns: certificates of clusters sign themselves.
+    peer : str
+        Address of the other side.
+    now, host
+        See `trouble`.
+    """
+    dates = [(ssl.cert_time_to_seconds(str(one["notBefore"])), ssl.cert_time_to_seconds(str(one["notAfter"]))) for one in authorities]
+    here = next(filter(None, (trouble(begin, end, now=now, host=host) for begin, end in dates)), "")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return here if error.verify_code in (_NOT_YET, _EXPIRED) else ""
+    refused = refusal(error, peer)
+    return here or refused if refused else ""

@@ -1,0 +1,172 @@
+"""Dask's TLS connections, with what is missing upstream: `install` puts our backend in the place of distributed's.
+
+1. **OpenSSL's error queue is empty before we read or write.** OpenSSL asks for that (SSL_get_error(3)), and CPython does not see to it
+   (python/cpython#148594): some errors leave entries behind, and every later read in that thread that finds nothing to read yet reports
+   them, on connections with which nothing is wrong. Since OpenSSL 3.4 a peer that goes away without a word leaves such an entry.
+2. **A connection ends with close_notify**, so that peers which do not clear the queue, such as a client without hpcgpu, get no such entry.
+3. **Handshakes have a time limit**: who connects and says nothing would hold a file descriptor for ever.
+4. **A certificate that has expired or is not yet valid is said as that.**
+
+The queue is cleared without private names and without OpenSSL's library, which may be hidden in Python: a handshake clears the queue before
+all else (``state_machine`` in ssl/statem/statem.c), and a server whose client says nothing, asked to go on with its handshake, does nothing
+more. That takes 1 µs. `ssl.SSLContext.sslsocket_class`, which is public, gives connections our class of socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import threading
+import time
+from typing import Any
+
+import dask
+from dask.utils import parse_timedelta
+from distributed.comm import tcp
+from distributed.comm.core import CommClosedError, FatalCommClosedError
+from distributed.comm.registry import backends
+
+from hpcgpu.fabric import certificates
+
+__all__ = ["Socket", "clear_errors", "install"]
+
+logger = logging.getLogger("distributed.hpcgpu")
+
+
+class _Idle(threading.local):
+    """A server whose client never comes; one for each thread, as OpenSSL's objects are not for two at a time."""
+
+    def __init__(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.server = context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_side=True)
+
+
+_idle = _Idle()
+
+
+def clear_errors() -> None:
+    """Empty this thread's queue of OpenSSL errors."""
+    with contextlib.suppress(ssl.SSLWantReadError):
+        _idle.server.do_handshake()
+
+
+class Socket(ssl.SSLSocket):
+    """A TLS socket that neither suffers from errors of others nor leaves any, and that says when it closes."""
+
+    #: The process that made the connection: a forked child that closes its copy must not end it.
+    _process: int | None = None
+
+    def do_handshake(self, block: bool = False) -> None:
+        """As that of `ssl.SSLSocket`; OpenSSL itself clears the queue first."""
+        self._process = os.getpid()
+        try:
+            super().do_handshake(block)
+        except OSError:
+            clear_errors()
+            raise
+
+    def recv_into(self, *arguments: Any, **keywords: Any) -> int:
+        """As that of `ssl.SSLSocket`."""
+        clear_errors()
+        try:
+            return super().recv_into(*arguments, **keywords)
+        except ssl.SSLWantReadError:  # by far the most frequent, and no entry
+            raise
+        except OSError:
+            clear_errors()
+            raise
+
+    def send(self, *arguments: Any, **keywords: Any) -> int:
+        """As that of `ssl.SSLSocket`."""
+        clear_errors()
+        try:
+            return super().send(*arguments, **keywords)
+        except OSError:
+            clear_errors()
+            raise
+
+    def shutdown(self, how: int) -> None:
+        """Say that nothing more comes, then do as `ssl.SSLSocket`, which would forget to."""
+        self._say_end()
+        super().shutdown(how)
+
+    def close(self) -> None:
+        """Say that nothing more comes, then do as `ssl.SSLSocket`."""
+        self._say_end()
+        super().close()
+
+    def _say_end(self) -> None:
+        """Send close_notify, if that needs no waiting. The peer's own is not waited for."""
+        if self._process == os.getpid() and self.fileno() != -1 and self.gettimeout() == 0:
+            clear_errors()
+            with contextlib.suppress(OSError, ValueError):  # as a rule SSLWantReadError: it is sent, the peer's has not come
+                self.unwrap()
+            clear_errors()
+
+
+def _explain(error: BaseException, context: ssl.SSLContext, peer: str) -> str:
+    return certificates.explain(error.__cause__, context.get_ca_certs(), peer=peer, now=time.time(), host=socket.gethostname())
+
+
+class TLS(tcp.TLS):  # type: ignore[misc]
+    """A connection that this side made. Under TLS 1.3 the first read tells that the peer refuses our certificate."""
+
+    def _read_extra(self) -> None:
+        super()._read_extra()
+        self._context = self.stream.socket.context  # a connection that broke has no stream
+
+    async def read(self, deserializers: Any = None) -> Any:
+        try:
+            return await super().read(deserializers)
+        except CommClosedError as error:
+            if why := _explain(error, self._context, self.peer_address):
+                raise FatalCommClosedError(why) from error
+            raise
+
+
+class _Connector(tcp.TLSConnector):  # type: ignore[misc]
+    comm_class = TLS
+
+    def _get_connect_args(self, **connection_args: Any) -> dict[str, Any]:
+        arguments: dict[str, Any] = super()._get_connect_args(**connection_args)
+        arguments["ssl_options"].sslsocket_class = Socket
+        return arguments
+
+    async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
+        try:
+            return await super().connect(address, deserialize, **connection_args)
+        except CommClosedError as error:
+            if why := _explain(error, connection_args["ssl_context"], self.prefix + address):
+                raise FatalCommClosedError(why) from error
+            raise
+
+
+class _Listener(tcp.TLSListener):  # type: ignore[misc]
+    def _get_server_args(self, **connection_args: Any) -> dict[str, Any]:
+        arguments: dict[str, Any] = super()._get_server_args(**connection_args)
+        arguments["ssl_options"].sslsocket_class = Socket
+        # Peers of the cluster wait no longer than that for a connection (distributed.comm.core.connect).
+        self._limit = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
+        return arguments
+
+    async def _prepare_stream(self, stream: Any, address: str) -> Any:
+        try:
+            return await asyncio.wait_for(super()._prepare_stream(stream, address), self._limit)
+        except TimeoutError:
+            logger.warning("refused a connection from %s: no TLS handshake within %g s", address, self._limit)
+            stream.close()
+            return None
+
+
+class _Backend(tcp.TLSBackend):  # type: ignore[misc]
+    _connector_class = _Connector
+    _listener_class = _Listener
+
+
+def install() -> None:
+    """Let distributed make its TLS connections so, from now on."""
+    backends["tls"] = _Backend()
