@@ -33,6 +33,7 @@ from hpcgpu.jobs import ClusterError, ClusterWarning, Superseded, WorkerJob, in_
 from hpcgpu.lifecycle import Lifecycle
 from hpcgpu.options import OptionError, resolve_group
 from hpcgpu.policy import Limits
+from hpcgpu.printable import printable
 
 __all__ = ["ClusterError", "ClusterWarning", "GPUCluster", "LocalGPUCluster", "PBSGPUCluster", "SlurmGPUCluster"]
 
@@ -514,7 +515,7 @@ class LocalGPUCluster(GPUCluster):
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(errors="replace")
+        return printable(path.read_text(errors="replace"), None, lines=True)
     except OSError as error:
         return f"(no log at {path}: {error.strerror})"
 

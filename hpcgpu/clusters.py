@@ -12,6 +12,7 @@ from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
 from hpcgpu.directory import ClusterDirectory, Submit
 from hpcgpu.options import cluster_directories
+from hpcgpu.printable import printable
 
 __all__ = ["Found", "NoCluster", "find", "live_jobs", "locate", "stop", "submitted"]
 
@@ -91,7 +92,8 @@ def locate(name: str | Path) -> ClusterDirectory:
         raise NoCluster(f"several clusters are named {name}: give the path of one, {', '.join(str(d.path) for d in chosen)}")
     if not chosen:
         others = sorted(path.parent.name for root in roots for path in root.glob("*/cluster.json") if "~" not in path.parent.name)
-        raise NoCluster(f"there is no cluster named {name!r} in {', '.join(map(str, roots))}; there are: {', '.join(others) or 'none'}")
+        there_are = printable(", ".join(others) or "none")
+        raise NoCluster(f"there is no cluster named {str(name)!r} in {', '.join(map(str, roots))}; there are: {there_are}")
     return chosen[0]
 
 
@@ -113,7 +115,8 @@ def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus
     """
     names = submitted(directory, batch)
     statuses = batch.poll(list(names))
-    return [status for job_id, status in statuses.items() if not status.state.ended and status.name == names[job_id].name]
+    known = [(submit, statuses[job_id]) for job_id, submit in names.items() if job_id in statuses]
+    return [status for submit, status in known if not status.state.ended and status.name == submit.name]
 
 
 def submitted(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, Submit]:

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcgpu.printable import printable
+
 __all__ = ["ClusterDirectory", "ClusterExists", "Contact", "ManagerRecord", "Submit", "private_directory"]
 
 _DASHBOARD_TOKEN = "dashboard.token"
@@ -279,7 +281,7 @@ class ClusterDirectory:
             return None
         number, program = max(numbers), ""
         with contextlib.suppress(OSError, ValueError):  # its number alone counts
-            program = str(json.loads(self._manager_file(number).read_text())["program"])
+            program = printable(str(json.loads(self._manager_file(number).read_text())["program"]), 300)
         return ManagerRecord(number=number, program=program)
 
     def _manager_file(self, number: int) -> Path:
@@ -319,9 +321,9 @@ class ClusterDirectory:
         self.refresh()
         try:
             content = json.loads((self.path / "contact.json").read_text())
-            contact = Contact(**content)
+            contact = Contact(**{field: printable(str(value)) for field, value in content.items()})
             return contact if contact.token == self.token() else None
-        except (OSError, ValueError, TypeError, KeyError):  # not there yet, half-written, or a stale handle of NFS
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):  # not there yet, half-written, or a stale handle of NFS
             return None
 
     def withdraw(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import threading
 import time
@@ -22,6 +23,7 @@ from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchSystem, BatchUna
 from hpcgpu.batch.monitor import Monitor, View
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Contact
+from hpcgpu.printable import printable
 from hpcgpu.troubles import Outcome, classify
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ __all__ = ["ClusterError", "ClusterWarning", "Dispatcher", "JobInfo", "Scheduler
 
 _T = TypeVar("_T")
 _SUBMITS_AT_ONCE = 4
-_LOG_TAIL = 20
+#: Lines and characters of a log that are shown, and bytes of its end that are read for that.
+_LOG_TAIL, _LOG_LENGTH, _LOG_READ = 20, 8000, 2**20
 #: What our own extension of the scheduler writes when something is wrong.
 _OWN_WORDS = "distributed.hpcgpu - ERROR"
 #: What Slurm without cgroups (seen on 22.05.8, where the state is FAILED), and the kernel's killer, write into a job's log.
@@ -350,12 +353,13 @@ class Job(ProcessInterface):  # type: ignore[misc]
     def log_tail(self, lines: int = _LOG_TAIL) -> str:
         """Return the end of the log, and what our own extension said before it."""
         try:
-            text = self.log.read_text(errors="replace")
+            with open(self.log, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_READ))
+                found = file.read(_LOG_READ).decode(errors="replace").splitlines()
         except OSError as error:
             return f"(no log at {self.log}: {error.strerror})"
-        found = text.splitlines()
         said = [line for line in found[:-lines] if _OWN_WORDS in line]  # why it ended, before all that ending says
-        return "\n".join([*said[-1:], *found[-lines:]])
+        return printable("\n".join([*said[-1:], *found[-lines:]]), _LOG_LENGTH, lines=True)
 
     def info(self, *, now: float) -> JobInfo:
         """Describe the job."""

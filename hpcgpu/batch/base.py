@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcgpu.printable import printable
+
 __all__ = [
     "AmbiguousSubmit",
     "BatchError",
@@ -55,7 +57,7 @@ _ALIVE = frozenset({JobState.PENDING, JobState.RUNNING, JobState.COMPLETING, Job
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """What the batch system says of one job, at one moment.
+    """What the batch system says of one job, at one moment. Its words are made `printable`.
 
     Attributes
     ----------
@@ -82,6 +84,10 @@ class JobStatus:
     start: float | None = None
     end: float | None = None
     exit_code: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("name", "reason", "node"):
+            object.__setattr__(self, name, printable(getattr(self, name)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcgpu.batch.base import BatchError, BatchUnavailable
+from hpcgpu.printable import printable
 
 __all__ = ["Result", "backoff", "clean_environment", "require", "run"]
 
@@ -50,8 +51,8 @@ class Result:
 
     @property
     def words(self) -> str:
-        """The command's own words: its stderr, else its stdout, on one line."""
-        return " ".join((self.stderr.strip() or self.stdout.strip()).split())
+        """The command's own words, to be shown: its stderr, else its stdout, on one line of bounded length."""
+        return printable(" ".join((self.stderr.strip() or self.stdout.strip()).split()))
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:

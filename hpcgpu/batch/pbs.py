@@ -23,6 +23,7 @@ from hpcgpu.batch.command import Result, require, run
 from hpcgpu.batch.commands import CommandBatch
 from hpcgpu.batch.pbsnodes import Shortage, parse_pbsnodes
 from hpcgpu.pbsname import VARIABLE, pbs_name
+from hpcgpu.printable import printable
 
 __all__ = ["PBS", "parse_job_id", "parse_qstat"]
 
@@ -68,7 +69,7 @@ _LIMITED = re.compile(r"maximum number of jobs|would exceed .*limit|limit .*(rea
 _GONE = re.compile(r"unknown job id|job has finished|invalid for state of job", re.IGNORECASE)
 
 #: ``0.pbs01``, alone on its line [recorded].
-_JOB_ID = re.compile(r"(\d+)\.(?=[\w.-]*[A-Za-z])[A-Za-z0-9][\w.-]*")
+_JOB_ID = re.compile(r"([0-9]{1,18})\.(?=[\w.-]*[A-Za-z])[A-Za-z0-9][\w.-]{0,250}", re.ASCII)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 #: Seconds for which what pbsnodes said of the size of nodes is believed.
 _NODES_LAST = 600.0
@@ -129,9 +130,9 @@ def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
 
 def _end(job: Mapping[str, str]) -> tuple[JobState, int | None]:
     """Return how a job ended. Success is an Exit_status of 0 and nothing else: substate 92 alone is none (trap 2) [recorded]."""
-    comment = job.get("comment", "")
+    comment = printable(job.get("comment", ""))
     told = next((state for pattern, state in _COMMENTS if pattern.search(comment)), None)
-    if not re.fullmatch(r"-?\d+", job.get("Exit_status", "")):
+    if not re.fullmatch(r"-?[0-9]{1,9}", job.get("Exit_status", "")):
         if told is not None:
             return told, None
         return (JobState.FAILED if "stime" in job and job.get("substate") != _DELETED else JobState.CANCELLED), None
@@ -157,7 +158,7 @@ def _reason(job: Mapping[str, str]) -> str:
 
 def _epoch(text: str) -> float | None:
     """Parse ``Fri Nov 20 21:10:43 2026``, local time of the command (``ctime``, whose names are English whatever the locale)."""
-    match = re.fullmatch(r"\w{3} (\w{3}) +(\d+) (\d+):(\d+):(\d+) (\d{4})", text.strip())
+    match = re.fullmatch(r"\w{3} (\w{3}) +(\d{1,2}) (\d\d?):(\d\d?):(\d\d?) (\d{4})", text.strip(), re.ASCII)
     if match is None or match[1] not in _MONTHS:
         return None
     day, hour, minute, second, year = map(int, match.group(2, 3, 4, 5, 6))
@@ -166,7 +167,7 @@ def _epoch(text: str) -> float | None:
 
 def _seconds(text: str) -> float | None:
     """Parse a walltime: ``[[hours:]minutes:]seconds``."""
-    if not re.fullmatch(r"\d+(:\d+){0,2}", text):
+    if not re.fullmatch(r"[0-9]{1,12}(:[0-9]{1,12}){0,2}", text):
         return None
     seconds = 0
     for part in text.split(":"):
@@ -175,7 +176,7 @@ def _seconds(text: str) -> float | None:
 
 
 def _number(text: str) -> float | None:
-    return float(text) if text.isdigit() else None
+    return float(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 class PBS(CommandBatch):

@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from hpcgpu.printable import printable
+
 __all__ = ["Shortage", "amount", "by_host", "parse_pbsnodes"]
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
@@ -22,7 +24,7 @@ def parse_pbsnodes(stdout: str) -> dict[str, dict[str, str]]:
     """Return the attributes of each vnode from ``pbsnodes -av``: a name, indented ``name = value`` lines, an empty line."""
     nodes: dict[str, dict[str, str]] = {}
     attributes: dict[str, str] = {}
-    for line in stdout.splitlines():
+    for line in printable(stdout, None, lines=True).split("\n"):
         if match := re.fullmatch(r"\s+([\w.]+) = (.*)", line):
             attributes[match[1]] = match[2]
         elif line.strip():
@@ -32,7 +34,7 @@ def parse_pbsnodes(stdout: str) -> dict[str, dict[str, str]]:
 
 def amount(text: str) -> float | None:
     """Return a number or a size (``4gb``, ``100kb``, ``16``) as a number; None for a word."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtp]?)b?", text.strip().lower())
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)([kmgtp]?)b?", text.strip().lower())
     return float(match[1]) * _UNITS[match[2]] if match else None
 
 
@@ -70,7 +72,7 @@ class Shortage:
         hosts = [_resources(group) for group in by_host(eligible)]
         known = set().union(*vnodes)
         for chunk in job.get("Resource_List.select", "").split("+"):
-            match = re.fullmatch(r"(?:(\d+):)?(\w+=.*)", chunk)
+            match = re.fullmatch(r"(?:([0-9]{1,9}):)?(\w+=.*)", chunk)
             if match is None:
                 continue
             needs = dict(part.split("=", 1) for part in match[2].split(":") if "=" in part)

@@ -71,7 +71,9 @@ _QUERY = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
 #: Seconds for sacct, which is only asked for more than squeue knows and hangs where the accounting database is away.
 _ACCOUNTING_TIMEOUT = 10.0
 _SQUEUE_FORMAT = "%i|%T|%N|%S|%e|%j|%r"
-_JOB_ID = re.compile(r"^(\d+)(?:;\S+)?$")
+#: ASCII, and no longer than any release makes them: an id goes into commands.
+_ID = re.compile(r"[0-9]{1,18}")
+_JOB_ID = re.compile(r"([0-9]{1,18})(?:;\S+)?")
 
 
 def parse_state(word: str) -> JobState:
@@ -83,10 +85,10 @@ def parse_job_id(stdout: str) -> str | None:
     """Return the id from ``sbatch --parsable``, tolerant of what site wrappers print around it (``jobid[;cluster]``)."""
     lines = [line.strip() for line in stdout.splitlines()]
     for line in reversed(lines):
-        if match := _JOB_ID.match(line):
+        if match := _JOB_ID.fullmatch(line):
             return match[1]
     for line in reversed(lines):  # a wrapper that swallows --parsable
-        if match := re.search(r"[Ss]ubmitted batch job (\d+)", line):
+        if match := re.search(r"[Ss]ubmitted batch job ([0-9]{1,18})(?![0-9])", line):
             return match[1]
     return None
 
@@ -94,9 +96,9 @@ def parse_job_id(stdout: str) -> str | None:
 def parse_squeue(stdout: str) -> dict[str, JobStatus]:
     """Parse `_SQUEUE_FORMAT` lines; lines of another shape are left out, as a truncated answer must not be believed."""
     jobs = {}
-    for line in stdout.splitlines():
+    for line in stdout.split("\n"):
         fields = line.strip().split("|", 6)
-        if len(fields) != 7 or not fields[0].isdigit():
+        if len(fields) != 7 or not _ID.fullmatch(fields[0]):
             continue
         job_id, state, node, start, end, rest, reason = fields
         if "|" in reason:  # a job name may hold the separator, a reason does not
@@ -116,9 +118,9 @@ def parse_squeue(stdout: str) -> dict[str, JobStatus]:
 def parse_sacct(stdout: str) -> dict[str, JobStatus]:
     """Parse ``sacct -X -n -P -o JobIDRaw,State,ExitCode,NodeList,Start,End,JobName``."""
     jobs = {}
-    for line in stdout.splitlines():
+    for line in stdout.split("\n"):
         fields = line.strip().split("|", 6)
-        if len(fields) != 7 or not fields[0].isdigit():
+        if len(fields) != 7 or not _ID.fullmatch(fields[0]):
             continue
         job_id, state, exit_code, node, start, end, name = fields
         jobs[job_id] = JobStatus(
@@ -135,16 +137,21 @@ def parse_sacct(stdout: str) -> dict[str, JobStatus]:
 
 def parse_exit_code(text: str) -> int | None:
     """Return the exit code for Slurm's ``code:signal``; 128 + N for signal N."""
-    match = re.fullmatch(r"(\d+):(\d+)", text.strip())
+    match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text.strip())
     if match is None:
         return None
     code, signal = int(match[1]), int(match[2])
     return 128 + signal if signal else code
 
 
+def _only(ids: Iterable[str], jobs: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
+    """Return the jobs that were asked for: no answer may bring in others."""
+    return {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
+
+
 def _epoch(text: str) -> float | None:
     """Parse a time printed under ``SLURM_TIME_FORMAT=%s``; "N/A" and "Unknown" are None."""
-    return float(text) if text.isdigit() else None
+    return float(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 class Slurm(CommandBatch):
@@ -182,7 +189,7 @@ class Slurm(CommandBatch):
         ids = sorted(job_ids)
         if not ids:
             return {}
-        return self._squeue([f"--jobs={','.join(ids)}", "--states=all"])
+        return _only(ids, self._squeue([f"--jobs={','.join(ids)}", "--states=all"]))
 
     def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         """One sacct for all jobs; nothing where there is no accounting ("Slurm accounting storage is disabled", exit code 1).
@@ -197,7 +204,7 @@ class Slurm(CommandBatch):
             result = run(argv, timeout=min(self.timeout, _ACCOUNTING_TIMEOUT), extra_env=_QUERY)
         except BatchError:
             return {}
-        return parse_sacct(result.stdout) if result.returncode == 0 else {}
+        return _only(ids, parse_sacct(result.stdout)) if result.returncode == 0 else {}
 
     def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
         """One scancel for all jobs; unknown and ended ids are no error to it [probe]."""

@@ -25,6 +25,7 @@ from hpcgpu.directory import ClusterDirectory, private_directory
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.fabric.choice import Node, Verdict, disagreement, without_rdma
 from hpcgpu.options import Options
+from hpcgpu.printable import printable
 
 __all__ = ["Result", "Seen", "judge", "look"]
 
@@ -361,7 +362,7 @@ def _tail(log: Path) -> str:
         lines = log.read_text(errors="replace").splitlines()
     except OSError as error:
         return f"No log at {log}: {error.strerror}"
-    return f"Log {log}: " + " | ".join(lines[-5:])
+    return f"Log {log}: {printable(' | '.join(lines[-5:]))}"
 
 
 def _meet(seen: Seen, found: Mapping[str, Any], directory: ClusterDirectory, *, waited: float) -> None:

@@ -18,6 +18,7 @@ from hpcgpu.cli.fabric import bench_fabric
 from hpcgpu.cli.profiles import profiles
 from hpcgpu.cli.render import render
 from hpcgpu.cli.start import run, start
+from hpcgpu.printable import printable
 
 __all__ = ["main"]
 
@@ -41,9 +42,9 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except (OptionError, NoCluster, ClusterExists) as error:
-            raise _Impossible(str(error)) from error
+            raise _Impossible(printable(str(error), None, lines=True)) from error
         except (ClusterError, BatchError, TimeoutError) as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(printable(str(error), None, lines=True)) from error
 
 
 @click.group("hpcgpu", cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -9,14 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcgpu.printable import printable
+
 if TYPE_CHECKING:
-    from rich.table import Table
+    from collections.abc import Iterable, Sequence
 
     from hpcgpu.directory import ClusterDirectory
     from hpcgpu.jobs import JobInfo
     from hpcgpu.status import ClusterStatus
 
-__all__ = ["adapt", "cluster_name", "dashboard", "json_option", "list_clusters", "logs", "scale", "show", "show_jobs", "status", "stop"]
+__all__ = [
+    "adapt",
+    "cluster_name",
+    "dashboard",
+    "json_option",
+    "list_clusters",
+    "logs",
+    "say",
+    "scale",
+    "show",
+    "show_jobs",
+    "status",
+    "stop",
+]
 
 #: Columns of a table that no terminal shows: one line a row.
 _WIDE = 1000
@@ -40,24 +55,30 @@ cluster_name = click.argument("name", type=_ClusterName())
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def show(table: Table | str) -> None:
-    """Print for people: in the width of a terminal; elsewhere plain, one line a row."""
-    from rich.console import Console
+def say(text: str, *, err: bool = False) -> None:
+    """Print lines for people; what others wrote in them is text, no command to the terminal."""
+    click.echo(printable(text, None, lines=True), err=err)
 
-    console = Console(soft_wrap=True, highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDE
-    console.print(table)
+
+def show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table for people: in the width of a terminal; elsewhere one line a row."""
+    from hpcgpu.display.text import columns
+
+    click.echo(columns(head, rows, _width()))
 
 
 def show_jobs(jobs: list[JobInfo]) -> None:
     """Print a table of jobs likewise."""
-    from rich.console import Console
-
     from hpcgpu.display.table import JobTable
 
+    click.echo(JobTable(jobs).text(_width()))
+
+
+def _width() -> int:
+    from rich.console import Console
+
     console = Console()
-    click.echo(JobTable(jobs).text(console.width if console.is_terminal else _WIDE))
+    return console.width if console.is_terminal else _WIDE
 
 
 @click.command("list")
@@ -70,8 +91,6 @@ def list_clusters(as_json: bool) -> None:
     \b
     Example: hpcgpu list --json | jq '.[].name'
     """
-    from rich.table import Table
-
     from hpcgpu.clusters import find
     from hpcgpu.display.progress import duration
     from hpcgpu.options import cluster_directories
@@ -91,12 +110,15 @@ def list_clusters(as_json: bool) -> None:
         ]
         click.echo(json.dumps(rows, indent=1))
         return
-    table = Table("name", "system", "age", "jobs", "directory", box=None)
+    table = []
     for cluster in found:
         jobs = cluster.trouble or " ".join(f"{job.job_id} ({job.state.value})" for job in cluster.jobs) or "none"
         age = duration(time.time() - cluster.directory.created)
-        table.add_row(cluster.directory.path.name, cluster.directory.system, age, jobs, str(cluster.directory.path))
-    show(table if found else "There is no cluster.")
+        table.append((cluster.directory.path.name, cluster.directory.system, age, jobs, str(cluster.directory.path)))
+    if table:
+        show(("name", "system", "age", "jobs", "directory"), table)
+    else:
+        click.echo("There is no cluster.")
 
 
 @click.command()
@@ -151,7 +173,7 @@ def _print(found: ClusterStatus) -> None:
     lines += [f"manager    {found.manager or 'nobody: its size stays as it is'}"] * (found.state == "running")
     lines += [f"directory  {found.directory}"]
     lines += [f"trouble    {found.trouble}"] * bool(found.trouble)
-    click.echo("\n".join(lines) + "\n")
+    say("\n".join(lines) + "\n")
     if found.jobs:
         show_jobs(found.jobs)
     else:
@@ -212,7 +234,7 @@ def adapt(name: str, worker_group: str, **limits: Any) -> None:
     from hpcgpu.unattended import ask
 
     given = {key: value for key, value in limits.items() if value is not None}
-    click.echo(ask(locate(name), worker_group, given))
+    say(ask(locate(name), worker_group, given))
 
 
 def _forget_adapt(directory: ClusterDirectory, group: str) -> None:
@@ -229,6 +251,8 @@ def _forget_adapt(directory: ClusterDirectory, group: str) -> None:
 def logs(name: str, job: str | None, follow: bool) -> None:
     """Print the logs of a cluster's jobs, also of those that have ended.
 
+    On a terminal control characters are shown, as \\x1b, and not obeyed; to a file or a pipe the logs go as they are.
+
     \b
     Examples: hpcgpu logs demo
               hpcgpu logs demo --job 4711 --follow
@@ -240,7 +264,9 @@ def logs(name: str, job: str | None, follow: bool) -> None:
     ended = not follow
     while True:
         for heading, text in reader.news():
-            click.echo(f"{heading}\n{text}" if heading else text, nl=not text.endswith("\n"))
+            shown = f"{heading}\n{text}" if heading else text
+            shown = printable(shown, None, lines=True) if sys.stdout.isatty() else shown
+            click.echo(shown, nl=not text.endswith("\n"), color=True)  # to a pipe as it is
         if ended:
             return
         ended = reader.ended()  # what was written until then is read once more
@@ -273,12 +299,12 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
             there = len(live_jobs(directory, batch))
             left = stop_cluster(directory, batch)
         except (BatchError, OSError) as error:  # the others must be stopped all the same
-            click.echo(f"{name}: {error}", err=True)
+            say(f"{name}: {error}", err=True)
             status = 1
             continue
         if left:
-            click.echo(f"{name}: still in the queue: {' '.join(job.job_id for job in left)}", err=True)
+            say(f"{name}: still in the queue: {' '.join(job.job_id for job in left)}", err=True)
             status = 1
         else:
-            click.echo(f"{name}: {there} jobs cancelled, none is left")
+            say(f"{name}: {there} jobs cancelled, none is left")
     sys.exit(status)

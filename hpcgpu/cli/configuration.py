@@ -27,8 +27,6 @@ def config(system: str, everything: bool, template: bool, as_json: bool, argumen
               hpcgpu config --gpus-per-node 4 --all --json
               hpcgpu config --template > ~/.config/dask/hpcgpu.yaml
     """
-    from rich.table import Table
-
     from hpcgpu.cli.start import chosen_system
     from hpcgpu.config import effective
     from hpcgpu.config import template as text
@@ -41,10 +39,10 @@ def config(system: str, everything: bool, template: bool, as_json: bool, argumen
     if as_json:
         click.echo(json.dumps({option.name: {"value": option.value, "source": option.source} for option in chosen}, indent=1, default=str))
         return
-    table = Table("option", "value", "from", box=None)
-    for option in chosen:
-        table.add_row(option.name, str(option.value), option.source)
-    show(table if chosen else "Every option has its default.")
+    if chosen:
+        show(("option", "value", "from"), [(option.name, str(option.value), option.source) for option in chosen])
+    else:
+        click.echo("Every option has its default.")
 
 
 @click.command()

@@ -30,8 +30,6 @@ def list_profiles(as_json: bool) -> None:
     \b
     Example: hpcgpu profiles list
     """
-    from rich.table import Table
-
     from hpcgpu.profiles import load, names
 
     found = [load(name) for name in names()]
@@ -39,10 +37,7 @@ def list_profiles(as_json: bool) -> None:
         rows = [{key: str(getattr(p, key)) for key in ("name", "system", "about", "source", "date", "path")} for p in found]
         click.echo(json.dumps(rows, indent=1))
         return
-    table = Table("name", "system", "about", "date", "file", box=None)
-    for profile in found:
-        table.add_row(profile.name, profile.system, profile.about, profile.date, str(profile.path))
-    show(table)
+    show(("name", "system", "about", "date", "file"), [(p.name, p.system, p.about, p.date, str(p.path)) for p in found])
 
 
 @profiles.command("show")

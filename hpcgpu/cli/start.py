@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from hpcgpu.cli.clusters import json_option, show_jobs
+from hpcgpu.cli.clusters import json_option, say, show_jobs
 from hpcgpu.cli.options import cluster_options, system_option
 
 __all__ = ["chosen_system", "interruptible", "run", "start"]
@@ -38,7 +38,7 @@ def chosen_system(asked: str, profile: str | None = None) -> str:
     found = detect()
     if found.system is not None:
         for sentence in found.silent:
-            click.echo(f"hpcgpu: {sentence}", err=True)
+            say(f"hpcgpu: {sentence}", err=True)
         return found.system
     if found.silent:
         advice = "Try again when it answers, or choose by --system; --system local is the queue embedded in hpcgpu, on this machine alone"
@@ -101,7 +101,7 @@ def start(
     click.echo(f"dashboard  {'opens by the link of' if link else 'when its scheduler job runs:'} hpcgpu dashboard {name}")
     click.echo(f"directory  {directory.path}")
     if scaling:
-        click.echo(scaling)
+        say(scaling)
     click.echo(f'Connect by hpcgpu.connect("{name}") in Python; end it by: hpcgpu stop {name}')
 
 

@@ -12,6 +12,7 @@ from rich.status import Status
 from rich.text import Text
 
 from hpcgpu.jobs import JobInfo
+from hpcgpu.printable import printable
 
 __all__ = ["Progress", "duration", "ending", "waiting_for"]
 
@@ -82,7 +83,7 @@ class Progress:
         """
         if self.quiet:
             return
-        line = f"{what}: {detail}" if detail else what
+        line = printable(f"{what}: {detail}" if detail else what)
         if self.console.is_terminal:
             if self._live is None:
                 self._live = self.console.status(Text(line))

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
+
+from hpcgpu.printable import printable
 
 __all__ = ["columns"]
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]], width: int = 140) -> str:
-    """Return a table without lines, each row folded into the width."""
-    table = Table(*head, box=None)
+    """Return a table without lines, each row folded into the width. What is in it is text, neither markup nor commands to a terminal."""
+    table = Table(*(Column(Text(printable(cell))) for cell in head), box=None)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell, None, lines=True)) for cell in row))
     console = Console(width=width, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(table)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hpcgpu.batch.base import BatchError
 from hpcgpu.batch.command import run
 from hpcgpu.batch.pbsnodes import amount, by_host, parse_pbsnodes
+from hpcgpu.printable import printable
 
 __all__ = ["Queue", "draft", "parse_nodes", "parse_sinfo", "queues", "render"]
 
@@ -51,13 +52,13 @@ class Queue:
 def parse_sinfo(stdout: str) -> list[Queue]:
     """Return the partitions with GPUs."""
     queues = []
-    for line in stdout.splitlines():
+    for line in printable(stdout, None, lines=True).split("\n"):
         parts = line.strip().split("|")
         if len(parts) != 6:
             continue
         name, gres, cores, memory, limit, features = parts
         types: Counter[str] = Counter()
-        for match in re.finditer(r"(?:^|,)gpu:(?:([\w.-]+):)?(\d+)", gres):
+        for match in re.finditer(r"(?:^|,)gpu:(?:([\w.-]+):)?([0-9]{1,9})", gres):
             types[match[1] or ""] += int(match[2])
         for gpu_type, gpus in types.items():
             queue = Queue(
@@ -77,7 +78,7 @@ def parse_sinfo(stdout: str) -> list[Queue]:
 
 def _number(text: str) -> int:
     """Return the number that sinfo means by ``16+``: at least so many."""
-    match = re.match(r"\d+", text)
+    match = re.match("[0-9]{1,18}", text)
     return int(match[0]) if match else 0
 
 
@@ -156,7 +157,7 @@ def draft(system: str) -> str:
     BatchError
         It does not answer.
     """
-    others = _ask(["qstat", "-Q"]) if system == "pbs" else ""
+    others = printable(_ask(["qstat", "-Q"]), 20_000, lines=True) if system == "pbs" else ""
     return render(system, queues(system), time.strftime("%Y-%m-%d"), others)
 
 

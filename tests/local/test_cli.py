@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import psutil
 import pytest
 from fake_pbs import Site
 
-from hpcgpu import LocalGPUCluster, connect
+from hpcgpu import LocalGPUCluster, connect, saved
 from hpcgpu.batch.local import LocalQueue
 from hpcgpu.clusters import discover
+from hpcgpu.directory import ClusterDirectory
+from hpcgpu.options import resolve
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU, block_queue, start_program
 
@@ -310,3 +313,48 @@ def test_a_manager_in_the_scheduler_job_that_dies_is_told(queue: LocalQueue, hom
     until(lambda: "nobody scales it: the manager in its scheduler job ended with exit code -9" in status("mind")["manager"], "it is told")
     assert hpcgpu("stop", "mind").returncode == 0
     assert live(queue) == []
+
+
+# What others wrote is text
+
+
+EVIL = "\x1b]0;owned\x07\x1b[2J[/red][bold]\u202e"
+
+
+def test_words_of_the_queue_are_shown_and_neither_obeyed_nor_read_as_markup(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = home / "bin"
+    fakes.mkdir()
+    (home / "words").write_text(EVIL * 100_000)
+    for name in ("sbatch", "squeue", "scancel", "sacct"):
+        (fakes / name).write_text(f'#!/bin/sh\ncat "{home}/words" >&2\nexit 1\n')
+        (fakes / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(fakes), prepend=os.pathsep)
+    directory = ClusterDirectory.claim(home / "clusters" / f"evil{EVIL.replace('/', '')}", lambda submits: [], system="slurm")
+    directory.intend("evil-0", "worker")
+    directory.submitted("evil-0", "7")
+    for arguments in (["list"], ["status", str(directory.path)], ["stop", str(directory.path)], ["logs", "no such"], ["list", "--json"]):
+        done = hpcgpu(*arguments)
+        said = done.stdout + done.stderr
+        assert "Traceback" not in said and len(said) < 20_000
+        assert said.replace("\n", "").isprintable(), f"hpcgpu {arguments[0]} prints commands to the terminal"
+        assert "[bold]" in said, "all that was said is shown"
+
+
+def test_logs_are_shown_on_a_terminal_and_kept_as_they_are_in_a_pipe(home: Path) -> None:
+    directory = ClusterDirectory.claim(home / "clusters" / "logged", lambda submits: [], system="local")
+    saved.write(directory, resolve("local", {"name": "logged", "cluster_directory": str(home / "clusters")}), {})
+    directory.intend("logged-0", "worker")
+    directory.submitted("logged-0", "1")
+    text = f"first\tline\n{EVIL} second\n"
+    (directory.logs / "logged-0-1.log").write_text(text)
+    assert text in hpcgpu("logs", "logged").stdout
+    main, terminal = os.openpty()
+    process = subprocess.Popen(command("logs", "logged"), stdout=terminal)
+    os.close(terminal)
+    shown = b""
+    with suppress(OSError):  # the end of a terminal
+        while part := os.read(main, 1000):
+            shown += part
+    os.close(main)
+    assert process.wait(60) == 0
+    assert "first\tline\r\n\\x1b]0;owned\\x07\\x1b[2J[/red][bold]\\u202e second\r\n" in shown.decode()

@@ -12,7 +12,7 @@ import pytest
 from hpcgpu import clusters, connection
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.clusters import live_jobs, stop
-from hpcgpu.directory import ClusterDirectory
+from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.groups import WorkerGroup
 from hpcgpu.jobs import ClusterError
 from hpcgpu.options import resolve
@@ -49,6 +49,24 @@ def test_one_answer_that_leaves_a_job_out_is_not_believed(directory: ClusterDire
     queue: Any = Queue(forgets={1})
     assert stop(directory, queue, sleep=lambda seconds: None) == []
     assert queue.cancelled and directory.closed
+
+
+def test_a_job_that_nobody_asked_for_is_none_of_the_clusters(directory: ClusterDirectory) -> None:
+    queue: Any = Queue(forgets=set())
+    queue.poll = lambda job_ids: {i: JobStatus(job_id=i, name="demo-0", state=JobState.RUNNING) for i in ("8", "7", "")}
+    assert [job.job_id for job in live_jobs(directory, queue)] == ["7"]
+
+
+def test_what_a_contact_and_a_manager_say_is_text(directory: ClusterDirectory) -> None:
+    evil = "\x1b[2J\u202e"
+    contact = Contact(token=directory.token(), job_id="7", workers=evil, client=evil, fabric=evil * 10**6)
+    directory.publish(contact)
+    found = directory.contact()
+    assert found is not None and found.client == r"\x1b[2J\u202e" and found.fabric.isprintable() and len(found.fabric) <= 2000
+    assert str(directory.take_over(f"program {evil}")) and str(directory.manager()) == r"program \x1b[2J\u202e"
+    for damaged in ("[]", "7", '"x"', '{"token": 1}'):
+        (directory.path / "contact.json").write_text(damaged)
+        assert directory.contact() is None
 
 
 def test_a_job_that_only_has_its_epilog_left_does_not_keep_a_cluster(directory: ClusterDirectory) -> None:

@@ -25,6 +25,7 @@ from hpcgpu.batch.reasons import explain, outlook
 from hpcgpu.batch.slurm import Slurm
 from hpcgpu.directory import ClusterDirectory, ClusterExists, Contact
 from hpcgpu.fabric.choice import Node
+from hpcgpu.printable import printable
 from hpcgpu.runtime import devices, launch
 from hpcgpu.runtime.extension import Extension, _wanted
 from hpcgpu.runtime.launch import LaunchError, lifetime, visible_gpus, wait_for_scheduler
@@ -177,7 +178,7 @@ def test_the_accounting_is_believed_of_a_job_that_the_queue_forgot() -> None:
 @given(st.sampled_from(JobState), st.text())
 def test_any_reason_is_put_into_words(state: JobState, reason: str) -> None:
     text = explain(status(state, reason=reason))
-    assert reason in text
+    assert printable(reason) in text and text.isprintable()
     outlook(status(state, reason=reason))
 
 
