@@ -132,7 +132,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(str(r.longrepr[2] if isinstance(r.longrepr, tuple) else r.longrepr).removeprefix("Skipped: ") for r in skipped)
     for reason, count in reasons.items():
-        terminalreporter.write_line(f"{count} tests were skipped: {reason}")
+        terminalreporter.write_line(f"Skipped tests: {count} ({reason})")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

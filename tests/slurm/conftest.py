@@ -10,9 +10,10 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def _bed(tmp_path_factory: pytest.TempPathFactory, fake_gpus: None) -> Iterator[slurm_bed.SlurmBed]:
+def _bed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[slurm_bed.SlurmBed]:
     if reason := slurm_bed.why_not():
-        pytest.skip(reason)
+        pytest.skip(f"no Slurm can run here: {reason}")
+    request.getfixturevalue("fake_gpus")  # after the reason above, which says more than a missing compiler
     bed = slurm_bed.SlurmBed(tmp_path_factory.mktemp("slurm"))
     bed.start()
     with pytest.MonkeyPatch.context() as patch:
