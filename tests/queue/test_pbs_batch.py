@@ -331,6 +331,21 @@ def test_a_server_that_is_away_is_waited_for_and_is_no_refusal(batch: PBS, pbs: 
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "Unknown Host.\nqsub: cannot connect to server pbs01 (errno=15008)\n",
+        "pbsconf error: pbs conf variables not found: PBS_HOME PBS_EXEC\n",
+        "munge_encode failed: Munge encode failed: Failed to access /run/munge/munge.socket.2\n",
+    ],
+    ids=["host", "configuration", "munge"],
+)
+def test_a_server_that_cannot_be_reached_has_not_refused_the_job(batch: PBS, pbs: Site, words: str) -> None:
+    pbs.fault("qsub", stdout="", stderr=words, rc=1, lost=True, always=True)
+    with pytest.raises(BatchUnavailable, match="PBS did not accept job 'ada-1'"):
+        submit(batch, pbs)
+
+
+@pytest.mark.parametrize(
     ("directive", "words"),
     [
         ("-q nosuch", "qsub: Unknown queue"),
