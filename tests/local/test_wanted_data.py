@@ -194,6 +194,20 @@ def test_data_that_came_to_be_wanted_after_the_decision_stays_and_an_explicit_ze
         until(lambda: len(live(queue)) == 1, "the job goes with its data")
 
 
+def test_results_move_to_another_job_in_time_when_the_walltime_of_theirs_ends(queue: LocalQueue, home: Path, until: Until) -> None:
+    options = CPU | {"walltime": "60s", "walltime_margin": "30s", "scheduler": {"walltime": "10m"}}
+    with LocalGPUCluster(**options) as cluster, Client(cluster) as client:
+        cluster.adapt(minimum_jobs=0, maximum_jobs=1, **ADAPT)
+        future = client.submit(counted, 1, file=str(home / "executions"))
+        assert future.result() == 1
+        [first] = cluster.workers
+        until(lambda: first not in cluster.workers and cluster.workers, "another job takes its place")
+        until(lambda: [job.state for job in cluster.jobs if job.name == first] != ["running"], "the first job ends")
+        assert future.result() == 1 and (home / "executions").read_text() == "1\n"
+        future.release()
+        until(lambda: len(live(queue)) == 1, "the other job goes once the result is released")
+
+
 def test_a_deleted_group_does_not_take_data_along_that_fits_nowhere_else(
     queue: LocalQueue, home: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
