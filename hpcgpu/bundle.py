@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu import credentials, saved, scripts
-from hpcgpu.directory import ClusterDirectory, private_directory
+from hpcgpu.directory import ClusterDirectory
 from hpcgpu.options import OptionError, Options, resolve
+from hpcgpu.ownership import private_directory
 
 __all__ = ["make", "make_single"]
 
@@ -113,7 +114,7 @@ def _make_room(path: Path) -> None:
         return
     if not (path / "launch.sh").exists() or not (path / "cluster.json").exists():
         raise OptionError(f"{path} is there, and holds something else: choose another directory")
-    directory = ClusterDirectory(path)
+    directory = ClusterDirectory.there(path)
     if directory.submits() or directory.contact() is not None or any(directory.logs.glob("*")):
         raise OptionError(f"{path} was launched: its journal and its logs are kept. Choose another directory, or remove that one")
     directory.remove_secrets()

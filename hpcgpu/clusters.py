@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
 from hpcgpu.directory import ClusterDirectory, Submit
 from hpcgpu.options import cluster_directories
+from hpcgpu.ownership import NotTrusted
 from hpcgpu.printable import printable
 
 __all__ = ["Found", "NoCluster", "find", "live_jobs", "locate", "stop", "submitted"]
@@ -56,7 +58,7 @@ def find(roots: Iterable[Path], names: Iterable[str] = ()) -> list[Found]:
         Only these, also closed ones. Default: all.
     """
     wanted = set(names)
-    directories = [ClusterDirectory(path.parent) for root in roots for path in sorted(root.glob("*/cluster.json"))]
+    directories = [d for root in roots for path in sorted(root.glob("*/cluster.json")) if (d := _trusted(path.parent)) is not None]
     chosen = [d for d in directories if (d.path.name in wanted if wanted else not d.closed and "~" not in d.path.name)]
     found = []
     for directory in sorted(chosen, key=lambda directory: directory.created):
@@ -65,6 +67,15 @@ def find(roots: Iterable[Path], names: Iterable[str] = ()) -> list[Found]:
         except BatchError as error:
             found.append(Found(directory, [], str(error)))
     return found
+
+
+def _trusted(path: Path) -> ClusterDirectory | None:
+    """Return the directory of a cluster; none, and a word, where others can change it."""
+    try:
+        return ClusterDirectory.there(path)
+    except NotTrusted as error:
+        warnings.warn(str(error), UserWarning, stacklevel=3)
+        return None
 
 
 def locate(name: str | Path) -> ClusterDirectory:
@@ -79,14 +90,16 @@ def locate(name: str | Path) -> ClusterDirectory:
     ------
     NoCluster
         There is none, or several have that name.
+    NotTrusted
+        Others can change its directory.
     """
     path = Path(name).expanduser()
     if path.is_absolute() or "/" in str(name):
         if not (path / "cluster.json").exists():
             raise NoCluster(f"{path} is not the directory of a cluster")
-        return ClusterDirectory(path.absolute())
+        return ClusterDirectory.there(path.absolute())
     roots = cluster_directories()
-    there = [ClusterDirectory(root / name) for root in roots if (root / name / "cluster.json").exists()]
+    there = [ClusterDirectory.there(root / name) for root in roots if (root / name / "cluster.json").exists()]
     chosen = [directory for directory in there if not directory.closed] or there
     if len(chosen) > 1:
         raise NoCluster(f"several clusters are named {name}: give the path of one, {', '.join(str(d.path) for d in chosen)}")

@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from hpcgpu import ownership
+from hpcgpu.ownership import private_directory
 from hpcgpu.printable import printable
 
-__all__ = ["ClusterDirectory", "ClusterExists", "Contact", "ManagerRecord", "Submit", "private_directory"]
+__all__ = ["ClusterDirectory", "ClusterExists", "Contact", "ManagerRecord", "Submit"]
 
 _DASHBOARD_TOKEN = "dashboard.token"
 
@@ -103,19 +105,6 @@ class ManagerRecord:
         return self.program or f"manager number {self.number}"
 
 
-def private_directory(path: Path) -> None:
-    """Make a directory, and those above it that are missing, for this user alone; `Path.mkdir` gives the latter the umask's mode.
-
-    Raises
-    ------
-    OSError
-        It cannot be made.
-    """
-    for missing in reversed([place for place in (path, *path.parents) if not place.exists()]):
-        missing.mkdir(mode=0o700, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
-
-
 class ClusterDirectory:
     """The directory of one cluster.
 
@@ -129,6 +118,23 @@ class ClusterDirectory:
         self.path = path
         self.logs = path / "logs"
         self.tls = path / "tls"
+
+    @classmethod
+    def there(cls, path: Path) -> Self:
+        """Return the directory of a cluster that is there: what it holds is executed and gives access, so others must not have made it.
+
+        Raises
+        ------
+        NotTrusted
+            Others can change it, or something in it.
+        """
+        self = cls(path)
+        ownership.check(path)
+        for file in (*path.iterdir(), *(self.tls.iterdir() if self.tls.is_dir() else ())):
+            if file != self.logs:  # the batch system's, and only shown
+                with contextlib.suppress(FileNotFoundError):  # written under another name, and renamed
+                    ownership.check(file)
+        return self
 
     @classmethod
     def claim(
@@ -161,10 +167,13 @@ class ClusterDirectory:
         ------
         ClusterExists
             A cluster of that name may be alive.
+        NotTrusted
+            Others could put a directory of theirs in its place.
         OSError
             The directory cannot be written.
         """
         private_directory(path.parent)
+        ownership.check_place(path.parent)
         self = cls(path)
         try:
             path.mkdir(mode=0o700)
@@ -182,6 +191,7 @@ class ClusterDirectory:
         return self
 
     def _move_aside(self, alive: Callable[[list[Submit]], list[str]]) -> None:
+        ownership.check(self.path)
         submits = self.submits()
         if not self.closed:
             if not submits:

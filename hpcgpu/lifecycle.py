@@ -25,7 +25,7 @@ from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem
 from hpcgpu.batch.reasons import explain
 from hpcgpu.clusters import live_jobs, locate, submitted
-from hpcgpu.directory import ClusterDirectory, Submit, private_directory
+from hpcgpu.directory import ClusterDirectory, Submit
 from hpcgpu.display.progress import Progress, duration, ending, waiting_for
 from hpcgpu.display.warn import warn
 from hpcgpu.exit import guard, unguard
@@ -36,6 +36,7 @@ from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, Superseded,
 from hpcgpu.localscheduler import LocalScheduler
 from hpcgpu.manager import CLOSE_TIMEOUT, Manager
 from hpcgpu.options import OptionError, Options, resolve
+from hpcgpu.ownership import NotTrusted, private_directory
 
 __all__ = ["Lifecycle"]
 
@@ -118,8 +119,8 @@ class Lifecycle(Manager):
     def _existing(self) -> ClusterDirectory | None:
         """Return the directory of a cluster of this name that has jobs in the queue."""
         settings = self.options.cluster
-        directory = ClusterDirectory(settings.cluster_directory / settings.name)
-        if not (directory.path / "cluster.json").exists() or directory.closed:
+        path = settings.cluster_directory / settings.name
+        if not (path / "cluster.json").exists() or (directory := ClusterDirectory.there(path)).closed:
             return None
         return directory if live_jobs(directory, self.batch) else None
 
@@ -219,6 +220,8 @@ class Lifecycle(Manager):
             except BaseException:
                 directory.abandon()
                 raise
+        except NotTrusted as error:
+            raise OptionError(f"cluster_directory={str(settings.cluster_directory)!r}: {error}") from error
         except OSError as error:
             raise OptionError(
                 f"cluster_directory={str(settings.cluster_directory)!r} cannot be written: {error.strerror}. It must be on a filesystem "

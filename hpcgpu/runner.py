@@ -150,6 +150,7 @@ class SlurmGPURunner:
         if task.rank == 0:
             self._become_scheduler()
         self._wait_for("cluster.json", "the scheduler's task")
+        ClusterDirectory.there(self.directory.path)
         if task.rank == 1:
             self._become_client()
         else:

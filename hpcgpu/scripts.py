@@ -17,6 +17,7 @@ import jinja2
 
 from hpcgpu.fabric import settings
 from hpcgpu.options import JobOptions, OptionError, Options
+from hpcgpu.ownership import NotTrusted, check
 from hpcgpu.pbsname import VARIABLE, pbs_name, pbs_prefix
 
 __all__ = ["command", "directive_value", "render", "render_bundle", "render_single", "script_name", "shell_word"]
@@ -340,8 +341,21 @@ def command(system: str, kind: str, options: Options, directory: Path) -> str:
     return text.replace('"$python"', shell_word(job.python)).replace('"$directory"', shell_word(directory)).strip()
 
 
+def _check_ownership(option: str, *paths: Path) -> None:
+    """Refuse what jobs would run and others can change."""
+    try:
+        for path in paths:
+            check(path, group_may_write=True)
+    except NotTrusted as error:
+        raise OptionError(f"{option}: {error}") from error
+
+
 def _environment(system: str, options: Options) -> jinja2.Environment:
     own = options.cluster.template_directory
+    _check_ownership("template_directory", *([own, *own.rglob("*")] if own else ()))
+    for job in (options.worker, options.scheduler):
+        if job is not None and isinstance(job.job_script_prologue, Path) and job.job_script_prologue.exists():
+            _check_ownership("job_script_prologue", job.job_script_prologue)
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*([own] if own else []), templates() / system, templates()]),
         undefined=jinja2.StrictUndefined,

@@ -37,6 +37,7 @@ import psutil
 
 from hpcgpu.batch.base import BatchError, BatchSystem, BatchUnavailable, JobState, JobStatus, OwnJob, SubmitRefused
 from hpcgpu.batch.command import clean_environment, require
+from hpcgpu.ownership import NotTrusted, check, private_directory
 
 __all__ = ["JobRecord", "LocalQueue", "startable"]
 
@@ -354,9 +355,10 @@ class LocalQueue(BatchSystem):
         """Hold the queue, making it if it is not there."""
         try:
             if make:
-                self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._jobs.mkdir(exist_ok=True)
-            self.directory.chmod(0o700)  # it runs what it finds there; this fails if somebody else owns it
+                private_directory(self.directory)
+                self._jobs.mkdir(mode=0o700, exist_ok=True)
+            check(self.directory)  # it runs what it finds there
+            self.directory.chmod(0o700)
             lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -364,6 +366,8 @@ class LocalQueue(BatchSystem):
             finally:
                 fcntl.flock(lock, fcntl.LOCK_UN)  # a close alone would not free it if another thread has forked meanwhile
                 os.close(lock)
+        except NotTrusted as error:
+            raise BatchError(f"the local queue cannot be used: {error}") from error
         except OSError as error:
             raise BatchUnavailable(f"the local queue in {self.directory} cannot be used: {error}") from error
 

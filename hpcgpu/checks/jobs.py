@@ -21,10 +21,11 @@ from hpcgpu.checks import environment
 from hpcgpu.checks.environment import CLIENT, Difference
 from hpcgpu.checks.lines import Grade, Line
 from hpcgpu.clusters import stop
-from hpcgpu.directory import ClusterDirectory, private_directory
+from hpcgpu.directory import ClusterDirectory
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.fabric.choice import Node, Verdict, disagreement, without_rdma
 from hpcgpu.options import Options
+from hpcgpu.ownership import private_directory
 from hpcgpu.printable import printable
 
 __all__ = ["Result", "Seen", "judge", "look"]

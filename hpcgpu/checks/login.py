@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,12 +16,12 @@ from hpcgpu import __version__
 from hpcgpu.batch.base import BatchError, BatchSystem
 from hpcgpu.checks import environment
 from hpcgpu.checks.lines import Line
-from hpcgpu.directory import private_directory
 from hpcgpu.fabric import interfaces
 from hpcgpu.options import Options
+from hpcgpu.ownership import private_directory, weaknesses
 from hpcgpu.profiles.draft import Queue, queues
 
-__all__ = ["exposed", "judge_queues", "login_lines"]
+__all__ = ["judge_queues", "login_lines"]
 
 #: Filesystems that only one machine has.
 _OF_ONE_MACHINE = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "overlay", "zfs"})
@@ -123,11 +122,11 @@ def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:
         yield Line("login", "cluster directory", "warning", f"{path} is on {kind}, which is seldom shared", advice)
     else:
         yield Line("login", "cluster directory", "ok", f"{path} ({kind or 'unknown filesystem'})")
-    open_to = exposed(path)
-    if open_to:
-        advice = "they could replace the credentials: chmod go-w where it is yours, else set cluster_directory to another place"
-        yield Line("login", "permissions", "warning", "others can write to " + ", ".join(map(str, open_to)), advice)
-    else:
+    found = weaknesses(path, shared=True)
+    for weakness in found:
+        advice = f"they could replace the credentials: {weakness.advice}"
+        yield Line("login", "permissions", "warning" if weakness.by_group else "failure", weakness.why, advice)
+    if not found:
         yield Line("login", "permissions", "ok", f"by their modes only you can write to {path} and what is above it")
 
 
@@ -135,17 +134,3 @@ def filesystem(path: Path) -> str:
     """Return the type of the filesystem of a path; empty where it is not known."""
     mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
     return next((mounts[str(place)] for place in (path.resolve(), *path.resolve().parents) if str(place) in mounts), "")
-
-
-def exposed(path: Path) -> list[Path]:
-    """Return the directory, and those above it, in which others than its owner and root can replace what is in it.
-
-    The sticky bit keeps others from that (``man 7 inode``), except in the directory itself.
-    """
-    found = []
-    for place in (path.resolve(), *path.resolve().parents):
-        about = place.stat()
-        by_others = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if (by_others and (place == path.resolve() or not about.st_mode & stat.S_ISVTX)) or about.st_uid not in (0, os.getuid()):
-            found.append(place)
-    return found

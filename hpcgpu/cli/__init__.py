@@ -38,10 +38,11 @@ class _Group(click.Group):
         from hpcgpu.directory import ClusterExists
         from hpcgpu.jobs import ClusterError
         from hpcgpu.options import OptionError
+        from hpcgpu.ownership import NotTrusted
 
         try:
             return super().invoke(ctx)
-        except (OptionError, NoCluster, ClusterExists) as error:
+        except (OptionError, NoCluster, NotTrusted, ClusterExists) as error:
             raise _Impossible(printable(str(error), None, lines=True)) from error
         except (ClusterError, BatchError, TimeoutError) as error:
             raise click.ClickException(printable(str(error), None, lines=True)) from error

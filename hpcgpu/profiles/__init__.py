@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from hpcgpu.ownership import NotTrusted, check
 from hpcgpu.values import OptionError
 
 __all__ = ["Profile", "load", "names", "user_directory"]
@@ -102,7 +103,11 @@ def load(name: str, system: str | None = None) -> Profile:
 
 def _read(name: str, path: Path) -> Profile:
     try:
+        if path.parent == user_directory():  # options such as `job_script_prologue` run in the jobs
+            check(path, group_may_write=True)
         content = yaml.safe_load(path.read_text())
+    except NotTrusted as error:
+        raise OptionError(f"profile {name!r}: {error}") from error
     except (OSError, yaml.YAMLError) as error:
         raise OptionError(f"profile {name!r} cannot be read from {path}: {error}") from error
     if not isinstance(content, dict) or not {"system", "options"} <= content.keys() or not isinstance(content["options"], dict):

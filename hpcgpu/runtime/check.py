@@ -27,6 +27,7 @@ from hpcgpu.checks import environment
 from hpcgpu.directory import ClusterDirectory
 from hpcgpu.fabric import choice, interfaces
 from hpcgpu.fabric.gpus import gpus_on_node
+from hpcgpu.ownership import NotTrusted
 from hpcgpu.runtime.launch import LaunchError, expanded, job_arguments, visible_gpus
 
 __all__ = ["main"]
@@ -125,9 +126,13 @@ def main(argv: Sequence[str]) -> int:
     job_arguments(parser)
     parser.add_argument("--local-directory", help="directory for spilling")
     arguments = parser.parse_args(argv)
-    directory = ClusterDirectory(arguments.directory)
-    if not (directory.path / "cluster.json").exists():
-        print(f"hpcgpu: {directory.path} is not there on {socket.gethostname()}: it must be on a shared filesystem", file=sys.stderr)
+    if not (arguments.directory / "cluster.json").exists():
+        print(f"hpcgpu: {arguments.directory} is not there on {socket.gethostname()}: it must be on a shared filesystem", file=sys.stderr)
+        return 1
+    try:
+        directory = ClusterDirectory.there(arguments.directory)
+    except NotTrusted as error:
+        print(f"hpcgpu: {error}", file=sys.stderr)
         return 1
     found = look_around(arguments, directory)
     addresses: dict[str, str] = found["node"]["addresses"]

@@ -33,6 +33,7 @@ from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.fabric import authentication, certificates, choice, interfaces
 from hpcgpu.fabric.certificates import CertificateError
 from hpcgpu.fabric.gpus import gpus_on_node
+from hpcgpu.ownership import NotTrusted
 from hpcgpu.runtime import devices
 from hpcgpu.walltime import margin
 
@@ -340,12 +341,15 @@ def main(argv: Sequence[str]) -> None:
     arguments = parser.parse_args(argv[:split])
     arguments.command = list(argv[split + 1 :])
     try:
-        directory = ClusterDirectory(arguments.directory)
-        if not (directory.path / "cluster.json").exists():
+        if not (arguments.directory / "cluster.json").exists():
             raise LaunchError(
-                f"{directory.path} is not a cluster directory, or this node does not see it: it must be on a filesystem "
+                f"{arguments.directory} is not a cluster directory, or this node does not see it: it must be on a filesystem "
                 f"that login and compute nodes share (option cluster_directory)"
             )
+        try:
+            directory = ClusterDirectory.there(arguments.directory)
+        except NotTrusted as error:
+            raise LaunchError(str(error)) from error
         if directory.closed or (directory.encrypted and not directory.tls.is_dir()):
             raise LaunchError(f"the cluster of {directory.path} was closed: there is nothing to do")
         if trouble := credentials.trouble(directory, now=time.time()):

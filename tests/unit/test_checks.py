@@ -15,7 +15,7 @@ from hpcgpu.batch.local import LocalQueue
 from hpcgpu.checks import environment, jobs
 from hpcgpu.checks.jobs import Seen, agreement_line, environment_lines, judge, visibility
 from hpcgpu.checks.lines import Line, as_json, text
-from hpcgpu.checks.login import directory_lines, exposed, judge_queues
+from hpcgpu.checks.login import directory_lines, judge_queues
 from hpcgpu.fabric.choice import Node, decide
 from hpcgpu.options import resolve
 from hpcgpu.profiles.draft import Queue
@@ -222,14 +222,10 @@ def mine(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_directories_that_others_can_write_to_are_named(mine: Path) -> None:
-    assert exposed(mine) == [], "the directory of temporary files has the sticky bit"
-    mine.parent.chmod(0o775)
-    assert exposed(mine) == [mine.parent]
+    assert [line.grade for line in directory_lines(mine, shared=False)] == ["ok", "ok"], "the directory of temporary files is sticky"
+    mine.parent.chmod(0o777)
     [_, line] = directory_lines(mine, shared=False)
-    assert line.grade == "warning" and str(mine.parent) in line.found and "chmod go-w" in line.advice
-    mine.parent.chmod(0o1777)
-    mine.chmod(0o1777)
-    assert exposed(mine) == [mine], "in the directory itself others could make what is not there yet"
+    assert line.grade == "failure" and str(mine.parent) in line.found and f"chmod o-w {mine.parent}" in line.advice
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")

@@ -45,6 +45,7 @@ def imported(path: Path) -> set[str]:
         ("jobs.py", ["hpcgpu.cluster", "hpcgpu.scripts", "hpcgpu.options"]),
         ("directory.py", ["dask", "distributed", "hpcgpu.batch", "hpcgpu.options", "hpcgpu.jobs", "hpcgpu.credentials", "hpcgpu.clusters"]),
         ("printable.py", ["dask", "distributed", "hpcgpu"]),
+        ("ownership.py", ["dask", "distributed", "hpcgpu"]),
         ("pbsname.py", ["dask", "distributed", "hpcgpu"]),
         ("policy.py", ["dask", "distributed", "hpcgpu", "time", "random", "os"]),
         ("walltime.py", ["dask", "distributed", "hpcgpu", "time"]),

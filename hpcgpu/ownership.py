@@ -1,0 +1,222 @@
+"""Who can change what is at a path: only what this user or root alone can change is executed, unpickled or taken as a credential.
+
+One rule for all. A path is walked from the root, through symbolic links, as the kernel walks it. Each place on the way must belong to this
+user, to root, or to a user listed in ``HPCGPU_TRUSTED_UIDS``, and nobody else may write to it. The sticky bit keeps others from renaming
+and removing what is not theirs (``man 7 inode``), so that a directory above may be like ``/tmp``.
+
+What modes do not show is not seen here: ACLs of NFSv4, GPFS and Lustre servers. POSIX ACLs are: the mode then shows their mask in the place
+of the group (``man 5 acl``). What is seen is true at the time of the look.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import grp
+import os
+import pwd
+import shlex
+import stat
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+__all__ = ["NotTrusted", "Weakness", "check", "check_place", "private_directory", "weaknesses"]
+
+#: User ids, separated by commas, that may own directories above ours: of a project's owner, for one.
+VARIABLE = "HPCGPU_TRUSTED_UIDS"
+_LINKS = 40  # symbolic links in one path, as many as the kernel follows
+
+
+class NotTrusted(RuntimeError):
+    """Somebody else can change what is at a path; the message says who, where, and what to do."""
+
+
+@dataclass(frozen=True)
+class Weakness:
+    """A place by which others can change what is at a path.
+
+    Attributes
+    ----------
+    place : Path
+    why : str
+        Whose it is and its mode.
+    advice : str
+        What to do.
+    by_group : bool
+        Whether only members of a group can, and only by putting something else in its place: whose that is tells.
+    """
+
+    place: Path
+    why: str
+    advice: str
+    by_group: bool = False
+
+
+def check(path: Path, *, group_may_write: bool = False) -> None:
+    """Refuse what somebody else can change, or could have made; warn where members of a group can put something else in its place.
+
+    Parameters
+    ----------
+    path : Path
+        A file, or a directory all of whose content is trusted.
+    group_may_write : bool, default False
+        Whether it is only a warning that a group may write to the file itself: what users write by an editor under umask 002.
+
+    Raises
+    ------
+    NotTrusted
+        Somebody else can.
+    OSError
+        It is not there.
+    """
+    _judge(path, weaknesses(path, group_may_write=group_may_write))
+
+
+def check_place(path: Path) -> None:
+    """Do the same for a directory in which private directories are made: it may be like ``/tmp``, and a group may write to it.
+
+    Raises
+    ------
+    NotTrusted
+        Somebody else can put something else in the place of what is made there.
+    OSError
+        It is not there.
+    """
+    _judge(path, weaknesses(path, shared=True))
+
+
+def private_directory(path: Path) -> None:
+    """Make a directory, and those above it that are missing, for this user alone; `Path.mkdir` gives the latter the umask's mode.
+
+    Raises
+    ------
+    OSError
+        It cannot be made.
+    """
+    for missing in reversed([place for place in (path, *path.parents) if not place.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def _judge(path: Path, found: list[Weakness]) -> None:
+    for weakness in found:
+        if not weakness.by_group:
+            raise NotTrusted(f"{path} is not used, as others can change what is there: {weakness.why}. {weakness.advice}")
+    if found:
+        named = "; ".join(f"{weakness.why}. {weakness.advice}" for weakness in found)
+        _warn(f"members of a group can put something else in the place of {path}: {named}")
+
+
+@functools.cache  # once each
+def _warn(text: str) -> None:
+    warnings.warn(text, UserWarning, stacklevel=5)
+
+
+def weaknesses(path: Path, *, shared: bool = False, group_may_write: bool = False) -> list[Weakness]:
+    """Return the places by which others can change what is at a path; none if it can be trusted.
+
+    Parameters
+    ----------
+    path : Path
+        A file or directory.
+    shared : bool, default False
+        Whether it is a directory that may be like ``/tmp``.
+    group_may_write : bool, default False
+        Whether its group is a group as that of the directories above.
+
+    Raises
+    ------
+    OSError
+        It is not there.
+    """
+    *above, (place, about) = _walk(path)
+    found = [_weakness(*one, above=True) for one in above]
+    last = _weakness(place, about, above=shared)
+    found.append(replace(last, by_group=last.by_group and (shared or group_may_write)) if last is not None else None)
+    return [weakness for weakness in found if weakness is not None]
+
+
+def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield each place on the way to a path, and the path itself as the last one."""
+    place, parts, links = Path("/"), list(path.absolute().parts[1:]), 0
+    yield place, os.lstat(place)
+    while parts:
+        part = parts.pop(0)
+        place = place.parent if part == ".." else place / part
+        about = os.lstat(place)
+        yield place, about
+        if stat.S_ISLNK(about.st_mode):
+            links += 1
+            if links > _LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            target = place.readlink()
+            place = Path("/") if target.is_absolute() else place.parent
+            parts = [part for part in target.parts if part != "/"] + parts
+
+
+def _weakness(place: Path, about: os.stat_result, *, above: bool) -> Weakness | None:
+    link = stat.S_ISLNK(about.st_mode)  # its mode says nothing; who owns it made it
+    what = f"{place} belongs to {_user(about.st_uid)} and has mode {stat.S_IMODE(about.st_mode):04o}"
+    trusted = {0, os.geteuid()} | (_listed() | _unmapped() if above else set())
+    if about.st_uid not in trusted:
+        advice = "Use a directory of your own"
+        if above:
+            advice += f", or set {VARIABLE}={about.st_uid} here and in the jobs (option env) if you trust that user as yourself"
+        return Weakness(place, what, advice)
+    if link or (above and about.st_mode & stat.S_ISVTX):
+        return None
+    if about.st_mode & stat.S_IWOTH:
+        return Weakness(place, f"{what}, so that everybody can write there", _chmod(place, about, "o-w"))
+    if about.st_mode & stat.S_IWGRP and not _private_group(place, about):
+        return Weakness(place, f"{what}, so that the group {_group(about.st_gid)} can write there", _chmod(place, about, "g-w"), True)
+    return None
+
+
+def _chmod(place: Path, about: os.stat_result, change: str) -> str:
+    if about.st_uid == os.geteuid():
+        return f"chmod {change} {shlex.quote(str(place))}"
+    return "Use a directory that only you can write to"
+
+
+def _private_group(place: Path, about: os.stat_result) -> bool:
+    """Whether the group is the owner's own, as most systems give each user one, and no ACL names others."""
+    try:
+        owner, group = pwd.getpwuid(about.st_uid), grp.getgrgid(about.st_gid)
+    except KeyError:
+        return False
+    if owner.pw_gid != about.st_gid or owner.pw_name != group.gr_name or set(group.gr_mem) - {owner.pw_name}:
+        return False
+    try:
+        return not os.getxattr(place, "system.posix_acl_access")
+    except OSError:  # none
+        return True
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def _listed() -> set[int]:
+    return {int(uid) for uid in os.environ.get(VARIABLE, "").split(",") if uid.strip().isdecimal()}
+
+
+@functools.cache
+def _unmapped() -> set[int]:
+    """The user id that a container without root's privileges shows for root and all others: directories above ours are root's mostly."""
+    try:
+        first = Path("/proc/self/uid_map").read_text().split()[:3]
+        return set() if first == ["0", "0", "4294967295"] else {int(Path("/proc/sys/kernel/overflowuid").read_text())}
+    except (OSError, ValueError):
+        return set()

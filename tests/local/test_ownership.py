@@ -1,0 +1,147 @@
+"""Nobody else gets in through the filesystem: not by a directory that others may change, nor by one that others have made."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpcgpu
+from hpcgpu import LocalGPUCluster
+from hpcgpu.batch.base import BatchError
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.directory import ClusterDirectory, Contact
+from hpcgpu.ownership import NotTrusted
+from tests.local.test_cluster import CPU
+
+STRANGER = 64321  # a user id that nobody has
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+
+
+@pytest.mark.parametrize("umask", ["000", "002"])
+def test_what_a_cluster_makes_is_the_users_alone_whatever_the_umask(tmp_path: Path, umask: str) -> None:
+    code = f"""
+import os, warnings
+os.umask(0o{umask})
+from hpcgpu import LocalGPUCluster
+with LocalGPUCluster(**{CPU!r}) as cluster:
+    pass
+"""
+    environ = {k: v for k, v in os.environ.items() if k not in ("HPCGPU_QUEUE_DIRECTORY", "DASK_HPCGPU__CLUSTER_DIRECTORY")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environ | {"HOME": str(tmp_path)}, cwd=tmp_path)
+    made = [tmp_path / ".hpcgpu", *(tmp_path / ".hpcgpu").rglob("*")]
+    assert len(made) > 10
+    assert not [path for path in made if path.stat().st_mode & 0o022], "others can write to these"
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {0o700}
+
+
+def test_a_queue_in_a_directory_that_everybody_can_write_to_is_refused(home: Path) -> None:
+    (home / "open").mkdir(mode=0o700)
+    LocalQueue(home / "open" / "queue").check()
+    (home / "open").chmod(0o777)
+    with pytest.raises(BatchError, match=f"{home}/open .*everybody can write there. chmod o-w {home}/open"):
+        LocalQueue(home / "open" / "queue").check()
+
+
+def test_a_cluster_in_a_directory_that_everybody_can_write_to_is_refused(queue: LocalQueue, home: Path) -> None:
+    (home / "open").mkdir(mode=0o700)
+    (home / "open").chmod(0o777)
+    with pytest.raises(hpcgpu.OptionError, match=f"cluster_directory='{home}/open': .*chmod o-w {home}/open"):
+        LocalGPUCluster(**CPU, cluster_directory=str(home / "open"))
+    assert list((home / "open").iterdir()) == []
+
+
+class Trap:
+    """A listener where a stranger's scheduler would be; who connects to a scheduler unpickles what it sends."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.connections = 0
+        threading.Thread(target=self._count, daemon=True).start()
+
+    def _count(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            connection.close()
+
+
+@pytest.fixture
+def trap() -> Iterator[Trap]:
+    trap = Trap()
+    yield trap
+    trap.listener.close()
+
+
+@pytest.fixture
+def foreign(home: Path, trap: Trap) -> Path:
+    """The directory of a cluster that somebody else has made, with a scheduler of theirs."""
+    directory = ClusterDirectory.claim(home / "clusters" / "gift", lambda submits: [], system="local", encrypted=False)
+    address = f"tcp://127.0.0.1:{trap.listener.getsockname()[1]}"
+    directory.publish(Contact(token=directory.token(), job_id="1", workers=address, client=address))
+    directory.intend("gift-scheduler", "scheduler")
+    directory.submitted("gift-scheduler", "1")
+    for path in (directory.path, *directory.path.rglob("*")):
+        os.chown(path, STRANGER, STRANGER)
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return directory.path
+
+
+@needs_root
+@pytest.mark.parametrize("where", ["path", "name"])
+def test_a_cluster_directory_of_somebody_else_is_refused(queue: LocalQueue, foreign: Path, trap: Trap, where: str) -> None:
+    name: Any = foreign if where == "path" else foreign.name
+    for use in (
+        lambda: hpcgpu.connect(name, timeout=1),
+        lambda: LocalGPUCluster.from_name(name),
+        lambda: LocalGPUCluster(**CPU, name=foreign.name, if_exists="connect"),
+        lambda: LocalGPUCluster(**CPU, name=foreign.name),
+    ):
+        with pytest.raises((NotTrusted, hpcgpu.OptionError), match=f"{foreign} belongs to uid {STRANGER}"):
+            use()
+    assert trap.connections == 0
+    assert foreign.stat().st_mode & 0o777 == 0o755 and (foreign / "contact.json").exists(), "it is left as it is"
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "command", [["status"], ["stop"], ["logs"], ["scale", "--jobs", "1"], ["adapt", "--maximum-jobs", "1"]], ids=lambda words: words[0]
+)
+def test_the_commands_refuse_it_too(queue: LocalQueue, foreign: Path, trap: Trap, command: list[str]) -> None:
+    words = [sys.executable, "-m", "hpcgpu", command[0], str(foreign), *command[1:]]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert done.returncode == 2 and f"{foreign} belongs to uid {STRANGER}" in done.stderr, done.stderr
+    assert trap.connections == 0
+
+
+@needs_root
+def test_the_list_shows_own_clusters_and_says_why_it_leaves_one_out(queue: LocalQueue, foreign: Path) -> None:
+    ClusterDirectory.claim(foreign.parent / "own", lambda submits: [], system="local")
+    done = subprocess.run([sys.executable, "-m", "hpcgpu", "list", "--json"], check=True, capture_output=True, text=True)
+    assert [cluster["name"] for cluster in json.loads(done.stdout)] == ["own"]
+    assert f"{foreign} belongs to uid {STRANGER}" in done.stderr
+    done = subprocess.run([sys.executable, "-m", "hpcgpu", "stop", "--all"], check=True, capture_output=True, text=True)
+    assert "own: 0 jobs cancelled" in done.stdout and (foreign / "contact.json").exists()
+
+
+@needs_root
+def test_a_job_refuses_a_cluster_directory_that_became_somebody_elses(queue: LocalQueue, home: Path, until: Any) -> None:
+    with LocalGPUCluster(**CPU, name="taken", jobs=1) as cluster:
+        cluster.wait_for_workers(1)
+        os.chown(cluster.directory.path / "tls" / "key.pem", STRANGER, STRANGER)
+        job = queue.submit(cluster.directory.path / "worker.sh", job_name="late")
+        until(lambda: queue.poll([job])[job].state.ended, "it ends")
+        os.chown(cluster.directory.path / "tls" / "key.pem", 0, 0)
+        assert queue.poll([job])[job].exit_code == 1
+        assert f"key.pem belongs to uid {STRANGER}" in (cluster.directory.logs / f"late-{job}.log").read_text()
