@@ -24,6 +24,7 @@ from hpcgpu import credentials, saved, scaling, scripts
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem
 from hpcgpu.batch.reasons import explain
+from hpcgpu.checks.login import of_all_nodes
 from hpcgpu.clusters import live_jobs, locate, submitted
 from hpcgpu.directory import ClusterDirectory, Submit
 from hpcgpu.display.progress import Progress, duration, ending, waiting_for
@@ -36,7 +37,7 @@ from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, Superseded,
 from hpcgpu.localscheduler import LocalScheduler
 from hpcgpu.manager import CLOSE_TIMEOUT, Manager
 from hpcgpu.options import OptionError, Options, resolve
-from hpcgpu.ownership import NotTrusted, private_directory
+from hpcgpu.ownership import NotTrusted, check_place, private_directory
 
 __all__ = ["Lifecycle"]
 
@@ -197,6 +198,9 @@ class Lifecycle(Manager):
     def _check(self) -> None:
         """Refuse what can be seen not to work on this machine."""
         self.batch.check()
+        for job in (self.options.worker, self.options.scheduler):
+            if job is not None and job.local_directory is not None and "$" not in job.local_directory:
+                _check_local_directory(Path(job.local_directory).absolute(), everywhere=self.system == "local")
         if self.options.scheduler is None and self.options.worker.interface:
             if trouble := interfaces.missing(self.options.worker.interface, interfaces.addresses()):
                 raise OptionError(f"scheduler='local': {trouble}")
@@ -539,6 +543,17 @@ def _program() -> str:
     script = Path(sys.argv[0])
     called = script.parent.name if script.name == "__main__.py" else script.name or "python"
     return f"{called} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
+
+
+def _check_local_directory(path: Path, *, everywhere: bool) -> None:
+    """Refuse a place for temporary files that others can change, where this machine sees what nodes see; jobs look for themselves."""
+    there = next(place for place in (path, *path.parents) if place.exists())
+    if not everywhere and not of_all_nodes(there):
+        return
+    try:
+        check_place(there)
+    except NotTrusted as error:
+        raise OptionError(f"local_directory={str(path)!r}: {error}") from error
 
 
 def _check_writable(option: str, path: Path) -> None:

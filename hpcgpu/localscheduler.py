@@ -6,6 +6,7 @@ import contextlib
 import logging
 from typing import Any
 
+from dask import config
 from distributed.scheduler import Scheduler
 from distributed.security import Security
 from distributed.utils import silence_logging_cmgr
@@ -14,6 +15,7 @@ from hpcgpu.dashboard import guard
 from hpcgpu.directory import ClusterDirectory
 from hpcgpu.fabric import interfaces
 from hpcgpu.options import Options
+from hpcgpu.runtime import scratch
 from hpcgpu.runtime.extension import install
 from hpcgpu.runtime.scheduler import publish
 
@@ -33,14 +35,17 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
         arguments: dict[str, Any] = {}
         if options.cluster.idle_timeout:
             arguments["idle_timeout"] = f"{options.cluster.idle_timeout:g}s"
-        super().__init__(
-            protocol=protocol,
-            interface=options.worker.interface or interfaces.default_interface(interfaces.addresses()),
-            port=0,
-            security=security,
-            dashboard_address="127.0.0.1:0",
-            **arguments,
-        )
+        self._temporary = contextlib.ExitStack()
+        temporary = self._temporary.enter_context(scratch.made(scratch.place()))
+        with config.set({"temporary-directory": str(temporary)}):
+            super().__init__(
+                protocol=protocol,
+                interface=options.worker.interface or interfaces.default_interface(interfaces.addresses()),
+                port=0,
+                security=security,
+                dashboard_address="127.0.0.1:0",
+                **arguments,
+            )
 
     def start_http_server(self, *arguments: Any, **named: Any) -> None:
         """Listen, and answer those who have the token."""
@@ -55,8 +60,9 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
         return self
 
     async def close(self, *arguments: Any, **options: Any) -> None:
-        """End, and let Dask's logging in this process be as it was."""
+        """End, remove the temporary files, and let Dask's logging in this process be as it was."""
         try:
             await super().close(*arguments, **options)
         finally:
             self._quiet.close()
+            self._temporary.close()

@@ -21,7 +21,7 @@ from hpcgpu.options import Options
 from hpcgpu.ownership import private_directory, weaknesses
 from hpcgpu.profiles.draft import Queue, queues
 
-__all__ = ["judge_queues", "login_lines"]
+__all__ = ["judge_queues", "login_lines", "of_all_nodes"]
 
 #: Filesystems that only one machine has.
 _OF_ONE_MACHINE = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "overlay", "zfs"})
@@ -128,6 +128,12 @@ def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:
         yield Line("login", "permissions", "warning" if weakness.by_group else "failure", weakness.why, advice)
     if not found:
         yield Line("login", "permissions", "ok", f"by their modes only you can write to {path} and what is above it")
+
+
+def of_all_nodes(path: Path) -> bool:
+    """Whether other machines see the same directory; false where that is not known."""
+    kind = filesystem(path)
+    return bool(kind) and kind not in _OF_ONE_MACHINE
 
 
 def filesystem(path: Path) -> str:

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from hpcgpu.batch import batch_system
@@ -28,6 +27,7 @@ from hpcgpu.directory import ClusterDirectory
 from hpcgpu.fabric import choice, interfaces
 from hpcgpu.fabric.gpus import gpus_on_node
 from hpcgpu.ownership import NotTrusted
+from hpcgpu.runtime import scratch
 from hpcgpu.runtime.launch import LaunchError, expanded, job_arguments, visible_gpus
 
 __all__ = ["main"]
@@ -86,13 +86,12 @@ def _open_files() -> int:
 def _local_directory(path: str) -> str:
     """Return how a directory for spilling is: its size, or what is wrong with it."""
     try:
-        place = Path(expanded(path, os.environ))
-        place.mkdir(parents=True, exist_ok=True)
+        place = scratch.place(expanded(path, os.environ))
         probe = place / f".hpcgpu-{os.getpid()}"
         probe.write_text("")
         probe.unlink()
         return f"{place}: {shutil.disk_usage(place).free / 2**30:.0f} GiB free"
-    except (LaunchError, OSError) as error:
+    except (LaunchError, NotTrusted, OSError) as error:
         return f"trouble: {error}"
 
 

@@ -34,7 +34,7 @@ from hpcgpu.fabric import authentication, certificates, choice, interfaces
 from hpcgpu.fabric.certificates import CertificateError
 from hpcgpu.fabric.gpus import gpus_on_node
 from hpcgpu.ownership import NotTrusted
-from hpcgpu.runtime import devices
+from hpcgpu.runtime import devices, scratch
 from hpcgpu.walltime import margin
 
 __all__ = ["job_arguments", "main"]
@@ -203,6 +203,28 @@ def expanded(path: str, environ: Mapping[str, str]) -> str:
         raise LaunchError(f"local_directory={path!r}: {error}") from error
 
 
+def temporary_place(arguments: argparse.Namespace) -> Path:
+    """Take the option `local_directory` out of the command, and return the directory in which that for Dask's temporary files is made.
+
+    Raises
+    ------
+    LaunchError
+        It cannot be made, or others can change what is in it.
+    """
+    command: list[str] = arguments.command
+    given = None
+    if "--local-directory" in command:
+        at = command.index("--local-directory")
+        given = expanded(command[at + 1], os.environ)
+        del command[at : at + 2]
+    try:
+        return scratch.place(given)
+    except NotTrusted as error:
+        raise LaunchError(f"temporary files of Dask: {error}; or set local_directory to another directory") from error
+    except OSError as error:
+        raise LaunchError(f"local_directory={given!r} cannot be made on {socket.gethostname()}: {error}") from error
+
+
 def check_interface(name: str | None, option: str = "interface") -> None:
     """Raise `LaunchError` when this node has no such interface."""
     if name is not None and (trouble := interfaces.missing(name, interfaces.addresses())):
@@ -248,8 +270,7 @@ def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, b
     name = own.name if own.name != directory.path.name else f"{own.name}-by-hand-{own.job_id}"
     if arguments.nodes > 1:
         name = f"{name}-{own.node}"
-    given = [expanded(argument, os.environ) if flag == "--local-directory" else argument for flag, argument in pairwise(arguments.command)]
-    command = [arguments.command[0], *given, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
+    command = [*arguments.command, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
     command += ["--preload", "hpcgpu.runtime.worker"]
     if contact.workers.startswith("ucx"):
         authentication.install()  # for the nannies, which run in this process
@@ -288,23 +309,25 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     return command
 
 
-def become(command: Sequence[str]) -> None:
-    """Run ``python -m MODULE ARGUMENTS`` in this process.
+def become(command: Sequence[str], place: Path) -> None:
+    """Run ``python -m MODULE ARGUMENTS`` in this process, with a fresh directory for temporary files in `place`.
 
     Over UCX the process ends without Python's own tidying up: UCX's thread may still be at work then, and a segmentation fault would make
     a failure of a job that did well (seen with UCX 1.21 at the end of schedulers).
     """
     _, flag, module, *arguments = command
     assert flag == "-m", "the templates start Dask as a module"
-    if "dask" in sys.modules:  # imported before the environment was complete
-        sys.modules["dask"].config.refresh()
-    importlib.import_module("hpcgpu.fabric.tls").install()
-    sys.argv = [module, *arguments]
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        if end.code not in (None, 0) or not _speaks_ucx(arguments):
-            raise
+    with scratch.made(place) as temporary:
+        os.environ["DASK_TEMPORARY_DIRECTORY"] = str(temporary)
+        if "dask" in sys.modules:  # imported before the environment was complete
+            sys.modules["dask"].config.refresh()
+        importlib.import_module("hpcgpu.fabric.tls").install()
+        sys.argv = [module, *arguments]
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            if end.code not in (None, 0) or not _speaks_ucx(arguments):
+                raise
     if _speaks_ucx(arguments):
         logging.shutdown()
         sys.stdout.flush()
@@ -362,6 +385,7 @@ def main(argv: Sequence[str]) -> None:
         visible = visible_gpus(arguments.gpus, os.environ, None if listed else gpus_on_node(), whole_nodes=arguments.whole_nodes)
         if visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
+        place = temporary_place(arguments)
         os.environ["HPCGPU_CLUSTER_DIRECTORY"] = str(directory.path)
         os.environ.update(credentials.environment(directory))
         if arguments.kind == "worker":
@@ -379,7 +403,7 @@ def main(argv: Sequence[str]) -> None:
         file=sys.stderr,
         flush=True,
     )
-    become(command)
+    become(command, place)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,85 @@
+"""Temporary files of Dask where nobody else has been: a fresh directory for each process of ours that is a Dask server.
+
+Dask takes any directory ``dask-scratch-space`` that it can write to, puts it on `sys.path`, and unpickles what it has spilled there
+(`distributed.diskutils`, `distributed.core.Server`). On a node of several users somebody else may have made it. The directory of a process
+that was killed stays until the next one of this user starts on the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcgpu.ownership import check_place, private_directory, weaknesses
+
+__all__ = ["made", "place"]
+
+
+def place(local_directory: str | None = None) -> Path:
+    """Return the directory for temporary files, made if it is not there: the one given, that of Dask's configuration, or the node's.
+
+    Raises
+    ------
+    NotTrusted
+        Others can change what is made in it.
+    OSError
+        It cannot be made.
+    """
+    from dask import config
+
+    base = Path(local_directory or config.get("temporary-directory", None) or tempfile.gettempdir()).absolute()
+    private_directory(base)
+    check_place(base)
+    return base
+
+
+@contextlib.contextmanager
+def made(base: Path) -> Iterator[Path]:
+    """Make a directory for this process alone, which is removed in the end.
+
+    Parameters
+    ----------
+    base : Path
+        From `place`.
+    """
+    prefix = f"hpcgpu-{os.getuid()}-{socket.gethostname()}-"
+    _sweep(base, prefix)
+    path, lock = _make(base, prefix)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _make(base: Path, prefix: str) -> tuple[Path, int]:
+    """Make a directory and lock it: it is in use as long as this process lives."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        with contextlib.suppress(OSError):  # a filesystem without locks: nobody can lock it to remove it either
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():  # else it was removed before it was locked
+            return path, lock
+        os.close(lock)
+
+
+def _sweep(base: Path, prefix: str) -> None:
+    """Remove what processes of this user have left here that were killed; not where others could make us remove something else."""
+    if weaknesses(base, shared=True):
+        return
+    for path in base.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(lock).st_uid == os.getuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)

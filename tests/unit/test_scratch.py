@@ -1,0 +1,67 @@
+"""Dask's temporary files are in a directory that is fresh, the user's alone, and gone in the end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import dask
+import pytest
+
+from hpcgpu.ownership import NotTrusted
+from hpcgpu.runtime import scratch
+
+PROGRAM = """
+import sys, pathlib
+from hpcgpu.runtime import scratch
+with scratch.made(pathlib.Path(sys.argv[1])) as path:
+    (path / "spilled").write_text("data")
+    print(path, flush=True)
+    sys.stdin.read()
+"""
+
+
+def start(base: Path) -> tuple[subprocess.Popen[str], Path]:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, base], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_it_is_the_users_alone_and_goes_with_what_is_in_it(tmp_path: Path) -> None:
+    with scratch.made(tmp_path) as path:
+        assert path.parent == tmp_path and path.stat().st_mode & 0o777 == 0o700
+        (path / "dask-scratch-space").mkdir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_goes_when_the_next_one_starts_and_no_other(tmp_path: Path) -> None:
+    killed, left = start(tmp_path)
+    living, used = start(tmp_path)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    (tmp_path / "hpcgpu-of-another-user").mkdir()
+    assert (left / "spilled").exists()
+    with scratch.made(tmp_path):
+        assert not left.exists() and (used / "spilled").exists() and (tmp_path / "hpcgpu-of-another-user").exists()
+    living.communicate("")
+    assert [path.name for path in tmp_path.iterdir()] == ["hpcgpu-of-another-user"]
+
+
+def test_the_place_is_what_was_given_else_dasks_else_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with dask.config.set({"temporary-directory": None}):
+        assert scratch.place() == tmp_path
+    with dask.config.set({"temporary-directory": str(tmp_path / "configured")}):
+        assert scratch.place() == tmp_path / "configured"
+        assert scratch.place(str(tmp_path / "given" / "here")) == tmp_path / "given" / "here"
+    assert (tmp_path / "given").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_place_where_everybody_can_replace_it_is_refused_and_one_like_tmp_is_not(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(NotTrusted, match="chmod o-w"):
+        scratch.place(str(tmp_path))
+    tmp_path.chmod(0o1777)
+    assert scratch.place(str(tmp_path)) == tmp_path
