@@ -74,7 +74,7 @@ def _trusted(path: Path) -> ClusterDirectory | None:
     try:
         return ClusterDirectory.there(path)
     except NotTrusted as error:
-        warnings.warn(str(error), UserWarning, stacklevel=3)
+        warnings.warn(printable(str(error), None), UserWarning, stacklevel=3)
         return None
 
 
