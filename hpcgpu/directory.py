@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -76,6 +76,8 @@ class Submit:
         It certainly does not exist.
     ended : bool
         It was seen to have ended.
+    cancelled : bool
+        A manager decided that it ends, and did not take that back: it is not wanted any more.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Submit:
     job_id: str | None = None
     refused: bool = False
     ended: bool = False
+    cancelled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,6 +372,23 @@ class ClusterDirectory:
         """Record that a job was seen to have ended."""
         self._append({"event": "ended", "name": name})
 
+    def cancel(self, names: Iterable[str]) -> None:
+        """Record that these jobs are not wanted any more; written before their workers retire, and before they are cancelled."""
+        self._append({"event": "cancel", "names": list(names)})
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Record that these jobs stay after all: they had started already, or their data fits nowhere else."""
+        self._append({"event": "keep", "names": list(names)})
+
+    def resize(self, group: str, jobs: int | None) -> None:
+        """Record how many worker jobs the user wants in a group; None where the work decides."""
+        self._append({"event": "size", "group": group, "jobs": jobs})
+
+    def sizes(self) -> dict[str, int | None]:
+        """Return by group how many worker jobs the user wants, as far as that was said."""
+        sizes = [(str(record.get("group")), record.get("jobs")) for record in self._journal() if record["event"] == "size"]
+        return {group: jobs if isinstance(jobs, int) else None for group, jobs in sizes}
+
     def detach(self) -> None:
         """Record that the cluster shall outlive the program that made it."""
         self._append({"event": "detached"})
@@ -397,6 +417,11 @@ class ClusterDirectory:
                 if record["name"] in jobs and jobs[record["name"]].job_id is not None:  # of a manager that had been taken over already
                     earlier.append(jobs.pop(record["name"]))
                 jobs[record["name"]] = Submit(record["name"], record["kind"], group, time_)
+            elif record["event"] in ("cancel", "keep"):
+                names = record.get("names")
+                for submit in jobs.values():
+                    if isinstance(names, list) and submit.name in names:
+                        submit.cancelled = record["event"] == "cancel"
             elif record.get("name") not in jobs:
                 continue
             elif record["event"] == "submitted":

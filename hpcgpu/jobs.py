@@ -199,29 +199,57 @@ class Dispatcher:
             # First of all, so that nothing that fails below can lose it.
             self._ids[name] = job_id
             self.monitor.watch(job_id, name, now=time.time())
-            try:
-                self.directory.submitted(name, job_id)
-            except OSError as error:  # the intent is on disk: the job can be found by its name
-                self.trouble = f"the journal in {self.directory.path} cannot be written: {error.strerror}"
+            self._note(self.directory.submitted, name, job_id)  # if not, the intent is on disk: the job can be found by its name
             if self.closing:  # while sbatch was under way
                 self.cancelled.add(job_id)
                 self.batch.cancel([job_id])
             else:
-                self._leave_none_behind(job_id)
+                self._leave_none_behind(name, job_id)
             return job_id
         finally:
             with self._changed:
                 self._in_flight.discard(name)
                 self._changed.notify_all()
 
-    def _leave_none_behind(self, job_id: str) -> None:
+    def _leave_none_behind(self, name: str, job_id: str) -> None:
         """Cancel what was submitted while another manager took over: that one may not have learned of it."""
         try:
             self.check_manager()
         except Superseded:
             self.cancelled.add(job_id)
+            self._note(self.directory.cancel, [name])  # for that one, if it has learned of it
             self.batch.cancel([job_id])
             raise
+
+    def will_cancel(self, names: Collection[str]) -> None:
+        """Write into the journal that these jobs are not wanted any more, before anything is done about it.
+
+        A manager that takes the cluster over completes what this one began, and takes the jobs neither for wanted nor for failed.
+
+        Raises
+        ------
+        Superseded
+            Another program manages the cluster.
+        """
+        self.check_manager()
+        self._note(self.directory.cancel, names)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Take `will_cancel` back, unless another program manages the cluster: that one has decided."""
+        with contextlib.suppress(Superseded):
+            self.check_manager()
+            self._note(self.directory.keep, names)
+
+    def resize(self, group: str, jobs: int | None) -> None:
+        """Write into the journal how many worker jobs the user wants in a group."""
+        self._note(self.directory.resize, group, jobs)
+
+    def _note(self, write: Callable[..., None], *arguments: Any) -> None:
+        """Write into the journal what must not fail because the disk is full."""
+        try:
+            write(*arguments)
+        except OSError as error:
+            self.trouble = f"the journal in {self.directory.path} cannot be written: {error.strerror}"
 
     async def poll(self, job_ids: Collection[str] | None = None) -> None:
         """Ask the queue once about these jobs (default: all that have not ended) and take what it answers."""

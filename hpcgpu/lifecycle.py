@@ -22,7 +22,7 @@ from distributed.security import Security
 
 from hpcgpu import credentials, saved, scaling, scripts
 from hpcgpu.batch import batch_system
-from hpcgpu.batch.base import BatchError, BatchSystem
+from hpcgpu.batch.base import BatchError, BatchSystem, BatchUnavailable
 from hpcgpu.batch.reasons import explain
 from hpcgpu.checks.login import of_all_nodes
 from hpcgpu.clusters import live_jobs, locate, submitted
@@ -32,7 +32,7 @@ from hpcgpu.display.warn import warn
 from hpcgpu.exit import guard, unguard
 from hpcgpu.fabric import interfaces
 from hpcgpu.fabric import settings as fabric_settings
-from hpcgpu.groups import WorkerGroup
+from hpcgpu.groups import DEFAULT, WorkerGroup
 from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, Superseded, WorkerJob, in_thread
 from hpcgpu.localscheduler import LocalScheduler
 from hpcgpu.manager import CLOSE_TIMEOUT, Manager
@@ -296,6 +296,8 @@ class Lifecycle(Manager):
         await Cluster._start(self)
         await self._compare_with_scheduler()
         self._take_workers()
+        await self._take_load()
+        self._go_on_giving_up()
         self._spawn(self._watch_stream(), self._watching)
         self._spawn(self._keep_deciding(), self._watching)
         if self.options.scheduler is not None:
@@ -333,22 +335,26 @@ class Lifecycle(Manager):
         await in_thread(live_jobs, self.directory, self.batch)  # a queue that does not answer must not cost the cluster its manager
         self._dispatcher.manager = self.directory.take_over(_program()).number
         jobs: dict[str, Submit] = await in_thread(submitted, self.directory, self.batch)
-        statuses = await in_thread(self.batch.poll, list(jobs))
         used = [scaling.sequence(submit.name, self.options.cluster.name) for submit in self.directory.submits()]
         self._sequence = max([-1, *(number for number in used if number is not None)]) + 1
+        for job_id, submit in jobs.items():
+            self._dispatcher.adopt(submit.name, job_id, submitted=submit.time)
+        await self._dispatcher.poll()
+        if self._dispatcher.monitor.trouble:
+            raise BatchUnavailable(self._dispatcher.monitor.trouble)
         for job_id, submit in jobs.items():
             if submit.kind == "scheduler":
                 self.scheduler = self._all_jobs[submit.name] = self._scheduler_job(submit.name)
                 self.scheduler.job_id = job_id
-                self._dispatcher.adopt(submit.name, job_id, submitted=submit.time)
             else:
-                self._adopt(submit, statuses.get(job_id), job_id)
-        await self._dispatcher.poll()
+                self._adopt(submit, job_id)
+        self._restore_sizes()
         if self.scheduler is None or self.scheduler.queue_status.state.ended:
             await in_thread(self._dispatcher.cancel_all, CLOSE_TIMEOUT)
             what = self.scheduler.obituary() if self.scheduler is not None else "it has no scheduler job"
             raise ClusterError(f"nothing is left of cluster {self.options.cluster.name}: {what}")
         self._log(f"took over {len(jobs)} jobs")
+        self._go_on_giving_up()
 
     def _scheduler_job(self, name: str) -> SchedulerJob:
         script = self.directory.path / scripts.script_name(self.system, "scheduler")
@@ -358,6 +364,7 @@ class Lifecycle(Manager):
         """Submit the scheduler job, if there is none yet, the worker jobs right behind it, and wait for the scheduler."""
         name = f"{self.options.cluster.name}-scheduler"
         if self.scheduler is None:
+            self._dispatcher.resize(DEFAULT, self.options.cluster.jobs)
             self.scheduler = self._all_jobs[name] = self._scheduler_job(name)
             await self.scheduler.submit()
             self._log(f"submitted scheduler job {self.scheduler.job_id}")

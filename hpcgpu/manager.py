@@ -25,7 +25,7 @@ from distributed.security import Security
 from hpcgpu import scaling
 from hpcgpu.adaptive import GPUAdaptive
 from hpcgpu.agreement import Agreement, environments
-from hpcgpu.batch.base import AmbiguousSubmit, BatchError, JobStatus, SubmitLimited, SubmitRefused
+from hpcgpu.batch.base import AmbiguousSubmit, BatchError, JobState, SubmitLimited, SubmitRefused
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import Submit
 from hpcgpu.display.warn import warn
@@ -99,6 +99,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
         group.resize(Limits(maximum=settings.jobs, fixed=True))
         self._groups = {DEFAULT: group}
         self._deleted: list[WorkerGroup] = []
+        self._begun: list[WorkerJob] = []
         self._changed = asyncio.Event()
         self._poll_now = asyncio.Event()
         self._decide_now = asyncio.Event()
@@ -153,6 +154,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
         group.failures.start_anew()
         group.adaptive = self._adaptive = adaptive
         group.resize(limits)
+        self._dispatcher.resize(group.name, limits.maximum if limits.fixed else None)
         for job in group.jobs:
             job.idle_since = None  # counted from now
         self._decide()
@@ -170,7 +172,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
         for group in [*self._groups.values(), *self._deleted]:
             for job in [job for job in self.workers.values() if job.group is group]:
                 leaves = group.leaves(job)
-                if leaves is not None and now >= max(leaves, job.retry_at):
+                if leaves is not None and now >= max(leaves, job.retry_at) and self.status is Status.running:
                     self._log(f"the walltime of job {job.name} ends soon: its workers retire")
                     self._give_up([job.name], deadline=job.queue_status.end, why=Leaving.WALLTIME)
             decision = group.decide(now=now)
@@ -178,7 +180,9 @@ class Manager(SpecCluster):  # type: ignore[misc]
                 group.adaptive.decided(decision, now=now)
             for _ in range(decision.submit):
                 self._plan_job(group)
-            names = [name for name in (*decision.cancel, *decision.retire) if now >= self.workers[name].retry_at]
+            # What runs is given up when the scheduler is there, which knows who holds data.
+            chosen = (*decision.cancel, *decision.retire) if self.status is Status.running else decision.cancel
+            names = [name for name in chosen if now >= self.workers[name].retry_at]
             if decision.over:
                 self._give_up(names, deadline=now + _BUDGET_END, why=Leaving.BUDGET)
             else:
@@ -202,15 +206,24 @@ class Manager(SpecCluster):  # type: ignore[misc]
 
     def _give_up(self, names: Iterable[str], *, deadline: float | None, why: Leaving) -> None:
         """Take jobs out of the plan, and end them in the background."""
-        jobs = [self._forget(self.workers[name]) for name in names if name in self.workers]
+        jobs = [self.workers[name] for name in names if name in self.workers]
+        if not jobs:
+            return
+        try:
+            self._dispatcher.will_cancel([job.name for job in jobs])
+        except Superseded as error:
+            self._step_down(str(error))
+            return
         for job in jobs:
-            job.leaving = True
-        if jobs:
-            self._spawn(self._retire(jobs, deadline, why), self._changing)
+            self._forget(job).leaving = True
+        self._spawn(self._retire(jobs, deadline, why), self._changing)
 
     def _stay(self, jobs: Iterable[WorkerJob]) -> None:
         """Take jobs back into the plan that could not be given up."""
-        for job in jobs:
+        staying = list(jobs)
+        if staying:
+            self._dispatcher.keep([job.name for job in staying])
+        for job in staying:
             job.leaving = False
             job.retired.clear()
             self.workers[job.name] = job
@@ -583,17 +596,48 @@ class Manager(SpecCluster):  # type: ignore[misc]
         self.shutdown_on_close = False
         self._problem(why)
 
-    def _adopt(self, submit: Submit, status: JobStatus | None, job_id: str) -> None:
-        """Take over a worker job that an earlier manager submitted; `status` is None where the queue does not know it."""
+    def _adopt(self, submit: Submit, job_id: str) -> None:
+        """Take over a worker job that an earlier manager submitted, once the queue was asked about it."""
         group = self._groups.get(submit.group, self._groups[DEFAULT])
         job = WorkerJob(self._dispatcher, group.script, submit.name, self._logs, group=group, after=self._dependency)
-        job.job_id, job.doubtful, job.status = job_id, status is None, Status.running
-        self._dispatcher.adopt(submit.name, job_id, submitted=submit.time)
+        job.job_id, job.status = job_id, Status.running
+        state = job.queue_status.state
+        job.doubtful = state is JobState.UNKNOWN
+        if submit.cancelled and job.doubtful:  # it has ended as it was meant to; if not, `close` cancels it
+            return
         self._all_jobs[job.name] = job
         group.jobs.append(job)
-        if status is None or not status.state.ended:
-            self._stay([job])
-            group.resize(replace(group.limits, maximum=group.limits.maximum + 1))
+        if state.ended or state is JobState.COMPLETING:
+            job.leaving = True
+            self._dispatcher.cancelled.add(job_id)  # nothing more is to be done about it
+            return
+        job.leaving = submit.cancelled
+        if submit.cancelled:
+            self._begun.append(job)
+        else:
+            self.workers[job.name] = job
+            self.worker_spec[job.name] = self.new_spec
+
+    def _restore_sizes(self) -> None:
+        """Let each group have the jobs that it has, or fewer, where the user asked for fewer and the last manager did not come so far.
+
+        A job that is being given up counts where there is nothing else in its place: it was to be replaced.
+        """
+        sizes = self.directory.sizes()
+        for group in self._groups.values():
+            there = sum(job.group is group for job in self.workers.values())
+            begun = sum(job.group is group for job in self._begun)
+            wanted = sizes.get(group.name)
+            group.resize(replace(group.limits, maximum=there if wanted is None else min(there + begun, wanted)))
+
+    def _go_on_giving_up(self) -> None:
+        """End the jobs that the last manager had begun to give up; those that run when the scheduler is there, for their data."""
+        jobs = [job for job in self._begun if job.pending or self.status is Status.running]
+        self._begun = [job for job in self._begun if job not in jobs]
+        sizes = self.directory.sizes()
+        for why in (Leaving.ZERO, Leaving.UNWANTED):
+            if chosen := [job for job in jobs if (sizes.get(job.group.name) == 0) is (why is Leaving.ZERO)]:
+                self._spawn(self._retire(chosen, None, why), self._changing)
 
     @property
     def _in_touch(self) -> bool:
@@ -622,7 +666,8 @@ class Manager(SpecCluster):  # type: ignore[misc]
         group, now = job.group, time.time()
         if job.doubtful and job.joined_at is None:  # it had ended before this program came
             if group.limits.fixed:
-                group.resize(replace(group.limits, maximum=max(0, group.limits.maximum - 1)))
+                there = sum(other.group is group for other in self.workers.values())
+                group.resize(replace(group.limits, maximum=min(there, group.limits.maximum)))
             return
         outcome = job.outcome
         group.failures.job_ended(outcome, job.queue_status.node, now=now)

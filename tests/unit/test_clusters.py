@@ -167,3 +167,18 @@ def test_a_scheduler_job_that_the_queue_forgot_is_gone(directory: ClusterDirecto
     monkeypatch.setattr(connection, "batch_system", lambda name: queue)
     with pytest.raises(ClusterError, match=r"the scheduler of cluster demo is gone: the queue has not known its job for 0.5 s. Logs: "):
         connection.wait_for_contact(directory, quiet=True)
+
+
+def test_the_journal_knows_which_jobs_are_not_wanted_any_more_and_how_many_are(tmp_path: Path) -> None:
+    directory = ClusterDirectory.claim(tmp_path / "demo", lambda submits: [], system="slurm")
+    for number in range(3):
+        directory.intend(f"demo-{number}", "worker")
+        directory.submitted(f"demo-{number}", str(number))
+    directory.resize("default", 1)
+    directory.cancel(["demo-1", "demo-2"])
+    directory.keep(["demo-2"])  # it had started already
+    directory.intend("demo-1", "worker")  # another job of that name
+    assert [(s.job_id, s.cancelled) for s in directory.submits()] == [("1", True), ("0", False), ("2", False), (None, False)]
+    assert directory.sizes() == {"default": 1}
+    directory.resize("default", None)  # the work decides from now on
+    assert directory.sizes() == {"default": None}

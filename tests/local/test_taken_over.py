@@ -1,0 +1,156 @@
+"""What a new manager makes of jobs that an earlier one ended, or was about to end: none of them comes back, none counts as a failure."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_pbs import Site
+
+from hpcgpu import LocalGPUCluster, PBSGPUCluster
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.cluster import GPUCluster
+from hpcgpu.clusters import locate, stop
+from tests.conftest import live
+from tests.local.test_cli import ON_CPUS, hpcgpu
+from tests.local.test_cluster import CPU
+
+Until = Callable[..., None]
+
+PBS_CPU: dict[str, Any] = CPU | {"memory": "1GB"}
+
+
+def submits(cluster: GPUCluster) -> list[str]:
+    """Names of all jobs that were ever asked for."""
+    return [submit.name for submit in cluster.directory.submits()]
+
+
+def keeps_exactly_one(cluster: GPUCluster, kept: str, before: list[str], until: Until) -> None:
+    """The cluster has this worker job alone, asks for no other, and holds nothing against what was ended on purpose."""
+    cluster.wait_for_workers(1)
+    until(lambda: [j.name for j in cluster.jobs if j.kind == "worker" and j.state in ("pending", "running")] == [kept], "one job is left")
+    cluster.sync(cluster._look_at_queue)
+    cluster.sync(cluster._settle)
+    assert submits(cluster) == before, "it submitted a job"
+    assert cluster._groups["default"].limits.maximum == 1
+    assert (cluster._groups["default"].failures.failed, cluster._groups["default"].failures.paused) == (0, "")
+    assert {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()} == {kept}
+
+
+def test_jobs_that_were_scaled_away_by_the_command_stay_away(queue: LocalQueue, until: Until) -> None:
+    assert hpcgpu("start", "few", "--jobs", "3", *ON_CPUS).returncode == 0
+    done = hpcgpu("scale", "few", "--jobs", "1")
+    assert done.returncode == 0, done.stderr
+    [kept] = [submit.name for submit in locate("few").submits() if submit.kind == "worker" and not submit.cancelled]
+    before = [submit.name for submit in locate("few").submits()]
+    with LocalGPUCluster.from_name("few") as cluster:
+        keeps_exactly_one(cluster, kept, before, until)
+    assert live(queue) == []
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_jobs_that_were_scaled_away_on_pbs_stay_away(pbs: Site, until: Until, history: bool) -> None:
+    """Its queue knows no ended job; its history does, where the site keeps one."""
+    pbs.set(history=history)
+    cluster = PBSGPUCluster(name="few", jobs=3, shutdown_on_close=False, **PBS_CPU)
+    cluster.wait_for_workers(3)
+    cluster.scale(jobs=1)
+    cluster.settle()
+    [kept] = cluster.workers
+    cluster.close()
+    until(lambda: len(pbs.alive()) == 2, "the others have ended")
+    for _ in range(2):
+        again = PBSGPUCluster.from_name("few")
+        keeps_exactly_one(again, kept, submits(cluster), until)
+        again.detach()
+    PBSGPUCluster.from_name("few").close()
+    assert pbs.alive() == {}
+
+
+#: A program that scales from three jobs to one and is killed at some point of it.
+KILLED = """
+import os, signal, sys
+from hpcgpu import LocalGPUCluster
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.directory import ClusterDirectory
+from hpcgpu.manager import Manager
+
+die = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGKILL)
+cancel = LocalQueue.cancel
+cluster = LocalGPUCluster(name="killed", jobs=3, **%r)
+cluster.wait_for_workers(3)
+if sys.argv[1] == "before the event":
+    ClusterDirectory.cancel = die
+elif sys.argv[1] == "before the data moves":
+    Manager._retire = die
+elif sys.argv[1] == "before the command":
+    LocalQueue.cancel = die
+elif sys.argv[1] == "after the command":
+    LocalQueue.cancel = lambda self, ids, **options: (cancel(self, ids, **options), die())
+cluster.scale(jobs=1)
+cluster.settle()
+"""
+
+
+@pytest.mark.parametrize("when", ["before the event", "before the data moves", "before the command", "after the command"])
+def test_a_manager_that_is_killed_while_it_scales_leaves_the_size_that_was_asked_for(queue: LocalQueue, until: Until, when: str) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED % CPU, when], capture_output=True, text=True, timeout=250, env=dict(os.environ))
+    assert done.returncode == -9, done.stderr
+    before = [submit.name for submit in locate("killed").submits()]
+    with LocalGPUCluster.from_name("killed") as cluster:
+        until(lambda: len(cluster.workers) == 1, "two go")
+        [kept] = cluster.workers
+        marked = [submit.name for submit in cluster.directory.submits() if submit.cancelled]
+        assert len(marked) == 2 and kept not in marked
+        keeps_exactly_one(cluster, kept, before, until)
+    assert live(queue) == []
+
+
+def test_a_job_that_an_earlier_manager_cancelled_and_that_is_still_ending_is_no_failure(queue: LocalQueue, until: Until) -> None:
+    """Its prologue takes its time when it is told to end, as an epilog does."""
+    slow = ["""if [ "$HPCGPU_JOB_NAME" = slow-1 ]; then trap 'sleep 3; exit 1' TERM; sleep 600 & wait; fi"""]
+    cluster = LocalGPUCluster(name="slow", jobs=2, job_script_prologue=slow, shutdown_on_close=False, **CPU)
+    cluster.wait_for_workers(1)
+    until(lambda: cluster._all_jobs["slow-1"].queue_status.state.value == "running", "the other runs")
+    cluster.scale(jobs=1)
+    cluster.settle()
+    cluster.close()
+    with LocalGPUCluster.from_name("slow") as again:
+        keeps_exactly_one(again, "slow-0", submits(cluster), until)
+    assert live(queue) == []
+
+
+def test_a_job_that_started_before_its_cancellation_counts_again(queue: LocalQueue) -> None:
+    """Cancelled only while it waits, it stayed: the journal says so, and who takes the cluster over keeps it."""
+    cluster = LocalGPUCluster(name="stays", jobs=1, shutdown_on_close=False, **CPU)
+    cluster.wait_for_workers(1)
+    [job] = cluster.workers.values()
+    cluster.sync(_give_up_and_stay, cluster, job)
+    assert [s.cancelled for s in cluster.directory.submits() if s.name == job.name] == [False]
+    cluster.close()
+    with LocalGPUCluster.from_name("stays") as again:
+        again.wait_for_workers(1)
+        assert list(again.workers) == [job.name]
+
+
+async def _give_up_and_stay(cluster: GPUCluster, job: Any) -> None:
+    cluster._dispatcher.will_cancel([job.name])
+    assert [s.cancelled for s in cluster.directory.submits() if s.name == job.name] == [True]
+    cluster._stay([job])
+
+
+def test_a_cluster_without_worker_jobs_stays_without(queue: LocalQueue) -> None:
+    cluster = LocalGPUCluster(name="none", jobs=2, shutdown_on_close=False, **CPU)
+    cluster.wait_for_workers(2)
+    cluster.scale(jobs=0)
+    cluster.settle()
+    cluster.close()
+    again = LocalGPUCluster.from_name("none")
+    again.sync(again._look_at_queue)
+    assert again.workers == {} and len(submits(again)) == 3
+    again.detach()
+    assert stop(again.directory, queue) == []
