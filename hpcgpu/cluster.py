@@ -386,6 +386,7 @@ class GPUCluster(Lifecycle):
         own = {address for job in self.workers.values() for address in job.workers}
         foreign = len(set(self.scheduler_info["workers"]) - own)
         within_reach = foreign + sum(group.within_reach * group.options.workers_per_job for group in self._groups.values())
+        within_reach -= sum(len(job.absence.since) for job in self.workers.values() if job.judged and job.replaced_since is None)
         hopeless = [job for job in missing if self._troubles.hopeless([job.name])]
         if within_reach - sum(job.group.options.workers_per_job for job in hopeless) < wanted:
             self._raise_hopeless(hopeless)
@@ -483,7 +484,8 @@ class GPUCluster(Lifecycle):
         text = f"{type(self).__name__}({self.name!r}, {self.scheduler_address!r}, status={self.status.name}"
         text += f", workers={len(self.scheduler_info['workers'])}/{len(self.plan)}, worker jobs: {jobs})"
         paused = [group.failures.paused for group in self._groups.values() if group.failures.paused]
-        told = [trouble.split("\n", 1)[0] for trouble in (self._troubles.failure, *paused, *self._troubles.problems) if trouble]
+        missing = self._shortages(now=time.time())
+        told = [trouble.split("\n", 1)[0] for trouble in (self._troubles.failure, *paused, *missing, *self._troubles.problems) if trouble]
         return "\n".join([text, *told])
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu import policy, scaling
+from hpcgpu import policy, repair, scaling
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import Outlook, outlook
 from hpcgpu.options import WorkerOptions
@@ -111,11 +111,25 @@ class WorkerGroup:
         )
 
     def leaves(self, job: WorkerJob) -> float | None:
-        """Return when a running job's workers must begin to retire; None without a walltime."""
+        """Return when a running job's workers must begin to retire: before its walltime ends, or because some of them are lost for good."""
         status = job.queue_status
-        if status.state is not JobState.RUNNING or status.start is None or status.end is None:
-            return None
+        if job.replaced_since is not None or status.state is not JobState.RUNNING or status.start is None or status.end is None:
+            return job.replaced_since
         return status.end - margin(status.end - status.start, self.options.walltime_margin, job.nbytes)
+
+    def look_for_absent(self, job: WorkerJob, *, now: float) -> bool:
+        """Take note of the workers that a job lacks; whether it lacks them for good, which is said once."""
+        names = scaling.workers_of(job.name, self.options)
+        job.absence = repair.observe(job.absence, names, self.options.nodes_per_job, set(job.workers.values()), now=now)
+        if not job.absence:
+            job.judged, job.replaced_since = False, None
+        if job.judged or not job.absence or job.absence.left(self.options.death_timeout, now=now) > 0:
+            return False
+        job.judged = True
+        self.failures.workers_lost(job.queue_status.node, now=now)
+        if not self.failures.paused:  # else what is left of it is better than nothing
+            job.replaced_since = now
+        return True
 
     def gpu_seconds(self, *, now: float) -> float:
         """Return what its jobs have used so far, from their starts and ends."""

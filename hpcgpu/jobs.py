@@ -24,6 +24,7 @@ from hpcgpu.batch.monitor import Monitor, View
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.printable import printable
+from hpcgpu.repair import Absence
 from hpcgpu.troubles import Outcome, classify
 
 if TYPE_CHECKING:
@@ -378,14 +379,16 @@ class Job(ProcessInterface):  # type: ignore[misc]
         """The job's log, stdout and stderr."""
         return self.logs / self.dispatcher.batch.log_name(self.name, self.job_id or "")
 
-    def log_tail(self, lines: int = _LOG_TAIL) -> str:
-        """Return the end of the log, and what our own extension said before it."""
+    def log_tail(self, lines: int = _LOG_TAIL, node: int | None = None) -> str:
+        """Return the end of the log, and what our own extension said before it; of one node of several, where its lines are labelled."""
         try:
             with open(self.log, "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_READ))
                 found = file.read(_LOG_READ).decode(errors="replace").splitlines()
         except OSError as error:
             return f"(no log at {self.log}: {error.strerror})"
+        if node is not None:  # `srun` says of what ended badly: "srun: error: n1: task 1: Exited with exit code 3"
+            found = [line for line in found if line.startswith(f"{node}: ") or f": task {node}: " in line] or found
         said = [line for line in found[:-lines] if _OWN_WORDS in line]  # why it ended, before all that ending says
         return printable("\n".join([*said[-1:], *found[-lines:]]), _LOG_LENGTH, lines=True)
 
@@ -398,7 +401,7 @@ class Job(ProcessInterface):  # type: ignore[misc]
         elif self.view is None or (not self.view.asked and not self.workers):
             reason = "the queue has not been asked about it yet"
         elif state is JobState.RUNNING:
-            reason = ""
+            reason = self.shortage(now=now)
         else:
             reason = explain(status)
         until = status.start if status.start and state is not JobState.PENDING else now
@@ -413,6 +416,10 @@ class Job(ProcessInterface):  # type: ignore[misc]
             workers=len(self.workers),
             log=self.log,
         )
+
+    def shortage(self, *, now: float) -> str:
+        """Return what a running job lacks; empty if it lacks nothing."""
+        return ""
 
     def obituary(self) -> str:
         """Return what happened to a job that ended, with the end of its log."""
@@ -451,6 +458,12 @@ class WorkerJob(Job):
         Whether its workers have had tasks or data.
     idle_since : float or None
         Epoch seconds since which all its workers are there and have nothing to do.
+    absence : Absence
+        Workers that it lacks while it runs.
+    judged : bool
+        Whether it lacks them for good, which was said.
+    replaced_since : float or None
+        Since when it is to be replaced for that.
     doubtful : bool
         An earlier manager submitted it, and the queue does not know it: it has ended, most likely.
     """
@@ -487,6 +500,20 @@ class WorkerJob(Job):
         self.retry_at = 0.0
         self.stable = False
         self.doubtful = False
+        self.absence = Absence()
+        self.judged = False
+        self.replaced_since: float | None = None
+
+    def shortage(self, *, now: float) -> str:
+        """Return which workers a running job lacks, and what becomes of it."""
+        if not self.absence or (self.leaving and not self.judged):
+            return ""
+        if not self.judged:
+            return self.absence.outlook(self.group.options.death_timeout, now=now)
+        words = self.absence.words(now=now)
+        if self.replaced_since is None:
+            return f"{words}; it goes on without, {self.group.failures.paused or 'as jobs failed in a row'}"
+        return f"{words}; its data moves, and another job takes its place"
 
     @property
     def alive(self) -> bool:
@@ -531,6 +558,7 @@ class WorkerJob(Job):
     def joined(self, address: str, worker: str, *, now: float) -> None:
         """Take note of a connected worker."""
         self.workers[address] = worker
+        self.absence = replace(self.absence, joined=self.absence.joined | {worker})  # it may be lost before the next decision
         self.joined_at = self.joined_at or now
 
 

@@ -171,9 +171,12 @@ class Manager(SpecCluster):  # type: ignore[misc]
         self._deleted = [group for group in self._deleted if any(job.alive for job in group.jobs)]
         for group in [*self._groups.values(), *self._deleted]:
             for job in [job for job in self.workers.values() if job.group is group]:
+                if self._in_touch and job.alive and group.look_for_absent(job, now=now):
+                    self._tell_of_absent(job, now=now)
                 leaves = group.leaves(job)
                 if leaves is not None and now >= max(leaves, job.retry_at) and self.status is Status.running:
-                    self._log(f"the walltime of job {job.name} ends soon: its workers retire")
+                    if job.replaced_since is None:
+                        self._log(f"the walltime of job {job.name} ends soon: its workers retire")
                     self._give_up([job.name], deadline=job.queue_status.end, why=Leaving.WALLTIME)
             decision = group.decide(now=now)
             if group.adaptive is not None:
@@ -189,6 +192,18 @@ class Manager(SpecCluster):  # type: ignore[misc]
                 zero = group.limits.fixed and not group.limits.maximum and group not in self._deleted
                 self._give_up(names, deadline=None, why=Leaving.ZERO if zero else Leaving.UNWANTED)
         self._submit_planned()
+
+    def _tell_of_absent(self, job: WorkerJob, *, now: float) -> None:
+        """Tell of a running job that lacks workers for good; it is replaced, unless too many have failed in a row."""
+        group, node = job.group, job.queue_status.node
+        message = f"worker job {job.job_id} ({job.name}){f' on {node}' if node else ''}: {job.shortage(now=now)}"
+        if group.adaptive is not None:
+            group.adaptive.note(message, now=now)
+        message += f". Log: {job.log}\n{job.log_tail(node=job.absence.node)}"
+        if job.replaced_since is None:
+            self._problem(message)
+        else:
+            self._warn(message)
 
     def _plan_job(self, group: WorkerGroup) -> None:
         """Add a job to the plan; `_correct_state` submits it."""
@@ -516,7 +531,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
                 if job.job_id in self._dispatcher.monitor.ended():  # what the queue merely forgot may still run
                     with suppress(OSError):
                         self._dispatcher.directory.ended(job.name)
-            if job.workers and not job.stable and job.joined_at is not None and now - job.joined_at > STABLE:
+            if job.workers and not job.absence and not job.stable and job.joined_at is not None and now - job.joined_at > STABLE:
                 job.stable = True
                 job.group.failures.jobs_run_well()
         self._give_up_hopeless()
@@ -583,7 +598,13 @@ class Manager(SpecCluster):  # type: ignore[misc]
             elif group.adaptive is not None:
                 limits = group.limits
                 parts.append(f"{what}adaptive, {limits.minimum} to {limits.maximum} jobs: {group.adaptive.state.reason}")
+        parts += self._shortages(now=time.time())
         return "; ".join(parts)
+
+    def _shortages(self, *, now: float) -> list[str]:
+        """Return what running jobs lack, of each that lacks workers."""
+        jobs = [job for job in self.workers.values() if job.alive and job.absence]
+        return [f"worker job {job.job_id} ({job.name}) {job.shortage(now=now)}" for job in jobs]
 
     def _step_down(self, why: str) -> None:
         """Leave the cluster to another manager."""

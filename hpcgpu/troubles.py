@@ -83,8 +83,8 @@ class Failures:
     ----------
     restarts : int
         Jobs that may fail in a row and be replaced.
-    failed, refused : int
-        Jobs that failed, and submits that were refused, in a row.
+    failed, refused, short : int
+        Jobs that failed, submits that were refused, and jobs that lost workers while they ran, in a row.
     next_try : float
         Epoch seconds before which nothing is submitted.
     paused : str
@@ -98,6 +98,7 @@ class Failures:
     restarts: int
     failed: int = 0
     refused: int = 0
+    short: int = 0
     next_try: float = 0.0
     paused: str = ""
     full: str = ""
@@ -111,8 +112,18 @@ class Failures:
             self._exclude(node)
         if outcome is Outcome.NODE_FAIL:
             self.next_try = max(self.next_try, now + _BACKOFF[1])
-        if not outcome.counts:
-            return
+        if outcome.counts:
+            self._job_failed(now)
+
+    def workers_lost(self, node: str, *, now: float) -> None:
+        """Take note of a running job that lacks workers for good. The first in a row may be bad luck, the next ones count as failures."""
+        self.short += 1
+        if self.short > 1:
+            if node:
+                self._exclude(node)
+            self._job_failed(now)
+
+    def _job_failed(self, now: float) -> None:
         self.failed += 1
         self._back_off(self.failed, now)
         if self.failed > self.restarts:
@@ -141,11 +152,11 @@ class Failures:
 
     def start_anew(self) -> None:
         """Forget the failures: the user asked for jobs again, or jobs run well."""
-        self.failed, self.refused, self.next_try, self.paused, self.full = 0, 0, 0.0, "", ""
+        self.failed, self.refused, self.short, self.next_try, self.paused, self.full = 0, 0, 0, 0.0, "", ""
 
     def jobs_run_well(self) -> None:
         """Count failures of jobs anew."""
-        self.failed = 0
+        self.failed, self.short = 0, 0
 
     def _back_off(self, count: int, now: float) -> None:
         self.next_try = max(self.next_try, now + _BACKOFF[min(count, len(_BACKOFF)) - 1])

@@ -16,7 +16,7 @@ from hpcgpu.printable import printable
 
 __all__ = ["Progress", "duration", "ending", "waiting_for"]
 
-_NUMBERS = re.compile(r"for [\d hmins]+")
+_NUMBERS = re.compile(r"(for|within) [\d hmins]+|\d+ s (ago|after)")
 
 
 def duration(seconds: float) -> str:
@@ -34,7 +34,7 @@ def waiting_for(jobs: Iterable[JobInfo]) -> str:
     for job in listed[:3]:
         known_by = f"{job.kind} job {job.id or job.name}"
         if job.state == "running":
-            parts.append(f"{known_by} runs on {job.node or 'its node'}, its processes are starting")
+            parts.append(f"{known_by} runs on {job.node or 'its node'}, {job.reason or 'its processes are starting'}")
         else:
             parts.append(f"{known_by} {job.state} for {duration(job.waited)}{', ' if job.reason else ''}{job.reason}")
     if len(listed) > 3:

@@ -517,7 +517,7 @@ def pbsnodes(state: State, arguments: list[str]) -> str:
 
 
 def pbsdsh(arguments: list[str]) -> int:
-    """Run a program on a node, in a bare environment; its exit code is lost [trap 8]."""
+    """Run a program on a node, in a bare environment; its exit code is lost, stderr alone tells of it [trap 8, recorded]."""
     assert arguments[0] == "-n" and arguments[2] == "--"
     node = int(arguments[1])
     kept = {k: v for k, v in os.environ.items() if k.startswith("PBS_") or k in {"HOME", "HPCGPU_JOB_ID", "HPCGPU_QUEUE_DIRECTORY"}}
@@ -529,7 +529,8 @@ def pbsdsh(arguments: list[str]) -> int:
         listed = devices.split(",")
         share = len(listed) // nodes
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(listed[node * share : (node + 1) * share])
-    subprocess.run(arguments[3:], env=environment, check=False)
+    if code := subprocess.run(arguments[3:], env=environment, check=False).returncode:
+        sys.stderr.write(f"pbsdsh: task 0x{node:08x} exit status {code}\n")
     return 0
 
 

@@ -1,0 +1,142 @@
+"""A running job that has lost some of its workers: what is said of it, and that it is replaced, but not for a worker that comes back."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from distributed import Client
+from fake_pbs import Site
+
+from hpcgpu import ClusterError, LocalGPUCluster, PBSGPUCluster
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.cluster import GPUCluster
+from hpcgpu.display.progress import waiting_for
+from tests.conftest import live, told
+from tests.local.test_pbs_cluster import GPU as PBS_GPU
+
+Until = Callable[..., None]
+
+FOUR: dict[str, Any] = {"gpus_per_node": 4, "scheduler": {"gpus_per_node": 0}, "protocol": "tcp", "poll_interval": 0.5, "quiet": True}
+
+
+def names(cluster: GPUCluster) -> set[str]:
+    return {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()}
+
+
+def time_passes(cluster: GPUCluster, job: str, until: Until) -> None:
+    """Let the time be over that this manager waits for the workers of a job; their processes keep `death_timeout` as it was."""
+    group = cluster._groups["default"]
+    options, group.options = group.options, replace(group.options, death_timeout=0.5)
+    until(lambda: cluster._all_jobs[job].judged, "the time is over")
+    group.options = options
+
+
+def lose(client: Client, name: str) -> None:
+    """Cut the connection between the scheduler and a worker, as a network does that fails for a moment: worker and nanny end."""
+
+    def cut(dask_scheduler: Any) -> None:
+        [worker] = [ws for ws in dask_scheduler.workers.values() if str(ws.name) == name]
+        dask_scheduler.stream_comms[worker.address].comm.abort()
+
+    client.run_on_scheduler(cut)
+
+
+def test_a_job_that_loses_one_of_four_workers_says_so_and_is_replaced(queue: LocalQueue, fake_gpus: None, until: Until) -> None:
+    with LocalGPUCluster(name="short", jobs=1, **FOUR) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(4)
+        lose(client, "short-0-2")
+        until(lambda: names(cluster) == {f"short-0-{i}" for i in (0, 1, 3)}, "a worker is gone")
+        words = r"lost 1 of 4 workers \d+ s ago; replaced if it does not come back within \d+ s"
+        until(lambda: re.fullmatch(words, next(j.reason for j in cluster.jobs if j.kind == "worker")), "the table of jobs says so")
+        assert re.search(rf"worker job \w+ \(short-0\) {words}", repr(cluster))
+        assert re.search(rf"runs on \S+, {words}", waiting_for(job for job in cluster.jobs if job.kind == "worker"))
+        with told(r"worker job \w+ \(short-0\) on \S+: lost 1 of 4 workers .*another job takes its place\. Log: "):
+            time_passes(cluster, "short-0", until)
+        until(lambda: names(cluster) == {f"short-1-{i}" for i in range(4)}, "another job takes its place")
+        cluster.wait_for_workers(4)
+        assert cluster._groups["default"].failures.failed == 0
+        assert [job.name for job in cluster.jobs if job.state == "running"] == ["short-scheduler", "short-1"]
+    assert live(queue) == []
+
+
+def test_the_data_of_a_job_that_lost_a_worker_moves_to_the_job_that_replaces_it(queue: LocalQueue, fake_gpus: None, until: Until) -> None:
+    with LocalGPUCluster(name="moves", jobs=1, **FOUR | {"gpus_per_node": 2}) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(2)
+        lose(client, "moves-0-0")
+        until(lambda: names(cluster) == {"moves-0-1"}, "a worker is gone")
+        held = client.scatter(list(range(6)))
+        time_passes(cluster, "moves-0", until)
+        until(lambda: names(cluster) == {"moves-1-0", "moves-1-1"}, "it is replaced, once there is room for its data")
+        assert client.gather(held) == list(range(6))
+        assert cluster._groups["default"].limits.maximum == 1
+    assert live(queue) == []
+
+
+def test_a_worker_that_its_nanny_restarts_does_not_cost_the_job(queue: LocalQueue, fake_gpus: None, until: Until) -> None:  # row 17
+    with LocalGPUCluster(name="again", jobs=1, **FOUR) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(4)
+        pids = client.run(os.getpid)
+        [(address, pid)] = list(pids.items())[:1]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: address not in cluster.scheduler_info["workers"], "it is gone")
+        cluster.wait_for_workers(4)
+        assert names(cluster) == {f"again-0-{i}" for i in range(4)}
+        cluster.sync(cluster._look_at_queue)
+        assert [job.reason for job in cluster.jobs] == ["", ""]
+        assert list(cluster.workers) == ["again-0"] and not cluster._groups["default"].failures.short
+
+
+def test_jobs_that_lose_workers_one_after_the_other_are_kept_in_the_end_and_waiting_for_more_fails(
+    queue: LocalQueue, fake_gpus: None, until: Until
+) -> None:
+    with LocalGPUCluster(name="loop", jobs=1, worker_restarts=0, **FOUR) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(4)
+        with told("another job takes its place"):
+            lose(client, "loop-0-0")
+            time_passes(cluster, "loop-0", until)
+        until(lambda: names(cluster) == {f"loop-1-{i}" for i in range(4)}, "another job takes its place", timeout=250)
+        with told(r"\(loop-1\).*lost 1 of 4 workers .* ago; it goes on without, 1 worker jobs failed in a row"):
+            lose(client, "loop-1-3")
+            time_passes(cluster, "loop-1", until)
+        assert cluster._groups["default"].failures.paused
+        for _ in range(2):
+            with pytest.raises(ClusterError, match="1 worker jobs failed in a row"):
+                cluster.wait_for_workers(4)
+        cluster.wait_for_workers(3)
+        assert names(cluster) == {f"loop-1-{i}" for i in range(3)}
+        cluster.scale(jobs=1)  # asks for it again
+    assert live(queue) == []
+
+
+#: Fails on one node, on all nodes.
+FAILS = ["""if [ "${HPCGPU_NODE-}" = 1 ] && [ ! -e "$HOME/healed" ]; then echo "no driver here" >&2; exit 3; fi"""]
+ALL_FAIL = ["""if [ "${HPCGPU_PBS_JOB-}" = all-0 ]; then echo "no driver on node $HPCGPU_NODE" >&2; exit "$((3 + HPCGPU_NODE))"; fi"""]
+
+
+def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replaced(fake_gpus: None, pbs: Site, until: Until) -> None:
+    with PBSGPUCluster(name="half", jobs=1, nodes_per_job=2, job_script_prologue=FAILS, **PBS_GPU) as cluster:
+        cluster.wait_for_workers(2)
+        assert names(cluster) == {"half-0-0-0", "half-0-0-1"}
+        words = r"2 of 4 workers on its node 1 not there, \d+ s after the first; replaced if they do not come back within \d+ s"
+        until(lambda: re.fullmatch(words, next(j.reason for j in cluster.jobs if j.kind == "worker")), "the table of jobs says so")
+        (pbs.home / "healed").touch()
+        with told(r"on its node 1 .*takes its place(.|\n)*1: no driver here\n1: hpcgpu: node 1 \(\S+\) ended with exit status 3"):
+            time_passes(cluster, "half-0", until)
+        cluster.wait_for_workers(4)
+        assert names(cluster) == {f"half-1-{node}-{gpu}" for node in range(2) for gpu in range(2)}
+    assert pbs.alive() == {}
+
+
+def test_a_job_of_two_nodes_all_of_which_fail_has_failed_though_pbsdsh_ends_well(fake_gpus: None, pbs: Site, until: Until) -> None:
+    with PBSGPUCluster(name="all", jobs=0, nodes_per_job=2, job_script_prologue=ALL_FAIL, **PBS_GPU) as cluster:
+        with told(r"\(all-0\) failed: it failed, exit code 4 (.|\n)*none of its workers had connected(.|\n)*no driver on node"):
+            cluster.scale(jobs=1)
+            cluster.wait_for_workers(4)
+        assert list(cluster.directory.path.glob("ended-*")) == []
+    assert pbs.alive() == {}

@@ -1,0 +1,57 @@
+"""What a running job lacks, and when it is replaced for that."""
+
+from __future__ import annotations
+
+from hpcgpu.repair import Absence, observe
+from hpcgpu.troubles import Failures
+
+FOUR = ("demo-0-0", "demo-0-1", "demo-0-2", "demo-0-3")
+
+
+def test_nothing_is_absent_before_the_first_worker_has_come() -> None:
+    assert not observe(Absence(), FOUR, 1, (), now=0.0)
+
+
+def test_a_lost_worker_is_waited_for_and_then_counts_as_gone() -> None:
+    whole = observe(Absence(), FOUR, 1, FOUR, now=0.0)
+    assert not whole
+    short = observe(whole, FOUR, 1, FOUR[:3], now=100.0)
+    assert short.outlook(300, now=112.0) == "lost 1 of 4 workers 12 s ago; replaced if it does not come back within 288 s"
+    assert short.left(300, now=112.0) == 288
+    later = observe(short, FOUR, 1, FOUR[:3], now=401.0)
+    assert later.left(300, now=401.0) < 0, "the time runs from the loss"
+
+
+def test_a_worker_that_its_nanny_restarts_costs_nothing() -> None:
+    absence = Absence()
+    for now in range(0, 10_000, 10):  # again and again
+        absence = observe(absence, FOUR, 1, FOUR if now % 20 else FOUR[1:], now=float(now))
+        assert not absence or absence.left(300, now=float(now)) == 300
+
+
+def test_each_worker_has_a_time_of_its_own() -> None:
+    absence = observe(observe(Absence(), FOUR, 1, FOUR, now=0.0), FOUR, 1, FOUR[1:], now=10.0)
+    absence = observe(absence, FOUR, 1, FOUR[:3], now=200.0)  # the first is back, the last is gone
+    assert absence.since == {FOUR[3]: 200.0}
+
+
+def test_workers_that_never_came_are_not_called_lost_and_their_node_is_named() -> None:
+    names = ("demo-0-0-0", "demo-0-0-1", "demo-0-1-0", "demo-0-1-1")
+    absence = observe(Absence(), names, 2, names[:2], now=5.0)
+    assert absence.node == 1
+    assert absence.outlook(60, now=15.0) == (
+        "2 of 4 workers on its node 1 not there, 10 s after the first; replaced if they do not come back within 50 s"
+    )
+
+
+def test_the_second_job_in_a_row_that_loses_workers_is_a_failure_and_there_is_an_end() -> None:
+    failures = Failures(restarts=1)
+    failures.workers_lost("n0", now=0.0)
+    assert (failures.failed, failures.paused, failures.excluded) == (0, "", [])
+    failures.workers_lost("n0", now=0.0)
+    assert (failures.failed, failures.paused, failures.excluded) == (1, "", ["n0"])
+    failures.workers_lost("n0", now=0.0)
+    assert failures.paused == "2 worker jobs failed in a row; they are not replaced any more (worker_restarts=1)"
+    failures.start_anew()
+    failures.workers_lost("n0", now=0.0)
+    assert failures.failed == 0
