@@ -11,10 +11,11 @@ import pytest
 
 from hpcgpu import clusters, connection
 from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.batch.local import LocalQueue
 from hpcgpu.clusters import live_jobs, stop
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.groups import WorkerGroup
-from hpcgpu.jobs import ClusterError
+from hpcgpu.jobs import ClusterError, Dispatcher, Superseded
 from hpcgpu.options import resolve
 from hpcgpu.retire import close_finished, move_data
 
@@ -182,3 +183,21 @@ def test_the_journal_knows_which_jobs_are_not_wanted_any_more_and_how_many_are(t
     assert directory.sizes() == {"default": 1}
     directory.resize("default", None)  # the work decides from now on
     assert directory.sizes() == {"default": None}
+
+
+def test_what_is_given_up_is_written_by_the_manager_alone_and_a_full_disk_does_not_keep_a_job(tmp_path: Path) -> None:
+    directory = ClusterDirectory.claim(tmp_path / "demo", lambda submits: [], system="local")
+    directory.intend("demo-0", "worker")
+    first = Dispatcher(LocalQueue(tmp_path / "queue", gpus=1), directory, directory.take_over("first").number)
+    first.will_cancel(["demo-0"])
+    second = Dispatcher(LocalQueue(tmp_path / "queue", gpus=1), directory, directory.take_over("second").number)
+    first.keep(["demo-0"])  # it is not asked any more
+    assert directory.submits()[0].cancelled
+    second.keep(["demo-0"])
+    with pytest.raises(Superseded, match="was taken over by second"):
+        first.will_cancel(["demo-0"])
+    assert not directory.submits()[0].cancelled
+    (directory.path / "journal.jsonl").unlink()
+    (directory.path / "journal.jsonl").mkdir()  # nothing can be written there
+    second.will_cancel(["demo-0"])
+    assert "cannot be written" in second.trouble
