@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpcgpu.fabric import endpoints, interfaces
+from hpcgpu.fabric import ending, endpoints, interfaces
 
 __all__ = ["ARGUMENT", "VARIABLE", "AuthenticationError", "Connector", "Listener", "accept", "connect", "install", "place"]
 
@@ -244,6 +244,7 @@ def _authenticated() -> Any:
     from distributed.comm.core import CommClosedError, FatalCommClosedError
     from distributed_ucxx.ucxx import UCXXBackend, UCXXConnector, UCXXListener
 
+    ending.spare_ucx()
     broken = (TimeoutError, CommClosedError, ucxx.exceptions.UCXError, OSError)
 
     class AuthenticatedConnector(UCXXConnector):  # type: ignore[misc]
