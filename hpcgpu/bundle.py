@@ -6,8 +6,6 @@ The directory is made as that of any other cluster: `hpcgpu list`, `hpcgpu stop`
 from __future__ import annotations
 
 import os
-import secrets
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,22 +46,20 @@ def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirect
         raise OptionError(f"jobs={options.cluster.jobs}: launch.sh gets the number of worker jobs when it runs")
     files = scripts.render_bundle(system, options, path)
     _make_room(path)
-    directory = ClusterDirectory.claim(path, lambda submits: [], system=system, encrypted=options.cluster.security)
-    try:
+    if options.cluster.log_directory is not None:
+        private_directory(options.cluster.log_directory)
+
+    def complete(directory: ClusterDirectory) -> None:
         if options.cluster.security:
             credentials.create(directory)
-        if options.cluster.log_directory is not None:
-            private_directory(options.cluster.log_directory)
         saved.write(directory, options)
         directory.detach()
         for name, text in files.items():
-            directory.write(name, text)
+            script = directory.write(name, text)
             if name.endswith(".sh"):
-                (path / name).chmod(0o700)
-    except BaseException:
-        directory.abandon()
-        raise
-    return directory
+                script.chmod(0o700)
+
+    return ClusterDirectory.claim(path, lambda earlier: [], system=system, encrypted=options.cluster.security, complete=complete)
 
 
 def make_single(arguments: Mapping[str, Any], path: Path, program: Sequence[str]) -> Path:
@@ -106,16 +102,12 @@ def _resolve(system: str, arguments: Mapping[str, Any], path: Path) -> Options:
 
 
 def _make_room(path: Path) -> None:
-    """Remove what may be overwritten without loss."""
-    if not path.exists():
-        return
-    if path.is_dir() and not any(path.iterdir()):
-        path.rmdir()
+    """Mark scripts that may be replaced without loss as closed: they are renamed then, as somebody may have changed them."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not (path / "launch.sh").exists() or not (path / "cluster.json").exists():
         raise OptionError(f"{path} is there, and holds something else: choose another directory")
     directory = ClusterDirectory.there(path)
     if directory.submits() or directory.contact() is not None or any(directory.logs.glob("*")):
         raise OptionError(f"{path} was launched: its journal and its logs are kept. Choose another directory, or remove that one")
-    directory.remove_secrets()
-    path.rename(path.with_name(f"{path.name}~{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"))  # somebody may have changed it
+    directory.close()

@@ -5,22 +5,30 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcgpu import saved
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
 from hpcgpu.directory import ClusterDirectory, Submit
-from hpcgpu.options import cluster_directories
+from hpcgpu.fabric.certificates import CertificateError
+from hpcgpu.options import SYSTEMS, OptionError, cluster_directories
 from hpcgpu.ownership import NotTrusted
 from hpcgpu.printable import printable
+from hpcgpu.records import Damaged
+from hpcgpu.runtime.launch import answers
+from hpcgpu.scripts import script_name
 
-__all__ = ["Found", "NoCluster", "find", "live_jobs", "locate", "stop", "submitted"]
+__all__ = ["Found", "NoCluster", "batch_of", "close_ended", "find", "live_jobs", "locate", "stop", "submitted", "system_of"]
 
 
 #: Answers of the queue in a row without a job of the cluster, before they are believed; one may leave out what lives.
 _EMPTY = 2
+#: Seconds without any change after which a cluster without jobs is closed where it is not known whether its program lives.
+_UNSEEN = 600.0
 #: Seconds that a submit may take whose client was killed.
 _SUBMIT = 10.0
 
@@ -29,44 +37,101 @@ class NoCluster(LookupError):
     """There is no cluster of that name."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Found:
     """A cluster that has a directory.
 
     Attributes
     ----------
     directory : ClusterDirectory
+    system : str
+        Name of its batch system; empty where its files do not tell.
+    created : float
+        Epoch seconds.
     jobs : list of JobStatus
         Those of its jobs that have not ended.
     trouble : str
-        Why that is not known; empty if it is.
+        What is not known, and what is wrong with its files.
+    known : bool
+        Whether the queue answered.
     """
 
     directory: ClusterDirectory
+    system: str
+    created: float
     jobs: list[JobStatus]
-    trouble: str = ""
+    trouble: str
+    known: bool
+
+    @property
+    def renamed(self) -> bool:
+        """Whether a later cluster of its name has taken its place."""
+        return "~" in self.directory.path.name
 
 
-def find(roots: Iterable[Path], names: Iterable[str] = ()) -> list[Found]:
-    """Return the clusters of these directories that were not closed, oldest first.
+def directories(root: Path) -> list[ClusterDirectory]:
+    """Return the directories of clusters in a directory: those with a journal or a ``cluster.json``, also those renamed ``NAME~...``."""
+    paths = {path.parent for name in ("cluster.json", "journal.jsonl") for path in root.glob(f"*/{name}")}
+    return [ClusterDirectory(path) for path in sorted(paths) if not path.name.startswith(".")]
+
+
+def find(roots: Iterable[Path]) -> list[Found]:
+    """Return the clusters of these directories that were not closed, oldest first. A damaged one is among them, and says so.
+
+    Those that were renamed for a later one of their name are among them while they have jobs.
 
     Parameters
     ----------
     roots : iterable of Path
         Directories in which each cluster has its own.
-    names : iterable of str, optional
-        Only these, also closed ones. Default: all.
     """
-    wanted = set(names)
-    directories = [d for root in roots for path in sorted(root.glob("*/cluster.json")) if (d := _trusted(path.parent)) is not None]
-    chosen = [d for d in directories if (d.path.name in wanted if wanted else not d.closed and "~" not in d.path.name)]
-    found = []
-    for directory in sorted(chosen, key=lambda directory: directory.created):
+    found = [_look(directory) for root in roots for directory in directories(root) if _trusted(directory.path) and not directory.closed]
+    return sorted((one for one in found if one.jobs or not one.renamed), key=lambda one: one.created)
+
+
+def _look(directory: ClusterDirectory) -> Found:
+    trouble, jobs, system, created, known = directory.damage(), list[JobStatus](), "", directory.modified, False
+    with suppress(OSError, Damaged):
+        created = directory.created
+    if (directory.path / "options.json").exists():
         try:
-            found.append(Found(directory, live_jobs(directory, batch_system(directory.system))))
-        except BatchError as error:
-            found.append(Found(directory, [], str(error)))
-    return found
+            saved.read(directory)
+        except OptionError as error:
+            trouble.append(str(error))
+    try:
+        system = system_of(directory)
+        jobs = live_jobs(directory, batch_system(system))
+        known = True
+    except (BatchError, Damaged, OSError) as error:
+        trouble = list(dict.fromkeys([*trouble, str(error)]))
+    return Found(directory=directory, system=system, created=created, jobs=jobs, trouble="; ".join(trouble), known=known)
+
+
+def system_of(directory: ClusterDirectory) -> str:
+    """Return the name of a cluster's batch system. Where ``cluster.json`` does not tell, its scripts do.
+
+    Raises
+    ------
+    Damaged
+        Neither tells.
+    """
+    try:
+        system = directory.system
+        if system in SYSTEMS:
+            return system
+        raise Damaged(f"{directory.path / 'cluster.json'} is damaged: there is no batch system {system[:40]!a}")
+    except (OSError, Damaged) as error:
+        for system in SYSTEMS:
+            if (directory.path / script_name(system, "worker")).exists():
+                return system
+        if isinstance(error, Damaged):
+            raise
+        raise Damaged(f"{directory.path / 'cluster.json'} cannot be read: {error.strerror}") from error
+
+
+def batch_of(directory: ClusterDirectory) -> BatchSystem:
+    """Return the batch system of a cluster; see `system_of`."""
+    return batch_system(system_of(directory))
 
 
 def _trusted(path: Path) -> ClusterDirectory | None:
@@ -75,6 +140,8 @@ def _trusted(path: Path) -> ClusterDirectory | None:
         return ClusterDirectory.there(path)
     except NotTrusted as error:
         warnings.warn(printable(str(error), None), UserWarning, stacklevel=3)
+        return None
+    except FileNotFoundError:  # removed or renamed just now
         return None
 
 
@@ -95,19 +162,23 @@ def locate(name: str | Path) -> ClusterDirectory:
     """
     path = Path(name).expanduser()
     if path.is_absolute() or "/" in str(name):
-        if not (path / "cluster.json").exists():
+        if not _is_cluster(path):
             raise NoCluster(f"{path} is not the directory of a cluster")
         return ClusterDirectory.there(path.absolute())
     roots = cluster_directories()
-    there = [ClusterDirectory.there(root / name) for root in roots if (root / name / "cluster.json").exists()]
+    there = [ClusterDirectory.there(root / name) for root in roots if _is_cluster(root / name)]
     chosen = [directory for directory in there if not directory.closed] or there
     if len(chosen) > 1:
         raise NoCluster(f"several clusters are named {name}: give the path of one, {', '.join(str(d.path) for d in chosen)}")
     if not chosen:
-        others = sorted(path.parent.name for root in roots for path in root.glob("*/cluster.json") if "~" not in path.parent.name)
+        others = sorted(d.path.name for root in roots for d in directories(root) if "~" not in d.path.name)
         there_are = printable(", ".join(others) or "none")
         raise NoCluster(f"there is no cluster named {str(name)!r} in {', '.join(map(str, roots))}; there are: {there_are}")
     return chosen[0]
+
+
+def _is_cluster(path: Path) -> bool:
+    return (path / "cluster.json").exists() or (path / "journal.jsonl").exists()
 
 
 async def discover() -> AsyncIterator[tuple[str, type[Any]]]:
@@ -115,7 +186,8 @@ async def discover() -> AsyncIterator[tuple[str, type[Any]]]:
     from hpcgpu.unattended import cluster_class
 
     for found in find(cluster_directories()):
-        yield found.directory.path.name, cluster_class(found.directory.system)
+        if found.system:
+            yield found.directory.path.name, cluster_class(found.system)
 
 
 def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus]:
@@ -163,6 +235,9 @@ def stop(
     """
     deadline = time.monotonic() + timeout
     directory.remove_secrets()
+    with suppress(OSError):  # on a full disk the jobs are cancelled all the same
+        if not directory.closing:
+            directory.begin_close()
     empty = 0
     while True:
         jobs = live_jobs(directory, batch)
@@ -183,3 +258,51 @@ def stop(
 def _submitting(directory: ClusterDirectory, *, now: float) -> bool:
     """Whether a submit may still be under way that a killed client began: its command has a session of its own, and lives on."""
     return any(s.job_id is None and not s.refused and not s.ended and now - s.time < _SUBMIT for s in directory.submits())
+
+
+def close_ended(
+    found: Iterable[Found], *, now: Callable[[], float] = time.time, sleep: Callable[[float], None] = time.sleep
+) -> list[Found]:
+    """Mark as closed, and take the credentials of, the clusters that have ended though nobody closed them; return the others.
+
+    A cluster has ended when none of its jobs is in the queue, by answers in a row, none runs by the accounting, its scheduler does not
+    answer, and nobody may be about to submit a job: the program that managed it has ended, or, where that is not known, nothing has
+    changed for a while.
+    """
+    everything = list(found)
+    ended = [one for one in everything if one.known and not one.jobs and not one.trouble and _left_alone(one.directory, now=now())]
+    for _ in range(_EMPTY - 1):
+        if ended:
+            sleep(1.0)
+        ended = [one for one in ended if _gone(one)]
+    for one in ended:
+        with suppress(OSError):
+            one.directory.remove_secrets()
+            one.directory.close()
+    return [one for one in everything if one not in ended]
+
+
+def _gone(one: Found) -> bool:
+    try:
+        batch = batch_system(one.system)
+        jobs = set(submitted(one.directory, batch))
+        statuses = batch.poll(jobs)
+        statuses |= batch.ended(jobs - set(statuses))
+        contact = one.directory.contact()
+        there = contact is not None and answers(contact, one.directory)
+    except (BatchError, CertificateError, OSError, ValueError):
+        return False
+    return all(status.state.ended for status in statuses.values()) and not there
+
+
+def _left_alone(directory: ClusterDirectory, *, now: float) -> bool:
+    if (directory.path / "launch.sh").exists() and not directory.submits():
+        return False  # scripts that a person will launch
+    manager = directory.manager()
+    lives = manager.lives if manager is not None else None
+    if lives or _submitting(directory, now=now):
+        return False
+    contact = directory.contact()
+    in_program = contact is not None and not contact.job_id  # its scheduler
+    unchanged = now - max([directory.modified, *directory.times()])
+    return directory.closing or lives is False or (not in_program and unchanged > _UNSEEN)

@@ -14,10 +14,9 @@ from distributed.security import Security
 
 from hpcgpu import credentials, saved, values
 from hpcgpu.agreement import Agreement, environments
-from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
 from hpcgpu.batch.reasons import explain
-from hpcgpu.clusters import locate
+from hpcgpu.clusters import batch_of, locate
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.display.warn import warn
@@ -123,12 +122,12 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
         The time is over.
     """
     name, deadline = directory.path.name, None if timeout is None else time.monotonic() + timeout
-    batch, asked, status = batch_system(directory.system), -_POLL_INTERVAL, None
+    batch, asked, status = batch_of(directory), -_POLL_INTERVAL, None
     unknown_since: float | None = None
     submitted = directory.created
     with Progress(quiet) as progress:
         while True:
-            if directory.closed:
+            if directory.closing:
                 raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
             contact = directory.contact()
             try:

@@ -1,6 +1,7 @@
 """The cluster directory: what clients and jobs of one cluster share through the filesystem.
 
 Everything is written under another name and renamed, which is atomic on NFS too; no locks. Nothing here knows Dask or a batch system.
+What is read is checked: a file that holds something else raises `hpcgpu.records.Damaged`, or counts as not there where that is safe.
 """
 
 from __future__ import annotations
@@ -9,25 +10,50 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from hpcgpu import ownership
+from hpcgpu import ownership, processes, records
 from hpcgpu.ownership import private_directory
 from hpcgpu.printable import printable
+from hpcgpu.records import Damaged
 
 __all__ = ["ClusterDirectory", "ClusterExists", "Contact", "ManagerRecord", "Submit"]
 
 _DASHBOARD_TOKEN = "dashboard.token"
 
 
+#: Seconds for which a start on another machine may do nothing that is seen, before its name is free again; also the age of a directory
+#: that was never completed, after which it is removed.
+_STARTING = 600.0
+#: Times that a name is tried for. More than two are only needed when others start and end clusters of that name meanwhile.
+_TRIES = 20
+
+
 class ClusterExists(RuntimeError):
     """A cluster of that name exists and is not known to have ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _About:
+    """``cluster.json``."""
+
+    name: str
+    token: str
+    created: float
+    encrypted: bool = True
+    system: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.created < 1e11 or not self.token:
+            raise ValueError(f"'created' is {self.created!r}, 'token' is {self.token!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +85,26 @@ class Contact:
     fabric: str = ""
     network: str = ""
     interface: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Event:
+    """A line of the journal."""
+
+    event: str
+    time: float = 0.0
+    name: str = ""
+    kind: str = ""
+    group: str = "default"
+    id: str = ""
+    names: list[str] = field(default_factory=list)
+    jobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.event == "intent" and not (self.name.isprintable() and self.name and self.kind and self.group):
+            raise ValueError("it names no job")
+        if self.event == "submitted" and not re.fullmatch("[A-Za-z0-9][!-~]{0,200}", self.id):
+            raise ValueError("it has no job id")
 
 
 @dataclass
@@ -99,10 +145,22 @@ class ManagerRecord:
     number : int
     program : str
         What it is, where, and since when: for people.
+    host : str
+    process : list of int
+        Its identity there; see `hpcgpu.processes`.
     """
 
-    number: int
-    program: str
+    number: int = 0
+    program: str = ""
+    host: str = ""
+    process: list[int] = field(default_factory=list)
+
+    @property
+    def lives(self) -> bool | None:
+        """Whether that program runs; None where that is not known: it is on another machine."""
+        if self.host != socket.gethostname() or len(self.process) != 2:
+            return None
+        return processes.alive(self.process)
 
     def __str__(self) -> str:
         return self.program or f"manager number {self.number}"
@@ -143,28 +201,34 @@ class ClusterDirectory:
     def claim(
         cls,
         path: Path,
-        alive: Callable[[list[Submit]], list[str]],
+        alive: Callable[[ClusterDirectory], list[str]],
         *,
         system: str = "",
         encrypted: bool = True,
         complete: Callable[[ClusterDirectory], None] = lambda directory: None,
     ) -> ClusterDirectory:
-        """Create the directory of a new cluster, exclusively.
+        """Create the directory of a new cluster, exclusively, and complete at once: nobody ever sees it half-made.
 
-        The directory of an earlier cluster of that name is kept, renamed ``NAME~DATE``, if that cluster was closed or none of its
-        jobs is alive.
+        It is made under a hidden name, ``.NAME~RANDOM``, and gets its own by rename(2), which fails with ENOTEMPTY where a directory is
+        that holds something. That is atomic on NFS too, with one doubt: "if the operation failed", the man page says, the file may have
+        been renamed all the same. So the name is read back. What was interrupted or met a full disk leaves a hidden directory, which a
+        later start removes.
+
+        The directory of an earlier cluster of that name is kept, renamed ``NAME~DATE-TOKEN``, if that cluster was closed or none of its
+        jobs is alive. The token is its own: of several who replace it only the first succeeds, and none can move the new one away by
+        mistake, as the name that it would get is taken, by a directory that holds something.
 
         Parameters
         ----------
         path : Path
         alive : callable
-            Given the journal of an earlier cluster, returns the ids of those of its jobs that have not ended.
+            Given the directory of an earlier cluster, returns the ids of those of its jobs that have not ended.
         system : str, optional
             Name of the batch system.
         encrypted : bool, default True
             Whether nothing of the cluster may ever run without its credentials.
         complete : callable, optional
-            Writes more, before others see the directory as a cluster's.
+            Writes more into the directory, before others see it.
 
         Raises
         ------
@@ -177,42 +241,123 @@ class ClusterDirectory:
         """
         private_directory(path.parent)
         ownership.check_place(path.parent)
-        self = cls(path)
+        _sweep(path.parent, now=time.time())
+        self, draft = cls(path), cls(_hidden(path))
+        token, earlier = secrets.token_hex(16), list[ClusterDirectory]()
+        about = _About(name=path.name, token=token, created=time.time(), encrypted=encrypted, system=system)
         try:
-            path.mkdir(mode=0o700)
-        except FileExistsError:
-            self._move_aside(alive)
-            try:
-                path.mkdir(mode=0o700)
-            except FileExistsError as error:
-                raise ClusterExists(f"a cluster named {path.name!r} was just started by somebody else, in {path}") from error
-        self.logs.mkdir(mode=0o700)
-        about = {"name": path.name, "token": secrets.token_hex(16), "created": time.time(), "encrypted": encrypted, "system": system}
-        self.write(_DASHBOARD_TOKEN, secrets.token_urlsafe(32))
-        complete(self)
-        self.write("cluster.json", json.dumps(about))
+            draft.path.mkdir(mode=0o700)
+            draft.logs.mkdir(mode=0o700)
+            draft.write("cluster.json", json.dumps(asdict(about)))
+            draft.write(_DASHBOARD_TOKEN, secrets.token_urlsafe(32))
+            complete(draft)
+            self._take_name(draft, token, alive, earlier)
+        except BaseException:
+            shutil.rmtree(draft.path, ignore_errors=True)
+            self.abandon(token)
+            raise
+        finally:  # last of all, and also where somebody else got the name
+            for directory in earlier:
+                directory.remove_secrets()
         return self
 
-    def _move_aside(self, alive: Callable[[list[Submit]], list[str]]) -> None:
-        ownership.check(self.path)
-        submits = self.submits()
-        if not self.closed:
-            if not submits:
-                raise ClusterExists(
-                    f"a cluster named {self.path.name!r} is starting, or died before it submitted a job, in {self.path}. "
-                    f"Choose another name, or remove that directory if nobody uses it"
-                )
-            if live := alive(submits):
-                raise ClusterExists(
-                    f"a cluster named {self.path.name!r} exists: its jobs {', '.join(live)} are in the queue (see {self.path}). "
-                    f"Close it or cancel them, or choose another name"
-                )
-        self._remove_keys()
-        self.path.rename(self.path.with_name(f"{self.path.name}~{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"))
+    def _take_name(
+        self, draft: ClusterDirectory, token: str, alive: Callable[[ClusterDirectory], list[str]], earlier: list[ClusterDirectory]
+    ) -> None:
+        """Give the draft its name; add what had that name before to `earlier`."""
+        for _ in range(_TRIES):
+            try:
+                draft.path.rename(self.path)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and not self.has(token):
+                    raise
+            if self.has(token):
+                return
+            if (moved := self._move_aside(alive)) is not None:
+                earlier.append(moved)
+            self.refresh()
+        raise ClusterExists(f"a cluster named {self.path.name!r} was just started by somebody else, in {self.path}")
 
-    def abandon(self) -> None:
-        """Free the name again: nothing was submitted."""
-        shutil.rmtree(self.path, ignore_errors=True)
+    def _move_aside(self, alive: Callable[[ClusterDirectory], list[str]]) -> ClusterDirectory | None:
+        """Rename the directory of an earlier cluster; return it, or None when somebody else was faster."""
+        try:
+            here = self.path.lstat()
+            ownership.check(self.path)
+        except FileNotFoundError:
+            return None
+        try:
+            about = self._about()
+            mark, date = about.token, time.strftime("%Y%m%d-%H%M%S", time.gmtime(about.created))
+        except Damaged:
+            mark, date = f"{here.st_ino:08x}", "damaged"
+        except (FileNotFoundError, NotADirectoryError):
+            if not self.path.exists():
+                return None
+            raise ClusterExists(f"{self.path} is there, and is not the directory of a cluster: choose another name, or remove it") from None
+        if why := self._in_use(alive, now=time.time()):
+            raise ClusterExists(why)
+        aside = ClusterDirectory(self.path.with_name(f"{self.path.name}~{date}-{mark[:8]}"))
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            try:
+                self.path.rename(aside.path)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+        moved = aside.has(mark) if date != "damaged" else aside.path.exists() and aside.path.lstat().st_ino == here.st_ino
+        return aside if moved else None
+
+    def _in_use(self, alive: Callable[[ClusterDirectory], list[str]], *, now: float) -> str:
+        """Return why the name of a cluster that is there cannot be had; empty if it can."""
+        if self.closed:
+            return ""
+        name, submits, manager, contact = self.path.name, self.submits(), self.manager(), self.contact()
+        if not submits and (self.path / "launch.sh").exists():
+            return (
+                f"{self.path} holds the scripts of a cluster named {name!r} that was not launched yet. Launch it, remove that directory, "
+                f"or choose another name"
+            )
+        unknown = [s.time for s in submits if s.job_id is None and not s.refused and not s.ended]
+        in_program = contact is not None and not contact.job_id  # its scheduler is in the program itself
+        if not submits or unknown or in_program:
+            lives = manager.lives if manager is not None else None
+            began = max([self.modified, *unknown])
+            if lives or (lives is None and (in_program or now - began < _STARTING)):
+                what = "runs in" if in_program else "is just being started by"
+                return (
+                    f"a cluster named {name!r} {what} {manager or 'another program'}, in {self.path}. Choose another name, try again "
+                    f"later, or end it by: hpcgpu stop {name}"
+                )
+        try:
+            live = alive(self)
+        except Damaged as error:
+            return f"{error}. So it is not known whether jobs of cluster {name!r} run. Choose another name, or remove {self.path}"
+        if live:
+            return (
+                f"a cluster named {name!r} exists: its jobs {', '.join(live)} are in the queue (see {self.path}). "
+                f"Close it or cancel them, or choose another name"
+            )
+        return ""
+
+    def has(self, token: str) -> bool:
+        """Whether this is certainly the directory of the cluster with that token."""
+        try:
+            return self.token() == token
+        except (OSError, ValueError):
+            return False
+
+    def abandon(self, token: str) -> None:
+        """Free the name again, if it is still that of the cluster with this token: nothing was submitted."""
+        if not self.has(token):
+            return
+        gone = ClusterDirectory(_hidden(self.path))  # at once: what is half-removed must not block the name
+        try:
+            self.path.rename(gone.path)
+        except OSError:
+            gone = self
+        if gone.has(token):
+            shutil.rmtree(gone.path, ignore_errors=True)
+        else:
+            gone.path.rename(self.path)
 
     def write(self, name: str, text: str) -> Path:
         """Write a file, mode 0600, so that readers see all of it or nothing."""
@@ -231,39 +376,62 @@ class ClusterDirectory:
 
     def token(self) -> str:
         """Return the token that ties the contact to this cluster."""
-        return str(self._about()["token"])
+        return self._about().token
 
     def dashboard_token(self) -> str:
         """Return the secret that the dashboard asks for; empty where there is none (any more)."""
         try:
             return (self.path / _DASHBOARD_TOKEN).read_text().strip()
-        except OSError:
+        except (OSError, ValueError):
             return ""
 
     def is_of(self, token: str) -> bool:
         """Whether this is still the directory of the cluster with that token, not a later one of its name; true if it cannot be read."""
         try:
             return self.token() == token
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError):
             return True
 
     @property
     def encrypted(self) -> bool:
         """Whether nothing of the cluster may run without its credentials."""
-        return bool(self._about().get("encrypted", True))
+        return self._about().encrypted
 
     @property
     def system(self) -> str:
         """Name of the batch system of its jobs."""
-        return str(self._about()["system"])
+        return self._about().system
 
     @property
     def created(self) -> float:
         """Epoch seconds."""
-        return float(self._about()["created"])
+        return self._about().created
 
-    def _about(self) -> dict[str, Any]:
-        return dict(json.loads((self.path / "cluster.json").read_text()))
+    @property
+    def modified(self) -> float:
+        """When a file was last made or removed in it, epoch seconds; 0 if it is not there."""
+        try:
+            return self.path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def _about(self) -> _About:
+        return records.read(self.path / "cluster.json", _About)
+
+    def damage(self) -> list[str]:
+        """Return what is wrong with the files that this module writes, one sentence each."""
+        found = [f"{self.path / 'journal.jsonl'}: {trouble}" for trouble in self._journal_damage()]
+        shapes: dict[str, Any] = {"cluster.json": _About, "contact.json": Contact, "adapt.json": dict[str, dict[str, Any]]}
+        shapes |= {path.name: ManagerRecord for path in sorted(self.path.glob("manager-*.json"))}
+        for name, shape in shapes.items():
+            try:
+                records.read(self.path / name, shape)
+            except Damaged as error:
+                found.append(str(error))
+            except OSError as error:
+                if not isinstance(error, FileNotFoundError) or name == "cluster.json":
+                    found.append(f"{self.path / name} cannot be read: {error.strerror}")
+        return found
 
     # The manager: whoever took the highest number
 
@@ -275,6 +443,7 @@ class ClusterDirectory:
         program : str
             Who this is, for people.
         """
+        record = ManagerRecord(program=program, host=socket.gethostname(), process=processes.identity(os.getpid()))
         while True:
             latest = self.manager()
             number = latest.number + 1 if latest is not None else 1
@@ -283,19 +452,20 @@ class ClusterDirectory:
             except FileExistsError:
                 continue
             with os.fdopen(descriptor, "w") as file:
-                file.write(json.dumps({"program": program}))
-            return ManagerRecord(number=number, program=program)
+                file.write(json.dumps(asdict(replace(record, number=number))))
+            return replace(record, number=number)
 
     def manager(self) -> ManagerRecord | None:
         """Return the cluster's manager; None before the first."""
         self.refresh()
-        numbers = [int(path.stem.removeprefix("manager-")) for path in self.path.glob("manager-*.json")]
+        names = (re.fullmatch("manager-([0-9]{1,9})[.]json", path.name) for path in self.path.glob("manager-*.json"))
+        numbers = [int(match[1]) for match in names if match]
         if not numbers:
             return None
-        number, program = max(numbers), ""
-        with contextlib.suppress(OSError, ValueError):  # its number alone counts
-            program = printable(str(json.loads(self._manager_file(number).read_text())["program"]), 300)
-        return ManagerRecord(number=number, program=program)
+        number, record = max(numbers), ManagerRecord()
+        with contextlib.suppress(OSError, Damaged):  # its number alone counts
+            record = records.read(self._manager_file(number), ManagerRecord)
+        return replace(record, number=number, program=printable(record.program, 300))
 
     def _manager_file(self, number: int) -> Path:
         return self.path / f"manager-{number:06}.json"
@@ -310,8 +480,8 @@ class ClusterDirectory:
         """Return what was asked of the manager in the scheduler job; None if nothing was."""
         self.refresh()
         try:
-            return dict(json.loads((self.path / "adapt.json").read_text()))
-        except (OSError, ValueError):
+            return records.read(self.path / "adapt.json", dict[str, dict[str, Any]])
+        except (OSError, Damaged):
             return None
 
     def forget_adapt(self) -> None:
@@ -333,10 +503,10 @@ class ClusterDirectory:
         """Return the contact, or None while there is none of this cluster's."""
         self.refresh()
         try:
-            content = json.loads((self.path / "contact.json").read_text())
-            contact = Contact(**{field: printable(str(value)) for field, value in content.items()})
+            contact = records.read(self.path / "contact.json", Contact)
+            contact = Contact(**{field: printable(value) for field, value in asdict(contact).items()})
             return contact if contact.token == self.token() else None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):  # not there yet, half-written, or a stale handle of NFS
+        except (OSError, ValueError):  # not there yet, damaged, or a stale handle of NFS
             return None
 
     def withdraw(self) -> None:
@@ -402,6 +572,19 @@ class ClusterDirectory:
         """Record that none of the cluster's jobs is alive."""
         self._append({"event": "closed"})
 
+    def begin_close(self) -> None:
+        """Record that the cluster's jobs were cancelled; some may take a while to end."""
+        self._append({"event": "closing"})
+
+    @property
+    def closing(self) -> bool:
+        """Whether the cluster's jobs were cancelled for good; they may have ended, or not yet."""
+        return any(record["event"] in ("closing", "closed") for record in self._journal())
+
+    def times(self) -> list[float]:
+        """Return when something was recorded of its jobs, epoch seconds."""
+        return [float(record.get("time", 0.0)) for record in self._journal()]
+
     @property
     def closed(self) -> bool:
         """Whether the cluster was closed."""
@@ -446,7 +629,37 @@ class ClusterDirectory:
             os.close(descriptor)
 
     def _journal(self) -> Iterator[dict[str, Any]]:
-        with contextlib.suppress(FileNotFoundError):
-            for line in (self.path / "journal.jsonl").read_text().splitlines():
-                with contextlib.suppress(ValueError):  # a line that a crash cut short
-                    yield json.loads(line)
+        return (record for record in self._lines() if not isinstance(record, str))
+
+    def _journal_damage(self) -> list[str]:
+        return [record for record in self._lines() if isinstance(record, str)]
+
+    def _lines(self) -> Iterator[dict[str, Any] | str]:
+        """Yield each line of the journal, or what is wrong with it: a crash or a full disk may have cut it short."""
+        try:
+            lines = (self.path / "journal.jsonl").read_bytes().split(b"\n")
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                records.parse(line, _Event, f"line {number}")
+            except Damaged as error:
+                yield str(error)
+            else:
+                yield json.loads(line)
+
+
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.name}~{secrets.token_hex(4)}")
+
+
+def _sweep(root: Path, *, now: float) -> None:
+    """Remove what starts have left there that were interrupted before their directory was complete."""
+    for path in root.glob(".*~*"):
+        with contextlib.suppress(OSError):
+            about = path.lstat()
+            old = now - about.st_mtime > _STARTING
+            if old and re.fullmatch(r"[.][A-Za-z0-9][\w.-]*~[0-9a-f]{8}", path.name) and about.st_uid == os.getuid() and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)

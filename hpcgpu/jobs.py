@@ -30,7 +30,7 @@ from hpcgpu.troubles import Outcome, classify
 if TYPE_CHECKING:
     from hpcgpu.groups import WorkerGroup
 
-__all__ = ["ClusterError", "ClusterWarning", "Dispatcher", "JobInfo", "SchedulerJob", "Superseded", "WorkerJob", "in_thread"]
+__all__ = ["ClusterError", "ClusterWarning", "Dispatcher", "JobInfo", "NameLost", "SchedulerJob", "Superseded", "WorkerJob", "in_thread"]
 
 _T = TypeVar("_T")
 _SUBMITS_AT_ONCE = 4
@@ -52,6 +52,10 @@ class ClusterWarning(UserWarning):
 
 class Superseded(BatchError):
     """Another program manages the cluster now: this one must not submit, nor cancel, any of its jobs."""
+
+
+class NameLost(BatchError):
+    """The directory is another cluster's now: the jobs of this one are known to this program alone, which must cancel them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +161,9 @@ class Dispatcher:
         self.monitor.watch(job_id, name, now=submitted)
 
     def check_manager(self) -> None:
-        """Raise `Superseded` when another program has taken the cluster over, or its name belongs to a later one."""
+        """Raise `Superseded` when another program has taken the cluster over, `NameLost` when its name belongs to a later one."""
         if not self.directory.is_of(self.token):
-            raise Superseded(f"cluster {self.directory.path.name} has ended, and there is another one of its name now")
+            raise NameLost(f"cluster {self.directory.path.name} lost its name: {self.directory.path} is the directory of another one now")
         latest = self.directory.manager()
         if latest is not None and latest.number > self.manager:
             raise Superseded(
@@ -200,7 +204,8 @@ class Dispatcher:
             # First of all, so that nothing that fails below can lose it.
             self._ids[name] = job_id
             self.monitor.watch(job_id, name, now=time.time())
-            self._note(self.directory.submitted, name, job_id)  # if not, the intent is on disk: the job can be found by its name
+            if self.directory.is_of(self.token):  # in that of another cluster it would be taken for that one's
+                self._note(self.directory.submitted, name, job_id)  # if not, the intent is on disk: the job can be found by its name
             if self.closing:  # while sbatch was under way
                 self.cancelled.add(job_id)
                 self.batch.cancel([job_id])
@@ -213,12 +218,13 @@ class Dispatcher:
                 self._changed.notify_all()
 
     def _leave_none_behind(self, name: str, job_id: str) -> None:
-        """Cancel what was submitted while another manager took over: that one may not have learned of it."""
+        """Cancel what was submitted while another manager took over, or the name was lost: nobody else may have learned of it."""
         try:
             self.check_manager()
-        except Superseded:
+        except (Superseded, NameLost) as error:
             self.cancelled.add(job_id)
-            self._note(self.directory.cancel, [name])  # for that one, if it has learned of it
+            if isinstance(error, Superseded):
+                self._note(self.directory.cancel, [name])  # for that one, if it has learned of it
             self.batch.cancel([job_id])
             raise
 
@@ -237,7 +243,7 @@ class Dispatcher:
 
     def keep(self, names: Collection[str]) -> None:
         """Take `will_cancel` back, unless another program manages the cluster: that one has decided."""
-        with contextlib.suppress(Superseded):
+        with contextlib.suppress(Superseded, NameLost):
             self.check_manager()
             self._note(self.directory.keep, names)
 
@@ -278,7 +284,9 @@ class Dispatcher:
     def cancel_all(self, timeout: float) -> None:
         """Cancel every job of the cluster and keep new ones from being submitted. Blocks; works at interpreter exit too.
 
-        Does nothing where another program manages the cluster by now: the jobs are not this one's any more.
+        Right after the command to the queue the credentials are removed, and the directory is marked: this program may be killed while it
+        waits. Does nothing where another program manages the cluster by now: the jobs are not this one's any more. Where the name was lost
+        it cancels what it submitted.
 
         Parameters
         ----------
@@ -291,11 +299,14 @@ class Dispatcher:
             The queue did not take the cancellation, or a submit is still under way.
         """
         self.closing = True
+        named = True
         with contextlib.suppress(OSError):
             try:
                 self.check_manager()
             except Superseded:
                 return
+            except NameLost:
+                named = False
         ids = set(self._ids.values()) - self.monitor.ended()
         self.cancelled |= ids
         troubles = []
@@ -304,7 +315,9 @@ class Dispatcher:
                 self.batch.cancel(ids)
         except BatchError as error:
             troubles.append(str(error))
-        for name in sorted(self._uncertain):
+        if named:
+            self._lock_out()
+        for name in sorted(self._uncertain if named else ()):  # a job of that name would be the other cluster's
             try:
                 self.batch.cancel(self.batch.find(name))
                 self._uncertain.discard(name)
@@ -315,6 +328,13 @@ class Dispatcher:
                 troubles.append(f"the submit of {', '.join(sorted(self._in_flight))} is still under way")
         if troubles:
             raise BatchUnavailable("; ".join(troubles))
+
+    def _lock_out(self) -> None:
+        """Remove the credentials, and mark the directory: nothing of this cluster can begin any more."""
+        with contextlib.suppress(OSError):
+            self.directory.remove_secrets()
+            if not self.directory.closing:
+                self.directory.begin_close()
 
     def left(self) -> list[str]:
         """Jobs that may still be in the queue: ids in the order of their submits, and names of those whose id is not known."""

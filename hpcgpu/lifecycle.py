@@ -25,7 +25,7 @@ from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, BatchUnavailable
 from hpcgpu.batch.reasons import explain
 from hpcgpu.checks.login import of_all_nodes
-from hpcgpu.clusters import live_jobs, locate, submitted
+from hpcgpu.clusters import batch_of, live_jobs, locate, submitted, system_of
 from hpcgpu.directory import ClusterDirectory, Submit
 from hpcgpu.display.progress import Progress, duration, ending, waiting_for
 from hpcgpu.display.warn import warn
@@ -33,7 +33,7 @@ from hpcgpu.exit import guard, unguard
 from hpcgpu.fabric import interfaces
 from hpcgpu.fabric import settings as fabric_settings
 from hpcgpu.groups import DEFAULT, WorkerGroup
-from hpcgpu.jobs import ClusterError, Dispatcher, Job, SchedulerJob, Superseded, WorkerJob, in_thread
+from hpcgpu.jobs import ClusterError, Dispatcher, Job, NameLost, SchedulerJob, Superseded, WorkerJob, in_thread
 from hpcgpu.localscheduler import LocalScheduler
 from hpcgpu.manager import CLOSE_TIMEOUT, Manager
 from hpcgpu.options import OptionError, Options, resolve
@@ -72,18 +72,20 @@ class Lifecycle(Manager):
             warn("security=False: whoever can reach the scheduler's or a worker's port can run code as you; compute networks are shared")
         for doubt in fabric_settings.doubts(self.options.worker):
             warn(doubt)
-        self.directory = self._claim_directory(rendered)
+        self.directory, manager = self._claim_directory(rendered)
         try:
-            self._begin(asynchronous=asynchronous, loop=loop, ends_jobs=settings.shutdown_on_close, guarded=settings.shutdown_on_close)
+            ends = settings.shutdown_on_close
+            self._begin(manager, asynchronous=asynchronous, loop=loop, ends_jobs=ends, guarded=ends)
         except BaseException:
             # Ctrl-C, SIGTERM's SystemExit and errors alike: the event loop's thread may still be submitting.
             with suppress(BatchError):
                 self._dispatcher.cancel_all(CLOSE_TIMEOUT)
             with suppress(Exception):
                 self.close(timeout=CLOSE_TIMEOUT)
-            if not self.directory.submits():
-                with suppress(OSError):
-                    self.directory.abandon()
+            with suppress(BatchError, OSError):
+                self._dispatcher.check_manager()
+                if all(submit.refused for submit in self.directory.submits()):
+                    self.directory.abandon(self._dispatcher.token)
             raise
 
     @classmethod
@@ -121,7 +123,7 @@ class Lifecycle(Manager):
         """Return the directory of a cluster of this name that has jobs in the queue."""
         settings = self.options.cluster
         path = settings.cluster_directory / settings.name
-        if not (path / "cluster.json").exists() or (directory := ClusterDirectory.there(path)).closed:
+        if not (path / "cluster.json").exists() or (directory := ClusterDirectory.there(path)).closing:
             return None
         return directory if live_jobs(directory, self.batch) else None
 
@@ -143,9 +145,9 @@ class Lifecycle(Manager):
     def _take_up(self, directory: ClusterDirectory, shutdown_on_close: bool, *, wait: bool, asynchronous: bool, loop: Any) -> None:
         """Become the manager of a cluster that is there."""
         name = directory.path.name
-        if directory.system != self.system:
-            raise ClusterError(f"cluster {name} is not one of {type(self).__name__}: its batch system is {directory.system!r}")
-        if directory.closed:
+        if (system := system_of(directory)) != self.system:
+            raise ClusterError(f"cluster {name} is not one of {type(self).__name__}: its batch system is {system!r}")
+        if directory.closing:
             raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
         kept = saved.read(directory)
         if kept.options.scheduler is None:
@@ -156,7 +158,8 @@ class Lifecycle(Manager):
         self.batch.check()
         self._adopted = True
         try:
-            self._begin(asynchronous=asynchronous, loop=loop, ends_jobs=shutdown_on_close, guarded=not directory.detached, kept=kept)
+            # 0: a cluster that is there is taken over once that is known to succeed, see `_adopt_jobs`
+            self._begin(0, asynchronous=asynchronous, loop=loop, ends_jobs=shutdown_on_close, guarded=not directory.detached, kept=kept)
         except BaseException:
             if hasattr(self, "_ends_jobs"):
                 self._ends_jobs = False
@@ -164,18 +167,21 @@ class Lifecycle(Manager):
                     self.close(timeout=CLOSE_TIMEOUT)
             raise
 
-    def _begin(self, *, asynchronous: bool, loop: Any, ends_jobs: bool, guarded: bool, kept: saved.Saved | None = None) -> None:
+    def _begin(
+        self, manager: int, *, asynchronous: bool, loop: Any, ends_jobs: bool, guarded: bool, kept: saved.Saved | None = None
+    ) -> None:
         """Manage the cluster from now on; starts it, unless a loop runs here that will.
 
         Parameters
         ----------
+        manager : int
+            Number of this program among the cluster's managers.
         ends_jobs : bool
             Whether `close` cancels its jobs.
         guarded : bool
             Whether the end of this program does.
         """
-        # A cluster that is there is taken over once that is known to succeed: see `_adopt_jobs`.
-        self._dispatcher = Dispatcher(self.batch, self.directory, self.directory.take_over(_program()).number if kept is None else 0)
+        self._dispatcher = Dispatcher(self.batch, self.directory, manager)
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._submitted = asyncio.Event()
@@ -189,9 +195,14 @@ class Lifecycle(Manager):
             script=scripts.script_name(self.system, "worker"),
             asynchronous=asynchronous,
             loop=loop,
-            security=credentials.security(self.directory) if self.options.cluster.security else Security(),
+            security=self._credentials(),
             shutdown_on_close=guarded,
         )
+
+    def _credentials(self) -> Security:
+        if not self.options.cluster.security or (self._adopted and not self.directory.tls.is_dir()):  # it has ended: see `_adopt_jobs`
+            return Security()
+        return credentials.security(self.directory)
 
     # Before anything is submitted
 
@@ -205,25 +216,28 @@ class Lifecycle(Manager):
             if trouble := interfaces.missing(self.options.worker.interface, interfaces.addresses()):
                 raise OptionError(f"scheduler='local': {trouble}")
 
-    def _claim_directory(self, rendered: dict[str, str]) -> ClusterDirectory:
+    def _claim_directory(self, rendered: dict[str, str]) -> tuple[ClusterDirectory, int]:
+        """Make the directory, with all that belongs into it; return it and this program's number among its managers."""
         settings = self.options.cluster
         path = settings.cluster_directory / settings.name
         if settings.log_directory is not None:
             _check_writable("log_directory", settings.log_directory)
+        manager = 0
+
+        def complete(directory: ClusterDirectory) -> None:
+            nonlocal manager
+            if settings.security:
+                scheduler = self.options.scheduler
+                credentials.create(directory, scheduler.walltime if scheduler is not None else None)
+            saved.write(directory, self.options)
+            if not settings.shutdown_on_close:
+                directory.detach()
+            for kind, text in rendered.items():
+                directory.write(scripts.script_name(self.system, kind), text)
+            manager = directory.take_over(_program()).number
+
         try:
-            directory = ClusterDirectory.claim(path, self._alive, system=self.system, encrypted=settings.security)
-            try:
-                if settings.security:
-                    scheduler = self.options.scheduler
-                    credentials.create(directory, scheduler.walltime if scheduler is not None else None)
-                saved.write(directory, self.options)
-                if not settings.shutdown_on_close:
-                    directory.detach()
-                for kind, text in rendered.items():
-                    directory.write(scripts.script_name(self.system, kind), text)
-            except BaseException:
-                directory.abandon()
-                raise
+            directory = ClusterDirectory.claim(path, _alive, system=self.system, encrypted=settings.security, complete=complete)
         except NotTrusted as error:
             raise OptionError(f"cluster_directory={str(settings.cluster_directory)!r}: {error}") from error
         except OSError as error:
@@ -231,13 +245,7 @@ class Lifecycle(Manager):
                 f"cluster_directory={str(settings.cluster_directory)!r} cannot be written: {error.strerror}. It must be on a filesystem "
                 f"that login and compute nodes share"
             ) from error
-        return directory
-
-    def _alive(self, submits: list[Submit]) -> list[str]:
-        """Return the ids of an earlier cluster's jobs that are still in the queue."""
-        known = {s.job_id for s in submits if s.job_id is not None}
-        found = {i for s in submits if s.job_id is None and not s.refused for i in self.batch.find(s.name)}
-        return sorted(i for i, status in self.batch.poll(known).items() if not status.state.ended) + sorted(found - known)
+        return directory, manager
 
     # Starting
 
@@ -353,6 +361,8 @@ class Lifecycle(Manager):
             await in_thread(self._dispatcher.cancel_all, CLOSE_TIMEOUT)
             what = self.scheduler.obituary() if self.scheduler is not None else "it has no scheduler job"
             raise ClusterError(f"nothing is left of cluster {self.options.cluster.name}: {what}")
+        if self.options.cluster.security and not self.directory.tls.is_dir():
+            raise ClusterError(f"cluster {self.options.cluster.name} is ending: its credentials were removed")
         self._log(f"took over {len(jobs)} jobs")
         self._go_on_giving_up()
 
@@ -501,11 +511,14 @@ class Lifecycle(Manager):
             if job.status != Status.failed:
                 job.status = Status.closed
                 job._event_finished.set()
-        with suppress(OSError, Superseded):
+        with suppress(OSError, Superseded, NameLost):
             self._dispatcher.check_manager()  # the name may be another cluster's by now
-            self.directory.remove_secrets()
-            if not left and not trouble:
-                self.directory.close()
+            if self._nothing_submitted():
+                self.directory.abandon(self._dispatcher.token)
+            else:
+                self.directory.remove_secrets()
+                if not left and not trouble:
+                    self.directory.close()
         if left or trouble:
             why = trouble or "they are ending"
             self._warn(f"these jobs of cluster {self.options.cluster.name} may still be in the queue: {' '.join(left)} ({why})")
@@ -517,6 +530,10 @@ class Lifecycle(Manager):
         self._changed.set()
         if not left and not trouble:
             unguard(self._dispatcher)
+
+    def _nothing_submitted(self) -> bool:
+        """Whether the cluster failed to start and no job of it ever was in the queue: its directory tells nothing then."""
+        return bool(self._troubles.failure) and not self._adopted and all(submit.refused for submit in self.directory.submits())
 
     def _leaves_jobs(self, failed: bool) -> bool:
         """Whether closing leaves the jobs to themselves, or to another manager."""
@@ -543,6 +560,11 @@ class Lifecycle(Manager):
         self._log(f"closed; its jobs go on: {left}")
         self.status = Status.closed
         self._changed.set()
+
+
+def _alive(directory: ClusterDirectory) -> list[str]:
+    """Return the ids of an earlier cluster's jobs that are still in the queue: that of its own batch system."""
+    return sorted(job.job_id for job in live_jobs(directory, batch_of(directory)))
 
 
 def _program() -> str:

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcgpu import saved
-from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError
-from hpcgpu.clusters import live_jobs
+from hpcgpu.clusters import batch_of, live_jobs
 from hpcgpu.directory import ClusterDirectory
 from hpcgpu.jobs import ClusterError
 from hpcgpu.runtime.unattended import LOG
@@ -39,7 +38,7 @@ class Reader:
     def __init__(self, directory: ClusterDirectory, job: str | None = None) -> None:
         self.directory = directory
         self.job = job
-        self.batch = batch_system(directory.system)
+        self.batch = batch_of(directory)
         self.logs = saved.logs(directory)
         self._read: dict[Path, int] = {}
         self._last: Path | None = None

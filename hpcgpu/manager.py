@@ -31,7 +31,7 @@ from hpcgpu.directory import Submit
 from hpcgpu.display.warn import warn
 from hpcgpu.exit import unguard
 from hpcgpu.groups import DEFAULT, WorkerGroup, demands
-from hpcgpu.jobs import ClusterError, ClusterWarning, Dispatcher, Job, SchedulerJob, Superseded, WorkerJob, in_thread
+from hpcgpu.jobs import ClusterError, ClusterWarning, Dispatcher, Job, NameLost, SchedulerJob, Superseded, WorkerJob, in_thread
 from hpcgpu.options import Options
 from hpcgpu.policy import Limits
 from hpcgpu.retire import close_finished, move_data
@@ -495,6 +495,8 @@ class Manager(SpecCluster):  # type: ignore[misc]
             except Superseded as error:
                 self._step_down(str(error))
                 return
+            except NameLost as error:
+                await self._fail(f"{error}: its jobs are cancelled")
             except Exception as error:  # whatever it was, the jobs need somebody to look after them
                 self._warn(f"internal error while looking at the queue, it is tried again: {error!r}")
             if self.status == Status.failed:
@@ -668,7 +670,11 @@ class Manager(SpecCluster):  # type: ignore[misc]
 
     async def _scheduler_ended(self, scheduler: SchedulerJob) -> None:
         """Take note that the cluster is lost, and cancel its worker jobs."""
-        failure = f"the scheduler of cluster {self.options.cluster.name} is gone, its worker jobs are cancelled: {scheduler.obituary()}"
+        await self._fail(
+            f"the scheduler of cluster {self.options.cluster.name} is gone, its worker jobs are cancelled: {scheduler.obituary()}"
+        )
+
+    async def _fail(self, failure: str) -> None:
         self._troubles.fail(failure)
         self._warn(failure)
         self.status = Status.failed  # after its reason: who sees the status can ask for it
@@ -677,7 +683,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
         try:
             await in_thread(self._dispatcher.cancel_all, CLOSE_TIMEOUT)
         except BatchError as error:
-            self._problem(f"the worker jobs {' '.join(self._dispatcher.left())} could not be cancelled: {error}")
+            self._problem(f"the jobs {' '.join(self._dispatcher.left())} could not be cancelled: {error}")
         self._changed.set()
 
     async def _worker_job_ended(self, job: WorkerJob) -> None:

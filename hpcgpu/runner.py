@@ -160,11 +160,8 @@ class SlurmGPURunner:
 
     def _become_scheduler(self) -> NoReturn:
         directory = ClusterDirectory.claim(
-            self.directory.path, lambda submits: [], system="slurm", encrypted=self.options.cluster.security, complete=self._complete
+            self.directory.path, lambda earlier: [], system="slurm", encrypted=self.options.cluster.security, complete=self._complete
         )
-        job_name = os.environ.get("SLURM_JOB_NAME", self.task.step)
-        directory.intend(job_name, "scheduler")
-        directory.submitted(job_name, os.environ["SLURM_JOB_ID"])
         assert self.options.scheduler is not None
         living = replace(self.options.cluster, lease=_LEASE, shutdown_on_close=True)
         self._become(scripts.command("slurm", "scheduler", replace(self.options, cluster=living), directory.path))
@@ -175,6 +172,9 @@ class SlurmGPURunner:
             batch = batch_system("slurm")
             make_credentials(directory, batch.own_job(os.environ), batch)
         directory.write("task-0", str(self.task.node))
+        job_name = os.environ.get("SLURM_JOB_NAME", self.task.step)
+        directory.intend(job_name, "scheduler")
+        directory.submitted(job_name, os.environ["SLURM_JOB_ID"])
 
     def _become(self, command: str) -> NoReturn:
         """Become a command of the templates, written for bash."""

@@ -9,10 +9,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from hpcgpu import records
 from hpcgpu.directory import ClusterDirectory
-from hpcgpu.options import ClusterOptions, OptionError, Options, SchedulerOptions, WorkerOptions, names
+from hpcgpu.options import SYSTEMS, ClusterOptions, OptionError, Options, SchedulerOptions, WorkerOptions, names
 
 __all__ = ["Saved", "logs", "read", "write"]
 
@@ -50,8 +51,10 @@ def read(directory: ClusterDirectory) -> Saved:
     """
     file = directory.path / _FILE
     try:
-        content = json.loads(file.read_text())
+        content = records.read(file, dict[str, Any])
         scheduler = content["scheduler"]
+        if content["system"] not in SYSTEMS or not all(isinstance(content[part], dict) for part in ("cluster", "worker", "groups")):
+            raise OptionError(f"{file} is damaged: it is not what hpcgpu writes")
         options = Options(
             _build(ClusterOptions, content["cluster"]),
             _build(WorkerOptions, content["worker"]),
@@ -59,7 +62,7 @@ def read(directory: ClusterDirectory) -> Saved:
             content["system"],
         )
         return Saved(options, {name: _build(WorkerOptions, group) for name, group in content["groups"].items()})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise OptionError(f"the options of cluster {directory.path.name!r} cannot be read from {file}: {error}") from error
 
 
@@ -75,15 +78,9 @@ def _build(cls: type[_T], kept: Mapping[str, Any]) -> _T:
     """Make one of the dataclasses. Options that are not kept have their default: they came later than the cluster."""
     if unknown := set(kept) - set(names(cls)):
         raise OptionError(f"unknown options {', '.join(sorted(unknown))}: a newer release of hpcgpu made it")
-    return cls(**{name: _value(value) for name, value in kept.items()})
+    return cast("_T", records.convert(kept, cls))
 
 
 def _path(value: object) -> dict[str, str]:
     assert isinstance(value, Path)
     return {"path": str(value)}
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_value(item) for item in value)
-    return Path(value["path"]) if isinstance(value, dict) else value

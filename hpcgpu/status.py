@@ -13,10 +13,9 @@ from distributed.core import rpc
 from distributed.security import Security
 
 from hpcgpu import credentials, dashboard, saved, scaling
-from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, JobState, JobStatus
 from hpcgpu.batch.reasons import explain
-from hpcgpu.clusters import submitted
+from hpcgpu.clusters import batch_of, submitted, system_of
 from hpcgpu.directory import ClusterDirectory, Contact, Submit
 from hpcgpu.groups import DEFAULT
 from hpcgpu.jobs import JobInfo
@@ -75,9 +74,9 @@ class ClusterStatus:
 
 def status(directory: ClusterDirectory) -> ClusterStatus:
     """Ask queue and scheduler about a cluster."""
-    batch = batch_system(directory.system)
+    batch = batch_of(directory)
     trouble: list[str] = []
-    submits, statuses = {}, dict[str, JobStatus]()
+    submits, statuses = dict[str, Submit](), dict[str, JobStatus]()
     try:
         submits = submitted(directory, batch)
         statuses = batch.poll(list(submits))
@@ -90,7 +89,7 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
     if contact is not None:
         try:
             answer = asyncio.run(_ask(contact, directory))
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
             trouble.append(f"the scheduler at {contact.client} does not answer: {error or type(error).__name__}")
     workers = [str(worker["name"]) for worker in answer.get("workers", {}).values()]
     kept = _kept(directory)
@@ -101,7 +100,7 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
     ]
     return ClusterStatus(
         name=directory.path.name,
-        system=directory.system,
+        system=system_of(directory),
         directory=str(directory.path),
         state=_state(directory, jobs, bool(answer), bool(trouble)),
         workers=len(workers),
@@ -112,7 +111,7 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
         manager=_manager(directory, answer),
         detached=directory.detached,
         jobs=jobs,
-        trouble="; ".join(trouble),
+        trouble="; ".join([*trouble, *directory.damage()]),
     )
 
 

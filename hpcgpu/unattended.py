@@ -57,7 +57,7 @@ def ask(directory: ClusterDirectory, group: str, arguments: Mapping[str, Any]) -
     """
     name, kept = directory.path.name, saved.read(directory)
     options = {DEFAULT: kept.options.worker, **kept.groups}
-    if directory.closed:
+    if directory.closing:
         raise ClusterError(f"cluster {name} was closed")
     if group not in options:
         raise OptionError(f"no worker group named {group!r}: there are {', '.join(options)}")

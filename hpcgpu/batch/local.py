@@ -10,7 +10,8 @@ queue on. Each running job has a supervisor process, which outlives the client, 
     jobs/ID.sh      its script, and
     jobs/ID.env     its environment: both only while the job is alive, which is how the live jobs are found among the ended
 
-Linux only: process identity comes from ``/proc``.
+A damaged file costs its own job only: a job whose record cannot be read is ended, and its new record says why. Linux only: process
+identity comes from ``/proc``.
 """
 
 from __future__ import annotations
@@ -31,16 +32,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
+from hpcgpu import records
 from hpcgpu.batch.base import BatchError, BatchSystem, BatchUnavailable, JobState, JobStatus, OwnJob, SubmitRefused
 from hpcgpu.batch.command import clean_environment, require
 from hpcgpu.ownership import NotTrusted, check, private_directory
+from hpcgpu.processes import alive as _alive
+from hpcgpu.processes import identity as _identity
+from hpcgpu.records import Damaged
 
 __all__ = ["JobRecord", "LocalQueue", "startable"]
 
+_T = TypeVar("_T")
 _GRACE = 3.0  # seconds between TERM and KILL
 _UNKILLABLE = 10.0  # seconds until a killed process is given up: it hangs in the kernel, or belongs to somebody else
 _RETAINED = 1000  # ended jobs that are remembered
@@ -176,22 +182,6 @@ def _devices() -> list[str]:
         nvml.nvmlShutdown()
 
 
-def _identity(pid: int) -> list[int]:
-    """Pid and start time of a live process, else nothing.
-
-    The time is in ticks since boot: psutil's `create_time` counts from the epoch, so it moves whenever the clock is set.
-    """
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
-    return [] if state in "ZX" else [pid, int(fields[18])]
-
-
-def _alive(identity: list[int]) -> bool:
-    return bool(identity) and _identity(identity[0]) == identity
-
-
 def _members(marks: Mapping[str, str], session: int | None) -> set[psutil.Process]:
     """Live processes of a job: those with its marks in their environment, those of its session, and what descends from either.
 
@@ -289,13 +279,13 @@ class LocalQueue(BatchSystem):
         if "LC_ALL" in os.environ:
             environ["LC_ALL"] = os.environ["LC_ALL"]
         with self._locked() as machine:
-            last = max([_load(self.directory / "last-id") or 0, *(int(path.stem) for path in self._jobs.glob("*.json"))])
+            last = max([_load(self.directory / "last-id", int) or 0, *map(int, self._ids(".json"))])
             job = JobRecord(**fields, job_id=str(last + 1), cwd=cwd, after=after)
             if job.gpus > len(machine.gpus):
                 plural = "" if job.gpus == 1 else "s"
-                raise SubmitRefused(f"{script} asks for {job.gpus} GPU{plural}, this machine has {len(machine.gpus)}")
+                raise SubmitRefused(f"job {job.name!r} asks for {job.gpus} GPU{plural}, this machine has {len(machine.gpus)}")
             if after is not None and not (re.fullmatch("[0-9]+", after) and 0 < int(after) <= last):
-                raise SubmitRefused(f"{script} shall run after job {after}, which this queue does not know")
+                raise SubmitRefused(f"job {job.name!r} waits for job {after}, which this queue does not know")
             _store(self.directory / "last-id", last + 1)
             _replace(self._jobs / f"{job.job_id}.sh", content)
             _store(self._jobs / f"{job.job_id}.env", environ)
@@ -374,12 +364,11 @@ class LocalQueue(BatchSystem):
     def _machine(self) -> _Machine:
         path = self.directory / "queue.json"
         host = socket.gethostname()
-        if (data := _load(path)) is None:
+        if (machine := _load(path, _Machine)) is None:
             gpus = _devices() if self._gpus is None else [str(index) for index in range(self._gpus)]
             slots = max(8, 2 * (os.cpu_count() or 1)) if self._slots is None else self._slots
-            data = asdict(_Machine(host, gpus, slots))
-            _store(path, data)
-        machine = _Machine(**data)
+            machine = _Machine(host, gpus, slots)
+            _store(path, asdict(machine))
         if machine.host != host:  # its process ids would mean nothing here
             raise BatchError(
                 f"the local queue in {self.directory} is that of machine {machine.host}; "
@@ -396,11 +385,8 @@ class LocalQueue(BatchSystem):
     # The rest is done under the lock.
 
     def _read(self, job_id: str) -> JobRecord | None:
-        data = _load(self._jobs / f"{job_id}.json") if re.fullmatch("[0-9]+", job_id) else None
-        if data is None:
-            return None
-        verdict = data["verdict"] and JobState(data["verdict"])
-        return JobRecord(**data | {"state": JobState(data["state"]), "verdict": verdict})
+        job = _load(self._jobs / f"{job_id}.json", JobRecord) if re.fullmatch("[0-9]+", job_id) else None
+        return job if job is not None and job.job_id == job_id else None
 
     def _write(self, job: JobRecord) -> None:
         verdict = job.verdict and job.verdict.value
@@ -408,21 +394,29 @@ class LocalQueue(BatchSystem):
 
     def _live(self) -> list[JobRecord]:
         """All jobs that have not ended, in order of submission."""
-        ids = sorted((path.stem for path in self._jobs.glob("*.env")), key=int)
-        return [job for job_id in ids if (job := self._read(job_id)) and not job.state.ended]
+        return [job for job_id in self._ids(".env") if (job := self._read(job_id)) and not job.state.ended]
+
+    def _ids(self, suffix: str) -> list[str]:
+        """Ids of the jobs that have such a file, in order of submission."""
+        return sorted((path.stem for path in self._jobs.glob(f"*{suffix}") if re.fullmatch("[1-9][0-9]{0,17}", path.stem)), key=int)
 
     def _close(self, job: JobRecord, state: JobState, reason: str = "", exit_code: int | None = None) -> None:
         """Record the end of a job, and forget the oldest ended ones."""
         self._write(replace(job, state=state, verdict=None, reason=reason, end=time.time(), exit_code=exit_code))
         for suffix in ("sh", "env"):
             (self._jobs / f"{job.job_id}.{suffix}").unlink(missing_ok=True)
-        live = {path.stem for path in self._jobs.glob("*.env")}
-        ended = sorted((path.stem for path in self._jobs.glob("*.json") if path.stem not in live), key=int)
+        live = set(self._ids(".env"))
+        ended = [job_id for job_id in self._ids(".json") if job_id not in live]
         for job_id in ended[:-_RETAINED]:
             (self._jobs / f"{job_id}.json").unlink()
 
     def _advance(self, machine: _Machine) -> None:
-        """Move the queue on: close jobs that have lost their supervisor, start what may start, say why the rest waits."""
+        """Move the queue on: close jobs that have lost their supervisor or their record, start what may start, say why the rest waits."""
+        for job_id in self._ids(".env"):
+            if self._read(job_id) is None:
+                lost = JobRecord(job_id=job_id, name="", output="", cwd="")
+                _end(partial(_members, self._marks(lost), None), grace=0)
+                self._close(lost, JobState.FAILED, f"its record {self._jobs / job_id}.json is damaged or missing: it was ended")
         for job in self._live():
             if job.state is not JobState.PENDING and not _alive(job.supervisor):
                 session = job.leader[0] if _alive(job.leader) else None
@@ -461,7 +455,10 @@ class LocalQueue(BatchSystem):
         return {"HPCGPU_JOB_ID": job.job_id, "HPCGPU_QUEUE_DIRECTORY": str(self.directory)}
 
     def _run_script(self, job: JobRecord, machine: _Machine) -> subprocess.Popen[bytes]:
-        environ = _load(self._jobs / f"{job.job_id}.env") | self._marks(job) | {"HPCGPU_JOB_NAME": job.name}
+        environ = _load(self._jobs / f"{job.job_id}.env", dict[str, str])
+        if environ is None:
+            raise OSError(f"its environment {self._jobs / job.job_id}.env is damaged or missing")
+        environ |= self._marks(job) | {"HPCGPU_JOB_NAME": job.name}
         if job.end is not None:
             environ["HPCGPU_JOB_END"] = f"{job.end:.3f}"
         if machine.gpus:
@@ -540,11 +537,11 @@ def _watch(pid: int, end: float | None) -> JobState | None:
     return None
 
 
-def _load(path: Path) -> Any:
-    """Content of a JSON file; None if it is missing or half-written."""
+def _load(path: Path, shape: type[_T]) -> _T | None:
+    """Content of a JSON file; None if it is missing or damaged."""
     try:
-        return json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+        return records.read(path, shape, surrogates=True)
+    except (FileNotFoundError, Damaged):
         return None
 
 

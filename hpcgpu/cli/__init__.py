@@ -39,12 +39,13 @@ class _Group(click.Group):
         from hpcgpu.jobs import ClusterError
         from hpcgpu.options import OptionError
         from hpcgpu.ownership import NotTrusted
+        from hpcgpu.records import Damaged
 
         try:
             return super().invoke(ctx)
         except (OptionError, NoCluster, NotTrusted, ClusterExists) as error:
             raise _Impossible(printable(str(error), None, lines=True)) from error
-        except (ClusterError, BatchError, TimeoutError) as error:
+        except (ClusterError, BatchError, Damaged, TimeoutError) as error:
             raise click.ClickException(printable(str(error), None, lines=True)) from error
 
 

@@ -47,7 +47,7 @@ class _ClusterName(click.ParamType[str]):
 
         from hpcgpu.options import cluster_directories
 
-        names = {path.parent.name for root in cluster_directories() for path in root.glob("*/cluster.json")}
+        names = {path.parent.name for root in cluster_directories() for path in root.glob("[!.]*/cluster.json")}
         return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete) and "~" not in name]
 
 
@@ -86,22 +86,23 @@ def _width() -> int:
 def list_clusters(as_json: bool) -> None:
     """List the clusters that were not closed, with their live jobs.
 
-    Looks into the directories of the configuration (hpcgpu.cluster-directory).
+    Looks into the directories of the configuration (hpcgpu.cluster-directory). A cluster that has ended by itself is marked as closed, and
+    its credentials are removed. A damaged directory is listed with what is wrong.
 
     \b
     Example: hpcgpu list --json | jq '.[].name'
     """
-    from hpcgpu.clusters import find
+    from hpcgpu.clusters import close_ended, find
     from hpcgpu.display.progress import duration
     from hpcgpu.options import cluster_directories
 
-    found = find(cluster_directories())
+    found = close_ended(find(cluster_directories()))
     if as_json:
         rows = [
             {
                 "name": cluster.directory.path.name,
-                "system": cluster.directory.system,
-                "created": cluster.directory.created,
+                "system": cluster.system,
+                "created": cluster.created,
                 "directory": str(cluster.directory.path),
                 "jobs": [{"id": job.job_id, "name": job.name, "state": job.state.value, "reason": job.reason} for job in cluster.jobs],
                 "trouble": cluster.trouble,
@@ -112,9 +113,10 @@ def list_clusters(as_json: bool) -> None:
         return
     table = []
     for cluster in found:
-        jobs = cluster.trouble or " ".join(f"{job.job_id} ({job.state.value})" for job in cluster.jobs) or "none"
-        age = duration(time.time() - cluster.directory.created)
-        table.append((cluster.directory.path.name, cluster.directory.system, age, jobs, str(cluster.directory.path)))
+        jobs = " ".join(f"{job.job_id} ({job.state.value})" for job in cluster.jobs) or ("none" if cluster.known else "unknown")
+        age = duration(time.time() - cluster.created)
+        what = f"{jobs}; {cluster.trouble}" if cluster.trouble else jobs
+        table.append((cluster.directory.path.name, cluster.system or "unknown", age, what, str(cluster.directory.path)))
     if table:
         show(("name", "system", "age", "jobs", "directory"), table)
     else:
@@ -283,22 +285,23 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
     Example: hpcgpu stop demo
     Exit status: 0 if no job is left, 1 if one is, 2 if there is no such cluster.
     """
-    from hpcgpu.batch import batch_system
     from hpcgpu.batch.base import BatchError
-    from hpcgpu.clusters import find, live_jobs, locate
+    from hpcgpu.clusters import batch_of, find, live_jobs, locate
     from hpcgpu.clusters import stop as stop_cluster
     from hpcgpu.options import cluster_directories
+    from hpcgpu.records import Damaged
 
     if bool(names) == everything:
         raise click.UsageError("name the clusters to stop, or write --all")
     directories = [locate(name) for name in names] or [cluster.directory for cluster in find(cluster_directories())]
     status = 0
     for directory in directories:
-        name, batch = directory.path.name, batch_system(directory.system)
+        name = directory.path.name
         try:
+            batch = batch_of(directory)
             there = len(live_jobs(directory, batch))
             left = stop_cluster(directory, batch)
-        except (BatchError, OSError) as error:  # the others must be stopped all the same
+        except (BatchError, Damaged, OSError) as error:  # the others must be stopped all the same
             say(f"{name}: {error}", err=True)
             status = 1
             continue

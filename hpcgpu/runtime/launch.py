@@ -15,6 +15,7 @@ import logging
 import os
 import runpy
 import shlex
+import signal
 import socket
 import ssl
 import string
@@ -34,6 +35,7 @@ from hpcgpu.fabric import authentication, certificates, choice, interfaces
 from hpcgpu.fabric.certificates import CertificateError
 from hpcgpu.fabric.gpus import gpus_on_node
 from hpcgpu.ownership import NotTrusted
+from hpcgpu.records import Damaged
 from hpcgpu.runtime import devices, scratch
 from hpcgpu.walltime import margin
 
@@ -124,7 +126,7 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
         if why := credentials.trouble(directory, now=time.time()) or certificates.refusal(error, location, what):
             raise CertificateError(why) from error
         return True  # somebody is there; distributed says better what is wrong
-    except OSError:
+    except (OSError, ValueError):  # ValueError: what is written there is no address
         return False
     return True
 
@@ -309,15 +311,22 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     return command
 
 
-def become(command: Sequence[str], place: Path) -> None:
-    """Run ``python -m MODULE ARGUMENTS`` in this process, with a fresh directory for temporary files in `place`.
+def remove_secrets(directory: ClusterDirectory, token: str) -> None:
+    """Remove the credentials of a cluster whose scheduler ends; scripts of ``hpcgpu render`` may be launched again, with theirs."""
+    with contextlib.suppress(OSError):
+        if directory.has(token) and not (directory.path / "launch.sh").exists():
+            directory.remove_secrets()
+
+
+def become(command: Sequence[str], place: Path, at_end: contextlib.ExitStack) -> None:
+    """Run ``python -m MODULE ARGUMENTS`` in this process, with a fresh directory for temporary files in `place`; then what `at_end` holds.
 
     Over UCX the process ends without Python's own tidying up: UCX's thread may still be at work then, and a segmentation fault would make
     a failure of a job that did well (seen with UCX 1.21 at the end of schedulers).
     """
     _, flag, module, *arguments = command
     assert flag == "-m", "the templates start Dask as a module"
-    with scratch.made(place) as temporary:
+    with at_end, scratch.made(place) as temporary:
         os.environ["DASK_TEMPORARY_DIRECTORY"] = str(temporary)
         if "dask" in sys.modules:  # imported before the environment was complete
             sys.modules["dask"].config.refresh()
@@ -363,6 +372,7 @@ def main(argv: Sequence[str]) -> None:
     split = list(argv).index("--")
     arguments = parser.parse_args(argv[:split])
     arguments.command = list(argv[split + 1 :])
+    at_end = contextlib.ExitStack()
     try:
         if not (arguments.directory / "cluster.json").exists():
             raise LaunchError(
@@ -373,7 +383,7 @@ def main(argv: Sequence[str]) -> None:
             directory = ClusterDirectory.there(arguments.directory)
         except NotTrusted as error:
             raise LaunchError(str(error)) from error
-        if directory.closed or (directory.encrypted and not directory.tls.is_dir()):
+        if directory.closing or (directory.encrypted and not directory.tls.is_dir()):
             raise LaunchError(f"the cluster of {directory.path} was closed: there is nothing to do")
         if trouble := credentials.trouble(directory, now=time.time()):
             raise LaunchError(trouble)
@@ -391,11 +401,13 @@ def main(argv: Sequence[str]) -> None:
         if arguments.kind == "worker":
             command = worker_command(arguments, directory, batch, own)
         else:
+            at_end.callback(remove_secrets, directory, directory.token())
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until Dask has its own handler
             command = scheduler_command(arguments, directory, own)
             from hpcgpu.dashboard import guard_servers_of_this_process  # imports Dask
 
             guard_servers_of_this_process()
-    except LaunchError as error:
+    except (LaunchError, Damaged) as error:
         print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
     print(
@@ -403,7 +415,7 @@ def main(argv: Sequence[str]) -> None:
         file=sys.stderr,
         flush=True,
     )
-    become(command, place)
+    become(command, place, at_end)
 
 
 if __name__ == "__main__":

@@ -177,12 +177,17 @@ def main(argv: Sequence[str]) -> int:
     if own is None:
         print(f"hpcgpu: this does not run inside a job of {arguments.system}: submit the script", file=sys.stderr)
         return 1
-    directory = ClusterDirectory.claim(arguments.directory, lambda submits: [], system=arguments.system, encrypted=not arguments.insecure)
-    if directory.encrypted:
-        make_credentials(directory, own, batch)
-    directory.detach()
-    directory.intend(own.name, "scheduler")
-    directory.submitted(own.name, own.job_id)
+
+    def complete(directory: ClusterDirectory) -> None:
+        if not arguments.insecure:
+            make_credentials(directory, own, batch)
+        directory.detach()
+        directory.intend(own.name, "scheduler")
+        directory.submitted(own.name, own.job_id)
+
+    directory = ClusterDirectory.claim(
+        arguments.directory, lambda earlier: [], system=arguments.system, encrypted=not arguments.insecure, complete=complete
+    )
     try:
         return asyncio.run(Single(directory, arguments.workers, arguments.patience).run(scheduler, workers, program))
     finally:

@@ -355,7 +355,7 @@ def test_machine_belongs_to_the_directory(site: Site, monkeypatch: pytest.Monkey
     assert (site.home / "other" / "queue.json").exists()
 
 
-def test_half_written_records_are_ignored_and_old_ones_forgotten(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_written_records_are_of_failed_jobs_and_old_ones_forgotten(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcgpu.batch.local._RETAINED", 2)
     with site.queue._locked():
         for number in range(1, 5):
@@ -363,7 +363,7 @@ def test_half_written_records_are_ignored_and_old_ones_forgotten(site: Site, mon
     assert list(site.queue.poll("1234")) == ["3", "4"]
     for name in ("5.env", "5.json", "last-id"):
         (site.queue.directory / ("" if name == "last-id" else "jobs") / name).write_text('{"job_')
-    assert site.queue.poll(["4", "5"]).keys() == {"4"}
+    assert {job_id: job.state for job_id, job in site.queue.poll(["4", "5"]).items()} == {"4": JobState.COMPLETED, "5": JobState.FAILED}
     job = site.submit("true")
     assert job == "6"
     site.ended(job)

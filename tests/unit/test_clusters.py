@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+import socket
+import time
 from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +34,11 @@ class Queue:
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         self.asked += 1
         state = JobState.CANCELLED if self.cancelled else JobState.RUNNING
-        return {} if self.asked in self.forgets else {"7": JobStatus(job_id="7", name="demo-0", state=state)}
+        known = {} if self.asked in self.forgets else {"7": JobStatus(job_id="7", name="demo-0", state=state)}
+        return {job_id: known[job_id] for job_id in job_ids if job_id in known}
+
+    def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        return {}
 
     def find(self, job_name: str) -> list[str]:
         return []
@@ -40,7 +49,7 @@ class Queue:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> ClusterDirectory:
-    directory = ClusterDirectory.claim(tmp_path / "demo", lambda submits: [])
+    directory = ClusterDirectory.claim(tmp_path / "demo", lambda earlier: [], system="slurm")
     directory.intend("demo-0", "worker")
     directory.submitted("demo-0", "7")
     return directory
@@ -165,7 +174,7 @@ def test_a_scheduler_job_that_the_queue_forgot_is_gone(directory: ClusterDirecto
     monkeypatch.setattr(connection, "_GRACE", 0.5)
     queue: Any = Queue(forgets=set())
     queue.ended = lambda job_ids: {}
-    monkeypatch.setattr(connection, "batch_system", lambda name: queue)
+    monkeypatch.setattr(connection, "batch_of", lambda directory: queue)
     with pytest.raises(ClusterError, match=r"the scheduler of cluster demo is gone: the queue has not known its job for 0.5 s. Logs: "):
         connection.wait_for_contact(directory, quiet=True)
 
@@ -201,3 +210,64 @@ def test_what_is_given_up_is_written_by_the_manager_alone_and_a_full_disk_does_n
     (directory.path / "journal.jsonl").mkdir()  # nothing can be written there
     second.will_cancel(["demo-0"])
     assert "cannot be written" in second.trouble
+
+
+@pytest.fixture
+def lone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterDirectory:
+    """A cluster of a program that has ended, and of a job that the queue does not know."""
+    directory = ClusterDirectory.claim(tmp_path / "lone", lambda earlier: [], system="slurm", complete=lambda draft: draft.tls.mkdir())
+    directory.intend("lone-scheduler", "scheduler")
+    directory.submitted("lone-scheduler", "5")
+    record = directory.take_over("a program")
+    record = replace(record, process=[record.process[0], 1])
+    (directory.path / "manager-000001.json").write_text(json.dumps(asdict(record)))
+    queue: Any = Queue(forgets=set())
+    queue.poll = queue.ended = lambda job_ids: {}
+    monkeypatch.setattr(clusters, "batch_system", lambda name: queue)
+    return directory
+
+
+def listed(directory: ClusterDirectory, now: float = 0.0) -> list[clusters.Found]:
+    return clusters.close_ended(clusters.find([directory.path.parent]), now=lambda: time.time() + now, sleep=lambda seconds: None)
+
+
+def test_what_has_ended_is_closed_when_it_is_listed(lone: ClusterDirectory) -> None:
+    assert listed(lone) == []
+    assert lone.closed and not lone.tls.exists()
+
+
+def test_a_cluster_whose_program_lives_is_not_closed(lone: ClusterDirectory) -> None:
+    lone.take_over("this program")
+    assert len(listed(lone, now=3600.0)) == 1 and not lone.closed
+
+
+def test_a_cluster_of_a_program_elsewhere_is_closed_when_nothing_changes(lone: ClusterDirectory) -> None:
+    (lone.path / "manager-000001.json").write_text(json.dumps({"program": "p", "host": "login2", "process": [1, 1]}))
+    assert len(listed(lone)) == 1
+    assert listed(lone, now=3600.0) == [] and lone.closed
+
+
+def test_one_answer_without_the_job_closes_nothing(lone: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = clusters.find([lone.path.parent])
+    queue: Any = Queue(forgets=set())
+    queue.poll = lambda job_ids: {"5": JobStatus(job_id="5", name="lone-scheduler", state=JobState.RUNNING)}
+    monkeypatch.setattr(clusters, "batch_system", lambda name: queue)
+    assert clusters.close_ended(found, sleep=lambda seconds: None) == found and not lone.closed
+
+
+def test_a_scheduler_that_answers_proves_that_its_cluster_lives(lone: ClusterDirectory) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        lone.publish(Contact(token=lone.token(), job_id="5", workers=address, client=address))
+        assert len(listed(lone)) == 1 and not lone.closed
+
+
+def test_a_cluster_that_was_renamed_is_listed_while_it_has_jobs(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue: Any = Queue(forgets=set())
+    monkeypatch.setattr(clusters, "batch_system", lambda name: queue)
+    (directory.path / "worker.sbatch").touch()
+    later = ClusterDirectory.claim(directory.path, lambda earlier: [], system="slurm")
+    (aside,) = (found for found in clusters.find([later.path.parent]) if found.jobs)
+    assert re.fullmatch(r"demo~[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", aside.directory.path.name)
+    assert stop(aside.directory, queue, sleep=lambda seconds: None) == [] and queue.cancelled
+    assert [found.directory.path.name for found in clusters.find([later.path.parent])] == ["demo"]

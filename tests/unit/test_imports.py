@@ -46,6 +46,8 @@ def imported(path: Path) -> set[str]:
         ("directory.py", ["dask", "distributed", "hpcgpu.batch", "hpcgpu.options", "hpcgpu.jobs", "hpcgpu.credentials", "hpcgpu.clusters"]),
         ("printable.py", ["dask", "distributed", "hpcgpu"]),
         ("ownership.py", ["dask", "distributed", "hpcgpu"]),
+        ("records.py", ["dask", "distributed", "hpcgpu"]),
+        ("processes.py", ["dask", "distributed", "hpcgpu"]),
         ("pbsname.py", ["dask", "distributed", "hpcgpu"]),
         ("policy.py", ["dask", "distributed", "hpcgpu", "time", "random", "os"]),
         ("walltime.py", ["dask", "distributed", "hpcgpu", "time"]),

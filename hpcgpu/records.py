@@ -1,0 +1,147 @@
+"""Reads the JSON that hpcgpu keeps in files, and checks its shape: a damaged file is an error with a sentence, never a surprise later.
+
+Pure but for `read`. Nothing here knows what the files are for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import math
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = ["Damaged", "convert", "parse", "read"]
+
+_T = TypeVar("_T")
+
+
+class Damaged(ValueError):
+    """A file does not hold what hpcgpu writes there; the message names the file and says what is wrong."""
+
+
+def read(path: Path, shape: type[_T], *, surrogates: bool = False) -> _T:
+    """Return the content of a JSON file; see `parse`.
+
+    Raises
+    ------
+    OSError
+        It is not there, or cannot be read.
+    Damaged
+        It holds something else.
+    """
+    return parse(path.read_bytes(), shape, str(path), surrogates=surrogates)
+
+
+def parse(content: bytes, shape: type[_T], what: str, *, surrogates: bool = False) -> _T:
+    """Return JSON as an object of a shape: a dataclass, or a type such as ``dict[str, int]``. A path is ``{"path": TEXT}``.
+
+    Keys that the dataclass does not have are left out: a later release may have written them.
+
+    Parameters
+    ----------
+    content : bytes
+    shape : type
+    what : str
+        What is read, for the message.
+    surrogates : bool, default False
+        Whether text may hold bytes that are not UTF-8, as Python keeps them.
+
+    Raises
+    ------
+    Damaged
+        It is no JSON, or has another shape.
+    """
+    try:
+        value = json.loads(content.decode(), parse_constant=_no_constant)
+        return typing.cast("_T", convert(value, shape, surrogates=surrogates))
+    except UnicodeDecodeError as error:
+        raise Damaged(f"{what} is damaged: it is not UTF-8 ({error.reason} at byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise Damaged(f"{what} is damaged: {error if content else 'it is empty'}") from error
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{what} is damaged: {error}") from error
+
+
+def convert(value: Any, shape: Any, where: str = "", *, surrogates: bool = False) -> Any:
+    """Return what JSON holds as an object of the shape.
+
+    Raises
+    ------
+    ValueError
+        It has another shape.
+    """
+    if shape is Any:
+        return value
+    origin, arguments = typing.get_origin(shape), typing.get_args(shape)
+    if origin in (typing.Union, types.UnionType):
+        for one in arguments:
+            try:
+                return convert(value, one, where, surrogates=surrogates)
+            except ValueError:
+                continue
+        raise ValueError(f"{where or 'it'} is {_short(value)}")
+    if shape is types.NoneType:
+        shape_fits = value is None
+    elif dataclasses.is_dataclass(shape):
+        return _object(value, shape, where, surrogates)
+    elif origin is list and isinstance(value, list):
+        return [convert(item, arguments[0], where, surrogates=surrogates) for item in value]
+    elif origin is tuple and isinstance(value, list) and arguments[-1] is Ellipsis:
+        return tuple(convert(item, arguments[0], where, surrogates=surrogates) for item in value)
+    elif origin is tuple and isinstance(value, list) and len(value) == len(arguments):
+        return tuple(convert(item, one, where, surrogates=surrogates) for item, one in zip(value, arguments, strict=True))
+    elif shape is Path and isinstance(value, dict) and value.keys() == {"path"}:
+        return Path(convert(value["path"], str, where, surrogates=surrogates))
+    elif origin is dict and isinstance(value, dict):
+        keys = [convert(key, str, where, surrogates=surrogates) for key in value]
+        return {key: convert(value[key], arguments[1], _inside(where, key), surrogates=surrogates) for key in keys}
+    elif isinstance(shape, type) and issubclass(shape, enum.Enum):
+        if isinstance(value, str):
+            return shape(value)
+        shape_fits = False
+    elif shape is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) < 1e15 or not math.isfinite(value):
+            raise ValueError(f"{where or 'it'} is {_short(value)}")
+        return float(value)
+    else:
+        shape_fits = isinstance(shape, type) and type(value) is shape
+    if not shape_fits:
+        raise ValueError(f"{where or 'it'} is {_short(value)}")
+    if isinstance(value, str) and not surrogates and any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError(f"{where or 'it'} is not Unicode")
+    return value
+
+
+def _object(value: Any, shape: Any, where: str, surrogates: bool) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where or 'it'} is {_short(value)}, not an object")
+    hints, given = _hints(shape), {}
+    for field in dataclasses.fields(shape):
+        if field.name in value:
+            given[field.name] = convert(value[field.name], hints[field.name], _inside(where, field.name), surrogates=surrogates)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{_inside(where, field.name)} is missing")
+    return shape(**given)
+
+
+@functools.cache
+def _hints(shape: Any) -> dict[str, Any]:
+    return typing.get_type_hints(shape)
+
+
+def _inside(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else repr(name)
+
+
+def _short(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number")

@@ -1,0 +1,111 @@
+"""One name, one cluster, whoever starts it and however it ends: whole starts on the embedded queue."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from hpcgpu import ClusterError, LocalGPUCluster
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.cli import main
+from hpcgpu.directory import ClusterDirectory
+from tests.conftest import live, running
+from tests.local.test_cluster import CPU, in_queue, start_program
+
+Until = Callable[..., None]
+
+ROUNDS = int(os.environ.get("HPCGPU_START_ROUNDS", "1"))
+START = [
+    sys.executable,
+    "-m",
+    "hpcgpu",
+    "start",
+    "demo",
+    "--system",
+    "local",
+    "--gpus-per-node",
+    "0",
+    "--cores",
+    "1",
+    "--no-wait",
+    "--json",
+]
+
+
+def hpcgpu(*arguments: str) -> str:
+    """What a command prints; it must succeed."""
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_of_four_programs_that_start_one_name_one_wins_and_no_job_is_left(queue: LocalQueue, home: Path, until: Until) -> None:
+    for _ in range(ROUNDS):
+        programs = [subprocess.Popen(START, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+        said = [(program.communicate(timeout=250)[1], program.returncode) for program in programs]
+        assert sorted(code for _, code in said) == [0, 2, 2, 2], said
+        assert all("Error: a cluster named 'demo' " in text and "Traceback" not in text for text, code in said if code == 2), said
+        (listed,) = json.loads(hpcgpu("list", "--json"))
+        assert sorted(job["id"] for job in listed["jobs"]) == running(queue), "every job that runs is listed"
+        assert listed["trouble"] == "" and listed["name"] == "demo"
+        assert "none is left" in hpcgpu("stop", "--all")
+        assert live(queue) == []
+
+
+def test_a_program_that_is_killed_while_it_waits_for_its_jobs_to_end_leaves_no_keys(queue: LocalQueue, home: Path, until: Until) -> None:
+    directory = ClusterDirectory(home / "clusters" / "killed")
+    program = start_program({**CPU, "jobs": 1, "name": "killed"}, then="pass")
+    until(lambda: directory.closing, "the program ends")
+    program.kill()
+    program.communicate()
+    assert not directory.tls.exists() and not (directory.path / "contact.json").exists()
+    until(lambda: live(queue) == [], "its jobs were cancelled first")
+    assert hpcgpu("list") == "There is no cluster.\n"
+    assert directory.closed
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "by itself"])
+def test_the_scheduler_job_removes_the_keys_at_its_end(queue: LocalQueue, home: Path, until: Until, ending: str) -> None:
+    options: dict[str, Any] = {"idle_timeout": "3s"} if ending == "by itself" else {}
+    program = start_program({**CPU, **options, "jobs": 0, "name": "alone", "shutdown_on_close": False})
+    assert program.stdout is not None and program.stdout.readline() == "up\n"
+    program.send_signal(signal.SIGKILL)
+    program.communicate()
+    directory = ClusterDirectory(home / "clusters" / "alone")
+    if ending == "cancelled":
+        assert directory.tls.exists()
+        queue.cancel(live(queue))
+    until(lambda: live(queue) == [], "the scheduler job ends")
+    assert not directory.tls.exists() and not directory.closing
+    assert hpcgpu("list") == "There is no cluster.\n", "what has ended is closed"
+    assert directory.closed
+
+
+def test_a_first_submit_that_was_refused_leaves_no_directory(queue: LocalQueue, home: Path) -> None:
+    with pytest.raises(ClusterError, match="unknown directive --partition: this queue knows") as caught:
+        LocalGPUCluster(name="refused", jobs=1, scheduler={"job_extra_directives": ["--partition=none"]}, **CPU)
+    assert list((home / "clusters").iterdir()) == []
+    assert not re.search(r"/\S+", str(caught.value)), "nothing is there to be read"
+
+
+def test_a_cluster_whose_directory_was_replaced_cancels_its_jobs(queue: LocalQueue, home: Path, until: Until) -> None:
+    cluster = LocalGPUCluster(name="replaced", jobs=1, **CPU)
+    try:
+        cluster.directory.path.rename(home / "elsewhere")
+        ClusterDirectory.claim(cluster.directory.path, lambda earlier: [], system="local")
+        with pytest.warns(match="lost its name: .* is the directory of another one now: its jobs are cancelled"):
+            until(lambda: cluster.status.name == "failed", "it notices")
+        until(lambda: in_queue(queue, "replaced") == [], "its jobs end")
+    finally:
+        cluster.close()
+    assert cluster.directory.token() and not cluster.directory.closing, "the other one's directory is left alone"

@@ -1,0 +1,235 @@
+"""A damaged file costs its own cluster, or its own job, and nobody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from click.testing import CliRunner
+
+from hpcgpu import clusters, credentials, saved, status
+from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.batch.local import JobRecord, LocalQueue
+from hpcgpu.cli import main
+from hpcgpu.clusters import find, locate, stop
+from hpcgpu.directory import ClusterDirectory, ClusterExists, Contact
+from hpcgpu.logs import Reader
+from hpcgpu.options import OptionError, resolve
+from hpcgpu.records import Damaged, parse
+
+#: Every how many bytes a file is cut, or one is changed; 1 for all.
+STRIDE = int(os.environ.get("HPCGPU_FUZZ_STRIDE", "97"))
+JOBS = {"7": "bad-scheduler", "8": "bad-0", "9": "good-scheduler"}
+
+
+class Queue:
+    """Knows the jobs of two clusters."""
+
+    def __init__(self) -> None:
+        self.cancelled: set[str] = set()
+
+    def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        there = set(job_ids) & set(JOBS) - self.cancelled
+        return {i: JobStatus(job_id=i, name=JOBS[i], state=JobState.RUNNING) for i in there}
+
+    def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        return {}
+
+    def find(self, job_name: str) -> list[str]:
+        return [i for i, name in JOBS.items() if name == job_name and i not in self.cancelled]
+
+    def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        self.cancelled |= set(job_ids)
+
+    def log_name(self, job_name: str, job_id: str) -> str:
+        return f"{job_name}-{job_id}.log"
+
+
+def complete(directory: ClusterDirectory) -> None:
+    name = directory.path.name.strip(".").partition("~")[0]
+    credentials.create(directory, 3600)
+    saved.write(directory, resolve("slurm", {"name": name, "gpus_per_node": 2, "env": {"A": "b"}, "cluster_directory": "/tmp/nowhere"}))
+    directory.write("worker.sbatch", "")
+    directory.take_over("python (process 1 on login1)")
+    directory.detach()
+    for job_id, job in JOBS.items():
+        if job.startswith(name):
+            directory.intend(job, "scheduler" if "scheduler" in job else "worker")
+            directory.submitted(job, job_id)
+    directory.request_adapt({"default": {"maximum_jobs": 2}})
+    directory.publish(Contact(token=directory.token(), job_id="7", workers="tls://127.0.0.1:1", client="tls://127.0.0.1:1"))
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Two clusters, in a queue that pretends."""
+
+    async def nobody(*arguments: Any) -> None:
+        raise OSError("nobody answers")
+
+    monkeypatch.setattr(status, "_ask", nobody)
+    for name in ("bad", "good"):
+        ClusterDirectory.claim(tmp_path / name, lambda earlier: [], system="slurm", complete=complete)
+    with dask.config.set({"hpcgpu.cluster-directory": str(tmp_path)}):
+        yield tmp_path
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    queue = Queue()
+    monkeypatch.setattr(clusters, "batch_system", lambda name: queue)
+    monkeypatch.setattr(clusters, "_SUBMIT", 0.0)
+    return queue
+
+
+def damages(content: bytes) -> Iterator[bytes]:
+    """A file cut short, and with one byte changed: to what is no UTF-8, to another character, to a quote."""
+    for position in range(0, len(content), STRIDE):
+        yield content[:position]
+        for byte in (content[position] ^ 0xFF, content[position] ^ 1, ord('"')):
+            yield content[:position] + bytes([byte]) + content[position + 1 :]
+
+
+FILES = (
+    "cluster.json",
+    "journal.jsonl",
+    "contact.json",
+    "options.json",
+    "adapt.json",
+    "manager-000001.json",
+    "dashboard.token",
+    "tls/ucx.key",
+)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_file_costs_its_own_cluster_only(root: Path, queue: Queue, file: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    batch: Any = queue
+    bad, whole = root / "bad", tmp_path_factory.mktemp("whole") / "bad"
+    shutil.copytree(bad, whole)
+    for content in damages((bad / file).read_bytes()):
+        (bad / file).write_bytes(content)
+        queue.cancelled.clear()
+        found = {one.directory.path.name: one for one in find([root])}
+        assert found.keys() == {"bad", "good"}
+        assert [job.job_id for job in found["good"].jobs] == ["9"] and not found["good"].trouble
+        if file.endswith(".json") and not readable(content):
+            assert file in found["bad"].trouble, content
+        if file != "journal.jsonl":
+            assert {job.job_id for job in found["bad"].jobs} == {"7", "8"}
+        assert status.status(locate("good")).jobs
+        status.status(locate("bad"))
+        list(Reader(locate("bad")).news())
+        try:
+            saved.read(locate("bad"))
+        except OptionError:
+            assert file == "options.json"
+        if found["bad"].jobs:
+            with pytest.raises(ClusterExists, match="a cluster named 'bad' "):
+                ClusterDirectory.claim(bad, lambda earlier: [job.job_id for job in clusters.live_jobs(earlier, batch)])
+        assert stop(locate("bad"), batch, sleep=lambda seconds: None) == []
+        assert queue.cancelled == {job.job_id for job in found["bad"].jobs}
+        shutil.rmtree(bad)
+        shutil.copytree(whole, bad)
+
+
+def readable(content: bytes) -> bool:
+    try:
+        return isinstance(json.loads(content.decode()), dict)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("cluster.json", b'{"name": "ba', "cluster.json is damaged: Unterminated string"),
+        ("cluster.json", b"[]", "cluster.json is damaged: it is \\[\\], not an object"),
+        (
+            "journal.jsonl",
+            b'7\n{"event": "intent"}\n\xff\n',
+            r"journal.jsonl: line 6 is damaged: .*line 7 is damaged: .*line 8 is damaged: it is not UTF-8",
+        ),
+        ("manager-abc.json", b"{}", ""),
+        ("manager-000007.json", b"{", "manager-000007.json is damaged"),
+        ("contact.json", b'{"token": "", "job_id": "", "workers": 1, "client": "y"}', "contact.json is damaged: 'workers' is 1"),
+        ("options.json", b"{}", "the options of cluster 'bad' cannot be read"),
+    ],
+)
+def test_what_is_damaged_is_named_and_its_jobs_can_be_stopped(root: Path, queue: Queue, file: str, content: bytes, said: str) -> None:
+    with (root / "bad" / file).open("ab" if file == "journal.jsonl" else "wb") as damaged:
+        damaged.write(content)
+    listed = CliRunner().invoke(main, ["list"])
+    assert listed.exit_code == 0 and re.search(said, listed.output) and "9 (running)" in listed.output and "8 (running)" in listed.output
+    shown = CliRunner().invoke(main, ["status", "bad"])
+    assert shown.exit_code == 0 and (file == "options.json" or re.search(said, shown.output)), shown.output
+    stopped = CliRunner().invoke(main, ["stop", "bad"])
+    assert stopped.output == "bad: 2 jobs cancelled, none is left\n" and queue.cancelled == {"7", "8"}
+
+
+def test_without_any_file_that_tells_the_batch_system_the_others_are_stopped(root: Path, queue: Queue) -> None:
+    (root / "bad" / "cluster.json").unlink()
+    (root / "bad" / "worker.sbatch").unlink()
+    stopped = CliRunner().invoke(main, ["stop", "--all"])
+    assert stopped.exit_code == 1 and "good: 1 jobs cancelled, none is left" in stopped.output
+    assert re.search(r"bad: .*cluster.json cannot be read: No such file or directory", stopped.output)
+
+
+# The embedded queue
+
+
+@pytest.fixture
+def embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
+    """A queue of three jobs that never start, and no processes."""
+    monkeypatch.setattr(LocalQueue, "_launch", lambda *arguments: None)
+    monkeypatch.setattr("hpcgpu.batch.local._end", lambda *arguments, **keywords: 0)
+    queue = LocalQueue(tmp_path / "queue", gpus=2, slots=2)
+    script = tmp_path / "job.sh"
+    script.write_text("true\n")
+    for name in ("one", "two", "three"):
+        queue.submit(script, job_name=name)
+    return queue
+
+
+@pytest.mark.parametrize("file", ["queue.json", "last-id", "jobs/2.json", "jobs/2.env", "jobs/2.sh"])
+def test_a_damaged_file_of_the_embedded_queue_costs_its_own_job_only(embedded: LocalQueue, tmp_path: Path, file: str) -> None:
+    whole, there = tmp_path / "whole", embedded.directory
+    shutil.copytree(there, whole)
+    for content in damages((there / file).read_bytes()):
+        (there / file).write_bytes(content)
+        if file == "queue.json" and readable(content):  # of another machine, or of another size: the message says which
+            shutil.copy(whole / file, there / file)
+            continue
+        assert embedded.submit(tmp_path / "job.sh", job_name="new") not in ("1", "2", "3")
+        states = {job_id: job.state for job_id, job in embedded.poll(["1", "2", "3"]).items()}
+        assert states["1"] == states["3"] == JobState.PENDING
+        embedded.cancel(["1"])
+        assert embedded.find("one") == [] and embedded.find("three") == ["3"]
+        shutil.rmtree(there)
+        shutil.copytree(whole, there)
+
+
+def test_a_job_of_the_embedded_queue_whose_record_is_damaged_is_ended_and_says_why(embedded: LocalQueue) -> None:
+    (embedded.directory / "jobs" / "2.json").write_text('{"job_id": "2", "name"')
+    (embedded.directory / "jobs" / "notes.json").touch()
+    (embedded.directory / "jobs" / "notes.env").touch()
+    status = embedded.poll(["2"])["2"]
+    assert status.state is JobState.FAILED and "jobs/2.json is damaged or missing: it was ended" in status.reason
+
+
+def test_what_is_read_has_the_shape_that_was_written() -> None:
+    job = {"job_id": "1", "name": "a", "output": "o", "cwd": "/", "state": "running", "devices": ["0"], "start": 5}
+    assert parse(json.dumps(job).encode(), JobRecord, "it").start == 5.0
+    for name, value in {"state": "gone", "devices": [0], "start": True, "name": None, "supervisor": "1", "walltime": 1e300}.items():
+        with pytest.raises(Damaged, match="it is damaged: "):
+            parse(json.dumps({**job, name: value}).encode(), JobRecord, "it")
+    for text in (b"", b"[" * 100_000, b"NaN", b"\xff", b"9" * 10_000, b'{"job_id": "\\ud800"}', b"null"):
+        with pytest.raises(Damaged):
+            parse(text, JobRecord, "it")
