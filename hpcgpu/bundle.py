@@ -14,6 +14,7 @@ from hpcgpu import credentials, saved, scripts
 from hpcgpu.directory import ClusterDirectory
 from hpcgpu.options import OptionError, Options, resolve
 from hpcgpu.ownership import private_directory
+from hpcgpu.paths import written
 
 __all__ = ["make", "make_single"]
 
@@ -82,7 +83,7 @@ def make_single(arguments: Mapping[str, Any], path: Path, program: Sequence[str]
         An option that cannot be, or a script of that name is there.
     """
     path = path.expanduser().absolute()
-    options = _resolve("slurm", {"log_directory": str(path), **arguments}, path / path.name)
+    options = _resolve("slurm", {"log_directory": written(path), **arguments}, path / path.name)
     if options.scheduler is None:
         raise OptionError("scheduler='local' has no meaning for a single job: the scheduler runs in it")
     text = scripts.render_single(options, path / path.name, program)
@@ -97,7 +98,7 @@ def make_single(arguments: Mapping[str, Any], path: Path, program: Sequence[str]
 
 
 def _resolve(system: str, arguments: Mapping[str, Any], path: Path) -> Options:
-    given = {"name": path.name, "cluster_directory": str(path.parent), "shutdown_on_close": False}
+    given = {"name": path.name, "cluster_directory": written(path.parent), "shutdown_on_close": False}
     return resolve(system, {**arguments, **given})
 
 

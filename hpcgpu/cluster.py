@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -232,7 +232,7 @@ class GPUCluster(Lifecycle):
         worker = resolve_group(name, options, self.options)
         script = scripts.script_name(self.system, "worker", name)
         text = scripts.render(self.system, "worker", replace(self.options, worker=worker), self.directory.path, name)
-        target = scaling.jobs_for(worker, jobs=jobs)
+        target = scaling.jobs_for(worker, jobs=jobs, call="add_worker_group: {}")
         path = self.directory.write(script, text)
         group = self._groups[name] = WorkerGroup(name, worker, path, self.options.cluster.worker_restarts)
         self._save_groups()
@@ -268,7 +268,7 @@ class GPUCluster(Lifecycle):
         saved.write(self.directory, self.options, groups)
 
     def _group(self, name: str) -> WorkerGroup:
-        if name not in self._groups:
+        if not isinstance(name, str) or name not in self._groups:
             raise OptionError(f"no worker group named {name!r}: there are {', '.join(self._groups)}; add_worker_group adds one")
         return self._groups[name]
 
@@ -344,6 +344,8 @@ class GPUCluster(Lifecycle):
         """
         if n_workers is not None and (isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1):
             raise ValueError(f"`n_workers` must be a positive integer. Instead got {n_workers}.")
+        if timeout:
+            timeout = values.duration("wait_for_workers: timeout", timeout)
         self._check_usable()
         return self.sync(self._wait_for_workers, n_workers, timeout=timeout)  # type: ignore[no-any-return]
 
@@ -368,9 +370,14 @@ class GPUCluster(Lifecycle):
                 self._raise_unreachable(wanted, missing)
                 if time.monotonic() > deadline:
                     raise WorkerStartTimeoutError(there, wanted, timeout)
-                progress.update(f"cluster {self.name}: waiting for {wanted} workers", f"{there} there; {self._waiting(missing)}")
+                progress.update(f"cluster {self.name}: waiting for {wanted} workers", f"{there} there; {self._why_not_there(missing)}")
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), 0.5)
+
+    def _why_not_there(self, missing: Collection[WorkerJob]) -> str:
+        """Return what the workers wait for: their jobs, and what keeps jobs out that there should be."""
+        kept_out = [group.reason for group in self._groups.values() if group.held or not missing]
+        return "; ".join([self._waiting(missing), *kept_out] if missing else kept_out)
 
     async def _running_workers(self) -> int:
         """Ask the scheduler: a worker that has just connected is not ready yet."""

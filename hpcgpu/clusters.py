@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcgpu import saved
+from hpcgpu import saved, values
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
 from hpcgpu.directory import ClusterDirectory, Submit
@@ -160,8 +160,8 @@ def locate(name: str | Path) -> ClusterDirectory:
     NotTrusted
         Others can change its directory.
     """
-    path = Path(name).expanduser()
-    if path.is_absolute() or "/" in str(name):
+    if "/" in str(name):
+        path = name.expanduser() if isinstance(name, Path) else values.directory("the name of the cluster", name)
         if not _is_cluster(path):
             raise NoCluster(f"{path} is not the directory of a cluster")
         return ClusterDirectory.there(path.absolute())
@@ -171,7 +171,7 @@ def locate(name: str | Path) -> ClusterDirectory:
     if len(chosen) > 1:
         raise NoCluster(f"several clusters are named {name}: give the path of one, {', '.join(str(d.path) for d in chosen)}")
     if not chosen:
-        others = sorted(d.path.name for root in roots for d in directories(root) if "~" not in d.path.name)
+        others = sorted(d.path.name for root in roots for d in directories(root) if "~" not in d.path.name and not d.closed)
         there_are = printable(", ".join(others) or "none")
         raise NoCluster(f"there is no cluster named {str(name)!r} in {', '.join(map(str, roots))}; there are: {there_are}")
     return chosen[0]

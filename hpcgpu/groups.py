@@ -55,6 +55,8 @@ class WorkerGroup:
         self.waits: list[float] = []
         self.jobs: list[WorkerJob] = []
         self.adaptive: GPUAdaptive | None = None
+        #: Why it has the jobs that it has, as of the last decision, and whether that keeps jobs out that it should have.
+        self.reason, self.held = "its jobs are about to be submitted", False
         self._memory = Memory()
 
     @property
@@ -78,6 +80,8 @@ class WorkerGroup:
         views = [self.view(job) for job in self.jobs if job.alive]
         decision = policy.decide(views, self.demand, self.limits, self._past(now=now), self._memory, now=now)
         self._memory = decision.memory
+        self.reason = decision.reason
+        self.held = decision.target > sum(not view.retiring for view in views) + decision.submit
         return decision
 
     def view(self, job: WorkerJob) -> JobView:

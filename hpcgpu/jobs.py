@@ -38,6 +38,8 @@ _SUBMITS_AT_ONCE = 4
 _LOG_TAIL, _LOG_LENGTH, _LOG_READ = 20, 8000, 2**20
 #: What our own extension of the scheduler writes when something is wrong.
 _OWN_WORDS = "distributed.hpcgpu - ERROR"
+#: Characters of it that are repeated.
+_SAID = 300
 #: What Slurm without cgroups (seen on 22.05.8, where the state is FAILED), and the kernel's killer, write into a job's log.
 _MEMORY_KILL = re.compile(r"exceeded (job )?memory limit|oom[-_ ]kill|out[- ]of[- ]memory handler", re.IGNORECASE)
 
@@ -442,8 +444,11 @@ class Job(ProcessInterface):  # type: ignore[misc]
         return ""
 
     def obituary(self) -> str:
-        """Return what happened to a job that ended, with the end of its log."""
-        return f"{self.kind} job {self.job_id} ({self.name}) {self._end()}. Log: {self.log}\n{self.log_tail()}"
+        """Return what happened to a job that ended, in one line that stands for itself, and the end of its log."""
+        tail = self.log_tail()
+        said = [line.partition(f"{_OWN_WORDS} - hpcgpu: ")[2][:_SAID] for line in tail.splitlines()]
+        why = "; ".join([self._end(), *[words for words in said if words][:1]])
+        return f"{self.kind} job {self.job_id} ({self.name}) {why}. Log: {self.log}\n{tail}"
 
     def _end(self) -> str:
         return f"{self.queue_status.state.value}: {explain(self.queue_status)}"

@@ -52,8 +52,11 @@ class Lifecycle(Manager):
     _adopted = False
 
     def __init__(
-        self, *, scheduler: dict[str, Any] | str | None = None, asynchronous: bool = False, loop: Any = None, **options: Any
+        self, *given: Any, scheduler: dict[str, Any] | str | None = None, asynchronous: bool = False, loop: Any = None, **options: Any
     ) -> None:
+        if given:
+            cls = type(self).__name__
+            raise OptionError(f"{cls} takes options by their names: write {cls}(name={str(given[0])[:60]!r}, ...)")
         self.options: Options = resolve(self.system, {"scheduler": scheduler, **options})
         self.batch: BatchSystem = batch_system(self.system)
         self._check()

@@ -110,13 +110,13 @@ class JobOptions:
         pbs_only=True,
         doc="PBS: how resources are asked for: in chunks (-l select=1:ncpus=...), or each by itself (-l ncpus=..., such as NCI's Gadi).",
     )
-    constraint: str | None = option(parse=values.text, doc="Node features that are required, in Slurm's syntax.")
-    prefer: str | None = option(parse=values.text, doc="Node features that are preferred but not required (Slurm 22.05 and later).")
+    constraint: str | None = option(parse=values.filled, doc="Node features that are required, in Slurm's syntax.")
+    prefer: str | None = option(parse=values.filled, doc="Node features that are preferred but not required (Slurm 22.05 and later).")
     job_extra_directives: tuple[str, ...] = option(
         (), parse=values.lines, doc="Further directives, one option an entry: ['--exclusive', '--mail-type=END']."
     )
     job_directives_skip: tuple[str, ...] = option(
-        (), parse=values.lines, inherited=True, doc="Directives to leave out, by option name: ['--mem', '-n']."
+        (), parse=values.lines, inherited=True, doc="Directives to leave out, by option name: ['--mem', '-N']."
     )
     job_script_prologue: tuple[str, ...] | Path = option(
         (), parse=values.prologue, inherited=True, doc="Shell lines to run first (['module load cuda']), or the path of a file to source."
@@ -129,7 +129,7 @@ class JobOptions:
     )
     shebang: str = option("#!/usr/bin/env bash", parse=values.shebang, inherited=True, doc="First line of the job script.")
     local_directory: str | None = option(
-        parse=values.text,
+        parse=values.path_on_node,
         inherited=True,
         doc="Fast directory on the node for spilling and temporary files of Dask; variables such as $TMPDIR are the job's.",
     )
@@ -249,10 +249,15 @@ class WorkerOptions(JobOptions):
             for f in dataclasses.fields(self):
                 if f.metadata["flag"] and getattr(self, f.name) is not None:
                     raise OptionError(f"{f.name} is an option of GPU workers, but gpus_per_node is 0")
-        for argument in self.worker_extra_args:
+        for i, argument in enumerate(self.worker_extra_args):
             flag = re.split(r"[=\s]", argument.strip(), maxsplit=1)[0]
             if owner := _OWNED_ARGUMENTS.get(flag):
                 raise OptionError(f"worker_extra_args: {flag} is set by {owner}")
+            if flag.startswith("-") and not argument.strip().startswith(f"{flag}=") and flag != argument.strip():
+                name, _, value = argument.strip().partition(" ")
+                raise OptionError(
+                    f"worker_extra_args[{i}]={argument!r} holds an option and its value in one: write {name!r}, {value.strip()!r}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +276,7 @@ class ClusterOptions:
     """The cluster as a whole."""
 
     name: str = option("", parse=values.cluster_name, doc="Name of the cluster: its directory, and the beginning of its jobs' names.")
-    profile: str | None = option(parse=values.word, doc="Profile of the site, such as 'perlmutter'; see `hpcgpu profiles list`.")
+    profile: str | None = option(parse=values.profile_name, doc="Profile of the site, such as 'perlmutter'; see `hpcgpu profiles list`.")
     jobs: int = option(0, parse=values.natural, doc="Worker jobs to submit at the start.")
     protocol: str = option(
         "auto",
@@ -289,7 +294,7 @@ class ClusterOptions:
     cluster_directory: Path = option(
         Path("~/.hpcgpu/clusters").expanduser(),
         parse=values.directory,
-        doc="Directory on the shared filesystem in which each cluster has its own, by name.",
+        doc="Directory on the shared filesystem in which each cluster has its own, by name; variables such as $SCRATCH are expanded.",
     )
     log_directory: Path | None = option(
         parse=values.directory, doc="Directory of the jobs' logs. Default: `logs` in the cluster's own directory."
@@ -380,6 +385,21 @@ _FOREIGN = {
     "shared_temp_directory": "set cluster_directory",
     "scheduler_options": "set scheduler={...}",
     "nanny": "workers always have a nanny",
+    "worker_command": "workers always run `dask cuda worker`, with gpus_per_node=0 `dask worker`: leave it out",
+    "config_name": "there is none: the sections of the configuration are hpcgpu.slurm, hpcgpu.pbs and hpcgpu.local",
+    "resource_spec": "set cores, memory and gpus_per_node; on PBS select_extra, resource_list and place hold the rest",
+    "job_script_epilogue": "there is none: the Dask command replaces the script of the job, so nothing can run after it",
+    "job_cls": "the class of the cluster decides: SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster; scripts of your own: template_directory",
+    "gres": "set gpus_per_node and gpu_type; gpu_request says how they are asked for",
+    "port": "the scheduler takes a free port, which clients find in the cluster directory: leave it out",
+    "mem": "set memory",
+    "cpus": "set cores",
+    "ncpus": "set cores",
+    "cpus_per_task": "set cores",
+    "ngpus": "set gpus_per_node (and nodes_per_job, jobs)",
+    "silence_logs": "set quiet=True",
+    "scheduler_cls": "set scheduler={...}, or scheduler='local' for a scheduler in this program",
+    "lifetime": "workers retire before the walltime ends by themselves: set walltime and walltime_margin",
     "memory_limit": "set memory: each worker gets its share",
     "threads_per_worker": "set nthreads",
     "dashboard_address": "it is an option of the scheduler job: scheduler={'dashboard_address': ...}",
@@ -436,9 +456,9 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
         Unknown option, or a value that cannot be.
     """
     given = _canonical({k: v for k, v in arguments.items() if v is not None and k != "scheduler"}, "", ("cluster", "worker"))
-    config = _configured(system)
+    config, sections = _configured(system)
     site = given.get("profile", config.get("profile"))
-    profile = profiles.load(values.word("profile", site), system) if site is not None else None
+    profile = profiles.load(site, system) if site is not None else None
     known = _plain(profile.options) if profile is not None else {}
     where = f"profile {site!r}: "
     scheduler = arguments.get("scheduler")
@@ -449,11 +469,16 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
     if profile is not None:
         profile.check(merged)
         merged = _canonical(known, where, ("cluster", "worker")) | merged
+    origins = {
+        **dict.fromkeys(known, where),
+        **{name: f"dask config {section}: " for name, section in sections.items()},
+        **dict.fromkeys(given, ""),
+    }
 
-    cluster = _build(ClusterOptions, {k: v for k, v in merged.items() if k in names(ClusterOptions)})
+    cluster = _build(ClusterOptions, {k: v for k, v in merged.items() if k in names(ClusterOptions)}, origins)
     if not cluster.name:
         cluster = dataclasses.replace(cluster, name=f"{_user()}-{uuid.uuid4().hex[:8]}")
-    worker = _build(WorkerOptions, {k: v for k, v in merged.items() if k in names(WorkerOptions)})
+    worker = _build(WorkerOptions, {k: v for k, v in merged.items() if k in names(WorkerOptions)}, origins)
     _check_together(cluster, worker)
     _check_system(system, worker)
     if scheduler == "local":
@@ -485,8 +510,12 @@ def _layered(*layers: Any) -> Any:
 def cluster_directories() -> list[Path]:
     """Return the directories in which clusters have theirs, as the configuration of each batch system says."""
     name = "cluster_directory"
-    given = ({k: v for k, v in _configured(system).items() if k == name} for system in SYSTEMS)
-    return list(dict.fromkeys(_build(ClusterOptions, options).cluster_directory for options in given))
+    roots = []
+    for system in SYSTEMS:
+        config, sections = _configured(system)
+        own = {k: v for k, v in config.items() if k == name}
+        roots.append(_build(ClusterOptions, own, {name: f"dask config {sections.get(name)}: "}).cluster_directory)
+    return list(dict.fromkeys(roots))
 
 
 def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> WorkerOptions:
@@ -509,7 +538,7 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
     values.cluster_name("worker group", name)
     where = f"worker group {name!r}: "
     own = _canonical({k: v for k, v in arguments.items() if v is not None}, where, ("worker",))
-    built = _build(WorkerOptions, own, where)
+    built = _build(WorkerOptions, own, dict.fromkeys(own, where))
     inherited = {
         field: getattr(base.worker, field)
         for field, f in names(WorkerOptions).items()
@@ -531,7 +560,7 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
 
 def _scheduler_options(own: Mapping[str, Any], cluster: ClusterOptions, worker: WorkerOptions) -> SchedulerOptions:
     """Options of the scheduler job: its own, what it inherits, and one GPU where the workers have GPUs."""
-    built = _build(SchedulerOptions, own, "scheduler: ")
+    built = _build(SchedulerOptions, own, dict.fromkeys(own, "scheduler: "))
     inherited = {name: getattr(worker, name) for name, f in names(JobOptions).items() if f.metadata["inherited"] and name not in own}
     if "env" in own:
         inherited["env"] = tuple((dict(worker.env) | dict(built.env)).items())
@@ -575,23 +604,43 @@ def _check_system(system: str, job: JobOptions, where: str = "") -> None:
             raise OptionError(f"{where}select_extra belongs to chunks, and pbs_shape='flat' has none: write resource_list={{...}}")
 
 
-def _configured(system: str) -> dict[str, Any]:
-    """Return what dask config says for this batch system, its own section before the general one; null counts as not given."""
-    general = dask.config.get("hpcgpu", {}) or {}
-    sections = set(SYSTEMS)
+def _configured(system: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what dask config says for this batch system, its own section before the general one, and by option the section.
+
+    Null counts as not given.
+    """
+    general = _section("hpcgpu", dask.config.get("hpcgpu", None))
     merged: dict[str, Any] = {}
-    for layer in ({k: v for k, v in general.items() if k not in sections}, general.get(system) or {}):
-        own = _plain(layer)
+    found: dict[str, str] = {}
+    layers = {"hpcgpu": {k: v for k, v in general.items() if k not in SYSTEMS}, f"hpcgpu.{system}": general.get(system)}
+    for section, layer in layers.items():
+        own = _plain(_section(section, layer))
         merged |= own | {"scheduler": _layered(merged.get("scheduler"), own["scheduler"])} if "scheduler" in own else own
-    return merged
+        found |= dict.fromkeys(own, section)
+    return merged, found
+
+
+def _section(name: str, content: Any) -> Mapping[str, Any]:
+    """Return a section of the configuration, empty if it is not there."""
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise OptionError(f"dask config {name} must hold options and their values, such as `cores: 4`, not {content!r:.100}")
+    return content
 
 
 def _plain(layer: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of YAML by our own names: with underscores, null counts as not given; the scheduler's likewise."""
+    _check_names(layer)
     named = {ALIASES.get(key.replace("-", "_"), key.replace("-", "_")): value for key, value in layer.items() if value is not None}
     if isinstance(named.get("scheduler"), Mapping):
         named["scheduler"] = _plain(named["scheduler"])
     return named
+
+
+def _check_names(given: Mapping[Any, Any]) -> None:
+    if (odd := next((key for key in given if not isinstance(key, str)), None)) is not None:
+        raise OptionError(f"{odd!r} is not the name of an option: write names such as `cores`")
 
 
 def _canonical(given: Mapping[str, Any], where: str, owners: tuple[str, ...]) -> dict[str, Any]:
@@ -603,11 +652,14 @@ def _canonical(given: Mapping[str, Any], where: str, owners: tuple[str, ...]) ->
     }
     allowed = set().union(*(known[owner] for owner in owners))
     result: dict[str, Any] = {}
+    _check_names(given)
     for key, value in given.items():
         name = ALIASES.get(key, key)
         if name in result:
             raise OptionError(f"{where}{key} and {name} mean the same: give one of them")
         if name not in allowed:
+            if isinstance(value, Mapping) and where.startswith("dask config") and key not in _FOREIGN:
+                raise OptionError(f"{where}unknown section {key!r}: the sections are {', '.join(SYSTEMS)} and scheduler")
             raise OptionError(where + _unknown(key, allowed, {o: n for o, n in known.items() if o not in owners}))
         result[name] = value
     return result
@@ -625,9 +677,10 @@ def _unknown(key: str, allowed: set[str], elsewhere: Mapping[str, set[str]]) -> 
     return f"unknown option {key!r}: {hint}"
 
 
-def _build(cls: type[_T], given: Mapping[str, Any], where: str = "") -> _T:
+def _build(cls: type[_T], given: Mapping[str, Any], origins: Mapping[str, str]) -> _T:
+    """Read options; `origins` says by name what to put before it in a message: where its value comes from."""
     fields = names(cls)
-    return cls(**{name: fields[name].metadata["parse"](where + name, value) for name, value in given.items()})
+    return cls(**{name: fields[name].metadata["parse"](origins.get(name, "") + name, value) for name, value in given.items()})
 
 
 def _user() -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
+
+from dask.utils import format_bytes, parse_bytes
 
 from hpcgpu.options import OptionError, WorkerOptions
 from hpcgpu.policy import Limits
-from hpcgpu.values import duration, positive
+from hpcgpu.values import duration, natural, positive
 from hpcgpu.values import memory as parse_memory
 
 __all__ = ["job_of", "jobs_for", "limits", "memory_per_worker", "threads_per_worker", "workers_of"]
@@ -34,33 +38,30 @@ def jobs_for(
     cores: int | None = None,
     jobs: int | None = None,
     gpus: int | None = None,
+    call: str = "scale: {}",
 ) -> int:
     """Return the number of jobs that bring so many workers, so much memory, ...; the largest of what is given, rounded up.
+
+    Parameters
+    ----------
+    call : str, optional
+        What messages begin with; the unit's name follows in it.
 
     Raises
     ------
     OptionError
         A negative or broken number, no number at all, or a unit that these workers do not have.
     """
-    for unit, value in {"n": n, "cores": cores, "jobs": jobs, "gpus": gpus}.items():
-        if value is not None and (isinstance(value, bool) or not 0 <= value < math.inf or value != int(value)):
-            raise OptionError(f"scale: {unit} must be a whole number, 0 or more, not {value!r}")
-    wanted: list[float] = []
-    if n is not None:
-        wanted.append(n / worker.workers_per_job)
-    if jobs is not None:
-        wanted.append(jobs)
-    if gpus is not None:
-        if worker.gpus_per_node == 0:
-            raise OptionError("scale: gpus= needs workers with GPUs, but gpus_per_node is 0")
-        wanted.append(gpus / worker.workers_per_job)
-    if cores is not None:
-        wanted.append(cores / (threads_per_worker(worker) * worker.workers_per_job))
-    if memory is not None:
-        wanted.append((parse_memory("scale: memory", memory) if memory else 0) / (memory_per_worker(worker) * worker.workers_per_job))
+    given = {"n": n, "memory": memory, "cores": cores, "jobs": jobs, "gpus": gpus}
+    wanted = []
+    for unit, value in given.items():
+        if value is not None:
+            name = call.format(unit)
+            amount = _amount(name, unit, value)
+            wanted.append(math.ceil(amount / _brings(worker, unit, 1, name)) if amount else 0)
     if not wanted:
         raise OptionError("scale: give a number of workers, or jobs=, gpus=, cores= or memory=")
-    return math.ceil(max(wanted))
+    return max(wanted)
 
 
 def limits(
@@ -90,18 +91,17 @@ def limits(
     most = {unit: value for unit, value in maximum.items() if value is not None}
     if not most:
         raise OptionError("adapt: give a maximum, such as maximum_jobs=4")
-    least = jobs_for(worker, **minimum) if any(value is not None for value in minimum.values()) else 0
+    least = max((jobs_for(worker, **{u: v}, call=f"adapt: minimum{_UNITS[u]}") for u, v in minimum.items() if v is not None), default=0)
     largest = min(_jobs_within(worker, unit, value) for unit, value in most.items())
-    given = ", ".join(f"{_LIMIT_NAMES[unit].format('maximum')}={value!r}" for unit, value in most.items())
-    if largest < 1:
-        raise OptionError(f"adapt: {given} is less than one job, which brings {worker.workers_per_job} workers")
+    given = ", ".join(f"maximum{_UNITS[unit]}={value!r}" for unit, value in most.items())
     if largest < least:
         raise OptionError(f"adapt: the minimum is {least} jobs, more than {given}, which is {largest} jobs")
     if backlog is not None:
         positive("adapt: backlog", backlog)
     if maximum_gpu_hours is not None:
-        if isinstance(maximum_gpu_hours, bool) or not maximum_gpu_hours > 0:
-            raise OptionError(f"adapt: maximum_gpu_hours must be more than 0, not {maximum_gpu_hours!r}")
+        number = isinstance(maximum_gpu_hours, numbers.Real) and not isinstance(maximum_gpu_hours, bool)
+        if not number or not 0 < maximum_gpu_hours < math.inf:
+            raise OptionError(f"adapt: maximum_gpu_hours must be a number above 0, not {maximum_gpu_hours!r}")
         if not worker.gpus_per_node:
             raise OptionError("adapt: maximum_gpu_hours needs workers with GPUs, but gpus_per_node is 0")
     return Limits(
@@ -113,25 +113,48 @@ def limits(
     )
 
 
-_LIMIT_NAMES = {"n": "{}", "jobs": "{}_jobs", "gpus": "{}_gpus", "cores": "{}_cores", "memory": "{}_memory"}
-
-
 def _jobs_within(worker: WorkerOptions, unit: str, value: Any) -> int:
     """Return how many whole jobs bring no more than this."""
-    jobs = jobs_for(worker, **{unit: value})
-    return jobs if jobs == 0 or _brings(worker, unit, jobs) <= _amount(unit, value) else jobs - 1
+    name = _MAXIMUM.format(_UNITS[unit])
+    amount, brings = _amount(name, unit, value), _brings(worker, unit, 1, name)
+    if amount < brings:
+        shown = format_bytes(brings) if unit == "memory" else brings
+        raise OptionError(f"{name}={value!r} is less than one job, which brings {shown} {_WORDS[unit]}".rstrip())
+    return amount // brings
 
 
-def _brings(worker: WorkerOptions, unit: str, jobs: int) -> int:
+def _brings(worker: WorkerOptions, unit: str, jobs: int, name: str) -> int:
+    """Return how much of a unit so many jobs bring."""
+    if unit == "gpus" and worker.gpus_per_node == 0:
+        raise OptionError(f"{name} needs workers with GPUs, but gpus_per_node is 0")
+    if unit == "memory" and worker.memory is None:
+        raise OptionError(f"{name} needs the option memory, the memory of one node")
+    if unit == "jobs":
+        return jobs
     workers = jobs * worker.workers_per_job
-    amounts = {"jobs": jobs, "n": workers, "gpus": workers}
-    if unit in amounts:
-        return amounts[unit]
-    return workers * (threads_per_worker(worker) if unit == "cores" else memory_per_worker(worker))
+    each = {"cores": threads_per_worker, "memory": memory_per_worker}.get(unit)
+    return workers * each(worker) if each is not None else workers
 
 
-def _amount(unit: str, value: Any) -> int:
-    return parse_memory("adapt: memory", value) if unit == "memory" else int(value)
+def _amount(name: str, unit: str, value: Any) -> int:
+    """Return an amount of a unit, 0 or more. A float without a fraction, or a number of numpy's, is a whole number too."""
+    if unit == "memory":
+        with suppress(ValueError, TypeError, AttributeError, KeyError, IndexError, OverflowError):
+            if parse_bytes(value) == 0:
+                return 0
+        return parse_memory(name, value)
+    if isinstance(value, float | numbers.Integral) and not isinstance(value, bool):
+        if value == math.inf:
+            raise OptionError(f"{name}={value!r} is no limit: write the largest number that you want")
+        if math.isfinite(value) and value == int(value):
+            value = int(value)
+    return natural(name, value)
+
+
+#: By unit, its name in the arguments of `adapt`, and the words for it.
+_UNITS = {"n": "", "jobs": "_jobs", "gpus": "_gpus", "cores": "_cores", "memory": "_memory"}
+_WORDS = {"n": "workers", "jobs": "jobs", "gpus": "GPUs", "cores": "threads of workers (nthreads)", "memory": "of memory"}
+_MAXIMUM = "adapt: maximum{}"
 
 
 def workers_of(job: str, worker: WorkerOptions) -> list[str]:

@@ -101,12 +101,15 @@ class Syntax:
         Options that a user's directive cannot be, and why.
     keyed : collection of str
         Options whose value has a name of its own, which makes them another option: ``-l walltime``.
+    few : bool
+        Other batch systems have more options, which mean nothing here.
     """
 
     prefix: str
     quote: Callable[[object], str]
     refused: Mapping[str, str]
     keyed: Collection[str] = ()
+    few: bool = False
 
     def option(self, text: str) -> str:
         """Return the name of the option that a directive sets: ``--mem`` of ``--mem=0``, ``-l walltime`` of ``-l walltime=1:00``."""
@@ -119,7 +122,7 @@ class Syntax:
 _SYNTAX = {
     "slurm": Syntax("#SBATCH", directive_value, _REFUSED),
     "pbs": Syntax("#PBS", pbs_value, _REFUSED_PBS, ("-l", "-W")),
-    "local": Syntax("#HPCGPU", directive_value, _REFUSED),
+    "local": Syntax("#HPCGPU", directive_value, _REFUSED, few=True),
 }
 
 
@@ -156,6 +159,16 @@ def parse_directive(text: str, syntax: Syntax = _SYNTAX["slurm"]) -> tuple[str, 
     return option, words[0]
 
 
+def _dashed(item: str, syntax: Syntax) -> str:
+    """Return an option's name with its dashes, which users leave out: ``mem`` is ``--mem``, to PBS ``-l mem``; ``n`` is ``-n``."""
+    name = item.strip()
+    if name.startswith("-") or not name:
+        return name
+    if len(name.split("=", 1)[0]) == 1:
+        return f"-{name}"
+    return f"-l {name}" if syntax.keyed else f"--{name}"
+
+
 class Directives:
     """The directives of one script: one ordered set, each option once.
 
@@ -170,18 +183,21 @@ class Directives:
 
     def __init__(self, syntax: Syntax, skip: Sequence[str], extra: Sequence[str]) -> None:
         self.syntax = syntax
-        self.skip = {option for item in skip if (option := syntax.option(item))}
+        self.skip = {option: item for item in skip if (option := syntax.option(_dashed(item, syntax)))}
+        self.known: set[str] = set()
         self.extra = [parse_directive(item, syntax) for item in extra]
         self.owners: dict[str, str] = {}
 
     def asked(self, spelling: str) -> bool:
         """Whether an option is not to be left out."""
+        self.known.add(spelling)
         return spelling not in self.skip
 
     def add(self, owner: str, *spellings_and_value: Any) -> str:
         """Return the line of one directive, from the option that owns it, its spellings and its value; empty if it is left out."""
         *spellings, value = spellings_and_value
-        if self.skip & set(spellings):
+        self.known.update(spellings)
+        if self.skip.keys() & set(spellings):
             return ""
         self.owners.update(dict.fromkeys(spellings, owner))
         if value is None or value is False:
@@ -189,7 +205,12 @@ class Directives:
         return f"{self._line(spellings[-1], None if value is True else value)}\n"
 
     def further(self) -> str:
-        """Return the lines of the user's own directives."""
+        """Return the lines of the user's own directives; called when all others are made."""
+        if not self.syntax.few and (unknown := [item for option, item in self.skip.items() if option not in self.known]):
+            raise OptionError(
+                f"job_directives_skip: {unknown[0]!r} is none of this script's directives, so there is nothing to leave out: remove it. "
+                f"They are {', '.join(sorted(self.known))}"
+            )
         lines = []
         for i, (option, value) in enumerate(self.extra):
             if option in self.syntax.refused:

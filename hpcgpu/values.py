@@ -6,14 +6,17 @@ Each takes the option's name first, so that every message names the option.
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 from dask.utils import parse_bytes, parse_timedelta
+
+from hpcgpu import paths
 
 __all__ = ["OptionError"]
 
@@ -24,17 +27,41 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WALLTIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
 
 
+#: Of jobs, nodes, cores: more is a slip.
+_MOST = 1_000_000
+#: Seconds of a time at most.
+_LONGEST = 10 * 366 * 86400
+
+
 class OptionError(ValueError):
     """An option has a value that cannot be; the message names the option and what to write instead."""
+
+
+def _shown(value: Any) -> str:
+    """Return what a user gave, for a message: no longer than a line."""
+    shown = repr(value)
+    return shown if len(shown) <= 100 else f"{shown[:80]}... ({len(shown)} characters)"
 
 
 def text(name: str, value: Any) -> str:
     """One line of text without control characters."""
     if not isinstance(value, str | Path):
-        raise OptionError(f"{name} must be a string, not {value!r}")
-    if bad := next((c for c in str(value) if ord(c) < 32 or ord(c) == 127), None):
-        raise OptionError(f"{name}={str(value)!r} holds the control character {bad!r}: remove it")
-    return str(value)
+        advice = ": write it in quotes" if isinstance(value, bool | int | float | date) else ""
+        raise OptionError(f"{name} must be a string, not {_shown(value)}{advice}")
+    line = str(value)
+    if bad := next((c for c in line if ord(c) < 32 or ord(c) == 127), None):
+        raise OptionError(f"{name}={line!r} holds the control character {bad!r}: remove it")
+    if any(0xD800 <= ord(c) <= 0xDFFF for c in line):
+        raise OptionError(f"{name}={line!r} is not valid text: write it in UTF-8")
+    return line
+
+
+def filled(name: str, value: Any) -> str:
+    """One line of text that is not empty."""
+    line = text(name, value)
+    if not line.strip():
+        raise OptionError(f"{name} is empty: write a value, or leave it out")
+    return line
 
 
 def word(name: str, value: Any) -> str:
@@ -58,10 +85,7 @@ def shebang(name: str, value: Any) -> str:
 
 def program(name: str, value: Any) -> str:
     """Path or name of a program."""
-    line = text(name, value)
-    if not line.strip():
-        raise OptionError(f"{name} is empty: write the path of the program, or leave it out")
-    return line
+    return path(name, value)
 
 
 def cluster_name(name: str, value: Any) -> str:
@@ -84,15 +108,26 @@ def interface(name: str, value: Any) -> str | None:
     return line
 
 
+def profile_name(name: str, value: Any) -> str:
+    """The name of a site profile, which is a file."""
+    line = text(name, value)
+    if not isinstance(value, str) or not _NAME.fullmatch(line):
+        raise OptionError(f"{name}={_shown(line)} cannot name a profile: `hpcgpu profiles list` shows them")
+    return line
+
+
 def boolean(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise OptionError(f"{name} must be True or False, not {value!r}")
+        raise OptionError(f"{name} must be True or False, not {_shown(value)}")
     return value
 
 
 def _integer(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise OptionError(f"{name} must be a whole number, not {value!r}")
+        advice = ": write it without quotes" if isinstance(value, str) and value.strip().isdecimal() else ", such as 4"
+        raise OptionError(f"{name} must be a whole number, not {_shown(value)}{advice}")
+    if value > _MOST:
+        raise OptionError(f"{name} must be {_MOST} or less, not {_shown(value)}")
     if value < least:
         raise OptionError(f"{name} must be {least} or more, not {value}")
     return value
@@ -114,7 +149,7 @@ def walltime(name: str, value: Any) -> int:
     if isinstance(value, timedelta):
         seconds = math.ceil(value.total_seconds())
     elif not isinstance(value, str):
-        raise OptionError(f"{name}={value!r} has no unit: {advice} (in YAML, in quotes)")
+        raise OptionError(f"{name}={_shown(value)} has no unit: {advice} (in YAML, in quotes)")
     elif match := _WALLTIME.fullmatch(text(name, value).strip()):
         parts = [int(p) for p in match.group("first", "second", "third") if p is not None]
         days = int(match["days"] or 0)
@@ -131,17 +166,23 @@ def walltime(name: str, value: Any) -> int:
         seconds = math.ceil(duration(name, value, advice))
     if seconds <= 0:
         raise OptionError(f"{name}={value!r} is no time at all: {advice}")
+    if seconds > _LONGEST:
+        raise OptionError(f"{name}={_shown(value)} is more than ten years: {advice}")
     return seconds
 
 
 def duration(name: str, value: Any, advice: str = "write a number of seconds or a text with a unit, such as '5m'") -> float:
     """Seconds, from a number, a text with a unit, or a timedelta."""
     try:
+        if isinstance(value, bool) or not isinstance(value, str | int | float | timedelta):
+            raise ValueError
         seconds = float(parse_timedelta(value, default="seconds"))
-    except (ValueError, KeyError, TypeError) as error:
-        raise OptionError(f"{name}={value!r} is not a time: {advice}") from error
-    if not 0 < seconds < math.inf:
-        raise OptionError(f"{name}={value!r} must be longer than nothing: {advice}")
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
+        raise OptionError(f"{name}={_shown(value)} is not a time: {advice}") from error
+    if not seconds > 0:
+        raise OptionError(f"{name}={_shown(value)} must be longer than nothing: {advice}")
+    if seconds > _LONGEST:
+        raise OptionError(f"{name}={_shown(value)} is more than ten years: {advice}")
     return seconds
 
 
@@ -154,13 +195,15 @@ def memory(name: str, value: Any) -> int:
     """Bytes, from a number or a text with a unit."""
     advice = "write a text with a unit, such as '60GB' or '56GiB'"
     try:
-        if isinstance(value, bool):
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError
         size = int(parse_bytes(value))
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise OptionError(f"{name}={value!r} is not an amount of memory: {advice}") from error
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
+        raise OptionError(f"{name}={_shown(value)} is not an amount of memory: {advice}") from error
     if size <= 0:
         raise OptionError(f"{name}={value!r} must be more than nothing: {advice}")
+    if size > 2**60:
+        raise OptionError(f"{name}={_shown(value)} is more than an exabyte: {advice}")
     if size < 2**20:
         raise OptionError(f"{name}={value!r} is {size} bytes, less than a megabyte: {advice}")
     return size
@@ -184,7 +227,7 @@ def size_or_fraction(name: str, value: Any) -> str:
 def lines(name: str, value: Any) -> tuple[str, ...]:
     """A list of single lines, such as directives or arguments."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise OptionError(f"{name} must be a list of strings, not {value!r}")
+        raise OptionError(f"{name} must be a list of strings, not {_shown(value)}")
     return tuple(text(f"{name}[{i}]", line) if "\t" not in str(line) else _tabbed(f"{name}[{i}]", line) for i, line in enumerate(value))
 
 
@@ -196,10 +239,10 @@ def _tabbed(name: str, value: Any) -> str:
 def prologue(name: str, value: Any) -> tuple[str, ...] | Path:
     """Shell lines, or the path of a file to source."""
     if isinstance(value, str | Path):
-        path = Path(text(name, value)).expanduser()
-        if not path.is_file():
-            raise OptionError(f"{name}={str(value)!r} is not a file: give a list of shell lines, or the path of a file to source")
-        return path.absolute()
+        file = path(name, value)
+        if not os.path.isfile(file):  # noqa: PTH113  False also for a name that no filesystem takes
+            raise OptionError(f"{name}={_shown(str(value))} is not a file: give a list of shell lines, or the path of a file to source")
+        return Path(file).absolute()
     return lines(name, value)
 
 
@@ -292,23 +335,44 @@ def choice(*allowed: str) -> Any:
     """Return a parser that accepts these words only."""
 
     def parse(name: str, value: Any) -> str:
-        if value not in allowed:
-            raise OptionError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+        if not isinstance(value, str) or value not in allowed:
+            raise OptionError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {_shown(value)}")
         return str(value)
 
     return parse
 
 
+def path(name: str, value: Any) -> str:
+    """A path; ``~`` and the variables of this program's environment, such as ``$SCRATCH``, are expanded."""
+    line = filled(name, value)
+    try:
+        return text(name, paths.expand(line, os.environ))
+    except OptionError:
+        raise
+    except ValueError as error:
+        raise OptionError(f"{name}={line!r}: {error}") from error
+
+
+def path_on_node(name: str, value: Any) -> str:
+    """A path that the job expands, for its variables are the node's."""
+    line = filled(name, value)
+    try:
+        paths.check(line)
+    except ValueError as error:
+        raise OptionError(f"{name}={line!r}: {error}") from error
+    return line
+
+
 def directory(name: str, value: Any) -> Path:
-    """An absolute path; ``~`` is expanded."""
-    return Path(text(name, value)).expanduser().absolute()
+    """An absolute path, expanded as `path` does."""
+    return Path(path(name, value)).absolute()
 
 
 def existing_directory(name: str, value: Any) -> Path:
-    path = directory(name, value)
-    if not path.is_dir():
-        raise OptionError(f"{name}={str(value)!r} is not a directory")
-    return path
+    there = directory(name, value)
+    if not os.path.isdir(there):  # noqa: PTH112  likewise
+        raise OptionError(f"{name}={_shown(str(value))} is not a directory")
+    return there
 
 
 def listen_address(name: str, value: Any) -> str:

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from hpcgpu.batch.base import AmbiguousSubmit, BatchSystem, BatchUnavailable, Cancelled, SubmitLimited, SubmitRefused
 from hpcgpu.batch.command import Result, backoff, run
+from hpcgpu.batch.reasons import advice
 
 __all__ = ["CommandBatch"]
 
@@ -132,13 +133,14 @@ class CommandBatch(BatchSystem):
                     break
                 if self.limited.search(result.words) and not self.per_job.search(result.words):
                     raise SubmitLimited(result.words)
-                raise SubmitRefused(f"{self.title} refused job {job_name!r}: {result.words or f'exit code {result.returncode}'}")
+                words = result.words or f"exit code {result.returncode}"
+                raise SubmitRefused(f"{self.title} refused job {job_name!r}: {words}{advice(words)}")
         if uncertain or again:
             with contextlib.suppress(BatchUnavailable):
                 if found := self._named(job_name):
                     return self._only(found[-1], job_name) if again else found[-1]
                 if not uncertain and not self.transient.search(trouble):
-                    raise SubmitRefused(f"{self.title} refused job {job_name!r}: {trouble}")
+                    raise SubmitRefused(f"{self.title} refused job {job_name!r}: {trouble}{advice(trouble)}")
             raise AmbiguousSubmit(f"{self.title} did not say whether it accepted job {job_name!r}: {trouble}")
         raise BatchUnavailable(f"{self.title} did not accept job {job_name!r}: {trouble}")
 

@@ -7,7 +7,7 @@ import re
 
 from hpcgpu.batch.base import JobState, JobStatus
 
-__all__ = ["Outlook", "explain", "outlook"]
+__all__ = ["Outlook", "advice", "explain", "outlook"]
 
 
 class Outlook(enum.Enum):
@@ -25,7 +25,8 @@ _REASONS: list[tuple[str, Outlook, str]] = [
     (r"Priority", Outlook.WAIT, "other jobs have a higher priority"),
     (r"Resources", Outlook.WAIT, "no free node has what it asks for"),
     (r"Dependency", Outlook.WAIT, "it starts once the scheduler job has started"),
-    (r"BeginTime|Cleaning|Prolog", Outlook.WAIT, "it is being prepared"),
+    (r"BeginTime", Outlook.WAIT, "its earliest start time has not come yet; after a requeue that is two minutes later"),
+    (r"Cleaning|Prolog", Outlook.WAIT, "it is being prepared"),
     (r"DependencyNeverSatisfied", Outlook.NEVER, "the job that it depends on is gone: cancel it"),
     (r"PartitionTimeLimit", Outlook.NEVER, "its walltime is above the queue's limit: ask for a shorter `walltime`"),
     (r"PartitionNodeLimit", Outlook.NEVER, "it asks for more nodes than the queue gives: reduce `nodes_per_job`"),
@@ -88,6 +89,19 @@ _COMMENTS: list[tuple[str, Outlook, str]] = [
 #: What PBS says of a shortage: requested, available, total.
 _SHORT = re.compile(r"Not Running: .*\(R: (\d+)(\w*) A: \w* ?T: (\d+)(\w*)\)")
 
+#: What to check when a submit was refused, by the words of sbatch and qsub.
+_REFUSALS: list[tuple[str, str]] = [
+    (
+        r"violates queue and/or server resource limits",
+        "check `walltime` first, then `cores`, `memory`, `gpus_per_node` and `queue`",
+    ),
+    (r"requested time limit is invalid|(exceeds|above) .*walltime|walltime .*(exceeds|limit)", "ask for a shorter `walltime`"),
+    (r"invalid account", "check `account`, and whether it may use `queue`"),
+    (r"invalid partition|unknown queue|access denied to queue|not an execution queue|unauthorized request", "check `queue`"),
+    (r"invalid qos", "check `qos`"),
+    (r"node configuration is not available", "no node can satisfy it: check `gpu_type`, `constraint`, `cores` and `memory`"),
+]
+
 _ENDS = {
     JobState.COMPLETED: "it ended by itself",
     JobState.CANCELLED: "it was cancelled",
@@ -140,3 +154,9 @@ def explain(status: JobStatus) -> str:
             sentence = f"{sentence}, exit code {status.exit_code}"
     own = status.reason
     return f"{sentence} [{own}]" if own and sentence else sentence or own
+
+
+def advice(words: str) -> str:
+    """Return what to check when a submit was refused with these words, to be put behind them; empty where nothing is known."""
+    found = next((hint for pattern, hint in _REFUSALS if re.search(pattern, words, re.IGNORECASE)), "")
+    return f". {found[0].upper()}{found[1:]}" if found else ""

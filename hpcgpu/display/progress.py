@@ -63,7 +63,7 @@ class Progress:
 
     def __init__(self, quiet: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.quiet = quiet
-        self.console = Console(stderr=True, soft_wrap=True, highlight=False)
+        self.console = Console(stderr=True, highlight=False)
         self.clock = clock
         self._live: Status | None = None
         self._printed = ("", -1e9)
@@ -94,5 +94,5 @@ class Progress:
         now = self.clock()
         changed = _NUMBERS.sub("", line) != _NUMBERS.sub("", last)
         if not last.startswith(what) or (changed and now - at >= self.CHANGE) or now - at >= self.REPEAT:
-            self.console.print(f"hpcgpu: {line}", markup=False)
+            self.console.print(f"hpcgpu: {line}", markup=False, soft_wrap=True)  # one line in a log file, however long
             self._printed = (line, now)

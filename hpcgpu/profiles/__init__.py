@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from hpcgpu.ownership import NotTrusted, check
-from hpcgpu.values import OptionError
+from hpcgpu.values import OptionError, profile_name
 
 __all__ = ["Profile", "load", "names", "user_directory"]
 
@@ -84,6 +84,7 @@ def load(name: str, system: str | None = None) -> Profile:
     OptionError
         There is none, it cannot be read, or it is for another batch system.
     """
+    profile_name("profile", name)
     path = next((file for directory in _directories() if (file := directory / f"{name}.yaml").is_file()), None)
     if path is None:
         if maker := _OTHER_GPUS.get(name.lower()):

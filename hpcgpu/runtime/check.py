@@ -62,7 +62,7 @@ def look_around(arguments: argparse.Namespace, directory: ClusterDirectory) -> d
         "local_directory": "",
     }
     try:
-        visible_gpus(arguments.gpus, os.environ, on_node, whole_nodes=arguments.whole_nodes)
+        visible_gpus(arguments.gpus, os.environ, on_node, whole_nodes=arguments.whole_nodes, kind=arguments.kind)
     except LaunchError as error:
         found["gpu_trouble"] = str(error)
     for name in (arguments.interface, arguments.client_interface):

@@ -18,7 +18,6 @@ import shlex
 import signal
 import socket
 import ssl
-import string
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -35,6 +34,7 @@ from hpcgpu.fabric import authentication, certificates, choice, interfaces
 from hpcgpu.fabric.certificates import CertificateError
 from hpcgpu.fabric.gpus import gpus_on_node
 from hpcgpu.ownership import NotTrusted
+from hpcgpu.paths import expand
 from hpcgpu.records import Damaged
 from hpcgpu.runtime import devices, scratch
 from hpcgpu.walltime import margin
@@ -53,7 +53,9 @@ class LaunchError(Exception):
     """The job cannot do what it is for; the message says why and what to do."""
 
 
-def visible_gpus(wanted: int, environ: Mapping[str, str], on_node: int | None, *, whole_nodes: bool = False) -> str | None:
+def visible_gpus(
+    wanted: int, environ: Mapping[str, str], on_node: int | None, *, whole_nodes: bool = False, kind: str = "worker"
+) -> str | None:
     """Return the value that CUDA_VISIBLE_DEVICES must have for a job that asked for `wanted` GPUs; None to leave it as it is.
 
     Its entries may be indices, UUIDs or MIG UUIDs, and are only counted.
@@ -67,6 +69,8 @@ def visible_gpus(wanted: int, environ: Mapping[str, str], on_node: int | None, *
         CUDA_VISIBLE_DEVICES unset.
     whole_nodes : bool, default False
         Whether all GPUs of the node are the job's, which asked for none (``gpu_request="none"``).
+    kind : str, default "worker"
+        Of the job: the scheduler uses one GPU, however many its node has.
 
     Raises
     ------
@@ -81,10 +85,10 @@ def visible_gpus(wanted: int, environ: Mapping[str, str], on_node: int | None, *
         if not on_node:
             raise LaunchError(f"this job asked for {wanted} GPUs and sees none: no CUDA_VISIBLE_DEVICES, no NVIDIA driver. {advice}")
         if on_node != wanted and not (whole_nodes and on_node > wanted):
+            whole = "scheduler={'gpu_request': 'none'}" if kind == "scheduler" else f"gpus_per_node={on_node}"
             raise LaunchError(
                 f"the batch system does not say which GPUs are this job's (CUDA_VISIBLE_DEVICES is not set); it asked for {wanted} and "
-                f"the node has {on_node}. Set gpus_per_node={on_node} where jobs get whole nodes, or CUDA_VISIBLE_DEVICES in the "
-                f"job_script_prologue"
+                f"the node has {on_node}. Set {whole} where jobs get whole nodes, or CUDA_VISIBLE_DEVICES in the job_script_prologue"
             )
         return ",".join(map(str, range(wanted)))
     entries = [entry.strip() for entry in listed.split(",") if entry.strip() and entry.strip() != "NoDevFiles"]
@@ -198,9 +202,7 @@ def make_credentials(directory: ClusterDirectory, own: OwnJob | None, batch: Bat
 def expanded(path: str, environ: Mapping[str, str]) -> str:
     """Return a path with its variables, such as ``$TMPDIR``, replaced: they are often known in the job only."""
     try:
-        return string.Template(path).substitute(environ)
-    except KeyError as error:
-        raise LaunchError(f"local_directory={path!r}: the variable {error.args[0]} is not set in this job") from error
+        return expand(path, environ)
     except ValueError as error:
         raise LaunchError(f"local_directory={path!r}: {error}") from error
 
@@ -392,7 +394,8 @@ def main(argv: Sequence[str]) -> None:
         if own is None:
             raise LaunchError(f"this does not run inside a job of the batch system {arguments.system!r}: submit the script")
         listed = "CUDA_VISIBLE_DEVICES" in os.environ or not arguments.gpus
-        visible = visible_gpus(arguments.gpus, os.environ, None if listed else gpus_on_node(), whole_nodes=arguments.whole_nodes)
+        on_node = None if listed else gpus_on_node()
+        visible = visible_gpus(arguments.gpus, os.environ, on_node, whole_nodes=arguments.whole_nodes, kind=arguments.kind)
         if visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
         place = temporary_place(arguments)

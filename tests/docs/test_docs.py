@@ -95,7 +95,8 @@ def test_links_of_the_readme_lead_somewhere() -> None:
         assert "://" in target or (ROOT / target).exists(), target
 
 
-def test_the_configuration_on_the_page_is_accepted() -> None:
+def test_the_configuration_on_the_page_is_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
     text = (ROOT / "docs" / "configuration.rst").read_text()
     block = re.search(r"code-block:: yaml\n\n((?:   .*\n|\n)+)", text)
     assert block
@@ -104,6 +105,7 @@ def test_the_configuration_on_the_page_is_accepted() -> None:
     with dask.config.set(yaml.safe_load(textwrap.dedent(block[1]))):
         options = resolve("slurm", {})
     assert (options.worker.queue, options.worker.gpus_per_node) == ("gpu", 4)
+    assert options.cluster.cluster_directory == tmp_path / "hpcgpu"
     assert options.scheduler is not None and options.scheduler.walltime == 12 * 3600
 
 

@@ -167,7 +167,7 @@ def test_a_server_that_is_away_for_a_while_costs_nothing(pbs: Site, until: Until
 def test_a_refusal_is_in_pbs_s_own_words(pbs: Site) -> None:
     with pytest.raises(ClusterError, match=r"PBS refused job .*qsub: Unknown queue"):
         PBSGPUCluster(queue="nosuch", **CPU)
-    with pytest.raises(ClusterError, match="Job violates queue and/or server resource limits"):
+    with pytest.raises(ClusterError, match=r"Job violates queue and/or server resource limits\. Check `walltime` first"):
         PBSGPUCluster(queue="gpu", walltime="2h", **CPU)
     assert pbs.alive() == {}
 

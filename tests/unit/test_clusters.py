@@ -12,12 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import pytest
 
 from hpcgpu import clusters, connection
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.local import LocalQueue
-from hpcgpu.clusters import live_jobs, stop
+from hpcgpu.clusters import NoCluster, live_jobs, locate, stop
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.groups import WorkerGroup
 from hpcgpu.jobs import ClusterError, Dispatcher, Superseded
@@ -271,3 +272,11 @@ def test_a_cluster_that_was_renamed_is_listed_while_it_has_jobs(directory: Clust
     assert re.fullmatch(r"demo~[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", aside.directory.path.name)
     assert stop(aside.directory, queue, sleep=lambda seconds: None) == [] and queue.cancelled
     assert [found.directory.path.name for found in clusters.find([later.path.parent])] == ["demo"]
+
+
+def test_a_closed_cluster_is_not_among_those_that_there_are(tmp_path: Path) -> None:
+    for name in ("open", "shut"):
+        ClusterDirectory.claim(tmp_path / name, lambda submits: [])
+    ClusterDirectory(tmp_path / "shut").close()
+    with dask.config.set({"hpcgpu": {"cluster-directory": str(tmp_path)}}), pytest.raises(NoCluster, match=r"there are: open$"):
+        locate("other")

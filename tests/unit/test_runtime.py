@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from hpcgpu import credentials
 from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.monitor import Answer, Monitor
-from hpcgpu.batch.reasons import explain, outlook
+from hpcgpu.batch.reasons import advice, explain, outlook
 from hpcgpu.batch.slurm import Slurm
 from hpcgpu.directory import ClusterDirectory, ClusterExists, Contact
 from hpcgpu.fabric.choice import Node
+from hpcgpu.options import resolve
 from hpcgpu.printable import printable
 from hpcgpu.runtime import devices, launch
 from hpcgpu.runtime.extension import Extension, _wanted
@@ -66,6 +67,37 @@ def test_a_job_that_has_whole_nodes_takes_as_many_of_their_gpus_as_it_wants() ->
 def test_a_job_without_its_gpus_says_why(wanted: int, environ: dict[str, str], on_node: int | None, message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         visible_gpus(wanted, environ, on_node)
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("qsub: Job violates queue and/or server resource limits", "`walltime`"),
+        ("sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)", "`walltime`"),
+        ("sbatch: error: invalid partition specified: nosuch", "`queue`"),
+        ("Batch job submission failed: Invalid account or account/partition combination specified", "`account`"),
+        ("Batch job submission failed: Invalid qos specification", "`qos`"),
+        ("Batch job submission failed: Requested node configuration is not available", "`gpu_type`"),
+        ("qsub: Unknown queue", "`queue`"),
+    ],
+)
+def test_a_refused_submit_says_which_option_to_check(words: str, option: str) -> None:
+    assert option in advice(words)
+
+
+def test_a_refusal_in_words_unheard_of_has_no_advice() -> None:
+    assert advice("the site's own filter says no") == ""
+
+
+def test_a_job_whose_earliest_start_has_not_come_is_not_being_prepared() -> None:
+    said = explain(JobStatus(job_id="1", state=JobState.PENDING, name="x", reason="BeginTime"))
+    assert "its earliest start time has not come yet" in said and "prepared" not in said
+
+
+def test_the_scheduler_job_is_not_told_to_ask_for_all_gpus_of_a_node() -> None:
+    with pytest.raises(LaunchError, match=r"Set scheduler=\{'gpu_request': 'none'\} where jobs get whole nodes"):
+        visible_gpus(1, {}, 4, kind="scheduler")
+    assert resolve("slurm", {"scheduler": {"gpu_request": "none"}}).scheduler is not None
 
 
 @given(st.floats(min_value=1, max_value=1e7))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpcgpu.options import OptionError, WorkerOptions, resolve
-from hpcgpu.scaling import limits
+from hpcgpu.scaling import jobs_for, limits
 
 
 def workers(**options: Any) -> WorkerOptions:
@@ -36,11 +36,14 @@ def test_the_minimum_is_rounded_up_and_the_maximum_down(minimum: dict[str, Any],
         ({"minimum": {}, "maximum": {}}, "adapt: give a maximum, such as maximum_jobs=4"),
         ({"minimum": {}, "maximum": {"n": 3}}, "adapt: maximum=3 is less than one job, which brings 4 workers"),
         ({"minimum": {"jobs": 3}, "maximum": {"gpus": 8}}, "the minimum is 3 jobs, more than maximum_gpus=8, which is 2 jobs"),
-        ({"minimum": {"jobs": -1}, "maximum": {"jobs": 1}}, "jobs must be a whole number, 0 or more, not -1"),
-        ({"minimum": {}, "maximum": {"jobs": float("inf")}}, "jobs must be a whole number"),
+        ({"minimum": {"jobs": -1}, "maximum": {"jobs": 1}}, "adapt: minimum_jobs must be 0 or more, not -1"),
+        ({"minimum": {}, "maximum": {"jobs": float("inf")}}, "adapt: maximum_jobs=inf is no limit: write the largest number that you want"),
         ({"minimum": {}, "maximum": {"jobs": 1}, "backlog": 0}, "adapt: backlog must be 1 or more, not 0"),
         ({"minimum": {}, "maximum": {"jobs": 1}, "idle_timeout": "soon"}, "adapt: idle_timeout='soon' is not a time"),
-        ({"minimum": {}, "maximum": {"jobs": 1}, "maximum_gpu_hours": 0}, "maximum_gpu_hours must be more than 0, not 0"),
+        ({"minimum": {}, "maximum": {"jobs": 1}, "maximum_gpu_hours": 0}, "maximum_gpu_hours must be a number above 0, not 0"),
+        ({"minimum": {}, "maximum": {"jobs": 1}, "maximum_gpu_hours": "3"}, "maximum_gpu_hours must be a number above 0, not '3'"),
+        ({"minimum": {}, "maximum": {"cores": 3}}, "maximum_cores=3 is less than one job, which brings 8 threads of workers (nthreads)"),
+        ({"minimum": {}, "maximum": {"n": "8"}}, "adapt: maximum must be a whole number, not '8': write it without quotes"),
     ],
 )
 def test_limits_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
@@ -52,3 +55,24 @@ def test_limits_that_cannot_be_are_refused(given: dict[str, Any], message: str) 
 def test_a_budget_of_gpu_hours_needs_gpus() -> None:
     with pytest.raises(OptionError, match="needs workers with GPUs"):
         limits(resolve("slurm", {"gpus_per_node": 0}).worker, minimum={}, maximum={"jobs": 1}, maximum_gpu_hours=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"n": "2"}, "scale: n must be a whole number, not '2': write it without quotes"),
+        ({"n": [2]}, "scale: n must be a whole number, not [2], such as 4"),
+        ({"n": 2.5}, "scale: n must be a whole number, not 2.5"),
+        ({"memory": "much"}, "scale: memory='much' is not an amount of memory"),
+        ({}, "scale: give a number of workers, or jobs="),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        jobs_for(workers(), **given)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("nothing", [{"memory": "0GB"}, {"memory": 0}, {"n": 0}, {"n": 0.0}, {"cores": 0}])
+def test_nothing_is_a_size_too(nothing: dict[str, Any]) -> None:
+    assert jobs_for(workers(), **nothing) == 0

@@ -107,13 +107,41 @@ def test_directives_are_quoted_for_sbatch_s_own_parser(value: str, quoted: str) 
 
 
 def test_a_directive_is_skipped_by_its_name_not_by_substring() -> None:
-    given = BASE | {"job_directives_skip": ["-n", "--mem"], "memory": "1GB", "job_extra_directives": ["-N run-new", "--ntasks=1"]}
+    given = BASE | {"job_directives_skip": ["--mem"], "memory": "1GB", "job_extra_directives": ["-N run-new", "--ntasks=1"]}
     with pytest.raises(OptionError, match="-N belongs to nodes_per_job"):
         render("slurm", "worker", resolve("slurm", given), PLACE)
-    text = render("slurm", "worker", resolve("slurm", given | {"job_directives_skip": ["-n", "-N", "--mem"]}), PLACE)
+    text = render("slurm", "worker", resolve("slurm", given | {"job_directives_skip": ["-N", "--mem"]}), PLACE)
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     assert "#SBATCH -N run-new" in directives and "#SBATCH --ntasks=1" in directives and "#SBATCH --ntasks-per-node=1" in directives
     assert not [line for line in directives if "--mem" in line or "--nodes" in line]
+
+
+@pytest.mark.parametrize(
+    ("system", "skip", "gone"),
+    [
+        ("slurm", "mem", "--mem"),
+        ("slurm", "N", "--nodes"),
+        ("slurm", "--mem=0", "--mem"),
+        ("pbs", "walltime", "-l walltime"),
+        ("pbs", "k", "-k"),
+    ],
+)
+def test_a_directive_is_skipped_with_its_dashes_or_without(system: str, skip: str, gone: str) -> None:
+    given = BASE | {"memory": "1GB", "walltime": "1h"}
+
+    def directives(**more: Any) -> str:
+        text = render(system, "worker", resolve(system, given | more), PLACE)
+        return "\n".join(line for line in text.splitlines() if line.startswith(("#SBATCH", "#PBS")))
+
+    assert gone in directives()
+    assert gone not in directives(job_directives_skip=[skip])
+
+
+@pytest.mark.parametrize(("system", "skip"), [("slurm", "memm"), ("slurm", "-n"), ("pbs", "-l mm"), ("pbs", "--mem")])
+def test_a_skip_that_leaves_nothing_out_is_refused(system: str, skip: str) -> None:
+    with pytest.raises(OptionError, match=f"job_directives_skip: '{skip}' is none of this script's directives.* They are"):
+        render(system, "worker", resolve(system, BASE | {"job_directives_skip": [skip]}), PLACE)
+    render("local", "worker", resolve("local", BASE | {"job_directives_skip": [skip]}), PLACE)  # it may be meant for another batch system
 
 
 def test_an_option_that_hpcgpu_owns_is_refused_among_the_extra_directives() -> None:

@@ -13,7 +13,9 @@ from hpcgpu.display.warn import warn
 exec("def inside(text): warn(text)", ours := {"__name__": "hpcgpu.somewhere", "warn": warn})
 inside = ours["inside"]
 inside("called by the user")  # this line
-threading.Thread(target=inside, args=["called by a thread"]).start()
+thread = threading.Thread(target=inside, args=["called by a thread"])
+thread.start()
+thread.join()
 
 async def main():
     asyncio.get_running_loop().call_soon(inside, "called by the loop")

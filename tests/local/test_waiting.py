@@ -1,0 +1,83 @@
+"""What the user reads while workers are waited for: the reason always stands there, and fits a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hpcgpu import LocalGPUCluster
+from hpcgpu.batch.base import SubmitLimited
+from hpcgpu.batch.local import LocalQueue
+from hpcgpu.cluster import GPUCluster
+from hpcgpu.display.progress import Progress
+from tests.conftest import told
+from tests.local.test_cluster import CPU
+
+Until = Callable[..., None]
+LIMIT = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+
+
+def waiting(cluster: GPUCluster, n: int) -> str:
+    """Wait for workers in the background, and return the first line that says what for."""
+    said: list[str] = []
+    there = threading.Event()
+
+    def note(self: Progress, what: str, detail: str = "") -> None:
+        if "waiting for" in what and "workers" in what and detail:
+            said.append(detail)
+            there.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "update", note)
+        task = asyncio.run_coroutine_threadsafe(cluster._wait_for_workers(n), cluster.loop.asyncio_loop)
+        assert there.wait(60)
+        task.cancel()
+    return said[0]
+
+
+def test_a_limit_of_the_site_that_keeps_jobs_out_is_the_reason(queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalGPUCluster(jobs=1, **CPU) as cluster:
+        cluster.wait_for_workers(1)
+
+        def refuse(*arguments: Any, **options: Any) -> str:
+            raise SubmitLimited(LIMIT)
+
+        monkeypatch.setattr(cluster.batch, "submit", refuse)
+        cluster.scale(3)
+        until(lambda: "; 1 there; the site allows no more now" in cluster._groups["default"].reason, "the limit is known, by both submits")
+        assert f"1 there; 3 jobs are asked for; 1 there; the site allows no more now: {LIMIT}" in waiting(cluster, 3)
+
+
+def test_adaptive_scaling_without_work_is_the_reason(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**CPU) as cluster:
+        cluster.adapt(maximum=2)
+        assert "0 there; there is no work" in waiting(cluster, 2)
+
+
+def test_a_failure_before_the_next_try_is_the_reason(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(jobs=1, **CPU) as cluster:
+        cluster.wait_for_workers(1)
+        group = cluster._groups["default"]
+        group.failures.failed, group.failures.next_try = 1, 4e9
+        with told("It is replaced in"):
+            queue.cancel([job.job_id for job in cluster.workers.values()])
+            until(lambda: "0 there; waiting" in group.reason, "it is known to have ended")
+        assert "1 jobs are asked for; 0 there; waiting" in (text := waiting(cluster, 1)) and "after a failure" in text
+
+
+def test_a_long_line_is_folded_on_a_narrow_terminal_and_whole_in_a_file() -> None:
+    reason = "the site allows no more now: " + "QOSMaxSubmitJobPerUserLimit " * 4 + "end of the reason"
+    terminal, file = io.StringIO(), io.StringIO()
+    for stream, is_terminal in ((terminal, True), (file, False)):
+        progress = Progress(quiet=False)
+        progress.console = Console(file=stream, width=80, force_terminal=is_terminal, highlight=False, soft_wrap=progress.console.soft_wrap)
+        with progress:
+            progress.update("cluster demo: waiting for 3 workers", f"1 there; {reason}")
+    assert "end of the reason" in terminal.getvalue()
+    assert file.getvalue() == f"hpcgpu: cluster demo: waiting for 3 workers: 1 there; {reason}\n"

@@ -1,0 +1,162 @@
+"""Values of the wrong type, variables in paths, names of other tools: each is refused by name, with what to write instead."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from click.testing import CliRunner
+
+from hpcgpu import SlurmGPUCluster
+from hpcgpu.cli import main
+from hpcgpu.clusters import locate
+from hpcgpu.options import ClusterOptions, OptionError, SchedulerOptions, WorkerOptions, cluster_directories, names, resolve, resolve_group
+from hpcgpu.runtime.launch import LaunchError, expanded
+from hpcgpu.scripts import render
+
+WRONG: list[Any] = [[], ["a"], [None], [["a"]], {}, {"a": "b"}, {1: 2}, {"a": [1]}, True, False, 1.5, math.nan, math.inf, -1, 0, 10**400]
+WRONG += ["", " ", "3", "1.5", "nan", "a\nb", "9" * 400, "\ud800", b"x", object(), datetime.date(2026, 1, 1), datetime.timedelta(0)]
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def attempt(system: str, arguments: dict[str, Any]) -> None:
+    """Read options and make the scripts. What is refused is an `OptionError` that fits on a screen."""
+    try:
+        options = resolve(system, arguments)
+        for kind in ("scheduler", "worker"):
+            if kind == "worker" or options.scheduler is not None:
+                render(system, kind, options, Path("/clusters/x"))
+    except OptionError as error:
+        assert 10 < len(str(error)) < 1500, str(error)
+
+
+@pytest.mark.parametrize("system", ["slurm", "pbs", "local"])
+@pytest.mark.parametrize("name", [*names(ClusterOptions), *names(WorkerOptions), "scheduler"])
+def test_no_value_of_a_wrong_type_ends_in_a_traceback(system: str, name: str) -> None:
+    for value in WRONG:
+        attempt(system, {name: value})
+        if name in names(SchedulerOptions):
+            attempt(system, {"scheduler": {name: value}})
+        with dask.config.set({"hpcgpu": {name.replace("_", "-"): value}}):
+            attempt(system, {})
+        with dask.config.set({"hpcgpu": {system: {name: value}}}):
+            attempt(system, {})
+
+
+@pytest.mark.parametrize("section", ["hpcgpu", "hpcgpu.slurm", "hpcgpu.scheduler", "hpcgpu.sge"])
+def test_no_section_of_a_wrong_type_ends_in_a_traceback(section: str) -> None:
+    for value in WRONG:
+        with dask.config.set({section: value}):
+            attempt("slurm", {})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"cores": "4"}, "dask config hpcgpu: cores must be a whole number, not '4': write it without quotes"),
+        ({"slurm": {"cores": [4]}}, "dask config hpcgpu.slurm: cores must be a whole number, not [4], such as 4"),
+        ({"slurm": {"queue": True}}, "dask config hpcgpu.slurm: queue must be a string, not True: write it in quotes"),
+        ({"slurm": {"walltime": 60}}, "dask config hpcgpu.slurm: walltime=60 has no unit: write '02:00:00'"),
+        ({"slurm": ["queue"]}, "dask config hpcgpu.slurm must hold options and their values, such as `cores: 4`, not ['queue']"),
+        ({"sge": {"queue": "gpu"}}, "unknown section 'sge': the sections are slurm, pbs, local and scheduler"),
+        ({3: 4}, "3 is not the name of an option"),
+    ],
+)
+def test_what_is_wrong_in_the_configuration_is_named_with_its_section(config: dict[Any, Any], message: str) -> None:
+    with dask.config.set({"hpcgpu": config}), pytest.raises(OptionError) as caught:
+        resolve("slurm", {})
+    assert message in str(caught.value)
+
+
+def test_a_positional_argument_is_refused_by_what_to_write() -> None:
+    with pytest.raises(OptionError, match=r"SlurmGPUCluster takes options by their names: write SlurmGPUCluster\(name='demo', ...\)"):
+        SlurmGPUCluster("demo")
+
+
+@pytest.mark.parametrize("name", ["worker_command", "config_name", "resource_spec", "job_script_epilogue", "job_cls", "gres", "port"])
+def test_names_of_other_tools_are_refused_with_what_replaces_them(name: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        resolve("slurm", {name: "x"})
+    assert str(caught.value).startswith(f"unknown option {name!r}: ") and "did you mean" not in str(caught.value)
+
+
+def test_every_name_that_the_page_on_dask_jobqueue_lists_is_known_or_refused_with_advice() -> None:
+    table = (DOCS / "jobqueue.rst").read_text().split("\nNames\n")[1].split("A name of the left column")[0]
+    left = [line[:46] for line in table.splitlines() if line.startswith("`")]
+    listed = {name for cell in left for name in re.findall(r"`(\w+)", cell) if name.islower()} - {"cluster", "jobqueue"}
+    assert {"processes", "worker_command", "config_name", "shebang"} <= listed
+    for name in listed - {"queue", "partition"}:
+        try:
+            resolve("slurm", {name: None} if name in {*names(ClusterOptions), *names(WorkerOptions)} else {name: "x"})
+        except OptionError as error:
+            assert "did you mean" not in str(error) and "the options are" not in str(error), name
+
+
+@pytest.mark.parametrize("argument", ["--preload-nanny x", "--dashboard-address :0", "-x y"])
+def test_an_option_of_the_worker_and_its_value_in_one_string_are_refused(argument: str) -> None:
+    option, value = argument.split()
+    with pytest.raises(OptionError, match=re.escape(f"holds an option and its value in one: write {option!r}, {value!r}")):
+        resolve("slurm", {"worker_extra_args": [argument]})
+    resolve("slurm", {"worker_extra_args": [option, value, f"{option}={value} and more", "a b"]})
+
+
+PATHS = ["cluster_directory", "log_directory", "template_directory", "job_script_prologue", "python"]
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_variables_in_paths_are_expanded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    there = tmp_path / "there"
+    there.touch() if name == "job_script_prologue" else there.mkdir()
+    for written in ("$SCRATCH/there", "${SCRATCH}/there", "~/there", Path("$SCRATCH/there")):
+        options = resolve("slurm", {name: written})
+        assert str(getattr(options.cluster, name, None) or getattr(options.worker, name)) == str(there)
+    with dask.config.set({f"hpcgpu.slurm.{name}": "$SCRATCH/there"}):
+        assert str(getattr(resolve("slurm", {}).cluster, name, None) or getattr(resolve("slurm", {}).worker, name)) == str(there)
+    monkeypatch.delenv("SCRATCH")
+    for unset in ("$SCRATCH/there", "${SCRATCH}/there"):
+        with pytest.raises(OptionError, match=rf"{name}='{re.escape(unset)}': the variable SCRATCH is not set"):
+            resolve("slurm", {name: unset})
+    monkeypatch.setenv("SCRATCH", "")
+    with pytest.raises(OptionError, match="the variable SCRATCH is not set"):
+        resolve("slurm", {name: "$SCRATCH/there"})
+    with pytest.raises(OptionError, match="there is no home directory for ~nobody-of-that-name"):
+        resolve("slurm", {name: "~nobody-of-that-name/there"})
+    with pytest.raises(OptionError, match=r"\$\$ is a dollar sign"):
+        resolve("slurm", {name: "a$(touch x)"})
+    monkeypatch.setenv("SCRATCH", "/a\n#SBATCH --wrap=x")
+    with pytest.raises(OptionError, match="holds the control character"):
+        resolve("slurm", {name: "$SCRATCH/there"})
+
+
+def test_variables_are_expanded_wherever_clusters_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+    (tmp_path / "clusters" / "demo").mkdir(parents=True)
+    (tmp_path / "clusters" / "demo" / "cluster.json").write_text("{}")
+    with dask.config.set({"hpcgpu.cluster-directory": "$SCRATCH/clusters"}):
+        assert cluster_directories() == [tmp_path / "clusters"]
+        assert locate("demo").path == locate("$SCRATCH/clusters/demo").path == tmp_path / "clusters" / "demo"
+    done = CliRunner().invoke(main, ["config", "--system", "slurm", "--cluster-directory", "$SCRATCH/own"])
+    assert f"{tmp_path}/own" in done.output or done.exit_code == 2, done.output
+
+
+def test_a_directory_of_the_node_is_expanded_in_the_job() -> None:
+    assert resolve("slurm", {"local_directory": "$SLURM_TMPDIR/dask"}).worker.local_directory == "$SLURM_TMPDIR/dask"
+    assert expanded("$SLURM_TMPDIR/dask", {"SLURM_TMPDIR": "/local/5"}) == "/local/5/dask"
+    assert expanded("~/dask", {}) == str(Path.home() / "dask")
+    with pytest.raises(LaunchError, match=r"local_directory='\$SLURM_TMPDIR/dask': the variable SLURM_TMPDIR is not set"):
+        expanded("$SLURM_TMPDIR/dask", {})
+    with pytest.raises(OptionError, match=r"local_directory=.*\$\$ is a dollar sign"):
+        resolve("slurm", {"local_directory": "/tmp/$(id)"})
+
+
+def test_groups_of_workers_refuse_values_of_a_wrong_type_too() -> None:
+    base = resolve("slurm", {})
+    with pytest.raises(OptionError, match="worker group 'big': cores must be a whole number, not '4'"):
+        resolve_group("big", {"cores": "4"}, base)
