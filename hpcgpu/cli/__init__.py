@@ -5,6 +5,7 @@ Every command imports what it needs when it runs: ``--help`` and completion stay
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Any
 
@@ -47,6 +48,10 @@ class _Group(click.Group):
             raise _Impossible(printable(str(error), None, lines=True)) from error
         except (ClusterError, BatchError, Damaged, TimeoutError) as error:
             raise click.ClickException(printable(str(error), None, lines=True)) from error
+        except OSError as error:  # a directory that cannot be made, a file that cannot be read
+            if error.errno == errno.EPIPE:  # `| head`: click ends quietly
+                raise
+            raise click.ClickException(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
 
 
 @click.group("hpcgpu", cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -65,7 +65,7 @@ def arguments_of(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any
 
     try:
         content = yaml.safe_load(config.read_text()) or {}
-    except yaml.YAMLError as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise click.UsageError(f"{config} is no YAML: {error}") from error
     if not isinstance(content, dict):
         raise click.UsageError(f"{config} must hold options and their values, such as `gpus-per-node: 4`")

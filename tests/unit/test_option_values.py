@@ -160,3 +160,24 @@ def test_groups_of_workers_refuse_values_of_a_wrong_type_too() -> None:
     base = resolve("slurm", {})
     with pytest.raises(OptionError, match="worker group 'big': cores must be a whole number, not '4'"):
         resolve_group("big", {"cores": "4"}, base)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["render", "slurm", "-o", "{tmp}/demo", "--log-directory", "/proc/nothing"], "/proc/nothing: No such file or directory"),
+        (["start", "demo", "--system", "local", "--config", "{tmp}/binary.yaml"], "binary.yaml is no YAML"),
+        (["start", "demo", "--system", "local", "--config", "{tmp}/wrong.yaml"], "queue must be a string, not True: write it in quotes"),
+        (["start", "demo", "--system", "local", "--cluster-directory", "$NOWHERE/x"], "the variable NOWHERE is not set"),
+        (["start", "demo", "--system", "local", "--profile", "9" * 400], "cannot name a profile"),
+        (["config", "--system", "slurm", "--cores", "0"], "cores must be 1 or more"),
+        (["status", "$NOWHERE/x"], "the variable NOWHERE is not set"),
+        (["status", "~nobody-of-that-name/x"], "there is no home directory for ~nobody-of-that-name"),
+    ],
+)
+def test_a_command_with_bad_input_ends_in_a_sentence(arguments: list[str], message: str, home: Path) -> None:
+    (home / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    (home / "wrong.yaml").write_text("queue: true\n")
+    done = CliRunner().invoke(main, [argument.replace("{tmp}", str(home)) for argument in arguments])
+    assert isinstance(done.exception, SystemExit) and done.exit_code in (1, 2), done.exception
+    assert message in done.output
