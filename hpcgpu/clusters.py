@@ -277,7 +277,10 @@ def close_ended(
         ended = [one for one in ended if _gone(one)]
     for one in ended:
         with suppress(OSError):
-            one.directory.remove_secrets()
+            if (one.directory.path / "launch.sh").exists():  # may be launched again, with the same credentials
+                one.directory.withdraw()
+            else:
+                one.directory.remove_secrets()
             one.directory.close()
     return [one for one in everything if one not in ended]
 

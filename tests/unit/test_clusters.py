@@ -237,6 +237,12 @@ def test_what_has_ended_is_closed_when_it_is_listed(lone: ClusterDirectory) -> N
     assert lone.closed and not lone.tls.exists()
 
 
+def test_rendered_scripts_that_were_launched_keep_their_credentials(lone: ClusterDirectory) -> None:
+    (lone.path / "launch.sh").touch()
+    assert listed(lone) == []
+    assert lone.closed and lone.tls.exists()
+
+
 def test_a_cluster_whose_program_lives_is_not_closed(lone: ClusterDirectory) -> None:
     lone.take_over("this program")
     assert len(listed(lone, now=3600.0)) == 1 and not lone.closed
