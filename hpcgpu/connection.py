@@ -107,6 +107,7 @@ async def _compare(client: Client, agreement: Agreement) -> None:
 
 
 def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, Any]) -> Client:
+    ClusterDirectory.there(directory.path)  # the wait for the scheduler may have been long
     security = credentials.security(directory) if directory.encrypted else Security()
     return Client(contact.client, **{"name": f"hpcgpu-{directory.path.name}", "security": security, **arguments})
 

@@ -264,6 +264,7 @@ def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, b
     if arguments.gpus:
         devices.correct_device_index()
     contact = wait_for_scheduler(directory, batch, arguments.patience)
+    ClusterDirectory.there(directory.path)  # the wait may have been long
     interface = agreed_interface(contact, arguments.protocol, arguments.interface)
     if end is not None:
         os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = f"{lifetime(end - time.time(), arguments.walltime_margin):.0f}s"
@@ -381,10 +382,7 @@ def main(argv: Sequence[str]) -> None:
                 f"{arguments.directory} is not a cluster directory, or this node does not see it: it must be on a filesystem "
                 f"that login and compute nodes share (option cluster_directory)"
             )
-        try:
-            directory = ClusterDirectory.there(arguments.directory)
-        except NotTrusted as error:
-            raise LaunchError(str(error)) from error
+        directory = ClusterDirectory.there(arguments.directory)
         if directory.closing or (directory.encrypted and not directory.tls.is_dir()):
             raise LaunchError(f"the cluster of {directory.path} was closed: there is nothing to do")
         if trouble := credentials.trouble(directory, now=time.time()):
@@ -410,7 +408,7 @@ def main(argv: Sequence[str]) -> None:
             from hpcgpu.dashboard import guard_servers_of_this_process  # imports Dask
 
             guard_servers_of_this_process()
-    except (LaunchError, Damaged) as error:
+    except (LaunchError, NotTrusted, Damaged) as error:
         print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
     print(
