@@ -291,10 +291,18 @@ class ClusterDirectory:
         except Damaged:
             mark, date = f"{here.st_ino:08x}", "damaged"
         except (FileNotFoundError, NotADirectoryError):
-            if not self.path.exists():
+            if not self._still(here) or (self.path / "cluster.json").exists():  # somebody else moved it, or has the name by now
                 return None
             raise ClusterExists(f"{self.path} is there, and is not the directory of a cluster: choose another name, or remove it") from None
-        if why := self._in_use(alive, now=time.time()):
+        try:
+            why = self._in_use(alive, now=time.time())
+        except OSError:
+            if self._still(here):
+                raise
+            return None
+        if not self._still(here):  # part of what was read may be of the cluster that came in its place
+            return None
+        if why:
             raise ClusterExists(why)
         aside = ClusterDirectory(self.path.with_name(f"{self.path.name}~{date}-{mark[:8]}"))
         with contextlib.suppress(FileNotFoundError, FileExistsError):
@@ -337,6 +345,14 @@ class ClusterDirectory:
                 f"Close it or cancel them, or choose another name"
             )
         return ""
+
+    def _still(self, here: os.stat_result) -> bool:
+        """Whether the path is still what it was at an earlier look."""
+        try:
+            now = self.path.lstat()
+        except OSError:
+            return False
+        return (now.st_dev, now.st_ino) == (here.st_dev, here.st_ino)
 
     def has(self, token: str) -> bool:
         """Whether this is certainly the directory of the cluster with that token."""
