@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import dask
 
-__all__ = ["Transports", "doubts", "environment"]
+__all__ = ["Transports", "doubts", "environment", "private_transports"]
 
 
 class Transports(Protocol):
@@ -49,6 +49,25 @@ def environment(worker: Transports, ucx_env: Iterable[tuple[str, str]]) -> dict[
     if multi_buffer is not None:  # the format of messages
         variables[f"{_PREFIX}MULTI_BUFFER"] = str(bool(multi_buffer))
     return variables | dict(ucx_env)
+
+
+def private_transports(environ: Mapping[str, str], config: Mapping[str, object]) -> dict[str, str]:
+    """Return the variable that keeps UCX from shared memory which members of the user's group can attach to.
+
+    UCX makes System V segments of mode 0660 whatever the umask is (seen with UCX 1.21). Its other ways through shared memory are private.
+
+    Parameters
+    ----------
+    environ : mapping
+        Of the job. A site or user that has set ``UCX_TLS`` has chosen.
+    config : mapping
+        The section ``distributed-ucxx`` of Dask's configuration: its transports, where it names some, do not have this one.
+    """
+    section = {key.replace("_", "-").lower(): value for key, value in config.items()}
+    variables = section.get("environment") or {}
+    named = isinstance(variables, Mapping) and any(str(key).lower() == "tls" for key in variables)
+    chosen = any(section.get(key) for key in ("tcp", "infiniband", "nvlink"))
+    return {} if "UCX_TLS" in environ or named or chosen else {"UCX_TLS": "^sysv"}
 
 
 def _chosen(worker: Transports) -> dict[str, bool | None]:

@@ -237,6 +237,15 @@ def check_interface(name: str | None, option: str = "interface") -> None:
         raise LaunchError(f"{trouble}. Set `{option}` to one of them")
 
 
+def keep_transports_private() -> None:
+    """Set what `settings.private_transports` says, once it is known what UCX would use without it."""
+    from dask import config
+
+    from hpcgpu.fabric import settings
+
+    os.environ.update(settings.private_transports(os.environ, config.get("distributed-ucxx", None) or {}))
+
+
 def agreed_interface(contact: Contact, protocol: str, interface: str | None) -> str | None:
     """Return the interface for what the scheduler's node decided.
 
@@ -281,6 +290,7 @@ def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, b
     command += ["--preload", "hpcgpu.runtime.worker"]
     if contact.workers.startswith("ucx"):
         authentication.install()  # for the nannies, which run in this process
+        keep_transports_private()
     if interface:
         command += ["--interface", interface]
     return [*command, contact.workers]
@@ -296,6 +306,7 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
         chosen = replace(chosen, why=f"{chosen.why}; {unused}")
     if chosen.protocol == "ucx":
         authentication.install()
+        keep_transports_private()
         if arguments.gpus:
             os.environ.setdefault("DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT", "True")
             if arguments.rmm_pool:  # the scheduler only holds what passes through it

@@ -341,3 +341,22 @@ def test_a_cluster_over_ucx_lets_its_own_in_and_nobody_else(queue: LocalQueue, f
         log = cluster.get_logs(cluster=False, workers=False)
         assert any("refused a connection from " in str(text) for text in log.values())
     assert not key.exists()
+
+
+def test_no_group_can_attach_to_the_shared_memory_of_workers(queue: LocalQueue, fake_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCX_TLS")  # UCX's own choice, as on a real node
+    earlier = shared_memory()
+    with LocalGPUCluster(jobs=1, **(GPU | {"protocol": "ucx", "scheduler": {"gpus_per_node": 1}}), name="shared") as cluster:
+        cluster.wait_for_workers(2)
+        first, second = cluster.scheduler_info["workers"]
+        with Client(cluster) as client:
+            data = client.submit(lambda: bytes(1_000_000), workers=[first])
+            assert client.submit(len, data, workers=[second]).result() == 1_000_000
+        mine = {segment: mode for segment, mode in shared_memory().items() if segment not in earlier}
+        assert not any(mode & 0o077 for mode in mine.values()), mine
+
+
+def shared_memory() -> dict[str, int]:
+    """Return the modes of this machine's System V segments, by id; proc(5)."""
+    rows = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+    return {row[1]: int(row[2], 8) & 0o777 for row in rows}

@@ -317,3 +317,11 @@ async def test_a_worker_that_is_gone_does_not_hide_the_others() -> None:
     told = {(link.first, link.second): link.trouble or link.transports for link in found}
     assert told["a", "b"] == ("tcp/eth0",) and told["gone", "b"] == "Timed out trying to connect"
     assert Fabric("ucx", "", links=found).rdma is False, "what is not known says nothing"
+
+
+def test_shared_memory_that_a_group_can_attach_to_is_left_out_unless_transports_were_chosen() -> None:
+    assert settings.private_transports({}, {}) == {"UCX_TLS": "^sysv"}
+    assert settings.private_transports({}, {"tcp": None, "create-cuda-context": True}) == {"UCX_TLS": "^sysv"}
+    assert settings.private_transports({"UCX_TLS": "rc,cuda"}, {}) == {}
+    assert settings.private_transports({}, {"infiniband": True}) == {}, "the variable would win over the flags"
+    assert settings.private_transports({}, {"environment": {"tls": "rc"}}) == {}
