@@ -4,7 +4,8 @@
    (python/cpython#148594): some errors leave entries behind, and every later read in that thread that finds nothing to read yet reports
    them, on connections with which nothing is wrong. Since OpenSSL 3.4 a peer that goes away without a word leaves such an entry.
 2. **A connection ends with close_notify**, so that peers which do not clear the queue, such as a client without hpcgpu, get no such entry.
-3. **Handshakes have a time limit**: who connects and says nothing would hold a file descriptor for ever.
+3. **Handshakes have a time limit**: who connects and says nothing would hold a file descriptor for ever. Who leaves right after the
+   handshake, as one does who looks whether a scheduler is there, is no error.
 4. **A certificate that has expired or is not yet valid is said as that.**
 
 The queue is cleared without private names and without OpenSSL's library, which may be hidden in Python: a handshake clears the queue before
@@ -155,11 +156,13 @@ class _Listener(tcp.TLSListener):  # type: ignore[misc]
 
     async def _prepare_stream(self, stream: Any, address: str) -> Any:
         try:
-            return await asyncio.wait_for(super()._prepare_stream(stream, address), self._limit)
+            prepared = await asyncio.wait_for(super()._prepare_stream(stream, address), self._limit)
         except TimeoutError:
             logger.warning("refused a connection from %s: no TLS handshake within %g s", address, self._limit)
             stream.close()
             return None
+        # distributed asks a stream that was closed meanwhile for its address, and tornado logs the traceback.
+        return None if prepared is None or prepared.closed() else prepared
 
 
 class _Backend(tcp.TLSBackend):  # type: ignore[misc]

@@ -107,8 +107,7 @@ print({handler.level for handler in logging.getLogger("distributed").handlers})
 
 def test_a_quiet_cluster_whose_scheduler_runs_here_does_not_chatter(queue: LocalQueue) -> None:
     done = subprocess.run([sys.executable, "-c", LOCAL_SCHEDULER], capture_output=True, text=True, timeout=200)
-    assert done.stdout == "3\n{0}\n"
-    assert " - INFO - " not in done.stderr  # a worker's first look at the scheduler can make tornado log an error of its own
+    assert (done.stdout, done.stderr) == ("3\n{0}\n", "")
 
 
 def test_close_says_which_jobs_it_waits_for_and_how_long(queue: LocalQueue, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import datetime
 import errno
+import logging
 import os
 import socket
 import ssl
@@ -289,6 +290,23 @@ async def test_a_peer_that_says_nothing_is_dropped_and_the_others_are_served(our
         assert await asyncio.wait_for(loris, 60) > 1, "a slow peer was not served at all"
         await until(lambda: sockets_of_this_process() <= idle, "the file descriptors are free again")
     await until(lambda: sockets_of_this_process() <= before, "everything is closed")
+
+
+async def test_a_peer_that_leaves_right_after_its_handshake_is_no_error(
+    ours: None, security: Security, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = security.get_connection_args("client")["ssl_context"]
+
+    def knock(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as connection, context.wrap_socket(connection):
+            pass
+
+    async with Scheduler(host="127.0.0.1", port=0, protocol="tls", security=security, dashboard=False) as scheduler:
+        for _ in range(50):
+            await asyncio.to_thread(knock, int(scheduler.address.rpartition(":")[2]))
+        async with Client(scheduler.address, security=security, asynchronous=True) as client:
+            assert (await client.scheduler.identity())["type"] == "Scheduler"
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def drip(port: int) -> int:
