@@ -74,7 +74,10 @@ def test_the_scheduler_job_scales_the_cluster_from_its_compute_node(bed: SlurmBe
 def test_start_does_not_wait_for_a_full_partition_and_an_interrupt_leaves_no_job(bed: SlurmBed, home: Path, until: Until) -> None:
     done = call("start", "later", *ASKED, "--scheduler", "job_extra_directives=--begin=now+1hour", "--no-wait", "--jobs", "1")
     assert done.returncode == 0, done.stderr
-    until(lambda: any("its earliest start time has not come yet" in job["reason"] for job in status("later")["jobs"]), "the reason is told in words")
+    until(
+        lambda: any("its earliest start time has not come yet" in job["reason"] for job in status("later")["jobs"]),
+        "the reason is told in words",
+    )
     assert status("later")["state"] == "waiting"
     assert call("stop", "later").returncode == 0
     argv = [sys.executable, "-m", "hpcgpu", "start", "never", *ASKED, "--scheduler", "job_extra_directives=--begin=now+1hour"]
