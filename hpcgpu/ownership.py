@@ -10,6 +10,7 @@ of the group (``man 5 acl``). What is seen is true at the time of the look.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import grp
@@ -18,11 +19,11 @@ import pwd
 import shlex
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-__all__ = ["NotTrusted", "Weakness", "check", "check_place", "private_directory", "weaknesses"]
+__all__ = ["NotTrusted", "Weakness", "check", "check_place", "check_tree", "private_directory", "weaknesses"]
 
 #: User ids, separated by commas, that may own directories above ours: of a project's owner, for one.
 VARIABLE = "HPCGPU_TRUSTED_UIDS"
@@ -62,7 +63,8 @@ def check(path: Path, *, group_may_write: bool = False) -> None:
     path : Path
         A file, or a directory all of whose content is trusted.
     group_may_write : bool, default False
-        Whether it is only a warning that a group may write to the file itself: what users write by an editor under umask 002.
+        Whether it is a file that people write: it may belong to a listed user, such as the one who installs a site's software, and it is
+        only a warning that its group may write to it, as under umask 002.
 
     Raises
     ------
@@ -72,6 +74,36 @@ def check(path: Path, *, group_may_write: bool = False) -> None:
         It is not there.
     """
     _judge(path, weaknesses(path, group_may_write=group_may_write))
+
+
+def check_tree(path: Path, files: Iterable[Path]) -> None:
+    """Do the same for a directory and for files in it.
+
+    Whose a file is counts always. Its mode does not where nobody else can enter the directory: a script may have written it under another
+    umask.
+
+    Parameters
+    ----------
+    path : Path
+        The directory.
+    files : iterable of Path
+        At any depth; one that is gone by now is left out.
+
+    Raises
+    ------
+    NotTrusted
+        Somebody else can change something.
+    OSError
+        The directory is not there.
+    """
+    check(path)
+    entered = path.stat().st_mode & 0o077
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            about = os.lstat(file)
+            found = _weakness(file, about, above=False)
+            if found is not None and (entered or about.st_uid not in (0, os.geteuid())):
+                _judge(file, [replace(found, by_group=False)])
 
 
 def check_place(path: Path) -> None:
@@ -104,14 +136,13 @@ def _judge(path: Path, found: list[Weakness]) -> None:
     for weakness in found:
         if not weakness.by_group:
             raise NotTrusted(f"{path} is not used, as others can change what is there: {weakness.why}. {weakness.advice}")
-    if found:
-        named = "; ".join(f"{weakness.why}. {weakness.advice}" for weakness in found)
-        _warn(f"members of a group can put something else in the place of {path}: {named}")
+    named = "; ".join(f"{weakness.why}. {weakness.advice}" for weakness in found)
+    if named and named not in _told:  # once each, however many clusters are below
+        _told.add(named)
+        warnings.warn(f"members of a group can put something else in the place of {path}: {named}", UserWarning, stacklevel=4)
 
 
-@functools.cache  # once each
-def _warn(text: str) -> None:
-    warnings.warn(text, UserWarning, stacklevel=5)
+_told: set[str] = set()
 
 
 def weaknesses(path: Path, *, shared: bool = False, group_may_write: bool = False) -> list[Weakness]:
@@ -132,8 +163,8 @@ def weaknesses(path: Path, *, shared: bool = False, group_may_write: bool = Fals
         It is not there.
     """
     *above, (place, about) = _walk(path)
-    found = [_weakness(*one, above=True) for one in above]
-    last = _weakness(place, about, above=shared)
+    found = [_weakness(*one, above=True, listed=True) for one in above]
+    last = _weakness(place, about, above=shared, listed=shared or group_may_write)
     found.append(replace(last, by_group=last.by_group and (shared or group_may_write)) if last is not None else None)
     return [weakness for weakness in found if weakness is not None]
 
@@ -156,13 +187,13 @@ def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
             parts = [part for part in target.parts if part != "/"] + parts
 
 
-def _weakness(place: Path, about: os.stat_result, *, above: bool) -> Weakness | None:
+def _weakness(place: Path, about: os.stat_result, *, above: bool, listed: bool = False) -> Weakness | None:
     link = stat.S_ISLNK(about.st_mode)  # its mode says nothing; who owns it made it
     what = f"{place} belongs to {_user(about.st_uid)} and has mode {stat.S_IMODE(about.st_mode):04o}"
-    trusted = {0, os.geteuid()} | (_listed() | _unmapped() if above else set())
+    trusted = {0, os.geteuid()} | (_listed() | _unmapped() if listed else set())
     if about.st_uid not in trusted:
         advice = "Use a directory of your own"
-        if above:
+        if listed:
             advice += f", or set {VARIABLE}={about.st_uid} here and in the jobs (option env) if you trust that user as yourself"
         return Weakness(place, what, advice)
     if link or (above and about.st_mode & stat.S_ISVTX):

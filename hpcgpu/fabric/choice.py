@@ -258,7 +258,7 @@ def _ucx_transports() -> tuple[tuple[str, ...], str]:
     """
     code = "import os, ucxx; print('transports', *sorted(ucxx.get_active_transports()), flush=True); os._exit(0)"
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_PATIENCE)
+        done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
         return (), f"no answer within {_PATIENCE:g} s"
     if done.returncode != 0:

@@ -31,4 +31,5 @@ def _keep(process: int) -> None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
     with contextlib.suppress(AttributeError):  # glibc's alone, on_exit(3); it hands the exit status on
         libc = ctypes.CDLL(None)
+        libc.fflush(None)
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)

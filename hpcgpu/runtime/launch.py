@@ -33,7 +33,7 @@ from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.fabric import authentication, certificates, choice, interfaces
 from hpcgpu.fabric.certificates import CertificateError
 from hpcgpu.fabric.gpus import gpus_on_node
-from hpcgpu.ownership import NotTrusted
+from hpcgpu.ownership import NotTrusted, weaknesses
 from hpcgpu.paths import expand
 from hpcgpu.records import Damaged
 from hpcgpu.runtime import devices, scratch
@@ -207,6 +207,20 @@ def expanded(path: str, environ: Mapping[str, str]) -> str:
         return expand(path, environ)
     except ValueError as error:
         raise LaunchError(f"local_directory={path!r}: {error}") from error
+
+
+def import_from_working_directory() -> None:
+    """Let tasks import modules from where the job was submitted, as Dask's own command does, unless others can put modules there.
+
+    The job script starts Python with ``-P``: without it Python would look there first of all, for its own modules too.
+    """
+    with contextlib.suppress(OSError):
+        place = Path.cwd()
+        found = [weakness for weakness in weaknesses(place, group_may_write=True) if not weakness.by_group]
+        if found:
+            print(f"hpcgpu: tasks import nothing from {place}, where others can put modules: {found[0].why}", file=sys.stderr, flush=True)
+        elif sys.flags.safe_path:
+            sys.path.append(str(place))
 
 
 def temporary_place(arguments: argparse.Namespace) -> Path:
@@ -410,6 +424,7 @@ def main(argv: Sequence[str]) -> None:
         if visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
         place = temporary_place(arguments)
+        import_from_working_directory()
         os.environ["HPCGPU_CLUSTER_DIRECTORY"] = str(directory.path)
         os.environ.update(credentials.environment(directory))
         if arguments.kind == "worker":

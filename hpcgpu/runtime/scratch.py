@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcgpu.ownership import check_place, private_directory, weaknesses
+from hpcgpu.ownership import NotTrusted, check_place, private_directory, weaknesses
 
 __all__ = ["made", "place"]
 
@@ -33,10 +35,22 @@ def place(local_directory: str | None = None) -> Path:
     """
     from dask import config
 
-    base = Path(local_directory or config.get("temporary-directory", None) or tempfile.gettempdir()).absolute()
-    private_directory(base)
-    check_place(base)
-    return base
+    if given := local_directory or config.get("temporary-directory", None):
+        base = Path(given).absolute()
+        private_directory(base)
+        check_place(base)
+        return base
+    refused: list[NotTrusted | OSError] = []
+    for base in dict.fromkeys(Path(name).absolute() for name in (tempfile.gettempdir(), "/tmp", "/var/tmp")):
+        try:
+            check_place(base)
+        except (NotTrusted, OSError) as error:
+            refused.append(error)
+            continue
+        for why in refused:  # the node's, not the user's choice: no reason to end
+            print(f"hpcgpu: temporary files of Dask go to {base}: {why}", file=sys.stderr, flush=True)
+        return base
+    raise refused[0]
 
 
 @contextlib.contextmanager
@@ -75,6 +89,8 @@ def _sweep(base: Path, prefix: str) -> None:
     if weaknesses(base, shared=True):
         return
     for path in base.glob(f"{prefix}*"):
+        if not re.fullmatch("[a-z0-9_]{8}", path.name.removeprefix(prefix)):  # of a host whose name begins like this one's
+            continue
         with contextlib.suppress(OSError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

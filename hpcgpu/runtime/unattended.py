@@ -52,6 +52,7 @@ class Unattended:
         with open(self.directory.logs / LOG, "ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",  # no module of whoever can write to the working directory
                 "-m",
                 "hpcgpu.unattended",
                 str(self.directory.path),

@@ -145,3 +145,30 @@ def test_a_job_refuses_a_cluster_directory_that_became_somebody_elses(queue: Loc
         os.chown(cluster.directory.path / "tls" / "key.pem", 0, 0)
         assert queue.poll([job])[job].exit_code == 1
         assert f"key.pem belongs to uid {STRANGER}" in (cluster.directory.logs / f"late-{job}.log").read_text()
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o755])
+def test_no_module_is_imported_from_where_others_can_put_one(
+    queue: LocalQueue, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    here, ran = tmp_path / "submitted-from", tmp_path / "ran"
+    here.mkdir()
+    here.chmod(mode)
+    for name in ("argparse", "multiprocessing", "hpcgpu", "dask"):  # what the first lines of a job import
+        (here / f"{name}.py").write_text(f"open({str(ran)!r}, 'w').close()")
+    (here / "my_analysis.py").write_text("ANSWER = 42")
+    monkeypatch.chdir(here)
+
+    def answer() -> int | None:
+        try:
+            import my_analysis  # type: ignore[import-not-found]
+        except ImportError:
+            return None
+        return int(my_analysis.ANSWER)
+
+    with LocalGPUCluster(name="here", gpus_per_node=0, cores=1, jobs=1, scheduler={"gpus_per_node": 0}) as cluster:
+        cluster.wait_for_workers()
+        with cluster.get_client() as client:
+            expected = None if mode & 0o002 else 42  # the user's own modules are imported, behind all others
+            assert client.submit(answer).result() == expected
+    assert not ran.exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcgpu import ownership
-from hpcgpu.ownership import NotTrusted, check, check_place
+from hpcgpu.ownership import NotTrusted, check, check_place, check_tree
 
 STRANGER = 64321  # a user id that nobody has
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -22,6 +22,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a 
 def no_warning_is_lost() -> object:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
+        ownership._told.clear()
         yield
 
 
@@ -68,14 +69,44 @@ def test_a_group_above_is_a_warning_and_one_that_writes_to_the_thing_itself_is_r
     mine.parent.chmod(0o2770)
     with pytest.warns(UserWarning, match=f"members of a group can put something else in the place of {mine}.*chmod g-w {mine.parent}"):
         check(mine)
-    with pytest.warns(UserWarning, match="members of a group"):
-        check_place(mine.parent)
+    check_place(mine.parent)  # said once
     mine.parent.chmod(0o755)
     mine.chmod(0o770)
     with pytest.raises(NotTrusted, match="chmod g-w"):
         check(mine)
     with pytest.warns(UserWarning, match="members of a group"):
         check(mine, group_may_write=True)
+
+
+def test_what_a_script_wrote_under_another_umask_is_trusted_where_nobody_else_can_enter(mine: Path, group: None) -> None:
+    (mine / "ended-7-0").touch()
+    (mine / "ended-7-0").chmod(0o664)
+    check_tree(mine, mine.iterdir())
+    mine.chmod(0o755)
+    with pytest.raises(NotTrusted, match=r"ended-7-0.*the group"):
+        check_tree(mine, mine.iterdir())
+
+
+@needs_root
+def test_a_file_of_somebody_else_in_a_directory_of_ours_is_refused(mine: Path) -> None:
+    (mine / "worker.sbatch").touch()
+    os.chown(mine / "worker.sbatch", STRANGER, -1)
+    with pytest.raises(NotTrusted, match=f"belongs to uid {STRANGER}"):
+        check_tree(mine, mine.iterdir())
+
+
+@needs_root
+def test_who_installs_the_software_of_a_site_may_own_a_prologue_if_the_user_lists_them(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prologue = mine / "prologue.sh"
+    prologue.touch()
+    for path in (mine, prologue):
+        os.chown(path, STRANGER, -1)
+    with pytest.raises(NotTrusted, match=f"HPCGPU_TRUSTED_UIDS={STRANGER}"):
+        check(prologue, group_may_write=True)
+    monkeypatch.setenv("HPCGPU_TRUSTED_UIDS", str(STRANGER))
+    check(prologue, group_may_write=True)
+    with pytest.raises(NotTrusted):
+        check(prologue)  # a cluster's file
 
 
 def test_a_group_of_ones_own_is_nobody_else(mine: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -65,3 +66,24 @@ def test_a_place_where_everybody_can_replace_it_is_refused_and_one_like_tmp_is_n
         scratch.place(str(tmp_path))
     tmp_path.chmod(0o1777)
     assert scratch.place(str(tmp_path)) == tmp_path
+
+
+def test_a_tmpdir_of_the_site_that_others_can_replace_is_not_used_and_no_reason_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch").chmod(0o777)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch" / "job-7"))
+    (tmp_path / "scratch" / "job-7").mkdir(mode=0o700)
+    with dask.config.set({"temporary-directory": None}):
+        assert scratch.place() == Path("/tmp")
+    assert "temporary files of Dask go to /tmp" in capsys.readouterr().err
+
+
+def test_files_of_a_node_whose_name_begins_like_this_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu-01")
+    other = tmp_path / f"hpcgpu-{os.getuid()}-gpu-01-abcd1234"
+    other.mkdir()
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu")
+    with scratch.made(tmp_path):
+        assert other.exists()

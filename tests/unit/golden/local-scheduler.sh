@@ -14,7 +14,7 @@ python=/opt/python/bin/python
 
 # Checks what this job was given, chooses protocol and interfaces, then becomes the command after `--`. The scheduler publishes its
 # addresses in $directory/contact.json, where workers and clients look for them.
-exec "$python" -m hpcgpu.runtime.launch scheduler local "$directory" \
+exec "$python" -P -m hpcgpu.runtime.launch scheduler local "$directory" \
     --gpus 1 --protocol auto --lease 600 -- \
     "$python" -m distributed.cli.dask_scheduler --port 0,0 \
         --idle-timeout 3600 \

@@ -3,6 +3,7 @@
 # With --list it only prints those that are in the queue.
 # Exit status: 0 if none is left, 1 if one may be.
 set -u
+umask 077
 directory=/home/me/clusters/demo
 name=demo
 journal=$directory/journal.jsonl
