@@ -85,8 +85,16 @@ def find(roots: Iterable[Path]) -> list[Found]:
     roots : iterable of Path
         Directories in which each cluster has its own.
     """
-    found = [_look(directory) for root in roots for directory in directories(root) if _trusted(directory.path) and not directory.closed]
+    found = [one for root in roots for directory in directories(root) if (one := _open(directory)) is not None]
     return sorted((one for one in found if one.jobs or not one.renamed), key=lambda one: one.created)
+
+
+def _open(directory: ClusterDirectory) -> Found | None:
+    """Return a cluster that was not closed; none otherwise. What cannot be read costs this one alone."""
+    try:
+        return _look(directory) if _trusted(directory.path) and not directory.closed else None
+    except OSError as error:
+        return Found(directory=directory, system="", created=0.0, jobs=[], trouble=str(error), known=False)
 
 
 def _look(directory: ClusterDirectory) -> Found:

@@ -103,6 +103,8 @@ class _Event:
     def __post_init__(self) -> None:
         if self.event == "intent" and not (self.name.isprintable() and self.name and self.kind and self.group):
             raise ValueError("it names no job")
+        if self.event == "submitted" and not (self.name.isprintable() and self.name):
+            raise ValueError("it names no job")
         if self.event == "submitted" and not re.fullmatch("[A-Za-z0-9][!-~]{0,200}", self.id):
             raise ValueError("it has no job id")
 
@@ -190,11 +192,8 @@ class ClusterDirectory:
             Others can change it, or something in it.
         """
         self = cls(path)
-        ownership.check(path)
-        for file in (*path.iterdir(), *(self.tls.iterdir() if self.tls.is_dir() else ())):
-            if file != self.logs:  # the batch system's, and only shown
-                with contextlib.suppress(FileNotFoundError):  # written under another name, and renamed
-                    ownership.check(file)
+        files = (*path.iterdir(), *(self.tls.iterdir() if self.tls.is_dir() else ()))
+        ownership.check_tree(path, (file for file in files if file != self.logs))  # logs are the batch system's, and only shown
         return self
 
     @classmethod
@@ -460,16 +459,20 @@ class ClusterDirectory:
             Who this is, for people.
         """
         record = ManagerRecord(program=program, host=socket.gethostname(), process=processes.identity(os.getpid()))
-        while True:
-            latest = self.manager()
-            number = latest.number + 1 if latest is not None else 1
-            try:  # creation is exclusive on NFS too; who comes second takes the next number
-                descriptor = os.open(self._manager_file(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            except FileExistsError:
-                continue
-            with os.fdopen(descriptor, "w") as file:
-                file.write(json.dumps(asdict(replace(record, number=number))))
-            return replace(record, number=number)
+        # Written before a number is taken: on a full disk the manager that is there must stay the one.
+        draft = self.write(f".manager-{secrets.token_hex(4)}", json.dumps(asdict(record)))
+        try:
+            while True:
+                latest = self.manager()
+                number = latest.number + 1 if latest is not None else 1
+                try:  # creation is exclusive on NFS too; who comes second takes the next number
+                    os.close(os.open(self._manager_file(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+                except FileExistsError:
+                    continue
+                draft.rename(self._manager_file(number))
+                return replace(record, number=number)
+        finally:
+            draft.unlink(missing_ok=True)
 
     def manager(self) -> ManagerRecord | None:
         """Return the cluster's manager; None before the first."""
@@ -554,9 +557,9 @@ class ClusterDirectory:
         """Record that a job certainly does not exist."""
         self._append({"event": "refused", "name": name})
 
-    def ended(self, name: str) -> None:
+    def ended(self, name: str, job_id: str | None = None) -> None:
         """Record that a job was seen to have ended."""
-        self._append({"event": "ended", "name": name})
+        self._append({"event": "ended", "name": name} | ({"id": job_id} if job_id is not None else {}))
 
     def cancel(self, names: Iterable[str]) -> None:
         """Record that these jobs are not wanted any more; written before their workers retire, and before they are cancelled."""
@@ -621,14 +624,18 @@ class ClusterDirectory:
                 for submit in jobs.values():
                     if isinstance(names, list) and submit.name in names:
                         submit.cancelled = record["event"] == "cancel"
+            elif record["event"] == "submitted":
+                name = record["name"]
+                if name not in jobs:  # the line of its intent is damaged: the job is there all the same
+                    kind = "scheduler" if name.endswith("-scheduler") else "worker"
+                    jobs[name] = Submit(name, kind, time=record.get("time", 0.0))
+                jobs[name].job_id, jobs[name].refused = record["id"], False
             elif record.get("name") not in jobs:
                 continue
-            elif record["event"] == "submitted":
-                jobs[record["name"]].job_id = record["id"]
             elif record["event"] == "refused":
                 jobs[record["name"]].refused = jobs[record["name"]].job_id is None
-            elif record["event"] == "ended":
-                jobs[record["name"]].ended = True
+            elif record["event"] == "ended":  # a later cluster of this name may have a job of the same name
+                jobs[record["name"]].ended = record.get("id") in (None, jobs[record["name"]].job_id)
         return [*earlier, *jobs.values()]
 
     def _append(self, record: dict[str, Any]) -> None:

@@ -200,14 +200,15 @@ class Dispatcher:
             except AmbiguousSubmit:
                 self._uncertain.add(name)
                 raise
+            except NameLost:  # the journal is another cluster's by now
+                raise
             except BatchError:
                 self.directory.refused(name)
                 raise
             # First of all, so that nothing that fails below can lose it.
             self._ids[name] = job_id
             self.monitor.watch(job_id, name, now=time.time())
-            if self.directory.is_of(self.token):  # in that of another cluster it would be taken for that one's
-                self._note(self.directory.submitted, name, job_id)  # if not, the intent is on disk: the job can be found by its name
+            self._note(self.directory.submitted, name, job_id)  # where that fails the intent is on disk: the job can be found by its name
             if self.closing:  # while sbatch was under way
                 self.cancelled.add(job_id)
                 self.batch.cancel([job_id])
@@ -253,10 +254,15 @@ class Dispatcher:
         """Write into the journal how many worker jobs the user wants in a group."""
         self._note(self.directory.resize, group, jobs)
 
+    def note_end(self, name: str, job_id: str | None) -> None:
+        """Write into the journal that a job was seen to have ended."""
+        self._note(self.directory.ended, name, job_id)
+
     def _note(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Write into the journal what must not fail because the disk is full."""
+        """Write into the journal what must not fail because the disk is full; not into that of a later cluster of this name."""
         try:
-            write(*arguments)
+            if self.directory.is_of(self.token):
+                write(*arguments)
         except OSError as error:
             self.trouble = f"the journal in {self.directory.path} cannot be written: {error.strerror}"
 

@@ -360,6 +360,11 @@ class Lifecycle(Manager):
             else:
                 self._adopt(submit, job_id)
         self._restore_sizes()
+        if self.scheduler is None and not any(submit.kind == "scheduler" for submit in self.directory.submits()):
+            raise ClusterError(
+                f"cluster {self.options.cluster.name} cannot be taken over: its journal in {self.directory.path} does not tell its "
+                f"scheduler job. `hpcgpu stop {self.options.cluster.name}` ends it"
+            )
         if self.scheduler is None or self.scheduler.queue_status.state.ended:
             await in_thread(self._dispatcher.cancel_all, CLOSE_TIMEOUT)
             what = self.scheduler.obituary() if self.scheduler is not None else "it has no scheduler job"

@@ -531,8 +531,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
                 end = job.queue_status.end
                 job.ended_at = end if end is not None and end <= now else now
                 if job.job_id in self._dispatcher.monitor.ended():  # what the queue merely forgot may still run
-                    with suppress(OSError):
-                        self._dispatcher.directory.ended(job.name)
+                    self._dispatcher.note_end(job.name, job.job_id)
             if job.workers and not job.absence and not job.stable and job.joined_at is not None and now - job.joined_at > STABLE:
                 job.stable = True
                 job.group.failures.jobs_run_well()

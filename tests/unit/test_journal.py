@@ -1,0 +1,74 @@
+"""What the journal says of jobs, when lines of it are damaged, late, or of another cluster of the same name."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcgpu.clusters import find
+from hpcgpu.directory import ClusterDirectory
+
+
+def made(path: Path) -> ClusterDirectory:
+    return ClusterDirectory.claim(path, lambda earlier: [], system="local")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> ClusterDirectory:
+    return made(tmp_path / "demo")
+
+
+def test_a_damaged_line_of_an_intent_does_not_lose_the_job(directory: ClusterDirectory) -> None:
+    directory.intend("demo-scheduler", "scheduler")
+    directory.intend("demo-0", "worker")
+    directory.submitted("demo-scheduler", "4711")
+    directory.submitted("demo-0", "4712")
+    journal = directory.path / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'"event": "intent"', b'"event": "in\xff\xffnt"'))
+    assert [(job.name, job.kind, job.job_id) for job in directory.submits()] == [
+        ("demo-scheduler", "scheduler", "4711"),
+        ("demo-0", "worker", "4712"),
+    ]
+
+
+def test_what_an_earlier_cluster_of_the_name_writes_late_does_not_hide_a_job(directory: ClusterDirectory) -> None:
+    directory.intend("demo-0", "worker")
+    directory.refused("demo-0")  # the other's
+    directory.submitted("demo-0", "99")
+    directory.ended("demo-0", "7")  # the other's
+    [job] = directory.submits()
+    assert (job.job_id, job.refused, job.ended) == ("99", False, False)
+    directory.ended("demo-0", "99")
+    assert directory.submits()[0].ended
+
+
+@pytest.mark.parametrize("name", ["fsync", "open", "rename"])
+def test_a_full_disk_does_not_depose_the_manager_that_is_there(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    directory.take_over("the first")
+
+    def full(*arguments: object, **keywords: object) -> object:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    real: Callable[..., object] = getattr(os, name)
+    monkeypatch.setattr(os, name, full)
+    with pytest.raises(OSError, match="No space left"):
+        directory.take_over("the second")
+    monkeypatch.setattr(os, name, real)
+    manager = directory.manager()
+    assert manager is not None and (manager.number, manager.program) == (1, "the first")
+    assert directory.take_over("the third").number == 2
+    assert [path for path in directory.path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_journal_that_cannot_be_read_costs_its_own_cluster_only(tmp_path: Path, directory: ClusterDirectory) -> None:
+    made(tmp_path / "other")
+    (directory.path / "journal.jsonl").mkdir()  # as a stale handle of NFS: it is there, and cannot be read
+    found = {one.directory.path.name: one for one in find([tmp_path])}
+    assert set(found) == {"demo", "other"}
+    assert str(directory.path / "journal.jsonl") in found["demo"].trouble and not found["other"].trouble
