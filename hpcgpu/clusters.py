@@ -6,14 +6,14 @@ import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcgpu import saved, values
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
-from hpcgpu.directory import ClusterDirectory, Submit
+from hpcgpu.directory import ClusterDirectory, ClusterExists, Submit
 from hpcgpu.fabric.certificates import CertificateError
 from hpcgpu.options import SYSTEMS, OptionError, cluster_directories
 from hpcgpu.ownership import NotTrusted
@@ -22,10 +22,10 @@ from hpcgpu.records import Damaged
 from hpcgpu.runtime.launch import answers
 from hpcgpu.scripts import script_name
 
-__all__ = ["Found", "NoCluster", "batch_of", "close_ended", "find", "live_jobs", "locate", "stop", "submitted", "system_of"]
+__all__ = ["Found", "NoCluster", "batch_of", "close_ended", "find", "live_jobs", "locate", "stop", "submitted", "system_of", "unended"]
 
 
-#: Answers of the queue in a row without a job of the cluster, before they are believed; one may leave out what lives.
+#: Answers of the queue in a row without a job of the cluster, before `stop` believes them; one may leave out what lives.
 _EMPTY = 2
 #: Seconds without any change after which a cluster without jobs is closed where it is not known whether its program lives.
 _UNSEEN = 600.0
@@ -268,42 +268,102 @@ def _submitting(directory: ClusterDirectory, *, now: float) -> bool:
     return any(s.job_id is None and not s.refused and not s.ended and now - s.time < _SUBMIT for s in directory.submits())
 
 
-def close_ended(
-    found: Iterable[Found], *, now: Callable[[], float] = time.time, sleep: Callable[[float], None] = time.sleep
-) -> list[Found]:
+def standing(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobStatus], list[str]]:
+    """Return the jobs of a cluster that have not ended, and the ids (or names, without an id) of those that nobody knows.
+
+    Not knowing is no proof: the queue of another cluster of the site, with the same home, knows none of these jobs. Only the journal, the
+    queue or the accounting can say that a job has ended. There are two exceptions, where a job that is not known has ended too: the
+    embedded queue never forgets a live job, on the machine that it is on; and a scheduler that ends removes the keys of its cluster.
+
+    Raises
+    ------
+    BatchUnavailable
+        The queue does not answer.
+    """
+    jobs = submitted(directory, batch)
+    statuses = batch.poll(list(jobs))
+    statuses |= batch.ended(set(jobs) - set(statuses))
+    own = {job_id: statuses[job_id] for job_id, submit in jobs.items() if job_id in statuses and statuses[job_id].name == submit.name}
+    live = [status for status in own.values() if not status.state.ended]
+    found = list(jobs.values())
+    no_id = [s.name for s in directory.submits() if s.job_id is None and not s.refused and not s.ended and s not in found]
+    manager = directory.manager()
+    remembered = system_of(directory) == "local" and manager is not None and manager.lives is not None
+    return live, [] if remembered or _ended_by_itself(directory) else [*(i for i in jobs if i not in own), *no_id]
+
+
+def _ended_by_itself(directory: ClusterDirectory) -> bool:
+    """Whether the scheduler job has removed the keys at its end. `stop` removes them too, before the jobs have ended."""
+    return not directory.tls.is_dir() and not directory.dashboard_token() and not directory.closing
+
+
+def close_ended(found: Iterable[Found], *, now: Callable[[], float] = time.time) -> list[Found]:
     """Mark as closed, and take the credentials of, the clusters that have ended though nobody closed them; return the others.
 
-    A cluster has ended when none of its jobs is in the queue, by answers in a row, none runs by the accounting, its scheduler does not
-    answer, and nobody may be about to submit a job: the program that managed it has ended, or, where that is not known, nothing has
-    changed for a while.
+    A cluster has ended when each of its jobs is known to have ended (see `standing`), its scheduler does not answer, and nobody may be
+    about to submit a job: the program that managed it has ended, or, where that is not known, nothing has changed for a while. A cluster
+    with jobs that nobody knows is returned with a word on that.
     """
-    everything = list(found)
-    ended = [one for one in everything if one.known and not one.jobs and not one.trouble and _left_alone(one.directory, now=now())]
-    for _ in range(_EMPTY - 1):
-        if ended:
-            sleep(1.0)
-        ended = [one for one in ended if _gone(one)]
-    for one in ended:
-        with suppress(OSError):
-            if (one.directory.path / "launch.sh").exists():  # may be launched again, with the same credentials
-                one.directory.withdraw()
-            else:
-                one.directory.remove_secrets()
-            one.directory.close()
-    return [one for one in everything if one not in ended]
+    left = []
+    for one in found:
+        if one.known and not one.jobs and not one.trouble and _unmanaged(one.directory, now=now()):
+            try:
+                live, unknown = standing(one.directory, batch_system(one.system))
+                if unknown:
+                    one = replace(one, trouble=_unknown(one.directory, unknown))
+                elif not live and _left_alone(one.directory, now=now()) and not _answers(one.directory):
+                    _close(one.directory)
+                    continue
+            except (BatchError, CertificateError, OSError, ValueError):  # nothing is known now
+                pass
+        left.append(one)
+    return left
 
 
-def _gone(one: Found) -> bool:
-    try:
-        batch = batch_system(one.system)
-        jobs = set(submitted(one.directory, batch))
-        statuses = batch.poll(jobs)
-        statuses |= batch.ended(jobs - set(statuses))
-        contact = one.directory.contact()
-        there = contact is not None and answers(contact, one.directory)
-    except (BatchError, CertificateError, OSError, ValueError):
-        return False
-    return all(status.state.ended for status in statuses.values()) and not there
+def _unknown(directory: ClusterDirectory, jobs: list[str]) -> str:
+    return (
+        f"the queue of this machine does not know its jobs {', '.join(jobs)}. If they have ended, and are not in the queue of another "
+        f"machine, run: hpcgpu stop {directory.path.name}"
+    )
+
+
+def _close(directory: ClusterDirectory) -> None:
+    with suppress(OSError):
+        if (directory.path / "launch.sh").exists():  # may be launched again, with the same credentials
+            directory.withdraw()
+        else:
+            directory.remove_secrets()
+        directory.close()
+
+
+def _answers(directory: ClusterDirectory) -> bool:
+    contact = directory.contact()
+    return contact is not None and answers(contact, directory)
+
+
+def unended(directory: ClusterDirectory, batch: BatchSystem) -> list[str]:
+    """Return the ids of the jobs of a cluster that have not ended.
+
+    Raises
+    ------
+    BatchUnavailable
+        The queue does not answer.
+    ClusterExists
+        It is not known whether they have ended.
+    """
+    live, unknown = standing(directory, batch)
+    if unknown and not live:
+        raise ClusterExists(
+            f"a cluster named {directory.path.name!r} is not known to have ended (see {directory.path}): "
+            f"{_unknown(directory, unknown)}. Or choose another name"
+        )
+    return sorted(job.job_id for job in live)
+
+
+def _unmanaged(directory: ClusterDirectory, *, now: float) -> bool:
+    """Whether no program is known to live that manages the cluster, and no submit is under way."""
+    manager = directory.manager()
+    return not (manager is not None and manager.lives) and not _submitting(directory, now=now)
 
 
 def _left_alone(directory: ClusterDirectory, *, now: float) -> bool:
@@ -311,8 +371,6 @@ def _left_alone(directory: ClusterDirectory, *, now: float) -> bool:
         return False  # scripts that a person will launch
     manager = directory.manager()
     lives = manager.lives if manager is not None else None
-    if lives or _submitting(directory, now=now):
-        return False
     contact = directory.contact()
     in_program = contact is not None and not contact.job_id  # its scheduler
     unchanged = now - max([directory.modified, *directory.times()])

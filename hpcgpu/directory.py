@@ -221,7 +221,8 @@ class ClusterDirectory:
         ----------
         path : Path
         alive : callable
-            Given the directory of an earlier cluster, returns the ids of those of its jobs that have not ended.
+            Given the directory of an earlier cluster, returns the ids of those of its jobs that have not ended. It raises
+            `ClusterExists` where that is not known.
         system : str, optional
             Name of the batch system.
         encrypted : bool, default True

@@ -25,7 +25,7 @@ from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, BatchUnavailable
 from hpcgpu.batch.reasons import explain
 from hpcgpu.checks.login import of_all_nodes
-from hpcgpu.clusters import batch_of, live_jobs, locate, submitted, system_of
+from hpcgpu.clusters import batch_of, live_jobs, locate, submitted, system_of, unended
 from hpcgpu.directory import ClusterDirectory, Submit
 from hpcgpu.display.progress import Progress, duration, ending, waiting_for
 from hpcgpu.display.warn import warn
@@ -572,7 +572,7 @@ class Lifecycle(Manager):
 
 def _alive(directory: ClusterDirectory) -> list[str]:
     """Return the ids of an earlier cluster's jobs that are still in the queue: that of its own batch system."""
-    return sorted(job.job_id for job in live_jobs(directory, batch_of(directory)))
+    return unended(directory, batch_of(directory))
 
 
 def _program() -> str:

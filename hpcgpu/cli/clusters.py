@@ -87,7 +87,8 @@ def list_clusters(as_json: bool) -> None:
     """List the clusters that were not closed, with their live jobs.
 
     Looks into the directories of the configuration (hpcgpu.cluster-directory). A cluster that has ended by itself is marked as closed, and
-    its credentials are removed. A damaged directory is listed with what is wrong.
+    its credentials are removed. One whose jobs the queue does not know stays until you stop it. A damaged directory is listed with what is
+    wrong.
 
     \b
     Example: hpcgpu list --json | jq '.[].name'

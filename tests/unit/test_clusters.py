@@ -15,11 +15,11 @@ from typing import Any
 import dask
 import pytest
 
-from hpcgpu import clusters, connection
+from hpcgpu import clusters, connection, lifecycle
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.local import LocalQueue
 from hpcgpu.clusters import NoCluster, live_jobs, locate, stop
-from hpcgpu.directory import ClusterDirectory, Contact
+from hpcgpu.directory import ClusterDirectory, ClusterExists, Contact
 from hpcgpu.groups import WorkerGroup
 from hpcgpu.jobs import ClusterError, Dispatcher, Superseded
 from hpcgpu.options import resolve
@@ -213,23 +213,47 @@ def test_what_is_given_up_is_written_by_the_manager_alone_and_a_full_disk_does_n
     assert "cannot be written" in second.trouble
 
 
+class Tells:
+    """A queue that knows no live job, and of those that have ended what it is told."""
+
+    def __init__(self, **ended: str) -> None:
+        statuses = [JobStatus(job_id="5", name=name, state=JobState(state)) for name, state in ended.items()]
+        self.known = {status.job_id: status for status in statuses}
+
+    def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        return {}
+
+    def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        return {job_id: self.known[job_id] for job_id in job_ids if job_id in self.known}
+
+    def find(self, job_name: str) -> list[str]:
+        return []
+
+
 @pytest.fixture
 def lone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterDirectory:
-    """A cluster of a program that has ended, and of a job that the queue does not know."""
+    """A cluster of a program that has ended, and of a job that has ended by the accounting."""
     directory = ClusterDirectory.claim(tmp_path / "lone", lambda earlier: [], system="slurm", complete=lambda draft: draft.tls.mkdir())
-    directory.intend("lone-scheduler", "scheduler")
-    directory.submitted("lone-scheduler", "5")
+    directory.intend("lone", "scheduler")
+    directory.submitted("lone", "5")
     record = directory.take_over("a program")
     record = replace(record, process=[record.process[0], 1])
     (directory.path / "manager-000001.json").write_text(json.dumps(asdict(record)))
-    queue: Any = Queue(forgets=set())
-    queue.poll = queue.ended = lambda job_ids: {}
-    monkeypatch.setattr(clusters, "batch_system", lambda name: queue)
+    tells(monkeypatch, Tells(lone="completed"))
     return directory
 
 
+def tells(monkeypatch: pytest.MonkeyPatch, queue: Any) -> None:
+    monkeypatch.setattr(clusters, "batch_system", lambda name: queue)
+
+
+def elsewhere(directory: ClusterDirectory) -> None:
+    """Its program is on another machine."""
+    (directory.path / "manager-000001.json").write_text(json.dumps({"program": "p", "host": "login2", "process": [1, 1]}))
+
+
 def listed(directory: ClusterDirectory, now: float = 0.0) -> list[clusters.Found]:
-    return clusters.close_ended(clusters.find([directory.path.parent]), now=lambda: time.time() + now, sleep=lambda seconds: None)
+    return clusters.close_ended(clusters.find([directory.path.parent]), now=lambda: time.time() + now)
 
 
 def test_what_has_ended_is_closed_when_it_is_listed(lone: ClusterDirectory) -> None:
@@ -249,7 +273,7 @@ def test_a_cluster_whose_program_lives_is_not_closed(lone: ClusterDirectory) -> 
 
 
 def test_a_cluster_of_a_program_elsewhere_is_closed_when_nothing_changes(lone: ClusterDirectory) -> None:
-    (lone.path / "manager-000001.json").write_text(json.dumps({"program": "p", "host": "login2", "process": [1, 1]}))
+    elsewhere(lone)
     assert len(listed(lone)) == 1
     assert listed(lone, now=3600.0) == [] and lone.closed
 
@@ -257,9 +281,9 @@ def test_a_cluster_of_a_program_elsewhere_is_closed_when_nothing_changes(lone: C
 def test_one_answer_without_the_job_closes_nothing(lone: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     found = clusters.find([lone.path.parent])
     queue: Any = Queue(forgets=set())
-    queue.poll = lambda job_ids: {"5": JobStatus(job_id="5", name="lone-scheduler", state=JobState.RUNNING)}
-    monkeypatch.setattr(clusters, "batch_system", lambda name: queue)
-    assert clusters.close_ended(found, sleep=lambda seconds: None) == found and not lone.closed
+    queue.poll = lambda job_ids: {"5": JobStatus(job_id="5", name="lone", state=JobState.RUNNING)}
+    tells(monkeypatch, queue)
+    assert clusters.close_ended(found) == found and not lone.closed
 
 
 def test_a_scheduler_that_answers_proves_that_its_cluster_lives(lone: ClusterDirectory) -> None:
@@ -267,6 +291,66 @@ def test_a_scheduler_that_answers_proves_that_its_cluster_lives(lone: ClusterDir
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         lone.publish(Contact(token=lone.token(), job_id="5", workers=address, client=address))
         assert len(listed(lone)) == 1 and not lone.closed
+
+
+@pytest.mark.parametrize("ended", [{}, {"another": "completed"}, {"lone": "unknown"}], ids=["nothing", "of another name", "no state"])
+@pytest.mark.parametrize("program", ["elsewhere", "ended here"])
+def test_a_job_that_nobody_knows_keeps_its_cluster_and_its_name(
+    lone: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, ended: dict[str, str], program: str
+) -> None:
+    tells(monkeypatch, Tells(**ended))
+    if program == "elsewhere":
+        elsewhere(lone)
+    (one,) = listed(lone, now=30 * 86400.0)
+    assert not lone.closed and lone.tls.is_dir()
+    if "lone" not in ended:
+        assert "does not know its jobs 5" in one.trouble and "run: hpcgpu stop lone" in one.trouble
+    with pytest.raises(ClusterExists, match=r"a cluster named 'lone' .*( run: hpcgpu stop lone|its jobs 5 are in the queue)"):
+        ClusterDirectory.claim(lone.path, lifecycle._alive)
+    assert lone.token() and lone.tls.is_dir()
+    queue: Any = Tells()
+    assert stop(lone, queue, sleep=lambda seconds: None) == [] and lone.closed, "the user may say so"
+    ClusterDirectory.claim(lone.path, lifecycle._alive)
+
+
+@pytest.mark.parametrize("name", ["lone-0", "lone"], ids=["of its own name", "of the name of an earlier job"])
+def test_a_submit_without_an_answer_that_nobody_knows_keeps_its_cluster(lone: ClusterDirectory, name: str) -> None:
+    lone.intend(name, "worker")
+    assert f"does not know its jobs {name}." in listed(lone, now=3600.0)[0].trouble and not lone.closed
+    lone.refused(name)
+    assert listed(lone, now=3600.0) == []
+
+
+@pytest.mark.parametrize("by", ["the accounting", "the journal", "its scheduler"])
+def test_the_name_of_what_has_ended_is_free(lone: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    elsewhere(lone)
+    if by != "the accounting":
+        tells(monkeypatch, Tells())
+    if by == "the journal":
+        lone.ended("lone")
+    if by == "its scheduler":  # the last that it does is to remove the keys
+        lone.remove_secrets()
+    assert ClusterDirectory.claim(lone.path, lifecycle._alive).submits() == []
+
+
+def test_a_cluster_that_was_stopped_half_way_is_kept_while_nobody_knows_its_jobs(
+    lone: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tells(monkeypatch, Tells())
+    lone.remove_secrets()
+    lone.begin_close()
+    assert len(listed(lone, now=3600.0)) == 1 and not lone.closed
+
+
+def test_the_embedded_queue_is_believed_on_its_own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lone: ClusterDirectory) -> None:
+    tells(monkeypatch, Tells())
+    about = json.loads((lone.path / "cluster.json").read_text())
+    lone.write("cluster.json", json.dumps(about | {"system": "local"}))
+    here = (lone.path / "manager-000001.json").read_text()
+    elsewhere(lone)
+    assert len(listed(lone, now=3600.0)) == 1, "another machine has a queue of its own"
+    lone.write("manager-000001.json", here)
+    assert listed(lone) == [] and lone.closed
 
 
 def test_a_cluster_that_was_renamed_is_listed_while_it_has_jobs(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
