@@ -393,7 +393,7 @@ class GPUCluster(Lifecycle):
         own = {address for job in self.workers.values() for address in job.workers}
         foreign = len(set(self.scheduler_info["workers"]) - own)
         within_reach = foreign + sum(group.within_reach * group.options.workers_per_job for group in self._groups.values())
-        within_reach -= sum(len(job.absence.since) for job in self.workers.values() if job.judged and job.replaced_since is None)
+        within_reach -= sum(len(job.absence.since) for job in self.workers.values() if job.judged and job.group.failures.paused)
         hopeless = [job for job in missing if self._troubles.hopeless([job.name])]
         if within_reach - sum(job.group.options.workers_per_job for job in hopeless) < wanted:
             self._raise_hopeless(hopeless)

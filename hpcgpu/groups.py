@@ -115,10 +115,17 @@ class WorkerGroup:
         )
 
     def leaves(self, job: WorkerJob) -> float | None:
-        """Return when a running job's workers must begin to retire: before its walltime ends, or because some of them are lost for good."""
+        """Return from when on another job is needed in a job's place: its walltime ends, or some of its workers are lost for good.
+
+        While nothing is submitted, what is left of a job that lost workers is better than nothing.
+        """
+        return self.walltime_ends(job) if job.judged_at is None or self.failures.paused else job.judged_at
+
+    def walltime_ends(self, job: WorkerJob) -> float | None:
+        """Return when a running job's workers must begin to retire because its walltime ends."""
         status = job.queue_status
-        if job.replaced_since is not None or status.state is not JobState.RUNNING or status.start is None or status.end is None:
-            return job.replaced_since
+        if status.state is not JobState.RUNNING or status.start is None or status.end is None:
+            return None
         return status.end - margin(status.end - status.start, self.options.walltime_margin, job.nbytes)
 
     def look_for_absent(self, job: WorkerJob, *, now: float) -> bool:
@@ -126,14 +133,23 @@ class WorkerGroup:
         names = scaling.workers_of(job.name, self.options)
         job.absence = repair.observe(job.absence, names, self.options.nodes_per_job, set(job.workers.values()), now=now)
         if not job.absence:
-            job.judged, job.replaced_since = False, None
+            job.judged_at = None
         if job.judged or not job.absence or job.absence.left(self.options.death_timeout, now=now) > 0:
             return False
-        job.judged = True
-        self.failures.workers_lost(job.queue_status.node, now=now)
-        if not self.failures.paused:  # else what is left of it is better than nothing
-            job.replaced_since = now
+        job.judged_at = now
+        self.failures.workers_lost(job.queue_status.node, within=self.options.death_timeout, now=now)
         return True
+
+    def replaceable(self, target: int, *, now: float) -> list[WorkerJob]:
+        """Return the jobs that lost workers for good and may go now; `target` is how many jobs there should be."""
+        if self.failures.paused:
+            return []
+        staying = [job for job in self.jobs if job.alive and not job.leaving]
+        short = [job for job in staying if job.judged]
+        comes = bool(self.failures.full) or any(job.job_id and not job.workers and not job.judged for job in staying)
+        whole = sum(bool(job.workers) and not job.absence for job in staying)
+        ready = [job for job in short if now >= job.retry_at]
+        return ready[: repair.may_go(len(short), whole, target, comes=comes)]
 
     def gpu_seconds(self, *, now: float) -> float:
         """Return what its jobs have used so far, from their starts and ends."""

@@ -491,10 +491,8 @@ class WorkerJob(Job):
         Epoch seconds since which all its workers are there and have nothing to do.
     absence : Absence
         Workers that it lacks while it runs.
-    judged : bool
-        Whether it lacks them for good, which was said.
-    replaced_since : float or None
-        Since when it is to be replaced for that.
+    judged_at : float or None
+        Since when they count as lost for good, which was said.
     doubtful : bool
         An earlier manager submitted it, and the queue does not know it: it has ended, most likely.
     """
@@ -532,8 +530,12 @@ class WorkerJob(Job):
         self.stable = False
         self.doubtful = False
         self.absence = Absence()
-        self.judged = False
-        self.replaced_since: float | None = None
+        self.judged_at: float | None = None
+
+    @property
+    def judged(self) -> bool:
+        """Whether it lacks workers for good."""
+        return self.judged_at is not None
 
     def shortage(self, *, now: float) -> str:
         """Return which workers a running job lacks, and what becomes of it."""
@@ -542,9 +544,11 @@ class WorkerJob(Job):
         if not self.judged:
             return self.absence.outlook(self.group.options.death_timeout, now=now)
         words = self.absence.words(now=now)
-        if self.replaced_since is None:
-            return f"{words}; it goes on without, {self.group.failures.paused or 'as jobs failed in a row'}"
-        return f"{words}; its data moves, and another job takes its place"
+        if self.leaving:
+            return f"{words}; its data moves, and another job takes its place"
+        if self.group.failures.paused:
+            return f"{words}; it goes on without, {self.group.failures.paused}"
+        return f"{words}; it works on, and another job takes its place"
 
     @property
     def alive(self) -> bool:

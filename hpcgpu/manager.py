@@ -170,13 +170,15 @@ class Manager(SpecCluster):  # type: ignore[misc]
         now = time.time()
         self._deleted = [group for group in self._deleted if any(job.alive for job in group.jobs)]
         for group in [*self._groups.values(), *self._deleted]:
-            for job in [job for job in self.workers.values() if job.group is group]:
-                if self._in_touch and job.alive and group.look_for_absent(job, now=now):
-                    self._tell_of_absent(job, now=now)
-                leaves = group.leaves(job)
-                if leaves is not None and now >= max(leaves, job.retry_at) and self.status is Status.running:
-                    if job.replaced_since is None:
-                        self._log(f"the walltime of job {job.name} ends soon: its workers retire")
+            jobs = [job for job in self.workers.values() if job.group is group]
+            # All are judged before anything is said or done: several that lose workers together are one event.
+            lost = [job for job in jobs if self._in_touch and job.alive and group.look_for_absent(job, now=now)]
+            for job in lost:
+                self._tell_of_absent(job, now=now)
+            for job in jobs:
+                ends = group.walltime_ends(job)
+                if ends is not None and now >= max(ends, job.retry_at) and self.status is Status.running:
+                    self._log(f"the walltime of job {job.name} ends soon: its workers retire")
                     self._give_up([job.name], deadline=job.queue_status.end, why=Leaving.WALLTIME)
             decision = group.decide(now=now)
             if group.adaptive is not None:
@@ -191,6 +193,8 @@ class Manager(SpecCluster):  # type: ignore[misc]
             else:
                 zero = group.limits.fixed and not group.limits.maximum and group not in self._deleted
                 self._give_up(names, deadline=None, why=Leaving.ZERO if zero else Leaving.UNWANTED)
+            for job in group.replaceable(decision.target, now=now) if self.status is Status.running else ():
+                self._give_up([job.name], deadline=job.queue_status.end, why=Leaving.WALLTIME)
         self._submit_planned()
 
     def _tell_of_absent(self, job: WorkerJob, *, now: float) -> None:
@@ -200,7 +204,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
         if group.adaptive is not None:
             group.adaptive.note(message, now=now)
         message += f". Log: {job.log}\n{job.log_tail(node=job.absence.node)}"
-        if job.replaced_since is None:
+        if group.failures.paused:
             self._problem(message)
         else:
             self._warn(message)

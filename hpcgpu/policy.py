@@ -37,7 +37,7 @@ class JobView:
         Whether it waits in the queue, so that cancelling it costs nothing but its place there.
     submitted : float
     leaves : float or None
-        When its workers must begin to retire because its walltime ends; None without a walltime.
+        From when on another job is needed in its place: its walltime ends, or workers of it are lost for good. None if that is not so.
     workers : int
         Connected workers.
     processing : int
@@ -249,7 +249,7 @@ def decide(
         for_data = min(holders, wish) - len(lasting)
         submit, why_not = _submit(wish - len(lasting), for_data, staying, demand, limits, past, wait, now=now)
         leaving = len(staying) - len(lasting)
-        reason = f"{why}; {len(staying)} there" + (f", {leaving} of them near their end" if leaving else "")
+        reason = f"{why}; {len(staying)} there" + (f", {leaving} of them to be replaced" if leaving else "")
         return Decision(target=wish, submit=submit, reason=reason + (f"; {why_not}" if why_not else f"; asking for {submit}"))
     if limits.fixed:
         chosen = staying if wish == 0 else sorted(lasting, key=_dispensable)[: len(lasting) - wish]

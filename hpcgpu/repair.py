@@ -1,4 +1,4 @@
-"""Whether a running job that lacks workers is waited for or replaced. Pure: what is there and the time in, words and a verdict out.
+"""Whether a running job that lacks workers is waited for or replaced, and when. Pure: what is there and the time in, a verdict out.
 
 A nanny that restarts its worker needs seconds, and the processes of one job do not start at the same moment. A worker that is away for
 longer than ``death_timeout`` has ended for good: its own process stops looking for the scheduler then.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Absence", "observe"]
+__all__ = ["Absence", "may_go", "observe"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,3 +80,23 @@ def observe(before: Absence, names: Sequence[str], nodes: int, there: Collection
     joined = before.joined | set(there)
     absent = [name for name in names if name not in there] if joined and len(there) < len(names) else []
     return Absence(names=tuple(names), nodes=nodes, since={name: before.since.get(name, now) for name in absent}, joined=joined)
+
+
+def may_go(short: int, whole: int, target: int, *, comes: bool) -> int:
+    """Return how many of the jobs that are to be replaced may go now.
+
+    Each works on until another job's workers are there in its place. One at a time may go before: where the site has no room for both, the
+    other can only start then.
+
+    Parameters
+    ----------
+    short : int
+        Jobs that are to be replaced and still work.
+    whole : int
+        Jobs that have all their workers.
+    target : int
+        Jobs that there should be.
+    comes : bool
+        Whether a job waits in the queue or starts, or could not be submitted for want of room.
+    """
+    return max(0, min(short, short + whole - target + comes))

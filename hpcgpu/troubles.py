@@ -84,7 +84,7 @@ class Failures:
     restarts : int
         Jobs that may fail in a row and be replaced.
     failed, refused, short : int
-        Jobs that failed, submits that were refused, and jobs that lost workers while they ran, in a row.
+        Jobs that failed, submits that were refused, and times that running jobs lost workers, in a row.
     next_try : float
         Epoch seconds before which nothing is submitted.
     paused : str
@@ -104,6 +104,7 @@ class Failures:
     full: str = ""
     excluded: list[str] = field(default_factory=list)
     _full_until: float = 0.0
+    _same_loss_until: float = 0.0
 
     def job_ended(self, outcome: Outcome, node: str, *, now: float) -> None:
         """Take note of a job that ended without being asked to."""
@@ -115,8 +116,15 @@ class Failures:
         if outcome.counts:
             self._job_failed(now)
 
-    def workers_lost(self, node: str, *, now: float) -> None:
-        """Take note of a running job that lacks workers for good. The first in a row may be bad luck, the next ones count as failures."""
+    def workers_lost(self, node: str, *, within: float, now: float) -> None:
+        """Take note of a running job that lacks workers for good. The first in a row may be bad luck, the next ones count as failures.
+
+        Several jobs that lose workers within so many seconds count once: a network that fails for a moment is one event. A job and the one
+        that replaces it never do, for workers are waited for that long.
+        """
+        if now < self._same_loss_until:
+            return
+        self._same_loss_until = now + within
         self.short += 1
         if self.short > 1:
             if node:
@@ -153,6 +161,7 @@ class Failures:
     def start_anew(self) -> None:
         """Forget the failures: the user asked for jobs again, or jobs run well."""
         self.failed, self.refused, self.short, self.next_try, self.paused, self.full = 0, 0, 0, 0.0, "", ""
+        self._same_loss_until = 0.0
 
     def jobs_run_well(self) -> None:
         """Count failures of jobs anew."""

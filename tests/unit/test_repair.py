@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcgpu.repair import Absence, observe
+from hpcgpu.repair import Absence, may_go, observe
 from hpcgpu.troubles import Failures
 
 FOUR = ("demo-0-0", "demo-0-1", "demo-0-2", "demo-0-3")
@@ -46,12 +46,30 @@ def test_workers_that_never_came_are_not_called_lost_and_their_node_is_named() -
 
 def test_the_second_job_in_a_row_that_loses_workers_is_a_failure_and_there_is_an_end() -> None:
     failures = Failures(restarts=1)
-    failures.workers_lost("n0", now=0.0)
+    failures.workers_lost("n0", within=300, now=0.0)
     assert (failures.failed, failures.paused, failures.excluded) == (0, "", [])
-    failures.workers_lost("n0", now=0.0)
+    failures.workers_lost("n0", within=300, now=300.0)
     assert (failures.failed, failures.paused, failures.excluded) == (1, "", ["n0"])
-    failures.workers_lost("n0", now=0.0)
+    failures.workers_lost("n0", within=300, now=600.0)
     assert failures.paused == "2 worker jobs failed in a row; they are not replaced any more (worker_restarts=1)"
     failures.start_anew()
-    failures.workers_lost("n0", now=0.0)
+    failures.workers_lost("n0", within=300, now=601.0)
     assert failures.failed == 0
+
+
+def test_jobs_that_lose_workers_together_count_once() -> None:
+    failures = Failures(restarts=0)
+    for i in range(8):
+        failures.workers_lost(f"n{i}", within=300, now=100.0 + i)
+    assert (failures.short, failures.failed, failures.excluded) == (1, 0, [])
+
+
+def test_a_job_without_some_workers_works_on_until_another_is_there_and_one_at_a_time_makes_room() -> None:
+    assert may_go(8, 0, 8, comes=False) == 0, "nothing takes its place"
+    assert may_go(8, 0, 8, comes=True) == 1, "one makes room"
+    assert may_go(7, 0, 8, comes=True) == 0, "it has gone, and the next waits for the job that comes"
+    assert may_go(7, 1, 8, comes=True) == 1
+    assert may_go(7, 4, 8, comes=False) == 3
+    assert may_go(1, 7, 8, comes=True) == 1
+    assert may_go(2, 3, 4, comes=False) == 1
+    assert may_go(3, 0, 0, comes=False) == 3, "nothing is wished for"
