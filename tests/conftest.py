@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import signal
 import sys
 import threading
 import time
@@ -31,6 +32,11 @@ import fake_pbs  # noqa: E402
 Until = Callable[..., None]
 
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no process that a test starts leaves a core dump
+
+# `nohup make test &` ignores these signals, and so would all that the tests start and interrupt.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 150.0) -> None:
