@@ -16,6 +16,7 @@ import ssl
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -34,6 +35,10 @@ __all__ = ["main"]
 
 #: Seconds that the job waits for the login node to have looked, at most.
 _PATIENCE = 240.0
+#: Seconds for the handshake of a peer, and for its question.
+_PEER_TIMEOUT = 10.0
+#: Peers that may be connected without having shown a certificate.
+_SILENT = 64
 
 
 def look_around(arguments: argparse.Namespace, directory: ClusterDirectory) -> dict[str, Any]:
@@ -96,26 +101,39 @@ def _local_directory(path: str) -> str:
 
 
 def serve(address: str, directory: ClusterDirectory) -> tuple[socket.socket, int]:
-    """Listen by TLS as the scheduler does, and tell the time to whoever has the cluster's credentials."""
+    """Listen by TLS as the scheduler does, and tell the time to whoever has the cluster's credentials.
+
+    Each peer has a thread, so that strangers who stay silent delay nobody. When too many are silent the oldest one is disconnected.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(directory.tls / "cert.pem", directory.tls / "key.pem")
     context.load_verify_locations(directory.tls / "cert.pem")
     context.verify_mode = ssl.CERT_REQUIRED
-    listener = socket.create_server((address, 0))
+    listener = socket.create_server((address, 0), backlog=_SILENT)
+    silent: deque[ssl.SSLSocket] = deque()
 
-    def answer() -> None:
-        while True:
-            try:
+    def accept() -> None:
+        while listener.fileno() != -1:
+            with contextlib.suppress(OSError):  # also of a peer that has gone before it was accepted
                 connection, _ = listener.accept()
-            except OSError:
-                return
-            with contextlib.suppress(OSError):
-                connection.settimeout(10)
-                with context.wrap_socket(connection, server_side=True) as encrypted:
-                    encrypted.recv(1)
-                    encrypted.sendall(f"{time.time():.6f}".encode())
+                connection.settimeout(_PEER_TIMEOUT)
+                peer = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+                silent.append(peer)
+                threading.Thread(target=answer, args=(peer,), daemon=True).start()
+                if len(silent) > _SILENT:
+                    socket.socket.shutdown(silent.popleft(), socket.SHUT_RDWR)  # not SSLSocket's: its thread goes on using TLS
 
-    threading.Thread(target=answer, daemon=True).start()
+    def answer(peer: ssl.SSLSocket) -> None:
+        with peer, contextlib.suppress(OSError):
+            try:
+                peer.do_handshake()  # the time limit is that of the whole handshake
+            finally:
+                with contextlib.suppress(ValueError):
+                    silent.remove(peer)
+            peer.recv(1)
+            peer.sendall(f"{time.time():.6f}".encode())
+
+    threading.Thread(target=accept, daemon=True).start()
     return listener, int(listener.getsockname()[1])
 
 
