@@ -23,8 +23,8 @@ from typing import Any
 
 from distributed.deploy.adaptive import Adaptive
 
-from hpcgpu.policy import Demand, JobView, Limits, Memory, Past, decide
-from hpcgpu.walltime import margin
+from hpcgpu.scaling.policy import Demand, JobView, Limits, Memory, Past, decide
+from hpcgpu.scaling.walltime import margin
 
 logging.getLogger("distributed.deploy.adaptive").setLevel(logging.WARNING)
 

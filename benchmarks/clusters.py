@@ -53,7 +53,7 @@ def main() -> int:
 
     import build
 
-    from hpcgpu.batch.local import LocalQueue
+    from hpcgpu.batch.local.queue import LocalQueue
 
     print(f"Python {platform.python_version()}, {ssl.OPENSSL_VERSION}", flush=True)
     broken, began = 0, time.monotonic()

@@ -6,7 +6,7 @@ Runs as it is on this machine, with CPU workers; on Slurm, take SlurmGPUCluster 
 import dask.dataframe as dd
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.demo import table
+from hpcgpu.cli.demo import table
 
 if __name__ == "__main__":
     with LocalGPUCluster(gpus_per_node=0, cores=1, jobs=2) as cluster:

@@ -9,28 +9,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcgpu.cluster import ClusterError as ClusterError
-    from hpcgpu.cluster import GPUCluster as GPUCluster
-    from hpcgpu.cluster import LocalGPUCluster as LocalGPUCluster
-    from hpcgpu.cluster import PBSGPUCluster as PBSGPUCluster
-    from hpcgpu.cluster import SlurmGPUCluster as SlurmGPUCluster
-    from hpcgpu.clusters import NoCluster as NoCluster
-    from hpcgpu.connection import connect as connect
-    from hpcgpu.options import OptionError as OptionError
-    from hpcgpu.runner import SlurmGPURunner as SlurmGPURunner
+    from hpcgpu.cluster.gpucluster import ClusterError as ClusterError
+    from hpcgpu.cluster.gpucluster import GPUCluster as GPUCluster
+    from hpcgpu.cluster.gpucluster import LocalGPUCluster as LocalGPUCluster
+    from hpcgpu.cluster.gpucluster import PBSGPUCluster as PBSGPUCluster
+    from hpcgpu.cluster.gpucluster import SlurmGPUCluster as SlurmGPUCluster
+    from hpcgpu.cluster.runner import SlurmGPURunner as SlurmGPURunner
+    from hpcgpu.options.schema import OptionError as OptionError
+    from hpcgpu.remote.connection import connect as connect
+    from hpcgpu.remote.lookup import NoCluster as NoCluster
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ClusterError": "hpcgpu.cluster",
-    "GPUCluster": "hpcgpu.cluster",
-    "LocalGPUCluster": "hpcgpu.cluster",
-    "NoCluster": "hpcgpu.clusters",
-    "OptionError": "hpcgpu.options",
-    "PBSGPUCluster": "hpcgpu.cluster",
-    "SlurmGPUCluster": "hpcgpu.cluster",
-    "SlurmGPURunner": "hpcgpu.runner",
-    "connect": "hpcgpu.connection",
+    "ClusterError": "hpcgpu.cluster.gpucluster",
+    "GPUCluster": "hpcgpu.cluster.gpucluster",
+    "LocalGPUCluster": "hpcgpu.cluster.gpucluster",
+    "NoCluster": "hpcgpu.remote.lookup",
+    "OptionError": "hpcgpu.options.schema",
+    "PBSGPUCluster": "hpcgpu.cluster.gpucluster",
+    "SlurmGPUCluster": "hpcgpu.cluster.gpucluster",
+    "SlurmGPURunner": "hpcgpu.cluster.runner",
+    "connect": "hpcgpu.remote.connection",
 }
 
 __all__ = [

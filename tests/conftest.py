@@ -20,9 +20,9 @@ import dask
 import pytest
 
 from hpcgpu.batch.base import JobState
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.jobs import ClusterWarning
-from hpcgpu.runtime.unattended import LOG
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.jobs import ClusterWarning
+from hpcgpu.runtime.manager_process import LOG
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "gpu_stub"), str(HERE / "slurm"), str(HERE / "queue")]

@@ -10,15 +10,15 @@ __all__ = ["batch_system"]
 def batch_system(name: str) -> BatchSystem:
     """Return the batch system of that name, with its defaults."""
     if name == "slurm":
-        from hpcgpu.batch.slurm import Slurm
+        from hpcgpu.batch.slurm.client import Slurm
 
         return Slurm()
     if name == "pbs":
-        from hpcgpu.batch.pbs import PBS
+        from hpcgpu.batch.pbs.client import PBS
 
         return PBS()
     if name == "local":
-        from hpcgpu.batch.local import LocalQueue
+        from hpcgpu.batch.local.queue import LocalQueue
 
         return LocalQueue()
     raise ValueError(f"unknown batch system {name!r}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcgpu.printable import printable
+from hpcgpu.posix.printable import printable
 
 __all__ = [
     "AmbiguousSubmit",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcgpu.batch.base import BatchError, BatchUnavailable
-from hpcgpu.printable import printable
+from hpcgpu.posix.printable import printable
 
 __all__ = ["Result", "backoff", "clean_environment", "require", "run"]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcgpu.batch.base import BatchError
-from hpcgpu.batch.pbs import PBS
-from hpcgpu.batch.slurm import Slurm
+from hpcgpu.batch.pbs.client import PBS
+from hpcgpu.batch.slurm.client import Slurm
 
 __all__ = ["Detected", "detect"]
 

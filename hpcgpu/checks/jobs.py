@@ -14,19 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcgpu import credentials, scripts
 from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchSystem, JobStatus
 from hpcgpu.batch.reasons import Outlook, explain, outlook
-from hpcgpu.checks import environment
-from hpcgpu.checks.environment import CLIENT, Difference
 from hpcgpu.checks.lines import Grade, Line
-from hpcgpu.clusters import stop
-from hpcgpu.directory import ClusterDirectory
 from hpcgpu.display.progress import Progress, duration
+from hpcgpu.environment import software as environment
+from hpcgpu.environment.software import CLIENT, Difference
 from hpcgpu.fabric.choice import Node, Verdict, disagreement, without_rdma
-from hpcgpu.options import Options
-from hpcgpu.ownership import private_directory
-from hpcgpu.printable import printable
+from hpcgpu.options.schema import Options
+from hpcgpu.posix.ownership import private_directory
+from hpcgpu.posix.printable import printable
+from hpcgpu.remote.lookup import stop
+from hpcgpu.scripts import render
+from hpcgpu.store import credentials
+from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["Result", "Seen", "judge", "look"]
 
@@ -234,7 +235,7 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
     if short.scheduler is not None:
         short = replace(short, scheduler=replace(short.scheduler, walltime=_WALLTIME))
     kinds = ["worker"] if short.scheduler is None else ["scheduler", "worker"]
-    rendered = {kind: scripts.render(options.system, kind, short, path, command="check") for kind in kinds}
+    rendered = {kind: render.render(options.system, kind, short, path, command="check") for kind in kinds}
     complete = partial(credentials.create, walltime=_WALLTIME)
     directory = ClusterDirectory.claim(path, lambda earlier: [], system=options.system, complete=complete)
     log_directory = options.cluster.log_directory or directory.logs
@@ -243,7 +244,7 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
     try:
         jobs = dict[str, str]()
         for kind, text in rendered.items():
-            script = directory.write(scripts.script_name(options.system, kind), text)
+            script = directory.write(render.script_name(options.system, kind), text)
             job_name = f"{name}-{kind}"
             directory.intend(job_name, kind)
             try:

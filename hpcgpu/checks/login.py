@@ -14,11 +14,11 @@ import psutil
 
 from hpcgpu import __version__
 from hpcgpu.batch.base import BatchError, BatchSystem
-from hpcgpu.checks import environment
 from hpcgpu.checks.lines import Line
+from hpcgpu.environment import software as environment
 from hpcgpu.fabric import interfaces
-from hpcgpu.options import Options
-from hpcgpu.ownership import private_directory, weaknesses
+from hpcgpu.options.schema import Options
+from hpcgpu.posix.ownership import private_directory, weaknesses
 from hpcgpu.profiles.draft import Queue, queues
 
 __all__ = ["judge_queues", "login_lines", "of_all_nodes"]

@@ -19,7 +19,7 @@ from hpcgpu.cli.fabric import bench_fabric
 from hpcgpu.cli.profiles import profiles
 from hpcgpu.cli.render import render
 from hpcgpu.cli.start import run, start
-from hpcgpu.printable import printable
+from hpcgpu.posix.printable import printable
 
 __all__ = ["main"]
 
@@ -35,12 +35,12 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         from hpcgpu.batch.base import BatchError
-        from hpcgpu.clusters import NoCluster
-        from hpcgpu.directory import ClusterExists
-        from hpcgpu.jobs import ClusterError
-        from hpcgpu.options import OptionError
-        from hpcgpu.ownership import NotTrusted
-        from hpcgpu.records import Damaged
+        from hpcgpu.cluster.jobs import ClusterError
+        from hpcgpu.options.schema import OptionError
+        from hpcgpu.posix.ownership import NotTrusted
+        from hpcgpu.posix.records import Damaged
+        from hpcgpu.remote.lookup import NoCluster
+        from hpcgpu.store.directory import ClusterExists
 
         try:
             return super().invoke(ctx)
@@ -86,7 +86,7 @@ def demo(system: str) -> None:
     \b
     Exit status: 0 if the result is right and no job is left, 1 if not.
     """
-    from hpcgpu.demo import run
+    from hpcgpu.cli.demo import run
 
     sys.exit(run(system))
 

@@ -36,13 +36,13 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
     """
     from rich.console import Console
 
-    from hpcgpu import values
     from hpcgpu.batch import batch_system
     from hpcgpu.checks import lines as report
-    from hpcgpu.checks.environment import collect, overview
     from hpcgpu.checks.jobs import look
     from hpcgpu.checks.login import login_lines
-    from hpcgpu.options import resolve
+    from hpcgpu.environment.software import collect, overview
+    from hpcgpu.options import values
+    from hpcgpu.options.schema import resolve
 
     limit = None if timeout is None else values.duration("--timeout", timeout)
     options = resolve(chosen_system(system, arguments.get("profile")), arguments)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.printable import printable
+from hpcgpu.posix.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hpcgpu.directory import ClusterDirectory
-    from hpcgpu.jobs import JobInfo
-    from hpcgpu.status import ClusterStatus
+    from hpcgpu.cluster.jobs import JobInfo
+    from hpcgpu.remote.status import ClusterStatus
+    from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = [
     "adapt",
@@ -45,7 +45,7 @@ class _ClusterName(click.ParamType[str]):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
 
-        from hpcgpu.options import cluster_directories
+        from hpcgpu.options.schema import cluster_directories
 
         names = {path.parent.name for root in cluster_directories() for path in root.glob("[!.]*/cluster.json")}
         return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete) and "~" not in name]
@@ -93,9 +93,9 @@ def list_clusters(as_json: bool) -> None:
     \b
     Example: hpcgpu list --json | jq '.[].name'
     """
-    from hpcgpu.clusters import close_ended, find
     from hpcgpu.display.progress import duration
-    from hpcgpu.options import cluster_directories
+    from hpcgpu.options.schema import cluster_directories
+    from hpcgpu.remote.lookup import close_ended, find
 
     found = close_ended(find(cluster_directories()))
     if as_json:
@@ -134,8 +134,8 @@ def status(name: str, as_json: bool) -> None:
     Examples: hpcgpu status demo
               hpcgpu status demo --json | jq -r .dashboard
     """
-    from hpcgpu.clusters import locate
-    from hpcgpu.status import status as status_of
+    from hpcgpu.remote.lookup import locate
+    from hpcgpu.remote.status import status as status_of
 
     found = status_of(locate(name))
     if as_json:
@@ -154,8 +154,8 @@ def dashboard(name: str) -> None:
     \b
     Example: hpcgpu dashboard demo
     """
-    from hpcgpu.clusters import locate
-    from hpcgpu.dashboard import link_with_token
+    from hpcgpu.remote.lookup import locate
+    from hpcgpu.runtime.dashboard import link_with_token
 
     directory = locate(name)
     link = link_with_token(directory, directory.contact())
@@ -196,8 +196,8 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
     \b
     Example: hpcgpu scale demo --jobs 4
     """
-    from hpcgpu.clusters import locate
-    from hpcgpu.unattended import cluster_class
+    from hpcgpu.cluster.unattended import cluster_class
+    from hpcgpu.remote.lookup import locate
 
     directory = locate(name)
     _forget_adapt(directory, worker_group)
@@ -233,8 +233,8 @@ def adapt(name: str, worker_group: str, **limits: Any) -> None:
     \b
     Example: hpcgpu adapt demo --minimum-jobs 1 --maximum-jobs 8
     """
-    from hpcgpu.clusters import locate
-    from hpcgpu.unattended import ask
+    from hpcgpu.cluster.unattended import ask
+    from hpcgpu.remote.lookup import locate
 
     given = {key: value for key, value in limits.items() if value is not None}
     say(ask(locate(name), worker_group, given))
@@ -260,8 +260,8 @@ def logs(name: str, job: str | None, follow: bool) -> None:
     Examples: hpcgpu logs demo
               hpcgpu logs demo --job 4711 --follow
     """
-    from hpcgpu.clusters import locate
-    from hpcgpu.logs import Reader
+    from hpcgpu.remote.logs import Reader
+    from hpcgpu.remote.lookup import locate
 
     reader = Reader(locate(name), job)
     ended = not follow
@@ -287,10 +287,10 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
     Exit status: 0 if no job is left, 1 if one is, 2 if there is no such cluster.
     """
     from hpcgpu.batch.base import BatchError
-    from hpcgpu.clusters import batch_of, find, live_jobs, locate
-    from hpcgpu.clusters import stop as stop_cluster
-    from hpcgpu.options import cluster_directories
-    from hpcgpu.records import Damaged
+    from hpcgpu.options.schema import cluster_directories
+    from hpcgpu.posix.records import Damaged
+    from hpcgpu.remote.lookup import batch_of, find, live_jobs, locate
+    from hpcgpu.remote.lookup import stop as stop_cluster
 
     if bool(names) == everything:
         raise click.UsageError("name the clusters to stop, or write --all")

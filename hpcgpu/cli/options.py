@@ -1,4 +1,4 @@
-"""The options of a cluster on the command line, from their one definition in `hpcgpu.options`."""
+"""The options of a cluster on the command line, from their one definition in `hpcgpu.options.schema`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def system_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add every option of a cluster, and ``--config``; the command gets those that were given as one dict, `arguments`."""
-    from hpcgpu.options import ClusterOptions, WorkerOptions, names
+    from hpcgpu.options.schema import ClusterOptions, WorkerOptions, names
 
     fields = {name: f for name, f in (names(ClusterOptions) | names(WorkerOptions)).items() if name not in _FIXED}
 
@@ -90,7 +90,7 @@ def _option(f: Field[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def _kind(f: Field[Any]) -> str:
     """Return how an option is written: flag, list, dict, int, number (or a text) or text."""
-    from hpcgpu import values
+    from hpcgpu.options import values
 
     parse = f.metadata["parse"]
     kinds = {
@@ -121,7 +121,7 @@ def _typed(f: Field[Any], value: Any) -> Any:
 
 
 def _scheduler(given: Sequence[str]) -> dict[str, Any] | str:
-    from hpcgpu.options import SchedulerOptions, names
+    from hpcgpu.options.schema import SchedulerOptions, names
 
     if list(given) == ["local"]:
         return "local"

@@ -30,7 +30,7 @@ def list_profiles(as_json: bool) -> None:
     \b
     Example: hpcgpu profiles list
     """
-    from hpcgpu.profiles import load, names
+    from hpcgpu.options.profiles import load, names
 
     found = [load(name) for name in names()]
     if as_json:
@@ -48,7 +48,7 @@ def show_profile(name: str) -> None:
     \b
     Example: hpcgpu profiles show polaris
     """
-    from hpcgpu.profiles import load
+    from hpcgpu.options.profiles import load
 
     click.echo(load(name).path.read_text(), nl=False)
 
@@ -65,9 +65,9 @@ def new(name: str, output: Path | None, system: str, force: bool) -> None:
     Example: hpcgpu profiles new mysite
     """
     from hpcgpu.batch.detect import Detected, detect
-    from hpcgpu.profiles import user_directory
+    from hpcgpu.options.profiles import user_directory
+    from hpcgpu.options.values import cluster_name
     from hpcgpu.profiles.draft import draft
-    from hpcgpu.values import cluster_name
 
     cluster_name("NAME", name)
     found = Detected(system) if system != "auto" else detect()

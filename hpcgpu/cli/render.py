@@ -37,7 +37,7 @@ def render(system: str, output: Path, single_job: bool, nodes: int | None, progr
               hpcgpu render pbs --config site.yaml -o ~/clusters/demo
               hpcgpu render slurm --single-job --nodes 4 --gpus-per-node 4 -o train -- python train.py
     """
-    from hpcgpu.bundle import make, make_single
+    from hpcgpu.scripts.bundle import make, make_single
 
     if not single_job:
         if program or nodes:

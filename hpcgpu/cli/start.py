@@ -27,9 +27,9 @@ def chosen_system(asked: str, profile: str | None = None) -> str:
     BatchError
         Slurm or PBS is installed, and neither answers: a cluster on this machine alone is not what somebody expects there.
     """
-    from hpcgpu import profiles
     from hpcgpu.batch.base import BatchError
     from hpcgpu.batch.detect import detect
+    from hpcgpu.options import profiles
 
     if asked != "auto":
         return asked
@@ -68,8 +68,8 @@ def start(
               hpcgpu start demo --gpus-per-node 4 --adapt --maximum-jobs 8
     Connect:  hpcgpu.connect("demo") in Python
     """
-    from hpcgpu.jobs import ClusterError
-    from hpcgpu.unattended import ask, cluster_class
+    from hpcgpu.cluster.jobs import ClusterError
+    from hpcgpu.cluster.unattended import ask, cluster_class
 
     if adapt and maximum_jobs is None:
         raise click.UsageError("--adapt needs --maximum-jobs")
@@ -140,8 +140,8 @@ def run(system: str, name: str | None, program: tuple[str, ...], arguments: dict
     Example: hpcgpu run --jobs 2 --gpus-per-node 4 --walltime 1h -- python train.py --epochs 10
     Exit status: the program's, 128 + N if signal N ended it; 127 if it cannot be started.
     """
-    from hpcgpu import credentials
-    from hpcgpu.unattended import cluster_class
+    from hpcgpu.cluster.unattended import cluster_class
+    from hpcgpu.store import credentials
 
     if shutil.which(program[0]) is None:
         click.echo(f"hpcgpu: {program[0]!r} is no program that can be run", err=True)

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from hpcgpu.jobs import JobInfo
-from hpcgpu.printable import printable
+from hpcgpu.cluster.jobs import JobInfo
+from hpcgpu.posix.printable import printable
 
 __all__ = ["Progress", "duration", "ending", "waiting_for"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 
+from hpcgpu.cluster.jobs import JobInfo
 from hpcgpu.display.progress import duration
 from hpcgpu.display.text import columns
-from hpcgpu.jobs import JobInfo
 
 __all__ = ["JobTable"]
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from hpcgpu.printable import printable
+from hpcgpu.posix.printable import printable
 
 __all__ = ["columns"]
 

@@ -30,7 +30,7 @@ logger = logging.getLogger("distributed.hpcgpu")
 
 #: Variable of a process in a job: path of the file that holds the key.
 VARIABLE = "HPCGPU_UCX_KEY"
-#: Name under which `hpcgpu.credentials.security` passes the key on to connections.
+#: Name under which `hpcgpu.store.credentials.security` passes the key on to connections.
 ARGUMENT = "hpcgpu_ucx_key"
 
 _MAGIC = b"hpcgpu ucx 2\0\0\0\0"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from hpcgpu.batch.base import BatchError
 from hpcgpu.batch.command import run
-from hpcgpu.batch.pbsnodes import amount, by_host, parse_pbsnodes
-from hpcgpu.printable import printable
+from hpcgpu.batch.pbs.nodes import amount, by_host, parse_pbsnodes
+from hpcgpu.posix.printable import printable
 
 __all__ = ["Queue", "draft", "parse_nodes", "parse_sinfo", "queues", "render"]
 

@@ -21,10 +21,10 @@ from distributed.core import Status, error_message
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import KilledWorker
 
-from hpcgpu.checks import environment
+from hpcgpu.environment import software as environment
 from hpcgpu.fabric.security import HAS_GPU
 from hpcgpu.runtime import hostcopy
-from hpcgpu.runtime.unattended import Unattended
+from hpcgpu.runtime.manager_process import Unattended
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
@@ -128,7 +128,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         return {"number": self._manager, "present": present, "about": self._about, "trouble": trouble}
 
     async def manage(self) -> str:
-        """Start the manager that runs in the scheduler job, as ``adapt.json`` in the cluster directory asks; see `hpcgpu.unattended`.
+        """Start the manager that runs in the scheduler job, as ``adapt.json`` in the cluster directory asks.
+
+        See `hpcgpu.cluster.unattended`.
 
         Returns
         -------
@@ -138,7 +140,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         return await self.unattended.start() if self.unattended is not None else "its scheduler is not one of a scheduler job"
 
     async def environment(self) -> dict[str, str]:
-        """Return what software and GPU the scheduler has, see `hpcgpu.checks.environment`."""
+        """Return what software and GPU the scheduler has, see `hpcgpu.environment.software`."""
         return await asyncio.to_thread(environment.collect)
 
     async def release(self) -> None:

@@ -25,19 +25,19 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from hpcgpu import credentials
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, OwnJob
 from hpcgpu.batch.reasons import explain
-from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.fabric import authentication, certificates, choice, interfaces
 from hpcgpu.fabric.certificates import CertificateError
 from hpcgpu.fabric.gpus import gpus_on_node
-from hpcgpu.ownership import NotTrusted, weaknesses
-from hpcgpu.paths import expand
-from hpcgpu.records import Damaged
+from hpcgpu.posix.ownership import NotTrusted, weaknesses
+from hpcgpu.posix.paths import expand
+from hpcgpu.posix.records import Damaged
 from hpcgpu.runtime import devices, scratch
-from hpcgpu.walltime import margin
+from hpcgpu.scaling.walltime import margin
+from hpcgpu.store import credentials
+from hpcgpu.store.directory import ClusterDirectory, Contact
 
 __all__ = ["job_arguments", "main"]
 
@@ -433,7 +433,7 @@ def main(argv: Sequence[str]) -> None:
             at_end.callback(remove_secrets, directory, directory.token())
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until Dask has its own handler
             command = scheduler_command(arguments, directory, own)
-            from hpcgpu.dashboard import guard_servers_of_this_process  # imports Dask
+            from hpcgpu.runtime.dashboard import guard_servers_of_this_process  # imports Dask
 
             guard_servers_of_this_process()
     except (LaunchError, NotTrusted, Damaged) as error:

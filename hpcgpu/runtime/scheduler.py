@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from distributed.comm.utils import get_tcp_server_address
 
-from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.runtime.extension import install
-from hpcgpu.runtime.unattended import Unattended
+from hpcgpu.runtime.manager_process import Unattended
+from hpcgpu.store.directory import ClusterDirectory, Contact
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcgpu.ownership import NotTrusted, check_place, private_directory, weaknesses
+from hpcgpu.posix.ownership import NotTrusted, check_place, private_directory, weaknesses
 
 __all__ = ["made", "place"]
 

@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcgpu import credentials
 from hpcgpu.batch import batch_system
-from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.runtime.launch import make_credentials
+from hpcgpu.store import credentials
+from hpcgpu.store.directory import ClusterDirectory, Contact
 
 __all__ = ["main"]
 

@@ -10,11 +10,10 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from hpcgpu import dashboard
-from hpcgpu.checks import environment
+from hpcgpu.environment import software as environment
 from hpcgpu.fabric import authentication, tls
 from hpcgpu.fabric.report import NODE
-from hpcgpu.runtime import hostcopy
+from hpcgpu.runtime import dashboard, hostcopy
 
 if TYPE_CHECKING:
     from distributed.nanny import Nanny

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from hpcgpu.cli import main
-from hpcgpu.options import ClusterOptions, SchedulerOptions, WorkerOptions, names, resolve
+from hpcgpu.options.schema import ClusterOptions, SchedulerOptions, WorkerOptions, names, resolve
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.rst"))]

@@ -11,8 +11,8 @@ import pytest
 from distributed import Client
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.checks.environment import collect
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.environment.software import collect
 from tests.local.test_cli import hpcgpu
 from tests.local.test_host_results import travels
 

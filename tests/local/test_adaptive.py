@@ -17,8 +17,8 @@ from distributed import Client, Event, KilledWorker, get_worker
 
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError
 from hpcgpu.batch.base import BatchUnavailable, SubmitLimited
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.manager import Leaving
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.manager import Leaving
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU, GPU, in_queue
 
@@ -105,7 +105,7 @@ def test_tasks_that_a_leaving_job_has_not_begun_go_to_others(queue: LocalQueue, 
 def test_jobs_that_are_cancelled_from_outside_do_not_count_against_a_task(
     queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.troubles._BACKOFF", (0.0,) * 5)
+    monkeypatch.setattr("hpcgpu.scaling.failures._BACKOFF", (0.0,) * 5)
     options = CPU | {"worker_restarts": 20}
     with (
         LocalGPUCluster(**options, jobs=1, env=FAILURES) as cluster,
@@ -176,9 +176,9 @@ def test_jobs_that_worked_and_end_by_themselves_are_replaced_and_are_no_failures
 
 
 def test_the_budget_of_gpu_hours_ends_the_jobs(queue: LocalQueue, until: Until, fake_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcgpu.policy._USEFUL", 1.0)
-    monkeypatch.setattr("hpcgpu.policy._BUDGET_MARGIN", 1.0)
-    monkeypatch.setattr("hpcgpu.manager._BUDGET_END", 1.0)
+    monkeypatch.setattr("hpcgpu.scaling.policy._USEFUL", 1.0)
+    monkeypatch.setattr("hpcgpu.scaling.policy._BUDGET_MARGIN", 1.0)
+    monkeypatch.setattr("hpcgpu.cluster.manager._BUDGET_END", 1.0)
     with LocalGPUCluster(**GPU) as cluster, Client(cluster) as client:
         adaptive = cluster.adapt(maximum_jobs=1, maximum_gpu_hours=80 / 3600, **ADAPT)
         future = client.submit(wait_for, "go")
@@ -234,7 +234,7 @@ class Grumpy(LocalQueue):
 @pytest.fixture
 def grumpy(queue: LocalQueue, home: Path, monkeypatch: pytest.MonkeyPatch) -> Grumpy:
     batch = Grumpy(home / "queue", gpus=4)
-    monkeypatch.setattr("hpcgpu.lifecycle.batch_system", lambda system: batch)
+    monkeypatch.setattr("hpcgpu.cluster.lifecycle.batch_system", lambda system: batch)
     return batch
 
 
@@ -248,7 +248,7 @@ def test_a_job_that_took_too_much_memory_is_told_with_its_limit(queue: LocalQueu
 
 
 def test_a_submit_that_is_refused_for_now_is_tried_again(grumpy: Grumpy, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcgpu.troubles._BACKOFF", (0.0, 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr("hpcgpu.scaling.failures._BACKOFF", (0.0, 0.0, 0.0, 0.0, 0.0))
     with LocalGPUCluster(**CPU) as cluster:
         grumpy.refusal = BatchUnavailable("the controller is away")
         with told(r"was not submitted: the controller is away\nIt is tried again in 0 s"):

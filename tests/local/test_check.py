@@ -15,7 +15,7 @@ import dask
 import pytest
 from fake_pbs import Site
 
-from hpcgpu.batch.local import LocalQueue
+from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live
 from tests.local.test_cli import command, hpcgpu
 from tests.local.test_software import other
@@ -68,7 +68,7 @@ def test_gpus_are_looked_at(queue: LocalQueue, fake_gpus: None, home: Path) -> N
 
 @pytest.mark.parametrize(("visible", "seen"), [(None, True), ("", False), ("NoDevFiles", False), ("1,0", True)])
 def test_only_a_gpu_that_a_process_sees_is_its_own(fake_gpus: None, visible: str | None, seen: bool) -> None:
-    code = f"from hpcgpu.checks.environment import collect; print('GPU' in collect({'{}' if visible is None else {'CUDA_VISIBLE_DEVICES': visible}}))"
+    code = f"from hpcgpu.environment.software import collect; print('GPU' in collect({'{}' if visible is None else {'CUDA_VISIBLE_DEVICES': visible}}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     assert done.stdout == f"{seen}\n", done.stderr
 

@@ -17,11 +17,12 @@ import psutil
 import pytest
 from fake_pbs import Site
 
-from hpcgpu import LocalGPUCluster, connect, saved
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.clusters import discover
-from hpcgpu.directory import ClusterDirectory
-from hpcgpu.options import resolve
+from hpcgpu import LocalGPUCluster, connect
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.options.schema import resolve
+from hpcgpu.remote.lookup import discover
+from hpcgpu.store import saved
+from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU, block_queue, start_program
 
@@ -307,7 +308,7 @@ def test_names_of_clusters_are_completed_and_discovered(queue: LocalQueue) -> No
 def test_a_manager_in_the_scheduler_job_that_dies_is_told(queue: LocalQueue, home: Path, until: Until) -> None:
     assert hpcgpu("start", "mind", *ON_CPUS, "--adapt", "--maximum-jobs", "1").returncode == 0
     until(lambda: "adaptive" in status("mind")["manager"], "the manager in the scheduler job is there")
-    managers = [process for process in psutil.process_iter(["cmdline"]) if "hpcgpu.unattended" in (process.info["cmdline"] or [])]
+    managers = [process for process in psutil.process_iter(["cmdline"]) if "hpcgpu.cluster.unattended" in (process.info["cmdline"] or [])]
     [manager] = [process for process in managers if str(home) in " ".join(process.info["cmdline"])]
     manager.kill()
     until(lambda: "nobody scales it: the manager in its scheduler job ended with exit code -9" in status("mind")["manager"], "it is told")

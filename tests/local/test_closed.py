@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hpcgpu import ClusterError, LocalGPUCluster
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import GPUCluster
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.gpucluster import GPUCluster
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU
 

@@ -23,9 +23,9 @@ from distributed.exceptions import WorkerStartTimeoutError
 
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError, SlurmGPUCluster
 from hpcgpu.batch.base import BatchError, BatchUnavailable, SubmitRefused
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import ClusterWarning
-from hpcgpu.directory import ClusterDirectory, ClusterExists
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.gpucluster import ClusterWarning
+from hpcgpu.store.directory import ClusterDirectory, ClusterExists
 from tests.conftest import live, running, told
 
 Until = Callable[..., None]
@@ -186,7 +186,7 @@ class Refusing(LocalQueue):
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch, queue: LocalQueue) -> Refusing:
     batch = Refusing(queue.directory)
-    monkeypatch.setattr("hpcgpu.lifecycle.batch_system", lambda name: batch)
+    monkeypatch.setattr("hpcgpu.cluster.lifecycle.batch_system", lambda name: batch)
     return batch
 
 

@@ -17,9 +17,9 @@ import pytest
 import hpcgpu
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.base import BatchError
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.directory import ClusterDirectory, Contact
-from hpcgpu.ownership import NotTrusted
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.posix.ownership import NotTrusted
+from hpcgpu.store.directory import ClusterDirectory, Contact
 from tests.local.test_cluster import CPU
 
 STRANGER = 64321  # a user id that nobody has

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import ClusterError, ClusterWarning
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.gpucluster import ClusterError, ClusterWarning
 from tests.local.test_cli import hpcgpu
 from tests.local.test_cluster import CPU, GPU
 

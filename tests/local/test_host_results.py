@@ -18,8 +18,9 @@ import pytest
 from distributed import Client
 
 import hpcgpu
-from hpcgpu import LocalGPUCluster, credentials
-from hpcgpu.batch.local import LocalQueue
+from hpcgpu import LocalGPUCluster
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.store import credentials
 from tests.local.test_cluster import CPU, GPU
 
 _PRETENDED = {

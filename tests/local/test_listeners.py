@@ -28,10 +28,11 @@ from distributed import Client
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
-from hpcgpu import LocalGPUCluster, credentials
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.directory import ClusterDirectory
+from hpcgpu import LocalGPUCluster
+from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.fabric import interfaces
+from hpcgpu.store import credentials
+from hpcgpu.store.directory import ClusterDirectory
 from tests.local.test_cluster import CPU
 
 Until = Callable[..., None]

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from hpcgpu.batch.base import BatchError, JobState, JobStatus, SubmitRefused
-from hpcgpu.batch.local import JobRecord, LocalQueue, _directives, startable
+from hpcgpu.batch.local.queue import JobRecord, LocalQueue, _directives, startable
 
 ROOT = Path(__file__).parents[2]
 FOREVER = "sleep 1000"
@@ -311,7 +311,7 @@ def test_removed_queue_stays_removed(site: Site) -> None:
 def test_two_clients_share_one_queue(site: Site) -> None:
     (site.home / "script.sh").write_text(f"#HPCGPU --output={site.home}/%j.log\n#HPCGPU --gpus=1\necho $CUDA_VISIBLE_DEVICES\n")
     client = (
-        "import pathlib, sys; from hpcgpu.batch.local import LocalQueue\n"
+        "import pathlib, sys; from hpcgpu.batch.local.queue import LocalQueue\n"
         "queue = LocalQueue(pathlib.Path(sys.argv[1]))\n"
         "for _ in range(10): print(queue.submit(pathlib.Path('script.sh'), job_name='many'))"
     )
@@ -328,7 +328,7 @@ def test_two_clients_share_one_queue(site: Site) -> None:
 
 def test_submit_from_inside_a_job_makes_a_job_of_its_own(site: Site) -> None:
     (site.home / "inner.sh").write_text(f"#HPCGPU --output={site.home}/inner.log\necho $HPCGPU_JOB_ID; {FOREVER}\n")
-    client = "from pathlib import Path as P; from hpcgpu.batch.local import *; LocalQueue().submit(P('inner.sh'), job_name='inner')"
+    client = "from pathlib import Path as P; from hpcgpu.batch.local.queue import *; LocalQueue().submit(P('inner.sh'), job_name='inner')"
     outer = site.submit(f'PYTHONPATH={ROOT} {sys.executable} -c "{client}"')
     assert site.ended(outer).state is JobState.COMPLETED, site.log(outer)
     (inner,) = site.queue.find("inner")
@@ -356,7 +356,7 @@ def test_machine_belongs_to_the_directory(site: Site, monkeypatch: pytest.Monkey
 
 
 def test_half_written_records_are_of_failed_jobs_and_old_ones_forgotten(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcgpu.batch.local._RETAINED", 2)
+    monkeypatch.setattr("hpcgpu.batch.local.queue._RETAINED", 2)
     with site.queue._locked():
         for number in range(1, 5):
             site.queue._close(JobRecord(job_id=str(number), name="old", output="", cwd=""), JobState.COMPLETED)

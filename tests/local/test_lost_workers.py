@@ -14,8 +14,8 @@ from distributed import Client
 from fake_pbs import Site
 
 from hpcgpu import ClusterError, LocalGPUCluster, PBSGPUCluster
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import GPUCluster
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.display.progress import waiting_for
 from tests.conftest import live, told
 from tests.local.test_pbs_cluster import GPU as PBS_GPU

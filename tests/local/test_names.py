@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from hpcgpu import ClusterError, LocalGPUCluster
-from hpcgpu.batch.local import LocalQueue
+from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cli import main
-from hpcgpu.directory import ClusterDirectory
+from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running
 from tests.local.test_cluster import CPU, in_queue, start_program
 

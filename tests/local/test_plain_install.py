@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from hpcgpu.batch.local import LocalQueue
+from hpcgpu.batch.local.queue import LocalQueue
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """

@@ -13,7 +13,7 @@ from fake_pbs import Site
 
 import hpcgpu
 from hpcgpu import PBSGPUCluster
-from hpcgpu.bundle import make
+from hpcgpu.scripts.bundle import make
 from tests.local.test_pbs_cluster import CPU, fill
 
 Until = Callable[..., None]

@@ -17,8 +17,8 @@ from distributed.exceptions import WorkerStartTimeoutError
 
 from hpcgpu import ClusterError, LocalGPUCluster
 from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchUnavailable, JobState, JobStatus
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import ClusterWarning
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.gpucluster import ClusterWarning
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU
 
@@ -56,7 +56,7 @@ class Odd(LocalQueue):
 @pytest.fixture
 def odd(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> Odd:
     batch = Odd(queue.directory, gpus=4)
-    monkeypatch.setattr("hpcgpu.lifecycle.batch_system", lambda system: batch)
+    monkeypatch.setattr("hpcgpu.cluster.lifecycle.batch_system", lambda system: batch)
     return batch
 
 
@@ -175,7 +175,7 @@ def test_a_journal_that_cannot_be_written_after_the_submit_loses_no_job(
         raise OSError(28, "No space left on device")
 
     with LocalGPUCluster(**CPU) as cluster:
-        monkeypatch.setattr("hpcgpu.directory.ClusterDirectory.submitted", full)
+        monkeypatch.setattr("hpcgpu.store.directory.ClusterDirectory.submitted", full)
         with told("cannot be written: No space left on device"):
             cluster.scale(jobs=1)
             cluster.wait_for_workers(1)
@@ -189,7 +189,7 @@ def test_a_full_disk_is_told_and_nothing_is_submitted(queue: LocalQueue, until: 
 
     with LocalGPUCluster(**CPU) as cluster:
         with monkeypatch.context() as patch:
-            patch.setattr("hpcgpu.directory.ClusterDirectory.intend", full)
+            patch.setattr("hpcgpu.store.directory.ClusterDirectory.intend", full)
             with told(rf"worker job {cluster.name}-0 was not submitted: .*No space left on device"):
                 cluster.scale(jobs=1)
                 until(lambda: cluster._groups["default"].failures.refused, "the submit fails")

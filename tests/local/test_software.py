@@ -10,8 +10,8 @@ import pytest
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import ClusterError, ClusterWarning
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.gpucluster import ClusterError, ClusterWarning
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU
 

@@ -12,9 +12,9 @@ import pytest
 from fake_pbs import Site
 
 from hpcgpu import LocalGPUCluster, PBSGPUCluster
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import GPUCluster
-from hpcgpu.clusters import locate, stop
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.gpucluster import GPUCluster
+from hpcgpu.remote.lookup import locate, stop
 from tests.conftest import live
 from tests.local.test_cli import ON_CPUS, hpcgpu
 from tests.local.test_cluster import CPU
@@ -75,9 +75,9 @@ def test_jobs_that_were_scaled_away_on_pbs_stay_away(pbs: Site, until: Until, hi
 KILLED = """
 import os, signal, sys
 from hpcgpu import LocalGPUCluster
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.directory import ClusterDirectory
-from hpcgpu.manager import Manager
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.cluster.manager import Manager
 
 die = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGKILL)
 cancel = LocalQueue.cancel

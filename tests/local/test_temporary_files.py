@@ -13,7 +13,7 @@ import pytest
 from distributed import Client
 
 from hpcgpu import LocalGPUCluster, OptionError
-from hpcgpu.batch.local import LocalQueue
+from hpcgpu.batch.local.queue import LocalQueue
 from tests.local.test_cluster import CPU, GPU
 
 Until = Callable[..., None]

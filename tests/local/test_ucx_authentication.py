@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.batch.local import LocalQueue
+from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.fabric import authentication
 from hpcgpu.fabric.authentication import ARGUMENT, AuthenticationError, Connector, Listener, place
 from tests.local.test_cluster import GPU

@@ -13,7 +13,7 @@ import pytest
 from distributed import Client
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.batch.local import LocalQueue
+from hpcgpu.batch.local.queue import LocalQueue
 
 Until = Callable[..., None]
 

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.base import SubmitLimited
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import GPUCluster
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.display.progress import Progress
 from tests.conftest import told
 from tests.local.test_cluster import CPU

@@ -12,8 +12,8 @@ import pytest
 from distributed import Client, Queue, Variable
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.manager import Leaving
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.manager import Leaving
 from tests.conftest import live, told
 from tests.local.test_adaptive import ADAPT
 from tests.local.test_cluster import CPU
@@ -211,7 +211,7 @@ def test_results_move_to_another_job_in_time_when_the_walltime_of_theirs_ends(qu
 def test_a_deleted_group_does_not_take_data_along_that_fits_nowhere_else(
     queue: LocalQueue, home: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.manager._RETRY_DELETED", 1.0)
+    monkeypatch.setattr("hpcgpu.cluster.manager._RETRY_DELETED", 1.0)
     with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client:
         cluster.add_worker_group("big", gpus_per_node=0, cores=1, jobs=1)
         cluster.wait_for_workers(1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fake_site import Site
 
-from hpcgpu.batch.local import LocalQueue
+from hpcgpu.batch.local.queue import LocalQueue
 
 
 def test_the_demo_runs_on_the_embedded_queue_where_slurm_is_installed_and_does_not_answer(queue: LocalQueue, home: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_site import Site
 
-from hpcgpu.batch.slurm import Slurm
+from hpcgpu.batch.slurm.client import Slurm
 
 
 @pytest.fixture

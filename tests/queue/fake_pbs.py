@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu.batch.base import JobState
-from hpcgpu.batch.local import LocalQueue
+from hpcgpu.batch.local.queue import LocalQueue
 
 COMMANDS = ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls", "pbsnodes", "pbsdsh")
 SERVER = "pbs01"

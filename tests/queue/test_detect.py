@@ -13,8 +13,8 @@ from fake_site import Site
 
 from hpcgpu.batch.base import BatchError, BatchUnavailable
 from hpcgpu.batch.detect import Detected, detect
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.batch.slurm import Slurm
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.cli.start import chosen_system
 from tests.conftest import live
 

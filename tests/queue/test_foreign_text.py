@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.batch.base import BatchError, BatchSystem, JobStatus
-from hpcgpu.batch.commands import CommandBatch
-from hpcgpu.batch.pbs import PBS
-from hpcgpu.batch.pbsnodes import Shortage, parse_pbsnodes
+from hpcgpu.batch.client import CommandBatch
+from hpcgpu.batch.pbs.client import PBS
+from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
 from hpcgpu.batch.reasons import explain
-from hpcgpu.batch.slurm import Slurm
+from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.profiles.draft import draft
 
 COMMANDS = ("sbatch", "squeue", "scancel", "sacct", "sinfo", "qsub", "qstat", "qdel", "qselect", "qhold", "qrls", "pbsnodes")

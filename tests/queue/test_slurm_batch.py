@@ -17,7 +17,7 @@ from fake_site import Site
 from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchUnavailable, JobState, SubmitRefused
 from hpcgpu.batch.command import run
 from hpcgpu.batch.monitor import Monitor
-from hpcgpu.batch.slurm import Slurm
+from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.runtime.launch import end_of_walltime
 
 DOWN = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n"
@@ -484,7 +484,7 @@ def test_ctrl_c_in_the_terminal_does_not_kill_a_submit_half_way(site: Site, unti
     program = f"""
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from hpcgpu.batch.slurm import Slurm
+from hpcgpu.batch.slurm.client import Slurm
 
 def submit():
     Path({str(saved)!r}).write_text(Slurm().submit(Path({str(site.script)!r}), job_name="ada-w1"))

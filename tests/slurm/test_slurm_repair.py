@@ -10,7 +10,7 @@ from pathlib import Path
 from bed import SlurmBed
 
 from hpcgpu import SlurmGPUCluster
-from hpcgpu.clusters import locate
+from hpcgpu.remote.lookup import locate
 from tests.conftest import told
 from tests.local.test_cli import hpcgpu
 from tests.local.test_lost_workers import time_passes

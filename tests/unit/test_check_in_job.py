@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu import credentials
 from hpcgpu.checks.jobs import Seen, _meet
-from hpcgpu.directory import ClusterDirectory
 from hpcgpu.runtime import check
+from hpcgpu.store import credentials
+from hpcgpu.store.directory import ClusterDirectory
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from hpcgpu.batch.base import BatchUnavailable, JobStatus
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.checks import environment, jobs
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.checks import jobs
 from hpcgpu.checks.jobs import Seen, agreement_line, environment_lines, judge, visibility
 from hpcgpu.checks.lines import Line, as_json, text
 from hpcgpu.checks.login import directory_lines, judge_queues
+from hpcgpu.environment import software
 from hpcgpu.fabric.choice import Node, decide
-from hpcgpu.options import resolve
+from hpcgpu.options.schema import resolve
 from hpcgpu.profiles.draft import Queue
 
 INFINIBAND = Node(
@@ -169,11 +170,11 @@ def test_a_worker_s_node_without_the_scheduler_s_fabric_is_a_failure() -> None:
 
 def test_differences_of_software_are_lines() -> None:
     here = {"python": "3.12.4", "dask": "1"}
-    [dask] = environment_lines(environment.compare(here, here | {"dask": "2"}, {"worker": here | {"dask": "2"}}))
+    [dask] = environment_lines(software.compare(here, here | {"dask": "2"}, {"worker": here | {"dask": "2"}}))
     assert (dask.grade, dask.found) == ("failure", "login 1, scheduler 2, worker 2") and "install one version" in dask.advice
-    [told] = environment_lines(environment.compare(here, None, {"worker": here | {"dask": "2"}}))
+    [told] = environment_lines(software.compare(here, None, {"worker": here | {"dask": "2"}}))
     assert told.found == "login 1, worker 2", "the scheduler job may have said nothing"
-    [same] = environment_lines(environment.compare(here, here, {"worker": here}))
+    [same] = environment_lines(software.compare(here, here, {"worker": here}))
     assert same.grade == "ok"
 
 

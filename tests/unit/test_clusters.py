@@ -15,15 +15,16 @@ from typing import Any
 import dask
 import pytest
 
-from hpcgpu import clusters, connection, lifecycle
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.batch.local import LocalQueue
-from hpcgpu.clusters import NoCluster, live_jobs, locate, stop
-from hpcgpu.directory import ClusterDirectory, ClusterExists, Contact
-from hpcgpu.groups import WorkerGroup
-from hpcgpu.jobs import ClusterError, Dispatcher, Superseded
-from hpcgpu.options import resolve
-from hpcgpu.retire import close_finished, move_data
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster import lifecycle
+from hpcgpu.cluster.draining import close_finished, move_data
+from hpcgpu.cluster.groups import WorkerGroup
+from hpcgpu.cluster.jobs import ClusterError, Dispatcher, Superseded
+from hpcgpu.options.schema import resolve
+from hpcgpu.remote import connection, lookup
+from hpcgpu.remote.lookup import NoCluster, live_jobs, locate, stop
+from hpcgpu.store.directory import ClusterDirectory, ClusterExists, Contact
 
 
 class Queue:
@@ -93,7 +94,7 @@ def test_a_submit_that_a_killed_client_began_is_waited_for(directory: ClusterDir
     queue.find = lambda name: ["8"] if name == "demo-1" and queue.asked >= 5 else []
     clock = SimpleNamespace(now=0.0)
     began = directory.submits()[-1].time
-    monkeypatch.setattr(clusters.time, "time", lambda: began + clock.now)
+    monkeypatch.setattr(lookup.time, "time", lambda: began + clock.now)
 
     def sleep(seconds: float) -> None:
         clock.now += seconds
@@ -244,7 +245,7 @@ def lone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterDirectory:
 
 
 def tells(monkeypatch: pytest.MonkeyPatch, queue: Any) -> None:
-    monkeypatch.setattr(clusters, "batch_system", lambda name: queue)
+    monkeypatch.setattr(lookup, "batch_system", lambda name: queue)
 
 
 def elsewhere(directory: ClusterDirectory) -> None:
@@ -252,8 +253,8 @@ def elsewhere(directory: ClusterDirectory) -> None:
     (directory.path / "manager-000001.json").write_text(json.dumps({"program": "p", "host": "login2", "process": [1, 1]}))
 
 
-def listed(directory: ClusterDirectory, now: float = 0.0) -> list[clusters.Found]:
-    return clusters.close_ended(clusters.find([directory.path.parent]), now=lambda: time.time() + now)
+def listed(directory: ClusterDirectory, now: float = 0.0) -> list[lookup.Found]:
+    return lookup.close_ended(lookup.find([directory.path.parent]), now=lambda: time.time() + now)
 
 
 def test_what_has_ended_is_closed_when_it_is_listed(lone: ClusterDirectory) -> None:
@@ -279,11 +280,11 @@ def test_a_cluster_of_a_program_elsewhere_is_closed_when_nothing_changes(lone: C
 
 
 def test_one_answer_without_the_job_closes_nothing(lone: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = clusters.find([lone.path.parent])
+    found = lookup.find([lone.path.parent])
     queue: Any = Queue(forgets=set())
     queue.poll = lambda job_ids: {"5": JobStatus(job_id="5", name="lone", state=JobState.RUNNING)}
     tells(monkeypatch, queue)
-    assert clusters.close_ended(found) == found and not lone.closed
+    assert lookup.close_ended(found) == found and not lone.closed
 
 
 def test_a_scheduler_that_answers_proves_that_its_cluster_lives(lone: ClusterDirectory) -> None:
@@ -355,13 +356,13 @@ def test_the_embedded_queue_is_believed_on_its_own_machine(tmp_path: Path, monke
 
 def test_a_cluster_that_was_renamed_is_listed_while_it_has_jobs(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     queue: Any = Queue(forgets=set())
-    monkeypatch.setattr(clusters, "batch_system", lambda name: queue)
+    monkeypatch.setattr(lookup, "batch_system", lambda name: queue)
     (directory.path / "worker.sbatch").touch()
     later = ClusterDirectory.claim(directory.path, lambda earlier: [], system="slurm")
-    (aside,) = (found for found in clusters.find([later.path.parent]) if found.jobs)
+    (aside,) = (found for found in lookup.find([later.path.parent]) if found.jobs)
     assert re.fullmatch(r"demo~[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", aside.directory.path.name)
     assert stop(aside.directory, queue, sleep=lambda seconds: None) == [] and queue.cancelled
-    assert [found.directory.path.name for found in clusters.find([later.path.parent])] == ["demo"]
+    assert [found.directory.path.name for found in lookup.find([later.path.parent])] == ["demo"]
 
 
 def test_a_closed_cluster_is_not_among_those_that_there_are(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcgpu.config import template
-from hpcgpu.options import ClusterOptions, SchedulerOptions, WorkerOptions, names, resolve
+from hpcgpu.options.config import template
+from hpcgpu.options.schema import ClusterOptions, SchedulerOptions, WorkerOptions, names, resolve
 
 SHOW = """
-from hpcgpu.options import resolve
+from hpcgpu.options.schema import resolve
 options = resolve("slurm", {})
 print(options.worker.queue, options.worker.walltime, options.scheduler.queue, options.cluster.jobs)
 """

@@ -14,15 +14,16 @@ import dask
 import pytest
 from click.testing import CliRunner
 
-from hpcgpu import clusters, credentials, saved, status
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.batch.local import JobRecord, LocalQueue
+from hpcgpu.batch.local.queue import JobRecord, LocalQueue
 from hpcgpu.cli import main
-from hpcgpu.clusters import find, locate, stop
-from hpcgpu.directory import ClusterDirectory, ClusterExists, Contact
-from hpcgpu.logs import Reader
-from hpcgpu.options import OptionError, resolve
-from hpcgpu.records import Damaged, parse
+from hpcgpu.options.schema import OptionError, resolve
+from hpcgpu.posix.records import Damaged, parse
+from hpcgpu.remote import lookup, status
+from hpcgpu.remote.logs import Reader
+from hpcgpu.remote.lookup import find, locate, stop
+from hpcgpu.store import credentials, saved
+from hpcgpu.store.directory import ClusterDirectory, ClusterExists, Contact
 
 #: Every how many bytes a file is cut, or one is changed; 1 for all.
 STRIDE = int(os.environ.get("HPCGPU_FUZZ_STRIDE", "97"))
@@ -84,8 +85,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     queue = Queue()
-    monkeypatch.setattr(clusters, "batch_system", lambda name: queue)
-    monkeypatch.setattr(clusters, "_SUBMIT", 0.0)
+    monkeypatch.setattr(lookup, "batch_system", lambda name: queue)
+    monkeypatch.setattr(lookup, "_SUBMIT", 0.0)
     return queue
 
 
@@ -133,7 +134,7 @@ def test_a_damaged_file_costs_its_own_cluster_only(root: Path, queue: Queue, fil
             assert file == "options.json"
         if found["bad"].jobs:
             with pytest.raises(ClusterExists, match="a cluster named 'bad' "):
-                ClusterDirectory.claim(bad, lambda earlier: [job.job_id for job in clusters.live_jobs(earlier, batch)])
+                ClusterDirectory.claim(bad, lambda earlier: [job.job_id for job in lookup.live_jobs(earlier, batch)])
         assert stop(locate("bad"), batch, sleep=lambda seconds: None) == []
         assert queue.cancelled == {job.job_id for job in found["bad"].jobs}
         shutil.rmtree(bad)
@@ -189,7 +190,7 @@ def test_without_any_file_that_tells_the_batch_system_the_others_are_stopped(roo
 def embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
     """A queue of three jobs that never start, and no processes."""
     monkeypatch.setattr(LocalQueue, "_launch", lambda *arguments: None)
-    monkeypatch.setattr("hpcgpu.batch.local._end", lambda *arguments, **keywords: 0)
+    monkeypatch.setattr("hpcgpu.batch.local.queue._end", lambda *arguments, **keywords: 0)
     queue = LocalQueue(tmp_path / "queue", gpus=2, slots=2)
     script = tmp_path / "job.sh"
     script.write_text("true\n")

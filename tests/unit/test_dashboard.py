@@ -20,8 +20,8 @@ from tornado.httpserver import HTTPServer
 from tornado.web import RequestHandler
 from tornado.websocket import WebSocketHandler
 
-from hpcgpu.dashboard import Guard, guard, link, link_with_token
-from hpcgpu.directory import ClusterDirectory, Contact
+from hpcgpu.runtime.dashboard import Guard, guard, link, link_with_token
+from hpcgpu.store.directory import ClusterDirectory, Contact
 
 
 class _Page(RequestHandler):
@@ -186,7 +186,7 @@ def test_the_plain_link_has_no_token_and_the_other_has(directory: ClusterDirecto
 def test_distributed_still_starts_its_servers_where_the_guard_expects_it() -> None:
     """The canary of `guard_servers_of_this_process`."""
     source = inspect.getsource(ServerNode.start_http_server)
-    changed = "distributed starts its HTTP servers in another way: hpcgpu.dashboard does not guard them any more"
+    changed = "distributed starts its HTTP servers in another way: hpcgpu.runtime.dashboard does not guard them any more"
     assert "self.http_server = HTTPServer(self.http_application" in source, changed
     for module in (distributed.scheduler, distributed.worker):
         assert "HTTPServer(" not in inspect.getsource(module) and "self.start_http_server(" in inspect.getsource(module), changed

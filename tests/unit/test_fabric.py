@@ -18,7 +18,7 @@ import pytest
 from hpcgpu.fabric import choice, interfaces, links, report, settings
 from hpcgpu.fabric.choice import Node, decide, disagreement
 from hpcgpu.fabric.report import Fabric, Link, Measurement
-from hpcgpu.options import OptionError, resolve
+from hpcgpu.options.schema import OptionError, resolve
 
 GIB = 2**30
 ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.3", "ib0": "10.1.0.3"}

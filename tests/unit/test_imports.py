@@ -13,7 +13,9 @@ PACKAGE = Path(__file__).parents[2] / "hpcgpu"
 HEAVY = ("dask", "distributed", "cuda", "cupy", "cudf", "rmm", "ucxx", "pynvml")
 
 
-@pytest.mark.parametrize("module", ["hpcgpu", "hpcgpu.runtime.launch", "hpcgpu.batch.slurm", "hpcgpu.batch.pbs", "hpcgpu.batch.local"])
+@pytest.mark.parametrize(
+    "module", ["hpcgpu", "hpcgpu.runtime.launch", "hpcgpu.batch.slurm.client", "hpcgpu.batch.pbs.client", "hpcgpu.batch.local.queue"]
+)
 def test_importing_it_loads_neither_dask_nor_cuda(module: str) -> None:
     # Compared with a bare start: .pth files of installed packages load some names by themselves.
     code = f"import sys; before = set(sys.modules); import {module}; new = set(sys.modules) - before"
@@ -34,16 +36,48 @@ def imported(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("room", "forbidden"),
     [
-        ("batch", ["dask", "distributed", "hpcgpu.cluster", "hpcgpu.jobs", "hpcgpu.options", "hpcgpu.scripts", "hpcgpu.runtime"]),
-        ("runtime", ["hpcgpu.cluster", "hpcgpu.lifecycle", "hpcgpu.manager", "hpcgpu.jobs", "hpcgpu.options", "hpcgpu.scripts"]),
-        ("fabric", ["hpcgpu.cluster", "hpcgpu.jobs", "hpcgpu.options", "hpcgpu.runtime"]),
-        ("checks", ["distributed", "hpcgpu.cluster", "hpcgpu.lifecycle", "hpcgpu.manager", "hpcgpu.cli"]),
-        ("checks/environment.py", ["dask", "hpcgpu.options", "hpcgpu.scripts", "hpcgpu.runtime"]),
-        ("agreement.py", ["distributed", "hpcgpu.cluster", "hpcgpu.lifecycle", "hpcgpu.manager"]),
-        ("options.py", ["hpcgpu.batch", "hpcgpu.jobs", "hpcgpu.cluster", "hpcgpu.scripts"]),
-        ("scripts.py", ["hpcgpu.batch", "hpcgpu.jobs", "hpcgpu.cluster"]),
-        ("jobs.py", ["hpcgpu.cluster", "hpcgpu.scripts", "hpcgpu.options"]),
-        ("directory.py", ["dask", "distributed", "hpcgpu.batch", "hpcgpu.options", "hpcgpu.jobs", "hpcgpu.credentials", "hpcgpu.clusters"]),
+        (
+            "batch",
+            [
+                "dask",
+                "distributed",
+                "hpcgpu.cluster.gpucluster",
+                "hpcgpu.cluster.jobs",
+                "hpcgpu.options.schema",
+                "hpcgpu.scripts.render",
+                "hpcgpu.runtime",
+            ],
+        ),
+        (
+            "runtime",
+            [
+                "hpcgpu.cluster.gpucluster",
+                "hpcgpu.cluster.lifecycle",
+                "hpcgpu.cluster.manager",
+                "hpcgpu.cluster.jobs",
+                "hpcgpu.options.schema",
+                "hpcgpu.scripts.render",
+            ],
+        ),
+        ("fabric", ["hpcgpu.cluster.gpucluster", "hpcgpu.cluster.jobs", "hpcgpu.options.schema", "hpcgpu.runtime"]),
+        ("checks", ["distributed", "hpcgpu.cluster.gpucluster", "hpcgpu.cluster.lifecycle", "hpcgpu.cluster.manager", "hpcgpu.cli"]),
+        ("checks/environment.py", ["dask", "hpcgpu.options.schema", "hpcgpu.scripts.render", "hpcgpu.runtime"]),
+        ("agreement.py", ["distributed", "hpcgpu.cluster.gpucluster", "hpcgpu.cluster.lifecycle", "hpcgpu.cluster.manager"]),
+        ("options.py", ["hpcgpu.batch", "hpcgpu.cluster.jobs", "hpcgpu.cluster.gpucluster", "hpcgpu.scripts.render"]),
+        ("scripts.py", ["hpcgpu.batch", "hpcgpu.cluster.jobs", "hpcgpu.cluster.gpucluster"]),
+        ("jobs.py", ["hpcgpu.cluster.gpucluster", "hpcgpu.scripts.render", "hpcgpu.options.schema"]),
+        (
+            "directory.py",
+            [
+                "dask",
+                "distributed",
+                "hpcgpu.batch",
+                "hpcgpu.options.schema",
+                "hpcgpu.cluster.jobs",
+                "hpcgpu.store.credentials",
+                "hpcgpu.remote.lookup",
+            ],
+        ),
         ("printable.py", ["dask", "distributed", "hpcgpu"]),
         ("ownership.py", ["dask", "distributed", "hpcgpu"]),
         ("records.py", ["dask", "distributed", "hpcgpu"]),
@@ -51,16 +85,16 @@ def imported(path: Path) -> set[str]:
         ("pbsname.py", ["dask", "distributed", "hpcgpu"]),
         ("policy.py", ["dask", "distributed", "hpcgpu", "time", "random", "os"]),
         ("walltime.py", ["dask", "distributed", "hpcgpu", "time"]),
-        ("troubles.py", ["dask", "distributed", "time", "hpcgpu.jobs", "hpcgpu.cluster", "hpcgpu.manager"]),
-        ("groups.py", ["distributed", "hpcgpu.cluster", "hpcgpu.manager", "hpcgpu.scripts"]),
-        ("retire.py", ["hpcgpu.cluster", "hpcgpu.manager", "hpcgpu.groups"]),
-        ("manager.py", ["hpcgpu.cluster", "hpcgpu.cli", "hpcgpu.scripts", "hpcgpu.lifecycle"]),
-        ("lifecycle.py", ["hpcgpu.cluster", "hpcgpu.cli"]),
-        ("connection.py", ["hpcgpu.cluster", "hpcgpu.lifecycle", "hpcgpu.manager", "hpcgpu.cli"]),
-        ("status.py", ["hpcgpu.cluster", "hpcgpu.lifecycle", "hpcgpu.manager", "hpcgpu.cli"]),
-        ("saved.py", ["hpcgpu.batch", "hpcgpu.jobs", "hpcgpu.cluster", "hpcgpu.cli"]),
-        ("profiles", ["dask", "distributed", "hpcgpu.options", "hpcgpu.cluster", "hpcgpu.cli"]),
-        ("bundle.py", ["hpcgpu.cluster", "hpcgpu.manager", "hpcgpu.cli"]),
+        ("troubles.py", ["dask", "distributed", "time", "hpcgpu.cluster.jobs", "hpcgpu.cluster.gpucluster", "hpcgpu.cluster.manager"]),
+        ("groups.py", ["distributed", "hpcgpu.cluster.gpucluster", "hpcgpu.cluster.manager", "hpcgpu.scripts.render"]),
+        ("retire.py", ["hpcgpu.cluster.gpucluster", "hpcgpu.cluster.manager", "hpcgpu.cluster.groups"]),
+        ("manager.py", ["hpcgpu.cluster.gpucluster", "hpcgpu.cli", "hpcgpu.scripts.render", "hpcgpu.cluster.lifecycle"]),
+        ("lifecycle.py", ["hpcgpu.cluster.gpucluster", "hpcgpu.cli"]),
+        ("connection.py", ["hpcgpu.cluster.gpucluster", "hpcgpu.cluster.lifecycle", "hpcgpu.cluster.manager", "hpcgpu.cli"]),
+        ("status.py", ["hpcgpu.cluster.gpucluster", "hpcgpu.cluster.lifecycle", "hpcgpu.cluster.manager", "hpcgpu.cli"]),
+        ("saved.py", ["hpcgpu.batch", "hpcgpu.cluster.jobs", "hpcgpu.cluster.gpucluster", "hpcgpu.cli"]),
+        ("profiles", ["dask", "distributed", "hpcgpu.options.schema", "hpcgpu.cluster.gpucluster", "hpcgpu.cli"]),
+        ("bundle.py", ["hpcgpu.cluster.gpucluster", "hpcgpu.cluster.manager", "hpcgpu.cli"]),
     ],
 )
 def test_no_room_imports_a_higher_one(room: str, forbidden: list[str]) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.clusters import find
-from hpcgpu.directory import ClusterDirectory
+from hpcgpu.remote.lookup import find
+from hpcgpu.store.directory import ClusterDirectory
 
 
 def made(path: Path) -> ClusterDirectory:

@@ -12,11 +12,11 @@ from distributed.core import Status
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.monitor import View
-from hpcgpu.groups import WorkerGroup
-from hpcgpu.jobs import WorkerJob
-from hpcgpu.manager import Manager
-from hpcgpu.options import resolve
-from hpcgpu.policy import Limits
+from hpcgpu.cluster.groups import WorkerGroup
+from hpcgpu.cluster.jobs import WorkerJob
+from hpcgpu.cluster.manager import Manager
+from hpcgpu.options.schema import resolve
+from hpcgpu.scaling.policy import Limits
 
 JOBS, GPUS = 8, 4
 
@@ -37,7 +37,7 @@ class Site:
         self.views = dict[str, View]()
         monitor = SimpleNamespace(views=self.views, alive=lambda: set(self.views))
         self.dispatcher: Any = SimpleNamespace(monitor=monitor, cancelled=set(), batch=SimpleNamespace(log_name=lambda *_: "log"))
-        monkeypatch.setattr("hpcgpu.manager.time.time", lambda: self.now)
+        monkeypatch.setattr("hpcgpu.cluster.manager.time.time", lambda: self.now)
         for _ in range(JOBS):
             self._plan_job(self.group)
         self._submit_planned()

@@ -14,10 +14,19 @@ from click.testing import CliRunner
 
 from hpcgpu import SlurmGPUCluster
 from hpcgpu.cli import main
-from hpcgpu.clusters import locate
-from hpcgpu.options import ClusterOptions, OptionError, SchedulerOptions, WorkerOptions, cluster_directories, names, resolve, resolve_group
+from hpcgpu.options.schema import (
+    ClusterOptions,
+    OptionError,
+    SchedulerOptions,
+    WorkerOptions,
+    cluster_directories,
+    names,
+    resolve,
+    resolve_group,
+)
+from hpcgpu.remote.lookup import locate
 from hpcgpu.runtime.launch import LaunchError, expanded
-from hpcgpu.scripts import render
+from hpcgpu.scripts.render import render
 
 WRONG: list[Any] = [[], ["a"], [None], [["a"]], {}, {"a": "b"}, {1: 2}, {"a": [1]}, True, False, 1.5, math.nan, math.inf, -1, 0, 10**400]
 WRONG += ["", " ", "3", "1.5", "nan", "a\nb", "9" * 400, "\ud800", b"x", object(), datetime.date(2026, 1, 1), datetime.timedelta(0)]

@@ -10,9 +10,9 @@ import dask
 import pytest
 from click.testing import CliRunner
 
-from hpcgpu import values
 from hpcgpu.cli import main as cli
-from hpcgpu.options import OptionError, cluster_directories, resolve, resolve_group
+from hpcgpu.options import values
+from hpcgpu.options.schema import OptionError, cluster_directories, resolve, resolve_group
 
 
 def test_arguments_beat_the_system_s_section_which_beats_the_general_one_which_beats_defaults() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu import ownership
-from hpcgpu.ownership import NotTrusted, check, check_place, check_tree
+from hpcgpu.posix import ownership
+from hpcgpu.posix.ownership import NotTrusted, check, check_place, check_tree
 
 STRANGER = 64321  # a user id that nobody has
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -169,6 +169,6 @@ def test_links_that_never_end_are_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("umask", ["000", "002"])
 def test_directories_that_are_missing_are_made_for_the_user_alone_whatever_the_umask(tmp_path: Path, umask: str) -> None:
-    code = f"import os, pathlib; os.umask(0o{umask}); from hpcgpu.ownership import private_directory as p; p(pathlib.Path('a/b/c'))"
+    code = f"import os, pathlib; os.umask(0o{umask}); from hpcgpu.posix.ownership import private_directory as p; p(pathlib.Path('a/b/c'))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
     assert [f"{(tmp_path / path).stat().st_mode:o}" for path in ("a", "a/b", "a/b/c")] == ["40700"] * 3

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcgpu.policy import Decision, Demand, JobView, Limits, Memory, Past, decide, expected_wait
+from hpcgpu.scaling.policy import Decision, Demand, JobView, Limits, Memory, Past, decide, expected_wait
 
 settings.register_profile("policy", deadline=None, derandomize=True, max_examples=200)
 settings.load_profile("policy")

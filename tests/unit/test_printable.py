@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.cluster.jobs import SchedulerJob
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.text import columns
-from hpcgpu.jobs import SchedulerJob
-from hpcgpu.printable import printable
+from hpcgpu.posix.printable import printable
 
 
 @pytest.mark.parametrize(

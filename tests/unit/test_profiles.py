@@ -13,11 +13,11 @@ import dask
 import pytest
 import yaml
 
-from hpcgpu import profiles
-from hpcgpu.batch.pbsnodes import parse_pbsnodes
-from hpcgpu.options import OptionError, resolve
+from hpcgpu.batch.pbs.nodes import parse_pbsnodes
+from hpcgpu.options import profiles
 from hpcgpu.profiles import draft
-from hpcgpu.scripts import render
+from hpcgpu.options.schema import OptionError, resolve
+from hpcgpu.scripts.render import render
 from tests.unit.test_render import golden
 
 #: What a user of each site gives.

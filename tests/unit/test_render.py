@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.bundle import make, make_single
-from hpcgpu.directory import ClusterDirectory
-from hpcgpu.options import OptionError, resolve
-from hpcgpu.pbsname import pbs_name
-from hpcgpu.saved import read
-from hpcgpu.scripts import render_bundle, render_single
+from hpcgpu.batch.pbs.names import pbs_name
+from hpcgpu.options.schema import OptionError, resolve
+from hpcgpu.scripts.bundle import make, make_single
+from hpcgpu.scripts.render import render_bundle, render_single
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.saved import read
 
 GOLDEN = Path(__file__).parent / "golden"
 PLACE = Path("/home/me/clusters/demo")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.options import OptionError, WorkerOptions, resolve
-from hpcgpu.scaling import jobs_for, limits
+from hpcgpu.options.schema import OptionError, WorkerOptions, resolve
+from hpcgpu.scaling.units import jobs_for, limits
 
 
 def workers(**options: Any) -> WorkerOptions:

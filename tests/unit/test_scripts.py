@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.options import OptionError, resolve
-from hpcgpu.scripts import directive_value, parse_directive, pbs_value, render
+from hpcgpu.options.schema import OptionError, resolve
+from hpcgpu.scripts.render import directive_value, parse_directive, pbs_value, render
 
 GOLDEN = Path(__file__).parent / "golden"
 PLACE = Path("/home/me/.hpcgpu/clusters/demo")

@@ -30,13 +30,13 @@ from distributed.comm.core import CommClosedError
 from distributed.comm.registry import backends
 from distributed.security import Security
 
-from hpcgpu import credentials
-from hpcgpu.connection import wait_for_contact
-from hpcgpu.directory import ClusterDirectory, Contact
+from hpcgpu.cluster.jobs import ClusterError
 from hpcgpu.fabric import certificates, tls
 from hpcgpu.fabric.certificates import CertificateError
-from hpcgpu.jobs import ClusterError
+from hpcgpu.remote.connection import wait_for_contact
 from hpcgpu.runtime.launch import answers
+from hpcgpu.store import credentials
+from hpcgpu.store.directory import ClusterDirectory, Contact
 
 DAY = datetime.timedelta(days=1)
 

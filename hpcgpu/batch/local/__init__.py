@@ -1,0 +1,1 @@
+"""The embedded queue: a batch system of one machine, for trying and for tests."""

@@ -1,0 +1,563 @@
+"""A queue of jobs on this machine, embedded in its clients: the same contract as Slurm, for laptops, workstations and tests.
+
+There is no daemon. The queue is a directory: one file per job, and a lock under which every call of every client moves the
+queue on. Each running job has a supervisor process, which outlives the client, ends the job and starts what may run next::
+
+    lock            held for milliseconds by whoever reads or writes the rest
+    queue.json      the machine: its name, GPUs and job slots
+    last-id         the last job id given away
+    jobs/ID.json    the record of a job, kept after its end
+    jobs/ID.sh      its script, and
+    jobs/ID.env     its environment: both only while the job is alive, which is how the live jobs are found among the ended
+
+A damaged file costs its own job only: a job whose record cannot be read is ended, and its new record says why. Linux only: process
+identity comes from ``/proc``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from hpcgpu.batch.base import BatchError, BatchSystem, BatchUnavailable, JobState, JobStatus, OwnJob, SubmitRefused
+from hpcgpu.batch.command import clean_environment, require
+from hpcgpu.posix import records
+from hpcgpu.posix.ownership import NotTrusted, check, private_directory
+from hpcgpu.posix.processes import alive as _alive
+from hpcgpu.posix.processes import identity as _identity
+from hpcgpu.posix.records import Damaged
+
+__all__ = ["JobRecord", "LocalQueue", "startable"]
+
+_T = TypeVar("_T")
+_GRACE = 3.0  # seconds between TERM and KILL
+_UNKILLABLE = 10.0  # seconds until a killed process is given up: it hangs in the kernel, or belongs to somebody else
+_RETAINED = 1000  # ended jobs that are remembered
+
+#: Starts the supervisor from a shell that ends at once, so that no client has to reap it. Until the supervisor waits for TERM,
+#: TERM is ignored: a cancel that comes earlier is in the record, which the supervisor reads before it starts the script.
+_DETACH = 'trap "" TERM; exec "$@" </dev/null >/dev/null 2>&1 & echo $!'
+
+_REASONS = {JobState.FAILED: "NonZeroExitCode", JobState.TIMEOUT: "TimeLimit"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """One job, as its file has it."""
+
+    job_id: str
+    name: str
+    output: str
+    cwd: str
+    gpus: int = 0  # how many it asks for
+    devices: list[str] = field(default_factory=list)  # which ones it has
+    walltime: float | None = None  # seconds
+    after: str | None = None  # the job that must start, or end, before
+    state: JobState = JobState.PENDING
+    verdict: JobState | None = None  # for a job that is being ended: its state then, if that does not depend on the exit code
+    reason: str = ""
+    start: float | None = None
+    end: float | None = None
+    exit_code: int | None = None
+    supervisor: list[int] = field(default_factory=list)  # pid and start time, see `_identity`
+    leader: list[int] = field(default_factory=list)  # the same of the script's shell, which leads the session of the job
+
+
+@dataclass(frozen=True)
+class _Machine:
+    host: str
+    gpus: list[str]
+    slots: int
+
+
+def startable(records: Sequence[JobRecord], gpus: Sequence[str], slots: int) -> list[tuple[JobRecord, list[str]]]:
+    """Return the jobs that may start now, with the GPUs that each gets: first come, first served.
+
+    A job that waits for another one lets later jobs pass; a job that waits for a GPU or a slot does not.
+
+    Parameters
+    ----------
+    records : sequence of JobRecord
+        The live jobs, in order of submission.
+    gpus : sequence of str
+        All GPUs of the machine.
+    slots : int
+        How many jobs may run at once.
+    """
+    active = [job for job in records if job.state in (JobState.RUNNING, JobState.COMPLETING)]
+    taken = {device for job in active for device in job.devices}
+    free = [device for device in gpus if device not in taken]
+    room = slots - len(active)
+    waiting = {job.job_id for job in records if job.state is JobState.PENDING}
+    starts = []
+    for job in records:
+        if job.job_id not in waiting or job.after in waiting:
+            continue
+        if job.gpus > len(free) or room < 1:
+            break
+        starts.append((job, free[: job.gpus]))
+        free, room = free[job.gpus :], room - 1
+        waiting.remove(job.job_id)
+    return starts
+
+
+def _reasons(records: Sequence[JobRecord]) -> list[JobRecord]:
+    """Pending jobs, none of which may start now, with the reason in Slurm's words."""
+    pending = [job for job in records if job.state is JobState.PENDING]
+    ids = {job.job_id for job in pending}
+    explained, reason = [], "Resources"
+    for job in pending:
+        if job.after in ids:
+            explained.append(replace(job, reason="Dependency"))
+        else:
+            explained.append(replace(job, reason=reason))
+            reason = "Priority"
+    return explained
+
+
+def _directives(text: str) -> dict[str, Any]:
+    """Fields of a `JobRecord` from the ``#HPCGPU --option=value`` lines at the head of a script."""
+    fields: dict[str, Any] = {}
+    for line in text.split("\n"):
+        if line.strip() and not line.startswith("#"):
+            break
+        if not re.match(r"#HPCGPU(\s|$)", line):
+            continue
+        match = re.fullmatch(r'#HPCGPU\s+--([\w-]+)=(?:"((?:[^"\\]|\\["\\])*)"|([^\s"]+))\s*', line)
+        if match is None:
+            raise SubmitRefused(f'`{line}` is no directive of the form `#HPCGPU --option=value` or `#HPCGPU --option="value"`')
+        option, quoted, plain = match.groups()
+        value = plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+        if option == "job-name":
+            fields["name"] = value
+        elif option == "output":
+            fields["output"] = value
+        elif option == "gpus" and re.fullmatch("[0-9]+", value):
+            fields["gpus"] = int(value)
+        elif option == "time" and (parts := re.fullmatch("(?:(?:([0-9]+)-)?([0-9]+):([0-9]+):)?([0-9]+)", value)):
+            days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+            fields["walltime"] = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds) or None  # 0: no limit, as in Slurm
+        elif option in ("gpus", "time"):
+            raise SubmitRefused(f"`{value}` is no value for the directive --{option}")
+        else:
+            raise SubmitRefused(f"unknown directive --{option}: this queue knows --job-name, --output, --gpus and --time")
+    return fields
+
+
+def _devices() -> list[str]:
+    """Ids of the GPUs that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        entries = [entry.strip() for entry in visible.split(",")]
+        valid = itertools.takewhile(lambda entry: entry and not entry.startswith("-"), entries)  # as CUDA reads it
+        return list(dict.fromkeys(valid))
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return []
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return []
+    try:
+        return [str(index) for index in range(nvml.nvmlDeviceGetCount())]
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _members(marks: Mapping[str, str], session: int | None) -> set[psutil.Process]:
+    """Live processes of a job: those with its marks in their environment, those of its session, and what descends from either.
+
+    Any one of these can be lost: a daemon leaves session and parent, a process that sets its title overwrites its environment.
+    """
+    parents: dict[psutil.Process, int] = {}
+    members: set[psutil.Process] = set()
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.Error, OSError):
+            process = psutil.Process(pid)
+            with process.oneshot():
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                parents[process] = process.ppid()
+                if os.getsid(pid) == session or marks.items() <= process.environ().items():
+                    members.add(process)
+    pids: set[int] = set()
+    while len(pids) < len(members):
+        pids = {process.pid for process in members}
+        members |= {process for process, parent in parents.items() if parent in pids}
+    return members
+
+
+def _end(find: Callable[[], set[psutil.Process]], grace: float) -> int:
+    """End all processes that `find` finds, now or later: TERM, then KILL after the grace. Return how many are left even so."""
+    known: set[psutil.Process] = set()
+    for signum, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, _UNKILLABLE)):
+        told: set[psutil.Process] = set()
+        deadline = time.monotonic() + patience
+        while patience:
+            # A process once found stays ours, even when its parent has gone and nothing else shows where it came from.
+            known = find() | {process for process in known if process.is_running() and _identity(process.pid)}
+            if not known:
+                return 0
+            if time.monotonic() > deadline:
+                break
+            for process in known - told:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signum)
+            told |= known
+            time.sleep(0.05)
+    return len(known)
+
+
+class LocalQueue(BatchSystem):
+    """Runs job scripts as processes of this machine, first come first served over its GPUs and a number of slots.
+
+    GPUs and slots belong to the queue directory: the first client sets them for all.
+
+    Parameters
+    ----------
+    directory : Path, optional
+        Where the queue is; default ``$HPCGPU_QUEUE_DIRECTORY``, else ``~/.hpcgpu/queue``.
+    gpus : int, optional
+        Number of GPUs, with ids from ``"0"``; default those in ``CUDA_VISIBLE_DEVICES`` if it is set, else all of the machine.
+    slots : int, optional
+        How many jobs may run at once; default twice the number of cores, at least 8.
+    """
+
+    name = "local"
+
+    def __init__(self, directory: Path | None = None, *, gpus: int | None = None, slots: int | None = None) -> None:
+        path = directory or Path(os.environ.get("HPCGPU_QUEUE_DIRECTORY") or "~/.hpcgpu/queue")
+        self.directory = path.expanduser().resolve()
+        self._jobs = self.directory / "jobs"
+        self._gpus = gpus
+        self._slots = slots
+
+    def check(self) -> None:
+        require("bash", "The local queue runs job scripts with it.")
+        with self._locked():
+            pass
+
+    def version(self) -> str:
+        """Return that it is ours."""
+        return "the queue embedded in hpcgpu"
+
+    def submit(
+        self,
+        script: Path,
+        *,
+        job_name: str,
+        after: str | None = None,
+        exclude: Collection[str] = (),
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> str:
+        try:
+            content, cwd = script.read_bytes(), str(Path.cwd())
+        except OSError as error:
+            raise SubmitRefused(f"cannot submit {script}: {error}") from error
+        fields = {"name": script.name, "output": "hpcgpu-%j.out"} | _directives(content.decode(errors="surrogateescape"))
+        if job_name:
+            fields["name"] = job_name
+        environ = {k: v for k, v in clean_environment(os.environ).items() if k != "LC_ALL" and not k.startswith("HPCGPU_JOB_")}
+        if "LC_ALL" in os.environ:
+            environ["LC_ALL"] = os.environ["LC_ALL"]
+        with self._locked() as machine:
+            last = max([_load(self.directory / "last-id", int) or 0, *map(int, self._ids(".json"))])
+            job = JobRecord(**fields, job_id=str(last + 1), cwd=cwd, after=after)
+            if job.gpus > len(machine.gpus):
+                plural = "" if job.gpus == 1 else "s"
+                raise SubmitRefused(f"job {job.name!r} asks for {job.gpus} GPU{plural}, this machine has {len(machine.gpus)}")
+            if after is not None and not (re.fullmatch("[0-9]+", after) and 0 < int(after) <= last):
+                raise SubmitRefused(f"job {job.name!r} waits for job {after}, which this queue does not know")
+            _store(self.directory / "last-id", last + 1)
+            _replace(self._jobs / f"{job.job_id}.sh", content)
+            _store(self._jobs / f"{job.job_id}.env", environ)
+            self._write(job)
+            with contextlib.suppress(OSError):  # the job is in the queue: whoever comes next can start it
+                self._advance(machine)
+        return job.job_id
+
+    def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        with self._locked() as machine:
+            self._advance(machine)
+            found = [job for job_id in job_ids if (job := self._read(job_id))]
+        return {
+            job.job_id: JobStatus(
+                job_id=job.job_id,
+                state=job.state,
+                name=job.name,
+                reason=job.reason,
+                node="" if job.start is None else machine.host,
+                start=job.start,
+                end=job.end,
+                exit_code=job.exit_code,
+            )
+            for job in found
+        }
+
+    def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        return {}  # `poll` knows all that is known
+
+    def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        wanted = set(job_ids)
+        with self._locked() as machine:
+            for job in self._live():
+                if job.job_id not in wanted:
+                    continue
+                if job.state is JobState.PENDING:
+                    self._close(job, JobState.CANCELLED)
+                elif job.state is JobState.RUNNING and not only_pending:
+                    self._write(replace(job, state=JobState.COMPLETING, verdict=JobState.CANCELLED))
+                    if _alive(job.supervisor):
+                        os.kill(job.supervisor[0], signal.SIGTERM)
+            self._advance(machine)
+
+    def find(self, job_name: str) -> list[str]:
+        with self._locked() as machine:
+            self._advance(machine)
+            return [job.job_id for job in self._live() if job.name == job_name]
+
+    def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
+        if not (job_id := environ.get("HPCGPU_JOB_ID")):
+            return None
+        end = environ.get("HPCGPU_JOB_END")
+        return OwnJob(job_id=job_id, name=environ.get("HPCGPU_JOB_NAME", ""), end=float(end) if end else None)
+
+    @contextlib.contextmanager
+    def _locked(self, *, make: bool = True) -> Iterator[_Machine]:
+        """Hold the queue, making it if it is not there."""
+        try:
+            if make:
+                private_directory(self.directory)
+                self._jobs.mkdir(mode=0o700, exist_ok=True)
+            check(self.directory)  # it runs what it finds there
+            self.directory.chmod(0o700)
+            lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield self._machine()
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a close alone would not free it if another thread has forked meanwhile
+                os.close(lock)
+        except NotTrusted as error:
+            raise BatchError(f"the local queue cannot be used: {error}") from error
+        except OSError as error:
+            raise BatchUnavailable(f"the local queue in {self.directory} cannot be used: {error}") from error
+
+    def _machine(self) -> _Machine:
+        path = self.directory / "queue.json"
+        host = socket.gethostname()
+        if (machine := _load(path, _Machine)) is None:
+            gpus = _devices() if self._gpus is None else [str(index) for index in range(self._gpus)]
+            slots = max(8, 2 * (os.cpu_count() or 1)) if self._slots is None else self._slots
+            machine = _Machine(host, gpus, slots)
+            _store(path, asdict(machine))
+        if machine.host != host:  # its process ids would mean nothing here
+            raise BatchError(
+                f"the local queue in {self.directory} is that of machine {machine.host}; "
+                f"give {host} one of its own by HPCGPU_QUEUE_DIRECTORY, or remove that directory"
+            )
+        for what, asked, there in (("GPUs", self._gpus, len(machine.gpus)), ("slots", self._slots, machine.slots)):
+            if asked not in (None, there):
+                raise BatchError(
+                    f"the local queue in {self.directory} was made with {there} {what}, not {asked}; "
+                    "ask for the same, use another directory, or remove that one when no job is left in it"
+                )
+        return machine
+
+    # The rest is done under the lock.
+
+    def _read(self, job_id: str) -> JobRecord | None:
+        job = _load(self._jobs / f"{job_id}.json", JobRecord) if re.fullmatch("[0-9]+", job_id) else None
+        return job if job is not None and job.job_id == job_id else None
+
+    def _write(self, job: JobRecord) -> None:
+        verdict = job.verdict and job.verdict.value
+        _store(self._jobs / f"{job.job_id}.json", asdict(job) | {"state": job.state.value, "verdict": verdict})
+
+    def _live(self) -> list[JobRecord]:
+        """All jobs that have not ended, in order of submission."""
+        return [job for job_id in self._ids(".env") if (job := self._read(job_id)) and not job.state.ended]
+
+    def _ids(self, suffix: str) -> list[str]:
+        """Ids of the jobs that have such a file, in order of submission."""
+        return sorted((path.stem for path in self._jobs.glob(f"*{suffix}") if re.fullmatch("[1-9][0-9]{0,17}", path.stem)), key=int)
+
+    def _close(self, job: JobRecord, state: JobState, reason: str = "", exit_code: int | None = None) -> None:
+        """Record the end of a job, and forget the oldest ended ones."""
+        self._write(replace(job, state=state, verdict=None, reason=reason, end=time.time(), exit_code=exit_code))
+        for suffix in ("sh", "env"):
+            (self._jobs / f"{job.job_id}.{suffix}").unlink(missing_ok=True)
+        live = set(self._ids(".env"))
+        ended = [job_id for job_id in self._ids(".json") if job_id not in live]
+        for job_id in ended[:-_RETAINED]:
+            (self._jobs / f"{job_id}.json").unlink()
+
+    def _advance(self, machine: _Machine) -> None:
+        """Move the queue on: close jobs that have lost their supervisor or their record, start what may start, say why the rest waits."""
+        for job_id in self._ids(".env"):
+            if self._read(job_id) is None:
+                lost = JobRecord(job_id=job_id, name="", output="", cwd="")
+                _end(partial(_members, self._marks(lost), None), grace=0)
+                self._close(lost, JobState.FAILED, f"its record {self._jobs / job_id}.json is damaged or missing: it was ended")
+        for job in self._live():
+            if job.state is not JobState.PENDING and not _alive(job.supervisor):
+                session = job.leader[0] if _alive(job.leader) else None
+                _end(partial(_members, self._marks(job), session), grace=0)
+                self._close(job, job.verdict or JobState.FAILED, "the process that supervised the job was killed")
+        jobs = self._live()
+        for job, devices in startable(jobs, machine.gpus, machine.slots):
+            self._launch(job, devices)
+        for job in _reasons(self._live()):
+            if job not in jobs:
+                self._write(job)
+
+    def _launch(self, job: JobRecord, devices: list[str]) -> None:
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("HPCGPU_JOB_")}  # it is no part of the job we may be
+        supervise = [sys.executable, "-m", "hpcgpu.batch.local.queue", "run", str(self.directory), job.job_id]
+        done = subprocess.run(
+            ["/bin/sh", "-c", _DETACH, "sh", *supervise],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=Path(__file__).parents[3],  # where `-m` finds this package, installed or not
+            env=environ,
+        )
+        if not done.stdout.strip():
+            raise OSError("no process could be started")
+        supervisor = _identity(int(done.stdout)) or [int(done.stdout), 0]
+        start = time.time()
+        end = None if job.walltime is None else start + job.walltime
+        job = replace(job, state=JobState.RUNNING, reason="", start=start, end=end, devices=devices)
+        self._write(replace(job, supervisor=supervisor))
+
+    def _marks(self, job: JobRecord) -> dict[str, str]:
+        """Variables that tell the processes of this job from all others, and clients inside of it which queue is theirs."""
+        return {"HPCGPU_JOB_ID": job.job_id, "HPCGPU_QUEUE_DIRECTORY": str(self.directory)}
+
+    def _run_script(self, job: JobRecord, machine: _Machine) -> subprocess.Popen[bytes]:
+        environ = _load(self._jobs / f"{job.job_id}.env", dict[str, str])
+        if environ is None:
+            raise OSError(f"its environment {self._jobs / job.job_id}.env is damaged or missing")
+        environ |= self._marks(job) | {"HPCGPU_JOB_NAME": job.name}
+        if job.end is not None:
+            environ["HPCGPU_JOB_END"] = f"{job.end:.3f}"
+        if machine.gpus:
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(job.devices)
+        fill = {"%x": job.name, "%j": job.job_id, "%%": "%"}
+        output = Path(job.cwd, re.sub("%[xj%]", lambda match: fill[match[0]], job.output))
+        log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            return subprocess.Popen(
+                ["bash", self._jobs / f"{job.job_id}.sh"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=job.cwd,
+                env=environ,
+                start_new_session=True,
+                preexec_fn=partial(signal.pthread_sigmask, signal.SIG_SETMASK, ()),  # noqa: PLW1509 - a supervisor has no threads
+            )
+        finally:
+            os.close(log)
+
+    # The supervisor: what the process of a running job does.
+
+    def supervise(self, job_id: str) -> None:
+        """Run a job from its start to its end; the whole life of a supervisor process."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
+        for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):  # the shell had them ignored, the script shall not
+            signal.signal(signum, signal.SIG_DFL)
+        with self._locked(make=False) as machine:
+            job = self._supervised(job_id)
+            if job is None:
+                return  # whoever started this process died before it could say so in the record
+            try:
+                script = None if job.verdict else self._run_script(job, machine)
+            except OSError as error:
+                script, job = None, replace(job, verdict=JobState.FAILED, reason=str(error))
+            if script is None:
+                self._close(job, job.verdict or JobState.FAILED, job.reason)
+                self._advance(machine)
+                return
+            job = replace(job, leader=_identity(script.pid))
+            self._write(job)
+        verdict = _watch(script.pid, job.end)
+        job = replace(job, state=JobState.COMPLETING, verdict=verdict)
+        with contextlib.suppress(BatchError), self._locked(make=False):  # whatever happens to the disk, the processes must end
+            if (current := self._supervised(job_id)) and current.verdict:
+                job = current
+            elif current:
+                self._write(job)
+        # Only now is the script reaped: until then, nobody else can get its pid, by which its session is found.
+        left = _end(partial(_members, self._marks(job), script.pid), _GRACE)
+        code = script.poll()
+        with self._locked(make=False) as machine:
+            if not self._supervised(job_id):
+                return  # somebody has removed the queue
+            state = job.verdict or (JobState.FAILED if code else JobState.COMPLETED)
+            reason = f"{left} processes could not be ended" if left else _REASONS.get(state, "")
+            self._close(job, state, reason, 128 - code if code is not None and code < 0 else code)
+            self._advance(machine)
+
+    def _supervised(self, job_id: str) -> JobRecord | None:
+        """The job, if it is this process that supervises it."""
+        job = self._read(job_id)
+        return job if job and job.supervisor == _identity(os.getpid()) else None
+
+
+def _watch(pid: int, end: float | None) -> JobState | None:
+    """Wait until the script ends or has to: return the state that the job gets, None if that depends on the exit code."""
+    while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        patience = 30.0 if end is None else min(end - time.time(), 30.0)  # short, as the clock may be set
+        if patience <= 0:
+            return JobState.TIMEOUT
+        received = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, patience)
+        if received and received.si_signo == signal.SIGTERM:
+            return JobState.CANCELLED
+    return None
+
+
+def _load(path: Path, shape: type[_T]) -> _T | None:
+    """Content of a JSON file; None if it is missing or damaged."""
+    try:
+        return records.read(path, shape, surrogates=True)
+    except (FileNotFoundError, Damaged):
+        return None
+
+
+def _store(path: Path, data: Any) -> None:
+    _replace(path, json.dumps(data).encode())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file for the user alone, so that others see it whole or not at all."""
+    draft = path.with_name(f"{path.name}.tmp")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    draft.replace(path)
+
+
+if __name__ == "__main__":
+    _, command, directory, job_id = sys.argv
+    assert command == "run"
+    LocalQueue(Path(directory)).supervise(job_id)

@@ -1,0 +1,357 @@
+"""OpenPBS and PBS Pro: qsub, qstat, qdel; qselect to find a job by its name, pbsnodes to know what can never run.
+
+Text formats throughout: the JSON of qstat leaves out jobs and is often invalid. Facts marked [recorded] were seen on a real OpenPBS
+23.06.06, man pages are OpenPBS's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from hpcgpu.batch.base import BatchError, JobState, JobStatus, OwnJob
+from hpcgpu.batch.client import CommandBatch
+from hpcgpu.batch.command import Result, require, run
+from hpcgpu.batch.pbs.names import VARIABLE, pbs_name
+from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
+from hpcgpu.posix.printable import printable
+
+__all__ = ["PBS", "parse_job_id", "parse_qstat"]
+
+#: ``man qstat``, column S. F, X and M have an end of their own, see `_end`; what is not here is UNKNOWN.
+_STATES = {
+    "Q": JobState.PENDING,
+    "H": JobState.PENDING,
+    "W": JobState.PENDING,
+    "T": JobState.PENDING,
+    "B": JobState.RUNNING,
+    "R": JobState.RUNNING,
+    "S": JobState.RUNNING,
+    "U": JobState.RUNNING,
+    "E": JobState.COMPLETING,
+}
+#: Negative values of Exit_status (OpenPBS, ``job.h``, JOB_EXEC_*). What is not here is a failure.
+_EXIT_STATUS = {
+    -4: JobState.NODE_FAIL,  # INITABT: its MoM was started anew
+    -26: JobState.OUT_OF_MEMORY,  # KILL_VMEM
+    -27: JobState.OUT_OF_MEMORY,  # KILL_MEM
+    -29: JobState.TIMEOUT,  # KILL_WALLTIME [recorded]
+}
+#: What the comment of an ended job says where Exit_status does not.
+_COMMENTS = [
+    (re.compile(r"exceeded resource walltime"), JobState.TIMEOUT),  # [recorded]
+    (re.compile(r"exceeded resource (v?mem|pmem)\b"), JobState.OUT_OF_MEMORY),
+    (re.compile(r"preempt", re.IGNORECASE), JobState.PREEMPTED),
+    (re.compile(r"\bnodes? \S+ (is )?down\b", re.IGNORECASE), JobState.NODE_FAIL),
+]
+_DELETED = "91"  # substate of a job that was deleted, before or after it began [recorded]
+
+#: Errors of qsub after which the job may all the same have been accepted.
+_AMBIGUOUS = re.compile(r"timed?[ -]?out|end of file|connection (reset|aborted)|protocol error|broken pipe", re.IGNORECASE)
+#: Errors after which it certainly was not, and which pass: nobody listens, exit code 162 of qsub and qdel, 255 of qstat [recorded].
+_TRANSIENT = re.compile(
+    r"cannot connect to server|couldn't connect to cluster|connection refused|server (is )?(busy|shutting down|too busy)"
+    r"|no route to host|network is unreachable|resource temporarily unavailable|unknown host|pbsconf error|munge (en|de)code",
+    re.IGNORECASE,
+)
+#: Limits on how many jobs a user may have in a queue or at the server (OpenPBS, ``svr_messages.c``).
+_LIMITED = re.compile(r"maximum number of jobs|would exceed .*limit|limit .*(reached|on number of jobs)|too many jobs", re.IGNORECASE)
+#: Ids that are unknown (exit code 153) or have ended (35) are an answer, not an error [recorded]; so is a job that is just ending.
+_GONE = re.compile(r"unknown job id|job has finished|invalid for state of job", re.IGNORECASE)
+
+#: ``0.pbs01``, alone on its line [recorded].
+_JOB_ID = re.compile(r"([0-9]{1,18})\.(?=[\w.-]*[A-Za-z])[A-Za-z0-9][\w.-]{0,250}", re.ASCII)
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+#: Seconds for which what pbsnodes said of the size of nodes is believed.
+_NODES_LAST = 600.0
+
+
+def parse_job_id(stdout: str) -> str | None:
+    """Return the id from what qsub printed, tolerant of what site wrappers print around it."""
+    lines = (line.strip() for line in reversed(stdout.splitlines()))
+    return next((line for line in lines if _JOB_ID.fullmatch(line)), None)
+
+
+def parse_attributes(stdout: str) -> dict[str, dict[str, str]]:
+    """Return the attributes of each job from ``qstat -f``.
+
+    Long lines are folded by a newline and a tab, anywhere, and sometimes before nothing [recorded]. A job whose end did not arrive
+    is left out: what a truncated answer does not say must not be believed to be so.
+    """
+    jobs: dict[str, dict[str, str]] = {}
+    job_id, attributes = "", dict[str, str]()
+    for line in stdout.replace("\r\n", "\n").replace("\n\t", "").split("\n"):
+        if match := re.fullmatch(r"Job Id: (\S+)\s*", line):
+            job_id, attributes = match[1], {}
+        elif match := re.fullmatch(r"    ([\w.]+) = (.*)", line):
+            attributes[match[1]] = match[2]
+        elif not line and job_id:
+            jobs[job_id], job_id = attributes, ""
+    return jobs
+
+
+def parse_qstat(stdout: str) -> dict[str, JobStatus]:
+    """Parse ``qstat -f``, or ``qstat -x -f`` with ended jobs."""
+    return {job_id: _status(job_id, attributes) for job_id, attributes in parse_attributes(stdout).items()}
+
+
+def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
+    letter = job.get("job_state", "")
+    state, exit_code = _end(job) if letter in {"F", "X"} else (_STATES.get(letter, JobState.UNKNOWN), None)
+    start = _epoch(job.get("stime", ""))
+    walltime = _seconds(job.get("Resource_List.walltime", ""))
+    end = None
+    if state.ended:
+        end = _epoch(job.get("obittime", "")) or _number(job.get("history_timestamp", ""))
+    elif start is not None and walltime is not None:
+        end = start + walltime
+    named = re.search(rf"(?:^|,){VARIABLE}=([^,]*)", job.get("Variable_List", ""))
+    hosts = dict.fromkeys(part.split("/", 1)[0] for part in job.get("exec_host", "").split("+") if part)
+    return JobStatus(
+        job_id=job_id,
+        state=state,
+        name=named[1] if named else job.get("Job_Name", ""),
+        reason="" if state is JobState.RUNNING else _reason(job),
+        node=",".join(hosts),
+        start=start,
+        end=end,
+        exit_code=exit_code,
+    )
+
+
+def _end(job: Mapping[str, str]) -> tuple[JobState, int | None]:
+    """Return how a job ended. Success is an Exit_status of 0 and nothing else: substate 92 alone is none (trap 2) [recorded]."""
+    comment = printable(job.get("comment", ""))
+    told = next((state for pattern, state in _COMMENTS if pattern.search(comment)), None)
+    if not re.fullmatch(r"-?[0-9]{1,9}", job.get("Exit_status", "")):
+        if told is not None:
+            return told, None
+        return (JobState.FAILED if "stime" in job and job.get("substate") != _DELETED else JobState.CANCELLED), None
+    status = int(job["Exit_status"])
+    code = None if status < 0 else status - 128 if status > 256 else status  # 256 + signal
+    if told is not None:
+        return told, code
+    if status < 0:
+        return _EXIT_STATUS.get(status, JobState.FAILED), code
+    if job.get("substate") == _DELETED:
+        return JobState.CANCELLED, code
+    return (JobState.COMPLETED if status == 0 else JobState.FAILED), code
+
+
+def _reason(job: Mapping[str, str]) -> str:
+    """Return PBS's own words on why a job waits or ended: the attributes that hold it, and its comment."""
+    if job.get("job_state") == "H":
+        held = [f"{name} = {job[name]}" for name in ("Hold_Types", "depend") if name in job]
+        return ", ".join([*held, *filter(None, [job.get("comment")])])
+    exit_status = job.get("Exit_status", "")
+    return " ".join(filter(None, [job.get("comment", ""), f"(Exit_status = {exit_status})" if exit_status.startswith("-") else ""]))
+
+
+def _epoch(text: str) -> float | None:
+    """Parse ``Fri Nov 20 21:10:43 2026``, local time of the command (``ctime``, whose names are English whatever the locale)."""
+    match = re.fullmatch(r"\w{3} (\w{3}) +(\d{1,2}) (\d\d?):(\d\d?):(\d\d?) (\d{4})", text.strip(), re.ASCII)
+    if match is None or match[1] not in _MONTHS:
+        return None
+    day, hour, minute, second, year = map(int, match.group(2, 3, 4, 5, 6))
+    return time.mktime((year, _MONTHS.index(match[1]) + 1, day, hour, minute, second, 0, 0, -1))
+
+
+def _seconds(text: str) -> float | None:
+    """Parse a walltime: ``[[hours:]minutes:]seconds``."""
+    if not re.fullmatch(r"[0-9]{1,12}(:[0-9]{1,12}){0,2}", text):
+        return None
+    seconds = 0
+    for part in text.split(":"):
+        seconds = seconds * 60 + int(part)
+    return float(seconds)
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+class PBS(CommandBatch):
+    """OpenPBS and PBS Pro, through their commands; see `CommandBatch` for the parameters.
+
+    The name of a job is kept whole in a variable of the job, and shortened for ``-N``, see `pbs_name`. PBS cannot avoid single nodes:
+    `submit` takes no notice of `exclude`.
+    """
+
+    name = "pbs"
+    title = "PBS"
+    ambiguous = _AMBIGUOUS
+    transient = _TRANSIENT
+    limited = _LIMITED
+    query: ClassVar[Mapping[str, str]] = {"LC_ALL": "C"}
+
+    def __init__(self, *, timeout: float = 60.0, attempts: int = 4, sleep: Callable[[float], None] = time.sleep) -> None:
+        super().__init__(timeout=timeout, attempts=attempts, sleep=sleep)
+        self._nodes: Mapping[str, Mapping[str, str]] = {}
+        self._nodes_asked = -_NODES_LAST
+
+    asks_version = ("qstat", "--version")
+    submits = "qsub"
+
+    def check(self) -> None:
+        """Raise `BatchError` when PBS's commands are not there, or when they are Torque's or Slurm's imitations of them."""
+        for command in ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls"):
+            require(command, "PBS's commands are needed: run this on a login node (perhaps after `module load pbs`).")
+        result = run(["qstat", "--version"], timeout=self.timeout, extra_env=self.query)
+        words = " ".join(f"{result.stdout} {result.stderr}".split())
+        if "pbs_version" in words:  # "pbs_version = 23.06.06" [recorded]
+            return
+        if shutil.which("sbatch") or "slurm" in words.lower():
+            whose = "they look like Slurm's imitations of them (slurm-wlm-torque): use SlurmGPUCluster"
+        else:
+            whose = "they look like Torque's, which is not supported: it has no chunks (-l select) and no history of jobs"
+        raise BatchError(
+            f"the qsub and qstat on the PATH are not those of OpenPBS or PBS Pro: {whose}. `qstat --version` says "
+            f"{words[:200] or f'nothing, exit code {result.returncode}'!r}"
+        )
+
+    def _submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:
+        argv = ["qsub", "-N", pbs_name(job_name), "-v", f"{VARIABLE}={job_name}"]
+        if (directory := _log_directory(script)) is not None:
+            argv += ["-o", str(directory / self.log_name(job_name, ""))]
+        if after is not None:
+            argv += ["-W", f"depend=after:{after}"]
+        return [*argv, str(script)]
+
+    def _job_id(self, stdout: str) -> str | None:
+        return parse_job_id(stdout)
+
+    def log_name(self, job_name: str, job_id: str) -> str:
+        """Return the file name of a job's log: qsub must be told it before there is an id, and has no placeholder for one."""
+        return f"{job_name}.log"
+
+    def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        """One qstat for all jobs; ended ones are left out without ``-x`` [recorded].
+
+        qsub accepts what no node can ever fill [recorded]. Where no node is large enough for a waiting job, its reason says so, which
+        PBS itself only says of what is larger than all nodes together.
+        """
+        jobs = self._qstat(sorted(job_ids, key=_order))
+        statuses = {job_id: _status(job_id, job) for job_id, job in jobs.items()}
+        for job_id, status in statuses.items():
+            if status.state is JobState.PENDING and status.reason.startswith("Not Running: "):
+                if shortage := self._shortage(jobs[job_id]):
+                    statuses[job_id] = replace(status, reason=f"{status.reason}; {shortage}")
+        return statuses
+
+    def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        """One ``qstat -x`` for all jobs; nothing where the server keeps no history (``job_history_enable``)."""
+        try:
+            jobs = self._qstat(sorted(job_ids, key=_order), "-x", attempts=1)
+        except BatchError:
+            return {}
+        return {job_id: _status(job_id, job) for job_id, job in jobs.items()}
+
+    def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        """One qdel for all jobs; unknown and ended ids are no error.
+
+        A job that waits for one that was deleted stays held for ever [recorded]: it must be cancelled too.
+        """
+        ids = sorted(job_ids, key=_order)
+        if only_pending and ids:
+            ids = self._held(ids)
+        try:
+            if ids:
+                self._retry(["qdel", *ids], answered=_gone)
+        except BaseException:
+            if only_pending:
+                self._release(ids)
+            raise
+
+    def _held(self, ids: list[str]) -> list[str]:
+        """Hold the jobs that wait, so that none can start meanwhile, and return them.
+
+        qdel has no filter by state. A hold does nothing to a running job that is not to be checkpointed (OpenPBS, ``req_holdjob.c``), hence
+        ``-c n`` in the scripts; it is taken off again.
+        """
+        waiting: list[str] = []
+        try:
+            self._retry(["qhold", "-h", "u", *ids], answered=_gone)
+            jobs = self._qstat(ids)
+            waiting = [job_id for job_id, job in jobs.items() if _STATES.get(job.get("job_state", "")) is JobState.PENDING]
+        finally:  # whatever the server said, nothing that stays may stay held
+            self._release([job_id for job_id in ids if job_id not in waiting])
+        return waiting
+
+    def _release(self, ids: list[str]) -> None:
+        """Take the user's hold off these jobs, as far as the server answers."""
+        if ids:
+            with contextlib.suppress(BatchError):
+                self._retry(["qrls", "-h", "u", *ids], answered=_gone, attempts=1)
+
+    def _named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
+        """Ids of the live jobs of that name, by one qselect for the short name and one qstat for the whole one."""
+        argv = ["qselect", "-u", pwd.getpwuid(os.getuid()).pw_name, "-N", pbs_name(job_name)]
+        found = self._retry(argv, answered=lambda result: False, attempts=attempts).stdout.split()
+        jobs = self._qstat([word for word in found if _JOB_ID.fullmatch(word)], attempts=attempts)
+        statuses = (_status(job_id, job) for job_id, job in jobs.items())
+        return sorted((s.job_id for s in statuses if s.name == job_name and not s.state.ended), key=_order)
+
+    def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
+        """Return the job around this process. PBS has no variable for the end of the walltime.
+
+        The node's index comes from the script where pbsdsh starts it, else from an MPI launcher: there is one process on each node, so
+        that its rank is the index.
+        """
+        job_id = environ.get("PBS_JOBID")
+        if not job_id:
+            return None
+        indices = (environ.get(n) for n in ("HPCGPU_NODE", "PALS_NODEID", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PBS_NODENUM"))
+        node = next((int(index) for index in indices if index and index.isdigit()), 0)
+        return OwnJob(job_id=job_id, name=environ.get(VARIABLE) or environ.get("PBS_JOBNAME", job_id), node=node)
+
+    def _qstat(self, ids: list[str], *options: str, attempts: int | None = None) -> dict[str, dict[str, str]]:
+        """Attributes of these jobs. Of several ids the known ones are printed, whatever the exit code [recorded]."""
+        if not ids:
+            return {}
+        jobs = parse_attributes(self._retry(["qstat", *options, "-f", *ids], answered=_gone, attempts=attempts).stdout)
+        return {job_id: job for job_id, job in jobs.items() if job_id in ids}
+
+    def _shortage(self, job: Mapping[str, str]) -> Shortage | None:
+        """Return what no node has that a waiting job asks for; nothing where pbsnodes does not tell."""
+        if time.monotonic() - self._nodes_asked >= _NODES_LAST:
+            self._nodes_asked = time.monotonic()
+            try:
+                result = run(["pbsnodes", "-av"], timeout=self.timeout, extra_env=self.query)
+            except BatchError:
+                result = Result((), 1, "", "")
+            self._nodes = parse_pbsnodes(result.stdout) if result.returncode == 0 else {}
+        return Shortage.of(job, self._nodes)
+
+
+def _gone(result: Result) -> bool:
+    """Whether a command complains of nothing but ids that are unknown or have ended."""
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    return bool(lines) and all(_GONE.search(line) for line in lines)
+
+
+def _order(job_id: str) -> tuple[int, str]:
+    number = re.match(r"\d+", job_id)
+    return (int(number[0]) if number else 0, job_id)
+
+
+def _log_directory(script: Path) -> Path | None:
+    """Return the directory that a script's ``#PBS -o DIRECTORY/`` names."""
+    try:
+        text = script.read_text(errors="replace")
+    except OSError:
+        return None  # qsub says it better
+    for line in text.splitlines():
+        if line.startswith("#PBS -o "):
+            with contextlib.suppress(ValueError):
+                words = shlex.split(line)
+                return Path(words[2]) if len(words) == 3 and words[2].endswith("/") else None
+    return None

@@ -1,0 +1,129 @@
+"""Whether any node of a PBS is large enough for a job, from what pbsnodes says.
+
+PBS says "Can Never Run" only of what is more than all nodes together; a chunk that is larger than every node waits for ever, as "Not
+Running" (seen on OpenPBS 23.06.06). Pure functions; where something is not known, nothing is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from hpcgpu.posix.printable import printable
+
+__all__ = ["Shortage", "amount", "by_host", "parse_pbsnodes"]
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
+#: Resources of a chunk that say how it runs, not what it needs.
+_SETTINGS = frozenset({"mpiprocs", "ompthreads"})
+
+
+def parse_pbsnodes(stdout: str) -> dict[str, dict[str, str]]:
+    """Return the attributes of each vnode from ``pbsnodes -av``: a name, indented ``name = value`` lines, an empty line."""
+    nodes: dict[str, dict[str, str]] = {}
+    attributes: dict[str, str] = {}
+    for line in printable(stdout, None, lines=True).split("\n"):
+        if match := re.fullmatch(r"\s+([\w.]+) = (.*)", line):
+            attributes[match[1]] = match[2]
+        elif line.strip():
+            attributes = nodes[line.strip()] = {}
+    return nodes
+
+
+def amount(text: str) -> float | None:
+    """Return a number or a size (``4gb``, ``100kb``, ``16``) as a number; None for a word."""
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)([kmgtp]?)b?", text.strip().lower())
+    return float(match[1]) * _UNITS[match[2]] if match else None
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A request that no node of the queue, or not enough of them, can ever fill."""
+
+    chunks: int
+    chunk: str
+    nodes: int
+
+    def __str__(self) -> str:
+        asked = self.chunk.replace(":", " ")
+        if self.nodes == 0:
+            return f"no node has {asked}"
+        return f"{self.chunks} times {asked} is more than there is: room for {self.nodes}"
+
+    @classmethod
+    def of(cls, job: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> Shortage | None:
+        """Return the first kind of chunk that can never be placed, None if all can or if it cannot be told.
+
+        Parameters
+        ----------
+        job : mapping
+            Attributes of a job, from ``qstat -f``.
+        nodes : mapping of str to mapping
+            Attributes of all vnodes. Nodes that are down count: they may come back.
+        """
+        own = [node for node in nodes.values() if node.get("queue") == job.get("queue")]
+        eligible = own or [node for node in nodes.values() if "queue" not in node]
+        if not eligible:
+            return None
+        place = job.get("Resource_List.place", "").split(":")
+        vnodes = [_resources([node]) for node in eligible]
+        hosts = [_resources(group) for group in by_host(eligible)]
+        known = set().union(*vnodes)
+        for chunk in job.get("Resource_List.select", "").split("+"):
+            match = re.fullmatch(r"(?:([0-9]{1,9}):)?(\w+=.*)", chunk)
+            if match is None:
+                continue
+            needs = dict(part.split("=", 1) for part in match[2].split(":") if "=" in part)
+            # A resource that no node has may be the server's or the queue's own.
+            needs = {name: value for name, value in needs.items() if name in known and name not in _SETTINGS}
+            places = [_room(needs, place_) for place_ in (vnodes if "vscatter" in place else hosts)]
+            room = sum(min(n, 1) for n in places) if {"scatter", "vscatter"} & set(place) else sum(places)
+            count = int(match[1] or 1)
+            if needs and room < count:
+                return cls(count, ":".join(f"{name}={value}" for name, value in needs.items()), room)
+        return None
+
+
+def by_host(nodes: Iterable[Mapping[str, str]]) -> Iterable[list[Mapping[str, str]]]:
+    """Group vnodes by their host: a chunk may be spread over those of one host, not over hosts."""
+    hosts: dict[str, list[Mapping[str, str]]] = defaultdict(list)
+    for i, node in enumerate(nodes):
+        hosts[node.get("resources_available.host", str(i))].append(node)
+    return hosts.values()
+
+
+def _resources(nodes: Iterable[Mapping[str, str]]) -> dict[str, float | set[str]]:
+    """What vnodes have together: numbers are added, words are joined."""
+    total: dict[str, float | set[str]] = {}
+    for node in nodes:
+        for key, text in node.items():
+            if not key.startswith("resources_available."):
+                continue
+            name = key.removeprefix("resources_available.")
+            number, so_far = amount(text), total.get(name)
+            if number is None or isinstance(so_far, set):
+                total[name] = (so_far if isinstance(so_far, set) else set()) | _words(text)
+            else:
+                total[name] = number + (so_far or 0.0)
+    return total
+
+
+def _words(text: str) -> set[str]:
+    return set(text.strip("\"'").lower().split(","))
+
+
+def _room(needs: Mapping[str, str], there: Mapping[str, float | set[str]]) -> int:
+    """How many such chunks fit into a node or host; a number that PBS does not know counts as 0."""
+    room = 10**9
+    for name, value in needs.items():
+        have = there.get(name, 0.0)
+        need = amount(value)
+        if isinstance(have, set):
+            room = min(room, 10**9 if _words(value) & have else 0)
+        elif need is None:
+            room = min(room, 0)
+        elif need > 0:
+            room = min(room, int(have // need))
+    return room

@@ -1,0 +1,233 @@
+"""Slurm: sbatch, squeue, scancel, and sacct where there is accounting.
+
+Text formats throughout: the JSON of squeue changed its schema in 22.05, 23.11 and 24.05. Facts marked [probe] were seen on a
+real Slurm 22.05.8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from hpcgpu.batch.base import BatchError, JobState, JobStatus, OwnJob
+from hpcgpu.batch.client import CommandBatch
+from hpcgpu.batch.command import require, run
+
+__all__ = ["Slurm"]
+
+#: ``man squeue``, JOB STATE CODES. What is not here is UNKNOWN.
+_STATES = {
+    "PENDING": JobState.PENDING,
+    "CONFIGURING": JobState.PENDING,
+    "REQUEUED": JobState.PENDING,
+    "REQUEUE_FED": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING,
+    "RESV_DEL_HOLD": JobState.PENDING,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "POWER_UP_NODE": JobState.PENDING,
+    "RUNNING": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "STAGE_OUT": JobState.COMPLETING,
+    "COMPLETING": JobState.COMPLETING,
+    "COMPLETED": JobState.COMPLETED,
+    "CANCELLED": JobState.CANCELLED,
+    "REVOKED": JobState.CANCELLED,
+    "FAILED": JobState.FAILED,
+    "BOOT_FAIL": JobState.FAILED,
+    "LAUNCH_FAILED": JobState.FAILED,
+    "RECONFIG_FAIL": JobState.FAILED,
+    "NODE_FAIL": JobState.NODE_FAIL,
+    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
+    "PREEMPTED": JobState.PREEMPTED,
+    "TIMEOUT": JobState.TIMEOUT,
+    "DEADLINE": JobState.TIMEOUT,
+}
+
+#: Errors after which the job may all the same have been accepted (Nextflow #970, for "Socket timed out").
+_AMBIGUOUS = re.compile(r"timed out|zero bytes were transmitted|connection (reset|aborted)|unexpected message", re.IGNORECASE)
+#: Errors after which it certainly was not, and which pass.
+_TRANSIENT = re.compile(
+    r"unable to contact slurm controller|transport endpoint|connection (refused|failure)|resource temporarily unavailable"
+    r"|temporarily unable|slurmctld.*(down|not respond)|slurm backup controller|communication (connection )?failure"
+    # slurm.conf is not there, and no controller that could send it [probe]
+    r"|dns srv lookup|fetch config|configuration source|unable to (status file|process configuration file)"
+    r"|no route to host|network is unreachable|host name lookup failure|unknown host|name or service not known"
+    # munged is away, or clocks differ
+    r"|munged|munge (en|de)code|protocol authentication error",
+    re.IGNORECASE,
+)
+#: Errors that say that this user has as many jobs as allowed (``man sacctmgr``: MaxSubmitJobs, GrpSubmitJobs) ...
+_LIMITED = re.compile(r"(max|grp)submit\w*|violates accounting/qos policy", re.IGNORECASE)
+#: ... unless they name a limit that the job itself breaks.
+_PER_JOB = re.compile(r"max\w*(wall|perjob|pernode|mins)\w*", re.IGNORECASE)
+#: What scancel says of ids that are unknown or have ended.
+_GONE = re.compile("invalid job id|already completing|job/step already", re.IGNORECASE)
+#: For what is parsed; not for sbatch, which hands its environment on to the job.
+_QUERY = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+#: Seconds for sacct, which is only asked for more than squeue knows and hangs where the accounting database is away.
+_ACCOUNTING_TIMEOUT = 10.0
+_SQUEUE_FORMAT = "%i|%T|%N|%S|%e|%j|%r"
+#: ASCII, and no longer than any release makes them: an id goes into commands.
+_ID = re.compile(r"[0-9]{1,18}")
+_JOB_ID = re.compile(r"([0-9]{1,18})(?:;\S+)?")
+
+
+def parse_state(word: str) -> JobState:
+    """Return the state for one of Slurm's names; ``CANCELLED by 1000`` and ``COMPLETING+`` count by their first word."""
+    return _STATES.get(re.split(r"[\s+,]", word.strip().upper(), maxsplit=1)[0], JobState.UNKNOWN)
+
+
+def parse_job_id(stdout: str) -> str | None:
+    """Return the id from ``sbatch --parsable``, tolerant of what site wrappers print around it (``jobid[;cluster]``)."""
+    lines = [line.strip() for line in stdout.splitlines()]
+    for line in reversed(lines):
+        if match := _JOB_ID.fullmatch(line):
+            return match[1]
+    for line in reversed(lines):  # a wrapper that swallows --parsable
+        if match := re.search(r"[Ss]ubmitted batch job ([0-9]{1,18})(?![0-9])", line):
+            return match[1]
+    return None
+
+
+def parse_squeue(stdout: str) -> dict[str, JobStatus]:
+    """Parse `_SQUEUE_FORMAT` lines; lines of another shape are left out, as a truncated answer must not be believed."""
+    jobs = {}
+    for line in stdout.split("\n"):
+        fields = line.strip().split("|", 6)
+        if len(fields) != 7 or not _ID.fullmatch(fields[0]):
+            continue
+        job_id, state, node, start, end, rest, reason = fields
+        if "|" in reason:  # a job name may hold the separator, a reason does not
+            rest, reason = f"{rest}|{reason}".rsplit("|", 1)
+        jobs[job_id] = JobStatus(
+            job_id=job_id,
+            state=parse_state(state),
+            name=rest,
+            reason="" if reason in {"None", "(null)"} else reason,
+            node="" if node == "(null)" else node,
+            start=_epoch(start),
+            end=_epoch(end),
+        )
+    return jobs
+
+
+def parse_sacct(stdout: str) -> dict[str, JobStatus]:
+    """Parse ``sacct -X -n -P -o JobIDRaw,State,ExitCode,NodeList,Start,End,JobName``."""
+    jobs = {}
+    for line in stdout.split("\n"):
+        fields = line.strip().split("|", 6)
+        if len(fields) != 7 or not _ID.fullmatch(fields[0]):
+            continue
+        job_id, state, exit_code, node, start, end, name = fields
+        jobs[job_id] = JobStatus(
+            job_id=job_id,
+            state=parse_state(state),
+            name=name,
+            node="" if node == "None assigned" else node,
+            start=_epoch(start),
+            end=_epoch(end),
+            exit_code=parse_exit_code(exit_code),
+        )
+    return jobs
+
+
+def parse_exit_code(text: str) -> int | None:
+    """Return the exit code for Slurm's ``code:signal``; 128 + N for signal N."""
+    match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text.strip())
+    if match is None:
+        return None
+    code, signal = int(match[1]), int(match[2])
+    return 128 + signal if signal else code
+
+
+def _only(ids: Iterable[str], jobs: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
+    """Return the jobs that were asked for: no answer may bring in others."""
+    return {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
+
+
+def _epoch(text: str) -> float | None:
+    """Parse a time printed under ``SLURM_TIME_FORMAT=%s``; "N/A" and "Unknown" are None."""
+    return float(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+class Slurm(CommandBatch):
+    """Slurm, through its commands; see `CommandBatch` for the parameters."""
+
+    name = "slurm"
+    title = "Slurm"
+    ambiguous = _AMBIGUOUS
+    transient = _TRANSIENT
+    limited = _LIMITED
+    per_job = _PER_JOB
+    query = _QUERY
+
+    asks_version = ("sbatch", "--version")
+    submits = "sbatch"
+
+    def check(self) -> None:
+        """Raise `BatchError` when Slurm's commands are not there."""
+        for command in ("sbatch", "squeue", "scancel"):
+            require(command, "Slurm's commands are needed: run this on a login node (perhaps after `module load slurm`).")
+
+    def _submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:
+        argv = ["sbatch", "--parsable", f"--job-name={job_name}"]
+        if after is not None:
+            argv.append(f"--dependency=after:{after}")
+        if exclude:
+            argv.append(f"--exclude={','.join(exclude)}")
+        return [*argv, str(script)]
+
+    def _job_id(self, stdout: str) -> str | None:
+        return parse_job_id(stdout)
+
+    def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        """One squeue for all jobs. A single unknown id is an error to squeue, several are left out [probe]."""
+        ids = sorted(job_ids)
+        if not ids:
+            return {}
+        return _only(ids, self._squeue([f"--jobs={','.join(ids)}", "--states=all"]))
+
+    def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        """One sacct for all jobs; nothing where there is no accounting ("Slurm accounting storage is disabled", exit code 1).
+
+        A sacct that is missing or hangs tells nothing either: it must not take away what squeue said.
+        """
+        ids = sorted(job_ids)
+        if not ids:
+            return {}
+        argv = ["sacct", "-X", "-n", "-P", "-o", "JobIDRaw,State,ExitCode,NodeList,Start,End,JobName", "-j", ",".join(ids)]
+        try:
+            result = run(argv, timeout=min(self.timeout, _ACCOUNTING_TIMEOUT), extra_env=_QUERY)
+        except BatchError:
+            return {}
+        return _only(ids, parse_sacct(result.stdout)) if result.returncode == 0 else {}
+
+    def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        """One scancel for all jobs; unknown and ended ids are no error to it [probe]."""
+        ids = sorted(job_ids)
+        if not ids:
+            return
+        argv = ["scancel", *(["--state=PENDING"] if only_pending else []), *ids]
+        self._retry(argv, answered=lambda result: bool(_GONE.search(result.words)))
+
+    def _named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
+        """Ids of the live jobs of that name. One that has ended may be an earlier cluster's of the same name."""
+        jobs = self._squeue(["--me", f"--name={job_name}"], attempts=attempts)
+        return sorted((i for i, job in jobs.items() if job.name == job_name and not job.state.ended), key=int)
+
+    def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
+        """Return the job around this process. SLURM_JOB_END_TIME is not set before 23.02."""
+        job_id = environ.get("SLURM_JOB_ID")
+        if not job_id:
+            return None
+        end = _epoch(environ.get("SLURM_JOB_END_TIME", ""))
+        return OwnJob(job_id=job_id, name=environ.get("SLURM_JOB_NAME", job_id), node=int(environ.get("SLURM_NODEID", "0")), end=end)
+
+    def _squeue(self, arguments: list[str], *, attempts: int | None = None) -> dict[str, JobStatus]:
+        argv = ["squeue", "--noheader", f"--format={_SQUEUE_FORMAT}", *arguments]
+        result = self._retry(argv, answered=lambda result: "invalid job id" in result.words.lower(), attempts=attempts)
+        return parse_squeue(result.stdout)

@@ -1,0 +1,1 @@
+"""What the user holds, and what keeps its jobs as they should be."""

@@ -1,0 +1,137 @@
+"""What `GPUCluster.adapt` returns: the limits that the user gave, what is thought, and what was decided."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpcgpu.cluster.groups import WorkerGroup
+from hpcgpu.scaling.policy import Decision, Limits, expected_wait
+
+__all__ = ["AdaptiveState", "GPUAdaptive"]
+
+_LOG_LENGTH = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveState:
+    """What adaptive scaling thinks now.
+
+    Attributes
+    ----------
+    target : int
+        Jobs that it wants.
+    jobs : int
+        Jobs that there are, or that wait.
+    running, pending : int
+        Of these.
+    waiting : dict of str to str
+        Reason in words, by job id, of those that wait.
+    expected_wait : float or None
+        Seconds that a job submitted now would wait, as learned from those before it.
+    gpu_hours : float
+        Used so far.
+    reason : str
+        Why it does, or does not, scale.
+    paused : str
+        Why it submits nothing until `GPUAdaptive.resume`; empty while it is not paused.
+    """
+
+    target: int
+    jobs: int
+    running: int
+    pending: int
+    waiting: dict[str, str]
+    expected_wait: float | None
+    gpu_hours: float
+    reason: str
+    paused: str
+
+
+class GPUAdaptive:
+    """Adaptive scaling of one group of workers, by whole jobs. The cluster's event loop drives it; see `hpcgpu.scaling.policy`.
+
+    Parameters
+    ----------
+    group : WorkerGroup
+    limits : Limits
+        In jobs.
+    target_duration : float
+        Seconds in which the work that is known shall be done.
+    wake : callable
+        Called when there is something new to decide.
+
+    Attributes
+    ----------
+    minimum, maximum : int
+        In workers, always finite.
+    log : collections.deque of (float, str)
+        Every decision: epoch seconds, and what and why.
+    """
+
+    def __init__(self, group: WorkerGroup, limits: Limits, target_duration: float, wake: Callable[[], None]) -> None:
+        self.group = group
+        self.target_duration = target_duration
+        self.minimum = limits.minimum * group.options.workers_per_job
+        self.maximum = limits.maximum * group.options.workers_per_job
+        self.log: deque[tuple[float, str]] = deque(maxlen=_LOG_LENGTH)
+        self._wake = wake
+        self._decision = Decision(target=0, reason="nothing was decided yet")
+
+    def __repr__(self) -> str:
+        group = "" if self.group.name == "default" else f" of group {self.group.name!r}"
+        return f"<GPUAdaptive{group}: {self.minimum} to {self.maximum} workers, {self._decision.reason}>"
+
+    @property
+    def running(self) -> bool:
+        """Whether it still decides the size of its group."""
+        return self.group.adaptive is self
+
+    @property
+    def periodic_callback(self) -> GPUAdaptive | None:
+        """Not None while it runs; distributed's widget looks at it."""
+        return self if self.running else None
+
+    @property
+    def state(self) -> AdaptiveState:
+        """What it thinks now."""
+        now = time.time()
+        jobs = [job for job in self.group.jobs if job.alive and not job.leaving]
+        waiting = {job.job_id: job.info(now=now).reason for job in jobs if job.pending and job.job_id}
+        views = [self.group.view(job) for job in jobs]
+        return AdaptiveState(
+            target=self._decision.target,
+            jobs=len(jobs),
+            running=sum(not job.pending for job in jobs),
+            pending=sum(job.pending for job in jobs),
+            waiting=waiting,
+            expected_wait=expected_wait(self.group.waits, views, now),
+            gpu_hours=self.group.gpu_seconds(now=now) / 3600,
+            reason=self._decision.reason,
+            paused=self.group.failures.paused,
+        )
+
+    def decided(self, decision: Decision, *, now: float) -> None:
+        """Take note of a decision; those that change something are logged, and those whose target is new."""
+        if decision.acts or decision.target != self._decision.target or not self.log:
+            self.log.append((now, decision.reason))
+        self._decision = decision
+
+    def note(self, text: str, *, now: float) -> None:
+        """Log what is no decision."""
+        self.log.append((now, text))
+
+    def resume(self) -> None:
+        """Go on after it paused on failures."""
+        self.group.failures.start_anew()
+        self.note("resumed by the user", now=time.time())
+        self._wake()
+
+    def stop(self) -> None:
+        """Stop deciding; the jobs there stay."""
+        if self.running:
+            self.group.adaptive = None
+            alive = sum(job.alive and not job.leaving for job in self.group.jobs)
+            self.group.resize(Limits(maximum=alive, fixed=True))

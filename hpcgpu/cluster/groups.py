@@ -1,0 +1,231 @@
+"""A group of worker jobs that are alike: what they ask for, how many there shall be, and what has happened to them.
+
+A group joins what is known of its jobs for `hpcgpu.scaling.policy`; the cluster carries out what that decides.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcgpu.batch.base import JobState
+from hpcgpu.batch.reasons import Outlook, outlook
+from hpcgpu.options.schema import WorkerOptions
+from hpcgpu.scaling import policy, repair, units
+from hpcgpu.scaling.failures import Failures
+from hpcgpu.scaling.policy import Demand, JobView, Limits, Memory, Past
+from hpcgpu.scaling.walltime import margin
+
+if TYPE_CHECKING:
+    from hpcgpu.cluster.adaptive import GPUAdaptive
+    from hpcgpu.cluster.jobs import WorkerJob
+
+__all__ = ["DEFAULT", "WorkerGroup", "demands"]
+
+#: Name of the group that every cluster has.
+DEFAULT = "default"
+#: Share of the workers' memory above which more of them are wished for (as `Scheduler.adaptive_target` does).
+_MEMORY_FULL = 0.6
+
+
+class WorkerGroup:
+    """One family of worker jobs.
+
+    Parameters
+    ----------
+    name : str
+    options : WorkerOptions
+    script : Path
+        What its jobs are submitted from.
+    restarts : int
+        Jobs that may fail in a row and be replaced.
+    """
+
+    def __init__(self, name: str, options: WorkerOptions, script: Path, restarts: int) -> None:
+        self.name = name
+        self.options = options
+        self.script = script
+        self.failures = Failures(restarts)
+        self.limits = Limits(maximum=0, fixed=True, gpus_per_job=self.gpus_per_job)
+        self.demand = Demand()
+        self.waits: list[float] = []
+        self.jobs: list[WorkerJob] = []
+        self.adaptive: GPUAdaptive | None = None
+        #: Why it has the jobs that it has, as of the last decision, and whether that keeps jobs out that it should have.
+        self.reason, self.held = "its jobs are about to be submitted", False
+        self._memory = Memory()
+
+    @property
+    def gpus_per_job(self) -> int:
+        """GPUs of one job."""
+        return self.options.nodes_per_job * self.options.gpus_per_node
+
+    def resize(self, limits: Limits) -> None:
+        """Take new limits."""
+        self.limits, self._memory = replace(limits, gpus_per_job=self.gpus_per_job), Memory()
+
+    @property
+    def within_reach(self) -> int:
+        """Jobs that there may be without any further call of the user."""
+        alive = sum(job.alive and not job.leaving for job in self.jobs)
+        return alive if self.failures.paused else max(alive, self.limits.maximum)
+
+    def decide(self, *, now: float) -> policy.Decision:
+        """Decide how many jobs there should be."""
+        self.failures.time_passed(now=now)
+        views = [self.view(job) for job in self.jobs if job.alive]
+        decision = policy.decide(views, self.demand, self.limits, self._past(now=now), self._memory, now=now)
+        self._memory = decision.memory
+        self.reason = decision.reason
+        self.held = decision.target > sum(not view.retiring for view in views) + decision.submit
+        return decision
+
+    def view(self, job: WorkerJob) -> JobView:
+        """Return what the policy must know of a job."""
+        return JobView(
+            name=job.name,
+            pending=job.pending,
+            submitted=job.submitted,
+            leaves=self.leaves(job),
+            workers=len(job.workers),
+            processing=job.processing,
+            nbytes=job.nbytes,
+            wanted=job.wanted,
+            actors=job.actors,
+            memory=job.memory,
+            idle_since=job.idle_since,
+            retiring=job.leaving,
+        )
+
+    def _past(self, *, now: float) -> Past:
+        full = self.failures.full
+        if not self.limits.fixed:  # more jobs would only wait for the same limit
+            statuses = (job.queue_status for job in self.jobs if job.pending)
+            full = full or next((status.reason for status in statuses if outlook(status) is Outlook.LIMIT), "")
+        return Past(
+            waits=tuple(self.waits),
+            gpu_seconds=self.gpu_seconds(now=now),
+            paused=self.failures.paused,
+            next_try=self.failures.next_try,
+            full=full,
+        )
+
+    def leaves(self, job: WorkerJob) -> float | None:
+        """Return from when on another job is needed in a job's place: its walltime ends, or some of its workers are lost for good.
+
+        While nothing is submitted, what is left of a job that lost workers is better than nothing.
+        """
+        return self.walltime_ends(job) if job.judged_at is None or self.failures.paused else job.judged_at
+
+    def walltime_ends(self, job: WorkerJob) -> float | None:
+        """Return when a running job's workers must begin to retire because its walltime ends."""
+        status = job.queue_status
+        if status.state is not JobState.RUNNING or status.start is None or status.end is None:
+            return None
+        return status.end - margin(status.end - status.start, self.options.walltime_margin, job.nbytes)
+
+    def look_for_absent(self, job: WorkerJob, *, now: float) -> bool:
+        """Take note of the workers that a job lacks; whether it lacks them for good, which is said once."""
+        names = units.workers_of(job.name, self.options)
+        job.absence = repair.observe(job.absence, names, self.options.nodes_per_job, set(job.workers.values()), now=now)
+        if not job.absence:
+            job.judged_at = None
+        if job.judged or not job.absence or job.absence.left(self.options.death_timeout, now=now) > 0:
+            return False
+        job.judged_at = now
+        self.failures.workers_lost(job.queue_status.node, within=self.options.death_timeout, now=now)
+        return True
+
+    def replaceable(self, target: int, *, now: float) -> list[WorkerJob]:
+        """Return the jobs that lost workers for good and may go now; `target` is how many jobs there should be."""
+        if self.failures.paused:
+            return []
+        staying = [job for job in self.jobs if job.alive and not job.leaving]
+        short = [job for job in staying if job.judged]
+        comes = bool(self.failures.full) or any(job.job_id and not job.workers and not job.judged for job in staying)
+        whole = sum(bool(job.workers) and not job.absence for job in staying)
+        ready = [job for job in short if now >= job.retry_at]
+        return ready[: repair.may_go(len(short), whole, target, comes=comes)]
+
+    def gpu_seconds(self, *, now: float) -> float:
+        """Return what its jobs have used so far, from their starts and ends."""
+        return self.gpus_per_job * sum(job.seconds_used(now=now) for job in self.jobs)
+
+    def learn_wait(self, job: WorkerJob) -> None:
+        """Learn from a job how long it took until its workers were there: its wait in the queue and their start."""
+        if not job.wait_known and job.joined_at is not None:
+            job.wait_known = True
+            self.waits.append(max(0.0, job.joined_at - job.submitted))
+
+    def excluded(self) -> list[str]:
+        """Nodes that its next job avoids: the user's own and those that lost jobs."""
+        own: list[str] = []
+        for text in self.options.job_extra_directives if self.failures.excluded else ():
+            option, _, value = text.replace("=", " ", 1).strip().partition(" ")
+            if option in ("-x", "--exclude"):
+                own += shlex.split(value)
+        return [*own, *self.failures.excluded]
+
+    def can_run(self, resources: Mapping[str, float]) -> bool:
+        """Whether a task that needs these abstract resources can run on its workers."""
+        there = dict(self.options.worker_resources())
+        return all(there.get(name, 0.0) >= amount for name, amount in resources.items())
+
+    def take_load(self, workers: Mapping[str, Mapping[str, Any]], *, now: float) -> None:
+        """Take over what the scheduler says of its workers, by their names."""
+        for job in self.jobs:
+            if not job.alive:
+                continue
+            loads = [workers[name] for name in job.workers.values() if name in workers]
+            job.processing = sum(load["processing"] for load in loads)
+            job.nbytes = sum(load["nbytes"] for load in loads)
+            job.wanted = sum(load["wanted"] for load in loads)
+            job.actors = sum(load["actors"] for load in loads)
+            job.memory = sum(load["memory_limit"] or math.inf for load in loads)
+            job.worked = job.worked or bool(job.processing or job.nbytes)
+            job.complete = job.complete or len(job.workers) >= self.options.workers_per_job  # one may be lost for good later
+            job.idle_since = (job.idle_since or now) if job.complete and job.workers and not job.processing else None
+
+
+def demands(load: Mapping[str, Any], groups: Iterable[WorkerGroup]) -> dict[str, Demand]:
+    """Return what the scheduler wishes for each group: `Scheduler.adaptive_target`, which knows neither groups nor resources, for groups.
+
+    Parameters
+    ----------
+    load : mapping
+        See `hpcgpu.runtime.extension.Extension.load`.
+    groups : iterable of WorkerGroup
+        Work that no worker has counts for the first group that can run it; put the adaptive ones first.
+    """
+    listed = list(groups)
+    waiting: dict[str, list[Mapping[str, Any]]] = {group.name: [] for group in listed}
+    for kind in load["waiting"]:
+        if able := next((group for group in listed if group.can_run(kind["resources"])), None):
+            waiting[able.name].append(kind)
+    return {group.name: _demand(group, load["workers"], waiting[group.name]) for group in listed}
+
+
+def _demand(group: WorkerGroup, workers: Mapping[str, Mapping[str, Any]], waiting: Iterable[Mapping[str, Any]]) -> Demand:
+    there = [workers[name] for job in group.jobs if not job.leaving for name in job.workers.values() if name in workers]
+    kinds = list(waiting)
+    tasks = sum(worker["processing"] for worker in there) + sum(kind["tasks"] for kind in kinds)
+    seconds = sum(worker["occupancy"] for worker in there) + sum(kind["seconds"] for kind in kinds)
+    duration = group.adaptive.target_duration if group.adaptive is not None else math.inf
+    wanted: float = min(tasks, max(1, math.ceil(seconds / duration))) / _tasks_at_once(group, kinds)
+    limit, used = sum(worker["memory_limit"] for worker in there), sum(worker["nbytes"] for worker in there)
+    if used > _MEMORY_FULL * limit > 0:
+        wanted = max(wanted, len(there) + group.options.workers_per_job)
+    threads = sum(worker["nthreads"] for worker in there)
+    jobs = math.ceil(wanted / group.options.workers_per_job)
+    return Demand(jobs=jobs, seconds=seconds / threads if threads else (math.inf if tasks else 0.0))
+
+
+def _tasks_at_once(group: WorkerGroup, kinds: Iterable[Mapping[str, Any]]) -> int:
+    """Tasks that one worker runs at a time: as many as threads, or as its resources allow the neediest of those that wait."""
+    there = dict(group.options.worker_resources())
+    slots = [there[name] // amount for kind in kinds for name, amount in kind["resources"].items() if amount > 0]
+    return max(1, int(min([units.threads_per_worker(group.options), *slots])))

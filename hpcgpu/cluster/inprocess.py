@@ -1,0 +1,68 @@
+"""The Dask scheduler in the client's process, for sites that allow it: ``scheduler="local"``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+from dask import config
+from distributed.scheduler import Scheduler
+from distributed.security import Security
+from distributed.utils import silence_logging_cmgr
+
+from hpcgpu.fabric import interfaces
+from hpcgpu.options.schema import Options
+from hpcgpu.runtime import scratch
+from hpcgpu.runtime.dashboard import guard
+from hpcgpu.runtime.extension import install
+from hpcgpu.runtime.scheduler import publish
+from hpcgpu.store.directory import ClusterDirectory
+
+__all__ = ["LocalScheduler"]
+
+
+class LocalScheduler(Scheduler):  # type: ignore[misc]
+    """A scheduler that publishes its contact in the cluster directory, as the scheduler job does."""
+
+    external_address = None
+
+    def __init__(self, options: Options, security: Security, directory: ClusterDirectory) -> None:
+        self._directory = directory
+        self._quiet = contextlib.ExitStack()
+        self._quiet.enter_context(silence_logging_cmgr(logging.WARNING))  # as distributed's LocalCluster does
+        protocol = "tls" if options.cluster.security else "tcp"
+        arguments: dict[str, Any] = {}
+        if options.cluster.idle_timeout:
+            arguments["idle_timeout"] = f"{options.cluster.idle_timeout:g}s"
+        self._temporary = contextlib.ExitStack()
+        temporary = self._temporary.enter_context(scratch.made(scratch.place()))
+        with config.set({"temporary-directory": str(temporary)}):
+            super().__init__(
+                protocol=protocol,
+                interface=options.worker.interface or interfaces.default_interface(interfaces.addresses()),
+                port=0,
+                security=security,
+                dashboard_address="127.0.0.1:0",
+                **arguments,
+            )
+
+    def start_http_server(self, *arguments: Any, **named: Any) -> None:
+        """Listen, and answer those who have the token."""
+        super().start_http_server(*arguments, **named)
+        guard(self.http_server, self._directory)
+
+    async def start_unsafe(self) -> LocalScheduler:
+        """Listen, then publish."""
+        await super().start_unsafe()
+        install(self)
+        self.contact = publish(self, self._directory, job_id="", fabric="the scheduler runs in the client's process")
+        return self
+
+    async def close(self, *arguments: Any, **options: Any) -> None:
+        """End, remove the temporary files, and let Dask's logging in this process be as it was."""
+        try:
+            await super().close(*arguments, **options)
+        finally:
+            self._quiet.close()
+            self._temporary.close()

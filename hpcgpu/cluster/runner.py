@@ -1,0 +1,308 @@
+"""A cluster inside an allocation that is there already: ``srun python program.py``, where every task runs the same program.
+
+Task 0 becomes the scheduler, task 1 goes on with the program, the others become workers, one for each GPU. Scheduler and workers are
+started as in the jobs of a cluster: from the same templates, by `hpcgpu.runtime.launch`. As one `dask cuda worker` brings all workers of
+a node, which lets them share GPU memory by CUDA IPC, one task of each node starts it and the others wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from distributed import Client
+from distributed.core import Status, rpc
+from distributed.security import Security
+
+from hpcgpu.batch import batch_system
+from hpcgpu.cluster.jobs import ClusterError
+from hpcgpu.fabric import settings
+from hpcgpu.fabric.certificates import CertificateError
+from hpcgpu.options.schema import OptionError, Options, WorkerOptions, names, resolve
+from hpcgpu.remote.connection import wait_for_contact
+from hpcgpu.runtime.launch import answers, make_credentials
+from hpcgpu.scripts import render
+from hpcgpu.store import credentials
+from hpcgpu.store.directory import ClusterDirectory
+
+__all__ = ["SlurmGPURunner", "Task"]
+
+#: Options that mean something where the job is there already, beside those that are passed on to the workers.
+_OPTIONS = {"protocol", "interface", "client_interface", "ucx_env", "security", "cluster_directory", "death_timeout", "quiet"} | {
+    *("nthreads", "memory", "resources", "local_directory", "worker_extra_args", "walltime_margin"),
+    *(name for name, f in names(WorkerOptions).items() if f.metadata["flag"]),
+}
+#: Seconds after which the scheduler ends when it has not heard of the program: it was killed, or holds Python's lock for so long.
+_LEASE = 300.0
+_HEARTBEAT = 10.0
+#: Seconds that scheduler and workers have to end.
+_TEARDOWN = 30.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a job step, from its environment (``man srun``, OUTPUT ENVIRONMENT VARIABLES).
+
+    Attributes
+    ----------
+    rank, tasks : int
+        Index among all tasks of the step, and their number.
+    node, nodes : int
+        Index of its node, and the number of nodes.
+    on_node : int
+        Tasks on its node.
+    step : str
+        ``JOB.STEP``.
+    gpus : int
+        GPUs that it sees: those of the node that are the step's.
+    """
+
+    rank: int
+    tasks: int
+    node: int
+    nodes: int
+    on_node: int
+    step: str
+    gpus: int
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Task:
+        """Read the environment.
+
+        Raises
+        ------
+        ClusterError
+            This is no task of a job step.
+        """
+        if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ or "SLURM_JOB_ID" not in environ:
+            raise ClusterError("SlurmGPURunner works in a job step: start the program by srun, such as `srun --ntasks=6 python program.py`")
+        node = int(environ["SLURM_NODEID"])
+        listed = [entry for entry in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip() not in ("", "-1", "NoDevFiles")]
+        restart = environ.get("SLURM_RESTART_COUNT", "0")
+        return cls(
+            rank=int(environ["SLURM_PROCID"]),
+            tasks=int(environ["SLURM_NTASKS"]),
+            node=node,
+            nodes=int(environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES", "1"))),
+            on_node=tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])[node],
+            step=f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}" + (f".{restart}" if restart != "0" else ""),
+            gpus=len(listed),
+        )
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Return the number of tasks of each node from Slurm's short form: ``2(x3),1``."""
+    counts = []
+    for part in text.split(","):
+        count, _, times = part.partition("(x")
+        counts += [int(count)] * (int(times.rstrip(")")) if times else 1)
+    return counts
+
+
+class SlurmGPURunner:
+    """A GPU Dask cluster of the tasks of one job step; ``with SlurmGPURunner() as cluster:`` goes on in task 1 alone.
+
+    Start it by ``srun``, with two tasks more than workers are wanted; each task must see all GPUs of its node, so that neither
+    ``--gpus-per-task`` nor ``--gpu-bind`` may be given. More worker tasks than a node has GPUs do no harm: on nodes with four GPUs,
+    ``--ntasks-per-node=6`` makes four workers on each. The scheduler shares the first GPU of its node. Without GPUs each task is a
+    worker.
+
+    Parameters
+    ----------
+    **options
+        `protocol`, `interface`, `client_interface`, `security`, `cluster_directory`, `death_timeout`, `quiet` and the options of a Dask
+        worker, see `hpcgpu.options.schema`. `memory` is that of a node.
+
+    Raises
+    ------
+    OptionError
+        An option that cannot be, or that belongs to jobs.
+    ClusterError
+        Not in a job step, fewer than three tasks, or the scheduler did not come.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        for name in options:
+            if name not in _OPTIONS:
+                raise OptionError(
+                    f"{name} is no option of SlurmGPURunner, which runs in a job that is there: {', '.join(sorted(_OPTIONS))}"
+                )
+        self.task = task = Task.of(os.environ)
+        if task.tasks < 3:
+            if task.rank == 0:
+                print(
+                    f"hpcgpu: {task.tasks} tasks are too few: scheduler, program and a worker need one each (srun --ntasks=3)",
+                    file=sys.stderr,
+                )
+            sys.exit(2)
+        given = {"gpus_per_node": min(1, task.gpus), **options, "name": f"runner-{task.step}", "nodes_per_job": task.nodes, "scheduler": {}}
+        self.options: Options = resolve("slurm", given)
+        cluster = self.options.cluster
+        self.directory = ClusterDirectory(cluster.cluster_directory / cluster.name)
+        self.status = Status.created
+        if task.rank == 0:
+            self._become_scheduler()
+        self._wait_for("cluster.json", "the scheduler's task")
+        ClusterDirectory.there(self.directory.path)
+        if task.rank == 1:
+            self._become_client()
+        else:
+            self._become_worker()
+
+    # The scheduler
+
+    def _become_scheduler(self) -> NoReturn:
+        directory = ClusterDirectory.claim(
+            self.directory.path, lambda earlier: [], system="slurm", encrypted=self.options.cluster.security, complete=self._complete
+        )
+        assert self.options.scheduler is not None
+        living = replace(self.options.cluster, lease=_LEASE, shutdown_on_close=True)
+        self._become(render.command("slurm", "scheduler", replace(self.options, cluster=living), directory.path))
+
+    def _complete(self, directory: ClusterDirectory) -> None:
+        """Write what the other tasks need, before they see the directory."""
+        if self.options.cluster.security:
+            batch = batch_system("slurm")
+            make_credentials(directory, batch.own_job(os.environ), batch)
+        directory.write("task-0", str(self.task.node))
+        job_name = os.environ.get("SLURM_JOB_NAME", self.task.step)
+        directory.intend(job_name, "scheduler")
+        directory.submitted(job_name, os.environ["SLURM_JOB_ID"])
+
+    def _become(self, command: str) -> NoReturn:
+        """Become a command of the templates, written for bash."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.environ.update(settings.environment(self.options.worker, self.options.worker.ucx_env))
+        os.execv("/bin/bash", ["bash", "-c", f"exec {command}"])
+
+    # The workers
+
+    def _become_worker(self) -> NoReturn:
+        """Start the workers of this node, or wait until the task that does has ended."""
+        worker = self.options.worker
+        if not self.task.gpus:  # each by itself, under a name of its own
+            os.environ["SLURM_JOB_NAME"] = f"{os.environ.get('SLURM_JOB_NAME', 'worker')}-{self.task.rank}"
+            self._become(render.command("slurm", "worker", self._with(replace(worker, nodes_per_job=1)), self.directory.path))
+        self._wait_for("task-1", "the program's task")
+        others = sum((self.directory.path / name).read_text() == str(self.task.node) for name in ("task-0", "task-1"))
+        if not self._first_of_node():
+            self._wait_for_end()
+        workers = min(self.task.on_node - others, self.task.gpus)
+        if idle := self.task.gpus - workers:
+            print(
+                f"hpcgpu: {idle} of the {self.task.gpus} GPUs of node {self.task.node} are idle: it has {workers} worker tasks",
+                file=sys.stderr,
+            )
+        self._become(render.command("slurm", "worker", self._with(replace(worker, gpus_per_node=workers)), self.directory.path))
+
+    def _with(self, worker: WorkerOptions) -> Options:
+        return replace(self.options, worker=worker)
+
+    def _first_of_node(self) -> bool:
+        try:
+            os.close(os.open(self.directory.path / f"node-{self.task.node}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            return False
+        return True
+
+    def _wait_for_end(self) -> NoReturn:
+        silent = 0
+        while not self.directory.closed:
+            contact = self.directory.contact()
+            try:
+                silent = 0 if contact is not None and answers(contact, self.directory) else silent + 1
+            except CertificateError:
+                silent += 1
+            if silent * _HEARTBEAT > self.options.worker.death_timeout:
+                break
+            for _ in range(int(_HEARTBEAT)):
+                if self.directory.closed:
+                    break
+                time.sleep(1.0)
+        sys.exit(0)
+
+    def _wait_for(self, name: str, what: str) -> None:
+        """Wait for a file of the directory."""
+        deadline = time.monotonic() + self.options.worker.death_timeout
+        while not (self.directory.path / name).exists():
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"{what} did not write {self.directory.path / name} within {self.options.worker.death_timeout:g} s (death_timeout): it "
+                    f"has failed, or the nodes do not share this directory (cluster_directory)"
+                )
+            self.directory.refresh()
+            time.sleep(0.2)
+
+    # The client
+
+    def _become_client(self) -> None:
+        self.directory.write("task-1", str(self.task.node))
+        contact = wait_for_contact(self.directory, timeout=self.options.worker.death_timeout, quiet=self.options.cluster.quiet)
+        self.scheduler_address = contact.client
+        self.security = credentials.security(self.directory) if self.directory.encrypted else Security()
+        self.status = Status.running
+        self._closing = threading.Event()
+        self._alive = threading.Thread(target=lambda: asyncio.run(self._keep_alive()), name="hpcgpu-heartbeat", daemon=True)
+        self._alive.start()
+
+    async def _keep_alive(self) -> None:
+        async with self._scheduler() as scheduler:
+            while not self._closing.is_set():
+                with contextlib.suppress(OSError, TimeoutError):
+                    await asyncio.wait_for(scheduler.hpcgpu_heartbeat(manager=1, about="SlurmGPURunner"), _HEARTBEAT)
+                await asyncio.to_thread(self._closing.wait, _HEARTBEAT)
+
+    def _scheduler(self) -> Any:
+        return rpc(self.scheduler_address, connection_args=self.security.get_connection_args("client"))
+
+    @property
+    def n_workers(self) -> int:
+        """Workers that are connected."""
+        return len(asyncio.run(self._identity())["workers"])
+
+    async def _identity(self) -> dict[str, Any]:
+        async with self._scheduler() as scheduler:
+            return dict(await scheduler.identity(n_workers=-1))
+
+    def get_client(self) -> Client:
+        """Return a Dask client."""
+        return Client(self)
+
+    def close(self) -> None:
+        """End scheduler and workers."""
+        if self.status != Status.running:
+            return
+        self.status = Status.closing
+        self._closing.set()
+        with contextlib.suppress(OSError, TimeoutError):
+            asyncio.run(asyncio.wait_for(self._terminate(), _TEARDOWN))
+        self._alive.join(_TEARDOWN)
+        self.directory.remove_secrets()
+        self.directory.close()
+        self.status = Status.closed
+
+    async def _terminate(self) -> None:
+        async with self._scheduler() as scheduler:
+            await scheduler.terminate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        return self
+        yield
+
+    def __repr__(self) -> str:
+        return f"<SlurmGPURunner {self.task.step}: {self.scheduler_address}, {self.status.name}>"

@@ -1,0 +1,131 @@
+"""Adaptive scaling without a living client: ``python -m hpcgpu.cluster.unattended DIRECTORY``.
+
+`hpcgpu.runtime.manager_process` starts it.
+
+It manages the cluster as any other program does that took it over, until another one does, or the cluster ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from distributed.core import rpc
+from distributed.security import Security
+
+from hpcgpu.cluster.gpucluster import ClusterWarning, GPUCluster, LocalGPUCluster, PBSGPUCluster, SlurmGPUCluster
+from hpcgpu.cluster.groups import DEFAULT
+from hpcgpu.cluster.jobs import ClusterError
+from hpcgpu.options.schema import OptionError
+from hpcgpu.scaling import units
+from hpcgpu.store import credentials, saved
+from hpcgpu.store.directory import ClusterDirectory, Contact
+
+__all__ = ["ask", "cluster_class", "main"]
+
+#: Seconds that the scheduler may take to start the manager: it asks the queue first.
+_TIMEOUT = 120.0
+
+_CLASSES: dict[str, type[GPUCluster]] = {cls.system: cls for cls in (SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster)}
+
+
+def cluster_class(system: str) -> type[GPUCluster]:
+    """Return the class of clusters of a batch system."""
+    return _CLASSES[system]
+
+
+def ask(directory: ClusterDirectory, group: str, arguments: Mapping[str, Any]) -> str:
+    """Let the scheduler job scale a group of workers from now on, or as soon as it starts; return what was reached, for people.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    group : str
+        Of workers.
+    arguments : mapping
+        Of `hpcgpu.cluster.gpucluster.GPUCluster.adapt`: ``minimum_jobs``, ``maximum_jobs``, ``idle_timeout``, ``maximum_gpu_hours``.
+
+    Raises
+    ------
+    OptionError
+        Limits that cannot be, or no such group.
+    ClusterError
+        The cluster was closed, or jobs cannot be submitted from its scheduler's node.
+    """
+    name, kept = directory.path.name, saved.read(directory)
+    options = {DEFAULT: kept.options.worker, **kept.groups}
+    if directory.closing:
+        raise ClusterError(f"cluster {name} was closed")
+    if group not in options:
+        raise OptionError(f"no worker group named {group!r}: there are {', '.join(options)}")
+    units.limits(
+        options[group],
+        minimum={"jobs": arguments.get("minimum_jobs")},
+        maximum={"jobs": arguments.get("maximum_jobs")},
+        backlog=None,
+        idle_timeout=arguments.get("idle_timeout"),
+        maximum_gpu_hours=arguments.get("maximum_gpu_hours"),
+    )
+    if not directory.detached:
+        directory.detach()
+    earlier = directory.adapt() or {}
+    directory.request_adapt({**earlier, group: dict(arguments)})
+    contact = directory.contact()  # after the request: a scheduler that starts now reads it
+    if contact is None:
+        return f"{name}: adaptive scaling begins when its scheduler job does"
+    try:
+        trouble = asyncio.run(asyncio.wait_for(_start(contact, directory), _TIMEOUT))
+    except (OSError, TimeoutError) as error:
+        trouble = f"its scheduler at {contact.client} does not answer ({error or type(error).__name__})"
+    if trouble:
+        directory.request_adapt(earlier)
+        raise ClusterError(
+            f"the scheduler job of cluster {name} cannot scale it: {trouble}. Let a program on a login node do it, by "
+            f"from_name({name!r}).adapt(...)"
+        )
+    return f"{name}: its scheduler job scales it from now on"
+
+
+async def _start(contact: Contact, directory: ClusterDirectory) -> str:
+    security = credentials.security(directory) if directory.encrypted else Security()
+    async with rpc(contact.client, connection_args=security.get_connection_args("client")) as scheduler:
+        if trouble := str(await scheduler.hpcgpu_manage()):
+            return trouble
+        await scheduler.hpcgpu_release()
+        return ""
+
+
+def main(path: Path) -> None:
+    """Scale as the cluster directory asks until there is nothing to scale any more."""
+    directory = ClusterDirectory(path)
+    end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: end.set())
+    warnings.simplefilter("ignore", ClusterWarning)  # they are among what is printed below
+    cluster = cluster_class(directory.system).from_name(path, shutdown_on_close=False)
+    told = 0
+    try:
+        for group, arguments in (directory.adapt() or {}).items():
+            cluster.adapt(worker_group=group, **arguments)
+        while not end.wait(1.0) and cluster.managing:
+            told = _tell(cluster, told)
+    finally:
+        cluster.close()
+        _tell(cluster, told)
+
+
+def _tell(cluster: GPUCluster, told: int) -> int:
+    """Print what the manager did and met since the last time."""
+    text = str(cluster.get_logs(scheduler=False, workers=False)["Cluster"])
+    if len(text) > told:
+        print(text[told:].strip(), flush=True)
+    return len(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""The software of a process, and whether two processes fit together."""

@@ -1,0 +1,69 @@
+"""Whether client, scheduler and workers have the same environment, told once for each difference. No I/O beyond looking at this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpcgpu.environment.software import Difference, Grade, collect, compare, table
+
+__all__ = ["Agreement", "environments"]
+
+
+class Agreement:
+    """Compares the environments of one cluster.
+
+    Parameters
+    ----------
+    mode : str
+        The option `environment_check`: ``"error"`` makes fatal differences errors, ``"warn"`` makes them warnings, ``"off"`` tells nothing.
+    """
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.scheduler: Mapping[str, str] | None = None
+        self._client = collect() if mode != "off" else {}
+        self._told: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+        self._compared: set[str] = set()
+        self._kinds: set[frozenset[tuple[str, str]]] = set()
+
+    def check(self, workers: Mapping[str, Mapping[str, str]]) -> tuple[str, str]:
+        """Compare again.
+
+        Parameters
+        ----------
+        workers : mapping
+            What the workers have, by name; see `environments`.
+
+        Returns
+        -------
+        tuple of str
+            What is an error and what is a warning, as tables; empty where there is nothing new.
+        """
+        if self.mode == "off" or self.scheduler is None or not self._news(workers):
+            return "", ""
+        new = [difference for difference in compare(self._client, self.scheduler, workers) if _key(difference) not in self._told]
+        self._told |= {_key(difference) for difference in new}
+        fatal = [d for d in new if d.grade is Grade.FATAL]
+        if fatal and self.mode == "error":
+            return f"client, scheduler and workers do not fit together (environment_check='warn' goes on all the same):\n{table(new)}", ""
+        serious = [d for d in new if d.grade is not Grade.NOTE]
+        return "", f"client, scheduler and workers differ:\n{table(new)}" if serious else ""
+
+    def _news(self, workers: Mapping[str, Mapping[str, str]]) -> bool:
+        """Whether there is an environment that was not compared yet: most workers of a large cluster join with one that was."""
+        kinds = {frozenset(workers[name].items()) for name in workers.keys() - self._compared}
+        news = not self._kinds or not kinds <= self._kinds
+        self._compared |= workers.keys()
+        self._kinds |= kinds | {frozenset((self.scheduler or {}).items())}
+        return news
+
+
+def _key(difference: Difference) -> tuple[str, frozenset[tuple[str, str]]]:
+    """Return what makes a difference another one: not which worker has it."""
+    return difference.what, frozenset((name if name in ("client", "scheduler") else "", value) for name, value in difference.values.items())
+
+
+def environments(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """Return by name the environments of workers, from the scheduler's list of them by address. Workers without our preload say nothing."""
+    return {str(worker["name"]): worker["hpcgpu"] for worker in workers.values() if "hpcgpu" in worker}

@@ -1,0 +1,143 @@
+"""Configuration: the template, every option as a commented line of YAML, and which options count and where they come from.
+
+``python -m hpcgpu.options.config > ~/.config/dask/hpcgpu.yaml`` begins a configuration file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import Field, dataclass
+from pathlib import Path
+from typing import Any
+
+import dask.config
+
+from hpcgpu.options import profiles
+from hpcgpu.options.schema import (
+    ALIASES,
+    SYSTEMS,
+    ClusterOptions,
+    JobOptions,
+    SchedulerOptions,
+    WorkerOptions,
+    names,
+    resolve,
+)
+
+__all__ = ["Effective", "effective", "template"]
+
+_HEAD = """\
+## Configuration of hpcgpu, read by dask: ~/.config/dask/hpcgpu.yaml, /etc/dask/hpcgpu.yaml, or $DASK_CONFIG/hpcgpu.yaml.
+## Remove the "# " in front of what you set; null means not set. A section `slurm:`, `pbs:` or `local:` under `hpcgpu:` may
+## hold any of these keys too, and counts for that batch system alone, before the general ones.
+"""
+
+
+def template() -> str:
+    """Return the template; with every line's comment mark removed it is valid YAML that sets the defaults."""
+    own = {name: f for name, f in names(SchedulerOptions).items() if name not in names(JobOptions)}
+    lines = ["hpcgpu:", "", "  ## The cluster", "", *_entries(names(ClusterOptions).values(), 2)]
+    lines += ["  ## Worker jobs; amounts are per node", "", *_entries(names(WorkerOptions).values(), 2)]
+    lines += ["  ## The scheduler job: these, and all of a worker job's options down to `interface`", "", "  # scheduler:"]
+    lines += _entries(own.values(), 4)
+    return _HEAD + "\n".join(lines).rstrip() + "\n"
+
+
+def _entries(fields: Iterable[Field[Any]], indent: int) -> Iterator[str]:
+    margin = " " * indent
+    for f in fields:
+        yield from textwrap.wrap(f.metadata["doc"], 110, initial_indent=f"{margin}## ", subsequent_indent=f"{margin}## ")
+        yield f"{margin}# {f.name.replace('_', '-')}: {_default(f)}"
+        yield ""
+
+
+def _default(f: Field[Any]) -> str:
+    if f.default in (None, (), "") or f.name == "python":  # the interpreter of whoever prints this is nobody's default
+        return "null"
+    return json.dumps(str(f.default).replace(str(Path.home()), "~") if isinstance(f.default, Path) else f.default)
+
+
+@dataclass(frozen=True)
+class Effective:
+    """One option that a cluster would have; those of the scheduler job are named ``scheduler.NAME``.
+
+    Attributes
+    ----------
+    name : str
+    value : object
+    source : str
+        ``"argument"``, ``"environment"``, a configuration file, ``"inherited"`` (by the scheduler job from the worker jobs), or
+        ``"default"``.
+    """
+
+    name: str
+    value: Any
+    source: str
+
+
+def effective(system: str, arguments: Mapping[str, Any]) -> list[Effective]:
+    """Return every option of a cluster with these arguments, and where it comes from.
+
+    Raises
+    ------
+    OptionError
+        Unknown option, or a value that cannot be.
+    """
+    options = resolve(system, arguments)
+    sources = _sources(system, arguments)
+    result = [
+        Effective(name, _shown(getattr(part, name)), sources.get(name, "default"))
+        for part, cls in ((options.cluster, ClusterOptions), (options.worker, WorkerOptions))
+        for name in names(cls)
+        if not (name == "name" and "name" not in sources)
+    ]
+    if options.scheduler is None:
+        return [*result, Effective("scheduler", "local", sources.get("scheduler", "default"))]
+    for name, f in names(SchedulerOptions).items():
+        inherited = f.metadata["inherited"] and sources.get(name, "default") != "default"
+        source = sources.get(f"scheduler.{name}") or ("inherited" if inherited else "default")
+        result.append(Effective(f"scheduler.{name}", _shown(getattr(options.scheduler, name)), source))
+    return result
+
+
+def _sources(system: str, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return by option where its value comes from: the general section, the system's own, then the arguments; the last one counts."""
+    layers = [(dask.config.collect_env(os.environ), "environment")]
+    layers = [*((content, str(path)) for path, content in dask.config.collect_yaml(dask.config.paths, return_paths=True)), *layers]
+    sections = [(content.get("hpcgpu") or {}, where) for content, where in layers]
+    found: dict[str, str] = {}
+    general = [({key: value for key, value in section.items() if key not in SYSTEMS}, where) for section, where in sections]
+    own = [(section.get(system) or {}, where) for section, where in sections]
+    for section, where in [*general, *own, (arguments, "argument")]:
+        found |= dict.fromkeys(_given(section), where)
+    in_program = {
+        **{k: v for k, v in dask.config.get("hpcgpu", {}).items() if k not in SYSTEMS},
+        **(dask.config.get("hpcgpu", {}).get(system) or {}),
+    }
+    result = {**dict.fromkeys(_given(in_program), "dask.config.set"), **found}
+    if site := arguments.get("profile", in_program.get("profile")):
+        result = {**dict.fromkeys(_given(profiles.load(site).options), f"profile {site}"), **result}
+    return result
+
+
+def _given(section: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in section.items():
+        name = ALIASES.get(key.replace("-", "_"), key.replace("-", "_"))
+        if name == "scheduler" and isinstance(value, Mapping):
+            yield from (f"scheduler.{inner}" for inner in _given(value))
+        elif value is not None:
+            yield name
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as a user writes it: pairs as a dict, paths as text."""
+    if isinstance(value, tuple):
+        return dict(value) if value and isinstance(value[0], tuple) else list(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+if __name__ == "__main__":
+    print(template(), end="")

@@ -1,0 +1,134 @@
+"""Site profiles: what a site wants of its users' jobs, as data. ``NAME.yaml`` here, or in the user's own directory, which counts first.
+
+A profile says ``about``, ``source`` and ``date`` of what it knows, the batch ``system``, the ``options`` that it sets, and those that it
+``needs`` of the user.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpcgpu.options.values import OptionError, profile_name
+from hpcgpu.posix.ownership import NotTrusted, check
+
+__all__ = ["Profile", "load", "names", "user_directory"]
+
+#: Sites whose GPUs are not NVIDIA's: maker of the GPUs, by name.
+_OTHER_GPUS = {
+    **dict.fromkeys(("frontier", "lumi", "setonix", "dardel", "adastra", "elcapitan", "tuolumne", "hawk"), "AMD"),
+    **dict.fromkeys(("aurora", "dawn", "supermuc-ng2"), "Intel"),
+}
+_KEYS = {"about", "source", "date", "system", "needs", "notes", "options"}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is known of a site.
+
+    Attributes
+    ----------
+    name, about, source, date, notes : str
+    system : str
+        The batch system.
+    needs : tuple of str
+        Options that the user must give.
+    options : mapping
+        Options by name, as in dask's configuration.
+    path : Path
+        The file.
+    """
+
+    name: str
+    about: str
+    source: str
+    date: str
+    system: str
+    path: Path
+    needs: tuple[str, ...] = ()
+    notes: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Raise `OptionError` when the user has not given what the site needs."""
+        if missing := [name for name in self.needs if given.get(name) is None]:
+            raise OptionError(f"profile {self.name!r} needs {', '.join(missing)}: {self.about} {self.notes}".strip())
+
+
+def user_directory() -> Path:
+    """Return the directory of the user's own profiles."""
+    return Path("~/.config/hpcgpu/profiles").expanduser()
+
+
+def names() -> list[str]:
+    """Return the names of all profiles."""
+    return sorted({path.stem for directory in _directories() for path in directory.glob("*.yaml")})
+
+
+def load(name: str, system: str | None = None) -> Profile:
+    """Read a profile.
+
+    Parameters
+    ----------
+    name : str
+    system : str, optional
+        The batch system that it must be for.
+
+    Raises
+    ------
+    OptionError
+        There is none, it cannot be read, or it is for another batch system.
+    """
+    profile_name("profile", name)
+    path = next((file for directory in _directories() if (file := directory / f"{name}.yaml").is_file()), None)
+    if path is None:
+        if maker := _OTHER_GPUS.get(name.lower()):
+            raise OptionError(
+                f"profile={name!r}: the GPUs there are {maker}'s. hpcgpu starts dask-cuda workers, which need NVIDIA's CUDA, and cannot "
+                f"use them; gpus_per_node=0 makes CPU workers, without a profile"
+            )
+        near = difflib.get_close_matches(name, names(), n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise OptionError(f"no profile {name!r}: {hint}There are {', '.join(names())}; `hpcgpu profiles new {name}` drafts one")
+    profile = _read(name, path)
+    if system is not None and profile.system != system:
+        classes = {"slurm": "SlurmGPUCluster", "pbs": "PBSGPUCluster"}
+        raise OptionError(f"profile {name!r} is for {profile.system}: use {classes.get(profile.system, profile.system)}")
+    return profile
+
+
+def _read(name: str, path: Path) -> Profile:
+    try:
+        if path.parent == user_directory():  # options such as `job_script_prologue` run in the jobs
+            check(path, group_may_write=True)
+        content = yaml.safe_load(path.read_text())
+    except NotTrusted as error:
+        raise OptionError(f"profile {name!r}: {error}") from error
+    except (OSError, yaml.YAMLError) as error:
+        raise OptionError(f"profile {name!r} cannot be read from {path}: {error}") from error
+    if not isinstance(content, dict) or not {"system", "options"} <= content.keys() or not isinstance(content["options"], dict):
+        raise OptionError(f"profile {name!r} in {path} must hold `system` and `options`")
+    if unknown := set(content) - _KEYS:
+        raise OptionError(
+            f"profile {name!r} in {path}: unknown keys {', '.join(sorted(map(str, unknown)))}; there are {', '.join(sorted(_KEYS))}"
+        )
+    return Profile(
+        name=name,
+        about=str(content.get("about", "")),
+        source=str(content.get("source", "")),
+        date=str(content.get("date", "")),
+        system=str(content["system"]),
+        path=path,
+        needs=tuple(str(option).replace("-", "_") for option in content.get("needs") or ()),
+        notes=str(content.get("notes", "")),
+        options=content["options"],
+    )
+
+
+def _directories() -> list[Path]:
+    return [user_directory(), Path(__file__).parents[1] / "profiles"]

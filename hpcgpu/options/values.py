@@ -1,0 +1,383 @@
+"""Turns what a user writes into values, or says what to write instead. Every function is pure.
+
+Each takes the option's name first, so that every message names the option.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+from dask.utils import parse_bytes, parse_timedelta
+
+from hpcgpu.posix import paths
+
+__all__ = ["OptionError"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,49}")
+_WORD = re.compile(r"(?!-)[A-Za-z0-9_.,:@+=%/-]+")
+_RESOURCE = r'[A-Za-z]\w*=(?:[\w.@+%/^-]+|"[^"\s]+")'
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WALLTIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
+
+
+#: Of jobs, nodes, cores: more is a slip.
+_MOST = 1_000_000
+#: Seconds of a time at most.
+_LONGEST = 10 * 366 * 86400
+
+
+class OptionError(ValueError):
+    """An option has a value that cannot be; the message names the option and what to write instead."""
+
+
+def _shown(value: Any) -> str:
+    """Return what a user gave, for a message: no longer than a line."""
+    shown = repr(value)
+    return shown if len(shown) <= 100 else f"{shown[:80]}... ({len(shown)} characters)"
+
+
+def text(name: str, value: Any) -> str:
+    """One line of text without control characters."""
+    if not isinstance(value, str | Path):
+        advice = ": write it in quotes" if isinstance(value, bool | int | float | date) else ""
+        raise OptionError(f"{name} must be a string, not {_shown(value)}{advice}")
+    line = str(value)
+    if bad := next((c for c in line if ord(c) < 32 or ord(c) == 127), None):
+        raise OptionError(f"{name}={line!r} holds the control character {bad!r}: remove it")
+    if any(0xD800 <= ord(c) <= 0xDFFF for c in line):
+        raise OptionError(f"{name}={line!r} is not valid text: write it in UTF-8")
+    return line
+
+
+def filled(name: str, value: Any) -> str:
+    """One line of text that is not empty."""
+    line = text(name, value)
+    if not line.strip():
+        raise OptionError(f"{name} is empty: write a value, or leave it out")
+    return line
+
+
+def word(name: str, value: Any) -> str:
+    """A name that the batch system knows: queue, account, feature; several may be joined by commas.
+
+    A whole number is one too: dask reads an account made of digits as such from the environment.
+    """
+    line = text(name, str(value) if isinstance(value, int) and not isinstance(value, bool) else value)
+    if not _WORD.fullmatch(line):
+        raise OptionError(f"{name}={line!r} is not a name: letters, digits and . _ - + : @ % = / , may stand in it")
+    return line
+
+
+def shebang(name: str, value: Any) -> str:
+    """First line of a script."""
+    line = text(name, value)
+    if not line.startswith("#!"):
+        raise OptionError(f"{name}={line!r} does not begin with #!, such as '#!/bin/bash -l'")
+    return line
+
+
+def program(name: str, value: Any) -> str:
+    """Path or name of a program."""
+    return path(name, value)
+
+
+def cluster_name(name: str, value: Any) -> str:
+    """A cluster's name: it becomes a directory, and part of job and worker names."""
+    line = text(name, value)
+    if not _NAME.fullmatch(line):
+        raise OptionError(
+            f"{name}={line!r} cannot name a cluster: up to 50 letters, digits and . _ - may stand in it, a letter or digit first"
+        )
+    return line
+
+
+def interface(name: str, value: Any) -> str | None:
+    """A network interface, None for "auto"; Linux limits its name to 15 characters (IFNAMSIZ)."""
+    line = text(name, value)
+    if line == "auto":
+        return None
+    if not re.fullmatch(r"[^\s/,\"'$`\\;]{1,15}", line):
+        raise OptionError(f"{name}={line!r} cannot be a network interface: its name has 1 to 15 characters, such as 'ib0'")
+    return line
+
+
+def profile_name(name: str, value: Any) -> str:
+    """The name of a site profile, which is a file."""
+    line = text(name, value)
+    if not isinstance(value, str) or not _NAME.fullmatch(line):
+        raise OptionError(f"{name}={_shown(line)} cannot name a profile: `hpcgpu profiles list` shows them")
+    return line
+
+
+def boolean(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} must be True or False, not {_shown(value)}")
+    return value
+
+
+def _integer(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        advice = ": write it without quotes" if isinstance(value, str) and value.strip().isdecimal() else ", such as 4"
+        raise OptionError(f"{name} must be a whole number, not {_shown(value)}{advice}")
+    if value > _MOST:
+        raise OptionError(f"{name} must be {_MOST} or less, not {_shown(value)}")
+    if value < least:
+        raise OptionError(f"{name} must be {least} or more, not {value}")
+    return value
+
+
+def positive(name: str, value: Any) -> int:
+    """A count from 1."""
+    return _integer(name, value, 1)
+
+
+def natural(name: str, value: Any) -> int:
+    """A count from 0."""
+    return _integer(name, value, 0)
+
+
+def walltime(name: str, value: Any) -> int:
+    """Seconds, from ``[days-]hours:minutes:seconds``, ``minutes:seconds``, a text with a unit ("2h") or a timedelta."""
+    advice = "write '02:00:00' (hours:minutes:seconds), '1-12:00:00' (with days) or '2h'"
+    if isinstance(value, timedelta):
+        seconds = math.ceil(value.total_seconds())
+    elif not isinstance(value, str):
+        raise OptionError(f"{name}={_shown(value)} has no unit: {advice} (in YAML, in quotes)")
+    elif match := _WALLTIME.fullmatch(text(name, value).strip()):
+        parts = [int(p) for p in match.group("first", "second", "third") if p is not None]
+        days = int(match["days"] or 0)
+        if match["days"] is None and len(parts) == 1:  # minutes to Slurm, seconds to PBS
+            raise OptionError(f"{name}={value!r} has no unit: {advice} (in YAML, in quotes)")
+        if any(p > 59 for p in parts[1:]) or (match["days"] is not None and parts[0] > 23):
+            raise OptionError(f"{name}={value!r} is not a time: minutes and seconds end at 59; {advice}")
+        if match["days"] is not None:  # days-hours, days-hours:minutes, days-hours:minutes:seconds
+            hours, minutes, rest = [*parts, 0, 0][:3]
+        else:
+            hours, minutes, rest = parts if len(parts) == 3 else (0, *parts)
+        seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    else:
+        seconds = math.ceil(duration(name, value, advice))
+    if seconds <= 0:
+        raise OptionError(f"{name}={value!r} is no time at all: {advice}")
+    if seconds > _LONGEST:
+        raise OptionError(f"{name}={_shown(value)} is more than ten years: {advice}")
+    return seconds
+
+
+def duration(name: str, value: Any, advice: str = "write a number of seconds or a text with a unit, such as '5m'") -> float:
+    """Seconds, from a number, a text with a unit, or a timedelta."""
+    try:
+        if isinstance(value, bool) or not isinstance(value, str | int | float | timedelta):
+            raise ValueError
+        seconds = float(parse_timedelta(value, default="seconds"))
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
+        raise OptionError(f"{name}={_shown(value)} is not a time: {advice}") from error
+    if not seconds > 0:
+        raise OptionError(f"{name}={_shown(value)} must be longer than nothing: {advice}")
+    if seconds > _LONGEST:
+        raise OptionError(f"{name}={_shown(value)} is more than ten years: {advice}")
+    return seconds
+
+
+def duration_or_none(name: str, value: Any) -> float | None:
+    """Seconds as `duration` reads them; 0 means never."""
+    return None if value == 0 and not isinstance(value, bool) else duration(name, value)
+
+
+def memory(name: str, value: Any) -> int:
+    """Bytes, from a number or a text with a unit."""
+    advice = "write a text with a unit, such as '60GB' or '56GiB'"
+    try:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError
+        size = int(parse_bytes(value))
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
+        raise OptionError(f"{name}={_shown(value)} is not an amount of memory: {advice}") from error
+    if size <= 0:
+        raise OptionError(f"{name}={value!r} must be more than nothing: {advice}")
+    if size > 2**60:
+        raise OptionError(f"{name}={_shown(value)} is more than an exabyte: {advice}")
+    if size < 2**20:
+        raise OptionError(f"{name}={value!r} is {size} bytes, less than a megabyte: {advice}")
+    return size
+
+
+def size_or_fraction(name: str, value: Any) -> str:
+    """An amount of device memory as dask-cuda takes it: bytes, a text with a unit, a fraction of the GPU's memory, or "auto"."""
+    if isinstance(value, float) and 0 < value <= 1:
+        return str(value)
+    if value == "auto":
+        return "auto"
+    try:
+        if isinstance(value, str) and 0 < float(value) <= 1:
+            return value
+    except ValueError:
+        pass
+    memory(name, value)
+    return str(value)
+
+
+def lines(name: str, value: Any) -> tuple[str, ...]:
+    """A list of single lines, such as directives or arguments."""
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise OptionError(f"{name} must be a list of strings, not {_shown(value)}")
+    return tuple(text(f"{name}[{i}]", line) if "\t" not in str(line) else _tabbed(f"{name}[{i}]", line) for i, line in enumerate(value))
+
+
+def _tabbed(name: str, value: Any) -> str:
+    text(name, value.replace("\t", " ") if isinstance(value, str) else value)
+    return str(value)
+
+
+def prologue(name: str, value: Any) -> tuple[str, ...] | Path:
+    """Shell lines, or the path of a file to source."""
+    if isinstance(value, str | Path):
+        file = path(name, value)
+        if not os.path.isfile(file):  # noqa: PTH113  False also for a name that no filesystem takes
+            raise OptionError(f"{name}={_shown(str(value))} is not a file: give a list of shell lines, or the path of a file to source")
+        return Path(file).absolute()
+    return lines(name, value)
+
+
+def environment(name: str, value: Any) -> tuple[tuple[str, str], ...]:
+    """Environment variables; a value may hold anything but NUL, which no environment can."""
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{name} must be a dict of names and values, not {value!r}")
+    for key, content in value.items():
+        if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
+            raise OptionError(f"{name}: {key!r} cannot name an environment variable")
+        if not isinstance(content, str | int | float) or "\0" in str(content):
+            raise OptionError(f"{name}[{key!r}] must be a string without NUL, not {content!r}")
+        if not str(content).isprintable() and any(0xD800 <= ord(c) <= 0xDFFF for c in str(content)):
+            raise OptionError(f"{name}[{key!r}] is no valid text: {content!r}")
+    return tuple((key, str(content)) for key, content in value.items())
+
+
+def ucx_environment(name: str, value: Any) -> tuple[tuple[str, str], ...]:
+    """Environment variables of UCX."""
+    variables = environment(name, value)
+    for key, _ in variables:
+        if not key.startswith(("UCX_", "UCXPY_")):
+            raise OptionError(f"{name}: {key!r} is no variable of UCX (UCX_...): set env")
+    return variables
+
+
+def resources(name: str, value: Any) -> tuple[tuple[str, float], ...]:
+    """Abstract resources of one Dask worker, as ``dask worker --resources`` takes them."""
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{name} must be a dict such as {{'GPU': 1}}, not {value!r}")
+    for key, amount in value.items():
+        if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", key):
+            raise OptionError(f"{name}: {key!r} cannot name a resource: letters, digits and . _ - may stand in it")
+        if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount < math.inf:
+            raise OptionError(f"{name}[{key!r}] must be a number above 0, not {amount!r}")
+    return tuple((key, float(amount)) for key, amount in value.items())
+
+
+def chunk(name: str, value: Any) -> str:
+    """Resources of a PBS chunk: ``name=value``, several joined by colons; a value with a comma stands in double quotes."""
+    line = text(name, value)
+    if not re.fullmatch(rf"{_RESOURCE}(:{_RESOURCE})*", line):
+        raise OptionError(f"{name}={line!r} is no list of resources: write 'gpu_type=a100', several joined by colons")
+    if "ncpus=" in line or "ngpus=" in line or re.search(r"(^|:)(mem|mpiprocs)=", line):
+        raise OptionError(f"{name}={line!r}: ncpus, ngpus and mem are the options cores, gpus_per_node and memory; mpiprocs is 1")
+    return line
+
+
+#: Resources that have an option of their own.
+_OWNED_RESOURCES = {
+    "select": "cores, memory, gpus_per_node, gpu_type and select_extra",
+    "place": "place",
+    "walltime": "walltime",
+    "ncpus": "cores",
+    "ngpus": "gpus_per_node",
+    "mem": "memory",
+    "nodes": "nodes_per_job",
+}
+
+
+def resource_list(name: str, value: Any) -> tuple[tuple[str, str], ...]:
+    """Resources of a PBS job as a whole, for ``-l name=value``."""
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{name} must be a dict such as {{'filesystems': 'home:eagle'}}, not {value!r}")
+    for key, amount in value.items():
+        if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
+            raise OptionError(f"{name}: {key!r} cannot name a resource")
+        if owner := _OWNED_RESOURCES.get(key):
+            raise OptionError(f"{name}: {key} is set by {owner}")
+        if isinstance(amount, bool) or not isinstance(amount, str | int) or not re.fullmatch(r'[\w.@+%/:^=-]+|"[^"\s]+"', str(amount)):
+            raise OptionError(
+                f"{name}[{key!r}]={amount!r} cannot be: letters, digits and . _ - + : @ % = / ^ may stand in it, commas in double quotes"
+            )
+    return tuple((key, str(amount)) for key, amount in value.items())
+
+
+def command(name: str, value: Any) -> str:
+    """A command line, as a shell would take it apart."""
+    line = text(name, value)
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise OptionError(f"{name}={line!r}: {error}") from error
+    if not words:
+        raise OptionError(f"{name} is empty: write the name of a program")
+    return line
+
+
+def choice(*allowed: str) -> Any:
+    """Return a parser that accepts these words only."""
+
+    def parse(name: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            raise OptionError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {_shown(value)}")
+        return str(value)
+
+    return parse
+
+
+def path(name: str, value: Any) -> str:
+    """A path; ``~`` and the variables of this program's environment, such as ``$SCRATCH``, are expanded."""
+    line = filled(name, value)
+    try:
+        return text(name, paths.expand(line, os.environ))
+    except OptionError:
+        raise
+    except ValueError as error:
+        raise OptionError(f"{name}={line!r}: {error}") from error
+
+
+def path_on_node(name: str, value: Any) -> str:
+    """A path that the job expands, for its variables are the node's."""
+    line = filled(name, value)
+    try:
+        paths.check(line)
+    except ValueError as error:
+        raise OptionError(f"{name}={line!r}: {error}") from error
+    return line
+
+
+def directory(name: str, value: Any) -> Path:
+    """An absolute path, expanded as `path` does."""
+    return Path(path(name, value)).absolute()
+
+
+def existing_directory(name: str, value: Any) -> Path:
+    there = directory(name, value)
+    if not os.path.isdir(there):  # noqa: PTH112  likewise
+        raise OptionError(f"{name}={_shown(str(value))} is not a directory")
+    return there
+
+
+def listen_address(name: str, value: Any) -> str:
+    """A ``[host]:port`` to listen on."""
+    line = text(name, value)
+    if not re.fullmatch(r"[A-Za-z0-9_.\[\]:-]*:\d{1,5}", line):
+        raise OptionError(f"{name}={line!r} is not an address: write ':8787' or '127.0.0.1:0'")
+    return line

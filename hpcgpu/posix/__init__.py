@@ -1,0 +1,1 @@
+"""Files, processes and text of the operating system: who owns what, whole writes, what may reach a terminal."""

@@ -1,0 +1,180 @@
+"""A Dask client for a cluster that is there: ``hpcgpu.connect("NAME")``. It manages nothing and takes nothing over."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+from dask.utils import parse_timedelta
+from distributed import Client
+from distributed.security import Security
+
+from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
+from hpcgpu.batch.reasons import explain
+from hpcgpu.cluster.jobs import ClusterError, in_thread
+from hpcgpu.display.progress import Progress, duration
+from hpcgpu.display.warn import warn
+from hpcgpu.environment.agreement import Agreement, environments
+from hpcgpu.fabric.certificates import CertificateError
+from hpcgpu.options import values
+from hpcgpu.remote.lookup import batch_of, locate
+from hpcgpu.runtime.launch import answers
+from hpcgpu.store import credentials, saved
+from hpcgpu.store.directory import ClusterDirectory, Contact
+
+__all__ = ["connect", "wait_for_contact"]
+
+#: Seconds between two questions to the queue about a scheduler job that waits.
+_POLL_INTERVAL = 10.0
+#: Seconds for which the queue may not know the scheduler job, before it is believed to be gone.
+_GRACE = 60.0
+
+
+def connect(
+    name: str | Path,
+    *,
+    timeout: float | str | None = None,
+    quiet: bool = False,
+    asynchronous: bool = False,
+    environment_check: str = "error",
+    **arguments: Any,
+) -> Client | Awaitable[Client]:
+    """Return a Dask client for a cluster that another program started, or ``hpcgpu start``; wait for its scheduler if that still waits.
+
+    Parameters
+    ----------
+    name : str or Path
+        Name of the cluster, or the path of its directory.
+    timeout : number or str, optional
+        Seconds, or a text with a unit. Default: none; the queue may take days.
+    quiet : bool, default False
+        No progress messages.
+    asynchronous : bool, default False
+        Return an awaitable.
+    environment_check : {"error", "warn", "off"}, default "error"
+        What differences in software and GPUs do that cannot work; see the option of the same name.
+    **arguments
+        Of `distributed.Client`.
+
+    Raises
+    ------
+    NoCluster
+        There is none of that name.
+    ClusterError
+        It was closed, its scheduler job has ended, or this program's software does not fit to the cluster's.
+    TimeoutError
+        The time is over.
+    """
+    agreement = Agreement(values.choice("error", "warn", "off")("environment_check", environment_check))
+    directory = locate(name)
+    limit = None if timeout is None else parse_timedelta(timeout)
+    if asynchronous:
+        return _connected(directory, limit, quiet, agreement, arguments)
+    client = _client(directory, wait_for_contact(directory, timeout=limit, quiet=quiet), arguments)
+    try:
+        client.sync(_compare, client, agreement)
+    except ClusterError:
+        client.close()
+        raise
+    return client
+
+
+async def _connected(
+    directory: ClusterDirectory, timeout: float | None, quiet: bool, agreement: Agreement, arguments: dict[str, Any]
+) -> Client:
+    contact = await in_thread(lambda: wait_for_contact(directory, timeout=timeout, quiet=quiet))
+    client = await _client(directory, contact, {"asynchronous": True, **arguments})
+    try:
+        await _compare(client, agreement)
+    except ClusterError:
+        await client.close()
+        raise
+    return client
+
+
+async def _compare(client: Client, agreement: Agreement) -> None:
+    """Raise or warn where this program, the scheduler and the workers do not fit together."""
+    if agreement.mode == "off":
+        return
+    agreement.scheduler = await client.scheduler.hpcgpu_environment()
+    fatal, doubtful = agreement.check(environments((await client.scheduler.identity(n_workers=-1))["workers"]))
+    if fatal:
+        raise ClusterError(fatal)
+    if doubtful:
+        warn(doubtful)
+
+
+def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, Any]) -> Client:
+    ClusterDirectory.there(directory.path)  # the wait for the scheduler may have been long
+    security = credentials.security(directory) if directory.encrypted else Security()
+    return Client(contact.client, **{"name": f"hpcgpu-{directory.path.name}", "security": security, **arguments})
+
+
+def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = None, quiet: bool = False) -> Contact:
+    """Wait until a cluster's scheduler answers, and say what is waited for.
+
+    Raises
+    ------
+    ClusterError
+        It was closed, its scheduler job has ended, or its certificate is not valid now.
+    TimeoutError
+        The time is over.
+    """
+    name, deadline = directory.path.name, None if timeout is None else time.monotonic() + timeout
+    batch, asked, status = batch_of(directory), -_POLL_INTERVAL, None
+    unknown_since: float | None = None
+    submitted = directory.created
+    with Progress(quiet) as progress:
+        while True:
+            if directory.closing:
+                raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
+            contact = directory.contact()
+            try:
+                if contact is not None and answers(contact, directory):
+                    return contact
+            except CertificateError as error:
+                raise ClusterError(str(error)) from error
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"the scheduler of cluster {name} was not there within {timeout:g} s: {_words(status, contact)}")
+            if time.monotonic() - asked >= _POLL_INTERVAL:
+                asked = time.monotonic()
+                status, unknown = _scheduler_status(directory, batch)
+                unknown_since = (unknown_since or asked) if unknown else None
+                if unknown_since is not None and asked - unknown_since >= _GRACE:
+                    what = f"the queue has not known its job for {_GRACE:g} s"
+                    raise ClusterError(f"the scheduler of cluster {name} is gone: {what}. Logs: {saved.logs(directory)}")
+            progress.update(
+                f"cluster {name}: waiting for its scheduler", f"{_words(status, contact)}, for {duration(time.time() - submitted)}"
+            )
+            time.sleep(0.5)
+
+
+def _scheduler_status(directory: ClusterDirectory, batch: BatchSystem) -> tuple[JobStatus | None, bool]:
+    """Return what the queue says of the scheduler job, None where it says nothing, and whether it answered that it knows of none."""
+    submit = next((s for s in directory.submits() if s.kind == "scheduler" and not s.refused), None)
+    if submit is None or submit.job_id is None:
+        return None, False
+    try:
+        status = batch.poll([submit.job_id]).get(submit.job_id) or batch.ended([submit.job_id]).get(submit.job_id)
+    except BatchError:
+        return None, False
+    if status is not None and status.state.ended:
+        log = saved.logs(directory) / batch.log_name(submit.name, submit.job_id)
+        raise ClusterError(f"the scheduler of cluster {directory.path.name} is gone: {_words(status)}. Log: {log}")
+    return status, status is None
+
+
+def _words(status: JobStatus | None, contact: Contact | None = None) -> str:
+    if contact is not None and (status is None or status.state is JobState.RUNNING):
+        return (
+            f"it listens on {contact.client}, which does not answer {socket.gethostname()}: set client_interface to a network that this "
+            f"machine reaches, or run this program on a compute node; `hpcgpu check --in-job` tells more"
+        )
+    if status is None:
+        return "the queue does not say how its job is"
+    if status.state is JobState.RUNNING:
+        return f"scheduler job {status.job_id} runs on {status.node or 'its node'}"
+    return f"scheduler job {status.job_id} {status.state.value}: {explain(status)}"

@@ -1,0 +1,378 @@
+"""The clusters of this user, as their directories tell: which there are, what of them lives, how to end one whose client is gone."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcgpu.batch import batch_system
+from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
+from hpcgpu.fabric.certificates import CertificateError
+from hpcgpu.options import values
+from hpcgpu.options.schema import SYSTEMS, OptionError, cluster_directories
+from hpcgpu.posix.ownership import NotTrusted
+from hpcgpu.posix.printable import printable
+from hpcgpu.posix.records import Damaged
+from hpcgpu.runtime.launch import answers
+from hpcgpu.scripts.render import script_name
+from hpcgpu.store import saved
+from hpcgpu.store.directory import ClusterDirectory, ClusterExists, Submit
+
+__all__ = ["Found", "NoCluster", "batch_of", "close_ended", "find", "live_jobs", "locate", "stop", "submitted", "system_of", "unended"]
+
+
+#: Answers of the queue in a row without a job of the cluster, before `stop` believes them; one may leave out what lives.
+_EMPTY = 2
+#: Seconds without any change after which a cluster without jobs is closed where it is not known whether its program lives.
+_UNSEEN = 600.0
+#: Seconds that a submit may take whose client was killed.
+_SUBMIT = 10.0
+
+
+class NoCluster(LookupError):
+    """There is no cluster of that name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A cluster that has a directory.
+
+    Attributes
+    ----------
+    directory : ClusterDirectory
+    system : str
+        Name of its batch system; empty where its files do not tell.
+    created : float
+        Epoch seconds.
+    jobs : list of JobStatus
+        Those of its jobs that have not ended.
+    trouble : str
+        What is not known, and what is wrong with its files.
+    known : bool
+        Whether the queue answered.
+    """
+
+    directory: ClusterDirectory
+    system: str
+    created: float
+    jobs: list[JobStatus]
+    trouble: str
+    known: bool
+
+    @property
+    def renamed(self) -> bool:
+        """Whether a later cluster of its name has taken its place."""
+        return "~" in self.directory.path.name
+
+
+def directories(root: Path) -> list[ClusterDirectory]:
+    """Return the directories of clusters in a directory: those with a journal or a ``cluster.json``, also those renamed ``NAME~...``."""
+    paths = {path.parent for name in ("cluster.json", "journal.jsonl") for path in root.glob(f"*/{name}")}
+    return [ClusterDirectory(path) for path in sorted(paths) if not path.name.startswith(".")]
+
+
+def find(roots: Iterable[Path]) -> list[Found]:
+    """Return the clusters of these directories that were not closed, oldest first. A damaged one is among them, and says so.
+
+    Those that were renamed for a later one of their name are among them while they have jobs.
+
+    Parameters
+    ----------
+    roots : iterable of Path
+        Directories in which each cluster has its own.
+    """
+    found = [one for root in roots for directory in directories(root) if (one := _open(directory)) is not None]
+    return sorted((one for one in found if one.jobs or not one.renamed), key=lambda one: one.created)
+
+
+def _open(directory: ClusterDirectory) -> Found | None:
+    """Return a cluster that was not closed; none otherwise. What cannot be read costs this one alone."""
+    try:
+        return _look(directory) if _trusted(directory.path) and not directory.closed else None
+    except OSError as error:
+        return Found(directory=directory, system="", created=0.0, jobs=[], trouble=str(error), known=False)
+
+
+def _look(directory: ClusterDirectory) -> Found:
+    trouble, jobs, system, created, known = directory.damage(), list[JobStatus](), "", directory.modified, False
+    with suppress(OSError, Damaged):
+        created = directory.created
+    if (directory.path / "options.json").exists():
+        try:
+            saved.read(directory)
+        except OptionError as error:
+            trouble.append(str(error))
+    try:
+        system = system_of(directory)
+        jobs = live_jobs(directory, batch_system(system))
+        known = True
+    except (BatchError, Damaged, OSError) as error:
+        trouble = list(dict.fromkeys([*trouble, str(error)]))
+    return Found(directory=directory, system=system, created=created, jobs=jobs, trouble="; ".join(trouble), known=known)
+
+
+def system_of(directory: ClusterDirectory) -> str:
+    """Return the name of a cluster's batch system. Where ``cluster.json`` does not tell, its scripts do.
+
+    Raises
+    ------
+    Damaged
+        Neither tells.
+    """
+    try:
+        system = directory.system
+        if system in SYSTEMS:
+            return system
+        raise Damaged(f"{directory.path / 'cluster.json'} is damaged: there is no batch system {system[:40]!a}")
+    except (OSError, Damaged) as error:
+        for system in SYSTEMS:
+            if (directory.path / script_name(system, "worker")).exists():
+                return system
+        if isinstance(error, Damaged):
+            raise
+        raise Damaged(f"{directory.path / 'cluster.json'} cannot be read: {error.strerror}") from error
+
+
+def batch_of(directory: ClusterDirectory) -> BatchSystem:
+    """Return the batch system of a cluster; see `system_of`."""
+    return batch_system(system_of(directory))
+
+
+def _trusted(path: Path) -> ClusterDirectory | None:
+    """Return the directory of a cluster; none, and a word, where others can change it."""
+    try:
+        return ClusterDirectory.there(path)
+    except NotTrusted as error:
+        warnings.warn(printable(str(error), None), UserWarning, stacklevel=3)
+        return None
+    except FileNotFoundError:  # removed or renamed just now
+        return None
+
+
+def locate(name: str | Path) -> ClusterDirectory:
+    """Return the directory of one cluster.
+
+    Parameters
+    ----------
+    name : str or Path
+        Its name, which is looked for where the configuration has clusters, or the path of its directory.
+
+    Raises
+    ------
+    NoCluster
+        There is none, or several have that name.
+    NotTrusted
+        Others can change its directory.
+    """
+    if "/" in str(name):
+        path = name.expanduser() if isinstance(name, Path) else values.directory("the name of the cluster", name)
+        if not _is_cluster(path):
+            raise NoCluster(f"{path} is not the directory of a cluster")
+        return ClusterDirectory.there(path.absolute())
+    roots = cluster_directories()
+    there = [ClusterDirectory.there(root / name) for root in roots if _is_cluster(root / name)]
+    chosen = [directory for directory in there if not directory.closed] or there
+    if len(chosen) > 1:
+        raise NoCluster(f"several clusters are named {name}: give the path of one, {', '.join(str(d.path) for d in chosen)}")
+    if not chosen:
+        others = sorted(d.path.name for root in roots for d in directories(root) if "~" not in d.path.name and not d.closed)
+        there_are = printable(", ".join(others) or "none")
+        raise NoCluster(f"there is no cluster named {str(name)!r} in {', '.join(map(str, roots))}; there are: {there_are}")
+    return chosen[0]
+
+
+def _is_cluster(path: Path) -> bool:
+    return (path / "cluster.json").exists() or (path / "journal.jsonl").exists()
+
+
+async def discover() -> AsyncIterator[tuple[str, type[Any]]]:
+    """Yield name and class of each cluster, for dask-ctl (entry point ``dask_cluster_discovery``)."""
+    from hpcgpu.cluster.unattended import cluster_class
+
+    for found in find(cluster_directories()):
+        if found.system:
+            yield found.directory.path.name, cluster_class(found.system)
+
+
+def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus]:
+    """Return the jobs of a cluster that have not ended, by its journal. A job whose id now belongs to another name is not its own.
+
+    Raises
+    ------
+    BatchUnavailable
+        The queue does not answer.
+    """
+    names = submitted(directory, batch)
+    statuses = batch.poll(list(names))
+    known = [(submit, statuses[job_id]) for job_id, submit in names.items() if job_id in statuses]
+    return [status for submit, status in known if not status.state.ended and status.name == submit.name]
+
+
+def submitted(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, Submit]:
+    """Return by id the jobs of a cluster that are not known to have ended. Of which no id is known, the queue is asked by name.
+
+    Raises
+    ------
+    BatchUnavailable
+        The queue does not answer.
+    """
+    jobs: dict[str, Submit] = {}
+    for submit in directory.submits():
+        if submit.refused or submit.ended:
+            continue
+        ids = [submit.job_id] if submit.job_id is not None else batch.find(submit.name)
+        jobs |= dict.fromkeys(ids, submit)
+    return jobs
+
+
+def stop(
+    directory: ClusterDirectory, batch: BatchSystem, *, timeout: float = 30.0, sleep: Callable[[float], None] = time.sleep
+) -> list[JobStatus]:
+    """Cancel every job of a cluster, and no other; return those that are left after the timeout.
+
+    Its client, if it lives, sees its scheduler go and gives up; jobs that it asks for meanwhile are cancelled too.
+
+    Raises
+    ------
+    BatchUnavailable
+        The queue does not answer: nothing is known of the jobs.
+    """
+    deadline = time.monotonic() + timeout
+    directory.remove_secrets()
+    with suppress(OSError):  # on a full disk the jobs are cancelled all the same
+        if not directory.closing:
+            directory.begin_close()
+    empty = 0
+    while True:
+        jobs = live_jobs(directory, batch)
+        empty = 0 if jobs else empty + 1
+        if empty >= _EMPTY and not _submitting(directory, now=time.time()):
+            directory.close()
+            return []
+        if time.monotonic() > deadline:
+            left = [job for job in jobs if job.state is not JobState.COMPLETING]  # an epilog may take minutes; nothing else can come of it
+            if jobs and not left and not _submitting(directory, now=time.time()):
+                directory.close()
+            return left
+        if jobs:
+            batch.cancel([job.job_id for job in jobs])
+        sleep(1.0)
+
+
+def _submitting(directory: ClusterDirectory, *, now: float) -> bool:
+    """Whether a submit may still be under way that a killed client began: its command has a session of its own, and lives on."""
+    return any(s.job_id is None and not s.refused and not s.ended and now - s.time < _SUBMIT for s in directory.submits())
+
+
+def standing(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobStatus], list[str]]:
+    """Return the jobs of a cluster that have not ended, and the ids (or names, without an id) of those that nobody knows.
+
+    Not knowing is no proof: the queue of another cluster of the site, with the same home, knows none of these jobs. Only the journal, the
+    queue or the accounting can say that a job has ended. There are two exceptions, where a job that is not known has ended too: the
+    embedded queue never forgets a live job, on the machine that it is on; and a scheduler that ends removes the keys of its cluster.
+
+    Raises
+    ------
+    BatchUnavailable
+        The queue does not answer.
+    """
+    jobs = submitted(directory, batch)
+    statuses = batch.poll(list(jobs))
+    statuses |= batch.ended(set(jobs) - set(statuses))
+    own = {job_id: statuses[job_id] for job_id, submit in jobs.items() if job_id in statuses and statuses[job_id].name == submit.name}
+    live = [status for status in own.values() if not status.state.ended]
+    found = list(jobs.values())
+    no_id = [s.name for s in directory.submits() if s.job_id is None and not s.refused and not s.ended and s not in found]
+    manager = directory.manager()
+    remembered = system_of(directory) == "local" and manager is not None and manager.lives is not None
+    return live, [] if remembered or _ended_by_itself(directory) else [*(i for i in jobs if i not in own), *no_id]
+
+
+def _ended_by_itself(directory: ClusterDirectory) -> bool:
+    """Whether the scheduler job has removed the keys at its end. `stop` removes them too, before the jobs have ended."""
+    return not directory.tls.is_dir() and not directory.dashboard_token() and not directory.closing
+
+
+def close_ended(found: Iterable[Found], *, now: Callable[[], float] = time.time) -> list[Found]:
+    """Mark as closed, and take the credentials of, the clusters that have ended though nobody closed them; return the others.
+
+    A cluster has ended when each of its jobs is known to have ended (see `standing`), its scheduler does not answer, and nobody may be
+    about to submit a job: the program that managed it has ended, or, where that is not known, nothing has changed for a while. A cluster
+    with jobs that nobody knows is returned with a word on that.
+    """
+    left = []
+    for one in found:
+        if one.known and not one.jobs and not one.trouble and _unmanaged(one.directory, now=now()):
+            try:
+                live, unknown = standing(one.directory, batch_system(one.system))
+                if unknown:
+                    one = replace(one, trouble=_unknown(one.directory, unknown))
+                elif not live and _left_alone(one.directory, now=now()) and not _answers(one.directory):
+                    _close(one.directory)
+                    continue
+            except (BatchError, CertificateError, OSError, ValueError):  # nothing is known now
+                pass
+        left.append(one)
+    return left
+
+
+def _unknown(directory: ClusterDirectory, jobs: list[str]) -> str:
+    return (
+        f"the queue of this machine does not know its jobs {', '.join(jobs)}. If they have ended, and are not in the queue of another "
+        f"machine, run: hpcgpu stop {directory.path.name}"
+    )
+
+
+def _close(directory: ClusterDirectory) -> None:
+    with suppress(OSError):
+        if (directory.path / "launch.sh").exists():  # may be launched again, with the same credentials
+            directory.withdraw()
+        else:
+            directory.remove_secrets()
+        directory.close()
+
+
+def _answers(directory: ClusterDirectory) -> bool:
+    contact = directory.contact()
+    return contact is not None and answers(contact, directory)
+
+
+def unended(directory: ClusterDirectory, batch: BatchSystem) -> list[str]:
+    """Return the ids of the jobs of a cluster that have not ended.
+
+    Raises
+    ------
+    BatchUnavailable
+        The queue does not answer.
+    ClusterExists
+        It is not known whether they have ended.
+    """
+    live, unknown = standing(directory, batch)
+    if unknown and not live:
+        raise ClusterExists(
+            f"a cluster named {directory.path.name!r} is not known to have ended (see {directory.path}): "
+            f"{_unknown(directory, unknown)}. Or choose another name"
+        )
+    return sorted(job.job_id for job in live)
+
+
+def _unmanaged(directory: ClusterDirectory, *, now: float) -> bool:
+    """Whether no program is known to live that manages the cluster, and no submit is under way."""
+    manager = directory.manager()
+    return not (manager is not None and manager.lives) and not _submitting(directory, now=now)
+
+
+def _left_alone(directory: ClusterDirectory, *, now: float) -> bool:
+    if (directory.path / "launch.sh").exists() and not directory.submits():
+        return False  # scripts that a person will launch
+    manager = directory.manager()
+    lives = manager.lives if manager is not None else None
+    contact = directory.contact()
+    in_program = contact is not None and not contact.job_id  # its scheduler
+    unchanged = now - max([directory.modified, *directory.times()])
+    return directory.closing or lives is False or (not in_program and unchanged > _UNSEEN)

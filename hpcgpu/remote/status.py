@@ -1,0 +1,181 @@
+"""What a cluster is now, seen from any program: its journal, its queue and its scheduler joined. Changes nothing, manages nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distributed.core import rpc
+from distributed.security import Security
+
+from hpcgpu.batch.base import BatchError, JobState, JobStatus
+from hpcgpu.batch.reasons import explain
+from hpcgpu.cluster.groups import DEFAULT
+from hpcgpu.cluster.jobs import JobInfo
+from hpcgpu.options.schema import OptionError
+from hpcgpu.remote.lookup import batch_of, submitted, system_of
+from hpcgpu.runtime import dashboard
+from hpcgpu.scaling import units
+from hpcgpu.store import credentials, saved
+from hpcgpu.store.directory import ClusterDirectory, Contact, Submit
+
+__all__ = ["ClusterStatus", "status"]
+
+#: Seconds for one answer of the scheduler.
+_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterStatus:
+    """A cluster, for people.
+
+    Attributes
+    ----------
+    name, system, directory : str
+    state : str
+        ``"waiting"`` (its scheduler job waits or starts), ``"running"``, ``"closed"``, ``"ended"`` (no job is left, though nobody closed
+        it) or ``"unreachable"`` (its scheduler job runs, and the scheduler does not answer).
+    workers, gpus : int
+        Dask workers that are connected, and GPUs of the worker jobs that run.
+    scheduler, dashboard : str
+        Addresses; empty while the scheduler is not there.
+    fabric : str
+        Why workers talk over this protocol.
+    manager : str
+        The program that scales it, and how it does; empty if nobody does.
+    detached : bool
+        Whether it outlives the programs that manage it.
+    jobs : list of JobInfo
+        Those that have not ended, and those of which the queue still knows how they did.
+    trouble : str
+        Why something of this is not known.
+    """
+
+    name: str
+    system: str
+    directory: str
+    state: str
+    workers: int = 0
+    gpus: int = 0
+    scheduler: str = ""
+    dashboard: str = ""
+    fabric: str = ""
+    manager: str = ""
+    detached: bool = False
+    jobs: list[JobInfo] = field(default_factory=list)
+    trouble: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        return {**asdict(self), "jobs": [job.as_json() for job in self.jobs]}
+
+
+def status(directory: ClusterDirectory) -> ClusterStatus:
+    """Ask queue and scheduler about a cluster."""
+    batch = batch_of(directory)
+    trouble: list[str] = []
+    submits, statuses = dict[str, Submit](), dict[str, JobStatus]()
+    try:
+        submits = submitted(directory, batch)
+        statuses = batch.poll(list(submits))
+        if gone := set(submits) - set(statuses):
+            statuses |= batch.ended(gone)
+    except BatchError as error:
+        trouble.append(str(error))
+    contact = directory.contact()
+    answer: Mapping[str, Any] = {}
+    if contact is not None:
+        try:
+            answer = asyncio.run(_ask(contact, directory))
+        except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
+            trouble.append(f"the scheduler at {contact.client} does not answer: {error or type(error).__name__}")
+    workers = [str(worker["name"]) for worker in answer.get("workers", {}).values()]
+    kept = _kept(directory)
+    logs = saved.logs(directory)
+    jobs = [
+        _info(submit, job_id, statuses.get(job_id), workers, logs / batch.log_name(submit.name, job_id))
+        for job_id, submit in submits.items()
+    ]
+    return ClusterStatus(
+        name=directory.path.name,
+        system=system_of(directory),
+        directory=str(directory.path),
+        state=_state(directory, jobs, bool(answer), bool(trouble)),
+        workers=len(workers),
+        gpus=_gpus(kept, submits, jobs) if kept is not None else 0,
+        scheduler=contact.client if contact is not None and answer else "",
+        dashboard=dashboard.link(contact) if answer else "",
+        fabric=contact.fabric if contact is not None and answer else "",
+        manager=_manager(directory, answer),
+        detached=directory.detached,
+        jobs=jobs,
+        trouble="; ".join([*trouble, *directory.damage()]),
+    )
+
+
+async def _ask(contact: Contact, directory: ClusterDirectory) -> dict[str, Any]:
+    security = credentials.security(directory) if directory.encrypted else Security()
+    async with rpc(contact.client, connection_args=security.get_connection_args("client")) as scheduler:
+        identity = await asyncio.wait_for(scheduler.identity(n_workers=-1), _TIMEOUT)
+        return {**identity, "hpcgpu": await asyncio.wait_for(scheduler.hpcgpu_state(), _TIMEOUT)}
+
+
+def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, trouble: bool) -> str:
+    if directory.closed:
+        return "closed"
+    if answers:
+        return "running"
+    scheduler = next((job for job in jobs if job.kind == "scheduler"), None)
+    if scheduler is None or JobState(scheduler.state).ended:
+        return "unreachable" if trouble else "ended"
+    return "unreachable" if trouble else "waiting"
+
+
+def _info(submit: Submit, job_id: str, status: JobStatus | None, workers: list[str], log: Path) -> JobInfo:
+    now = time.time()
+    connected = sum(units.job_of(worker, {submit.name: None}) is not None for worker in workers)
+    if status is None:
+        state, reason = JobState.UNKNOWN, "the queue does not know it" if not connected else ""
+    else:
+        state, reason = status.state, "" if status.state is JobState.RUNNING else explain(status)
+    began = status.start if status is not None and status.state is not JobState.PENDING else None
+    return JobInfo(
+        id=job_id,
+        kind=submit.kind,
+        name=submit.name,
+        state=state.value,
+        reason=reason,
+        waited=max(0.0, (began or now) - submit.time),
+        node=status.node if status is not None else "",
+        workers=connected,
+        log=log,
+    )
+
+
+def _kept(directory: ClusterDirectory) -> saved.Saved | None:
+    try:
+        return saved.read(directory)
+    except OptionError:  # another release's; the rest is worth showing
+        return None
+
+
+def _gpus(kept: saved.Saved, submits: Mapping[str, Submit], jobs: list[JobInfo]) -> int:
+    options = {DEFAULT: kept.options.worker, **kept.groups}
+    running = [submits[job.id] for job in jobs if job.kind == "worker" and job.state == JobState.RUNNING.value]
+    groups = [options[submit.group] for submit in running if submit.group in options]
+    return sum(group.nodes_per_job * group.gpus_per_node for group in groups)
+
+
+def _manager(directory: ClusterDirectory, answer: Mapping[str, Any]) -> str:
+    latest, said = directory.manager(), answer.get("hpcgpu")
+    if said is None:
+        return ""
+    if said.get("trouble"):
+        return str(said["trouble"])
+    if latest is None or said["number"] < latest.number or not said["present"]:
+        return str(said["about"]) if said["number"] == 0 else ""
+    return f"{latest}: {said['about']}" if said["about"] else str(latest)

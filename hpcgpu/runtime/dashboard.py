@@ -1,0 +1,162 @@
+"""The dashboard of a cluster: its link, and the token that every page asks for.
+
+A page of Dask's dashboard takes up to half a second of the scheduler's event loop, and shows what the cluster computes. `Guard` therefore
+looks for the token as soon as the header of a request is read, before a handler is chosen. A browser brings the token once, as
+``?token=``, and gets a cookie for it; programs send ``Authorization: token TOKEN``, or ``Bearer TOKEN``. `/health` is open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlencode
+
+from distributed.node import ServerNode
+from distributed.utils import format_dashboard_link
+from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, HTTPServerRequest, RequestStartLine, ResponseStartLine
+from tornado.routing import Router
+
+from hpcgpu.store.directory import ClusterDirectory, Contact
+
+if TYPE_CHECKING:
+    from tornado.httpserver import HTTPServer
+
+__all__ = ["Guard", "guard", "guard_servers_of_this_process", "link", "link_with_token"]
+
+logger = logging.getLogger("distributed.hpcgpu")
+
+_OPEN = "/health"
+_REFUSAL = (
+    "This dashboard asks for a token. `hpcgpu dashboard NAME` prints its link with the token, "
+    "so does cluster.dashboard_link_with_token() in Python.\n"
+)
+#: For whoever connects: seconds until a request must have arrived, bytes of its header. Browsers send less than 2 KiB.
+_HEADER_TIMEOUT, _HEADER_SIZE = 20.0, 16 * 1024
+
+
+def link(contact: Contact | None) -> str:
+    """Return the link to the dashboard, without the token; empty where there is no dashboard."""
+    host, _, port = contact.dashboard.rpartition(":") if contact is not None else ("", "", "")
+    return str(format_dashboard_link(host, port)) if port else ""
+
+
+def link_with_token(directory: ClusterDirectory, contact: Contact | None) -> str:
+    """Return the link that opens the dashboard in a browser; whoever has it can read the dashboard."""
+    plain, token = link(contact), directory.dashboard_token()
+    return f"{plain}{'&' if '?' in plain else '?'}{urlencode({'token': token})}" if plain and token else plain
+
+
+class Guard(Router):
+    """Hands those requests on that bring the token, and refuses the others.
+
+    Parameters
+    ----------
+    application : tornado.routing.Router
+        Serves the requests.
+    token : str
+    """
+
+    def __init__(self, application: Router, token: str) -> None:
+        self.application = application
+        self.token = token.encode()
+        # A browser sends the cookies of a host to every port of it: each cluster has a name of its own, and the value is not the token.
+        self.cookie = f"hpcgpu-{self._digest('name')[:16]}"
+        self.value = self._digest("value").encode()
+
+    def _digest(self, what: str) -> str:
+        return hmac.new(self.token, f"hpcgpu dashboard cookie {what}".encode(), hashlib.sha256).hexdigest()
+
+    def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
+        """Return what answers a request; tornado asks for it once per request, websockets included."""
+        if request.path == _OPEN or self._has_header(request.headers):
+            return self.application.find_handler(request, **kwargs)
+        if request.method in ("GET", "HEAD") and self._has_argument(request):
+            return _Answer(request, 302, "Found", self._signed_in(request))
+        if self._has_cookie(request.headers):
+            return self.application.find_handler(request, **kwargs)
+        return _Answer(request, 403, "Forbidden", {"Cache-Control": "no-store"}, _REFUSAL)
+
+    def _has_header(self, headers: HTTPHeaders) -> bool:
+        scheme, _, token = headers.get("Authorization", "").partition(" ")
+        return scheme.lower() in ("token", "bearer") and hmac.compare_digest(token.strip().encode(), self.token)
+
+    def _has_argument(self, request: HTTPServerRequest) -> bool:
+        return any(hmac.compare_digest(token, self.token) for token in request.query_arguments.get("token", []))
+
+    def _has_cookie(self, headers: HTTPHeaders) -> bool:
+        """Whether a browser was here with the token. A page of another server must not use its cookie: it may be on the same host."""
+        origin = headers.get("Origin")
+        if origin is not None and origin.partition("://")[2] != headers.get("Host"):
+            return False
+        pairs = (part.strip().partition("=") for part in headers.get("Cookie", "").split(";"))
+        return any(name == self.cookie and hmac.compare_digest(value.encode(), self.value) for name, _, value in pairs)
+
+    def _signed_in(self, request: HTTPServerRequest) -> dict[str, str]:
+        """Headers that keep the cookie and lead to the same page without the token: it must not stay in history, nor in logs.
+
+        The location is relative: a proxy may have put something in front of the path. With ``SameSite=Strict`` a browser would not send
+        the cookie where a link in a notebook is followed.
+        """
+        arguments = urlencode([pair for pair in parse_qsl(request.query, keep_blank_values=True) if pair[0] != "token"])
+        secure = "; Secure" if request.protocol == "https" else ""
+        return {
+            "Location": f"./{request.path.rpartition('/')[2]}{'?' if arguments else ''}{arguments}",
+            "Set-Cookie": f"{self.cookie}={self.value.decode()}; Path=/; HttpOnly; SameSite=Lax{secure}",
+            "Cache-Control": "no-store",
+            "Referrer-Policy": "no-referrer",
+        }
+
+
+class _Answer(HTTPMessageDelegate):
+    """A short answer that is written when the header is read; tornado then closes the connection without reading a body."""
+
+    def __init__(self, request: HTTPServerRequest, code: int, reason: str, headers: dict[str, str], text: str = "") -> None:
+        self.request = request
+        self.start_line = ResponseStartLine("HTTP/1.1", code, reason)
+        self.text = text.encode()
+        self.headers = {
+            **headers,
+            "Content-Type": "text/plain; charset=utf-8",
+            "Content-Length": str(len(self.text)),
+            "Connection": "close",
+        }
+
+    def headers_received(self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders) -> None:
+        connection = self.request.connection
+        assert connection is not None
+        connection.write_headers(self.start_line, HTTPHeaders(self.headers), self.text if self.request.method != "HEAD" else None)
+        connection.finish()
+
+
+def guard(server: HTTPServer, directory: ClusterDirectory) -> None:
+    """Let an HTTP server of a cluster answer those who have its token, and nobody else. It must not have answered anybody yet."""
+    token = directory.dashboard_token()
+    if not token:
+        logger.warning("%s has no dashboard token: the dashboard answers nobody", directory.path)
+    assert isinstance(server.request_callback, Router)
+    server.request_callback = Guard(server.request_callback, token or secrets.token_hex(32))
+    server.conn_params.header_timeout = _HEADER_TIMEOUT
+    server.conn_params.max_header_size = _HEADER_SIZE
+
+
+def guard_servers_of_this_process() -> None:
+    """Guard every HTTP server that distributed starts from now on in this process, which belongs to the cluster of its environment.
+
+    distributed has no hook between the start of a server and its first answer: preloads run later. So this replaces
+    ``ServerNode.start_http_server``, by which scheduler and workers start it; tests/unit/test_dashboard.py notices when that changes.
+    """
+    original = ServerNode.start_http_server
+    if hasattr(original, "__wrapped__"):
+        return
+
+    def start_http_server(self: ServerNode, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        guard(self.http_server, ClusterDirectory(Path(os.environ["HPCGPU_CLUSTER_DIRECTORY"])))
+
+    start_http_server.__wrapped__ = original  # type: ignore[attr-defined]
+    ServerNode.start_http_server = start_http_server

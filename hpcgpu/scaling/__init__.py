@@ -1,0 +1,1 @@
+"""Decisions without I/O and without a clock: sizes, policy, failures, repair, walltime."""

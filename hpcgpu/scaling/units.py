@@ -1,0 +1,192 @@
+"""How many jobs, which jobs, and what their workers are called. Pure functions."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from dask.utils import format_bytes, parse_bytes
+
+from hpcgpu.options.schema import OptionError, WorkerOptions
+from hpcgpu.options.values import duration, natural, positive
+from hpcgpu.options.values import memory as parse_memory
+from hpcgpu.scaling.policy import Limits
+
+__all__ = ["job_of", "jobs_for", "limits", "memory_per_worker", "threads_per_worker", "workers_of"]
+
+
+def threads_per_worker(worker: WorkerOptions) -> int:
+    """Return the threads of one Dask worker."""
+    return worker.nthreads or (1 if worker.gpus_per_node else worker.cores or 1)
+
+
+def memory_per_worker(worker: WorkerOptions) -> int:
+    """Return the bytes of memory of one Dask worker: its share of the node's."""
+    if worker.memory is None:
+        raise OptionError("memory= needs the option memory, the memory of one node")
+    return worker.memory // max(1, worker.gpus_per_node)
+
+
+def jobs_for(
+    worker: WorkerOptions,
+    *,
+    n: int | None = None,
+    memory: str | int | None = None,
+    cores: int | None = None,
+    jobs: int | None = None,
+    gpus: int | None = None,
+    call: str = "scale: {}",
+) -> int:
+    """Return the number of jobs that bring so many workers, so much memory, ...; the largest of what is given, rounded up.
+
+    Parameters
+    ----------
+    call : str, optional
+        What messages begin with; the unit's name follows in it.
+
+    Raises
+    ------
+    OptionError
+        A negative or broken number, no number at all, or a unit that these workers do not have.
+    """
+    given = {"n": n, "memory": memory, "cores": cores, "jobs": jobs, "gpus": gpus}
+    wanted = []
+    for unit, value in given.items():
+        if value is not None:
+            name = call.format(unit)
+            amount = _amount(name, unit, value)
+            wanted.append(math.ceil(amount / _brings(worker, unit, 1, name)) if amount else 0)
+    if not wanted:
+        raise OptionError("scale: give a number of workers, or jobs=, gpus=, cores= or memory=")
+    return max(wanted)
+
+
+def limits(
+    worker: WorkerOptions,
+    *,
+    minimum: Mapping[str, Any],
+    maximum: Mapping[str, Any],
+    backlog: int | None = None,
+    idle_timeout: float | str | None = None,
+    maximum_gpu_hours: float | None = None,
+) -> Limits:
+    """Return the limits of adaptive scaling in jobs: the minimum rounded up, the maximum down.
+
+    Parameters
+    ----------
+    worker : WorkerOptions
+    minimum, maximum : mapping
+        Units of `jobs_for`, with None for those not given.
+    backlog, idle_timeout, maximum_gpu_hours
+        See `hpcgpu.cluster.gpucluster.GPUCluster.adapt`.
+
+    Raises
+    ------
+    OptionError
+        A number that cannot be, no maximum, or one that is below the minimum or below one job.
+    """
+    most = {unit: value for unit, value in maximum.items() if value is not None}
+    if not most:
+        raise OptionError("adapt: give a maximum, such as maximum_jobs=4")
+    least = max((jobs_for(worker, **{u: v}, call=f"adapt: minimum{_UNITS[u]}") for u, v in minimum.items() if v is not None), default=0)
+    largest = min(_jobs_within(worker, unit, value) for unit, value in most.items())
+    given = ", ".join(f"maximum{_UNITS[unit]}={value!r}" for unit, value in most.items())
+    if largest < least:
+        raise OptionError(f"adapt: the minimum is {least} jobs, more than {given}, which is {largest} jobs")
+    if backlog is not None:
+        positive("adapt: backlog", backlog)
+    if maximum_gpu_hours is not None:
+        number = isinstance(maximum_gpu_hours, numbers.Real) and not isinstance(maximum_gpu_hours, bool)
+        if not number or not 0 < maximum_gpu_hours < math.inf:
+            raise OptionError(f"adapt: maximum_gpu_hours must be a number above 0, not {maximum_gpu_hours!r}")
+        if not worker.gpus_per_node:
+            raise OptionError("adapt: maximum_gpu_hours needs workers with GPUs, but gpus_per_node is 0")
+    return Limits(
+        minimum=least,
+        maximum=largest,
+        backlog=backlog,
+        idle_timeout=duration("adapt: idle_timeout", idle_timeout) if idle_timeout is not None else None,
+        gpu_seconds=maximum_gpu_hours * 3600 if maximum_gpu_hours is not None else None,
+    )
+
+
+def _jobs_within(worker: WorkerOptions, unit: str, value: Any) -> int:
+    """Return how many whole jobs bring no more than this."""
+    name = _MAXIMUM.format(_UNITS[unit])
+    amount, brings = _amount(name, unit, value), _brings(worker, unit, 1, name)
+    if amount < brings:
+        shown = format_bytes(brings) if unit == "memory" else brings
+        raise OptionError(f"{name}={value!r} is less than one job, which brings {shown} {_WORDS[unit]}".rstrip())
+    return amount // brings
+
+
+def _brings(worker: WorkerOptions, unit: str, jobs: int, name: str) -> int:
+    """Return how much of a unit so many jobs bring."""
+    if unit == "gpus" and worker.gpus_per_node == 0:
+        raise OptionError(f"{name} needs workers with GPUs, but gpus_per_node is 0")
+    if unit == "memory" and worker.memory is None:
+        raise OptionError(f"{name} needs the option memory, the memory of one node")
+    if unit == "jobs":
+        return jobs
+    workers = jobs * worker.workers_per_job
+    each = {"cores": threads_per_worker, "memory": memory_per_worker}.get(unit)
+    return workers * each(worker) if each is not None else workers
+
+
+def _amount(name: str, unit: str, value: Any) -> int:
+    """Return an amount of a unit, 0 or more. A float without a fraction, or a number of numpy's, is a whole number too."""
+    if unit == "memory":
+        with suppress(ValueError, TypeError, AttributeError, KeyError, IndexError, OverflowError):
+            if parse_bytes(value) == 0:
+                return 0
+        return parse_memory(name, value)
+    if isinstance(value, float | numbers.Integral) and not isinstance(value, bool):
+        if value == math.inf:
+            raise OptionError(f"{name}={value!r} is no limit: write the largest number that you want")
+        if math.isfinite(value) and value == int(value):
+            value = int(value)
+    return natural(name, value)
+
+
+#: By unit, its name in the arguments of `adapt`, and the words for it.
+_UNITS = {"n": "", "jobs": "_jobs", "gpus": "_gpus", "cores": "_cores", "memory": "_memory"}
+_WORDS = {"n": "workers", "jobs": "jobs", "gpus": "GPUs", "cores": "threads of workers (nthreads)", "memory": "of memory"}
+_MAXIMUM = "adapt: maximum{}"
+
+
+def workers_of(job: str, worker: WorkerOptions) -> list[str]:
+    """Return the names of a job's workers: ours the node's suffix, dask-cuda's the GPU's (dask_cuda/cuda_worker.py)."""
+    names = [f"{job}-{i}" for i in range(worker.nodes_per_job)] if worker.nodes_per_job > 1 else [job]
+    if worker.gpus_per_node > 1:
+        names = [f"{name}-{i}" for name in names for i in range(worker.gpus_per_node)]
+    return names
+
+
+def sequence(name: str, cluster: str) -> int | None:
+    """Return the number of a worker job of a cluster, by its name; None for another job."""
+    head, _, tail = name.rpartition("-")
+    return int(tail) if head == cluster and tail.isdigit() else None
+
+
+def job_of(worker: object, jobs: Mapping[str, Any]) -> str | None:
+    """Return the name of the job that a worker belongs to; None for a worker of none of them.
+
+    Parameters
+    ----------
+    worker : str
+        The worker's name.
+    jobs : mapping
+        The jobs by name.
+    """
+    name = str(worker)
+    for _ in range(3):
+        if name in jobs:
+            return name
+        head, _, tail = name.rpartition("-")
+        if not tail.isdigit():
+            return None
+        name = head
+    return None

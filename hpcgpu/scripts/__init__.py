@@ -1,0 +1,1 @@
+"""Renders the job scripts from templates/."""

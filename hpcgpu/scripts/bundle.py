@@ -1,0 +1,115 @@
+"""Scripts that stand alone: a cluster directory that a person without Python launches, and one job that runs all.
+
+The directory is made as that of any other cluster: `hpcgpu list`, `hpcgpu stop`, `hpcgpu.connect` and ``from_name`` know it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcgpu.options.schema import OptionError, Options, resolve
+from hpcgpu.posix.ownership import private_directory
+from hpcgpu.posix.paths import written
+from hpcgpu.scripts import render
+from hpcgpu.store import credentials, saved
+from hpcgpu.store.directory import ClusterDirectory
+
+__all__ = ["make", "make_single"]
+
+#: Seconds without work after which a cluster ends that nobody manages.
+_IDLE_TIMEOUT = 3600.0
+
+
+def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirectory:
+    """Write the directory of a cluster with ``launch.sh``, ``stop.sh``, ``README`` and the job scripts.
+
+    Parameters
+    ----------
+    system : str
+        ``"slurm"`` or ``"pbs"``.
+    arguments : mapping
+        Options of the cluster. Its name is that of the directory; ``idle_timeout`` is an hour where not given.
+    path : Path
+        A directory that is not there, is empty, or holds such scripts that were never launched.
+
+    Raises
+    ------
+    OptionError
+        An option that cannot be, or a directory that holds something else.
+    """
+    path = path.expanduser().absolute()
+    options = _resolve(system, {"idle_timeout": _IDLE_TIMEOUT, **arguments}, path)
+    if options.scheduler is None:
+        raise OptionError("scheduler='local': scripts that stand alone need a scheduler job")
+    if options.cluster.jobs:
+        raise OptionError(f"jobs={options.cluster.jobs}: launch.sh gets the number of worker jobs when it runs")
+    files = render.render_bundle(system, options, path)
+    _make_room(path)
+    if options.cluster.log_directory is not None:
+        private_directory(options.cluster.log_directory)
+
+    def complete(directory: ClusterDirectory) -> None:
+        if options.cluster.security:
+            credentials.create(directory)
+        saved.write(directory, options)
+        directory.detach()
+        for name, text in files.items():
+            script = directory.write(name, text)
+            if name.endswith(".sh"):
+                script.chmod(0o700)
+
+    return ClusterDirectory.claim(path, lambda earlier: [], system=system, encrypted=options.cluster.security, complete=complete)
+
+
+def make_single(arguments: Mapping[str, Any], path: Path, program: Sequence[str]) -> Path:
+    """Write one Slurm script that runs scheduler, workers and a program, and return its path, ``PATH/NAME.sbatch``.
+
+    Each job that is submitted from it has its own cluster directory beside the script, made when it runs.
+
+    Parameters
+    ----------
+    arguments : mapping
+        Options of the cluster; ``nodes_per_job`` is the number of nodes.
+    path : Path
+        Directory for the script.
+    program : sequence of str
+        Its command line.
+
+    Raises
+    ------
+    OptionError
+        An option that cannot be, or a script of that name is there.
+    """
+    path = path.expanduser().absolute()
+    options = _resolve("slurm", {"log_directory": written(path), **arguments}, path / path.name)
+    if options.scheduler is None:
+        raise OptionError("scheduler='local' has no meaning for a single job: the scheduler runs in it")
+    text = render.render_single(options, path / path.name, program)
+    private_directory(path)
+    script = path / f"{path.name}.sbatch"
+    try:
+        with os.fdopen(os.open(script, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o700), "w") as file:  # env may hold what is nobody's business
+            file.write(text)
+    except FileExistsError as error:
+        raise OptionError(f"{script} is there: remove it, or choose another directory") from error
+    return script
+
+
+def _resolve(system: str, arguments: Mapping[str, Any], path: Path) -> Options:
+    given = {"name": path.name, "cluster_directory": written(path.parent), "shutdown_on_close": False}
+    return resolve(system, {**arguments, **given})
+
+
+def _make_room(path: Path) -> None:
+    """Mark scripts that may be replaced without loss as closed: they are renamed then, as somebody may have changed them."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not (path / "launch.sh").exists() or not (path / "cluster.json").exists():
+        raise OptionError(f"{path} is there, and holds something else: choose another directory")
+    directory = ClusterDirectory.there(path)
+    if directory.submits() or directory.contact() is not None or any(directory.logs.glob("*")):
+        raise OptionError(f"{path} was launched: its journal and its logs are kept. Choose another directory, or remove that one")
+    directory.close()

@@ -1,0 +1,1 @@
+"""The cluster directory and all that is kept in it."""

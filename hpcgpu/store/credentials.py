@@ -1,0 +1,107 @@
+"""Credentials of one cluster, held by its scheduler, workers and client alike: a TLS key with a self-signed certificate, a key for UCX.
+
+distributed's own ``Security.temporary`` makes certificates that begin to be valid now: a node whose clock is behind the login node's
+would refuse them. These begin a day earlier.
+"""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcgpu.fabric import authentication, certificates
+from hpcgpu.store.directory import ClusterDirectory
+
+if TYPE_CHECKING:
+    from distributed.security import Security
+
+__all__ = ["certificate_name", "create", "environment", "security", "trouble"]
+
+_CLOCK_SKEW = datetime.timedelta(days=1)
+#: How long the scheduler job may wait in the queue, and how long a scheduler without a walltime may live.
+_QUEUE, _UNLIMITED = datetime.timedelta(days=90), datetime.timedelta(days=365)
+
+
+def create(directory: ClusterDirectory, walltime: float | None = None, *, waits: bool = True) -> None:
+    """Make TLS key and certificate, ``tls/key.pem`` and ``tls/cert.pem``, and ``tls/ucx.key``, mode 0600.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    walltime : float, optional
+        Of the scheduler job, seconds: the certificate is valid for so long after 90 days in the queue. Default: for a year.
+    waits : bool, default True
+        Whether that job has yet to wait; for one that runs it is a day, for clocks that differ.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hpcgpu")])
+    now = datetime.datetime.now(datetime.UTC)
+    before = _QUEUE if waits else _CLOCK_SKEW
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + (before + datetime.timedelta(seconds=walltime) if walltime else _UNLIMITED))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    directory.tls.mkdir(mode=0o700)
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    directory.write("tls/key.pem", pem.decode())
+    directory.write("tls/ucx.key", secrets.token_hex(32))
+    directory.write("tls/cert.pem", certificate.public_bytes(serialization.Encoding.PEM).decode())
+
+
+def trouble(directory: ClusterDirectory, *, now: float) -> str:
+    """Return why the certificate cannot be used at this time by this machine's clock; empty if it can, or there is none."""
+    from cryptography import x509
+
+    if not directory.tls.is_dir():
+        return ""
+    certificate = x509.load_pem_x509_certificate((directory.tls / "cert.pem").read_bytes())
+    begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+    return certificates.trouble(begin, end, now=now, host=socket.gethostname(), what=certificate_name(directory))
+
+
+def certificate_name(directory: ClusterDirectory) -> str:
+    """Return how messages name the certificate."""
+    return f"the certificate of cluster {directory.path.name}"
+
+
+def _files(tls: Path) -> dict[str, str]:
+    files = {"tls_ca_file": str(tls / "cert.pem")}
+    for role in ("scheduler", "worker", "client"):
+        files[f"tls_{role}_cert"] = str(tls / "cert.pem")
+        files[f"tls_{role}_key"] = str(tls / "key.pem")
+    return files
+
+
+def security(directory: ClusterDirectory) -> Security:
+    """Return distributed's Security for these credentials."""
+    from hpcgpu.fabric.security import ClusterSecurity
+
+    return ClusterSecurity(bytes.fromhex((directory.tls / "ucx.key").read_text()), **_files(directory.tls))
+
+
+def environment(directory: ClusterDirectory) -> dict[str, str]:
+    """Return the dask configuration of a process in a job, as environment variables: paths only. Empty when TLS is off."""
+    if not directory.tls.is_dir():
+        return {}
+    cert, key = str(directory.tls / "cert.pem"), str(directory.tls / "key.pem")
+    prefix = "DASK_DISTRIBUTED__COMM"
+    env = {f"{prefix}__REQUIRE_ENCRYPTION": "True", f"{prefix}__TLS__CA_FILE": cert}
+    env[authentication.VARIABLE] = str(directory.tls / "ucx.key")
+    for role in ("SCHEDULER", "WORKER", "CLIENT"):
+        env[f"{prefix}__TLS__{role}__CERT"] = cert
+        env[f"{prefix}__TLS__{role}__KEY"] = key
+    return env

@@ -1,0 +1,86 @@
+"""The options of a cluster as its directory keeps them, ``options.json``: those it was made with, whatever the configuration is now.
+
+Values are kept as they were read, checked and completed, so that nothing is decided twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from hpcgpu.options.schema import SYSTEMS, ClusterOptions, OptionError, Options, SchedulerOptions, WorkerOptions, names
+from hpcgpu.posix import records
+from hpcgpu.store.directory import ClusterDirectory
+
+__all__ = ["Saved", "logs", "read", "write"]
+
+_FILE = "options.json"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What is kept: the options of the cluster, and of its further groups of workers by name."""
+
+    options: Options
+    groups: Mapping[str, WorkerOptions]
+
+
+def write(directory: ClusterDirectory, options: Options, groups: Mapping[str, WorkerOptions] | None = None) -> None:
+    """Keep the options of a cluster."""
+    content = {
+        "system": options.system,
+        "cluster": asdict(options.cluster),
+        "worker": asdict(options.worker),
+        "scheduler": asdict(options.scheduler) if options.scheduler is not None else None,
+        "groups": {name: asdict(group) for name, group in (groups or {}).items()},
+    }
+    directory.write(_FILE, json.dumps(content, indent=1, default=_path))
+
+
+def read(directory: ClusterDirectory) -> Saved:
+    """Return the options of a cluster.
+
+    Raises
+    ------
+    OptionError
+        They are not there, or another release of hpcgpu wrote them in another way.
+    """
+    file = directory.path / _FILE
+    try:
+        content = records.read(file, dict[str, Any])
+        scheduler = content["scheduler"]
+        if content["system"] not in SYSTEMS or not all(isinstance(content[part], dict) for part in ("cluster", "worker", "groups")):
+            raise OptionError(f"{file} is damaged: it is not what hpcgpu writes")
+        options = Options(
+            _build(ClusterOptions, content["cluster"]),
+            _build(WorkerOptions, content["worker"]),
+            _build(SchedulerOptions, scheduler) if scheduler is not None else None,
+            content["system"],
+        )
+        return Saved(options, {name: _build(WorkerOptions, group) for name, group in content["groups"].items()})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise OptionError(f"the options of cluster {directory.path.name!r} cannot be read from {file}: {error}") from error
+
+
+def logs(directory: ClusterDirectory) -> Path:
+    """Return the directory of the jobs' logs: the option `log_directory` if it can be read, else that in the cluster's own."""
+    try:
+        return read(directory).options.cluster.log_directory or directory.logs
+    except OptionError:  # another release's, or none: a cluster of one job
+        return directory.logs
+
+
+def _build(cls: type[_T], kept: Mapping[str, Any]) -> _T:
+    """Make one of the dataclasses. Options that are not kept have their default: they came later than the cluster."""
+    if unknown := set(kept) - set(names(cls)):
+        raise OptionError(f"unknown options {', '.join(sorted(unknown))}: a newer release of hpcgpu made it")
+    return cast("_T", records.convert(kept, cls))
+
+
+def _path(value: object) -> dict[str, str]:
+    assert isinstance(value, Path)
+    return {"path": str(value)}
