@@ -9,39 +9,91 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcgpu.cluster.gpucluster import ClusterError as ClusterError
     from hpcgpu.cluster.gpucluster import GPUCluster as GPUCluster
     from hpcgpu.cluster.gpucluster import LocalGPUCluster as LocalGPUCluster
     from hpcgpu.cluster.gpucluster import PBSGPUCluster as PBSGPUCluster
     from hpcgpu.cluster.gpucluster import SlurmGPUCluster as SlurmGPUCluster
     from hpcgpu.cluster.runner import SlurmGPURunner as SlurmGPURunner
-    from hpcgpu.options.schema import OptionError as OptionError
+    from hpcgpu.display.jobinfo import JobInfo as JobInfo
+    from hpcgpu.errors import AmbiguousSubmit as AmbiguousSubmit
+    from hpcgpu.errors import AuthenticationError as AuthenticationError
+    from hpcgpu.errors import BatchError as BatchError
+    from hpcgpu.errors import BatchUnavailable as BatchUnavailable
+    from hpcgpu.errors import Cancelled as Cancelled
+    from hpcgpu.errors import CertificateError as CertificateError
+    from hpcgpu.errors import ClusterError as ClusterError
+    from hpcgpu.errors import ClusterExists as ClusterExists
+    from hpcgpu.errors import ClusterWarning as ClusterWarning
+    from hpcgpu.errors import Damaged as Damaged
+    from hpcgpu.errors import HpcgpuError as HpcgpuError
+    from hpcgpu.errors import LaunchError as LaunchError
+    from hpcgpu.errors import NameLost as NameLost
+    from hpcgpu.errors import NoCluster as NoCluster
+    from hpcgpu.errors import NotTrusted as NotTrusted
+    from hpcgpu.errors import OptionError as OptionError
+    from hpcgpu.errors import SubmitLimited as SubmitLimited
+    from hpcgpu.errors import SubmitRefused as SubmitRefused
+    from hpcgpu.errors import Superseded as Superseded
     from hpcgpu.remote.connection import connect as connect
-    from hpcgpu.remote.lookup import NoCluster as NoCluster
 
 __version__ = "0.1.0"
 
+_ERRORS = "hpcgpu.errors"
 _HOMES = {
-    "ClusterError": "hpcgpu.cluster.gpucluster",
     "GPUCluster": "hpcgpu.cluster.gpucluster",
+    "JobInfo": "hpcgpu.display.jobinfo",
     "LocalGPUCluster": "hpcgpu.cluster.gpucluster",
-    "NoCluster": "hpcgpu.remote.lookup",
-    "OptionError": "hpcgpu.options.schema",
     "PBSGPUCluster": "hpcgpu.cluster.gpucluster",
     "SlurmGPUCluster": "hpcgpu.cluster.gpucluster",
     "SlurmGPURunner": "hpcgpu.cluster.runner",
     "connect": "hpcgpu.remote.connection",
+    "AmbiguousSubmit": _ERRORS,
+    "AuthenticationError": _ERRORS,
+    "BatchError": _ERRORS,
+    "BatchUnavailable": _ERRORS,
+    "Cancelled": _ERRORS,
+    "CertificateError": _ERRORS,
+    "ClusterError": _ERRORS,
+    "ClusterExists": _ERRORS,
+    "ClusterWarning": _ERRORS,
+    "Damaged": _ERRORS,
+    "HpcgpuError": _ERRORS,
+    "LaunchError": _ERRORS,
+    "NameLost": _ERRORS,
+    "NoCluster": _ERRORS,
+    "NotTrusted": _ERRORS,
+    "OptionError": _ERRORS,
+    "SubmitLimited": _ERRORS,
+    "SubmitRefused": _ERRORS,
+    "Superseded": _ERRORS,
 }
 
 __all__ = [
+    "AmbiguousSubmit",
+    "AuthenticationError",
+    "BatchError",
+    "BatchUnavailable",
+    "Cancelled",
+    "CertificateError",
     "ClusterError",
+    "ClusterExists",
+    "ClusterWarning",
+    "Damaged",
     "GPUCluster",
+    "HpcgpuError",
+    "JobInfo",
+    "LaunchError",
     "LocalGPUCluster",
+    "NameLost",
     "NoCluster",
+    "NotTrusted",
     "OptionError",
     "PBSGPUCluster",
     "SlurmGPUCluster",
     "SlurmGPURunner",
+    "SubmitLimited",
+    "SubmitRefused",
+    "Superseded",
     "__version__",
     "connect",
 ]

@@ -21,7 +21,7 @@ import pytest
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.jobs import ClusterWarning
+from hpcgpu.errors import ClusterWarning
 from hpcgpu.runtime.manager_process import LOG
 
 HERE = Path(__file__).parent

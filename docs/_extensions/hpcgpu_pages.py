@@ -46,7 +46,7 @@ class Profiles(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         lines: list[str] = []
-        for name in sorted(path.stem for path in Path(profiles.__file__).parent.glob("*.yaml")):
+        for name in profiles.shipped():
             profile = profiles.load(name)
             lines += [f"``{name}``", f"    {profile.about} Needs {', '.join(profile.needs)}. {profile.notes}", ""]
         container = nodes.Element()

@@ -15,16 +15,10 @@ from pathlib import Path
 from hpcgpu.posix.printable import printable
 
 __all__ = [
-    "AmbiguousSubmit",
-    "BatchError",
     "BatchSystem",
-    "BatchUnavailable",
-    "Cancelled",
     "JobState",
     "JobStatus",
     "OwnJob",
-    "SubmitLimited",
-    "SubmitRefused",
 ]
 
 
@@ -107,30 +101,6 @@ class OwnJob:
     name: str
     node: int = 0
     end: float | None = None
-
-
-class BatchError(RuntimeError):
-    """Something went wrong between us and the batch system."""
-
-
-class SubmitRefused(BatchError):
-    """The batch system refused a job for good; its own words are in the message."""
-
-
-class SubmitLimited(BatchError):
-    """The batch system lets this user have no more jobs now; no failure: there are as many as there may be."""
-
-
-class Cancelled(BatchError):
-    """Not submitted: it was not wanted any more."""
-
-
-class BatchUnavailable(BatchError):
-    """The batch system does not answer (now). Nothing is known about the jobs."""
-
-
-class AmbiguousSubmit(BatchUnavailable):
-    """A submit got no answer and the queue could not be asked whether the job exists."""
 
 
 class BatchSystem(ABC):

@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from hpcgpu.batch.base import AmbiguousSubmit, BatchSystem, BatchUnavailable, Cancelled, SubmitLimited, SubmitRefused
+from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.command import Result, backoff, run
 from hpcgpu.batch.reasons import advice
+from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, Cancelled, SubmitLimited, SubmitRefused
 
 __all__ = ["CommandBatch"]
 

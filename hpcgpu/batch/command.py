@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcgpu.batch.base import BatchError, BatchUnavailable
+from hpcgpu.errors import BatchError, BatchUnavailable
 from hpcgpu.posix.printable import printable
 
 __all__ = ["Result", "backoff", "clean_environment", "require", "run"]

@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcgpu.batch.base import BatchError
 from hpcgpu.batch.pbs.client import PBS
 from hpcgpu.batch.slurm.client import Slurm
+from hpcgpu.errors import BatchError
 
 __all__ = ["Detected", "detect"]
 

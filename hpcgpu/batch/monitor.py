@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
+from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
+from hpcgpu.errors import BatchError
 
 __all__ = ["Answer", "Monitor", "View", "observe"]
 

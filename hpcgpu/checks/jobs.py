@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchSystem, JobStatus
+from hpcgpu.batch.base import BatchSystem, JobStatus
 from hpcgpu.batch.reasons import Outlook, explain, outlook
 from hpcgpu.checks.lines import Grade, Line
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.environment import software as environment
 from hpcgpu.environment.software import CLIENT, Difference
+from hpcgpu.errors import AmbiguousSubmit, BatchError
 from hpcgpu.fabric.choice import Node, Verdict, disagreement, without_rdma
 from hpcgpu.options.schema import Options
 from hpcgpu.posix.ownership import private_directory

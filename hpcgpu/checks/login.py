@@ -13,9 +13,10 @@ from pathlib import Path
 import psutil
 
 from hpcgpu import __version__
-from hpcgpu.batch.base import BatchError, BatchSystem
+from hpcgpu.batch.base import BatchSystem
 from hpcgpu.checks.lines import Line
 from hpcgpu.environment import software as environment
+from hpcgpu.errors import BatchError
 from hpcgpu.fabric import interfaces
 from hpcgpu.options.schema import Options
 from hpcgpu.posix.ownership import private_directory, weaknesses

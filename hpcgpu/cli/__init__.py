@@ -34,13 +34,7 @@ class _Group(click.Group):
     """Turns the errors of the package into sentences and exit codes."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        from hpcgpu.batch.base import BatchError
-        from hpcgpu.cluster.jobs import ClusterError
-        from hpcgpu.options.schema import OptionError
-        from hpcgpu.posix.ownership import NotTrusted
-        from hpcgpu.posix.records import Damaged
-        from hpcgpu.remote.lookup import NoCluster
-        from hpcgpu.store.directory import ClusterExists
+        from hpcgpu.errors import BatchError, ClusterError, ClusterExists, Damaged, NoCluster, NotTrusted, OptionError
 
         try:
             return super().invoke(ctx)

@@ -14,7 +14,7 @@ from hpcgpu.posix.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hpcgpu.cluster.jobs import JobInfo
+    from hpcgpu.display.jobinfo import JobInfo
     from hpcgpu.remote.status import ClusterStatus
     from hpcgpu.store.directory import ClusterDirectory
 
@@ -196,7 +196,7 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
     \b
     Example: hpcgpu scale demo --jobs 4
     """
-    from hpcgpu.cluster.unattended import cluster_class
+    from hpcgpu.cluster.discovery import cluster_class
     from hpcgpu.remote.lookup import locate
 
     directory = locate(name)
@@ -286,9 +286,8 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
     Example: hpcgpu stop demo
     Exit status: 0 if no job is left, 1 if one is, 2 if there is no such cluster.
     """
-    from hpcgpu.batch.base import BatchError
+    from hpcgpu.errors import BatchError, Damaged
     from hpcgpu.options.schema import cluster_directories
-    from hpcgpu.posix.records import Damaged
     from hpcgpu.remote.lookup import batch_of, find, live_jobs, locate
     from hpcgpu.remote.lookup import stop as stop_cluster
 

@@ -55,8 +55,6 @@ def completion(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from hpcgpu.cli import main
-
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(main, {}, "hpcgpu", "_HPCGPU_COMPLETE").source())
+    click.echo(kind(click.get_current_context().find_root().command, {}, "hpcgpu", "_HPCGPU_COMPLETE").source())

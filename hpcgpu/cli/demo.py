@@ -14,10 +14,10 @@ from typing import Any
 
 from rich.console import Console
 
-from hpcgpu.batch.base import BatchError
 from hpcgpu.batch.command import run as run_command
 from hpcgpu.batch.detect import detect
 from hpcgpu.batch.pbs.nodes import parse_pbsnodes
+from hpcgpu.errors import BatchError
 from hpcgpu.fabric.gpus import gpus_on_node
 
 __all__ = ["run", "table"]
@@ -180,7 +180,7 @@ def run(system: str) -> int:
 
 
 def _start(system: str, options: dict[str, Any], stages: Stages) -> Any:
-    from hpcgpu.cluster.unattended import cluster_class
+    from hpcgpu.cluster.discovery import cluster_class
 
     with stages.time("start the scheduler job"):
         return cluster_class(system)(**options)

@@ -27,8 +27,8 @@ def chosen_system(asked: str, profile: str | None = None) -> str:
     BatchError
         Slurm or PBS is installed, and neither answers: a cluster on this machine alone is not what somebody expects there.
     """
-    from hpcgpu.batch.base import BatchError
     from hpcgpu.batch.detect import detect
+    from hpcgpu.errors import BatchError
     from hpcgpu.options import profiles
 
     if asked != "auto":
@@ -68,8 +68,9 @@ def start(
               hpcgpu start demo --gpus-per-node 4 --adapt --maximum-jobs 8
     Connect:  hpcgpu.connect("demo") in Python
     """
-    from hpcgpu.cluster.jobs import ClusterError
-    from hpcgpu.cluster.unattended import ask, cluster_class
+    from hpcgpu.cluster.discovery import cluster_class
+    from hpcgpu.cluster.unattended import ask
+    from hpcgpu.errors import ClusterError
 
     if adapt and maximum_jobs is None:
         raise click.UsageError("--adapt needs --maximum-jobs")
@@ -140,7 +141,7 @@ def run(system: str, name: str | None, program: tuple[str, ...], arguments: dict
     Example: hpcgpu run --jobs 2 --gpus-per-node 4 --walltime 1h -- python train.py --epochs 10
     Exit status: the program's, 128 + N if signal N ended it; 127 if it cannot be started.
     """
-    from hpcgpu.cluster.unattended import cluster_class
+    from hpcgpu.cluster.discovery import cluster_class
     from hpcgpu.store import credentials
 
     if shutil.which(program[0]) is None:

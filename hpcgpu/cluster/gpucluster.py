@@ -23,23 +23,25 @@ from distributed.exceptions import WorkerStartTimeoutError
 from distributed.utils import Log, Logs
 
 from hpcgpu.cluster.adaptive import GPUAdaptive
-from hpcgpu.cluster.groups import DEFAULT, WorkerGroup
-from hpcgpu.cluster.jobs import ClusterError, ClusterWarning, Superseded, WorkerJob, in_thread
+from hpcgpu.cluster.groups import WorkerGroup
+from hpcgpu.cluster.jobs import WorkerJob
 from hpcgpu.cluster.lifecycle import Lifecycle
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.table import JobTable
+from hpcgpu.errors import ClusterError, OptionError, Superseded
 from hpcgpu.fabric import interfaces, report
 from hpcgpu.fabric.report import Fabric
 from hpcgpu.options import documentation, values
-from hpcgpu.options.schema import OptionError, resolve_group
+from hpcgpu.options.schema import DEFAULT, resolve_group
 from hpcgpu.posix.printable import printable
+from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime import dashboard
 from hpcgpu.scaling import units
 from hpcgpu.scaling.policy import Limits
 from hpcgpu.scripts import render
 from hpcgpu.store import saved
 
-__all__ = ["ClusterError", "ClusterWarning", "GPUCluster", "LocalGPUCluster", "PBSGPUCluster", "SlurmGPUCluster"]
+__all__ = ["GPUCluster", "LocalGPUCluster", "PBSGPUCluster", "SlurmGPUCluster"]
 
 
 class GPUCluster(Lifecycle):

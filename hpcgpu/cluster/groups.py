@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from hpcgpu.cluster.adaptive import GPUAdaptive
     from hpcgpu.cluster.jobs import WorkerJob
 
-__all__ = ["DEFAULT", "WorkerGroup", "demands"]
+__all__ = ["WorkerGroup", "demands"]
 
-#: Name of the group that every cluster has.
-DEFAULT = "default"
 #: Share of the workers' memory above which more of them are wished for (as `Scheduler.adaptive_target` does).
 _MEMORY_FULL = 0.6
 

@@ -12,17 +12,20 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dask.utils import format_bytes
 from distributed.deploy.spec import ProcessInterface
 
-from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchSystem, BatchUnavailable, JobState, JobStatus
+from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
 from hpcgpu.batch.monitor import Monitor, View
 from hpcgpu.batch.reasons import explain
+from hpcgpu.display.jobinfo import JobInfo
+from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, ClusterError, NameLost, Superseded
 from hpcgpu.posix.printable import printable
+from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling.failures import Outcome, classify
 from hpcgpu.scaling.repair import Absence
 from hpcgpu.store.directory import ClusterDirectory, Contact
@@ -30,9 +33,8 @@ from hpcgpu.store.directory import ClusterDirectory, Contact
 if TYPE_CHECKING:
     from hpcgpu.cluster.groups import WorkerGroup
 
-__all__ = ["ClusterError", "ClusterWarning", "Dispatcher", "JobInfo", "NameLost", "SchedulerJob", "Superseded", "WorkerJob", "in_thread"]
+__all__ = ["Dispatcher", "SchedulerJob", "WorkerJob"]
 
-_T = TypeVar("_T")
 _SUBMITS_AT_ONCE = 4
 #: Lines and characters of a log that are shown, and bytes of its end that are read for that.
 _LOG_TAIL, _LOG_LENGTH, _LOG_READ = 20, 8000, 2**20
@@ -42,92 +44,6 @@ _OWN_WORDS = "distributed.hpcgpu - ERROR"
 _SAID = 300
 #: What Slurm without cgroups (seen on 22.05.8, where the state is FAILED), and the kernel's killer, write into a job's log.
 _MEMORY_KILL = re.compile(r"exceeded (job )?memory limit|oom[-_ ]kill|out[- ]of[- ]memory handler", re.IGNORECASE)
-
-
-class ClusterError(RuntimeError):
-    """The cluster cannot do what was asked; the message holds job id, the queue's own words, and where the log is."""
-
-
-class ClusterWarning(UserWarning):
-    """Something is wrong with a cluster or one of its jobs; the cluster goes on."""
-
-
-class Superseded(BatchError):
-    """Another program manages the cluster now: this one must not submit, nor cancel, any of its jobs."""
-
-
-class NameLost(BatchError):
-    """The directory is another cluster's now: the jobs of this one are known to this program alone, which must cancel them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobInfo:
-    """One job, for people.
-
-    Attributes
-    ----------
-    id : str
-        The batch system's id; empty while the submit is under way.
-    kind : str
-        ``"scheduler"`` or ``"worker"``.
-    name : str
-    state : str
-    reason : str
-        Why it waits or ended, in words.
-    waited : float
-        Seconds between submit and start, or until now.
-    node : str
-    workers : int
-        Dask workers of it that are connected.
-    log : Path
-    """
-
-    id: str
-    kind: str
-    name: str
-    state: str
-    reason: str
-    waited: float
-    node: str
-    workers: int
-    log: Path
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as ``--json`` prints it."""
-        return {**asdict(self), "log": str(self.log)}
-
-
-async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
-    """Run a blocking function in a daemon thread of its own.
-
-    Not an executor: its threads are joined before atexit callbacks run, and a hanging queue command would keep the interpreter from
-    cancelling the other jobs. At interpreter exit no thread can be started; the function then runs here.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[_T] = loop.create_future()
-
-    def settle(result: _T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = function(*arguments)
-        except BaseException as caught:
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(settle, result, error)
-
-    try:
-        threading.Thread(target=work, name=f"hpcgpu-{getattr(function, '__name__', 'call')}", daemon=True).start()
-    except RuntimeError:
-        return function(*arguments)
-    return await future
 
 
 class Dispatcher:

@@ -21,20 +21,22 @@ from distributed.deploy.cluster import Cluster
 from distributed.security import Security
 
 from hpcgpu.batch import batch_system
-from hpcgpu.batch.base import BatchError, BatchSystem, BatchUnavailable
+from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.reasons import explain
 from hpcgpu.checks.login import of_all_nodes
 from hpcgpu.cluster.exit import guard, unguard
-from hpcgpu.cluster.groups import DEFAULT, WorkerGroup
+from hpcgpu.cluster.groups import WorkerGroup
 from hpcgpu.cluster.inprocess import LocalScheduler
-from hpcgpu.cluster.jobs import ClusterError, Dispatcher, Job, NameLost, SchedulerJob, Superseded, WorkerJob, in_thread
+from hpcgpu.cluster.jobs import Dispatcher, Job, SchedulerJob, WorkerJob
 from hpcgpu.cluster.manager import CLOSE_TIMEOUT, Manager
 from hpcgpu.display.progress import Progress, duration, ending, waiting_for
 from hpcgpu.display.warn import warn
+from hpcgpu.errors import BatchError, BatchUnavailable, ClusterError, NameLost, NotTrusted, OptionError, Superseded
 from hpcgpu.fabric import interfaces
 from hpcgpu.fabric import settings as fabric_settings
-from hpcgpu.options.schema import OptionError, Options, resolve
-from hpcgpu.posix.ownership import NotTrusted, check_place, private_directory
+from hpcgpu.options.schema import DEFAULT, Options, resolve
+from hpcgpu.posix.ownership import check_place, private_directory
+from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote.lookup import batch_of, live_jobs, locate, submitted, system_of, unended
 from hpcgpu.scaling import units
 from hpcgpu.scripts import render

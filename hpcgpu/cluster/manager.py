@@ -22,16 +22,18 @@ from distributed.deploy.spec import SpecCluster
 from distributed.objects import SchedulerInfo
 from distributed.security import Security
 
-from hpcgpu.batch.base import AmbiguousSubmit, BatchError, JobState, SubmitLimited, SubmitRefused
+from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import explain
 from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.draining import close_finished, move_data
 from hpcgpu.cluster.exit import unguard
-from hpcgpu.cluster.groups import DEFAULT, WorkerGroup, demands
-from hpcgpu.cluster.jobs import ClusterError, ClusterWarning, Dispatcher, Job, NameLost, SchedulerJob, Superseded, WorkerJob, in_thread
+from hpcgpu.cluster.groups import WorkerGroup, demands
+from hpcgpu.cluster.jobs import Dispatcher, Job, SchedulerJob, WorkerJob
 from hpcgpu.display.warn import warn
 from hpcgpu.environment.agreement import Agreement, environments
-from hpcgpu.options.schema import Options
+from hpcgpu.errors import AmbiguousSubmit, BatchError, ClusterError, ClusterWarning, NameLost, SubmitLimited, SubmitRefused, Superseded
+from hpcgpu.options.schema import DEFAULT, Options
+from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import units
 from hpcgpu.scaling.failures import STABLE, Troubles
 from hpcgpu.scaling.policy import Limits

@@ -23,10 +23,9 @@ from distributed.core import Status, rpc
 from distributed.security import Security
 
 from hpcgpu.batch import batch_system
-from hpcgpu.cluster.jobs import ClusterError
+from hpcgpu.errors import CertificateError, ClusterError, OptionError
 from hpcgpu.fabric import settings
-from hpcgpu.fabric.certificates import CertificateError
-from hpcgpu.options.schema import OptionError, Options, WorkerOptions, names, resolve
+from hpcgpu.options.schema import Options, WorkerOptions, names, resolve
 from hpcgpu.remote.connection import wait_for_contact
 from hpcgpu.runtime.launch import answers, make_credentials
 from hpcgpu.scripts import render

@@ -19,25 +19,18 @@ from typing import Any
 from distributed.core import rpc
 from distributed.security import Security
 
-from hpcgpu.cluster.gpucluster import ClusterWarning, GPUCluster, LocalGPUCluster, PBSGPUCluster, SlurmGPUCluster
-from hpcgpu.cluster.groups import DEFAULT
-from hpcgpu.cluster.jobs import ClusterError
-from hpcgpu.options.schema import OptionError
+from hpcgpu.cluster.discovery import cluster_class
+from hpcgpu.cluster.gpucluster import GPUCluster
+from hpcgpu.errors import ClusterError, ClusterWarning, OptionError
+from hpcgpu.options.schema import DEFAULT
 from hpcgpu.scaling import units
 from hpcgpu.store import credentials, saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
-__all__ = ["ask", "cluster_class", "main"]
+__all__ = ["ask", "main"]
 
 #: Seconds that the scheduler may take to start the manager: it asks the queue first.
 _TIMEOUT = 120.0
-
-_CLASSES: dict[str, type[GPUCluster]] = {cls.system: cls for cls in (SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster)}
-
-
-def cluster_class(system: str) -> type[GPUCluster]:
-    """Return the class of clusters of a batch system."""
-    return _CLASSES[system]
 
 
 def ask(directory: ClusterDirectory, group: str, arguments: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from hpcgpu.cluster.jobs import JobInfo
+from hpcgpu.display.jobinfo import JobInfo
 from hpcgpu.posix.printable import printable
 
 __all__ = ["Progress", "duration", "ending", "waiting_for"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from hpcgpu.cluster.jobs import JobInfo
+from hpcgpu.display.jobinfo import JobInfo
 from hpcgpu.display.progress import duration
 from hpcgpu.display.text import columns
 

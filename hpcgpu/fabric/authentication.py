@@ -22,9 +22,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import ending, endpoints, interfaces
 
-__all__ = ["ARGUMENT", "VARIABLE", "AuthenticationError", "Connector", "Listener", "accept", "connect", "install", "place"]
+__all__ = ["ARGUMENT", "VARIABLE", "Connector", "Listener", "accept", "connect", "install", "place"]
 
 logger = logging.getLogger("distributed.hpcgpu")
 
@@ -42,10 +43,6 @@ _HELLO = len(_MAGIC) + _NONCE + _PLACE
 _CHALLENGE = len(_MAGIC) + _NONCE + _PROOF
 #: Seconds that the other side may take for all of it.
 TIMEOUT = 10.0
-
-
-class AuthenticationError(Exception):
-    """The other side did not prove that it belongs to the cluster."""
 
 
 class _Endpoint(Protocol):

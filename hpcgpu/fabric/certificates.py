@@ -7,16 +7,12 @@ import ssl
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["CertificateError", "explain", "refusal", "trouble"]
+__all__ = ["explain", "refusal", "trouble"]
 
 #: Of OpenSSL's X509_verify_cert_error_string: the certificate is not yet valid, it has expired.
 _NOT_YET, _EXPIRED = 9, 10
 #: How a peer that refuses our certificate says so. OpenSSL sends `bad_certificate` for one that is not yet valid.
 _ALERTS = ("ALERT_CERTIFICATE_EXPIRED", "ALERT_BAD_CERTIFICATE")
-
-
-class CertificateError(Exception):
-    """The cluster's certificate cannot be used now; the message says why and what to do."""
 
 
 def _time(seconds: float) -> str:

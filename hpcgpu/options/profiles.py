@@ -1,4 +1,5 @@
-"""Site profiles: what a site wants of its users' jobs, as data. ``NAME.yaml`` here, or in the user's own directory, which counts first.
+"""Site profiles: what a site wants of its users' jobs, as data. ``NAME.yaml`` in hpcgpu/profiles, or in the user's own directory, which
+counts first.
 
 A profile says ``about``, ``source`` and ``date`` of what it knows, the batch ``system``, the ``options`` that it sets, and those that it
 ``needs`` of the user.
@@ -14,16 +15,18 @@ from typing import Any
 
 import yaml
 
-from hpcgpu.options.values import OptionError, profile_name
-from hpcgpu.posix.ownership import NotTrusted, check
+from hpcgpu.errors import NotTrusted, OptionError
+from hpcgpu.options.values import profile_name
+from hpcgpu.posix.ownership import check
 
-__all__ = ["Profile", "load", "names", "user_directory"]
+__all__ = ["Profile", "load", "names", "shipped", "user_directory"]
 
 #: Sites whose GPUs are not NVIDIA's: maker of the GPUs, by name.
 _OTHER_GPUS = {
     **dict.fromkeys(("frontier", "lumi", "setonix", "dardel", "adastra", "elcapitan", "tuolumne", "hawk"), "AMD"),
     **dict.fromkeys(("aurora", "dawn", "supermuc-ng2"), "Intel"),
 }
+_SHIPPED = Path(__file__).parents[1] / "profiles"
 _KEYS = {"about", "source", "date", "system", "needs", "notes", "options"}
 
 
@@ -63,6 +66,11 @@ class Profile:
 def user_directory() -> Path:
     """Return the directory of the user's own profiles."""
     return Path("~/.config/hpcgpu/profiles").expanduser()
+
+
+def shipped() -> list[str]:
+    """Return the names of the profiles that come with hpcgpu."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
 
 
 def names() -> list[str]:
@@ -131,4 +139,4 @@ def _read(name: str, path: Path) -> Profile:
 
 
 def _directories() -> list[Path]:
-    return [user_directory(), Path(__file__).parents[1] / "profiles"]
+    return [user_directory(), _SHIPPED]

@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 import dask.config
 
+from hpcgpu.errors import OptionError
 from hpcgpu.options import profiles, values
-from hpcgpu.options.values import OptionError
 
 __all__ = [
+    "DEFAULT",
     "ClusterOptions",
     "JobOptions",
-    "OptionError",
     "Options",
     "SchedulerOptions",
     "WorkerOptions",
@@ -35,6 +35,9 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+
+#: Name of the worker group that every cluster has.
+DEFAULT = "default"
 
 
 def option(

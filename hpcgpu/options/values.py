@@ -16,9 +16,10 @@ from typing import Any
 
 from dask.utils import parse_bytes, parse_timedelta
 
+from hpcgpu.errors import OptionError
 from hpcgpu.posix import paths
 
-__all__ = ["OptionError"]
+__all__ = []
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,49}")
 _WORD = re.compile(r"(?!-)[A-Za-z0-9_.,:@+=%/-]+")
@@ -31,10 +32,6 @@ _WALLTIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(
 _MOST = 1_000_000
 #: Seconds of a time at most.
 _LONGEST = 10 * 366 * 86400
-
-
-class OptionError(ValueError):
-    """An option has a value that cannot be; the message names the option and what to write instead."""
 
 
 def _shown(value: Any) -> str:

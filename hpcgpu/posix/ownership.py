@@ -23,15 +23,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-__all__ = ["NotTrusted", "Weakness", "check", "check_place", "check_tree", "private_directory", "weaknesses"]
+from hpcgpu.errors import NotTrusted
+
+__all__ = ["Weakness", "check", "check_place", "check_tree", "private_directory", "weaknesses"]
 
 #: User ids, separated by commas, that may own directories above ours: of a project's owner, for one.
 VARIABLE = "HPCGPU_TRUSTED_UIDS"
 _LINKS = 40  # symbolic links in one path, as many as the kernel follows
-
-
-class NotTrusted(RuntimeError):
-    """Somebody else can change what is at a path; the message says who, where, and what to do."""
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,11 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["Damaged", "convert", "parse", "read"]
+from hpcgpu.errors import Damaged
+
+__all__ = ["convert", "parse", "read"]
 
 _T = TypeVar("_T")
-
-
-class Damaged(ValueError):
-    """A file does not hold what hpcgpu writes there; the message names the file and says what is wrong."""
 
 
 def read(path: Path, shape: type[_T], *, surrogates: bool = False) -> _T:

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcgpu.batch.base import BatchError
 from hpcgpu.batch.command import run
 from hpcgpu.batch.pbs.nodes import amount, by_host, parse_pbsnodes
+from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
 
 __all__ = ["Queue", "draft", "parse_nodes", "parse_sinfo", "queues", "render"]

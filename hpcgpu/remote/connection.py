@@ -12,14 +12,14 @@ from dask.utils import parse_timedelta
 from distributed import Client
 from distributed.security import Security
 
-from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
+from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
 from hpcgpu.batch.reasons import explain
-from hpcgpu.cluster.jobs import ClusterError, in_thread
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.display.warn import warn
 from hpcgpu.environment.agreement import Agreement, environments
-from hpcgpu.fabric.certificates import CertificateError
+from hpcgpu.errors import BatchError, CertificateError, ClusterError
 from hpcgpu.options import values
+from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote.lookup import batch_of, locate
 from hpcgpu.runtime.launch import answers
 from hpcgpu.store import credentials, saved

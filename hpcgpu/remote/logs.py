@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcgpu.batch.base import BatchError
-from hpcgpu.cluster.jobs import ClusterError
+from hpcgpu.errors import BatchError, ClusterError
 from hpcgpu.remote.lookup import batch_of, live_jobs
 from hpcgpu.runtime.manager_process import LOG
 from hpcgpu.store import saved

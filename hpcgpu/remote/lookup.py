@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hpcgpu.batch import batch_system
-from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
-from hpcgpu.fabric.certificates import CertificateError
+from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
+from hpcgpu.errors import BatchError, CertificateError, ClusterExists, Damaged, NoCluster, NotTrusted, OptionError
 from hpcgpu.options import values
-from hpcgpu.options.schema import SYSTEMS, OptionError, cluster_directories
-from hpcgpu.posix.ownership import NotTrusted
+from hpcgpu.options.schema import SYSTEMS, cluster_directories
 from hpcgpu.posix.printable import printable
-from hpcgpu.posix.records import Damaged
 from hpcgpu.runtime.launch import answers
 from hpcgpu.scripts.render import script_name
 from hpcgpu.store import saved
-from hpcgpu.store.directory import ClusterDirectory, ClusterExists, Submit
+from hpcgpu.store.directory import ClusterDirectory, Submit
 
-__all__ = ["Found", "NoCluster", "batch_of", "close_ended", "find", "live_jobs", "locate", "stop", "submitted", "system_of", "unended"]
+__all__ = ["Found", "batch_of", "close_ended", "find", "live_jobs", "locate", "stop", "submitted", "system_of", "unended"]
 
 
 #: Answers of the queue in a row without a job of the cluster, before `stop` believes them; one may leave out what lives.
@@ -32,10 +29,6 @@ _EMPTY = 2
 _UNSEEN = 600.0
 #: Seconds that a submit may take whose client was killed.
 _SUBMIT = 10.0
-
-
-class NoCluster(LookupError):
-    """There is no cluster of that name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,15 +181,6 @@ def locate(name: str | Path) -> ClusterDirectory:
 
 def _is_cluster(path: Path) -> bool:
     return (path / "cluster.json").exists() or (path / "journal.jsonl").exists()
-
-
-async def discover() -> AsyncIterator[tuple[str, type[Any]]]:
-    """Yield name and class of each cluster, for dask-ctl (entry point ``dask_cluster_discovery``)."""
-    from hpcgpu.cluster.unattended import cluster_class
-
-    for found in find(cluster_directories()):
-        if found.system:
-            yield found.directory.path.name, cluster_class(found.system)
 
 
 def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus]:

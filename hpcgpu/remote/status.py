@@ -12,11 +12,11 @@ from typing import Any
 from distributed.core import rpc
 from distributed.security import Security
 
-from hpcgpu.batch.base import BatchError, JobState, JobStatus
+from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import explain
-from hpcgpu.cluster.groups import DEFAULT
-from hpcgpu.cluster.jobs import JobInfo
-from hpcgpu.options.schema import OptionError
+from hpcgpu.display.jobinfo import JobInfo
+from hpcgpu.errors import BatchError, OptionError
+from hpcgpu.options.schema import DEFAULT
 from hpcgpu.remote.lookup import batch_of, submitted, system_of
 from hpcgpu.runtime import dashboard
 from hpcgpu.scaling import units

@@ -22,13 +22,12 @@ from dataclasses import asdict
 from typing import Any
 
 from hpcgpu.batch import batch_system
-from hpcgpu.batch.base import BatchError
 from hpcgpu.environment import software as environment
+from hpcgpu.errors import BatchError, LaunchError, NotTrusted
 from hpcgpu.fabric import choice, interfaces
 from hpcgpu.fabric.gpus import gpus_on_node
-from hpcgpu.posix.ownership import NotTrusted
 from hpcgpu.runtime import scratch
-from hpcgpu.runtime.launch import LaunchError, expanded, job_arguments, visible_gpus
+from hpcgpu.runtime.launch import expanded, job_arguments, visible_gpus
 from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["main"]

@@ -26,14 +26,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from hpcgpu.batch import batch_system
-from hpcgpu.batch.base import BatchError, BatchSystem, OwnJob
+from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.reasons import explain
+from hpcgpu.errors import BatchError, CertificateError, Damaged, LaunchError, NotTrusted
 from hpcgpu.fabric import authentication, certificates, choice, interfaces
-from hpcgpu.fabric.certificates import CertificateError
 from hpcgpu.fabric.gpus import gpus_on_node
-from hpcgpu.posix.ownership import NotTrusted, weaknesses
+from hpcgpu.posix.ownership import weaknesses
 from hpcgpu.posix.paths import expand
-from hpcgpu.posix.records import Damaged
 from hpcgpu.runtime import devices, scratch
 from hpcgpu.scaling.walltime import margin
 from hpcgpu.store import credentials
@@ -47,10 +46,6 @@ _FIRST_QUESTION, _NEXT_QUESTION = 5.0, 15.0
 _UNKNOWN = 3
 #: Memory pool of the scheduler's GPU where workers have one, as dask-cuda's documentation has it for UCX.
 _SCHEDULER_POOL = "1GB"
-
-
-class LaunchError(Exception):
-    """The job cannot do what it is for; the message says why and what to do."""
 
 
 def visible_gpus(

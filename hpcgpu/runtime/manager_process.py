@@ -11,7 +11,7 @@ import logging
 import sys
 
 from hpcgpu.batch import batch_system
-from hpcgpu.batch.base import BatchError
+from hpcgpu.errors import BatchError
 from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["LOG", "Unattended"]

@@ -18,7 +18,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcgpu.posix.ownership import NotTrusted, check_place, private_directory, weaknesses
+from hpcgpu.errors import NotTrusted
+from hpcgpu.posix.ownership import check_place, private_directory, weaknesses
 
 __all__ = ["made", "place"]
 

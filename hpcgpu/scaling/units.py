@@ -10,7 +10,8 @@ from typing import Any
 
 from dask.utils import format_bytes, parse_bytes
 
-from hpcgpu.options.schema import OptionError, WorkerOptions
+from hpcgpu.errors import OptionError
+from hpcgpu.options.schema import WorkerOptions
 from hpcgpu.options.values import duration, natural, positive
 from hpcgpu.options.values import memory as parse_memory
 from hpcgpu.scaling.policy import Limits

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.options.schema import OptionError, Options, resolve
+from hpcgpu.errors import OptionError
+from hpcgpu.options.schema import Options, resolve
 from hpcgpu.posix.ownership import private_directory
 from hpcgpu.posix.paths import written
 from hpcgpu.scripts import render

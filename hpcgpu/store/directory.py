@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from hpcgpu.errors import ClusterExists, Damaged
 from hpcgpu.posix import ownership, processes, records
 from hpcgpu.posix.ownership import private_directory
 from hpcgpu.posix.printable import printable
-from hpcgpu.posix.records import Damaged
 
-__all__ = ["ClusterDirectory", "ClusterExists", "Contact", "ManagerRecord", "Submit"]
+__all__ = ["ClusterDirectory", "Contact", "ManagerRecord", "Submit"]
 
 _DASHBOARD_TOKEN = "dashboard.token"
 
@@ -35,10 +35,6 @@ _DASHBOARD_TOKEN = "dashboard.token"
 _STARTING = 600.0
 #: Times that a name is tried for. More than two are only needed when others start and end clusters of that name meanwhile.
 _TRIES = 20
-
-
-class ClusterExists(RuntimeError):
-    """A cluster of that name exists and is not known to have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from hpcgpu.options.schema import SYSTEMS, ClusterOptions, OptionError, Options, SchedulerOptions, WorkerOptions, names
+from hpcgpu.errors import OptionError
+from hpcgpu.options.schema import SYSTEMS, ClusterOptions, Options, SchedulerOptions, WorkerOptions, names
 from hpcgpu.posix import records
 from hpcgpu.store.directory import ClusterDirectory
 

@@ -16,9 +16,9 @@ import pytest
 from distributed import Client, Event, KilledWorker, get_worker
 
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError
-from hpcgpu.batch.base import BatchUnavailable, SubmitLimited
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.manager import Leaving
+from hpcgpu.errors import BatchUnavailable, SubmitLimited
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU, GPU, in_queue
 

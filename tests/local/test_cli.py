@@ -19,8 +19,8 @@ from fake_pbs import Site
 
 from hpcgpu import LocalGPUCluster, connect
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.discovery import discover
 from hpcgpu.options.schema import resolve
-from hpcgpu.remote.lookup import discover
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, told

@@ -22,10 +22,9 @@ from distributed import Client
 from distributed.exceptions import WorkerStartTimeoutError
 
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError, SlurmGPUCluster
-from hpcgpu.batch.base import BatchError, BatchUnavailable, SubmitRefused
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.gpucluster import ClusterWarning
-from hpcgpu.store.directory import ClusterDirectory, ClusterExists
+from hpcgpu.errors import BatchError, BatchUnavailable, ClusterExists, ClusterWarning, SubmitRefused
+from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running, told
 
 Until = Callable[..., None]

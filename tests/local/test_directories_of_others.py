@@ -16,9 +16,8 @@ import pytest
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster
-from hpcgpu.batch.base import BatchError
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.posix.ownership import NotTrusted
+from hpcgpu.errors import BatchError, NotTrusted
 from hpcgpu.store.directory import ClusterDirectory, Contact
 from tests.local.test_cluster import CPU
 

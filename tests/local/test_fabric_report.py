@@ -9,7 +9,7 @@ import pytest
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.gpucluster import ClusterError, ClusterWarning
+from hpcgpu.errors import ClusterError, ClusterWarning
 from tests.local.test_cli import hpcgpu
 from tests.local.test_cluster import CPU, GPU
 

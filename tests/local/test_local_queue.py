@@ -16,8 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpcgpu.batch.base import BatchError, JobState, JobStatus, SubmitRefused
+from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.local.queue import JobRecord, LocalQueue, _directives, startable
+from hpcgpu.errors import BatchError, SubmitRefused
 
 ROOT = Path(__file__).parents[2]
 FOREVER = "sleep 1000"

@@ -17,9 +17,8 @@ from distributed.exceptions import WorkerStartTimeoutError
 
 import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, NoCluster, SlurmGPUCluster
-from hpcgpu.batch.base import BatchUnavailable
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.gpucluster import ClusterWarning
+from hpcgpu.errors import BatchUnavailable, ClusterWarning
 from hpcgpu.remote.lookup import stop
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU, block_queue, in_queue, start_program

@@ -16,9 +16,9 @@ import pytest
 from distributed.exceptions import WorkerStartTimeoutError
 
 from hpcgpu import ClusterError, LocalGPUCluster
-from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchUnavailable, JobState, JobStatus
+from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.gpucluster import ClusterWarning
+from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, ClusterWarning
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU
 

@@ -11,7 +11,7 @@ import pytest
 import hpcgpu
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.gpucluster import ClusterError, ClusterWarning
+from hpcgpu.errors import ClusterError, ClusterWarning
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU
 

@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import authentication
-from hpcgpu.fabric.authentication import ARGUMENT, AuthenticationError, Connector, Listener, place
+from hpcgpu.fabric.authentication import ARGUMENT, Connector, Listener, place
 from tests.local.test_cluster import GPU
 
 Until = Callable[..., None]

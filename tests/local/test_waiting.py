@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.batch.base import SubmitLimited
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.display.progress import Progress
+from hpcgpu.errors import SubmitLimited
 from tests.conftest import told
 from tests.local.test_cluster import CPU
 

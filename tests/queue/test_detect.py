@@ -11,11 +11,11 @@ import pytest
 from fake_pbs import Site as PBSSite
 from fake_site import Site
 
-from hpcgpu.batch.base import BatchError, BatchUnavailable
 from hpcgpu.batch.detect import Detected, detect
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.cli.start import chosen_system
+from hpcgpu.errors import BatchError, BatchUnavailable
 from tests.conftest import live
 
 #: What Slurm's commands say where they are installed and no controller is known [probe].

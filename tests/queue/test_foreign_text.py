@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.batch.base import BatchError, BatchSystem, JobStatus
+from hpcgpu.batch.base import BatchSystem, JobStatus
 from hpcgpu.batch.client import CommandBatch
 from hpcgpu.batch.pbs.client import PBS
 from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
 from hpcgpu.batch.reasons import explain
 from hpcgpu.batch.slurm.client import Slurm
+from hpcgpu.errors import BatchError
 from hpcgpu.profiles.draft import draft
 
 COMMANDS = ("sbatch", "squeue", "scancel", "sacct", "sinfo", "qsub", "qstat", "qdel", "qselect", "qhold", "qrls", "pbsnodes")

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from fake_pbs import Site
 
-from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchUnavailable, Cancelled, JobState, JobStatus, SubmitLimited, SubmitRefused
+from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.monitor import Monitor
 from hpcgpu.batch.pbs.client import PBS, parse_attributes, parse_job_id, parse_qstat
 from hpcgpu.batch.pbs.names import pbs_name
 from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
 from hpcgpu.batch.reasons import Outlook, explain, outlook
+from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Cancelled, SubmitLimited, SubmitRefused
 from hpcgpu.runtime.launch import end_of_walltime
 
 RECORDED = (Path(__file__).parent / "openpbs-qstat.txt").read_text()

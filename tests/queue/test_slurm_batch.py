@@ -14,10 +14,11 @@ import psutil
 import pytest
 from fake_site import Site
 
-from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchUnavailable, JobState, SubmitRefused
+from hpcgpu.batch.base import JobState
 from hpcgpu.batch.command import run
 from hpcgpu.batch.monitor import Monitor
 from hpcgpu.batch.slurm.client import Slurm
+from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, SubmitRefused
 from hpcgpu.runtime.launch import end_of_walltime
 
 DOWN = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n"

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.batch.base import BatchUnavailable, JobStatus
+from hpcgpu.batch.base import JobStatus
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.checks import jobs
 from hpcgpu.checks.jobs import Seen, agreement_line, environment_lines, judge, visibility
 from hpcgpu.checks.lines import Line, as_json, text
 from hpcgpu.checks.login import directory_lines, judge_queues
 from hpcgpu.environment import software
+from hpcgpu.errors import BatchUnavailable
 from hpcgpu.fabric.choice import Node, decide
 from hpcgpu.options.schema import resolve
 from hpcgpu.profiles.draft import Queue

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from hpcgpu.errors import ClusterExists
 from hpcgpu.store import directory as directory_module
-from hpcgpu.store.directory import ClusterDirectory, ClusterExists
+from hpcgpu.store.directory import ClusterDirectory
 
 ROUNDS = int(os.environ.get("HPCGPU_CLAIM_ROUNDS", "20"))
 PROCESSES = 4

@@ -17,13 +17,14 @@ from click.testing import CliRunner
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.local.queue import JobRecord, LocalQueue
 from hpcgpu.cli import main
-from hpcgpu.options.schema import OptionError, resolve
-from hpcgpu.posix.records import Damaged, parse
+from hpcgpu.errors import ClusterExists, Damaged, OptionError
+from hpcgpu.options.schema import resolve
+from hpcgpu.posix.records import parse
 from hpcgpu.remote import lookup, status
 from hpcgpu.remote.logs import Reader
 from hpcgpu.remote.lookup import find, locate, stop
 from hpcgpu.store import credentials, saved
-from hpcgpu.store.directory import ClusterDirectory, ClusterExists, Contact
+from hpcgpu.store.directory import ClusterDirectory, Contact
 
 #: Every how many bytes a file is cut, or one is changed; 1 for all.
 STRIDE = int(os.environ.get("HPCGPU_FUZZ_STRIDE", "97"))

@@ -14,18 +14,10 @@ from click.testing import CliRunner
 
 from hpcgpu import SlurmGPUCluster
 from hpcgpu.cli import main
-from hpcgpu.options.schema import (
-    ClusterOptions,
-    OptionError,
-    SchedulerOptions,
-    WorkerOptions,
-    cluster_directories,
-    names,
-    resolve,
-    resolve_group,
-)
+from hpcgpu.errors import LaunchError, OptionError
+from hpcgpu.options.schema import ClusterOptions, SchedulerOptions, WorkerOptions, cluster_directories, names, resolve, resolve_group
 from hpcgpu.remote.lookup import locate
-from hpcgpu.runtime.launch import LaunchError, expanded
+from hpcgpu.runtime.launch import expanded
 from hpcgpu.scripts.render import render
 
 WRONG: list[Any] = [[], ["a"], [None], [["a"]], {}, {"a": "b"}, {1: 2}, {"a": [1]}, True, False, 1.5, math.nan, math.inf, -1, 0, 10**400]

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcgpu.errors import NotTrusted
 from hpcgpu.posix import ownership
-from hpcgpu.posix.ownership import NotTrusted, check, check_place, check_tree
+from hpcgpu.posix.ownership import check, check_place, check_tree
 
 STRANGER = 64321  # a user id that nobody has
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")

@@ -22,14 +22,15 @@ from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.monitor import Answer, Monitor
 from hpcgpu.batch.reasons import advice, explain, outlook
 from hpcgpu.batch.slurm.client import Slurm
+from hpcgpu.errors import ClusterExists, LaunchError
 from hpcgpu.fabric.choice import Node
 from hpcgpu.options.schema import resolve
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime import devices, launch
 from hpcgpu.runtime.extension import Extension, _wanted
-from hpcgpu.runtime.launch import LaunchError, lifetime, visible_gpus, wait_for_scheduler
+from hpcgpu.runtime.launch import lifetime, visible_gpus, wait_for_scheduler
 from hpcgpu.store import credentials
-from hpcgpu.store.directory import ClusterDirectory, ClusterExists, Contact
+from hpcgpu.store.directory import ClusterDirectory, Contact
 
 UUIDS = "GPU-1b9e,MIG-77aa"
 

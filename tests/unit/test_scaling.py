@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.options.schema import OptionError, WorkerOptions, resolve
+from hpcgpu.errors import OptionError
+from hpcgpu.options.schema import WorkerOptions, resolve
 from hpcgpu.scaling.units import jobs_for, limits
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import dask
 import pytest
 
-from hpcgpu.posix.ownership import NotTrusted
+from hpcgpu.errors import NotTrusted
 from hpcgpu.runtime import scratch
 
 PROGRAM = """

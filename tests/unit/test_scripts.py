@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.options.schema import OptionError, resolve
+from hpcgpu.errors import OptionError
+from hpcgpu.options.schema import resolve
 from hpcgpu.scripts.render import directive_value, parse_directive, pbs_value, render
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -30,9 +30,8 @@ from distributed.comm.core import CommClosedError
 from distributed.comm.registry import backends
 from distributed.security import Security
 
-from hpcgpu.cluster.jobs import ClusterError
+from hpcgpu.errors import CertificateError, ClusterError
 from hpcgpu.fabric import certificates, tls
-from hpcgpu.fabric.certificates import CertificateError
 from hpcgpu.remote.connection import wait_for_contact
 from hpcgpu.runtime.launch import answers
 from hpcgpu.store import credentials

@@ -36,13 +36,13 @@ from typing import Any, TypeVar
 
 import psutil
 
-from hpcgpu.batch.base import BatchError, BatchSystem, BatchUnavailable, JobState, JobStatus, OwnJob, SubmitRefused
+from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.command import clean_environment, require
+from hpcgpu.errors import BatchError, BatchUnavailable, Damaged, NotTrusted, SubmitRefused
 from hpcgpu.posix import records
-from hpcgpu.posix.ownership import NotTrusted, check, private_directory
+from hpcgpu.posix.ownership import check, private_directory
 from hpcgpu.posix.processes import alive as _alive
 from hpcgpu.posix.processes import identity as _identity
-from hpcgpu.posix.records import Damaged
 
 __all__ = ["JobRecord", "LocalQueue", "startable"]
 

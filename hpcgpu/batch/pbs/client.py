@@ -18,11 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from hpcgpu.batch.base import BatchError, JobState, JobStatus, OwnJob
+from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.client import CommandBatch
 from hpcgpu.batch.command import Result, require, run
 from hpcgpu.batch.pbs.names import VARIABLE, pbs_name
 from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
+from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
 
 __all__ = ["PBS", "parse_job_id", "parse_qstat"]

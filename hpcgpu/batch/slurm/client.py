@@ -10,9 +10,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from hpcgpu.batch.base import BatchError, JobState, JobStatus, OwnJob
+from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.client import CommandBatch
 from hpcgpu.batch.command import require, run
+from hpcgpu.errors import BatchError
 
 __all__ = ["Slurm"]
 

@@ -1,0 +1,125 @@
+"""All exceptions and warnings of hpcgpu; each can be imported from `hpcgpu`.
+
+::
+
+    HpcgpuError                      everything below
+    ├── OptionError                  an option has a value that cannot be; nothing was submitted   (also a ValueError)
+    ├── ClusterError                 a cluster cannot do what was asked                           (also a RuntimeError)
+    │   ├── ClusterExists            the name is taken
+    │   └── NoCluster                there is no cluster of that name                             (also a LookupError)
+    ├── BatchError                   the batch system, or the way to it, failed                   (also a RuntimeError)
+    │   ├── SubmitRefused            it refused a job for good
+    │   ├── SubmitLimited            it lets the user have no more jobs now
+    │   ├── Cancelled                the job was not wanted any more before it was submitted
+    │   ├── BatchUnavailable         it does not answer: nothing is known about the jobs
+    │   │   └── AmbiguousSubmit      it is not known whether a job was submitted
+    │   ├── Superseded               another program manages the cluster now
+    │   └── NameLost                 another cluster has the name and the directory now
+    ├── NotTrusted                   somebody else can change a file or directory                 (also a RuntimeError)
+    ├── Damaged                      a file does not hold what hpcgpu writes there                (also a ValueError)
+    ├── CertificateError             the cluster's certificate cannot be used now
+    ├── AuthenticationError          the other side of a connection does not belong to the cluster
+    └── LaunchError                  a job's first step cannot start what the job is for
+
+    ClusterWarning                   something is wrong, and the cluster goes on                   (a UserWarning)
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AmbiguousSubmit",
+    "AuthenticationError",
+    "BatchError",
+    "BatchUnavailable",
+    "Cancelled",
+    "CertificateError",
+    "ClusterError",
+    "ClusterExists",
+    "ClusterWarning",
+    "Damaged",
+    "HpcgpuError",
+    "LaunchError",
+    "NameLost",
+    "NoCluster",
+    "NotTrusted",
+    "OptionError",
+    "SubmitLimited",
+    "SubmitRefused",
+    "Superseded",
+]
+
+
+class HpcgpuError(Exception):
+    """Base class of all exceptions that hpcgpu raises on purpose."""
+
+
+class OptionError(HpcgpuError, ValueError):
+    """An option has a value that cannot be; the message names the option and what to write instead."""
+
+
+class ClusterError(HpcgpuError, RuntimeError):
+    """The cluster cannot do what was asked; the message holds job id, the queue's own words, and where the log is."""
+
+
+class ClusterExists(ClusterError):
+    """A cluster of that name exists and is not known to have ended."""
+
+
+class NoCluster(ClusterError, LookupError):
+    """There is no cluster of that name."""
+
+
+class BatchError(HpcgpuError, RuntimeError):
+    """Something went wrong between us and the batch system."""
+
+
+class SubmitRefused(BatchError):
+    """The batch system refused a job for good; its own words are in the message."""
+
+
+class SubmitLimited(BatchError):
+    """The batch system lets this user have no more jobs now; no failure: there are as many as there may be."""
+
+
+class Cancelled(BatchError):
+    """Not submitted: it was not wanted any more."""
+
+
+class BatchUnavailable(BatchError):
+    """The batch system does not answer (now). Nothing is known about the jobs."""
+
+
+class AmbiguousSubmit(BatchUnavailable):
+    """A submit got no answer and the queue could not be asked whether the job exists."""
+
+
+class Superseded(BatchError):
+    """Another program manages the cluster now: this one must not submit, nor cancel, any of its jobs."""
+
+
+class NameLost(BatchError):
+    """The directory is another cluster's now: the jobs of this one are known to this program alone, which must cancel them."""
+
+
+class NotTrusted(HpcgpuError, RuntimeError):
+    """Somebody else can change what is at a path; the message says who, where, and what to do."""
+
+
+class Damaged(HpcgpuError, ValueError):
+    """A file does not hold what hpcgpu writes there; the message names the file and says what is wrong."""
+
+
+class CertificateError(HpcgpuError):
+    """The cluster's certificate cannot be used now; the message says why and what to do."""
+
+
+class AuthenticationError(HpcgpuError):
+    """The other side did not prove that it belongs to the cluster."""
+
+
+class LaunchError(HpcgpuError):
+    """The job cannot do what it is for; the message says why and what to do."""
+
+
+class ClusterWarning(UserWarning):
+    """Something is wrong with a cluster or one of its jobs; the cluster goes on."""

@@ -1,0 +1,46 @@
+"""Blocking calls beside an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["in_thread"]
+
+_T = TypeVar("_T")
+
+
+async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
+    """Run a blocking function in a daemon thread of its own.
+
+    Not an executor: its threads are joined before atexit callbacks run, and a hanging queue command would keep the interpreter from
+    cancelling the other jobs. At interpreter exit no thread can be started; the function then runs here.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = function(*arguments)
+        except BaseException as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(settle, result, error)
+
+    try:
+        threading.Thread(target=work, name=f"hpcgpu-{getattr(function, '__name__', 'call')}", daemon=True).start()
+    except RuntimeError:
+        return function(*arguments)
+    return await future
