@@ -24,6 +24,7 @@ from distributed.utils import Log, Logs
 
 from hpcgpu import dashboard, documentation, saved, scaling, scripts, values
 from hpcgpu.adaptive import GPUAdaptive
+from hpcgpu.arguments import checked
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.table import JobTable
 from hpcgpu.fabric import interfaces, report
@@ -60,6 +61,10 @@ class GPUCluster(Lifecycle):
 
     # Scaling
 
+    @checked(
+        n_workers="write scale(n), which counts Dask workers",
+        workers="write scale(n), which counts Dask workers",
+    )
     def scale(
         self,
         n: int | None = None,
@@ -103,6 +108,14 @@ class GPUCluster(Lifecycle):
 
     scale_up = scale
 
+    @checked(
+        Adaptive="hpcgpu has rules of its own, see the page on adaptive scaling: remove it",
+        interval="hpcgpu decides whenever something has changed, and each second: remove it",
+        wait_count="write idle_timeout, which says how long a job without work is kept",
+        worker_key="hpcgpu keeps and releases whole jobs: remove it",
+        jobs="write minimum_jobs and maximum_jobs",
+        n="write minimum and maximum",
+    )
     def adapt(
         self,
         *,

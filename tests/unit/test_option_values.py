@@ -78,6 +78,33 @@ def test_a_positional_argument_is_refused_by_what_to_write() -> None:
         SlurmGPUCluster("demo")
 
 
+@pytest.mark.parametrize(
+    ("call", "args", "named", "message"),
+    [
+        ("adapt", (0, 4), {}, "adapt takes its arguments by their names: write adapt(minimum=0, maximum=4)"),
+        ("adapt", (0,), {"maximum_jobs": 4}, "write adapt(minimum=0)"),
+        ("adapt", (0,), {"minimum": 4}, "write adapt(minimum=...)"),
+        ("adapt", (dict,), {"maximum": 4}, "write adapt(minimum=...)"),
+        ("adapt", (), {"maximum": 4, "interval": "10s"}, "there is no argument 'interval': hpcgpu decides whenever something has changed"),
+        ("adapt", (), {"maximum": 4, "wait_count": 3}, "there is no argument 'wait_count': write idle_timeout"),
+        ("adapt", (), {"maximum": 4, "Adaptive": dict}, "there is no argument 'Adaptive': "),
+        ("adapt", (), {"maximum_job": 4}, "there is no argument 'maximum_job': did you mean 'maximum_jobs'?"),
+        ("adapt", (), {"zzz": 4}, "there is no argument 'zzz': the arguments are minimum, maximum, minimum_jobs, "),
+        ("scale", (1, "2GB", 3, 4), {}, "write scale(n=1, memory='2GB', cores=3, jobs=4)"),
+        ("scale", (1,), {"n": 2}, "multiple values for argument 'n'"),
+        ("scale", (), {"n_workers": 2}, "there is no argument 'n_workers': write scale(n)"),
+        ("scale", (), {"job": 2}, "there is no argument 'job': did you mean 'jobs'?"),
+    ],
+)
+def test_arguments_of_scale_and_adapt_that_do_not_exist_are_refused_by_what_to_write(
+    call: str, args: tuple[Any, ...], named: dict[str, Any], message: str
+) -> None:
+    cluster = object.__new__(SlurmGPUCluster)  # refused before anything of the cluster is looked at
+    with pytest.raises(OptionError) as caught:
+        getattr(cluster, call)(*args, **named)
+    assert message in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["worker_command", "config_name", "resource_spec", "job_script_epilogue", "job_cls", "gres", "port"])
 def test_names_of_other_tools_are_refused_with_what_replaces_them(name: str) -> None:
     with pytest.raises(OptionError) as caught:
