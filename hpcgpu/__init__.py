@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hpcgpu.cluster import SlurmGPUCluster as SlurmGPUCluster
     from hpcgpu.clusters import NoCluster as NoCluster
     from hpcgpu.connection import connect as connect
+    from hpcgpu.errors import ClusterWarning as ClusterWarning
     from hpcgpu.options import OptionError as OptionError
     from hpcgpu.runner import SlurmGPURunner as SlurmGPURunner
 
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ClusterError": "hpcgpu.cluster",
+    "ClusterWarning": "hpcgpu.errors",
     "GPUCluster": "hpcgpu.cluster",
     "LocalGPUCluster": "hpcgpu.cluster",
     "NoCluster": "hpcgpu.clusters",
@@ -35,6 +37,7 @@ _HOMES = {
 
 __all__ = [
     "ClusterError",
+    "ClusterWarning",
     "GPUCluster",
     "LocalGPUCluster",
     "NoCluster",

@@ -30,13 +30,13 @@ from hpcgpu.display.table import JobTable
 from hpcgpu.fabric import interfaces, report
 from hpcgpu.fabric.report import Fabric
 from hpcgpu.groups import DEFAULT, WorkerGroup
-from hpcgpu.jobs import ClusterError, ClusterWarning, Superseded, WorkerJob, in_thread
+from hpcgpu.jobs import ClusterError, Superseded, WorkerJob, in_thread
 from hpcgpu.lifecycle import Lifecycle
 from hpcgpu.options import OptionError, resolve_group
 from hpcgpu.policy import Limits
 from hpcgpu.printable import printable
 
-__all__ = ["ClusterError", "ClusterWarning", "GPUCluster", "LocalGPUCluster", "PBSGPUCluster", "SlurmGPUCluster"]
+__all__ = ["ClusterError", "GPUCluster", "LocalGPUCluster", "PBSGPUCluster", "SlurmGPUCluster"]
 
 
 class GPUCluster(Lifecycle):

@@ -14,6 +14,7 @@ from hpcgpu import saved, values
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
 from hpcgpu.directory import ClusterDirectory, ClusterExists, Submit
+from hpcgpu.errors import ClusterWarning
 from hpcgpu.fabric.certificates import CertificateError
 from hpcgpu.options import SYSTEMS, OptionError, cluster_directories
 from hpcgpu.ownership import NotTrusted
@@ -147,7 +148,7 @@ def _trusted(path: Path) -> ClusterDirectory | None:
     try:
         return ClusterDirectory.there(path)
     except NotTrusted as error:
-        warnings.warn(printable(str(error), None), UserWarning, stacklevel=3)
+        warnings.warn(printable(str(error), None), ClusterWarning, stacklevel=3)
         return None
     except FileNotFoundError:  # removed or renamed just now
         return None

@@ -30,7 +30,7 @@ from hpcgpu.troubles import Outcome, classify
 if TYPE_CHECKING:
     from hpcgpu.groups import WorkerGroup
 
-__all__ = ["ClusterError", "ClusterWarning", "Dispatcher", "JobInfo", "NameLost", "SchedulerJob", "Superseded", "WorkerJob", "in_thread"]
+__all__ = ["ClusterError", "Dispatcher", "JobInfo", "NameLost", "SchedulerJob", "Superseded", "WorkerJob", "in_thread"]
 
 _T = TypeVar("_T")
 _SUBMITS_AT_ONCE = 4
@@ -46,10 +46,6 @@ _MEMORY_KILL = re.compile(r"exceeded (job )?memory limit|oom[-_ ]kill|out[- ]of[
 
 class ClusterError(RuntimeError):
     """The cluster cannot do what was asked; the message holds job id, the queue's own words, and where the log is."""
-
-
-class ClusterWarning(UserWarning):
-    """Something is wrong with a cluster or one of its jobs; the cluster goes on."""
 
 
 class Superseded(BatchError):

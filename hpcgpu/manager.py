@@ -29,9 +29,10 @@ from hpcgpu.batch.base import AmbiguousSubmit, BatchError, JobState, SubmitLimit
 from hpcgpu.batch.reasons import explain
 from hpcgpu.directory import Submit
 from hpcgpu.display.warn import warn
+from hpcgpu.errors import ClusterWarning
 from hpcgpu.exit import unguard
 from hpcgpu.groups import DEFAULT, WorkerGroup, demands
-from hpcgpu.jobs import ClusterError, ClusterWarning, Dispatcher, Job, NameLost, SchedulerJob, Superseded, WorkerJob, in_thread
+from hpcgpu.jobs import ClusterError, Dispatcher, Job, NameLost, SchedulerJob, Superseded, WorkerJob, in_thread
 from hpcgpu.options import Options
 from hpcgpu.policy import Limits
 from hpcgpu.retire import close_finished, move_data

@@ -23,6 +23,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcgpu.errors import ClusterWarning
+
 __all__ = ["NotTrusted", "Weakness", "check", "check_place", "check_tree", "private_directory", "weaknesses"]
 
 #: User ids, separated by commas, that may own directories above ours: of a project's owner, for one.
@@ -139,7 +141,7 @@ def _judge(path: Path, found: list[Weakness]) -> None:
     named = "; ".join(f"{weakness.why}. {weakness.advice}" for weakness in found)
     if named and named not in _told:  # once each, however many clusters are below
         _told.add(named)
-        warnings.warn(f"members of a group can put something else in the place of {path}: {named}", UserWarning, stacklevel=4)
+        warnings.warn(f"members of a group can put something else in the place of {path}: {named}", ClusterWarning, stacklevel=4)
 
 
 _told: set[str] = set()

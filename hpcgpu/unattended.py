@@ -18,8 +18,9 @@ from distributed.core import rpc
 from distributed.security import Security
 
 from hpcgpu import credentials, saved, scaling
-from hpcgpu.cluster import ClusterWarning, GPUCluster, LocalGPUCluster, PBSGPUCluster, SlurmGPUCluster
+from hpcgpu.cluster import GPUCluster, LocalGPUCluster, PBSGPUCluster, SlurmGPUCluster
 from hpcgpu.directory import ClusterDirectory, Contact
+from hpcgpu.errors import ClusterWarning
 from hpcgpu.groups import DEFAULT
 from hpcgpu.jobs import ClusterError
 from hpcgpu.options import OptionError
@@ -103,7 +104,7 @@ def main(path: Path) -> None:
     directory = ClusterDirectory(path)
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: end.set())
-    warnings.simplefilter("ignore", ClusterWarning)  # they are among what is printed below
+    warnings.simplefilter("ignore", ClusterWarning)  # of the cluster: printed below; of its directory: said when it began
     cluster = cluster_class(directory.system).from_name(path, shutdown_on_close=False)
     told = 0
     try:

@@ -21,7 +21,7 @@ import pytest
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.local import LocalQueue
-from hpcgpu.jobs import ClusterWarning
+from hpcgpu.errors import ClusterWarning
 from hpcgpu.runtime.unattended import LOG
 
 HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ import sys
 import warnings
 from types import FrameType
 
-from hpcgpu.jobs import ClusterWarning
+from hpcgpu.errors import ClusterWarning
 
 __all__ = ["warn"]
 

@@ -24,8 +24,8 @@ from distributed.exceptions import WorkerStartTimeoutError
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError, SlurmGPUCluster
 from hpcgpu.batch.base import BatchError, BatchUnavailable, SubmitRefused
 from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import ClusterWarning
 from hpcgpu.directory import ClusterDirectory, ClusterExists
+from hpcgpu.errors import ClusterWarning
 from tests.conftest import live, running, told
 
 Until = Callable[..., None]

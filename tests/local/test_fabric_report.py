@@ -9,7 +9,8 @@ import pytest
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import ClusterError, ClusterWarning
+from hpcgpu.cluster import ClusterError
+from hpcgpu.errors import ClusterWarning
 from tests.local.test_cli import hpcgpu
 from tests.local.test_cluster import CPU, GPU
 

@@ -19,8 +19,8 @@ import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, NoCluster, SlurmGPUCluster
 from hpcgpu.batch.base import BatchUnavailable
 from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import ClusterWarning
 from hpcgpu.clusters import stop
+from hpcgpu.errors import ClusterWarning
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU, block_queue, in_queue, start_program
 

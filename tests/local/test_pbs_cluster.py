@@ -17,7 +17,7 @@ from distributed import Client
 from fake_pbs import Site
 
 from hpcgpu import ClusterError, OptionError, PBSGPUCluster
-from hpcgpu.cluster import ClusterWarning
+from hpcgpu.errors import ClusterWarning
 from tests.conftest import told
 
 Until = Callable[..., None]

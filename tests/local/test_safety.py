@@ -18,7 +18,7 @@ from distributed.exceptions import WorkerStartTimeoutError
 from hpcgpu import ClusterError, LocalGPUCluster
 from hpcgpu.batch.base import AmbiguousSubmit, BatchError, BatchUnavailable, JobState, JobStatus
 from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import ClusterWarning
+from hpcgpu.errors import ClusterWarning
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU
 

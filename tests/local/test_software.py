@@ -11,7 +11,8 @@ import pytest
 import hpcgpu
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local import LocalQueue
-from hpcgpu.cluster import ClusterError, ClusterWarning
+from hpcgpu.cluster import ClusterError
+from hpcgpu.errors import ClusterWarning
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU
 
