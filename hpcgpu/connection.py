@@ -16,7 +16,7 @@ from hpcgpu import credentials, saved, values
 from hpcgpu.agreement import Agreement, environments
 from hpcgpu.batch.base import BatchError, BatchSystem, JobState, JobStatus
 from hpcgpu.batch.reasons import explain
-from hpcgpu.clusters import batch_of, locate
+from hpcgpu.clusters import batch_of, check_queue, locate
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.display.warn import warn
@@ -157,6 +157,7 @@ def _scheduler_status(directory: ClusterDirectory, batch: BatchSystem) -> tuple[
     if submit is None or submit.job_id is None:
         return None, False
     try:
+        check_queue(directory, batch)
         status = batch.poll([submit.job_id]).get(submit.job_id) or batch.ended([submit.job_id]).get(submit.job_id)
     except BatchError:
         return None, False

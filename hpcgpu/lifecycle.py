@@ -240,7 +240,10 @@ class Lifecycle(Manager):
             manager = directory.take_over(_program()).number
 
         try:
-            directory = ClusterDirectory.claim(path, _alive, system=self.system, encrypted=settings.security, complete=complete)
+            queue = self.batch.identity()
+            directory = ClusterDirectory.claim(
+                path, _alive, system=self.system, queue=queue, encrypted=settings.security, complete=complete
+            )
         except NotTrusted as error:
             raise OptionError(f"cluster_directory={str(settings.cluster_directory)!r}: {error}") from error
         except OSError as error:

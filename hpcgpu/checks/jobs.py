@@ -236,7 +236,7 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
     kinds = ["worker"] if short.scheduler is None else ["scheduler", "worker"]
     rendered = {kind: scripts.render(options.system, kind, short, path, command="check") for kind in kinds}
     complete = partial(credentials.create, walltime=_WALLTIME)
-    directory = ClusterDirectory.claim(path, lambda earlier: [], system=options.system, complete=complete)
+    directory = ClusterDirectory.claim(path, lambda earlier: [], system=options.system, queue=batch.identity(), complete=complete)
     log_directory = options.cluster.log_directory or directory.logs
     private_directory(log_directory)
     seen = {kind: Seen(kind) for kind in kinds}
