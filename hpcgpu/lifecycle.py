@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import sys
@@ -20,7 +21,7 @@ from distributed.core import Status, rpc
 from distributed.deploy.cluster import Cluster
 from distributed.security import Security
 
-from hpcgpu import credentials, saved, scaling, scripts
+from hpcgpu import credentials, paths, saved, scaling, scripts
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchError, BatchSystem, BatchUnavailable
 from hpcgpu.batch.reasons import explain
@@ -38,6 +39,7 @@ from hpcgpu.localscheduler import LocalScheduler
 from hpcgpu.manager import CLOSE_TIMEOUT, Manager
 from hpcgpu.options import OptionError, Options, resolve
 from hpcgpu.ownership import NotTrusted, check_place, private_directory
+from hpcgpu.runtime import scratch
 
 __all__ = ["Lifecycle"]
 
@@ -214,7 +216,7 @@ class Lifecycle(Manager):
         self.batch.check()
         for job in (self.options.worker, self.options.scheduler):
             if job is not None and job.local_directory is not None and "$" not in job.local_directory:
-                _check_local_directory(Path(job.local_directory).absolute(), everywhere=self.system == "local")
+                _check_local_directory(job.local_directory, everywhere=self.system == "local")
         if self.options.scheduler is None and self.options.worker.interface:
             if trouble := interfaces.missing(self.options.worker.interface, interfaces.addresses()):
                 raise OptionError(f"scheduler='local': {trouble}")
@@ -585,15 +587,22 @@ def _program() -> str:
     return f"{called} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
 
 
-def _check_local_directory(path: Path, *, everywhere: bool) -> None:
-    """Refuse a place for temporary files that others can change, where this machine sees what nodes see; jobs look for themselves."""
-    there = next(place for place in (path, *path.parents) if place.exists())
-    if not everywhere and not of_all_nodes(there):
-        return
+def _check_local_directory(given: str, *, everywhere: bool) -> None:
+    """Refuse a place for temporary files that cannot be used, where this machine sees what nodes see; jobs look for themselves."""
     try:
+        path = Path(paths.expand(given, os.environ))
+        there = next(place for place in (path, *path.parents) if place.exists())
+        if not everywhere and not of_all_nodes(there):
+            return
         check_place(there)
-    except NotTrusted as error:
-        raise OptionError(f"local_directory={str(path)!r}: {error}") from error
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+        if everywhere and not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    except (NotTrusted, OSError) as error:
+        raise OptionError(scratch.refusal(given, error)) from error
+    except ValueError as error:
+        raise OptionError(f"local_directory={given!r}: {error}") from error
 
 
 def _check_writable(option: str, path: Path) -> None:

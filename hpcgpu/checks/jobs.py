@@ -114,7 +114,7 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
         yield Line(where, "open files", "warning", f"at most {found['open_files']}", advice)
     if found["local_directory"]:
         bad = found["local_directory"].startswith("trouble: ")
-        advice = "set local_directory to a directory that the node has" if bad else ""
+        advice = "set local_directory to a directory of your own that the node has" if bad else ""
         yield Line(where, "local_directory", "failure" if bad else "ok", found["local_directory"].removeprefix("trouble: "), advice)
     if seen.kind == "scheduler" and found["queue_trouble"]:
         advice = "`hpcgpu adapt` without a running program needs them there"
