@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hpcgpu.errors import NoCluster as NoCluster
     from hpcgpu.errors import NotTrusted as NotTrusted
     from hpcgpu.errors import OptionError as OptionError
+    from hpcgpu.errors import OtherQueue as OtherQueue
     from hpcgpu.errors import SubmitLimited as SubmitLimited
     from hpcgpu.errors import SubmitRefused as SubmitRefused
     from hpcgpu.errors import Superseded as Superseded
@@ -63,6 +64,7 @@ _HOMES = {
     "NoCluster": _ERRORS,
     "NotTrusted": _ERRORS,
     "OptionError": _ERRORS,
+    "OtherQueue": _ERRORS,
     "SubmitLimited": _ERRORS,
     "SubmitRefused": _ERRORS,
     "Superseded": _ERRORS,
@@ -88,6 +90,7 @@ __all__ = [
     "NoCluster",
     "NotTrusted",
     "OptionError",
+    "OtherQueue",
     "PBSGPUCluster",
     "SlurmGPUCluster",
     "SlurmGPURunner",

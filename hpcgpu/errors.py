@@ -12,7 +12,8 @@
     │   ├── SubmitLimited            it lets the user have no more jobs now
     │   ├── Cancelled                the job was not wanted any more before it was submitted
     │   ├── BatchUnavailable         it does not answer: nothing is known about the jobs
-    │   │   └── AmbiguousSubmit      it is not known whether a job was submitted
+    │   │   ├── AmbiguousSubmit      it is not known whether a job was submitted
+    │   │   └── OtherQueue           the cluster is in the queue of another system
     │   ├── Superseded               another program manages the cluster now
     │   └── NameLost                 another cluster has the name and the directory now
     ├── NotTrusted                   somebody else can change a file or directory                 (also a RuntimeError)
@@ -43,6 +44,7 @@ __all__ = [
     "NoCluster",
     "NotTrusted",
     "OptionError",
+    "OtherQueue",
     "SubmitLimited",
     "SubmitRefused",
     "Superseded",
@@ -93,6 +95,10 @@ class AmbiguousSubmit(BatchUnavailable):
     """A submit got no answer and the queue could not be asked whether the job exists."""
 
 
+class OtherQueue(BatchUnavailable):
+    """The queue that this machine asks is not the one that the cluster is in: nothing is known of its jobs."""
+
+
 class Superseded(BatchError):
     """Another program manages the cluster now: this one must not submit, nor cancel, any of its jobs."""
 
@@ -122,4 +128,4 @@ class LaunchError(HpcgpuError):
 
 
 class ClusterWarning(UserWarning):
-    """Something is wrong with a cluster or one of its jobs; the cluster goes on."""
+    """Something is wrong with a cluster, with one of its jobs, or with the directories that it uses; hpcgpu goes on."""

@@ -128,6 +128,13 @@ class BatchSystem(ABC):
             It does not answer.
         """
 
+    def identity(self) -> str:
+        """Return which queue this is: two queues of one batch system, of two clusters of a site, have different ones.
+
+        Empty where that is not known. It is asked once, and for a few seconds at most.
+        """
+        return ""
+
     @abstractmethod
     def submit(
         self,

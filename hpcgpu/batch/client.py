@@ -13,11 +13,13 @@ from typing import ClassVar
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.command import Result, backoff, run
 from hpcgpu.batch.reasons import advice
-from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, Cancelled, SubmitLimited, SubmitRefused
+from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Cancelled, SubmitLimited, SubmitRefused
 
 __all__ = ["CommandBatch"]
 
 _NOTHING = re.compile(r"(?!)")
+#: Seconds for the question which queue this is; a start waits for the answer.
+_IDENTITY_TIMEOUT = 5.0
 
 
 class CommandBatch(BatchSystem):
@@ -48,6 +50,10 @@ class CommandBatch(BatchSystem):
         Environment of commands whose answer is parsed; not of the submit, which may hand its environment on to the job.
     asks_version : tuple of str
         Command that prints the release.
+    asks_identity : tuple of str
+        Command that prints which queue this is ...
+    identifies : re.Pattern
+        ... and the line that does.
     submits : str
         Command that submits a job.
     """
@@ -59,7 +65,10 @@ class CommandBatch(BatchSystem):
     per_job: ClassVar[re.Pattern[str]] = _NOTHING
     query: ClassVar[Mapping[str, str]]
     asks_version: ClassVar[tuple[str, ...]]
+    asks_identity: ClassVar[tuple[str, ...]]
+    identifies: ClassVar[re.Pattern[str]]
     submits: ClassVar[str]
+    _identity: str | None = None
 
     def __init__(self, *, timeout: float = 60.0, attempts: int = 4, sleep: Callable[[float], None] = time.sleep) -> None:
         self.timeout = timeout
@@ -72,6 +81,16 @@ class CommandBatch(BatchSystem):
         if result.returncode != 0:
             raise BatchUnavailable(f"`{' '.join(self.asks_version)}` failed: {result.words}")
         return result.words
+
+    def identity(self) -> str:
+        """Return which queue this is; see `BatchSystem.identity`."""
+        if self._identity is None:
+            match = None
+            with contextlib.suppress(BatchError):
+                result = run(list(self.asks_identity), timeout=min(self.timeout, _IDENTITY_TIMEOUT), extra_env=self.query)
+                match = self.identifies.search(result.stdout) if result.returncode == 0 else None
+            self._identity = match[1] if match else ""
+        return self._identity
 
     def probe(self) -> None:
         """Raise `BatchError` unless the commands are there and the batch system answers; asks once."""

@@ -116,7 +116,7 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
         yield Line(where, "open files", "warning", f"at most {found['open_files']}", advice)
     if found["local_directory"]:
         bad = found["local_directory"].startswith("trouble: ")
-        advice = "set local_directory to a directory that the node has" if bad else ""
+        advice = "set local_directory to a directory of your own that the node has" if bad else ""
         yield Line(where, "local_directory", "failure" if bad else "ok", found["local_directory"].removeprefix("trouble: "), advice)
     if seen.kind == "scheduler" and found["queue_trouble"]:
         advice = "`hpcgpu adapt` without a running program needs them there"
@@ -238,7 +238,7 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
     kinds = ["worker"] if short.scheduler is None else ["scheduler", "worker"]
     rendered = {kind: render.render(options.system, kind, short, path, command="check") for kind in kinds}
     complete = partial(credentials.create, walltime=_WALLTIME)
-    directory = ClusterDirectory.claim(path, lambda earlier: [], system=options.system, complete=complete)
+    directory = ClusterDirectory.claim(path, lambda earlier: [], system=options.system, queue=batch.identity(), complete=complete)
     log_directory = options.cluster.log_directory or directory.logs
     private_directory(log_directory)
     seen = {kind: Seen(kind) for kind in kinds}

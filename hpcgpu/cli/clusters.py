@@ -13,8 +13,10 @@ from hpcgpu.posix.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from hpcgpu.display.jobinfo import JobInfo
+    from hpcgpu.errors import NotTrusted
     from hpcgpu.remote.status import ClusterStatus
     from hpcgpu.store.directory import ClusterDirectory
 
@@ -180,7 +182,7 @@ def _print(found: ClusterStatus) -> None:
     if found.jobs:
         show_jobs(found.jobs)
     else:
-        click.echo("It has no jobs.")
+        click.echo("No job of it is known." if found.trouble else "It has no jobs.")
 
 
 @click.command()
@@ -284,7 +286,7 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
 
     \b
     Example: hpcgpu stop demo
-    Exit status: 0 if no job is left, 1 if one is, 2 if there is no such cluster.
+    Exit status: 0 if no job is left; 1 if one is, or if a cluster could not be stopped; 2 if there is no such cluster.
     """
     from hpcgpu.errors import BatchError, Damaged
     from hpcgpu.options.schema import cluster_directories
@@ -293,8 +295,14 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
 
     if bool(names) == everything:
         raise click.UsageError("name the clusters to stop, or write --all")
-    directories = [locate(name) for name in names] or [cluster.directory for cluster in find(cluster_directories())]
     status = 0
+
+    def refuse(path: Path, error: NotTrusted) -> None:
+        nonlocal status
+        status = 1
+        say(f"{path.name}: not stopped: {error}. When that is mended, run: hpcgpu stop {path.name}", err=True)
+
+    directories = [locate(name) for name in names] or [cluster.directory for cluster in find(cluster_directories(), refuse)]
     for directory in directories:
         name = directory.path.name
         try:

@@ -32,6 +32,7 @@ from hpcgpu.errors import ClusterError, OptionError, Superseded
 from hpcgpu.fabric import interfaces, report
 from hpcgpu.fabric.report import Fabric
 from hpcgpu.options import documentation, values
+from hpcgpu.options.arguments import checked
 from hpcgpu.options.schema import DEFAULT, resolve_group
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
@@ -66,6 +67,10 @@ class GPUCluster(Lifecycle):
 
     # Scaling
 
+    @checked(
+        n_workers="write scale(n), which counts Dask workers",
+        workers="write scale(n), which counts Dask workers",
+    )
     def scale(
         self,
         n: int | None = None,
@@ -109,6 +114,14 @@ class GPUCluster(Lifecycle):
 
     scale_up = scale
 
+    @checked(
+        Adaptive="hpcgpu has rules of its own, see the page on adaptive scaling: remove it",
+        interval="hpcgpu decides whenever something has changed, and each second: remove it",
+        wait_count="write idle_timeout, which says how long a job without work is kept",
+        worker_key="hpcgpu keeps and releases whole jobs: remove it",
+        jobs="write minimum_jobs and maximum_jobs",
+        n="write minimum and maximum",
+    )
     def adapt(
         self,
         *,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import sys
@@ -35,9 +36,11 @@ from hpcgpu.errors import BatchError, BatchUnavailable, ClusterError, NameLost, 
 from hpcgpu.fabric import interfaces
 from hpcgpu.fabric import settings as fabric_settings
 from hpcgpu.options.schema import DEFAULT, Options, resolve
+from hpcgpu.posix import paths
 from hpcgpu.posix.ownership import check_place, private_directory
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote.lookup import batch_of, live_jobs, locate, submitted, system_of, unended
+from hpcgpu.runtime import scratch
 from hpcgpu.scaling import units
 from hpcgpu.scripts import render
 from hpcgpu.store import credentials, saved
@@ -218,7 +221,7 @@ class Lifecycle(Manager):
         self.batch.check()
         for job in (self.options.worker, self.options.scheduler):
             if job is not None and job.local_directory is not None and "$" not in job.local_directory:
-                _check_local_directory(Path(job.local_directory).absolute(), everywhere=self.system == "local")
+                _check_local_directory(job.local_directory, everywhere=self.system == "local")
         if self.options.scheduler is None and self.options.worker.interface:
             if trouble := interfaces.missing(self.options.worker.interface, interfaces.addresses()):
                 raise OptionError(f"scheduler='local': {trouble}")
@@ -244,7 +247,10 @@ class Lifecycle(Manager):
             manager = directory.take_over(_program()).number
 
         try:
-            directory = ClusterDirectory.claim(path, _alive, system=self.system, encrypted=settings.security, complete=complete)
+            queue = self.batch.identity()
+            directory = ClusterDirectory.claim(
+                path, _alive, system=self.system, queue=queue, encrypted=settings.security, complete=complete
+            )
         except NotTrusted as error:
             raise OptionError(f"cluster_directory={str(settings.cluster_directory)!r}: {error}") from error
         except OSError as error:
@@ -586,15 +592,22 @@ def _program() -> str:
     return f"{called} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
 
 
-def _check_local_directory(path: Path, *, everywhere: bool) -> None:
-    """Refuse a place for temporary files that others can change, where this machine sees what nodes see; jobs look for themselves."""
-    there = next(place for place in (path, *path.parents) if place.exists())
-    if not everywhere and not of_all_nodes(there):
-        return
+def _check_local_directory(given: str, *, everywhere: bool) -> None:
+    """Refuse a place for temporary files that cannot be used, where this machine sees what nodes see; jobs look for themselves."""
     try:
+        path = Path(paths.expand(given, os.environ))
+        there = next(place for place in (path, *path.parents) if place.exists())
+        if not everywhere and not of_all_nodes(there):
+            return
         check_place(there)
-    except NotTrusted as error:
-        raise OptionError(f"local_directory={str(path)!r}: {error}") from error
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+        if everywhere and not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    except (NotTrusted, OSError) as error:
+        raise OptionError(scratch.refusal(given, error)) from error
+    except ValueError as error:
+        raise OptionError(f"local_directory={given!r}: {error}") from error
 
 
 def _check_writable(option: str, path: Path) -> None:

@@ -160,7 +160,12 @@ class SlurmGPURunner:
 
     def _become_scheduler(self) -> NoReturn:
         directory = ClusterDirectory.claim(
-            self.directory.path, lambda earlier: [], system="slurm", encrypted=self.options.cluster.security, complete=self._complete
+            self.directory.path,
+            lambda earlier: [],
+            system="slurm",
+            queue=batch_system("slurm").identity(),
+            encrypted=self.options.cluster.security,
+            complete=self._complete,
         )
         assert self.options.scheduler is not None
         living = replace(self.options.cluster, lease=_LEASE, shutdown_on_close=True)

@@ -99,7 +99,7 @@ def main(path: Path) -> None:
     directory = ClusterDirectory(path)
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: end.set())
-    warnings.simplefilter("ignore", ClusterWarning)  # they are among what is printed below
+    warnings.simplefilter("ignore", ClusterWarning)  # of the cluster: printed below; of its directory: said when it began
     cluster = cluster_class(directory.system).from_name(path, shutdown_on_close=False)
     told = 0
     try:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import dask.config
 
 from hpcgpu.errors import OptionError
-from hpcgpu.options import profiles, values
+from hpcgpu.options import origin, profiles, values
 
 __all__ = [
     "DEFAULT",
@@ -467,8 +467,11 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
     scheduler = arguments.get("scheduler")
     if isinstance(scheduler, Mapping):
         scheduler = _canonical({k: v for k, v in scheduler.items() if v is not None}, "scheduler: ", ("scheduler",))
+    above = scheduler if isinstance(scheduler, Mapping) else {}
+    of_scheduler = {name.removeprefix("scheduler."): section for name, section in sections.items() if name.startswith("scheduler.")}
+    of_scheduler = {name: section for name, section in of_scheduler.items() if name not in above}
     scheduler = _layered(known.pop("scheduler", None), config.pop("scheduler", None), scheduler)
-    merged = _canonical(config, f"dask config hpcgpu or hpcgpu.{system}: ", ("cluster", "worker")) | given
+    merged = _canonical(config, "", ("cluster", "worker"), sections) | given
     if profile is not None:
         profile.check(merged)
         merged = _canonical(known, where, ("cluster", "worker")) | merged
@@ -493,8 +496,8 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
         return Options(cluster, worker, None, system)
     if not isinstance(scheduler, Mapping):
         raise OptionError(f"scheduler must be a dict of options of the scheduler job, or 'local', not {scheduler!r}")
-    own = _canonical({k: v for k, v in scheduler.items() if v is not None}, "scheduler: ", ("scheduler",))
-    built = _scheduler_options(own, cluster, worker)
+    own = _canonical({k: v for k, v in scheduler.items() if v is not None}, "scheduler: ", ("scheduler",), of_scheduler)
+    built = _scheduler_options(own, cluster, worker, {name: f"dask config {section}: " for name, section in of_scheduler.items()})
     _check_system(system, built, "scheduler: ")
     return Options(cluster, worker, built, system)
 
@@ -561,9 +564,11 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
     return group
 
 
-def _scheduler_options(own: Mapping[str, Any], cluster: ClusterOptions, worker: WorkerOptions) -> SchedulerOptions:
+def _scheduler_options(
+    own: Mapping[str, Any], cluster: ClusterOptions, worker: WorkerOptions, origins: Mapping[str, str]
+) -> SchedulerOptions:
     """Options of the scheduler job: its own, what it inherits, and one GPU where the workers have GPUs."""
-    built = _build(SchedulerOptions, own, dict.fromkeys(own, "scheduler: "))
+    built = _build(SchedulerOptions, own, {**dict.fromkeys(own, "scheduler: "), **origins})
     inherited = {name: getattr(worker, name) for name, f in names(JobOptions).items() if f.metadata["inherited"] and name not in own}
     if "env" in own:
         inherited["env"] = tuple((dict(worker.env) | dict(built.env)).items())
@@ -617,9 +622,11 @@ def _configured(system: str) -> tuple[dict[str, Any], dict[str, str]]:
     found: dict[str, str] = {}
     layers = {"hpcgpu": {k: v for k, v in general.items() if k not in SYSTEMS}, f"hpcgpu.{system}": general.get(system)}
     for section, layer in layers.items():
-        own = _plain(_section(section, layer))
+        own = _plain(_section(section, layer), section)
         merged |= own | {"scheduler": _layered(merged.get("scheduler"), own["scheduler"])} if "scheduler" in own else own
         found |= dict.fromkeys(own, section)
+        if isinstance(own.get("scheduler"), Mapping):
+            found |= {f"scheduler.{name}": f"{section}.scheduler" for name in own["scheduler"]}
     return merged, found
 
 
@@ -628,26 +635,42 @@ def _section(name: str, content: Any) -> Mapping[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, Mapping):
-        raise OptionError(f"dask config {name} must hold options and their values, such as `cores: 4`, not {content!r:.100}")
+        above, _, last = name.rpartition(".")
+        raise OptionError(
+            f"{_configuration(name, above, last, content)} must hold options and their values, such as `cores: 4`, not {content!r:.100}"
+        )
     return content
 
 
-def _plain(layer: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(layer: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     """Return options of YAML by our own names: with underscores, null counts as not given; the scheduler's likewise."""
-    _check_names(layer)
-    named = {ALIASES.get(key.replace("-", "_"), key.replace("-", "_")): value for key, value in layer.items() if value is not None}
+    _check_names(layer, section)
+    named = {_spelled(key): value for key, value in layer.items() if value is not None}
     if isinstance(named.get("scheduler"), Mapping):
-        named["scheduler"] = _plain(named["scheduler"])
+        named["scheduler"] = _plain(named["scheduler"], section and f"{section}.scheduler")
     return named
 
 
-def _check_names(given: Mapping[Any, Any]) -> None:
+def _spelled(key: str) -> str:
+    """Return the name of the option that a key of YAML means."""
+    name = key.replace("-", "_")
+    return ALIASES.get(name, name)
+
+
+def _configuration(shown: str, section: str, name: str, value: Any) -> str:
+    """Return what a message on a value of the configuration begins with: the section, and the file if that is known."""
+    file = origin.file_of(section, name, value, _spelled)
+    return f"dask config {shown} in {file}" if file else f"dask config {shown}"
+
+
+def _check_names(given: Mapping[Any, Any], section: str = "") -> None:
     if (odd := next((key for key in given if not isinstance(key, str)), None)) is not None:
-        raise OptionError(f"{odd!r} is not the name of an option: write names such as `cores`")
+        where = f"{_configuration(section, section, odd, given[odd])}: " if section else ""
+        raise OptionError(f"{where}{odd!r} is not the name of an option: write names such as `cores`")
 
 
-def _canonical(given: Mapping[str, Any], where: str, owners: tuple[str, ...]) -> dict[str, Any]:
-    """Replace aliases by their option's name and refuse unknown options."""
+def _canonical(given: Mapping[str, Any], where: str, owners: tuple[str, ...], sections: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Replace aliases by their option's name and refuse unknown options; `sections` says which of them dask config holds, and where."""
     known: dict[str, set[str]] = {
         "cluster": set(names(ClusterOptions)),
         "worker": set(names(WorkerOptions)),
@@ -661,7 +684,10 @@ def _canonical(given: Mapping[str, Any], where: str, owners: tuple[str, ...]) ->
         if name in result:
             raise OptionError(f"{where}{key} and {name} mean the same: give one of them")
         if name not in allowed:
-            if isinstance(value, Mapping) and where.startswith("dask config") and key not in _FOREIGN:
+            section = (sections or {}).get(key)
+            if section is not None:
+                where = f"{_configuration(section, section, key, value)}: "
+            if isinstance(value, Mapping) and section is not None and key not in _FOREIGN:
                 raise OptionError(f"{where}unknown section {key!r}: the sections are {', '.join(SYSTEMS)} and scheduler")
             raise OptionError(where + _unknown(key, allowed, {o: n for o, n in known.items() if o not in owners}))
         result[name] = value
@@ -683,7 +709,17 @@ def _unknown(key: str, allowed: set[str], elsewhere: Mapping[str, set[str]]) -> 
 def _build(cls: type[_T], given: Mapping[str, Any], origins: Mapping[str, str]) -> _T:
     """Read options; `origins` says by name what to put before it in a message: where its value comes from."""
     fields = names(cls)
-    return cls(**{name: fields[name].metadata["parse"](origins.get(name, "") + name, value) for name, value in given.items()})
+    parsed = {}
+    for name, value in given.items():
+        parse, where = fields[name].metadata["parse"], origins.get(name, "")
+        try:
+            parsed[name] = parse(where + name, value)
+        except OptionError:
+            if where.startswith("dask config "):  # refuse it again by a message that names the file, which takes time to find
+                section = where.removeprefix("dask config ").removesuffix(": ")
+                parse(f"{_configuration(section, section, name, value)}: {name}", value)
+            raise
+    return cls(**parsed)
 
 
 def _user() -> str:

@@ -357,6 +357,8 @@ def path_on_node(name: str, value: Any) -> str:
         paths.check(line)
     except ValueError as error:
         raise OptionError(f"{name}={line!r}: {error}") from error
+    if not line.startswith(("/", "~", "$")):
+        raise OptionError(f"{name}={_shown(line)} is a relative path: write one that begins with '/', or with a variable such as '$TMPDIR'")
     return line
 
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcgpu.errors import NotTrusted
+from hpcgpu.errors import ClusterWarning, NotTrusted
 
 __all__ = ["Weakness", "check", "check_place", "check_tree", "private_directory", "weaknesses"]
 
@@ -137,7 +137,7 @@ def _judge(path: Path, found: list[Weakness]) -> None:
     named = "; ".join(f"{weakness.why}. {weakness.advice}" for weakness in found)
     if named and named not in _told:  # once each, however many clusters are below
         _told.add(named)
-        warnings.warn(f"members of a group can put something else in the place of {path}: {named}", UserWarning, stacklevel=4)
+        warnings.warn(f"members of a group can put something else in the place of {path}: {named}", ClusterWarning, stacklevel=4)
 
 
 _told: set[str] = set()

@@ -20,7 +20,7 @@ from hpcgpu.environment.agreement import Agreement, environments
 from hpcgpu.errors import BatchError, CertificateError, ClusterError
 from hpcgpu.options import values
 from hpcgpu.posix.threads import in_thread
-from hpcgpu.remote.lookup import batch_of, locate
+from hpcgpu.remote.lookup import batch_of, check_queue, locate
 from hpcgpu.runtime.launch import answers
 from hpcgpu.store import credentials, saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
@@ -158,6 +158,7 @@ def _scheduler_status(directory: ClusterDirectory, batch: BatchSystem) -> tuple[
     if submit is None or submit.job_id is None:
         return None, False
     try:
+        check_queue(directory, batch)
         status = batch.poll([submit.job_id]).get(submit.job_id) or batch.ended([submit.job_id]).get(submit.job_id)
     except BatchError:
         return None, False

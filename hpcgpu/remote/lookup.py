@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
-from hpcgpu.errors import BatchError, CertificateError, ClusterExists, Damaged, NoCluster, NotTrusted, OptionError
+from hpcgpu.errors import (
+    BatchError,
+    CertificateError,
+    ClusterExists,
+    ClusterWarning,
+    Damaged,
+    NoCluster,
+    NotTrusted,
+    OptionError,
+    OtherQueue,
+)
 from hpcgpu.options import values
 from hpcgpu.options.schema import SYSTEMS, cluster_directories
 from hpcgpu.posix.printable import printable
@@ -20,7 +30,19 @@ from hpcgpu.scripts.render import script_name
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Submit
 
-__all__ = ["Found", "batch_of", "close_ended", "find", "live_jobs", "locate", "stop", "submitted", "system_of", "unended"]
+__all__ = [
+    "Found",
+    "batch_of",
+    "check_queue",
+    "close_ended",
+    "find",
+    "live_jobs",
+    "locate",
+    "stop",
+    "submitted",
+    "system_of",
+    "unended",
+]
 
 
 #: Answers of the queue in a row without a job of the cluster, before `stop` believes them; one may leave out what lives.
@@ -69,7 +91,11 @@ def directories(root: Path) -> list[ClusterDirectory]:
     return [ClusterDirectory(path) for path in sorted(paths) if not path.name.startswith(".")]
 
 
-def find(roots: Iterable[Path]) -> list[Found]:
+def _warn(path: Path, error: NotTrusted) -> None:
+    warnings.warn(printable(str(error), None), ClusterWarning, stacklevel=4)
+
+
+def find(roots: Iterable[Path], refuse: Callable[[Path, NotTrusted], None] = _warn) -> list[Found]:
     """Return the clusters of these directories that were not closed, oldest first. A damaged one is among them, and says so.
 
     Those that were renamed for a later one of their name are among them while they have jobs.
@@ -78,15 +104,22 @@ def find(roots: Iterable[Path]) -> list[Found]:
     ----------
     roots : iterable of Path
         Directories in which each cluster has its own.
+    refuse : callable, optional
+        Is given the directory of a cluster that others can change, which is left out, and the reason. Default: warns.
     """
-    found = [one for root in roots for directory in directories(root) if (one := _open(directory)) is not None]
+    found = [one for root in roots for directory in directories(root) if (one := _open(directory, refuse)) is not None]
     return sorted((one for one in found if one.jobs or not one.renamed), key=lambda one: one.created)
 
 
-def _open(directory: ClusterDirectory) -> Found | None:
+def _open(directory: ClusterDirectory, refuse: Callable[[Path, NotTrusted], None]) -> Found | None:
     """Return a cluster that was not closed; none otherwise. What cannot be read costs this one alone."""
     try:
-        return _look(directory) if _trusted(directory.path) and not directory.closed else None
+        return _look(directory) if not ClusterDirectory.there(directory.path).closed else None
+    except NotTrusted as error:
+        refuse(directory.path, error)
+        return None
+    except FileNotFoundError:  # removed or renamed just now
+        return None
     except OSError as error:
         return Found(directory=directory, system="", created=0.0, jobs=[], trouble=str(error), known=False)
 
@@ -136,17 +169,6 @@ def batch_of(directory: ClusterDirectory) -> BatchSystem:
     return batch_system(system_of(directory))
 
 
-def _trusted(path: Path) -> ClusterDirectory | None:
-    """Return the directory of a cluster; none, and a word, where others can change it."""
-    try:
-        return ClusterDirectory.there(path)
-    except NotTrusted as error:
-        warnings.warn(printable(str(error), None), UserWarning, stacklevel=3)
-        return None
-    except FileNotFoundError:  # removed or renamed just now
-        return None
-
-
 def locate(name: str | Path) -> ClusterDirectory:
     """Return the directory of one cluster.
 
@@ -183,18 +205,42 @@ def _is_cluster(path: Path) -> bool:
     return (path / "cluster.json").exists() or (path / "journal.jsonl").exists()
 
 
+def check_queue(directory: ClusterDirectory, batch: BatchSystem) -> None:
+    """Refuse to ask the queue of one system for the jobs of a cluster that is in the queue of another one, with the same home.
+
+    A queue that does not say which it is, and a cluster that was made where none did, are not refused.
+
+    Raises
+    ------
+    OtherQueue
+        The cluster is in another queue.
+    """
+    there = ""
+    with suppress(OSError, Damaged):
+        there = directory.queue
+    here = batch.identity() if there else ""
+    if there != here and here:
+        raise OtherQueue(
+            f"cluster {directory.path.name} is in the queue {printable(there)!r} of batch system {batch.name!r}, and this machine asks the "
+            f"queue {here!r}. Run this on a machine of {printable(there)!r}. If that queue is there no more, remove {directory.path}"
+        )
+
+
 def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus]:
-    """Return the jobs of a cluster that have not ended, by its journal. A job whose id now belongs to another name is not its own.
+    """Return the jobs of a cluster that have not ended, as its queue tells.
 
     Raises
     ------
     BatchUnavailable
-        The queue does not answer.
+        The queue does not answer, or is not that of the cluster.
     """
-    names = submitted(directory, batch)
-    statuses = batch.poll(list(names))
-    known = [(submit, statuses[job_id]) for job_id, submit in names.items() if job_id in statuses]
-    return [status for submit, status in known if not status.state.ended and status.name == submit.name]
+    return [status for status in _told(submitted(directory, batch), batch).values() if not status.state.ended]
+
+
+def _told(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus]:
+    """Return what the queue says of these jobs. One whose id belongs to another name by now is not the cluster's."""
+    statuses = batch.poll(list(jobs))
+    return {i: statuses[i] for i, submit in jobs.items() if i in statuses and statuses[i].name == submit.name}
 
 
 def submitted(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, Submit]:
@@ -203,8 +249,9 @@ def submitted(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, Subm
     Raises
     ------
     BatchUnavailable
-        The queue does not answer.
+        The queue does not answer, or is not that of the cluster.
     """
+    check_queue(directory, batch)
     jobs: dict[str, Submit] = {}
     for submit in directory.submits():
         if submit.refused or submit.ended:
@@ -224,8 +271,9 @@ def stop(
     Raises
     ------
     BatchUnavailable
-        The queue does not answer: nothing is known of the jobs.
+        The queue does not answer, or is not that of the cluster: nothing is known of the jobs.
     """
+    check_queue(directory, batch)
     deadline = time.monotonic() + timeout
     directory.remove_secrets()
     with suppress(OSError):  # on a full disk the jobs are cancelled all the same
@@ -256,9 +304,9 @@ def _submitting(directory: ClusterDirectory, *, now: float) -> bool:
 def standing(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobStatus], list[str]]:
     """Return the jobs of a cluster that have not ended, and the ids (or names, without an id) of those that nobody knows.
 
-    Not knowing is no proof: the queue of another cluster of the site, with the same home, knows none of these jobs. Only the journal, the
-    queue or the accounting can say that a job has ended. There are two exceptions, where a job that is not known has ended too: the
-    embedded queue never forgets a live job, on the machine that it is on; and a scheduler that ends removes the keys of its cluster.
+    The queue alone says which live. Not knowing is no proof: only the journal, the queue or the accounting can say that a job has ended.
+    There are two exceptions, where a job that is not known has ended too: the embedded queue never forgets a live job, on the machine that
+    it is on; and a scheduler that ends removes the keys of its cluster.
 
     Raises
     ------
@@ -266,15 +314,15 @@ def standing(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobS
         The queue does not answer.
     """
     jobs = submitted(directory, batch)
-    statuses = batch.poll(list(jobs))
-    statuses |= batch.ended(set(jobs) - set(statuses))
-    own = {job_id: statuses[job_id] for job_id, submit in jobs.items() if job_id in statuses and statuses[job_id].name == submit.name}
-    live = [status for status in own.values() if not status.state.ended]
+    told = _told(jobs, batch)
+    live = [status for status in told.values() if not status.state.ended]
+    accounted = batch.ended(set(jobs) - set(told))
+    over = {i for i, status in accounted.items() if status.state.ended and i in jobs and status.name == jobs[i].name}
     found = list(jobs.values())
     no_id = [s.name for s in directory.submits() if s.job_id is None and not s.refused and not s.ended and s not in found]
     manager = directory.manager()
     remembered = system_of(directory) == "local" and manager is not None and manager.lives is not None
-    return live, [] if remembered or _ended_by_itself(directory) else [*(i for i in jobs if i not in own), *no_id]
+    return live, [] if remembered or _ended_by_itself(directory) else [*(i for i in jobs if i not in told and i not in over), *no_id]
 
 
 def _ended_by_itself(directory: ClusterDirectory) -> bool:
@@ -336,7 +384,10 @@ def unended(directory: ClusterDirectory, batch: BatchSystem) -> list[str]:
     ClusterExists
         It is not known whether they have ended.
     """
-    live, unknown = standing(directory, batch)
+    try:
+        live, unknown = standing(directory, batch)
+    except OtherQueue as error:
+        raise ClusterExists(f"{error}. Or choose another name") from None
     if unknown and not live:
         raise ClusterExists(
             f"a cluster named {directory.path.name!r} is not known to have ended (see {directory.path}): "

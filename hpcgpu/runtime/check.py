@@ -90,13 +90,16 @@ def _open_files() -> int:
 def _local_directory(path: str) -> str:
     """Return how a directory for spilling is: its size, or what is wrong with it."""
     try:
-        place = scratch.place(expanded(path, os.environ))
+        path = expanded(path, os.environ)
+        place = scratch.place(path)
         probe = place / f".hpcgpu-{os.getpid()}"
         probe.write_text("")
         probe.unlink()
         return f"{place}: {shutil.disk_usage(place).free / 2**30:.0f} GiB free"
-    except (LaunchError, NotTrusted, OSError) as error:
+    except LaunchError as error:
         return f"trouble: {error}"
+    except (NotTrusted, OSError) as error:
+        return f"trouble: {scratch.refusal(path, error)}"
 
 
 def serve(address: str, directory: ClusterDirectory) -> tuple[socket.socket, int]:

@@ -199,9 +199,12 @@ def make_credentials(directory: ClusterDirectory, own: OwnJob | None, batch: Bat
 def expanded(path: str, environ: Mapping[str, str]) -> str:
     """Return a path with its variables, such as ``$TMPDIR``, replaced: they are often known in the job only."""
     try:
-        return expand(path, environ)
+        found = expand(path, environ)
     except ValueError as error:
         raise LaunchError(f"local_directory={path!r}: {error}") from error
+    if not os.path.isabs(found):  # noqa: PTH117  text
+        raise LaunchError(f"local_directory={path!r} means {found!r} in this job, a relative path: it must begin with '/'")
+    return found
 
 
 def import_from_working_directory() -> None:
@@ -234,10 +237,8 @@ def temporary_place(arguments: argparse.Namespace) -> Path:
         del command[at : at + 2]
     try:
         return scratch.place(given)
-    except NotTrusted as error:
-        raise LaunchError(f"temporary files of Dask: {error}; or set local_directory to another directory") from error
-    except OSError as error:
-        raise LaunchError(f"local_directory={given!r} cannot be made on {socket.gethostname()}: {error}") from error
+    except (NotTrusted, OSError) as error:
+        raise LaunchError(scratch.refusal(given, error)) from error
 
 
 def check_interface(name: str | None, option: str = "interface") -> None:

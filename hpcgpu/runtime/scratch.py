@@ -21,7 +21,7 @@ from pathlib import Path
 from hpcgpu.errors import NotTrusted
 from hpcgpu.posix.ownership import check_place, private_directory, weaknesses
 
-__all__ = ["made", "place"]
+__all__ = ["made", "place", "refusal"]
 
 
 def place(local_directory: str | None = None) -> Path:
@@ -52,6 +52,25 @@ def place(local_directory: str | None = None) -> Path:
             print(f"hpcgpu: temporary files of Dask go to {base}: {why}", file=sys.stderr, flush=True)
         return base
     raise refused[0]
+
+
+def refusal(given: str | None, error: NotTrusted | OSError) -> str:
+    """Return why `place` refused a directory, and what to write instead.
+
+    Parameters
+    ----------
+    given : str, optional
+        The option `local_directory`.
+    error : NotTrusted or OSError
+        What `place` raised.
+    """
+    what = f"local_directory={given!r}" if given is not None else "temporary files of Dask"
+    if isinstance(error, OSError):
+        why = f"{error.filename or given} cannot be made on {socket.gethostname()}: {error.strerror or error}"
+    else:
+        why = str(error)
+    advice = "set local_directory to another directory, such as '$TMPDIR'"
+    return f"{what}: {why}; or {advice}" if isinstance(error, NotTrusted) else f"{what}: {why}. Please {advice}"
 
 
 @contextlib.contextmanager

@@ -186,7 +186,12 @@ def main(argv: Sequence[str]) -> int:
         directory.submitted(own.name, own.job_id)
 
     directory = ClusterDirectory.claim(
-        arguments.directory, lambda earlier: [], system=arguments.system, encrypted=not arguments.insecure, complete=complete
+        arguments.directory,
+        lambda earlier: [],
+        system=arguments.system,
+        queue=batch.identity(),
+        encrypted=not arguments.insecure,
+        complete=complete,
     )
     try:
         return asyncio.run(Single(directory, arguments.workers, arguments.patience).run(scheduler, workers, program))

@@ -46,6 +46,7 @@ class _About:
     created: float
     encrypted: bool = True
     system: str = ""
+    queue: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.created < 1e11 or not self.token:
@@ -199,6 +200,7 @@ class ClusterDirectory:
         alive: Callable[[ClusterDirectory], list[str]],
         *,
         system: str = "",
+        queue: str = "",
         encrypted: bool = True,
         complete: Callable[[ClusterDirectory], None] = lambda directory: None,
     ) -> ClusterDirectory:
@@ -221,6 +223,8 @@ class ClusterDirectory:
             `ClusterExists` where that is not known.
         system : str, optional
             Name of the batch system.
+        queue : str, optional
+            Which of its queues the jobs are in, see `hpcgpu.batch.base.BatchSystem.identity`; empty where that is not known.
         encrypted : bool, default True
             Whether nothing of the cluster may ever run without its credentials.
         complete : callable, optional
@@ -240,7 +244,7 @@ class ClusterDirectory:
         _sweep(path.parent, now=time.time())
         self, draft = cls(path), cls(_hidden(path))
         token, earlier = secrets.token_hex(16), list[ClusterDirectory]()
-        about = _About(name=path.name, token=token, created=time.time(), encrypted=encrypted, system=system)
+        about = _About(name=path.name, token=token, created=time.time(), encrypted=encrypted, system=system, queue=queue)
         try:
             draft.path.mkdir(mode=0o700)
             draft.logs.mkdir(mode=0o700)
@@ -413,6 +417,11 @@ class ClusterDirectory:
     def system(self) -> str:
         """Name of the batch system of its jobs."""
         return self._about().system
+
+    @property
+    def queue(self) -> str:
+        """Which queue of that batch system its jobs are in; empty where that is not known."""
+        return self._about().queue
 
     @property
     def created(self) -> float:

@@ -103,6 +103,11 @@ def test_success_is_recorded_with_its_log(site: Site) -> None:
     assert stat.S_IMODE((site.home / f"{job}.log").stat().st_mode) == 0o600
 
 
+def test_each_directory_is_a_queue_of_its_own(tmp_path: Path) -> None:
+    here, there = (LocalQueue(tmp_path / name).identity() for name in ("here", "there"))
+    assert here != there and here == LocalQueue(tmp_path / "there" / ".." / "here").identity()
+
+
 def test_everything_on_disk_is_private(site: Site) -> None:
     job = site.submit(FOREVER)
     assert stat.S_IMODE(site.queue.directory.stat().st_mode) == 0o700

@@ -379,6 +379,8 @@ def _ask(state: State, command: str, ids: list[str]) -> Iterator[tuple[str, Stat
 def qstat(state: State, arguments: list[str]) -> tuple[str, str, int]:
     if arguments == ["--version"]:
         return "pbs_version = 23.06.06\n", "", 0
+    if arguments == ["-B", "-f"]:
+        return f"Server: {SERVER}\n    server_state = Active\n    server_host = {SERVER}\n    scheduling = True\n\n", "", 0
     advance(state)
     flags, ids = [a for a in arguments if a.startswith("-")], [a for a in arguments if not a.startswith("-")]
     assert "-f" in flags, "nothing else is parsed"

@@ -12,20 +12,21 @@ import pytest
 from fake_slurm import state as locked_state
 
 HERE = Path(__file__).parent
-COMMANDS = ("sbatch", "squeue", "scancel", "sacct")
+COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sacct")
 
 
 class Site:
     """The state of the pretended Slurm, and what a test does with it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cluster: str = "alpha") -> None:
         self.folder = folder
         self.bin = folder / "bin"
         self.script = folder / "job.sbatch"
         self.bin.mkdir()
         self.script.write_text("#!/bin/bash\n")
         self.state = folder / "state.json"
-        self.state.write_text(json.dumps({"next_id": 101, "jobs": {}, "faults": {}, "late": {}, "calls": [], "accounting": {}}))
+        nothing = {"cluster": cluster, "next_id": 101, "jobs": {}, "faults": {}, "late": {}, "calls": [], "accounting": {}}
+        self.state.write_text(json.dumps(nothing))
         program = (HERE / "fake_slurm.py").read_text()
         for name in COMMANDS:
             self.replace(name, f"#!{sys.executable} -IS\n{program}")

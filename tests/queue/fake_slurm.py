@@ -1,4 +1,4 @@
-"""sbatch, squeue, scancel and sacct, pretended: one program, installed under each name beside a locked state file.
+"""sbatch, squeue, scancel, scontrol and sacct, pretended: one program, installed under each name beside a locked state file.
 
 A command writes down how it was called, takes its next fault if there is one, and otherwise answers as Slurm 22.05 and 24.11 do. A fault
 is a dict: `before`, `stdout` (instead of the answer), `after`, `stderr`, `rc`; `cut` (characters of the answer that arrive); `lost` (the
@@ -70,6 +70,15 @@ def scancel(site, arguments):
         if job and job["T"] in ALIVE and only in {None, job["T"]}:
             job["T"] = "CANCELLED"
     return "", "", 0
+
+
+def scontrol(site, arguments):
+    """`scontrol show config`, as 22.05 begins it."""
+    return (
+        f"Configuration data as of 2026-11-21T10:00:00\nCgroupMountpoint        = /sys/fs/cgroup\nClusterName             = {site['cluster']}\n",
+        "",
+        0,
+    )
 
 
 def sacct(site, arguments):

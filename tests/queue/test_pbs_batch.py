@@ -255,6 +255,12 @@ def test_the_imitations_of_others_are_told(
         batch.check()
 
 
+def test_the_server_tells_which_queue_it_is(batch: PBS, pbs: Site) -> None:
+    assert batch.identity() == "pbs01"
+    pbs.set(down=True)
+    assert (batch.identity(), PBS().identity()) == ("pbs01", "")
+
+
 def test_a_missing_command_is_named_with_what_to_do(batch: PBS, pbs: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(pbs.bin))
     (pbs.bin / "qsub").unlink()

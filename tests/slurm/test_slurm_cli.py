@@ -79,6 +79,13 @@ def test_start_does_not_wait_for_a_full_partition_and_an_interrupt_leaves_no_job
         "the reason is told in words",
     )
     assert status("later")["state"] == "waiting"
+    about = home / "clusters" / "later" / "cluster.json"
+    here = about.read_text()
+    assert json.loads(here)["queue"] == bed.cluster
+    about.write_text(json.dumps(json.loads(here) | {"queue": "another"}))
+    done = call("stop", "later")
+    assert done.returncode == 1 and "cluster later is in the queue 'another' of batch system 'slurm'" in done.stderr
+    about.write_text(here)
     assert call("stop", "later").returncode == 0
     argv = [sys.executable, "-m", "hpcgpu", "start", "never", *ASKED, "--scheduler", "job_extra_directives=--begin=now+1hour"]
     program = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)

@@ -74,9 +74,75 @@ def test_what_is_wrong_in_the_configuration_is_named_with_its_section(config: di
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("cores: '4'", "dask config hpcgpu in {file}: cores must be a whole number, not '4'"),
+        ("slurm: {gpu-per-node: 4}", "dask config hpcgpu.slurm in {file}: unknown option 'gpu_per_node': did you mean 'gpus_per_node'?"),
+        ("slurm: {partition: true}", "dask config hpcgpu.slurm in {file}: queue must be a string, not True"),
+        ("slurm: [queue]", "dask config hpcgpu.slurm in {file} must hold options and their values"),
+        ("scheduler: {cores: x}", "dask config hpcgpu.scheduler in {file}: cores must be a whole number, not 'x'"),
+        ("slurm: {scheduler: {corse: 1}}", "dask config hpcgpu.slurm.scheduler in {file}: unknown option 'corse': did you mean 'cores'?"),
+        ("sge: {queue: gpu}", "dask config hpcgpu in {file}: unknown section 'sge'"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_the_file(
+    content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, mine, other = tmp_path / "site", tmp_path / "mine", tmp_path / "mine" / "distributed.yaml"
+    for path, text in ((site / "hpcgpu.yaml", "cores: 1"), (mine / "hpcgpu.yaml", content)):
+        path.parent.mkdir()
+        path.write_text(f"hpcgpu:\n  {text}\n")
+    other.write_text("distributed: {version: 2}\n")
+    paths = [str(site), str(mine)]
+    monkeypatch.setattr(dask.config, "paths", paths)
+    with dask.config.set({"hpcgpu": dask.config.collect(paths=paths, env={}).get("hpcgpu")}), pytest.raises(OptionError) as caught:
+        resolve("slurm", {})
+    assert message.format(file=mine / "hpcgpu.yaml") in str(caught.value)
+
+
+def test_what_a_variable_of_the_environment_or_the_program_sets_is_not_put_on_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hpcgpu.yaml").write_text("hpcgpu: {cores: x}\n")
+    monkeypatch.setattr(dask.config, "paths", [str(tmp_path)])
+    with dask.config.set({"hpcgpu.cores": "y"}), pytest.raises(OptionError, match=r"^dask config hpcgpu: cores must be"):
+        resolve("slurm", {})
+    monkeypatch.setenv("DASK_HPCGPU__CORES", "y")
+    with dask.config.set({"hpcgpu.cores": "y"}), pytest.raises(OptionError, match=r"^dask config hpcgpu in the environment: cores must be"):
+        resolve("slurm", {})
+
+
 def test_a_positional_argument_is_refused_by_what_to_write() -> None:
     with pytest.raises(OptionError, match=r"SlurmGPUCluster takes options by their names: write SlurmGPUCluster\(name='demo', ...\)"):
         SlurmGPUCluster("demo")
+
+
+@pytest.mark.parametrize(
+    ("call", "args", "named", "message"),
+    [
+        ("adapt", (0, 4), {}, "adapt takes its arguments by their names: write adapt(minimum=0, maximum=4)"),
+        ("adapt", (0,), {"maximum_jobs": 4}, "write adapt(minimum=0)"),
+        ("adapt", (0,), {"minimum": 4}, "write adapt(minimum=...)"),
+        ("adapt", (dict,), {"maximum": 4}, "write adapt(minimum=...)"),
+        ("adapt", (), {"maximum": 4, "interval": "10s"}, "there is no argument 'interval': hpcgpu decides whenever something has changed"),
+        ("adapt", (), {"maximum": 4, "wait_count": 3}, "there is no argument 'wait_count': write idle_timeout"),
+        ("adapt", (), {"maximum": 4, "Adaptive": dict}, "there is no argument 'Adaptive': "),
+        ("adapt", (), {"maximum_job": 4}, "there is no argument 'maximum_job': did you mean 'maximum_jobs'?"),
+        ("adapt", (), {"zzz": 4}, "there is no argument 'zzz': the arguments are minimum, maximum, minimum_jobs, "),
+        ("scale", (1, "2GB", 3, 4), {}, "write scale(n=1, memory='2GB', cores=3, jobs=4)"),
+        ("scale", (1,), {"n": 2}, "multiple values for argument 'n'"),
+        ("scale", (), {"n_workers": 2}, "there is no argument 'n_workers': write scale(n)"),
+        ("scale", (), {"job": 2}, "there is no argument 'job': did you mean 'jobs'?"),
+    ],
+)
+def test_arguments_of_scale_and_adapt_that_do_not_exist_are_refused_by_what_to_write(
+    call: str, args: tuple[Any, ...], named: dict[str, Any], message: str
+) -> None:
+    cluster = object.__new__(SlurmGPUCluster)  # refused before anything of the cluster is looked at
+    with pytest.raises(OptionError) as caught:
+        getattr(cluster, call)(*args, **named)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["worker_command", "config_name", "resource_spec", "job_script_epilogue", "job_cls", "gres", "port"])

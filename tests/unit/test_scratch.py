@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import dask
 import pytest
 
-from hpcgpu.errors import NotTrusted
+from hpcgpu.cluster.lifecycle import _check_local_directory
+from hpcgpu.errors import LaunchError, NotTrusted, OptionError
+from hpcgpu.options.schema import resolve
 from hpcgpu.runtime import scratch
+from hpcgpu.runtime.launch import temporary_place
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 
 PROGRAM = """
 import sys, pathlib
@@ -87,3 +95,59 @@ def test_files_of_a_node_whose_name_begins_like_this_ones_stay(tmp_path: Path, m
     monkeypatch.setattr("socket.gethostname", lambda: "gpu")
     with scratch.made(tmp_path):
         assert other.exists()
+
+
+def refused(given: str, *, everywhere: bool = True) -> str:
+    with pytest.raises(OptionError) as caught:
+        _check_local_directory(resolve("local", {"local_directory": given}).worker.local_directory or "", everywhere=everywhere)
+    return str(caught.value)
+
+
+def refused_in_a_job(given: str) -> str:
+    with pytest.raises(LaunchError) as caught:
+        temporary_place(argparse.Namespace(command=["dask", "worker", "--local-directory", given]))
+    return str(caught.value)
+
+
+OTHER = "set local_directory to another directory, such as '$TMPDIR'"
+
+
+@pytest.mark.parametrize("look", [refused, refused_in_a_job])
+def test_a_refused_local_directory_is_said_with_why_and_what_to_write(look: Callable[[str], str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name, why in (("file", ""), ("file/below", "Not a directory")):
+        said = look(f"{tmp_path}/{name}")
+        assert said.startswith(f"local_directory='{tmp_path}/{name}': {tmp_path}/file") and why in said and "Errno" not in said
+        assert f"cannot be made on {socket.gethostname()}" in said and said.endswith(f"Please {OTHER}")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    said = look(f"{tmp_path}/open")
+    assert "others can change what is there" in said and said.endswith(f"chmod o-w {tmp_path}/open; or {OTHER}")
+
+
+@needs_root
+@pytest.mark.parametrize("look", [refused, refused_in_a_job])
+def test_a_local_directory_of_another_user_is_refused_by_whose_it_is(look: Callable[[str], str], tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 64321, 64321)
+    said = look(f"{tmp_path}/theirs/mine")
+    assert f"{tmp_path}/theirs belongs to uid 64321" in said and said.endswith(OTHER)
+
+
+def test_a_relative_local_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in ("scratch/dask", "../dask", "."):
+        assert refused(given) == (
+            f"local_directory={given!r} is a relative path: write one that begins with '/', or with a variable such as '$TMPDIR'"
+        )
+    monkeypatch.setenv("SCRATCH", "here")
+    assert refused_in_a_job("$SCRATCH/dask") == (
+        "local_directory='$SCRATCH/dask' means 'here/dask' in this job, a relative path: it must begin with '/'"
+    )
+
+
+def test_a_local_directory_in_the_home_directory_is_looked_at_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    assert f"{tmp_path}/open belongs to" in refused("~/open")
+    assert "there is no home directory for ~nobody-of-that-name" in refused("~nobody-of-that-name/x")

@@ -259,6 +259,10 @@ class LocalQueue(BatchSystem):
         """Return that it is ours."""
         return "the queue embedded in hpcgpu"
 
+    def identity(self) -> str:
+        """Return the directory of the queue, and the machine."""
+        return f"{self.directory} on {socket.gethostname()}"
+
     def submit(
         self,
         script: Path,

@@ -200,6 +200,8 @@ class PBS(CommandBatch):
         self._nodes_asked = -_NODES_LAST
 
     asks_version = ("qstat", "--version")
+    asks_identity = ("qstat", "-B", "-f")
+    identifies = re.compile(r"^Server: ([\w.-]{1,200})[ \t]*$", re.ASCII | re.MULTILINE)
     submits = "qsub"
 
     def check(self) -> None:

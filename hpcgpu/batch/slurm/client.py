@@ -167,6 +167,8 @@ class Slurm(CommandBatch):
     query = _QUERY
 
     asks_version = ("sbatch", "--version")
+    asks_identity = ("scontrol", "show", "config")
+    identifies = re.compile(r"^ClusterName\s*=\s*([\w.-]{1,200})[ \t]*$", re.ASCII | re.MULTILINE)
     submits = "sbatch"
 
     def check(self) -> None:
