@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from ipaddress import ip_address
 from pathlib import Path
@@ -13,6 +14,7 @@ from distributed.comm.utils import get_tcp_server_address
 
 from hpcgpu.directory import ClusterDirectory, Contact
 from hpcgpu.runtime.extension import install
+from hpcgpu.runtime.launch import LaunchError, check_alone
 from hpcgpu.runtime.unattended import Unattended
 
 if TYPE_CHECKING:
@@ -52,6 +54,12 @@ async def dask_setup(scheduler: Scheduler) -> None:
     """Publish the contact; distributed calls this once the scheduler listens."""
     environ = os.environ
     directory = ClusterDirectory(Path(environ["HPCGPU_CLUSTER_DIRECTORY"]))
+    try:
+        check_alone(directory, environ["HPCGPU_SCHEDULER_JOB"])  # once more: another one may have started meanwhile
+    except LaunchError as error:
+        print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)  # distributed only logs an exception of a preload
+        return
     extension = install(scheduler, None if directory.detached else float(environ.get("HPCGPU_LEASE", "0")) or None)
     extension.unattended = Unattended(directory, environ["HPCGPU_SCHEDULER_JOB"])
     publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], **json.loads(environ["HPCGPU_FABRIC"]))
