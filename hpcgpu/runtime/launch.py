@@ -337,10 +337,35 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     return command
 
 
-def remove_secrets(directory: ClusterDirectory, token: str) -> None:
-    """Remove the credentials of a cluster whose scheduler ends; scripts of ``hpcgpu render`` may be launched again, with theirs."""
+def check_alone(directory: ClusterDirectory, job_id: str) -> None:
+    """Refuse to be a second scheduler of a cluster: the script may be submitted by hand while the cluster runs.
+
+    Raises
+    ------
+    LaunchError
+        Another job runs its scheduler.
+    """
+    contact, name = directory.contact(), directory.path.name
+    try:
+        if contact is not None and contact.job_id != job_id and answers(contact, directory):
+            raise LaunchError(
+                f"cluster {name} has a scheduler, in job {contact.job_id}: a second one would take its clients and workers away. To start "
+                f"anew, first run: hpcgpu stop {name}"
+            )
+    except CertificateError as error:
+        raise LaunchError(f"cluster {name} has a scheduler, in job {contact.job_id if contact else '?'}: {error}") from error
+
+
+def remove_secrets(directory: ClusterDirectory, token: str, job_id: str) -> None:
+    """Remove the credentials of a cluster whose scheduler job ends; scripts of ``hpcgpu render`` may be launched again, with theirs.
+
+    Only the job of the contact does; where there is none (any more) that of the journal.
+    """
     with contextlib.suppress(OSError):
-        if directory.has(token) and not (directory.path / "launch.sh").exists():
+        contact = directory.contact()
+        known = {submit.job_id for submit in directory.submits() if submit.kind == "scheduler"} - {None}
+        own = contact.job_id == job_id if contact is not None else job_id in known or not known
+        if own and directory.has(token) and not (directory.path / "launch.sh").exists():
             directory.remove_secrets()
 
 
@@ -426,7 +451,8 @@ def main(argv: Sequence[str]) -> None:
         if arguments.kind == "worker":
             command = worker_command(arguments, directory, batch, own)
         else:
-            at_end.callback(remove_secrets, directory, directory.token())
+            check_alone(directory, own.job_id)
+            at_end.callback(remove_secrets, directory, directory.token(), own.job_id)
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until Dask has its own handler
             command = scheduler_command(arguments, directory, own)
             from hpcgpu.runtime.dashboard import guard_servers_of_this_process  # imports Dask

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from ipaddress import ip_address
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from distributed.comm.utils import get_tcp_server_address
 
+from hpcgpu.errors import LaunchError
 from hpcgpu.runtime.extension import install
+from hpcgpu.runtime.launch import check_alone
 from hpcgpu.runtime.manager_process import Unattended
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
@@ -52,6 +55,12 @@ async def dask_setup(scheduler: Scheduler) -> None:
     """Publish the contact; distributed calls this once the scheduler listens."""
     environ = os.environ
     directory = ClusterDirectory(Path(environ["HPCGPU_CLUSTER_DIRECTORY"]))
+    try:
+        check_alone(directory, environ["HPCGPU_SCHEDULER_JOB"])  # once more: another one may have started meanwhile
+    except LaunchError as error:
+        print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)  # distributed only logs an exception of a preload
+        return
     extension = install(scheduler, None if directory.detached else float(environ.get("HPCGPU_LEASE", "0")) or None)
     extension.unattended = Unattended(directory, environ["HPCGPU_SCHEDULER_JOB"])
     publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], **json.loads(environ["HPCGPU_FABRIC"]))

@@ -91,6 +91,24 @@ def test_the_scheduler_job_removes_the_keys_at_its_end(queue: LocalQueue, home: 
     assert directory.closed
 
 
+def test_a_second_scheduler_that_is_submitted_by_hand_ends_and_leaves_the_cluster_its_keys(
+    queue: LocalQueue, home: Path, until: Until
+) -> None:
+    with LocalGPUCluster(name="one", jobs=1, **CPU) as cluster, cluster.get_client() as client:
+        client.wait_for_workers(1)
+        contact = cluster.directory.contact()
+        second = queue.submit(cluster.directory.path / "scheduler.sh", job_name="by-hand")
+        until(lambda: queue.poll([second])[second].state.ended, "it ends")
+        assert queue.poll([second])[second].exit_code == 1
+        log = "".join(path.read_text() for path in cluster.directory.logs.glob(f"*-{second}.log"))
+        assert f"cluster one has a scheduler, in job {contact.job_id if contact else ''}: a second one would take" in log
+        assert "first run: hpcgpu stop one" in log
+        assert cluster.directory.tls.is_dir() and cluster.directory.dashboard_token() and cluster.directory.contact() == contact
+        cluster.scale(jobs=2)
+        cluster.wait_for_workers(2)
+        assert client.submit(sum, [1, 2]).result() == 3
+
+
 def test_a_first_submit_that_was_refused_leaves_no_directory(queue: LocalQueue, home: Path) -> None:
     with pytest.raises(ClusterError, match="unknown directive --partition: this queue knows") as caught:
         LocalGPUCluster(name="refused", jobs=1, scheduler={"job_extra_directives": ["--partition=none"]}, **CPU)

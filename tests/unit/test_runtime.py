@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import signal
 import socket
 import time
 from collections import namedtuple
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import given
@@ -27,10 +28,14 @@ from hpcgpu.fabric.choice import Node
 from hpcgpu.options.schema import resolve
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime import devices, launch
+from hpcgpu.runtime import scheduler as scheduler_preload
 from hpcgpu.runtime.extension import Extension, _wanted
 from hpcgpu.runtime.launch import lifetime, visible_gpus, wait_for_scheduler
 from hpcgpu.store import credentials
 from hpcgpu.store.directory import ClusterDirectory, Contact
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
 
 UUIDS = "GPU-1b9e,MIG-77aa"
 
@@ -136,6 +141,35 @@ def test_a_contact_of_another_cluster_is_not_believed(directory: ClusterDirector
     assert directory.contact() is not None
     directory.remove_secrets()
     assert directory.contact() is None
+
+
+def test_only_the_job_of_the_contact_removes_the_keys(directory: ClusterDirectory) -> None:
+    directory.tls.mkdir()
+    directory.intend("demo-scheduler", "scheduler")
+    directory.submitted("demo-scheduler", "1")
+    launch.remove_secrets(directory, directory.token(), "2")
+    directory.publish(Contact(token=directory.token(), job_id="1", workers="tls://a:1", client="tls://a:2"))
+    launch.remove_secrets(directory, directory.token(), "2")
+    assert directory.tls.is_dir() and directory.contact() is not None
+    directory.withdraw()  # the scheduler itself does so when it ends
+    launch.remove_secrets(directory, directory.token(), "1")
+    assert not directory.tls.is_dir()
+
+
+async def test_a_second_scheduler_that_started_at_the_same_time_ends_without_a_word_to_workers(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signals: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: signals.append(number))
+    monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(directory.path))
+    monkeypatch.setenv("HPCGPU_SCHEDULER_JOB", "2")
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        address = f"tcp://127.0.0.1:{first.getsockname()[1]}"
+        contact = Contact(token=directory.token(), job_id="1", workers=address, client=address)
+        directory.publish(contact)
+        await scheduler_preload.dask_setup(cast("Scheduler", None))
+    assert signals == [signal.SIGTERM] and directory.contact() == contact
+    assert "cluster demo has a scheduler, in job 1" in capsys.readouterr().err
 
 
 def test_a_journal_that_a_crash_cut_short_is_read_to_there(directory: ClusterDirectory) -> None:
