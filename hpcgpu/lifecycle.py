@@ -27,7 +27,7 @@ from hpcgpu.batch.base import BatchError, BatchSystem, BatchUnavailable
 from hpcgpu.batch.reasons import explain
 from hpcgpu.checks.login import of_all_nodes
 from hpcgpu.clusters import batch_of, live_jobs, locate, submitted, system_of, unended
-from hpcgpu.directory import ClusterDirectory, Submit
+from hpcgpu.directory import ClusterDirectory, ClusterExists, Submit
 from hpcgpu.display.progress import Progress, duration, ending, waiting_for
 from hpcgpu.display.warn import warn
 from hpcgpu.exit import guard, unguard
@@ -63,10 +63,7 @@ class Lifecycle(Manager):
         self.batch: BatchSystem = batch_system(self.system)
         self._check()
         settings = self.options.cluster
-        if settings.if_exists == "connect" and (there := self._existing()) is not None:
-            asked = self.options
-            self._take_up(there, settings.shutdown_on_close, wait=settings.wait, asynchronous=asynchronous, loop=loop)
-            self._tell_differences(asked)
+        if self._take_up_existing(asynchronous, loop):
             return
         rendered = {
             kind: scripts.render(self.system, kind, self.options, settings.cluster_directory / settings.name)
@@ -77,7 +74,12 @@ class Lifecycle(Manager):
             warn("security=False: whoever can reach the scheduler's or a worker's port can run code as you; compute networks are shared")
         for doubt in fabric_settings.doubts(self.options.worker):
             warn(doubt)
-        self.directory, manager = self._claim_directory(rendered)
+        try:
+            self.directory, manager = self._claim_directory(rendered)
+        except ClusterExists:  # since the look above
+            if self._take_up_existing(asynchronous, loop):
+                return
+            raise
         try:
             ends = settings.shutdown_on_close
             self._begin(manager, asynchronous=asynchronous, loop=loop, ends_jobs=ends, guarded=ends)
@@ -123,6 +125,15 @@ class Lifecycle(Manager):
         self = cls.__new__(cls)
         self._take_up(locate(name), shutdown_on_close, wait=wait, asynchronous=asynchronous, loop=loop)
         return self
+
+    def _take_up_existing(self, asynchronous: bool, loop: Any) -> bool:
+        """Take over the cluster of this name if there is one and the user wants that; return whether it was done."""
+        settings, asked = self.options.cluster, self.options
+        if settings.if_exists != "connect" or (there := self._existing()) is None:
+            return False
+        self._take_up(there, settings.shutdown_on_close, wait=settings.wait, asynchronous=asynchronous, loop=loop)
+        self._tell_differences(asked)
+        return True
 
     def _existing(self) -> ClusterDirectory | None:
         """Return the directory of a cluster of this name that has jobs in the queue."""
