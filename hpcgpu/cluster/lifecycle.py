@@ -32,7 +32,7 @@ from hpcgpu.cluster.jobs import Dispatcher, Job, SchedulerJob, WorkerJob
 from hpcgpu.cluster.manager import CLOSE_TIMEOUT, Manager
 from hpcgpu.display.progress import Progress, duration, ending, waiting_for
 from hpcgpu.display.warn import warn
-from hpcgpu.errors import BatchError, BatchUnavailable, ClusterError, NameLost, NotTrusted, OptionError, Superseded
+from hpcgpu.errors import BatchError, BatchUnavailable, ClusterError, ClusterExists, NameLost, NotTrusted, OptionError, Superseded
 from hpcgpu.fabric import interfaces
 from hpcgpu.fabric import settings as fabric_settings
 from hpcgpu.options.schema import DEFAULT, Options, resolve
@@ -68,10 +68,7 @@ class Lifecycle(Manager):
         self.batch: BatchSystem = batch_system(self.system)
         self._check()
         settings = self.options.cluster
-        if settings.if_exists == "connect" and (there := self._existing()) is not None:
-            asked = self.options
-            self._take_up(there, settings.shutdown_on_close, wait=settings.wait, asynchronous=asynchronous, loop=loop)
-            self._tell_differences(asked)
+        if self._take_up_existing(asynchronous, loop):
             return
         rendered = {
             kind: render.render(self.system, kind, self.options, settings.cluster_directory / settings.name)
@@ -82,7 +79,12 @@ class Lifecycle(Manager):
             warn("security=False: whoever can reach the scheduler's or a worker's port can run code as you; compute networks are shared")
         for doubt in fabric_settings.doubts(self.options.worker):
             warn(doubt)
-        self.directory, manager = self._claim_directory(rendered)
+        try:
+            self.directory, manager = self._claim_directory(rendered)
+        except ClusterExists:  # since the look above
+            if self._take_up_existing(asynchronous, loop):
+                return
+            raise
         try:
             ends = settings.shutdown_on_close
             self._begin(manager, asynchronous=asynchronous, loop=loop, ends_jobs=ends, guarded=ends)
@@ -128,6 +130,15 @@ class Lifecycle(Manager):
         self = cls.__new__(cls)
         self._take_up(locate(name), shutdown_on_close, wait=wait, asynchronous=asynchronous, loop=loop)
         return self
+
+    def _take_up_existing(self, asynchronous: bool, loop: Any) -> bool:
+        """Take over the cluster of this name if there is one and the user wants that; return whether it was done."""
+        settings, asked = self.options.cluster, self.options
+        if settings.if_exists != "connect" or (there := self._existing()) is None:
+            return False
+        self._take_up(there, settings.shutdown_on_close, wait=settings.wait, asynchronous=asynchronous, loop=loop)
+        self._tell_differences(asked)
+        return True
 
     def _existing(self) -> ClusterDirectory | None:
         """Return the directory of a cluster of this name that has jobs in the queue."""

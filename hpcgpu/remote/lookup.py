@@ -222,7 +222,7 @@ def check_queue(directory: ClusterDirectory, batch: BatchSystem) -> None:
     if there != here and here:
         raise OtherQueue(
             f"cluster {directory.path.name} is in the queue {printable(there)!r} of batch system {batch.name!r}, and this machine asks the "
-            f"queue {here!r}. Run this on a machine of {printable(there)!r}. If that queue is there no more, remove {directory.path}"
+            f"queue {here!r}. Run this where the queue is {printable(there)!r}. If that queue is there no more, remove {directory.path}"
         )
 
 

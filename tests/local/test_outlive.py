@@ -20,6 +20,7 @@ from hpcgpu import ClusterError, LocalGPUCluster, NoCluster, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import BatchUnavailable, ClusterWarning
 from hpcgpu.remote.lookup import stop
+from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU, block_queue, in_queue, start_program
 
@@ -176,6 +177,23 @@ def test_a_cluster_of_that_name_is_connected_to_where_that_was_asked_for(queue: 
     with cluster:
         cluster.wait_for_workers()
         assert names(cluster) == {"one-0"}, "it is the one that was there"
+    assert live(queue) == []
+
+
+def test_who_wants_to_connect_does_so_also_where_somebody_else_was_faster_to_start_it(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LocalGPUCluster(name="raced", jobs=0, **CPU).detach()
+    look, looks = LocalGPUCluster._existing, list[None]()
+
+    def too_early(self: LocalGPUCluster) -> ClusterDirectory | None:
+        looks.append(None)
+        return None if len(looks) == 1 else look(self)
+
+    monkeypatch.setattr(LocalGPUCluster, "_existing", too_early)
+    before = live(queue)
+    with LocalGPUCluster(name="raced", jobs=0, if_exists="connect", **CPU) as second:
+        assert live(queue) == before and second.scheduler.job_id == before[0], "it is the one that was there"
     assert live(queue) == []
 
 
