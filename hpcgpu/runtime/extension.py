@@ -23,7 +23,7 @@ from distributed.scheduler import KilledWorker
 
 from hpcgpu.environment import software as environment
 from hpcgpu.fabric.security import HAS_GPU
-from hpcgpu.runtime import hostcopy
+from hpcgpu.runtime import hostcopy, recipients
 from hpcgpu.runtime.manager_process import Unattended
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def install(scheduler: Scheduler, lease: float | None = None) -> Extension:
         Seconds after which the scheduler closes when its manager has not been heard. Default: never.
     """
     hostcopy.register()
+    recipients.install()
     distributed.scheduler.error_message = _error_message
     extension = Extension(scheduler, lease)
     scheduler.add_plugin(extension)

@@ -298,6 +298,7 @@ def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, b
         name = f"{name}-{own.node}"
     command = [*arguments.command, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
     command += ["--preload", "hpcgpu.runtime.worker"]
+    os.environ["HPCGPU_GPUS"] = str(arguments.gpus or 0)  # for the preload
     if contact.workers.startswith("ucx"):
         authentication.install()  # for the nannies, which run in this process
         keep_transports_private()

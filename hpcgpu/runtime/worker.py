@@ -14,6 +14,7 @@ from hpcgpu.environment import software as environment
 from hpcgpu.fabric import authentication, tls
 from hpcgpu.fabric.report import NODE
 from hpcgpu.runtime import dashboard, hostcopy
+from hpcgpu.runtime.recipients import GPUS
 
 if TYPE_CHECKING:
     from distributed.nanny import Nanny
@@ -28,8 +29,9 @@ hostcopy.register()
 
 
 def dask_setup(server: Worker | Nanny) -> None:
-    """Add environment and node to what a worker says of itself when it registers."""
+    """Add environment, node and GPUs to what a worker says of itself when it registers."""
     if hasattr(server, "startup_information"):
         server.startup_information["hpcgpu"] = lambda worker: environment.collect()
         # The host's name is the machine's: several nodes of a test bed share one.
         server.startup_information[NODE] = lambda worker: os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        server.startup_information[GPUS] = lambda worker: int(os.environ.get(GPUS, "0"))
