@@ -10,7 +10,7 @@ import pytest
 from distributed import Client, wait
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.batch.local import LocalQueue
+from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import told
 from tests.local.test_cluster import GPU
 
