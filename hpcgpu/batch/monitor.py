@@ -1,7 +1,8 @@
 """The one poller of a cluster: joins what the queue answers over time into one view of every job.
 
-`observe` decides and is pure; `Monitor.ask` does the asking. Not knowing is not an answer: a failed poll keeps the last state, and a
-job that the queue no longer knows is given up only after it was looked up in the accounting and a grace period is over.
+`observe` decides and is pure; `Monitor.ask` does the asking, as often as `hpcgpu.batch.cadence` says. Not knowing is not an answer: a
+failed poll keeps the last state. A job that the queue no longer knows is looked up in the accounting; `presumed_ended` is the one rule that
+says when it counts as ended.
 """
 
 from __future__ import annotations
@@ -10,9 +11,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
+from hpcgpu.batch.cadence import Cadence
 from hpcgpu.errors import BatchError
 
-__all__ = ["Answer", "Monitor", "View", "observe"]
+__all__ = ["GRACE", "Answer", "Monitor", "View", "observe", "presumed_ended"]
+
+#: Seconds for which the queue may not know a job, before it counts as ended.
+GRACE = 60.0
+#: Answers in a row that must leave a job out, whatever else is known of it: a single one may leave out what lives.
+_ANSWERS = 2
+
+
+def presumed_ended(*, missing: float, answers: int, cancelled: bool = False, grace: float = GRACE) -> bool:
+    """Whether a job counts as ended that neither the queue nor the accounting knows any more.
+
+    Parameters
+    ----------
+    missing : float
+        Seconds since the queue first left it out.
+    answers : int
+        Answers of the queue in a row that left it out. Polls that failed do not count.
+    cancelled : bool, default False
+        Whether it was cancelled: it is expected to go, and no grace period is needed.
+    grace : float, default 60
+    """
+    return answers >= _ANSWERS and (cancelled or missing >= grace)
 
 
 @dataclass(frozen=True)
@@ -26,6 +49,8 @@ class View:
         Epoch seconds of its submit.
     missing_since : float or None
         Since when the queue no longer knows it.
+    answers : int
+        Answers in a row since then that left it out.
     asked : bool
         Whether the queue was asked at all since the submit.
     """
@@ -33,6 +58,7 @@ class View:
     status: JobStatus
     submitted: float
     missing_since: float | None = None
+    answers: int = 0
     asked: bool = True
 
 
@@ -72,11 +98,12 @@ def observe(
             views[job_id] = View(replace(status, node=status.node or view.status.node), view.submitted)
         else:
             since = view.missing_since if view.missing_since is not None else now
+            answers = view.answers + 1
             state = JobState.UNKNOWN
             reason = "the queue does not know it any more"
-            if now - since >= grace:
+            if presumed_ended(missing=now - since, answers=answers, grace=grace):
                 state, reason = JobState.FAILED, f"the queue has not known it for {now - since:.0f} s"
-            views[job_id] = View(replace(view.status, state=state, reason=reason), view.submitted, since)
+            views[job_id] = View(replace(view.status, state=state, reason=reason), view.submitted, since, answers)
     return views
 
 
@@ -99,10 +126,13 @@ class Monitor:
     batch : BatchSystem
     grace : float, default 60
         Seconds for which a job may be unknown to the queue before it counts as ended.
+    cadence : Cadence, optional
+        When the next poll is due; `take` keeps it.
     """
 
     batch: BatchSystem
-    grace: float = 60.0
+    grace: float = GRACE
+    cadence: Cadence = field(default_factory=Cadence)
     views: dict[str, View] = field(default_factory=dict)
     trouble: str = ""
 
@@ -130,9 +160,30 @@ class Monitor:
         except BatchError as error:
             return Answer(job_ids, trouble=str(error))
 
-    def take(self, answer: Answer, *, now: float) -> None:
-        """Join an answer with what is known."""
+    def take(self, answer: Answer, *, now: float, waiting: bool | None = None) -> None:
+        """Join an answer with what is known.
+
+        Parameters
+        ----------
+        answer : Answer
+        now : float
+            Epoch seconds.
+        waiting : bool, optional
+            Whether a change is waited for. Default: where a job is pending, or the queue does not know it.
+        """
         self.trouble = answer.trouble
-        if not answer.trouble:
-            known = {job_id: self.views[job_id] for job_id in answer.asked}
-            self.views.update(observe(known, answer.queue, answer.accounting, now=now, grace=self.grace))
+        if answer.trouble:
+            self.cadence.failed(now=now)
+            return
+        known = {job_id: self.views[job_id] for job_id in answer.asked}
+        self.views.update(observe(known, answer.queue, answer.accounting, now=now, grace=self.grace))
+        states = {job_id: view.status.state for job_id, view in list(self.views.items())}
+        unsettled = any(state in (JobState.PENDING, JobState.UNKNOWN) for state in states.values())
+        self.cadence.answered(states, now=now, waiting=unsettled if waiting is None else waiting)
+
+    def poll_if_due(self, *, now: float, waiting: bool | None = None) -> bool:
+        """Poll for all jobs that have not ended, if it is time to; return whether it was. Blocks."""
+        if not self.cadence.due(now=now):
+            return False
+        self.take(self.ask(self.alive()), now=now, waiting=waiting)
+        return True

@@ -402,7 +402,8 @@ def test_an_accounting_that_is_missing_or_hangs_does_not_take_away_what_the_queu
         site.remove("sacct", monkeypatch)
     else:
         site.fault("sacct", hang=True)
-    monitor.take(monitor.ask(monitor.alive()), now=1)
+    for now in (1, 2):  # one answer may leave out what lives
+        monitor.take(monitor.ask(monitor.alive()), now=now)
     assert monitor.trouble == ""
     assert {i: view.status.state for i, view in monitor.views.items()} == {"5": JobState.RUNNING, "6": JobState.FAILED}
 

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.batch.base import JobState, JobStatus, OwnJob
-from hpcgpu.batch.monitor import Answer, Monitor
+from hpcgpu.batch.monitor import Answer, Monitor, presumed_ended
 from hpcgpu.batch.reasons import advice, explain, outlook
 from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.errors import ClusterExists, LaunchError
@@ -232,6 +232,25 @@ def test_a_job_that_vanished_is_given_up_only_after_the_grace_period() -> None:
     assert watched.views["1"].status.state is JobState.UNKNOWN
     watched.take(Answer(frozenset({"1"})), now=70)
     assert watched.views["1"].status.state is JobState.FAILED
+
+
+def test_a_single_answer_that_leaves_a_job_out_is_never_believed() -> None:
+    assert not presumed_ended(missing=3600, answers=1)
+    assert not presumed_ended(missing=3600, answers=1, cancelled=True)
+    assert presumed_ended(missing=1, answers=2, cancelled=True)
+    assert not presumed_ended(missing=1, answers=2)
+    watched = monitor()
+    watched.take(Answer(frozenset({"1"})), now=10)
+    watched.take(Answer(frozenset({"1"}), trouble="down"), now=500)
+    assert watched.views["1"].status.state is JobState.UNKNOWN, "a poll that failed says nothing"
+
+
+def test_the_monitor_polls_when_the_cadence_says_so() -> None:
+    watched = monitor()
+    watched.take(Answer(frozenset({"1"}), {"1": status(JobState.RUNNING)}), now=100.0)
+    assert not watched.poll_if_due(now=135.0), "nothing is waited for"
+    watched.take(Answer(frozenset({"1"})), now=140.0)
+    assert watched.cadence.next_poll <= 151.0, "the queue does not know a job: that is settled soon"
 
 
 def test_the_accounting_is_believed_of_a_job_that_the_queue_forgot() -> None:

@@ -1,0 +1,124 @@
+"""How often the queue is polled: one rule for the manager, for programs that wait for a cluster, and for jobs that wait for a scheduler.
+
+Pure: the time is an argument, and so is chance. A batch system is a service that many share, so
+
+- a poll comes after `poll_interval` seconds while somebody waits for a change, and later the longer nothing has changed;
+- it comes after four times `poll_interval` while nobody waits for a change;
+- each poll that fails doubles the pause, up to eight times `poll_interval`;
+- a job that changes its state, or a new job, takes the pause back to `poll_interval`;
+- one part in ten is chance: programs that begin together do not poll together for ever.
+
+Use::
+
+    cadence = Cadence(poll_interval)
+    while True:
+        sleep until cadence.next_poll, or until something happened: then cadence.soon(now=now)
+        try:
+            answer = batch.poll(job_ids)
+        except BatchError:
+            cadence.failed(now=now)
+        else:
+            cadence.answered({job_id: status.state for job_id, status in answer.items()}, now=now, waiting=some job is pending)
+
+`hpcgpu.batch.monitor.Monitor` does that for who has one: ``monitor.poll_if_due(now=now)``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["POLL_INTERVAL", "Cadence", "pause"]
+
+#: Seconds between two polls, where no option says otherwise.
+POLL_INTERVAL = 10.0
+#: Times `poll_interval` between two polls at most: while all goes well, and after polls that failed.
+_SLOWEST, _SLOWEST_AFTER_FAILURES = 4.0, 8.0
+#: The pause is this part of the time for which nothing has changed.
+_PART = 0.1
+#: The part of the pause that is chance, to both sides.
+_JITTER = 0.1
+#: Seconds that the queue gets to learn of a submit or of a cancelled job.
+_SOON = 1.0
+
+
+def pause(poll_interval: float, *, waiting: bool, unchanged: float, failures: int, chance: float = 0.5) -> float:
+    """Return the seconds until the next poll.
+
+    Parameters
+    ----------
+    poll_interval : float
+        Seconds, as the user wants it.
+    waiting : bool
+        Whether a change is waited for: a job is pending, or the queue does not know it.
+    unchanged : float
+        Seconds since a job last changed its state.
+    failures : int
+        Polls in a row that failed.
+    chance : float, default 0.5
+        From 0 to 1.
+    """
+    fastest, slowest = poll_interval, poll_interval * _SLOWEST
+    seconds = min(max(unchanged * _PART, fastest), slowest) if waiting else slowest
+    if failures:
+        seconds = max(seconds, poll_interval * min(2.0 ** min(failures, 10), _SLOWEST_AFTER_FAILURES))
+    return seconds * (1 - _JITTER + 2 * _JITTER * chance)
+
+
+@dataclass
+class Cadence:
+    """When the queue is polled next.
+
+    Parameters
+    ----------
+    poll_interval : float, default 10
+        Seconds.
+    next_poll : float, default minus infinity
+        When the next poll is due, by the clock of whoever calls. Default: now.
+    chance : callable, optional
+        Returns a number from 0 to 1.
+    """
+
+    poll_interval: float = POLL_INTERVAL
+    next_poll: float = float("-inf")
+    chance: Callable[[], float] = random.random
+    failures: int = field(default=0, init=False)
+    _states: Mapping[str, Hashable] = field(default_factory=dict, init=False)
+    _changed: float | None = field(default=None, init=False)
+    _waiting: bool = field(default=True, init=False)
+
+    def due(self, *, now: float) -> bool:
+        """Whether it is time to poll."""
+        return now >= self.next_poll
+
+    def answered(self, states: Mapping[str, Hashable], *, now: float, waiting: bool) -> None:
+        """Record an answer of the queue.
+
+        Parameters
+        ----------
+        states : mapping of job id to state
+            Of all jobs that were asked for, those included that the queue does not know.
+        now : float
+        waiting : bool
+            Whether a change is waited for.
+        """
+        if self._changed is None or states != self._states:
+            self._changed = now
+        self._states, self._waiting, self.failures = dict(states), waiting, 0
+        self._plan(now)
+
+    def failed(self, *, now: float) -> None:
+        """Record that the queue did not answer."""
+        self.failures += 1
+        self._plan(now)
+
+    def soon(self, *, now: float) -> None:
+        """Poll soon: a job was submitted, cancelled, or has connected."""
+        self._changed = now
+        self.next_poll = min(self.next_poll, now + min(_SOON, self.poll_interval))
+
+    def _plan(self, now: float) -> None:
+        unchanged = now - self._changed if self._changed is not None else 0.0
+        seconds = pause(self.poll_interval, waiting=self._waiting, unchanged=unchanged, failures=self.failures, chance=self.chance())
+        self.next_poll = now + seconds
