@@ -1,1 +1,19 @@
 """The embedded queue: a batch system of one machine, for trying and for tests."""
+
+from __future__ import annotations
+
+from hpcgpu.batch.system import System, common_templates
+
+__all__ = ["system"]
+
+system = System(
+    name="local",
+    title="the queue embedded in hpcgpu",
+    client="hpcgpu.batch.local.queue:LocalQueue",
+    cluster_class="hpcgpu.cluster.gpucluster:LocalGPUCluster",
+    templates=common_templates() / "local",
+    suffix="sh",
+    rank=3,
+    fallback=True,
+    one_machine=True,
+)

@@ -1,1 +1,18 @@
 """PBS Professional and OpenPBS."""
+
+from __future__ import annotations
+
+from hpcgpu.batch.system import System, common_templates
+
+__all__ = ["system"]
+
+system = System(
+    name="pbs",
+    title="PBS",
+    client="hpcgpu.batch.pbs.client:PBS",
+    cluster_class="hpcgpu.cluster.gpucluster:PBSGPUCluster",
+    templates=common_templates() / "pbs",
+    suffix="pbs",
+    command="qsub",
+    rank=2,
+)
