@@ -21,7 +21,7 @@ from hpcgpu.display.progress import Progress, duration
 from hpcgpu.environment import software as environment
 from hpcgpu.environment.software import CLIENT, Difference
 from hpcgpu.errors import AmbiguousSubmit, BatchError
-from hpcgpu.fabric.choice import Node, Verdict, disagreement, without_rdma
+from hpcgpu.fabric.choice import Node, TransportChoice, incompatibility, without_rdma
 from hpcgpu.options.schema import Options
 from hpcgpu.posix.ownership import private_directory
 from hpcgpu.posix.printable import printable
@@ -155,23 +155,23 @@ def _fabric_lines(where: str, found: Mapping[str, Any]) -> Iterator[Line]:
         yield Line(where, "fabric", "failure", found["interface_trouble"], "set interface, or client_interface, to one of them")
         return
     transports = ", ".join(found["node"]["transports"])
-    node, verdict = Node(**found["node"]), Verdict(**found["verdict"])
-    lacking = without_rdma(node, verdict)
-    yield Line(where, "fabric", "warning" if lacking else "ok", verdict.why + (f"; UCX has {transports}" if transports else ""), lacking)
+    node, chosen = Node(**found["node"]), TransportChoice(**found["transport"])
+    lacking = without_rdma(node, chosen)
+    yield Line(where, "fabric", "warning" if lacking else "ok", chosen.why + (f"; UCX has {transports}" if transports else ""), lacking)
     limit = node.locked_memory
     yield Line(where, "locked memory", "ok", "no limit" if limit is None else f"at most {limit // 1024} KiB")
 
 
-def agreement_line(scheduler: Mapping[str, Any], worker: Mapping[str, Any], options: Options) -> Line:
+def fabric_line(scheduler: Mapping[str, Any], worker: Mapping[str, Any], options: Options) -> Line:
     """Return whether a worker job can talk over what the scheduler job would decide for all."""
-    verdict, node = Verdict(**scheduler["verdict"]), Node(**worker["node"])
-    why = disagreement(verdict, node, options.cluster.protocol, options.worker.interface)
+    chosen, node = TransportChoice(**scheduler["transport"]), Node(**worker["node"])
+    why = incompatibility(chosen, node, options.cluster.protocol, options.worker.interface)
     if why:
         return Line("worker job", "the scheduler's fabric", "failure", why)
-    own = Verdict(**worker["verdict"])
-    if own.protocol == "ucx" != verdict.protocol:
+    own = TransportChoice(**worker["transport"])
+    if own.protocol == "ucx" != chosen.protocol:
         advice = "what the scheduler's node decides holds for all: give the scheduler job a node on the workers' fabric"
-        return Line("worker job", "the scheduler's fabric", "warning", f"{own.why} here, {verdict.why} there", advice)
+        return Line("worker job", "the scheduler's fabric", "warning", f"{own.why} here, {chosen.why} there", advice)
     return Line("worker job", "the scheduler's fabric", "ok", "it can talk over the same")
 
 
@@ -263,7 +263,7 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
     here = environment.collect()
     told = all(one.found for one in seen.values())
     if told and "scheduler" in seen:
-        lines.append(agreement_line(seen["scheduler"].found, seen["worker"].found, options))
+        lines.append(fabric_line(seen["scheduler"].found, seen["worker"].found, options))
     parties = {kind: one.found["environment"] for kind, one in seen.items() if one.found}
     scheduler = here if short.scheduler is None else parties.get("scheduler")
     differences = environment.compare(here, scheduler, {"worker": parties["worker"]} if "worker" in parties else {})
@@ -307,7 +307,7 @@ def _wait(
     looked = began
     statuses: dict[str, JobStatus] = {}
     ended: dict[str, float] = {}
-    hopeless: dict[str, int] = {}
+    unschedulable: dict[str, int] = {}
     unknown: dict[str, int] = {}
     with Progress(quiet) as progress:
         while waiting := {kind: job_id for kind, job_id in jobs.items() if not seen[kind].found and not seen[kind].trouble}:
@@ -329,8 +329,8 @@ def _wait(
                 except BatchError as error:
                     progress.update("check: the queue does not answer", str(error))
                 else:
-                    hopeless = {
-                        kind: hopeless.get(kind, 0) + 1
+                    unschedulable = {
+                        kind: unschedulable.get(kind, 0) + 1
                         for kind, job_id in waiting.items()
                         if job_id in statuses and outlook(statuses[job_id]) is Outlook.NEVER
                     }
@@ -343,7 +343,7 @@ def _wait(
                         seen[kind].trouble = f"job {job_id} ended and wrote nothing here: {explain(status)}. {_tail(log)}"
                 elif unknown.get(kind, 0) >= _UNKNOWN:
                     seen[kind].trouble = f"the queue does not know job {job_id} any more, and it wrote nothing here. {_tail(log)}"
-                elif status is not None and hopeless.get(kind, 0) >= 2:
+                elif status is not None and unschedulable.get(kind, 0) >= 2:
                     seen[kind].trouble = f"job {job_id} will never start: {explain(status)}"
                 elif timeout is not None and now - began > timeout:
                     words = explain(status) if status is not None else "the queue does not know it"

@@ -268,7 +268,7 @@ def logs(name: str, job: str | None, follow: bool) -> None:
     reader = Reader(locate(name), job)
     ended = not follow
     while True:
-        for heading, text in reader.news():
+        for heading, text in reader.new_output():
             shown = f"{heading}\n{text}" if heading else text
             shown = printable(shown, None, lines=True) if sys.stdout.isatty() else shown
             click.echo(shown, nl=not text.endswith("\n"), color=True)  # to a pipe as it is

@@ -17,7 +17,7 @@ from hpcgpu.batch.reasons import Outlook, outlook
 from hpcgpu.options.schema import WorkerOptions
 from hpcgpu.scaling import policy, repair, units
 from hpcgpu.scaling.failures import Failures
-from hpcgpu.scaling.policy import Demand, JobView, Limits, Memory, Past
+from hpcgpu.scaling.policy import Demand, History, Hysteresis, JobView, Limits
 from hpcgpu.scaling.walltime import margin
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class WorkerGroup:
         self.adaptive: GPUAdaptive | None = None
         #: Why it has the jobs that it has, as of the last decision, and whether that keeps jobs out that it should have.
         self.reason, self.held = "its jobs are about to be submitted", False
-        self._memory = Memory()
+        self._hysteresis = Hysteresis()
 
     @property
     def gpus_per_job(self) -> int:
@@ -64,7 +64,7 @@ class WorkerGroup:
 
     def resize(self, limits: Limits) -> None:
         """Take new limits."""
-        self.limits, self._memory = replace(limits, gpus_per_job=self.gpus_per_job), Memory()
+        self.limits, self._hysteresis = replace(limits, gpus_per_job=self.gpus_per_job), Hysteresis()
 
     @property
     def within_reach(self) -> int:
@@ -76,8 +76,8 @@ class WorkerGroup:
         """Decide how many jobs there should be."""
         self.failures.time_passed(now=now)
         views = [self.view(job) for job in self.jobs if job.alive]
-        decision = policy.decide(views, self.demand, self.limits, self._past(now=now), self._memory, now=now)
-        self._memory = decision.memory
+        decision = policy.decide(views, self.demand, self.limits, self._history(now=now), self._hysteresis, now=now)
+        self._hysteresis = decision.hysteresis
         self.reason = decision.reason
         self.held = decision.target > sum(not view.retiring for view in views) + decision.submit
         return decision
@@ -99,12 +99,12 @@ class WorkerGroup:
             retiring=job.leaving,
         )
 
-    def _past(self, *, now: float) -> Past:
+    def _history(self, *, now: float) -> History:
         full = self.failures.full
         if not self.limits.fixed:  # more jobs would only wait for the same limit
             statuses = (job.queue_status for job in self.jobs if job.pending)
             full = full or next((status.reason for status in statuses if outlook(status) is Outlook.LIMIT), "")
-        return Past(
+        return History(
             waits=tuple(self.waits),
             gpu_seconds=self.gpu_seconds(now=now),
             paused=self.failures.paused,

@@ -337,14 +337,14 @@ class Lifecycle(Manager):
 
     async def _compare_with_scheduler(self) -> None:
         """Raise or warn where this program and the scheduler do not fit together; a scheduler that is busy is not compared."""
-        if self._agreement.mode == "off":
+        if self._environment_check.mode == "off":
             return
         try:
-            self._agreement.scheduler = await asyncio.wait_for(self.scheduler_comm.hpcgpu_environment(), _ENVIRONMENT_TIMEOUT)
+            self._environment_check.scheduler = await asyncio.wait_for(self.scheduler_comm.hpcgpu_environment(), _ENVIRONMENT_TIMEOUT)
         except (OSError, TimeoutError) as error:
             self._log(f"software was not compared, the scheduler did not answer: {error or type(error).__name__}")
             return
-        fatal, doubtful = self._agreement.check({})
+        fatal, doubtful = self._environment_check.check({})
         if fatal:
             raise ClusterError(fatal)
         if doubtful:

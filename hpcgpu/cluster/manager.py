@@ -30,7 +30,7 @@ from hpcgpu.cluster.exit import unguard
 from hpcgpu.cluster.groups import WorkerGroup, demands
 from hpcgpu.cluster.jobs import Dispatcher, Job, SchedulerJob, WorkerJob
 from hpcgpu.display.warn import warn
-from hpcgpu.environment.agreement import Agreement, environments
+from hpcgpu.environment.check import EnvironmentCheck, environments
 from hpcgpu.errors import AmbiguousSubmit, BatchError, ClusterError, ClusterWarning, NameLost, SubmitLimited, SubmitRefused, Superseded
 from hpcgpu.options.schema import DEFAULT, Options
 from hpcgpu.posix.threads import in_thread
@@ -110,7 +110,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
         self._changing: set[asyncio.Task[None]] = set()
         self._watch_worker_status_task: asyncio.Task[None] | None = None
         self._troubles = Troubles()
-        self._agreement = Agreement(settings.environment_check)
+        self._environment_check = EnvironmentCheck(settings.environment_check)
         self._superseded = ""
         self._closed = ""
         super().__init__(
@@ -445,7 +445,7 @@ class Manager(SpecCluster):  # type: ignore[misc]
 
     def _compare_environments(self) -> None:
         """Tell where workers do not fit to the others."""
-        fatal, doubtful = self._agreement.check(environments(self.scheduler_info["workers"]))
+        fatal, doubtful = self._environment_check.check(environments(self.scheduler_info["workers"]))
         if fatal:
             self._problem(fatal)
         if doubtful:

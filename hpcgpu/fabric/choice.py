@@ -1,4 +1,4 @@
-"""Chooses protocol and network interface: `decide` and `disagreement` are pure, `look` looks at this node."""
+"""Chooses protocol and network interface: `decide` and `incompatibility` are pure, `look` looks at this node."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from hpcgpu.fabric import interfaces
 
-__all__ = ["Node", "Verdict", "decide", "disagreement", "look", "nearest", "without_rdma"]
+__all__ = ["Node", "TransportChoice", "decide", "incompatibility", "look", "nearest", "without_rdma"]
 
 #: Bytes of locked memory below which UCX cannot register its buffers with an InfiniBand card; many systems give 64 KiB or 8 MiB.
 _LOCKED_MEMORY = 2**30
 #: The kind of an interface in sysfs, from ``linux/if_arp.h``.
 _ARPHRD_INFINIBAND = "32"
 #: Seconds that UCX may take to start; on a busy shared filesystem the import takes most of it.
-_PATIENCE = 120.0
+_TIMEOUT = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TransportChoice:
     """What workers talk over.
 
     Attributes
@@ -84,7 +84,7 @@ class Verdict:
     why: str
 
 
-def decide(node: Node, protocol: str, interface: str | None, *, gpu: bool) -> Verdict:
+def decide(node: Node, protocol: str, interface: str | None, *, gpu: bool) -> TransportChoice:
     """Choose protocol and interface.
 
     Parameters
@@ -100,36 +100,36 @@ def decide(node: Node, protocol: str, interface: str | None, *, gpu: bool) -> Ve
     network, found = _network(node)
     chosen = interface or found
     if protocol != "auto":
-        return Verdict("ucx" if protocol == "ucx" else "tcp", chosen, network, f"{protocol.upper()}: asked for" + _over(chosen))
+        return TransportChoice("ucx" if protocol == "ucx" else "tcp", chosen, network, f"{protocol.upper()}: asked for" + _over(chosen))
     if lacking := _lacking(node, interface, gpu=gpu):
-        return Verdict("tcp", chosen, network, f"TCP{_over(chosen)}: {lacking}")
-    return Verdict("ucx", chosen, network, f"UCX over InfiniBand ({', '.join(node.ports)}){_over(chosen)}")
+        return TransportChoice("tcp", chosen, network, f"TCP{_over(chosen)}: {lacking}")
+    return TransportChoice("ucx", chosen, network, f"UCX over InfiniBand ({', '.join(node.ports)}){_over(chosen)}")
 
 
-def disagreement(verdict: Verdict, node: Node, protocol: str, interface: str | None) -> str:
+def incompatibility(choice: TransportChoice, node: Node, protocol: str, interface: str | None) -> str:
     """Return why a node cannot do what was decided on the scheduler's; empty if it can.
 
     Parameters
     ----------
-    verdict : Verdict
+    choice : TransportChoice
         The scheduler's.
     node : Node
         A worker's.
     protocol, interface : str or None
         The options of the worker.
     """
-    if verdict.protocol == "ucx" and not node.has_ucxx:
+    if choice.protocol == "ucx" and not node.has_ucxx:
         return "the scheduler talks UCX, but distributed-ucxx is not installed for this Python: give all jobs the same environment"
     own = decide(node, "auto", interface, gpu=True)
-    if protocol == "auto" and verdict.protocol == "ucx" and own.protocol != "ucx" and not node.ucx_trouble:  # Dask will see for itself
+    if protocol == "auto" and choice.protocol == "ucx" and own.protocol != "ucx" and not node.ucx_trouble:  # Dask will see for itself
         return (
-            f"the scheduler's node chose {verdict.why}, but this one {own.why}. Leave out such nodes (Slurm: constraint, or "
+            f"the scheduler's node chose {choice.why}, but this one {own.why}. Leave out such nodes (Slurm: constraint, or "
             f"--exclude in job_extra_directives; PBS: select_extra or queue), or set protocol='tcp'"
         )
-    if interface is None and verdict.network and own.network != verdict.network:
-        what = {"infiniband": "an InfiniBand interface with an IPv4 address", "slingshot": "a Slingshot interface"}[verdict.network]
+    if interface is None and choice.network and own.network != choice.network:
+        what = {"infiniband": "an InfiniBand interface with an IPv4 address", "slingshot": "a Slingshot interface"}[choice.network]
         return (
-            f"the scheduler listens on {verdict.interface}, but this node has not {what}; it has "
+            f"the scheduler listens on {choice.interface}, but this node has not {what}; it has "
             f"{', '.join(sorted(node.addresses)) or 'no interface with an IPv4 address'}. Set interface to one that all nodes have"
         )
     return ""
@@ -151,7 +151,7 @@ def nearest(node: Node, network: str, name: str, reaching: Collection[str]) -> s
     ----------
     node : Node
     network : str
-        What the scheduler's node found, see `Verdict`.
+        What the scheduler's node found, see `TransportChoice`.
     name : str
         Its interface.
     reaching : collection of str
@@ -203,11 +203,11 @@ def _offers(node: Node, names: tuple[str, ...]) -> bool:
     return any(transport.startswith(names) for transport in node.transports)
 
 
-def without_rdma(node: Node, verdict: Verdict) -> str:
+def without_rdma(node: Node, choice: TransportChoice) -> str:
     """Return why the InfiniBand that a node has is not used; empty if it is, or there is none."""
-    if not node.ports or (verdict.protocol == "ucx" and _offers(node, ("rc", "dc"))):
+    if not node.ports or (choice.protocol == "ucx" and _offers(node, ("rc", "dc"))):
         return ""
-    return f"the InfiniBand of this node is not used: {_lacking(node, verdict.interface, gpu=True) or 'protocol asks for TCP'}"
+    return f"the InfiniBand of this node is not used: {_lacking(node, choice.interface, gpu=True) or 'protocol asks for TCP'}"
 
 
 def _over(interface: str | None) -> str:
@@ -258,9 +258,9 @@ def _ucx_transports() -> tuple[tuple[str, ...], str]:
     """
     code = "import os, ucxx; print('transports', *sorted(ucxx.get_active_transports()), flush=True); os._exit(0)"
     try:
-        done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=_PATIENCE)
+        done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=_TIMEOUT)
     except subprocess.TimeoutExpired:
-        return (), f"no answer within {_PATIENCE:g} s"
+        return (), f"no answer within {_TIMEOUT:g} s"
     if done.returncode != 0:
         words = done.stderr.strip().splitlines()
         return (), words[-1] if words else f"exit code {done.returncode}"

@@ -16,7 +16,7 @@ from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
 from hpcgpu.batch.reasons import explain
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.display.warn import warn
-from hpcgpu.environment.agreement import Agreement, environments
+from hpcgpu.environment.check import EnvironmentCheck, environments
 from hpcgpu.errors import BatchError, CertificateError, ClusterError
 from hpcgpu.options import values
 from hpcgpu.posix.threads import in_thread
@@ -68,14 +68,14 @@ def connect(
     TimeoutError
         The time is over.
     """
-    agreement = Agreement(values.choice("error", "warn", "off")("environment_check", environment_check))
+    comparison = EnvironmentCheck(values.choice("error", "warn", "off")("environment_check", environment_check))
     directory = locate(name)
     limit = None if timeout is None else parse_timedelta(timeout)
     if asynchronous:
-        return _connected(directory, limit, quiet, agreement, arguments)
+        return _connected(directory, limit, quiet, comparison, arguments)
     client = _client(directory, wait_for_contact(directory, timeout=limit, quiet=quiet), arguments)
     try:
-        client.sync(_compare, client, agreement)
+        client.sync(_compare, client, comparison)
     except ClusterError:
         client.close()
         raise
@@ -83,24 +83,24 @@ def connect(
 
 
 async def _connected(
-    directory: ClusterDirectory, timeout: float | None, quiet: bool, agreement: Agreement, arguments: dict[str, Any]
+    directory: ClusterDirectory, timeout: float | None, quiet: bool, comparison: EnvironmentCheck, arguments: dict[str, Any]
 ) -> Client:
     contact = await in_thread(lambda: wait_for_contact(directory, timeout=timeout, quiet=quiet))
     client = await _client(directory, contact, {"asynchronous": True, **arguments})
     try:
-        await _compare(client, agreement)
+        await _compare(client, comparison)
     except ClusterError:
         await client.close()
         raise
     return client
 
 
-async def _compare(client: Client, agreement: Agreement) -> None:
+async def _compare(client: Client, comparison: EnvironmentCheck) -> None:
     """Raise or warn where this program, the scheduler and the workers do not fit together."""
-    if agreement.mode == "off":
+    if comparison.mode == "off":
         return
-    agreement.scheduler = await client.scheduler.hpcgpu_environment()
-    fatal, doubtful = agreement.check(environments((await client.scheduler.identity(n_workers=-1))["workers"]))
+    comparison.scheduler = await client.scheduler.hpcgpu_environment()
+    fatal, doubtful = comparison.check(environments((await client.scheduler.identity(n_workers=-1))["workers"]))
     if fatal:
         raise ClusterError(fatal)
     if doubtful:

@@ -46,7 +46,7 @@ class Reader:
             jobs = ", ".join(f"{submit.name} ({submit.job_id})" for submit in directory.submits() if submit.job_id)
             raise ClusterError(f"cluster {directory.path.name} has no job {job!r}; it has {jobs or 'none'}")
 
-    def news(self) -> Iterator[tuple[str, str]]:
+    def new_output(self) -> Iterator[tuple[str, str]]:
         """Yield what was written since the last call: a heading where the log changes, and the text."""
         for what, path in self._files():
             try:

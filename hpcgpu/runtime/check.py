@@ -33,7 +33,7 @@ from hpcgpu.store.directory import ClusterDirectory
 __all__ = ["main"]
 
 #: Seconds that the job waits for the login node to have looked, at most.
-_PATIENCE = 240.0
+_TIMEOUT = 240.0
 #: Seconds for the handshake of a peer, and for its question.
 _PEER_TIMEOUT = 10.0
 #: Peers that may be connected without having shown a certificate.
@@ -45,7 +45,7 @@ def look_around(arguments: argparse.Namespace, directory: ClusterDirectory) -> d
     batch = batch_system(arguments.system)
     own = batch.own_job(os.environ)
     node = choice.look()
-    verdict = choice.decide(node, arguments.protocol, arguments.interface, gpu=bool(arguments.gpus) or arguments.kind == "worker")
+    chosen = choice.decide(node, arguments.protocol, arguments.interface, gpu=bool(arguments.gpus) or arguments.kind == "worker")
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     on_node = gpus_on_node()
     found: dict[str, Any] = {
@@ -57,7 +57,7 @@ def look_around(arguments: argparse.Namespace, directory: ClusterDirectory) -> d
         "environment": environment.collect(),
         "visible": listed,
         "gpus_on_node": on_node,
-        "verdict": asdict(verdict),
+        "transport": asdict(chosen),
         "node": asdict(node),
         "open_files": _open_files(),
         "gpu_trouble": "",
@@ -155,11 +155,11 @@ def main(argv: Sequence[str]) -> int:
         return 1
     found = look_around(arguments, directory)
     addresses: dict[str, str] = found["node"]["addresses"]
-    name = arguments.client_interface or interfaces.default_interface(addresses) or found["verdict"]["interface"]
+    name = arguments.client_interface or interfaces.default_interface(addresses) or found["transport"]["interface"]
     address = addresses.get(name or "", socket.gethostname())
     listener, port = serve(address, directory)
     directory.write(f"{arguments.kind}.json", json.dumps({**found, "address": [address, port], "via": name or "", "time": time.time()}))
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     while time.monotonic() < deadline and not (directory.path / f"{arguments.kind}.seen").exists() and not directory.closed:
         directory.refresh()
         time.sleep(0.2)

@@ -143,7 +143,7 @@ def _silence(contact: Contact | None, directory: ClusterDirectory) -> str:
     )
 
 
-def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, patience: float) -> Contact:
+def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout: float) -> Contact:
     """Wait until the scheduler is there; fail as soon as it cannot come any more.
 
     Raises
@@ -151,7 +151,7 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, patience
     LaunchError
         The scheduler job has ended, the scheduler did not come in time, or the certificate is not valid now.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     next_question = time.monotonic() + _FIRST_QUESTION
     pause, unknown = 0.1, 0
     while True:
@@ -175,7 +175,7 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, patience
                     why = explain(status) if status is not None else "the queue does not know it any more"
                     raise LaunchError(f"the scheduler job {scheduler.job_id} is gone ({why}): this worker job has nothing to do")
         if now > deadline:
-            raise LaunchError(f"no scheduler answered within {patience:g} s (death_timeout): {_silence(contact, directory)}")
+            raise LaunchError(f"no scheduler answered within {timeout:g} s (death_timeout): {_silence(contact, directory)}")
         time.sleep(pause)
         pause = min(1.0, pause * 1.2)
 
@@ -266,8 +266,8 @@ def agreed_interface(contact: Contact, protocol: str, interface: str | None) -> 
     """
     ucx = contact.workers.startswith("ucx")
     node = choice.look(ucx=ucx and protocol == "auto")
-    verdict = choice.Verdict("ucx" if ucx else "tcp", contact.interface or None, contact.network, contact.fabric)
-    if why := choice.disagreement(verdict, node, protocol, interface):
+    chosen = choice.TransportChoice("ucx" if ucx else "tcp", contact.interface or None, contact.network, contact.fabric)
+    if why := choice.incompatibility(chosen, node, protocol, interface):
         raise LaunchError(why)
     if interface is not None or not contact.network:
         return interface
@@ -284,7 +284,7 @@ def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, b
     importlib.import_module("hpcgpu.runtime.hostcopy").register()  # for the nannies, which answer clients too
     if arguments.gpus:
         devices.correct_device_index()
-    contact = wait_for_scheduler(directory, batch, arguments.patience)
+    contact = wait_for_scheduler(directory, batch, arguments.timeout)
     ClusterDirectory.there(directory.path)  # the wait may have been long
     interface = agreed_interface(contact, arguments.protocol, arguments.interface)
     if end is not None:
@@ -418,7 +418,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m hpcgpu.runtime.launch", description=__doc__.splitlines()[0] if __doc__ else "")
     job_arguments(parser)
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the job")
-    parser.add_argument("--patience", type=float, default=300.0, help="seconds to wait for the scheduler")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for the scheduler")
     parser.add_argument("--walltime-margin", type=float, help="seconds before the end of the walltime at which workers retire")
     parser.add_argument("--lease", type=float, default=0.0, help="seconds without a manager after which the scheduler ends; 0: never")
     parser.add_argument("--rmm-pool", action="store_true", help="give the scheduler a small pool of GPU memory under UCX, as workers have")

@@ -57,14 +57,14 @@ class Single:
     directory : ClusterDirectory
     workers : int
         Dask workers that the program waits for.
-    patience : float
+    timeout : float
         Seconds that they may take.
     """
 
-    def __init__(self, directory: ClusterDirectory, workers: int, patience: float) -> None:
+    def __init__(self, directory: ClusterDirectory, workers: int, timeout: float) -> None:
         self.directory = directory
         self.workers = workers
-        self.patience = patience
+        self.timeout = timeout
         self.signalled: asyncio.Future[int] | None = None
 
     async def run(self, scheduler: Sequence[str], workers: Sequence[str], program: Sequence[str]) -> int:
@@ -97,7 +97,7 @@ class Single:
         assert self.signalled is not None
         try:
             events: list[asyncio.Future[Any]] = [task, self.signalled, *ends]
-            done, _ = await asyncio.wait(events, timeout=self.patience, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(events, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
             if self.signalled in done:
                 raise _Trouble(
                     f"{signal.Signals(self.signalled.result()).name} came while this waited for {what}: the program was not started"
@@ -105,7 +105,7 @@ class Single:
             if ended := next((name for end, name in ends.items() if end in done), None):
                 raise _Trouble(f"{ended} ended before {what} were there: the program was not started. The reason is above")
             if task not in done:
-                raise _Trouble(f"{what} were not there within {self.patience:g} s (death_timeout): the program was not started")
+                raise _Trouble(f"{what} were not there within {self.timeout:g} s (death_timeout): the program was not started")
             return task.result()
         finally:
             for waiting in (task, *ends):
@@ -161,7 +161,7 @@ def main(argv: Sequence[str]) -> int:
     """Make the cluster's directory, run, take the credentials away."""
     parser = argparse.ArgumentParser(prog="python -m hpcgpu.runtime.single", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--workers", type=int, required=True, help="Dask workers to wait for")
-    parser.add_argument("--patience", type=float, required=True, help="seconds that they may take")
+    parser.add_argument("--timeout", type=float, required=True, help="seconds that they may take")
     parser.add_argument("--insecure", action="store_true", help="without TLS")
     parser.add_argument("system", help="batch system")
     parser.add_argument("directory", type=Path, help="cluster directory, which is made")
@@ -194,7 +194,7 @@ def main(argv: Sequence[str]) -> int:
         complete=complete,
     )
     try:
-        return asyncio.run(Single(directory, arguments.workers, arguments.patience).run(scheduler, workers, program))
+        return asyncio.run(Single(directory, arguments.workers, arguments.timeout).run(scheduler, workers, program))
     finally:
         directory.remove_secrets()
         directory.close()

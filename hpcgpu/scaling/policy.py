@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Decision", "Demand", "JobView", "Limits", "Memory", "Past", "decide", "expected_wait", "keep_time"]
+__all__ = ["Decision", "Demand", "History", "Hysteresis", "JobView", "Limits", "decide", "expected_wait", "keep_time"]
 
 #: An idle job is kept at least so long, where `idle_timeout` is not given.
 _KEEP_LEAST = 5.0
@@ -115,7 +115,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Past:
+class History:
     """What has happened so far.
 
     Attributes
@@ -140,7 +140,7 @@ class Past:
 
 
 @dataclass(frozen=True)
-class Memory:
+class Hysteresis:
     """What one decision leaves for the next.
 
     Attributes
@@ -168,7 +168,7 @@ class Decision:
         Running jobs to give up once their workers have finished and their data has moved.
     reason : str
         Why, in words.
-    memory : Memory
+    hysteresis : Hysteresis
     over : bool
         The budget is used up: nothing is waited for.
     """
@@ -178,7 +178,7 @@ class Decision:
     cancel: tuple[str, ...] = ()
     retire: tuple[str, ...] = ()
     reason: str
-    memory: Memory = Memory()
+    hysteresis: Hysteresis = Hysteresis()
     over: bool = False
 
     @property
@@ -207,8 +207,8 @@ def decide(
     jobs: Sequence[JobView],
     demand: Demand,
     limits: Limits,
-    past: Past,
-    memory: Memory = Memory(),
+    history: History,
+    hysteresis: Hysteresis = Hysteresis(),
     *,
     now: float,
 ) -> Decision:
@@ -220,8 +220,8 @@ def decide(
         All that have not ended, oldest first.
     demand : Demand
     limits : Limits
-    past : Past
-    memory : Memory
+    history : History
+    hysteresis : Hysteresis
         That of the decision before.
     now : float
 
@@ -230,12 +230,12 @@ def decide(
     Decision
     """
     staying = [job for job in jobs if not job.retiring]
-    wait = expected_wait(past.waits, staying, now)
+    wait = expected_wait(history.waits, staying, now)
     if limits.gpu_seconds is not None:
-        left = limits.gpu_seconds - past.gpu_seconds
+        left = limits.gpu_seconds - history.gpu_seconds
         burning = limits.gpus_per_job * sum(not job.pending for job in jobs)
         if left <= burning * _BUDGET_MARGIN:
-            why = f"the budget of {limits.gpu_seconds / 3600:g} GPU hours is used up ({past.gpu_seconds / 3600:.2f})"
+            why = f"the budget of {limits.gpu_seconds / 3600:g} GPU hours is used up ({history.gpu_seconds / 3600:.2f})"
             cancel, retire = _parted(staying)
             return Decision(target=0, cancel=cancel, retire=retire, reason=why, over=True)
     # Who leaves before a replacement could be there is not counted, so that the replacement is asked for in time.
@@ -247,7 +247,7 @@ def decide(
         why += f"; {_what_is_wanted(jobs)}: kept on {holders} job{'s' * (holders > 1)}"
     if wish > len(lasting):
         for_data = min(holders, wish) - len(lasting)
-        submit, why_not = _submit(wish - len(lasting), for_data, staying, demand, limits, past, wait, now=now)
+        submit, why_not = _submit(wish - len(lasting), for_data, staying, demand, limits, history, wait, now=now)
         leaving = len(staying) - len(lasting)
         reason = f"{why}; {len(staying)} there" + (f", {leaving} of them to be replaced" if leaving else "")
         return Decision(target=wish, submit=submit, reason=reason + (f"; {why_not}" if why_not else f"; asking for {submit}"))
@@ -259,7 +259,7 @@ def decide(
     surplus = len(lasting) - wish
     if surplus <= 0:
         return Decision(target=wish, reason=f"{why}; {len(staying)} there")
-    return _shrink(surplus, wish, why, jobs, lasting, limits, memory, keep_time(limits, wait), now)
+    return _shrink(surplus, wish, why, jobs, lasting, limits, hysteresis, keep_time(limits, wait), now)
 
 
 def _wish(demand: Demand, limits: Limits) -> tuple[int, str]:
@@ -322,22 +322,30 @@ def _dispensed(idle: Iterable[JobView], jobs: Sequence[JobView], lasting: Sequen
 
 
 def _submit(
-    missing: int, for_data: int, staying: Sequence[JobView], demand: Demand, limits: Limits, past: Past, wait: float | None, *, now: float
+    missing: int,
+    for_data: int,
+    staying: Sequence[JobView],
+    demand: Demand,
+    limits: Limits,
+    history: History,
+    wait: float | None,
+    *,
+    now: float,
 ) -> tuple[int, str]:
-    """Return how many jobs to ask for, and why none if none; `for_data` of those that are missing are to take over wanted data."""
-    if past.paused:
-        return 0, f"paused: {past.paused}"
-    if past.full:
-        return 0, f"the site allows no more now: {past.full}"
-    if now < past.next_try:
-        return 0, f"waiting {past.next_try - now:.0f} s after a failure"
+    """Return how many jobs to request, and why none if none; `for_data` of the missing ones replace jobs that hold wanted data."""
+    if history.paused:
+        return 0, f"paused: {history.paused}"
+    if history.full:
+        return 0, f"the site allows no more now: {history.full}"
+    if now < history.next_try:
+        return 0, f"waiting {history.next_try - now:.0f} s after a failure"
     pending = sum(job.pending for job in staying)
     if limits.backlog is not None and not limits.fixed:
         missing = min(missing, limits.backlog - pending)
         if missing <= 0:
             return 0, f"{pending} wait already (backlog {limits.backlog})"
     if limits.gpu_seconds is not None:
-        affordable = math.floor((limits.gpu_seconds - past.gpu_seconds) / (max(1, limits.gpus_per_job) * _USEFUL))
+        affordable = math.floor((limits.gpu_seconds - history.gpu_seconds) / (max(1, limits.gpus_per_job) * _USEFUL))
         missing = min(missing, affordable - len(staying))
         if missing <= 0:
             return 0, f"the budget of {limits.gpu_seconds / 3600:g} GPU hours has no room for another"
@@ -356,17 +364,17 @@ def _shrink(
     jobs: Sequence[JobView],
     lasting: Sequence[JobView],
     limits: Limits,
-    memory: Memory,
+    hysteresis: Hysteresis,
     keep: float,
     now: float,
 ) -> Decision:
     """Give up what has been too much for long enough: waiting jobs first, then idle ones that the wanted data does not need."""
-    since = min(now, memory.surplus_since) if memory.surplus_since is not None else now
+    since = min(now, hysteresis.surplus_since) if hysteresis.surplus_since is not None else now
     pending = sorted((job for job in lasting if job.pending), key=_dispensable)
     patient = now - since < keep
     if pending and patient:
         reason = f"{why}; {len(lasting)} there; {surplus} too many for {now - since:.0f} s, kept for {keep:.0f} s"
-        return Decision(target=wish, reason=reason, memory=Memory(since))
+        return Decision(target=wish, reason=reason, hysteresis=Hysteresis(since))
     cancel = pending[:surplus]
     idle = [job for job in lasting if job.idle_since is not None and now - job.idle_since >= keep and not job.processing]
     retire = _dispensed(idle, jobs, lasting, surplus - len(cancel))
@@ -382,7 +390,7 @@ def _shrink(
         cancel=tuple(job.name for job in cancel),
         retire=tuple(job.name for job in retire),
         reason=reason,
-        memory=Memory(since),
+        hysteresis=Hysteresis(since),
     )
 
 

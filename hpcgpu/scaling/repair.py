@@ -1,4 +1,4 @@
-"""Whether a running job that lacks workers is waited for or replaced, and when. Pure: what is there and the time in, a verdict out.
+"""Whether a running job that lacks workers is waited for or replaced, and when. Pure: what is there and the time in, a decision out.
 
 A nanny that restarts its worker needs seconds, and the processes of one job do not start at the same moment. A worker that is away for
 longer than ``death_timeout`` has ended for good: its own process stops looking for the scheduler then.

@@ -71,7 +71,7 @@ class Contact:
         Why workers talk over this protocol.
     network, interface : str
         What was found for them on the scheduler's node: ``"infiniband"``, ``"slingshot"`` or nothing, and the interface of it; see
-        `hpcgpu.fabric.choice.Verdict`.
+        `hpcgpu.fabric.choice.TransportChoice`.
     """
 
     token: str

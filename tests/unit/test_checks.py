@@ -13,7 +13,7 @@ import pytest
 from hpcgpu.batch.base import JobStatus
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.checks import jobs
-from hpcgpu.checks.jobs import Seen, agreement_line, environment_lines, judge, visibility
+from hpcgpu.checks.jobs import Seen, environment_lines, fabric_line, judge, visibility
 from hpcgpu.checks.lines import Line, as_json, text
 from hpcgpu.checks.login import directory_lines, judge_queues
 from hpcgpu.environment import software
@@ -43,7 +43,7 @@ def seen(kind: str = "worker", **changes: Any) -> Seen:
         "environment": {"python": "3.12.4", "GPU": "A100", "GPU memory": "40 GiB", "driver": "580", "CUDA of the driver": "13.0"},
         "visible": "0,1,2,3",
         "gpus_on_node": 4,
-        "verdict": asdict(decide(INFINIBAND, "auto", None, gpu=True)),
+        "transport": asdict(decide(INFINIBAND, "auto", None, gpu=True)),
         "node": asdict(INFINIBAND),
         "open_files": 65536,
         "gpu_trouble": "",
@@ -115,20 +115,22 @@ def test_a_scheduler_that_may_open_few_files_is_a_warning() -> None:
 
 def test_infiniband_that_is_not_used_is_a_warning_with_the_reason() -> None:
     node = replace(INFINIBAND, transports=("tcp",), locked_memory=64 * 1024)
-    lines = found(seen(node=asdict(node), verdict=asdict(decide(node, "auto", None, gpu=True))))
+    lines = found(seen(node=asdict(node), transport=asdict(decide(node, "auto", None, gpu=True))))
     assert lines["fabric"].grade == "warning" and "this UCX was built without InfiniBand" in lines["fabric"].advice
     assert lines["locked memory"].found == "at most 64 KiB"
-    lines = found(seen(node=asdict(node), verdict=asdict(decide(node, "ucx", None, gpu=True))))
+    lines = found(seen(node=asdict(node), transport=asdict(decide(node, "ucx", None, gpu=True))))
     assert lines["fabric"].grade == "warning", "UCX that was asked for, and then runs over TCP"
-    lines = found(seen(verdict=asdict(decide(INFINIBAND, "tcp", None, gpu=True))))
+    lines = found(seen(transport=asdict(decide(INFINIBAND, "tcp", None, gpu=True))))
     assert lines["fabric"].advice == "the InfiniBand of this node is not used: protocol asks for TCP"
-    assert found(seen(node=asdict(Node()), verdict=asdict(decide(Node(), "auto", None, gpu=True))))["fabric"].grade == "ok", "there is none"
+    assert found(seen(node=asdict(Node()), transport=asdict(decide(Node(), "auto", None, gpu=True))))["fabric"].grade == "ok", (
+        "there is none"
+    )
 
 
 def test_a_scheduler_on_a_lesser_network_than_the_workers_is_a_warning() -> None:
     plain = Node(has_ucxx=True)
-    line = agreement_line(
-        seen("scheduler", node=asdict(plain), verdict=asdict(decide(plain, "auto", None, gpu=True))).found,
+    line = fabric_line(
+        seen("scheduler", node=asdict(plain), transport=asdict(decide(plain, "auto", None, gpu=True))).found,
         seen().found,
         resolve("slurm", {}),
     )
@@ -164,8 +166,8 @@ def test_each_form_of_visible_gpus_is_named(value: str | None, expected: str) ->
 
 def test_a_worker_s_node_without_the_scheduler_s_fabric_is_a_failure() -> None:
     options = resolve("slurm", {})
-    assert agreement_line(seen("scheduler").found, seen().found, options).grade == "ok"
-    line = agreement_line(seen("scheduler").found, seen(node=asdict(Node(has_ucxx=True))).found, options)
+    assert fabric_line(seen("scheduler").found, seen().found, options).grade == "ok"
+    line = fabric_line(seen("scheduler").found, seen(node=asdict(Node(has_ucxx=True))).found, options)
     assert line.grade == "failure" and "no active InfiniBand port" in line.found
 
 

@@ -128,7 +128,7 @@ def test_a_damaged_file_costs_its_own_cluster_only(root: Path, queue: Queue, fil
             assert {job.job_id for job in found["bad"].jobs} == {"7", "8"}
         assert status.status(locate("good")).jobs
         status.status(locate("bad"))
-        list(Reader(locate("bad")).news())
+        list(Reader(locate("bad")).new_output())
         try:
             saved.read(locate("bad"))
         except OptionError:

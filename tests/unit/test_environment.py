@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hpcgpu.environment.agreement import Agreement, environments
+from hpcgpu.environment.check import EnvironmentCheck, environments
 from hpcgpu.environment.software import Difference, Grade, collect, compare, table
 
 SOFTWARE = {"python": "3.12.4", "dask": "2026.7.1", "distributed": "2026.7.1", "numpy": "2.1.0", "cloudpickle": "3.1.0"}
@@ -104,27 +104,27 @@ def test_the_worst_comes_first_and_the_table_has_a_column_for_each() -> None:
 
 
 def test_fatal_differences_are_errors_and_each_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcgpu.environment.agreement.collect", lambda: SOFTWARE)
-    agreement = Agreement("error")
-    assert agreement.check({"w-0": A100 | {"dask": "1"}}) == ("", ""), "nothing is known of the scheduler yet"
-    agreement.scheduler = A100
-    assert agreement.check({"w-0": A100}) == ("", "")
-    fatal, warning = agreement.check({"w-0": A100, "w-1": A100 | {"dask": "1"}})
+    monkeypatch.setattr("hpcgpu.environment.check.collect", lambda: SOFTWARE)
+    comparison = EnvironmentCheck("error")
+    assert comparison.check({"w-0": A100 | {"dask": "1"}}) == ("", ""), "nothing is known of the scheduler yet"
+    comparison.scheduler = A100
+    assert comparison.check({"w-0": A100}) == ("", "")
+    fatal, warning = comparison.check({"w-0": A100, "w-1": A100 | {"dask": "1"}})
     assert fatal.startswith("client, scheduler and workers do not fit together") and "w-1" in fatal and warning == ""
-    assert agreement.check({"w-0": A100, "w-1": A100 | {"dask": "1"}, "w-2": A100 | {"dask": "1"}}) == ("", ""), "told already"
-    fatal, warning = agreement.check({"w-3": A100 | {"numpy": "1"}})
+    assert comparison.check({"w-0": A100, "w-1": A100 | {"dask": "1"}, "w-2": A100 | {"dask": "1"}}) == ("", ""), "told already"
+    fatal, warning = comparison.check({"w-3": A100 | {"numpy": "1"}})
     assert fatal == "" and "numpy" in warning
-    assert agreement.check({"w-3": A100 | {"numpy": "1"}, "w-4": A100 | {"numpy": "1", "GPU": "H100"}}) == ("", ""), (
+    assert comparison.check({"w-3": A100 | {"numpy": "1"}, "w-4": A100 | {"numpy": "1", "GPU": "H100"}}) == ("", ""), (
         "a note alone is not told"
     )
 
 
 def test_what_is_fatal_is_a_warning_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcgpu.environment.agreement.collect", lambda: SOFTWARE)
+    monkeypatch.setattr("hpcgpu.environment.check.collect", lambda: SOFTWARE)
     for mode, expected in (("warn", "fatal"), ("off", "")):
-        agreement = Agreement(mode)
-        agreement.scheduler = A100 | {"dask": "1"}
-        fatal, warning = agreement.check({})
+        comparison = EnvironmentCheck(mode)
+        comparison.scheduler = A100 | {"dask": "1"}
+        fatal, warning = comparison.check({})
         assert fatal == "" and expected in warning and bool(expected) == bool(warning)
 
 

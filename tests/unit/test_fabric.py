@@ -17,7 +17,7 @@ import pytest
 
 from hpcgpu.errors import OptionError
 from hpcgpu.fabric import choice, interfaces, links, report, settings
-from hpcgpu.fabric.choice import Node, decide, disagreement
+from hpcgpu.fabric.choice import Node, decide, incompatibility
 from hpcgpu.fabric.report import Fabric, Link, Measurement
 from hpcgpu.options.schema import resolve
 
@@ -29,9 +29,9 @@ PLAIN = Node(has_ucxx=True, addresses={"eth0": "10.0.0.3"})
 
 
 def test_ucx_over_infiniband_is_chosen_where_all_that_it_needs_is_there() -> None:
-    verdict = decide(INFINIBAND, "auto", None, gpu=True)
-    assert (verdict.protocol, verdict.interface, verdict.network) == ("ucx", "ib0", "infiniband")
-    assert verdict.why == "UCX over InfiniBand (mlx5_0/1) over ib0"
+    chosen = decide(INFINIBAND, "auto", None, gpu=True)
+    assert (chosen.protocol, chosen.interface, chosen.network) == ("ucx", "ib0", "infiniband")
+    assert chosen.why == "UCX over InfiniBand (mlx5_0/1) over ib0"
     assert decide(INFINIBAND, "auto", "eth0", gpu=True).interface == "eth0", "what the user names counts"
 
 
@@ -50,14 +50,14 @@ def test_ucx_over_infiniband_is_chosen_where_all_that_it_needs_is_there() -> Non
     ],
 )
 def test_tcp_is_chosen_with_the_reason_where_something_lacks(node: Node, gpu: bool, why: str) -> None:
-    verdict = decide(node, "auto", None, gpu=gpu)
-    assert verdict.protocol == "tcp" and why in verdict.why
+    chosen = decide(node, "auto", None, gpu=gpu)
+    assert chosen.protocol == "tcp" and why in chosen.why
 
 
 def test_ucx_connects_by_the_interface_that_the_user_names() -> None:
     bond = replace(INFINIBAND, infiniband=(), addresses={"bond0": "10.1.0.3"})
-    verdict = decide(bond, "auto", "bond0", gpu=True)
-    assert (verdict.protocol, verdict.interface) == ("ucx", "bond0")
+    chosen = decide(bond, "auto", "bond0", gpu=True)
+    assert (chosen.protocol, chosen.interface) == ("ucx", "bond0")
     assert "set interface where another has" in decide(bond, "auto", None, gpu=True).why
     assert "ib7 has no IPv4 address" in decide(INFINIBAND, "auto", "ib7", gpu=True).why
 
@@ -68,29 +68,29 @@ def test_much_locked_memory_is_enough() -> None:
 
 @pytest.mark.parametrize(("protocol", "expected"), [("ucx", "ucx"), ("tcp", "tcp"), ("tls", "tcp")])
 def test_what_is_asked_for_is_taken(protocol: str, expected: str) -> None:
-    verdict = decide(PLAIN, protocol, None, gpu=True)
-    assert (verdict.protocol, verdict.interface, verdict.why) == (expected, None, f"{protocol.upper()}: asked for")
+    chosen = decide(PLAIN, protocol, None, gpu=True)
+    assert (chosen.protocol, chosen.interface, chosen.why) == (expected, None, f"{protocol.upper()}: asked for")
     assert decide(INFINIBAND, protocol, None, gpu=True).interface == "ib0", "TCP runs over IPoIB too"
 
 
 def test_a_worker_s_node_that_cannot_do_what_was_decided_says_why() -> None:
     ucx = decide(INFINIBAND, "auto", None, gpu=True)
-    assert disagreement(ucx, INFINIBAND, "auto", None) == ""
-    down = disagreement(ucx, replace(INFINIBAND, ports=()), "auto", None)
+    assert incompatibility(ucx, INFINIBAND, "auto", None) == ""
+    down = incompatibility(ucx, replace(INFINIBAND, ports=()), "auto", None)
     assert "the scheduler's node chose UCX over InfiniBand (mlx5_0/1)" in down and "this node has no active InfiniBand port" in down
-    assert "distributed-ucxx is not installed" in disagreement(ucx, replace(INFINIBAND, has_ucxx=False), "auto", None)
+    assert "distributed-ucxx is not installed" in incompatibility(ucx, replace(INFINIBAND, has_ucxx=False), "auto", None)
     asked = decide(PLAIN, "ucx", None, gpu=True)
-    assert disagreement(asked, PLAIN, "ucx", None) == "", "who asks for UCX gets it, over whatever there is"
-    assert "distributed-ucxx is not installed" in disagreement(asked, replace(PLAIN, has_ucxx=False), "ucx", None)
+    assert incompatibility(asked, PLAIN, "ucx", None) == "", "who asks for UCX gets it, over whatever there is"
+    assert "distributed-ucxx is not installed" in incompatibility(asked, replace(PLAIN, has_ucxx=False), "ucx", None)
 
 
 def test_a_worker_s_node_without_the_scheduler_s_network_says_so() -> None:
     tcp = decide(INFINIBAND, "tcp", None, gpu=True)
-    why = disagreement(tcp, PLAIN, "tcp", None)
+    why = incompatibility(tcp, PLAIN, "tcp", None)
     assert "the scheduler listens on ib0, but this node has not an InfiniBand interface" in why and "it has eth0" in why
-    assert disagreement(tcp, PLAIN, "tcp", "eth0") == "", "a named interface is checked by name"
-    assert "a Slingshot interface" in disagreement(decide(SLINGSHOT, "auto", None, gpu=True), PLAIN, "auto", None)
-    assert disagreement(decide(PLAIN, "auto", None, gpu=True), INFINIBAND, "auto", None) == "", "who can do more does what was decided"
+    assert incompatibility(tcp, PLAIN, "tcp", "eth0") == "", "a named interface is checked by name"
+    assert "a Slingshot interface" in incompatibility(decide(SLINGSHOT, "auto", None, gpu=True), PLAIN, "auto", None)
+    assert incompatibility(decide(PLAIN, "auto", None, gpu=True), INFINIBAND, "auto", None) == "", "who can do more does what was decided"
 
 
 def test_a_worker_takes_the_rail_that_reaches_the_scheduler() -> None:
@@ -105,7 +105,7 @@ def test_a_worker_takes_the_rail_that_reaches_the_scheduler() -> None:
 def test_ucx_that_does_not_start_is_said_and_no_reason_against_a_worker() -> None:
     broken = replace(INFINIBAND, transports=(), ucx_trouble="ImportError: libucp.so.0")
     assert decide(broken, "auto", None, gpu=True).why == "TCP over ib0: UCX did not start: ImportError: libucp.so.0"
-    assert disagreement(decide(INFINIBAND, "auto", None, gpu=True), broken, "auto", None) == "", "Dask tells better what is wrong"
+    assert incompatibility(decide(INFINIBAND, "auto", None, gpu=True), broken, "auto", None) == "", "Dask tells better what is wrong"
 
 
 def test_a_node_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcgpu.scaling.policy import Decision, Demand, JobView, Limits, Memory, Past, decide, expected_wait
+from hpcgpu.scaling.policy import Decision, Demand, History, Hysteresis, JobView, Limits, decide, expected_wait
 
 settings.register_profile("policy", deadline=None, derandomize=True, max_examples=200)
 settings.load_profile("policy")
@@ -63,8 +63,8 @@ class Site:
     walltime: float | None = None
     now: float = 1000.0
     jobs: list[SimulatedJob] = field(default_factory=list)
-    past: Past = field(default_factory=Past)
-    memory: Memory = field(default_factory=Memory)
+    history: History = field(default_factory=History)
+    hysteresis: Hysteresis = field(default_factory=Hysteresis)
     decisions: list[tuple[float, Decision]] = field(default_factory=list)
     submits: int = 0
     lost: int = 0
@@ -80,7 +80,7 @@ class Site:
             if job.started is None and self.now >= job.submitted + job.wait:
                 job.started = self.now
                 job.ends_at = self.now + job.walltime if job.walltime is not None else None
-                self.past = replace(self.past, waits=(*self.past.waits, self.now - job.submitted))
+                self.history = replace(self.history, waits=(*self.history.waits, self.now - job.submitted))
             if job.ends_at is not None and self.now >= job.ends_at - 30.0:
                 if job.wanted and self.running() == [job] and self.now < job.ends_at:
                     continue  # its data fits nowhere else: it stays as long as it can
@@ -91,10 +91,10 @@ class Site:
                 job.busy = running <= demand
                 job.idle_since = None if job.busy else (job.idle_since or self.now)
         used = self.limits.gpus_per_job * TICK * sum(job.started is not None for job in self.jobs)
-        self.past = replace(self.past, gpu_seconds=self.past.gpu_seconds + used)
+        self.history = replace(self.history, gpu_seconds=self.history.gpu_seconds + used)
         views = [job.view() for job in self.jobs]
-        decision = decide(views, Demand(jobs=demand, seconds=seconds), self.limits, self.past, self.memory, now=self.now)
-        self.memory = decision.memory
+        decision = decide(views, Demand(jobs=demand, seconds=seconds), self.limits, self.history, self.hysteresis, now=self.now)
+        self.hysteresis = decision.hysteresis
         self.decisions.append((self.now, decision))
         self.check(views, decision)
         by_name = {job.name: job for job in self.jobs}
@@ -131,7 +131,7 @@ class Site:
         by_name = {view.name: view for view in views}
         chosen = set(decision.cancel) | set(decision.retire)
         staying = [view for view in views if view.name not in chosen and not view.retiring]
-        wait = expected_wait(self.past.waits, views, self.now) or 0.0
+        wait = expected_wait(self.history.waits, views, self.now) or 0.0
         lasting = [view for view in staying if view.leaves is None or view.leaves - wait > self.now]
         assert decision.submit >= 0 and decision.reason
         assert not (decision.submit and chosen), "it asks for jobs and gives up others at once"
@@ -150,7 +150,7 @@ class Site:
         if decision.retire:
             assert not any(view.pending for view in lasting), "a running job is given up while another waits"
         assert len(staying) + decision.submit >= min(self.limits.minimum, len(views)), "fewer than the minimum"
-        if self.past.paused or self.past.full or self.now < self.past.next_try:
+        if self.history.paused or self.history.full or self.now < self.history.next_try:
             assert decision.submit == 0
 
 
@@ -227,8 +227,8 @@ def test_a_job_whose_walltime_ends_is_replaced_for_the_data_that_it_holds(nbytes
 @given(sites, demands, st.lists(st.sampled_from(["pause", "full", "back off", "go on"]), min_size=1, max_size=12))
 def test_what_must_hold_holds_with_failures(site: Site, load: list[tuple[int, int]], troubles: list[str]) -> None:
     for (demand, ticks), trouble in zip(load, troubles, strict=False):
-        site.past = replace(
-            site.past,
+        site.history = replace(
+            site.history,
             paused="3 jobs failed" if trouble == "pause" else "",
             full="QOSMaxJobsPerUserLimit" if trouble == "full" else "",
             next_try=site.now + 60 if trouble == "back off" else 0.0,
@@ -270,8 +270,8 @@ def test_the_budget_is_kept_to_within_one_interval(gpus: int, maximum: int, hour
     site = Site(Limits(maximum=maximum, gpu_seconds=hours * 3600, gpus_per_job=gpus), seed, longest_wait)
     for _ in range(4000):
         site.tick(10)
-    assert site.past.gpu_seconds <= hours * 3600 + gpus * maximum * TICK
-    assert not site.jobs or site.past.gpu_seconds < hours * 3600
+    assert site.history.gpu_seconds <= hours * 3600 + gpus * maximum * TICK
+    assert not site.jobs or site.history.gpu_seconds < hours * 3600
 
 
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 10**6))
@@ -304,52 +304,52 @@ SIXTEEN = Limits(maximum=16)
 
 def test_a_lull_does_not_cost_the_place_in_the_queue() -> None:
     waiting = [pending("a"), pending("b")]
-    past = Past(waits=[120.0])
-    first = decide(waiting, Demand(), SIXTEEN, past, now=100.0)
+    history = History(waits=[120.0])
+    first = decide(waiting, Demand(), SIXTEEN, history, now=100.0)
     assert not first.acts and "kept for 30 s" in first.reason
-    again = decide(waiting, Demand(jobs=2, seconds=1e6), SIXTEEN, past, first.memory, now=110.0)
+    again = decide(waiting, Demand(jobs=2, seconds=1e6), SIXTEEN, history, first.hysteresis, now=110.0)
     assert not again.acts
-    second = decide(waiting, Demand(), SIXTEEN, past, again.memory, now=200.0)
+    second = decide(waiting, Demand(), SIXTEEN, history, again.hysteresis, now=200.0)
     assert not second.acts, "the lull is counted anew"
-    third = decide(waiting, Demand(), SIXTEEN, past, second.memory, now=231.0)
+    third = decide(waiting, Demand(), SIXTEEN, history, second.hysteresis, now=231.0)
     assert set(third.cancel) == {"a", "b"}
 
 
 def test_a_long_tail_gives_back_what_cannot_help() -> None:
     jobs = [busy("a"), busy("b"), *(idle(f"i{n}", since=0.0) for n in range(14))]
-    decision = decide(jobs, Demand(jobs=1, seconds=3600.0), SIXTEEN, Past(waits=[20.0]), now=100.0)
+    decision = decide(jobs, Demand(jobs=1, seconds=3600.0), SIXTEEN, History(waits=[20.0]), now=100.0)
     assert len(decision.retire) == 14 and not {"a", "b"} & set(decision.retire)
 
 
 def test_idle_jobs_are_kept_as_long_as_it_would_take_to_get_others() -> None:
     jobs = [idle("a", since=0.0)]
-    assert not decide(jobs, Demand(), SIXTEEN, Past(waits=[20.0]), now=19.0).acts
-    assert decide(jobs, Demand(), SIXTEEN, Past(waits=[20.0]), now=21.0).retire == ("a",)
-    assert not decide(jobs, Demand(), SIXTEEN, Past(waits=[1.0]), now=4.0).acts
-    assert not decide(jobs, Demand(), SIXTEEN, Past(waits=[86400.0]), now=29.0).acts
-    assert decide(jobs, Demand(), SIXTEEN, Past(waits=[86400.0]), now=31.0).retire == ("a",)
+    assert not decide(jobs, Demand(), SIXTEEN, History(waits=[20.0]), now=19.0).acts
+    assert decide(jobs, Demand(), SIXTEEN, History(waits=[20.0]), now=21.0).retire == ("a",)
+    assert not decide(jobs, Demand(), SIXTEEN, History(waits=[1.0]), now=4.0).acts
+    assert not decide(jobs, Demand(), SIXTEEN, History(waits=[86400.0]), now=29.0).acts
+    assert decide(jobs, Demand(), SIXTEEN, History(waits=[86400.0]), now=31.0).retire == ("a",)
 
 
 def test_an_idle_timeout_of_the_user_is_kept_to() -> None:
     limits = Limits(maximum=16, idle_timeout=1800.0)
-    assert not decide([idle("a", since=0.0)], Demand(), limits, Past(waits=[1.0]), now=1799.0).acts
-    assert decide([idle("a", since=0.0)], Demand(), limits, Past(waits=[1.0]), now=1800.0).retire == ("a",)
+    assert not decide([idle("a", since=0.0)], Demand(), limits, History(waits=[1.0]), now=1799.0).acts
+    assert decide([idle("a", since=0.0)], Demand(), limits, History(waits=[1.0]), now=1800.0).retire == ("a",)
 
 
 def test_a_job_that_would_come_after_the_work_is_done_is_not_asked_for() -> None:
-    past = Past(waits=[600.0])
-    late = decide([busy("a")], Demand(jobs=4, seconds=300.0), SIXTEEN, past, now=0.0)
+    history = History(waits=[600.0])
+    late = decide([busy("a")], Demand(jobs=4, seconds=300.0), SIXTEEN, history, now=0.0)
     assert late.submit == 0 and "the work will be done in 300 s, a job waits about 600 s" in late.reason
-    assert decide([busy("a")], Demand(jobs=4, seconds=3000.0), SIXTEEN, past, now=0.0).submit == 3
-    assert decide([], Demand(jobs=4, seconds=300.0), SIXTEEN, past, now=0.0).submit == 4, "nothing at all runs"
+    assert decide([busy("a")], Demand(jobs=4, seconds=3000.0), SIXTEEN, history, now=0.0).submit == 3
+    assert decide([], Demand(jobs=4, seconds=300.0), SIXTEEN, history, now=0.0).submit == 4, "nothing at all runs"
 
 
 def test_a_replacement_is_asked_for_early_enough() -> None:
-    past = Past(waits=[600.0])
+    history = History(waits=[600.0])
     jobs = [busy("a", leaves=1000.0)]
-    assert decide(jobs, Demand(jobs=1, seconds=1e6), Limits(maximum=1), past, now=399.0).submit == 0
-    assert decide(jobs, Demand(jobs=1, seconds=1e6), Limits(maximum=1), past, now=401.0).submit == 1
-    assert decide(jobs, Demand(), Limits(maximum=1), past, now=401.0).submit == 0, "there is no work left"
+    assert decide(jobs, Demand(jobs=1, seconds=1e6), Limits(maximum=1), history, now=399.0).submit == 0
+    assert decide(jobs, Demand(jobs=1, seconds=1e6), Limits(maximum=1), history, now=401.0).submit == 1
+    assert decide(jobs, Demand(), Limits(maximum=1), history, now=401.0).submit == 0, "there is no work left"
 
 
 def test_who_goes_first_costs_least() -> None:
@@ -363,7 +363,7 @@ def test_who_goes_first_costs_least() -> None:
     ]
     order = []
     for size in (5, 4, 3, 2, 1, 0):
-        decision = decide(jobs, Demand(), Limits(maximum=size, fixed=True), Past(), now=100.0)
+        decision = decide(jobs, Demand(), Limits(maximum=size, fixed=True), History(), now=100.0)
         [gone] = [*decision.cancel, *decision.retire]
         order.append(gone)
         jobs = [job for job in jobs if job.name != gone]
@@ -375,56 +375,56 @@ def test_what_clients_still_want_keeps_as_few_jobs_as_can_hold_it_and_the_reason
         return idle(name, since=0.0, nbytes=wanted, wanted=wanted, memory=10e9, **more)
 
     two = [holder("a", 1 * 10**9), holder("b", 10**9)]
-    decision = decide(two, Demand(), SIXTEEN, Past(), now=100.0)
+    decision = decide(two, Demand(), SIXTEEN, History(), now=100.0)
     assert decision.retire == ("a",) and decision.target == 1
     assert decision.reason.startswith("there is no work; 2 GB that clients still want: kept on 1 job; 2 there")
-    last = decide([holder("b", 2 * 10**9)], Demand(), SIXTEEN, Past(), now=100.0)
+    last = decide([holder("b", 2 * 10**9)], Demand(), SIXTEEN, History(), now=100.0)
     assert not last.acts and last.reason == "there is no work; 2 GB that clients still want: kept on 1 job; 1 there"
     full = [holder("a", 4 * 10**9), holder("b", 4 * 10**9)]
-    assert not decide(full, Demand(), SIXTEEN, Past(), now=100.0).acts, "one could not hold it"
-    assert decide([*full, holder("c", 0)], Demand(), SIXTEEN, Past(), now=100.0).retire == ("c",)
-    above = decide(full, Demand(), Limits(maximum=1), Past(), now=100.0)
+    assert not decide(full, Demand(), SIXTEEN, History(), now=100.0).acts, "one could not hold it"
+    assert decide([*full, holder("c", 0)], Demand(), SIXTEEN, History(), now=100.0).retire == ("c",)
+    above = decide(full, Demand(), Limits(maximum=1), History(), now=100.0)
     assert not above.acts and "none of them can go without its data" in above.reason
     moving = [holder("a", 4 * 10**9, retiring=True), holder("b", 0), holder("c", 4 * 10**9)]
-    assert not decide(moving, Demand(), SIXTEEN, Past(), now=100.0).acts, "what a job that leaves holds needs room too"
+    assert not decide(moving, Demand(), SIXTEEN, History(), now=100.0).acts, "what a job that leaves holds needs room too"
     unlimited = [idle(name, since=0.0, wanted=10**12, memory=math.inf) for name in "ab"]
-    assert decide(unlimited, Demand(), SIXTEEN, Past(), now=100.0).retire == ("a",)
+    assert decide(unlimited, Demand(), SIXTEEN, History(), now=100.0).retire == ("a",)
     nobody_wants = [idle("a", since=0.0, nbytes=10**9, memory=10e9)]
-    assert decide(nobody_wants, Demand(), SIXTEEN, Past(), now=100.0).retire == ("a",)
+    assert decide(nobody_wants, Demand(), SIXTEEN, History(), now=100.0).retire == ("a",)
     budget = Limits(maximum=16, gpu_seconds=3600.0)
-    assert decide(two, Demand(), budget, Past(gpu_seconds=3600.0), now=100.0).retire == ("a", "b")
-    assert decide(two, Demand(), Limits(maximum=0, fixed=True), Past(), now=100.0).retire == ("a", "b")
+    assert decide(two, Demand(), budget, History(gpu_seconds=3600.0), now=100.0).retire == ("a", "b")
+    assert decide(two, Demand(), Limits(maximum=0, fixed=True), History(), now=100.0).retire == ("a", "b")
 
 
 def test_a_job_with_actors_stays_and_others_go() -> None:
     jobs = [idle("a", since=0.0, actors=1, memory=10e9), idle("b", since=50.0, wanted=10, memory=10e9)]
-    decision = decide(jobs, Demand(), SIXTEEN, Past(), now=100.0)
+    decision = decide(jobs, Demand(), SIXTEEN, History(), now=100.0)
     assert decision.retire == ("b",) and "10 B that clients still want and 1 actor: kept on 1 job" in decision.reason
-    assert decide(jobs, Demand(), Limits(maximum=1, fixed=True), Past(), now=100.0).retire == ("b",)
+    assert decide(jobs, Demand(), Limits(maximum=1, fixed=True), History(), now=100.0).retire == ("b",)
 
 
 def test_the_backlog_bounds_what_waits() -> None:
     limits = Limits(maximum=16, backlog=2)
-    assert decide([pending("a")], Demand(jobs=16, seconds=1e6), limits, Past(), now=0.0).submit == 1
-    full = decide([pending("a"), pending("b")], Demand(jobs=16, seconds=1e6), limits, Past(), now=0.0)
+    assert decide([pending("a")], Demand(jobs=16, seconds=1e6), limits, History(), now=0.0).submit == 1
+    full = decide([pending("a"), pending("b")], Demand(jobs=16, seconds=1e6), limits, History(), now=0.0)
     assert full.submit == 0 and "2 wait already (backlog 2)" in full.reason
 
 
 @pytest.mark.parametrize(
-    ("past", "reason"),
+    ("history", "reason"),
     [
-        (Past(paused="3 worker jobs failed in a row"), "paused: 3 worker jobs failed in a row"),
-        (Past(next_try=30.0), "waiting 30 s after a failure"),
-        (Past(full="QOSMaxJobsPerUserLimit"), "the site allows no more now: QOSMaxJobsPerUserLimit"),
+        (History(paused="3 worker jobs failed in a row"), "paused: 3 worker jobs failed in a row"),
+        (History(next_try=30.0), "waiting 30 s after a failure"),
+        (History(full="QOSMaxJobsPerUserLimit"), "the site allows no more now: QOSMaxJobsPerUserLimit"),
     ],
 )
-def test_why_nothing_is_asked_for_is_said(past: Past, reason: str) -> None:
-    decision = decide([], Demand(jobs=2, seconds=1e6), SIXTEEN, past, now=0.0)
+def test_why_nothing_is_asked_for_is_said(history: History, reason: str) -> None:
+    decision = decide([], Demand(jobs=2, seconds=1e6), SIXTEEN, history, now=0.0)
     assert decision.submit == 0 and reason in decision.reason
 
 
 def test_a_job_that_could_not_run_for_long_within_the_budget_is_not_asked_for() -> None:
     limits = Limits(maximum=16, gpu_seconds=3600.0, gpus_per_job=4)
-    assert decide([], Demand(jobs=16, seconds=1e6), limits, Past(), now=0.0).submit == 3  # 300 s of 4 GPUs each
-    short = decide([], Demand(jobs=16, seconds=1e6), limits, Past(gpu_seconds=3000.0), now=0.0)
+    assert decide([], Demand(jobs=16, seconds=1e6), limits, History(), now=0.0).submit == 3  # 300 s of 4 GPUs each
+    short = decide([], Demand(jobs=16, seconds=1e6), limits, History(gpu_seconds=3000.0), now=0.0)
     assert short.submit == 0 and "the budget of 1 GPU hours has no room for another" in short.reason

@@ -130,7 +130,7 @@ def test_a_worker_whose_scheduler_job_is_gone_gives_up(directory: ClusterDirecto
     directory.intend("demo-scheduler", "scheduler")
     directory.submitted("demo-scheduler", "17")
     with pytest.raises(LaunchError, match=r"the scheduler job 17 is gone .*this worker job has nothing to do"):
-        wait_for_scheduler(directory, Gone(), patience=300)
+        wait_for_scheduler(directory, Gone(), timeout=300)
 
 
 def test_a_contact_of_another_cluster_is_not_believed(directory: ClusterDirectory) -> None:

@@ -208,10 +208,10 @@ def _members(marks: Mapping[str, str], session: int | None) -> set[psutil.Proces
 def _end(find: Callable[[], set[psutil.Process]], grace: float) -> int:
     """End all processes that `find` finds, now or later: TERM, then KILL after the grace. Return how many are left even so."""
     known: set[psutil.Process] = set()
-    for signum, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, _UNKILLABLE)):
+    for signum, timeout in ((signal.SIGTERM, grace), (signal.SIGKILL, _UNKILLABLE)):
         told: set[psutil.Process] = set()
-        deadline = time.monotonic() + patience
-        while patience:
+        deadline = time.monotonic() + timeout
+        while timeout:
             # A process once found stays ours, even when its parent has gone and nothing else shows where it came from.
             known = find() | {process for process in known if process.is_running() and _identity(process.pid)}
             if not known:
@@ -532,10 +532,10 @@ class LocalQueue(BatchSystem):
 def _watch(pid: int, end: float | None) -> JobState | None:
     """Wait until the script ends or has to: return the state that the job gets, None if that depends on the exit code."""
     while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        patience = 30.0 if end is None else min(end - time.time(), 30.0)  # short, as the clock may be set
-        if patience <= 0:
+        timeout = 30.0 if end is None else min(end - time.time(), 30.0)  # short, as the clock may be set
+        if timeout <= 0:
             return JobState.TIMEOUT
-        received = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, patience)
+        received = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, timeout)
         if received and received.si_signo == signal.SIGTERM:
             return JobState.CANCELLED
     return None

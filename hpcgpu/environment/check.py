@@ -7,10 +7,10 @@ from typing import Any
 
 from hpcgpu.environment.software import Difference, Grade, collect, compare, table
 
-__all__ = ["Agreement", "environments"]
+__all__ = ["EnvironmentCheck", "environments"]
 
 
-class Agreement:
+class EnvironmentCheck:
     """Compares the environments of one cluster.
 
     Parameters
@@ -23,7 +23,7 @@ class Agreement:
         self.mode = mode
         self.scheduler: Mapping[str, str] | None = None
         self._client = collect() if mode != "off" else {}
-        self._told: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+        self._reported: set[tuple[str, frozenset[tuple[str, str]]]] = set()
         self._compared: set[str] = set()
         self._kinds: set[frozenset[tuple[str, str]]] = set()
 
@@ -40,23 +40,23 @@ class Agreement:
         tuple of str
             What is an error and what is a warning, as tables; empty where there is nothing new.
         """
-        if self.mode == "off" or self.scheduler is None or not self._news(workers):
+        if self.mode == "off" or self.scheduler is None or not self._has_new(workers):
             return "", ""
-        new = [difference for difference in compare(self._client, self.scheduler, workers) if _key(difference) not in self._told]
-        self._told |= {_key(difference) for difference in new}
+        new = [difference for difference in compare(self._client, self.scheduler, workers) if _key(difference) not in self._reported]
+        self._reported |= {_key(difference) for difference in new}
         fatal = [d for d in new if d.grade is Grade.FATAL]
         if fatal and self.mode == "error":
             return f"client, scheduler and workers do not fit together (environment_check='warn' goes on all the same):\n{table(new)}", ""
         serious = [d for d in new if d.grade is not Grade.NOTE]
         return "", f"client, scheduler and workers differ:\n{table(new)}" if serious else ""
 
-    def _news(self, workers: Mapping[str, Mapping[str, str]]) -> bool:
+    def _has_new(self, workers: Mapping[str, Mapping[str, str]]) -> bool:
         """Whether there is an environment that was not compared yet: most workers of a large cluster join with one that was."""
         kinds = {frozenset(workers[name].items()) for name in workers.keys() - self._compared}
-        news = not self._kinds or not kinds <= self._kinds
+        new = not self._kinds or not kinds <= self._kinds
         self._compared |= workers.keys()
         self._kinds |= kinds | {frozenset((self.scheduler or {}).items())}
-        return news
+        return new
 
 
 def _key(difference: Difference) -> tuple[str, frozenset[tuple[str, str]]]:
