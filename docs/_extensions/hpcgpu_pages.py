@@ -1,6 +1,6 @@
 """Pages that come from the code: the options from their dataclasses, scripts from the templates.
 
-``.. options:: WorkerOptions`` lists the options of one dataclass of `hpcgpu.options.schema`.
+``.. options:: WorkerOptions`` lists the options of one dataclass of `hpcgpu.options.common`.
 
 ``.. script:: slurm worker`` shows the script that the options in its content (the keyword arguments of a cluster) give.
 """
@@ -16,7 +16,9 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from hpcgpu.options import profiles, schema
+from hpcgpu.configuration.resolve import resolve
+from hpcgpu.options import common, profiles
+from hpcgpu.options.schema import names
 from hpcgpu.scripts.render import render
 
 
@@ -60,10 +62,10 @@ class Options(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        cls = getattr(schema, self.arguments[0])
+        cls = getattr(common, self.arguments[0])
         lines: list[str] = []
-        shared = set(schema.names(schema.JobOptions)) if cls is not schema.JobOptions else set()
-        for name, field in schema.names(cls).items():
+        shared = set(names(common.JobOptions)) if cls is not common.JobOptions else set()
+        for name, field in names(cls).items():
             if name in shared:
                 continue
             facts = [_kind(field)]
@@ -76,7 +78,7 @@ class Options(SphinxDirective):
             lines += [f"``{name}`` : {', '.join(facts)}", f"    {field.metadata['doc']}", ""]
         node = nodes.section()
         node.document = self.state.document
-        self.state.nested_parse(StringList(lines, source=f"hpcgpu.options.schema.{self.arguments[0]}"), self.content_offset, node)
+        self.state.nested_parse(StringList(lines, source=f"hpcgpu.options.common.{self.arguments[0]}"), self.content_offset, node)
         return node.children
 
 
@@ -92,7 +94,7 @@ class Script(SphinxDirective):
         assert isinstance(call, ast.Call)
         given = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
         fixed = {"name": "demo", "python": "/home/me/env/bin/python", "cluster_directory": "/home/me/.hpcgpu/clusters"}
-        text = render(system, kind, schema.resolve(system, fixed | given), Path("/home/me/.hpcgpu/clusters/demo"))
+        text = render(system, kind, resolve(system, fixed | given), Path("/home/me/.hpcgpu/clusters/demo"))
         return [nodes.literal_block(text, text, language="bash")]
 
 

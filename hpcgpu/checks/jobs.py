@@ -22,7 +22,7 @@ from hpcgpu.environment import software as environment
 from hpcgpu.environment.software import CLIENT, Difference
 from hpcgpu.errors import AmbiguousSubmit, BatchError
 from hpcgpu.fabric.choice import Node, TransportChoice, incompatibility, without_rdma
-from hpcgpu.options.schema import Options
+from hpcgpu.options.common import Options
 from hpcgpu.posix.ownership import private_directory
 from hpcgpu.posix.printable import printable
 from hpcgpu.remote.lookup import stop

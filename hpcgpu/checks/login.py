@@ -18,7 +18,7 @@ from hpcgpu.checks.lines import Line
 from hpcgpu.environment import software as environment
 from hpcgpu.errors import BatchError
 from hpcgpu.fabric import interfaces
-from hpcgpu.options.schema import Options
+from hpcgpu.options.common import Options
 from hpcgpu.posix.ownership import private_directory, weaknesses
 from hpcgpu.profiles.draft import Queue, queues
 

@@ -40,9 +40,9 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
     from hpcgpu.checks import lines as report
     from hpcgpu.checks.jobs import look
     from hpcgpu.checks.login import login_lines
+    from hpcgpu.configuration.resolve import resolve
     from hpcgpu.environment.software import collect, overview
     from hpcgpu.options import values
-    from hpcgpu.options.schema import resolve
 
     limit = None if timeout is None else values.duration("--timeout", timeout)
     options = resolve(chosen_system(system, arguments.get("profile")), arguments)

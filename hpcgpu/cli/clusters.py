@@ -47,7 +47,7 @@ class _ClusterName(click.ParamType[str]):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
 
-        from hpcgpu.options.schema import cluster_directories
+        from hpcgpu.configuration.resolve import cluster_directories
 
         names = {path.parent.name for root in cluster_directories() for path in root.glob("[!.]*/cluster.json")}
         return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete) and "~" not in name]
@@ -95,8 +95,8 @@ def list_clusters(as_json: bool) -> None:
     \b
     Example: hpcgpu list --json | jq '.[].name'
     """
+    from hpcgpu.configuration.resolve import cluster_directories
     from hpcgpu.display.progress import duration
-    from hpcgpu.options.schema import cluster_directories
     from hpcgpu.remote.lookup import close_ended, find
 
     found = close_ended(find(cluster_directories()))
@@ -288,8 +288,8 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
     Example: hpcgpu stop demo
     Exit status: 0 if no job is left; 1 if one is, or if a cluster could not be stopped; 2 if there is no such cluster.
     """
+    from hpcgpu.configuration.resolve import cluster_directories
     from hpcgpu.errors import BatchError, Damaged
-    from hpcgpu.options.schema import cluster_directories
     from hpcgpu.remote.lookup import batch_of, find, live_jobs, locate
     from hpcgpu.remote.lookup import stop as stop_cluster
 

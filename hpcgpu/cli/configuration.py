@@ -28,8 +28,8 @@ def config(system: str, everything: bool, template: bool, as_json: bool, argumen
               hpcgpu config --template > ~/.config/dask/hpcgpu.yaml
     """
     from hpcgpu.cli.start import chosen_system
-    from hpcgpu.options.config import effective
-    from hpcgpu.options.config import template as text
+    from hpcgpu.configuration.effective import effective
+    from hpcgpu.configuration.effective import template as text
 
     if template:
         click.echo(text(), nl=False)

@@ -29,7 +29,8 @@ def system_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add every option of a cluster, and ``--config``; the command gets those that were given as one dict, `arguments`."""
-    from hpcgpu.options.schema import ClusterOptions, WorkerOptions, names
+    from hpcgpu.options.common import ClusterOptions, WorkerOptions
+    from hpcgpu.options.schema import names
 
     fields = {name: f for name, f in (names(ClusterOptions) | names(WorkerOptions)).items() if name not in _FIXED}
 
@@ -121,7 +122,8 @@ def _typed(f: Field[Any], value: Any) -> Any:
 
 
 def _scheduler(given: Sequence[str]) -> dict[str, Any] | str:
-    from hpcgpu.options.schema import SchedulerOptions, names
+    from hpcgpu.options.common import SchedulerOptions
+    from hpcgpu.options.schema import names
 
     if list(given) == ["local"]:
         return "local"

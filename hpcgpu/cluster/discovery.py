@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from hpcgpu.cluster.gpucluster import GPUCluster, LocalGPUCluster, PBSGPUCluster, SlurmGPUCluster
-from hpcgpu.options.schema import cluster_directories
+from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.remote.lookup import find
 
 __all__ = ["cluster_class", "discover"]

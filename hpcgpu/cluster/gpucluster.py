@@ -26,6 +26,7 @@ from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.groups import WorkerGroup
 from hpcgpu.cluster.jobs import WorkerJob
 from hpcgpu.cluster.lifecycle import Lifecycle
+from hpcgpu.configuration.resolve import resolve_group
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.table import JobTable
 from hpcgpu.errors import ClusterError, OptionError, Superseded
@@ -33,7 +34,7 @@ from hpcgpu.fabric import interfaces, report
 from hpcgpu.fabric.report import Fabric
 from hpcgpu.options import documentation, values
 from hpcgpu.options.arguments import checked
-from hpcgpu.options.schema import DEFAULT, resolve_group
+from hpcgpu.options.common import DEFAULT
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime import dashboard
@@ -235,7 +236,7 @@ class GPUCluster(Lifecycle):
         jobs : int, default 0
             Worker jobs to begin with.
         **options
-            Of a worker job, see `hpcgpu.options.schema.WorkerOptions`. Account, walltime, environment and whatever else the scheduler job
+            Of a worker job, see `hpcgpu.options.common.WorkerOptions`. Account, walltime, environment and whatever else the scheduler job
             inherits are those of the default group where not given.
 
         Raises

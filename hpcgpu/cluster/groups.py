@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import Outlook, outlook
-from hpcgpu.options.schema import WorkerOptions
+from hpcgpu.options.common import WorkerOptions
 from hpcgpu.scaling import policy, repair, units
 from hpcgpu.scaling.failures import Failures
 from hpcgpu.scaling.policy import Demand, History, Hysteresis, JobView, Limits

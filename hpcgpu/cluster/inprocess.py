@@ -12,7 +12,7 @@ from distributed.security import Security
 from distributed.utils import silence_logging_cmgr
 
 from hpcgpu.fabric import interfaces
-from hpcgpu.options.schema import Options
+from hpcgpu.options.common import Options
 from hpcgpu.runtime import scratch
 from hpcgpu.runtime.dashboard import guard
 from hpcgpu.runtime.extension import install

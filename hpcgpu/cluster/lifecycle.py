@@ -30,12 +30,13 @@ from hpcgpu.cluster.groups import WorkerGroup
 from hpcgpu.cluster.inprocess import LocalScheduler
 from hpcgpu.cluster.jobs import Dispatcher, Job, SchedulerJob, WorkerJob
 from hpcgpu.cluster.manager import CLOSE_TIMEOUT, Manager
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.display.progress import Progress, duration, ending, waiting_for
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import BatchError, BatchUnavailable, ClusterError, ClusterExists, NameLost, NotTrusted, OptionError, Superseded
 from hpcgpu.fabric import interfaces
 from hpcgpu.fabric import settings as fabric_settings
-from hpcgpu.options.schema import DEFAULT, Options, resolve
+from hpcgpu.options.common import DEFAULT, Options
 from hpcgpu.posix import paths
 from hpcgpu.posix.ownership import check_place, private_directory
 from hpcgpu.posix.threads import in_thread

@@ -32,7 +32,7 @@ from hpcgpu.cluster.jobs import Dispatcher, Job, SchedulerJob, WorkerJob
 from hpcgpu.display.warn import warn
 from hpcgpu.environment.check import EnvironmentCheck, environments
 from hpcgpu.errors import AmbiguousSubmit, BatchError, ClusterError, ClusterWarning, NameLost, SubmitLimited, SubmitRefused, Superseded
-from hpcgpu.options.schema import DEFAULT, Options
+from hpcgpu.options.common import DEFAULT, Options
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import units
 from hpcgpu.scaling.failures import STABLE, Troubles

@@ -23,9 +23,11 @@ from distributed.core import Status, rpc
 from distributed.security import Security
 
 from hpcgpu.batch import batch_system
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import CertificateError, ClusterError, OptionError
 from hpcgpu.fabric import settings
-from hpcgpu.options.schema import Options, WorkerOptions, names, resolve
+from hpcgpu.options.common import Options, WorkerOptions
+from hpcgpu.options.schema import names
 from hpcgpu.remote.connection import wait_for_contact
 from hpcgpu.runtime.launch import answers, make_credentials
 from hpcgpu.scripts import render

@@ -22,7 +22,7 @@ from distributed.security import Security
 from hpcgpu.cluster.discovery import cluster_class
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.errors import ClusterError, ClusterWarning, OptionError
-from hpcgpu.options.schema import DEFAULT
+from hpcgpu.options.common import DEFAULT
 from hpcgpu.scaling import units
 from hpcgpu.store import credentials, saved
 from hpcgpu.store.directory import ClusterDirectory, Contact

@@ -11,7 +11,7 @@ __all__ = ["Transports", "doubts", "environment", "private_transports"]
 
 
 class Transports(Protocol):
-    """The options that choose UCX's transports, as the worker jobs have them; see `hpcgpu.options.schema.WorkerOptions`."""
+    """The options that choose UCX's transports, as the worker jobs have them; see `hpcgpu.options.common.WorkerOptions`."""
 
     @property
     def enable_tcp_over_ucx(self) -> bool | None: ...

@@ -7,7 +7,8 @@ import textwrap
 from dataclasses import MISSING
 from typing import Any
 
-from hpcgpu.options.schema import ClusterOptions, SchedulerOptions, WorkerOptions, names
+from hpcgpu.options.common import ClusterOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.schema import names
 
 __all__ = ["describe", "parameters"]
 

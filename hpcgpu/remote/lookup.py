@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
+from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.errors import (
     BatchError,
     CertificateError,
@@ -23,7 +24,7 @@ from hpcgpu.errors import (
     OtherQueue,
 )
 from hpcgpu.options import values
-from hpcgpu.options.schema import SYSTEMS, cluster_directories
+from hpcgpu.options.common import SYSTEMS
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime.launch import answers
 from hpcgpu.scripts.render import script_name

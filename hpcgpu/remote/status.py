@@ -16,7 +16,7 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import explain
 from hpcgpu.display.jobinfo import JobInfo
 from hpcgpu.errors import BatchError, OptionError
-from hpcgpu.options.schema import DEFAULT
+from hpcgpu.options.common import DEFAULT
 from hpcgpu.remote.lookup import batch_of, submitted, system_of
 from hpcgpu.runtime import dashboard
 from hpcgpu.scaling import units

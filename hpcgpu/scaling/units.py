@@ -11,7 +11,7 @@ from typing import Any
 from dask.utils import format_bytes, parse_bytes
 
 from hpcgpu.errors import OptionError
-from hpcgpu.options.schema import WorkerOptions
+from hpcgpu.options.common import WorkerOptions
 from hpcgpu.options.values import duration, natural, positive
 from hpcgpu.options.values import memory as parse_memory
 from hpcgpu.scaling.policy import Limits

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.options.schema import Options, resolve
+from hpcgpu.options.common import Options
 from hpcgpu.posix.ownership import private_directory
 from hpcgpu.posix.paths import written
 from hpcgpu.scripts import render

@@ -18,7 +18,7 @@ import jinja2
 from hpcgpu.batch.pbs.names import VARIABLE, pbs_name, pbs_prefix
 from hpcgpu.errors import NotTrusted, OptionError
 from hpcgpu.fabric import settings
-from hpcgpu.options.schema import JobOptions, Options
+from hpcgpu.options.common import JobOptions, Options
 from hpcgpu.posix.ownership import check
 
 __all__ = ["command", "directive_value", "render", "render_bundle", "render_single", "script_name", "shell_word"]

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hpcgpu.errors import OptionError
-from hpcgpu.options.schema import SYSTEMS, ClusterOptions, Options, SchedulerOptions, WorkerOptions, names
+from hpcgpu.options.common import SYSTEMS, ClusterOptions, Options, SchedulerOptions, WorkerOptions
+from hpcgpu.options.schema import names
 from hpcgpu.posix import records
 from hpcgpu.store.directory import ClusterDirectory
 

@@ -17,7 +17,9 @@ import pytest
 import yaml
 
 from hpcgpu.cli import main
-from hpcgpu.options.schema import ClusterOptions, SchedulerOptions, WorkerOptions, names, resolve
+from hpcgpu.configuration.resolve import resolve
+from hpcgpu.options.common import ClusterOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.schema import names
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.rst"))]

@@ -20,7 +20,7 @@ from fake_pbs import Site
 from hpcgpu import LocalGPUCluster, connect
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.discovery import discover
-from hpcgpu.options.schema import resolve
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, told

@@ -16,10 +16,10 @@ from hpcgpu.checks import jobs
 from hpcgpu.checks.jobs import Seen, environment_lines, fabric_line, judge, visibility
 from hpcgpu.checks.lines import Line, as_json, text
 from hpcgpu.checks.login import directory_lines, judge_queues
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.environment import software
 from hpcgpu.errors import BatchUnavailable
 from hpcgpu.fabric.choice import Node, decide
-from hpcgpu.options.schema import resolve
 from hpcgpu.profiles.draft import Queue
 
 INFINIBAND = Node(

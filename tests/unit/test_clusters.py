@@ -21,8 +21,8 @@ from hpcgpu.cluster import lifecycle
 from hpcgpu.cluster.draining import close_finished, move_data
 from hpcgpu.cluster.groups import WorkerGroup
 from hpcgpu.cluster.jobs import Dispatcher
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterError, ClusterExists, NoCluster, Superseded
-from hpcgpu.options.schema import resolve
 from hpcgpu.remote import connection, lookup
 from hpcgpu.remote.lookup import live_jobs, locate, stop
 from hpcgpu.store.directory import ClusterDirectory, Contact

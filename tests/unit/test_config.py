@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcgpu.options.config import template
-from hpcgpu.options.schema import ClusterOptions, SchedulerOptions, WorkerOptions, names, resolve
+from hpcgpu.configuration.effective import template
+from hpcgpu.configuration.resolve import resolve
+from hpcgpu.options.common import ClusterOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.schema import names
 
 SHOW = """
-from hpcgpu.options.schema import resolve
+from hpcgpu.configuration.resolve import resolve
 options = resolve("slurm", {})
 print(options.worker.queue, options.worker.walltime, options.scheduler.queue, options.cluster.jobs)
 """

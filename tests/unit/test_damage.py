@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.local.queue import JobRecord, LocalQueue
 from hpcgpu.cli import main
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterExists, Damaged, OptionError
-from hpcgpu.options.schema import resolve
 from hpcgpu.posix.records import parse
 from hpcgpu.remote import lookup, status
 from hpcgpu.remote.logs import Reader

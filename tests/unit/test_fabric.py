@@ -15,11 +15,11 @@ from typing import Any
 import dask
 import pytest
 
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
 from hpcgpu.fabric import choice, interfaces, links, report, settings
 from hpcgpu.fabric.choice import Node, decide, incompatibility
 from hpcgpu.fabric.report import Fabric, Link, Measurement
-from hpcgpu.options.schema import resolve
 
 GIB = 2**30
 ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.3", "ib0": "10.1.0.3"}

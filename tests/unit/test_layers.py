@@ -19,6 +19,7 @@ LAYERS = (
     "display",
     "options",
     "batch",
+    "configuration",
     "fabric",
     "environment",
     "scaling",

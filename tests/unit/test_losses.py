@@ -15,7 +15,7 @@ from hpcgpu.batch.monitor import View
 from hpcgpu.cluster.groups import WorkerGroup
 from hpcgpu.cluster.jobs import WorkerJob
 from hpcgpu.cluster.manager import Manager
-from hpcgpu.options.schema import resolve
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.scaling.policy import Limits
 
 JOBS, GPUS = 8, 4

@@ -14,8 +14,10 @@ from click.testing import CliRunner
 
 from hpcgpu import SlurmGPUCluster
 from hpcgpu.cli import main
+from hpcgpu.configuration.resolve import cluster_directories, resolve, resolve_group
 from hpcgpu.errors import LaunchError, OptionError
-from hpcgpu.options.schema import ClusterOptions, SchedulerOptions, WorkerOptions, cluster_directories, names, resolve, resolve_group
+from hpcgpu.options.common import ClusterOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.schema import names
 from hpcgpu.remote.lookup import locate
 from hpcgpu.runtime.launch import expanded
 from hpcgpu.scripts.render import render

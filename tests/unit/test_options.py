@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from hpcgpu.cli import main as cli
+from hpcgpu.configuration.resolve import cluster_directories, resolve, resolve_group
 from hpcgpu.errors import OptionError
 from hpcgpu.options import values
-from hpcgpu.options.schema import cluster_directories, resolve, resolve_group
 
 
 def test_arguments_beat_the_system_s_section_which_beats_the_general_one_which_beats_defaults() -> None:

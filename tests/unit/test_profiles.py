@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from hpcgpu.batch.pbs.nodes import parse_pbsnodes
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
 from hpcgpu.options import profiles
-from hpcgpu.options.schema import resolve
 from hpcgpu.profiles import draft
 from hpcgpu.scripts.render import render
 from tests.unit.test_render import golden

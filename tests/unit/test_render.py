@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hpcgpu.batch.pbs.names import pbs_name
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.options.schema import resolve
 from hpcgpu.scripts.bundle import make, make_single
 from hpcgpu.scripts.render import render_bundle, render_single
 from hpcgpu.store.directory import ClusterDirectory

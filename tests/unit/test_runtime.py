@@ -23,9 +23,9 @@ from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.monitor import Answer, Monitor, presumed_ended
 from hpcgpu.batch.reasons import advice, explain, outlook
 from hpcgpu.batch.slurm.client import Slurm
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterExists, LaunchError
 from hpcgpu.fabric.choice import Node
-from hpcgpu.options.schema import resolve
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime import devices, launch
 from hpcgpu.runtime import scheduler as scheduler_preload

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.options.schema import WorkerOptions, resolve
+from hpcgpu.options.common import WorkerOptions
 from hpcgpu.scaling.units import jobs_for, limits
 
 

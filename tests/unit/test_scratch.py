@@ -15,8 +15,8 @@ import dask
 import pytest
 
 from hpcgpu.cluster.lifecycle import _check_local_directory
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import LaunchError, NotTrusted, OptionError
-from hpcgpu.options.schema import resolve
 from hpcgpu.runtime import scratch
 from hpcgpu.runtime.launch import temporary_place
 

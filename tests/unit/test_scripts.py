@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.options.schema import resolve
 from hpcgpu.scripts.render import directive_value, parse_directive, pbs_value, render
 
 GOLDEN = Path(__file__).parent / "golden"

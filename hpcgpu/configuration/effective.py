@@ -1,7 +1,4 @@
-"""Configuration: the template, every option as a commented line of YAML, and which options count and where they come from.
-
-``python -m hpcgpu.options.config > ~/.config/dask/hpcgpu.yaml`` begins a configuration file.
-"""
+"""Configuration: the template, every option as a commented line of YAML, and which options count and where they come from."""
 
 from __future__ import annotations
 
@@ -15,17 +12,11 @@ from typing import Any
 
 import dask.config
 
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.options import profiles
-from hpcgpu.options.schema import (
-    ALIASES,
-    SYSTEMS,
-    ClusterOptions,
-    JobOptions,
-    SchedulerOptions,
-    WorkerOptions,
-    names,
-    resolve,
-)
+from hpcgpu.options.common import SYSTEMS, ClusterOptions, JobOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.schema import names
+from hpcgpu.options.spelling import ALIASES
 
 __all__ = ["Effective", "effective", "template"]
 
@@ -137,7 +128,3 @@ def _shown(value: Any) -> Any:
     if isinstance(value, tuple):
         return dict(value) if value and isinstance(value[0], tuple) else list(value)
     return str(value) if isinstance(value, Path) else value
-
-
-if __name__ == "__main__":
-    print(template(), end="")

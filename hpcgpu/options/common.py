@@ -1,0 +1,345 @@
+"""The options that all batch systems share: of a job, a worker job, the scheduler job and the cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcgpu.errors import OptionError
+from hpcgpu.options import values
+from hpcgpu.options.schema import option
+
+__all__ = ["DEFAULT", "SYSTEMS", "ClusterOptions", "JobOptions", "Options", "SchedulerOptions", "WorkerOptions"]
+
+#: Name of the worker group that every cluster has.
+DEFAULT = "default"
+
+#: Batch systems, each with a section of the configuration.
+SYSTEMS = ("slurm", "pbs", "local")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What a job asks of the batch system, and how its script begins. Amounts are per node."""
+
+    queue: str | None = option(parse=values.word, inherited=True, doc="Queue (Slurm: partition) to submit to; several joined by commas.")
+    account: str | None = option(parse=values.word, inherited=True, doc="Account to charge.")
+    qos: str | None = option(parse=values.word, inherited=True, doc="Quality of service.")
+    reservation: str | None = option(parse=values.word, inherited=True, doc="Reservation to run in.")
+    walltime: int | None = option(
+        parse=values.walltime,
+        inherited=True,
+        doc="Longest run time of a job: '02:00:00', '1-12:00:00', '2h'. Without it the queue's default holds.",
+    )
+    cores: int | None = option(parse=values.positive, doc="CPU cores per node.")
+    memory: int | None = option(
+        parse=values.memory, doc="Memory per node, such as '60GB'. Without it none is asked for; on PBS 4 GiB for each GPU, at least 4 GiB."
+    )
+    gpus_per_node: int = option(1, parse=values.natural, doc="GPUs per node; one Dask worker runs on each. 0 makes CPU workers.")
+    gpu_type: str | None = option(parse=values.word, doc="Type of GPU, by the batch system's name for it, such as 'a100'.")
+    gpu_request: str = option(
+        "gres",
+        parse=values.choice("gres", "gpus-per-node", "gpus", "none"),
+        inherited=True,
+        doc="How GPUs are asked for in Slurm: --gres, --gpus-per-node, --gpus, or not at all (sites that give whole nodes). On PBS: ngpus, "
+        "or not at all.",
+    )
+    select_extra: str | None = option(
+        parse=values.chunk,
+        pbs_only=True,
+        doc="PBS: further resources of each chunk, such as 'system=polaris' or 'cputype=milan:job_type=x'.",
+    )
+    resource_list: tuple[tuple[str, str], ...] = option(
+        (),
+        parse=values.resource_list,
+        inherited=True,
+        pbs_only=True,
+        doc="PBS: further resources of the job as a whole (-l), a dict such as {'filesystems': 'home:eagle'}.",
+    )
+    place: str | None = option(
+        parse=values.word,
+        pbs_only=True,
+        doc="PBS: how chunks are placed (-l place), such as 'scatter:excl'. Default: 'scatter' for jobs of several nodes.",
+    )
+    pbs_shape: str = option(
+        "select",
+        parse=values.choice("select", "flat"),
+        inherited=True,
+        pbs_only=True,
+        doc="PBS: how resources are asked for: in chunks (-l select=1:ncpus=...), or each by itself (-l ncpus=..., such as NCI's Gadi).",
+    )
+    constraint: str | None = option(parse=values.filled, doc="Node features that are required, in Slurm's syntax.")
+    prefer: str | None = option(parse=values.filled, doc="Node features that are preferred but not required (Slurm 22.05 and later).")
+    job_extra_directives: tuple[str, ...] = option(
+        (), parse=values.lines, doc="Further directives, one option an entry: ['--exclusive', '--mail-type=END']."
+    )
+    job_directives_skip: tuple[str, ...] = option(
+        (), parse=values.lines, inherited=True, doc="Directives to leave out, by option name: ['--mem', '-N']."
+    )
+    job_script_prologue: tuple[str, ...] | Path = option(
+        (), parse=values.prologue, inherited=True, doc="Shell lines to run first (['module load cuda']), or the path of a file to source."
+    )
+    env: tuple[tuple[str, str], ...] = option(
+        (), parse=values.environment, inherited=True, doc="Environment variables of the job, a dict; values arrive as they are, unexpanded."
+    )
+    python: str = option(
+        sys.executable, parse=values.program, inherited=True, doc="Python to run in the job. Default: the one that runs this."
+    )
+    shebang: str = option("#!/usr/bin/env bash", parse=values.shebang, inherited=True, doc="First line of the job script.")
+    local_directory: str | None = option(
+        parse=values.path_on_node,
+        inherited=True,
+        doc="Fast directory on the node for spilling and temporary files of Dask; variables such as $TMPDIR are the job's.",
+    )
+    interface: str | None = option(
+        parse=values.interface,
+        inherited=True,
+        doc="Network interface that workers and scheduler talk over, such as 'ib0'. Default, and 'auto': in the job, that of Slingshot or "
+        "InfiniBand where it has an IPv4 address, else that of the default route.",
+    )
+    ucx_env: tuple[tuple[str, str], ...] = option(
+        (),
+        parse=values.ucx_environment,
+        inherited=True,
+        doc="Variables of UCX for scheduler and workers alike, a dict such as {'UCX_IB_GPU_DIRECT_RDMA': 'n'}.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(JobOptions):
+    """A worker job: one `dask cuda worker` on each node, one Dask worker on each GPU."""
+
+    nodes_per_job: int = option(1, parse=values.positive, doc="Nodes of one job.")
+    pbs_launcher: str = option(
+        "pbsdsh",
+        parse=values.command,
+        pbs_only=True,
+        doc="PBS: what starts a process on each node of a job of several: 'pbsdsh', or an MPI launcher such as 'mpiexec --ppn 1', which "
+        "gets -n with the number of nodes.",
+    )
+    nthreads: int | None = option(
+        parse=values.positive, doc="Threads of one Dask worker. Default: 1 with a GPU (dask-cuda's default), else `cores`."
+    )
+    resources: tuple[tuple[str, float], ...] | None = option(
+        parse=values.resources, doc="Abstract resources of one Dask worker. Default: {'GPU': 1} with a GPU, else none."
+    )
+    death_timeout: float = option(
+        300.0,
+        parse=values.duration,
+        inherited=True,
+        doc="How long a running worker waits for the scheduler before it gives up, seconds or '5m'.",
+    )
+    walltime_margin: float | None = option(
+        parse=values.duration,
+        inherited=True,
+        doc="How long before the end of a job's walltime its workers begin to retire, at least; more if they hold much data. Default: a "
+        "tenth of the walltime, 30 s at least and 5 min at most.",
+    )
+    worker_extra_args: tuple[str, ...] = option(
+        (), parse=values.lines, doc="Further arguments of the worker command; each reaches it as it is, unexpanded."
+    )
+    device_memory_limit: str | None = option(
+        parse=values.size_or_fraction, flag="--device-memory-limit", doc="GPU memory at which a worker begins to spill (dask-cuda)."
+    )
+    rmm_pool_size: str | None = option(
+        parse=values.size_or_fraction, flag="--rmm-pool-size", doc="GPU memory pool of a worker (dask-cuda, RMM)."
+    )
+    rmm_maximum_pool_size: str | None = option(
+        parse=values.size_or_fraction, flag="--rmm-maximum-pool-size", doc="Upper limit of the GPU memory pool (dask-cuda, RMM)."
+    )
+    rmm_managed_memory: bool | None = option(
+        parse=values.boolean, flag="--rmm-managed-memory", doc="Pool of managed memory (dask-cuda, RMM)."
+    )
+    rmm_async: bool | None = option(
+        parse=values.boolean, flag="--rmm-async", doc="CUDA's stream-ordered allocator instead of a pool (dask-cuda, RMM)."
+    )
+    rmm_release_threshold: str | None = option(
+        parse=values.size_or_fraction, flag="--rmm-release-threshold", doc="Memory kept by the stream-ordered allocator (dask-cuda, RMM)."
+    )
+    enable_cudf_spill: bool | None = option(
+        parse=values.boolean, flag="--enable-cudf-spill", doc="cuDF's own spilling instead of dask-cuda's."
+    )
+    pre_import: str | None = option(
+        parse=values.word, flag="--pre-import", doc="Modules to import on the workers first, joined by commas: 'cudf,rmm' (dask-cuda)."
+    )
+    enable_tcp_over_ucx: bool | None = option(
+        parse=values.boolean,
+        inherited=True,
+        flag="--enable-tcp-over-ucx",
+        doc="UCX over TCP (dask-cuda). Leave unset for automatic transports.",
+    )
+    enable_infiniband: bool | None = option(
+        parse=values.boolean,
+        inherited=True,
+        flag="--enable-infiniband",
+        doc="UCX over InfiniBand (dask-cuda). Leave unset for automatic transports.",
+    )
+    enable_nvlink: bool | None = option(
+        parse=values.boolean,
+        inherited=True,
+        flag="--enable-nvlink",
+        doc="UCX over NVLink (dask-cuda). Leave unset for automatic transports.",
+    )
+    enable_rdmacm: bool | None = option(
+        parse=values.boolean, inherited=True, flag="--enable-rdmacm", doc="RDMA connection manager for UCX (dask-cuda)."
+    )
+
+    @property
+    def workers_per_job(self) -> int:
+        """Dask workers that one job brings."""
+        return self.nodes_per_job * max(1, self.gpus_per_node)
+
+    def worker_resources(self) -> tuple[tuple[str, float], ...]:
+        """Abstract resources of one Dask worker, with the default applied."""
+        if self.resources is not None:
+            return self.resources
+        return (("GPU", 1.0),) if self.gpus_per_node else ()
+
+    def passed_on(self) -> Iterator[tuple[str, Any]]:
+        """Flags of the worker command that come from options of the same name, with their values."""
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.metadata["flag"] and value is not None:
+                yield f.metadata["flag"], value
+
+    def __post_init__(self) -> None:
+        if self.gpus_per_node == 0:
+            for f in dataclasses.fields(self):
+                if f.metadata["flag"] and getattr(self, f.name) is not None:
+                    raise OptionError(f"{f.name} is an option of GPU workers, but gpus_per_node is 0")
+        for i, argument in enumerate(self.worker_extra_args):
+            flag = re.split(r"[=\s]", argument.strip(), maxsplit=1)[0]
+            if owner := _OWNED_ARGUMENTS.get(flag):
+                raise OptionError(f"worker_extra_args: {flag} is set by {owner}")
+            if flag.startswith("-") and not argument.strip().startswith(f"{flag}=") and flag != argument.strip():
+                name, _, value = argument.strip().partition(" ")
+                raise OptionError(
+                    f"worker_extra_args[{i}]={argument!r} holds an option and its value in one: write {name!r}, {value.strip()!r}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions(JobOptions):
+    """The scheduler job. What it does not set itself it takes from the workers, where that makes sense (`inherited`)."""
+
+    dashboard_address: str | None = option(
+        parse=values.listen_address,
+        doc="Where the dashboard listens in the job, such as '127.0.0.1:0'. Default: a free port of the address by which clients reach the "
+        "scheduler, and no other; ':0' is a free port of all addresses.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """The cluster as a whole."""
+
+    name: str = option("", parse=values.cluster_name, doc="Name of the cluster: its directory, and the beginning of its jobs' names.")
+    profile: str | None = option(parse=values.profile_name, doc="Profile of the site, such as 'perlmutter'; see `hpcgpu profiles list`.")
+    jobs: int = option(0, parse=values.natural, doc="Worker jobs to submit at the start.")
+    protocol: str = option(
+        "auto",
+        parse=values.choice("auto", "ucx", "tcp", "tls"),
+        doc="What workers and scheduler talk: 'ucx', 'tcp' ('tls' is tcp, which is encrypted by default), or 'auto': ucx where the "
+        "scheduler's node has all that it needs, else tcp.",
+    )
+    client_interface: str | None = option(
+        parse=values.interface,
+        doc="Interface of the scheduler's node by which clients reach it. Default, and 'auto': the one of its default route.",
+    )
+    security: bool = option(
+        True, parse=values.boolean, doc="TLS with credentials made for this cluster. False lets anyone who reaches a port run code as you."
+    )
+    cluster_directory: Path = option(
+        Path("~/.hpcgpu/clusters").expanduser(),
+        parse=values.directory,
+        doc="Directory on the shared filesystem in which each cluster has its own, by name; variables such as $SCRATCH are expanded.",
+    )
+    log_directory: Path | None = option(
+        parse=values.directory, doc="Directory of the jobs' logs. Default: `logs` in the cluster's own directory."
+    )
+    template_directory: Path | None = option(
+        parse=values.existing_directory, doc="Directory of your own templates; those not there are taken from hpcgpu."
+    )
+    idle_timeout: float | None = option(
+        parse=values.duration, doc="The scheduler, and with it the cluster, ends after so long without work; seconds or '1h'."
+    )
+    lease: float | None = option(
+        600.0,
+        parse=values.duration_or_none,
+        doc="The scheduler, and with it the cluster, ends when it has not heard of this program for so long: after a crash, or kill -9. "
+        "0 lets it live.",
+    )
+    worker_restarts: int = option(
+        2, parse=values.natural, doc="Worker jobs that may fail in a row and be replaced before the cluster pauses and says so."
+    )
+    poll_interval: float = option(
+        10.0, parse=values.duration, doc="Seconds between two questions to the queue; four times as long while nothing is pending."
+    )
+    shutdown_on_close: bool = option(
+        True,
+        parse=values.boolean,
+        doc="Cancel the cluster's jobs when it is closed, and when this program ends. False leaves them to idle_timeout and walltime; "
+        "from_name takes the cluster up again.",
+    )
+    wait: bool = option(
+        True,
+        parse=values.boolean,
+        doc="Wait for the scheduler before going on. False returns as soon as the scheduler job is submitted, for queues that take hours.",
+    )
+    if_exists: str = option(
+        "error",
+        parse=values.choice("error", "connect"),
+        doc="Where a cluster of this name has jobs in the queue: 'error', or 'connect' to take it over as from_name does.",
+    )
+    environment_check: str = option(
+        "error",
+        parse=values.choice("error", "warn", "off"),
+        doc="What differences in software and GPUs between client, scheduler and workers do that cannot work: 'error', or 'warn'. Lesser "
+        "ones are warnings. 'off' compares nothing.",
+    )
+    quiet: bool = option(False, parse=values.boolean, doc="No progress messages.")
+
+
+@dataclass(frozen=True)
+class Options:
+    """All options of one cluster, read and checked. `scheduler` is None when the scheduler runs in the client's process."""
+
+    cluster: ClusterOptions
+    worker: WorkerOptions
+    scheduler: SchedulerOptions | None
+    system: str = "slurm"
+
+
+#: Arguments of the worker command that hpcgpu sets itself, and by which option.
+_OWNED_ARGUMENTS = {
+    "--name": "hpcgpu: workers are named after their job",
+    "--nthreads": "the option nthreads",
+    "--resources": "the option resources",
+    "--memory-limit": "the option memory",
+    "--death-timeout": "the option death_timeout",
+    **dict.fromkeys(
+        ("--lifetime", "--lifetime-stagger", "--lifetime-restart", "--no-lifetime-restart"),
+        "hpcgpu, from the walltime of the job: remove it. The option walltime_margin says how long before the end of the walltime workers "
+        "retire and a new job replaces theirs",
+    ),
+    **dict.fromkeys(("--nanny", "--no-nanny"), "hpcgpu: workers always have a nanny"),
+    "--host": "the option interface",
+    "--local-directory": "the option local_directory",
+    "--interface": "the option interface",
+    "--protocol": "the option protocol",
+    "--scheduler-file": "hpcgpu, from the cluster's contact file",
+    "--nworkers": "the option gpus_per_node",
+    "--tls-ca-file": "the option security",
+    "--tls-cert": "the option security",
+    "--tls-key": "the option security",
+} | {
+    spelling: f"the option {f.name}"
+    for f in dataclasses.fields(WorkerOptions)
+    if f.metadata["flag"]
+    for spelling in (f.metadata["flag"], f.metadata["flag"].replace("--enable-", "--disable-"), f.metadata["flag"].replace("--", "--no-"))
+}

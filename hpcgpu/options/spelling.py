@@ -1,0 +1,68 @@
+"""Names of options that users write: other names of an option, names that other tools use, and slips. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+__all__ = ["ALIASES", "FOREIGN", "spelled", "unknown"]
+
+#: Names that mean the same as one of ours.
+ALIASES = {"partition": "queue", "n_jobs": "jobs", "project": "account"}
+
+#: Names that other tools use, and what to write here.
+FOREIGN = {
+    "processes": "one Dask worker runs per GPU: set gpus_per_node (and nodes_per_job)",
+    "n_workers": "workers come by whole jobs: set jobs, or call scale(n)",
+    "job_cpu": "set cores",
+    "job_mem": "set memory",
+    "job_name": "set name: jobs are named after the cluster",
+    "gpus": "set gpus_per_node (and nodes_per_job, jobs)",
+    "n_gpus": "set gpus_per_node (and nodes_per_job, jobs)",
+    "nodes": "set nodes_per_job and jobs",
+    "time": "set walltime",
+    "job_extra": "set job_extra_directives",
+    "header_skip": "set job_directives_skip",
+    "env_extra": "set env, or job_script_prologue for shell lines",
+    "extra": "set worker_extra_args",
+    "host": "set interface",
+    "shared_temp_directory": "set cluster_directory",
+    "scheduler_options": "set scheduler={...}",
+    "nanny": "workers always have a nanny",
+    "worker_command": "workers always run `dask cuda worker`, with gpus_per_node=0 `dask worker`: leave it out",
+    "config_name": "there is none: the sections of the configuration are hpcgpu.slurm, hpcgpu.pbs and hpcgpu.local",
+    "resource_spec": "set cores, memory and gpus_per_node; on PBS select_extra, resource_list and place hold the rest",
+    "job_script_epilogue": "there is none: the Dask command replaces the script of the job, so nothing can run after it",
+    "job_cls": "the class of the cluster decides: SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster; scripts of your own: template_directory",
+    "gres": "set gpus_per_node and gpu_type; gpu_request says how they are asked for",
+    "port": "the scheduler takes a free port, which clients find in the cluster directory: leave it out",
+    "mem": "set memory",
+    "cpus": "set cores",
+    "ncpus": "set cores",
+    "cpus_per_task": "set cores",
+    "ngpus": "set gpus_per_node (and nodes_per_job, jobs)",
+    "silence_logs": "set quiet=True",
+    "scheduler_cls": "set scheduler={...}, or scheduler='local' for a scheduler in this program",
+    "lifetime": "workers retire before the walltime ends by themselves: set walltime and walltime_margin",
+    "memory_limit": "set memory: each worker gets its share",
+    "threads_per_worker": "set nthreads",
+    "dashboard_address": "it is an option of the scheduler job: scheduler={'dashboard_address': ...}",
+}
+
+
+def spelled(key: str) -> str:
+    """Return the name of the option that a key of YAML means."""
+    name = key.replace("-", "_")
+    return ALIASES.get(name, name)
+
+
+def unknown(key: str, allowed: set[str], elsewhere: Mapping[str, set[str]]) -> str:
+    if owner := next((o for o, n in elsewhere.items() if key in n), None):
+        if owner == "scheduler":
+            return f"{key} is an option of the scheduler job: write scheduler={{{key!r}: ...}}"
+        return f"{key} is not an option of the scheduler job, but of the {owner}: write it beside scheduler="
+    if advice := FOREIGN.get(key):
+        return f"unknown option {key!r}: {advice}"
+    near = difflib.get_close_matches(key, sorted(allowed | set(ALIASES)), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(allowed))}"
+    return f"unknown option {key!r}: {hint}"
