@@ -1,4 +1,4 @@
-"""A batch system behind commands: what Slurm and PBS share, the careful submit and the patient question."""
+"""A batch system behind commands: what Slurm and PBS share, the careful submit, and queries that are repeated."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class CommandBatch(BatchSystem):
             if not wanted():
                 if again:
                     break
-                raise Cancelled(f"job {job_name!r} is not wanted any more")
+                raise Cancelled(f"job {job_name!r} was not submitted: it is no longer needed")
             try:
                 result = run(argv, timeout=self.timeout)
             except BatchUnavailable as error:

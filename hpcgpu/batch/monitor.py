@@ -100,7 +100,7 @@ def observe(
             since = view.missing_since if view.missing_since is not None else now
             answers = view.answers + 1
             state = JobState.UNKNOWN
-            reason = "the queue does not know it any more"
+            reason = "the queue no longer knows it"
             if presumed_ended(missing=now - since, answers=answers, grace=grace):
                 state, reason = JobState.FAILED, f"the queue has not known it for {now - since:.0f} s"
             views[job_id] = View(replace(view.status, state=state, reason=reason), view.submitted, since, answers)

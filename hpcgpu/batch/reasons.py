@@ -21,26 +21,34 @@ class Outlook(enum.Enum):
 
 #: Slurm's reason codes (https://slurm.schedmd.com/job_reason_codes.html): pattern, outlook, sentence.
 _REASONS: list[tuple[str, Outlook, str]] = [
-    (r"None|", Outlook.WAIT, "the batch system has not looked at it yet"),
+    (r"None|", Outlook.WAIT, "the batch system has not considered it yet"),
     (r"Priority", Outlook.WAIT, "other jobs have a higher priority"),
     (r"Resources", Outlook.WAIT, "no free node has what it asks for"),
     (r"Dependency", Outlook.WAIT, "it starts once the scheduler job has started"),
-    (r"BeginTime", Outlook.WAIT, "its earliest start time has not come yet; after a requeue that is two minutes later"),
-    (r"Cleaning|Prolog", Outlook.WAIT, "it is being prepared"),
-    (r"DependencyNeverSatisfied", Outlook.NEVER, "the job that it depends on is gone: cancel it"),
+    (r"BeginTime", Outlook.WAIT, "its earliest start time is in the future; after a requeue that is two minutes away"),
+    (r"Cleaning|Prolog", Outlook.WAIT, "its node is being prepared"),
+    (r"DependencyNeverSatisfied", Outlook.NEVER, "the job that it depends on has ended, so cancel this one"),
     (r"PartitionTimeLimit", Outlook.NEVER, "its walltime is above the queue's limit: ask for a shorter `walltime`"),
     (r"PartitionNodeLimit", Outlook.NEVER, "it asks for more nodes than the queue gives: reduce `nodes_per_job`"),
     (r"BadConstraints", Outlook.NEVER, "no node can satisfy it: check `gpu_type`, `constraint`, `cores` and `memory`"),
     (r"InvalidAccount|AccountNotAllowed", Outlook.NEVER, "the account may not be used here: check `account`"),
     (r"InvalidQOS|QOSNotAllowed", Outlook.NEVER, "the quality of service may not be used here: check `qos`"),
-    (r"JobHeldUser", Outlook.NEVER, "you hold it: `scontrol release` lets it go"),
-    (r"JobHeldAdmin|JobHoldMaxRequeue", Outlook.NEVER, "it is held by the system: ask the site's support"),
+    (r"JobHeldUser", Outlook.NEVER, "you hold it: release it with `scontrol release`"),
+    (r"JobHeldAdmin|JobHoldMaxRequeue", Outlook.NEVER, "the system holds it: ask the site's support"),
     (r"(QOS|Assoc)MaxWall\w*", Outlook.NEVER, "its walltime is above your limit: ask for a shorter `walltime`"),
-    (r"(QOS|Assoc)Max\w*(PerJob|PerNode)\w*", Outlook.NEVER, "it asks for more than one job may have"),
-    (r"(QOS|Assoc)Grp\w*", Outlook.LIMIT, "your group's limit is reached until other jobs end"),
-    (r"(QOS|Assoc)Max\w*|Max\w*PerAccount|JobArrayTaskLimit", Outlook.LIMIT, "your limit is reached until other jobs of yours end"),
+    (r"(QOS|Assoc)Max\w*(PerJob|PerNode)\w*", Outlook.NEVER, "it asks for more than the limit for a single job: reduce what it asks for"),
+    (r"(QOS|Assoc)Grp\w*", Outlook.LIMIT, "your group has reached its limit: other jobs must end first"),
+    (
+        r"(QOS|Assoc)Max\w*|Max\w*PerAccount|JobArrayTaskLimit",
+        Outlook.LIMIT,
+        "you have reached your limit: other jobs of yours must end first",
+    ),
     (r"Licenses", Outlook.SITE, "it waits for a licence"),
-    (r"ReqNodeNotAvail", Outlook.SITE, "its nodes are reserved or down, often for maintenance: a shorter `walltime` may fit before it"),
+    (
+        r"ReqNodeNotAvail",
+        Outlook.SITE,
+        "its nodes are reserved or down, often for maintenance: with a shorter `walltime` it may run before that",
+    ),
     (r"NodeDown|PartitionDown|PartitionInactive|Reservation\w*", Outlook.SITE, "its nodes or its queue are out of service"),
 ]
 
@@ -56,13 +64,13 @@ _COMMENTS: list[tuple[str, Outlook, str]] = [
     (
         r"Not Running: .*; (no node has|\d+ times)",
         Outlook.NEVER,
-        "no node of its queue is that large: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and `nodes_per_job`",
+        "no node of its queue is large enough: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and `nodes_per_job`",
     ),
     # Before the holds, as it is held too.
-    (r".*too many failed attempts", Outlook.NEVER, "PBS tried in vain to start it and holds it now: ask the site's support"),
-    (r"Hold_Types = \w*u", Outlook.NEVER, "you hold it: `qrls` lets it go"),
+    (r".*too many failed attempts", Outlook.NEVER, "PBS could not start it several times and now holds it: ask the site's support"),
+    (r"Hold_Types = \w*u", Outlook.NEVER, "you hold it: release it with `qrls`"),
     (r"(Hold_Types = s, )?depend = ", Outlook.WAIT, "it starts once the scheduler job has started"),
-    (r"Hold_Types = \w*[osp]", Outlook.NEVER, "it is held by the system: ask the site's support"),
+    (r"Hold_Types = \w*[osp]", Outlook.NEVER, "the system holds it: ask the site's support"),
     (
         r"Not Running: .*(Insufficient amount|free nodes|right type of nodes|too few free)",
         Outlook.WAIT,
@@ -71,12 +79,12 @@ _COMMENTS: list[tuple[str, Outlook, str]] = [
     (
         r"Not Running: .*(limit|would exceed)",
         Outlook.LIMIT,
-        "a limit on running jobs, yours or all users', is reached until other jobs end",
+        "the limit on running jobs is reached, yours or that of all users: other jobs must end first",
     ),
     (
         r"Not Running: .*([Dd]edicated|reservation|primetime|cross into)",
         Outlook.SITE,
-        "it would run into a time that is kept free, often for maintenance: a shorter `walltime` may fit before it",
+        "it would still run when a reserved time begins, often maintenance: with a shorter `walltime` it may run before that",
     ),
     (
         r"Not Running: .*([Qq]ueue .*not (started|an execution)|not started|ineligible state|provision)",
@@ -84,7 +92,7 @@ _COMMENTS: list[tuple[str, Outlook, str]] = [
         "its nodes or its queue are out of service",
     ),
     (r"Not Running: .*(top job|strict|fairshare|preempt|threshold)", Outlook.WAIT, "other jobs have a higher priority"),
-    (r"Not Running", Outlook.WAIT, "the scheduler does not run it yet"),
+    (r"Not Running", Outlook.WAIT, "the batch system does not run it yet"),
 ]
 #: What PBS says of a shortage: requested, available, total.
 _SHORT = re.compile(r"Not Running: .*\(R: (\d+)(\w*) A: \w* ?T: (\d+)(\w*)\)")
@@ -104,19 +112,19 @@ _REFUSALS: list[tuple[str, str]] = [
 
 _ENDS = {
     JobState.COMPLETED: "it ended by itself",
-    JobState.CANCELLED: "it was cancelled",
-    JobState.FAILED: "it failed",
-    JobState.TIMEOUT: "its walltime was over",
+    JobState.CANCELLED: "a user or the batch system cancelled it",
+    JobState.FAILED: "it ended with an error",
+    JobState.TIMEOUT: "it reached the end of its walltime",
     JobState.NODE_FAIL: "its node failed",
-    JobState.OUT_OF_MEMORY: "it used more memory than it asked for: ask for more `memory`",
-    JobState.PREEMPTED: "it was preempted by a job of higher priority",
+    JobState.OUT_OF_MEMORY: "it used more memory than it asked for: increase `memory`",
+    JobState.PREEMPTED: "a job of higher priority preempted it",
     JobState.RUNNING: "",
     JobState.COMPLETING: "it is ending",
-    JobState.UNKNOWN: "the batch system says nothing of it",
+    JobState.UNKNOWN: "the batch system says nothing about it",
 }
 
 _FAILURES = {
-    "JobLaunchFailure": "the node could not start it (often the directory of its log cannot be written there), or killed it for its memory",
+    "JobLaunchFailure": "the node could not start it, often because it cannot write the log there, or killed it because of its memory",
     "NonZeroExitCode": "its script failed",
     "RaisedSignal": "a signal ended it",
 }
@@ -145,7 +153,7 @@ def explain(status: JobStatus) -> str:
     """Return one sentence on why a job waits or ended, with the batch system's own word in brackets."""
     if status.state is JobState.PENDING:
         found = _match(status.reason)
-        sentence = found[1] if found else "the batch system gives a reason of its own"
+        sentence = found[1] if found else "the batch system gives this reason"
     else:
         sentence = _ENDS.get(status.state, "")
         if status.state is JobState.FAILED:

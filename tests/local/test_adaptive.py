@@ -110,7 +110,7 @@ def test_jobs_that_are_cancelled_from_outside_do_not_count_against_a_task(
     with (
         LocalGPUCluster(**options, jobs=1, env=FAILURES) as cluster,
         Client(cluster) as client,
-        told("it was cancelled"),
+        told("a user or the batch system cancelled it"),
     ):
         future = client.submit(wait_for, "go")
         for _ in range(3):
@@ -196,7 +196,7 @@ def test_the_end_of_the_scheduler_s_walltime_is_announced_and_then_a_clear_error
     near = "the walltime of the scheduler job 1 ends in [01] min, and the cluster with it: fetch your results"
     with told(near), LocalGPUCluster(**CPU, scheduler={"walltime": "30s"}) as cluster:
         until(lambda: cluster.status.name == "failed", "the cluster takes note of its end")
-        with pytest.raises(ClusterError, match=r"the scheduler of cluster .* is gone.*timeout: its walltime was over"):
+        with pytest.raises(ClusterError, match=r"the scheduler of cluster .* is gone.*timeout: it reached the end of its walltime"):
             cluster.wait_for_workers(1)
 
 
@@ -269,7 +269,7 @@ def test_a_limit_of_the_site_is_no_failure(grumpy: Grumpy, until: Until) -> None
         assert "There are as many jobs as the site allows" in cluster.get_logs()["Cluster"]
         grumpy.refusal = None
         [job] = cluster.workers.values()
-        with told("it was cancelled"):
+        with told("a user or the batch system cancelled it"):
             grumpy.cancel([str(job.job_id)])  # one of ours ends: the site may allow another
             cluster.wait_for_workers(3)
 

@@ -275,7 +275,7 @@ def test_a_scheduler_that_dies_is_named_and_its_workers_are_cancelled(queue: Loc
         queue.cancel([scheduler.id])
         until(lambda: cluster.status.name == "failed", "the death is noticed")
     until(lambda: live(queue) == [], "the worker jobs are gone")
-    with pytest.raises(ClusterError, match=f"scheduler job {scheduler.id} .*it was cancelled"):
+    with pytest.raises(ClusterError, match=f"scheduler job {scheduler.id} .*a user or the batch system cancelled it"):
         cluster.wait_for_workers(1)
     with pytest.raises(ClusterError, match="is gone"):
         cluster.scale(2)
@@ -432,7 +432,7 @@ def test_slurm_never_sees_what_cannot_be(home: Path, monkeypatch: pytest.MonkeyP
 
 def test_where_slurm_is_not_installed_that_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(home))
-    with pytest.raises(BatchError, match=r"`sbatch` was not found on the PATH. Slurm's commands are needed: run this on a login node"):
+    with pytest.raises(BatchError, match=r"`sbatch` was not found on the PATH. hpcgpu needs Slurm's commands: run this on a login node"):
         SlurmGPUCluster(queue="gpu")
     assert not (home / "clusters").exists()
 

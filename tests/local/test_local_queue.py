@@ -249,9 +249,9 @@ def test_refused_in_plain_words(site: Site) -> None:
     for directive, words in {
         "--gpus=8": "asks for 8 GPUs, this machine has 2",
         "--partition=big": "unknown directive --partition",
-        "--gpus=many": "`many` is no value for the directive --gpus",
-        "--time=1:2": "`1:2` is no value for the directive --time",
-        "-n 3": "is no directive of the form",
+        "--gpus=many": "`many` is not a valid value of the directive --gpus",
+        "--time=1:2": "`1:2` is not a valid value of the directive --time",
+        "-n 3": "is not a directive of the form",
     }.items():
         with pytest.raises(SubmitRefused, match=words):
             site.submit("true", directive)
@@ -352,7 +352,7 @@ def test_machine_belongs_to_the_directory(site: Site, monkeypatch: pytest.Monkey
     with pytest.raises(BatchError, match="4 slots, not 5"):
         LocalQueue(site.queue.directory, slots=5).check()
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
-    with pytest.raises(BatchError, match="elsewhere one of its own"):
+    with pytest.raises(BatchError, match="On elsewhere, set HPCGPU_QUEUE_DIRECTORY"):
         site.queue.check()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,-1,3")
     monkeypatch.setenv("HPCGPU_QUEUE_DIRECTORY", str(site.home / "other"))

@@ -135,7 +135,9 @@ def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replac
 
 def test_a_job_of_two_nodes_all_of_which_fail_has_failed_though_pbsdsh_ends_well(fake_gpus: None, pbs: Site, until: Until) -> None:
     with PBSGPUCluster(name="all", jobs=0, nodes_per_job=2, job_script_prologue=ALL_FAIL, **PBS_GPU) as cluster:
-        with told(r"\(all-0\) failed: it failed, exit code 4 (.|\n)*none of its workers had connected(.|\n)*no driver on node"):
+        with told(
+            r"\(all-0\) failed: it ended with an error, exit code 4 (.|\n)*none of its workers had connected(.|\n)*no driver on node"
+        ):
             cluster.scale(jobs=1)
             cluster.wait_for_workers(4)
         assert list(cluster.directory.path.glob("ended-*")) == []

@@ -113,8 +113,8 @@ def test_a_job_that_is_deleted_by_somebody_is_told_and_replaced(pbs: Site, until
     ("options", "words"),
     [
         ({"cores": 999}, r"no node can ever give what it asks for.*\[Can Never Run: Insufficient amount of resource: ncpus \(R: 999"),
-        ({"cores": 17}, r"no node of its queue is that large.*\[Not Running: .*; no node has ncpus=17"),
-        ({"select_extra": "gpu_type=h100"}, r"no node of its queue is that large.*no node has ncpus=1.*gpu_type=h100"),
+        ({"cores": 17}, r"no node of its queue is large enough.*\[Not Running: .*; no node has ncpus=17"),
+        ({"select_extra": "gpu_type=h100"}, r"no node of its queue is large enough.*no node has ncpus=1.*gpu_type=h100"),
     ],
 )
 def test_a_request_that_no_node_can_fill_is_said(pbs: Site, options: dict[str, Any], words: str) -> None:

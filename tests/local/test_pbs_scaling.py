@@ -104,7 +104,7 @@ def test_a_job_that_never_connects_is_explained_with_its_log(pbs: Site, until: U
     broken.touch()
     prologue = [f"if [ -e {broken} ] && [ $HPCGPU_PBS_JOB = odd-0 ]; then echo 'no such module' >&2; exit 3; fi"]
     with PBSGPUCluster(**CPU | {"worker_restarts": 0}, name="odd", job_script_prologue=prologue) as cluster:
-        with told(r"failed: it failed, exit code 3 .*none of its workers had connected(.|\n)*no such module"):
+        with told(r"failed: it ended with an error, exit code 3 .*none of its workers had connected(.|\n)*no such module"):
             adaptive = cluster.adapt(minimum_jobs=1, maximum_jobs=1)
             until(lambda: adaptive.state.paused, "it pauses")
         broken.unlink()

@@ -132,7 +132,7 @@ def test_one_poll_that_goes_wrong_does_not_end_the_watch(odd: Odd, queue: LocalQ
         odd.poll_error = error
         until(lambda: odd.poll_error is None, "a poll goes wrong")
         [job] = cluster.workers.values()
-        with told("it was cancelled"):
+        with told("a user or the batch system cancelled it"):
             queue.cancel([str(job.job_id)])
             until(lambda: job.name not in cluster.workers and cluster.workers, "the job is replaced")
 

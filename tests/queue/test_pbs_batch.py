@@ -97,11 +97,11 @@ def test_what_a_real_openpbs_printed() -> None:
     ("job", "prospect", "words"),
     [
         ("4", Outlook.NEVER, "no node can ever give what it asks for"),
-        ("16", Outlook.NEVER, "you hold it: `qrls` lets it go [Hold_Types = u]"),
+        ("16", Outlook.NEVER, "you hold it: release it with `qrls` [Hold_Types = u]"),
         ("22", Outlook.WAIT, "it starts once the scheduler job has started [Hold_Types = s, depend = after:21.pbs01@pbs01]"),
-        ("18", Outlook.WAIT, "its walltime was over"),
-        ("19", Outlook.WAIT, "it was cancelled, exit code 143 [Job run at"),
-        ("0", Outlook.WAIT, "it failed, exit code 3 [Job run at"),
+        ("18", Outlook.WAIT, "it reached the end of its walltime"),
+        ("19", Outlook.WAIT, "a user or the batch system cancelled it, exit code 143 [Job run at"),
+        ("0", Outlook.WAIT, "it ended with an error, exit code 3 [Job run at"),
     ],
 )
 def test_recorded_states_in_words(job: str, prospect: Outlook, words: str) -> None:
@@ -116,7 +116,7 @@ def test_recorded_states_in_words(job: str, prospect: Outlook, words: str) -> No
     [
         ("Not Running: Insufficient amount of resource: ngpus (R: 2 A: 0 T: 16)", Outlook.WAIT, "no free node"),
         ("Not Running: Insufficient amount of resource: ngpus (R: 1 A: 0 T: 0)", Outlook.NEVER, "no node can ever"),
-        ("Not Running: Insufficient amount of resource: ncpus (R: 64 A: 63 T: 64); no node has ncpus=64", Outlook.NEVER, "that large"),
+        ("Not Running: Insufficient amount of resource: ncpus (R: 64 A: 63 T: 64); no node has ncpus=64", Outlook.NEVER, "large enough"),
         ("Not Running: Not enough free nodes available", Outlook.WAIT, "no free node"),
         ("Not Running: Queue gpu job limit reached for user ada", Outlook.LIMIT, "limit on running jobs"),
         ("Not Running: would exceed user ada's limit on resource ngpus in complex", Outlook.LIMIT, "limit on running jobs"),
@@ -127,7 +127,7 @@ def test_recorded_states_in_words(job: str, prospect: Outlook, words: str) -> No
         ("Can Never Run: can't fit in the largest placement set, and can't span psets", Outlook.NEVER, "can never run"),
         ("Not Running: something new", Outlook.WAIT, "does not run it yet"),
         ("job held, too many failed attempts to run", Outlook.NEVER, "site's support"),
-        ("", Outlook.WAIT, "has not looked at it yet"),
+        ("", Outlook.WAIT, "has not considered it yet"),
     ],
 )
 def test_comments_in_words(comment: str, prospect: Outlook, words: str) -> None:
@@ -186,9 +186,9 @@ def test_of_a_truncated_answer_only_whole_jobs_are_believed(cut: int) -> None:
         ("1:ngpus=18", "free", "no node has ngpus=18"),
         ("1:ncpus=1:gpu_type=h100", "free", "no node has ncpus=1 gpu_type=h100"),
         ("1:ncpus=1:gpu_type=A100", "free", None),
-        ("2:ncpus=1", "scatter", "2 times ncpus=1 is more than there is: room for 1"),
+        ("2:ncpus=1", "scatter", "2 times ncpus=1 does not fit: the nodes have room for 1"),
         ("4:ngpus=4", "vscatter", None),
-        ("5:ngpus=4", "vscatter", "5 times ngpus=4 is more than there is: room for 4"),
+        ("5:ngpus=4", "vscatter", "5 times ngpus=4 does not fit: the nodes have room for 4"),
         ("1:ncpus=1:mem=17gb", "free", "no node has ncpus=1 mem=17gb"),
         ("1:ncpus=1:licence=3", "free", None),  # perhaps the server's own
     ],
@@ -406,7 +406,7 @@ def test_an_ended_job_is_found_in_the_history(batch: PBS, pbs: Site) -> None:
     job_id = submit(batch, pbs, body="exit 3")
     status = finish(batch, job_id)
     assert (status.state, status.exit_code, status.node) == (JobState.FAILED, 3, "n0")
-    assert explain(status).startswith("it failed, exit code 3 [Job run at")
+    assert explain(status).startswith("it ended with an error, exit code 3 [Job run at")
     pbs.set(history=False)
     assert batch.ended([job_id]) == {}, "a server without a history knows nothing of it"
 
@@ -488,7 +488,7 @@ def test_a_job_that_its_user_holds(batch: PBS, pbs: Site) -> None:
     pbs.run("qhold", "-h", "u", job_id)
     status = batch.poll([job_id])[job_id]
     assert outlook(status) is Outlook.NEVER
-    assert "you hold it: `qrls` lets it go [Hold_Types = u, Job held by" in explain(status)
+    assert "you hold it: release it with `qrls` [Hold_Types = u, Job held by" in explain(status)
     batch.cancel([job_id])
 
 

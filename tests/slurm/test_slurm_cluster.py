@@ -134,7 +134,7 @@ def test_a_worker_job_cancelled_from_outside_is_replaced_once(bed: SlurmBed, unt
     with SlurmGPUCluster(**SMALL, jobs=1) as cluster:
         cluster.wait_for_workers(1)
         victim = next(job for job in cluster.jobs if job.kind == "worker")
-        with told(f"worker job {victim.id} .*it was cancelled"):
+        with told(f"worker job {victim.id} .*a user or the batch system cancelled it"):
             subprocess.run(["scancel", victim.id], check=True)
             until(lambda: f"{cluster.name}-1" in cluster.worker_spec, "a replacement")
         cluster.wait_for_workers(1)
@@ -156,7 +156,7 @@ def test_a_scheduler_job_cancelled_while_it_waits_is_named_and_no_worker_job_sta
         for node in ("n0", "n1", "n2", "n3", "s0"):
             bed.node_up(node)
     assert program.returncode == 1
-    assert f"scheduler job {scheduler} (waits-scheduler) cancelled: it was cancelled" in err
+    assert f"scheduler job {scheduler} (waits-scheduler) cancelled: a user or the batch system cancelled it" in err
     assert bed.squeue() == []
 
 

@@ -142,7 +142,7 @@ def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, unt
             "--output=/dev/null",
             "--wrap=sleep 600",
         ]
-        with told(r"preempted: it was preempted by a job of higher priority(.|\n)*It is replaced"):
+        with told(r"preempted: a job of higher priority preempted it(.|\n)*It is replaced"):
             blocker = subprocess.run(urgent, check=True, capture_output=True, text=True).stdout.strip()
             until(lambda: job.name not in cluster.workers and cluster.workers, "another job takes its place", timeout=250)
         cluster.wait_for_workers(1)

@@ -223,7 +223,7 @@ def test_a_job_of_the_embedded_queue_whose_record_is_damaged_is_ended_and_says_w
     (embedded.directory / "jobs" / "notes.json").touch()
     (embedded.directory / "jobs" / "notes.env").touch()
     status = embedded.poll(["2"])["2"]
-    assert status.state is JobState.FAILED and "jobs/2.json is damaged or missing: it was ended" in status.reason
+    assert status.state is JobState.FAILED and "jobs/2.json is damaged or missing, so the queue ended the job" in status.reason
 
 
 def test_what_is_read_has_the_shape_that_was_written() -> None:

@@ -142,7 +142,7 @@ def _directives(text: str) -> dict[str, Any]:
             continue
         match = re.fullmatch(r'#HPCGPU\s+--([\w-]+)=(?:"((?:[^"\\]|\\["\\])*)"|([^\s"]+))\s*', line)
         if match is None:
-            raise SubmitRefused(f'`{line}` is no directive of the form `#HPCGPU --option=value` or `#HPCGPU --option="value"`')
+            raise SubmitRefused(f'`{line}` is not a directive of the form `#HPCGPU --option=value` or `#HPCGPU --option="value"`')
         option, quoted, plain = match.groups()
         value = plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
         if option == "job-name":
@@ -155,7 +155,7 @@ def _directives(text: str) -> dict[str, Any]:
             days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
             fields["walltime"] = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds) or None  # 0: no limit, as in Slurm
         elif option in ("gpus", "time"):
-            raise SubmitRefused(f"`{value}` is no value for the directive --{option}")
+            raise SubmitRefused(f"`{value}` is not a valid value of the directive --{option}")
         else:
             raise SubmitRefused(f"unknown directive --{option}: this queue knows --job-name, --output, --gpus and --time")
     return fields
@@ -375,14 +375,14 @@ class LocalQueue(BatchSystem):
             _store(path, asdict(machine))
         if machine.host != host:  # its process ids would mean nothing here
             raise BatchError(
-                f"the local queue in {self.directory} is that of machine {machine.host}; "
-                f"give {host} one of its own by HPCGPU_QUEUE_DIRECTORY, or remove that directory"
+                f"the local queue in {self.directory} belongs to the machine {machine.host}. "
+                f"On {host}, set HPCGPU_QUEUE_DIRECTORY to another directory, or remove this one"
             )
         for what, asked, there in (("GPUs", self._gpus, len(machine.gpus)), ("slots", self._slots, machine.slots)):
             if asked not in (None, there):
                 raise BatchError(
-                    f"the local queue in {self.directory} was made with {there} {what}, not {asked}; "
-                    "ask for the same, use another directory, or remove that one when no job is left in it"
+                    f"the local queue in {self.directory} has {there} {what}, not {asked}. "
+                    f"Write {there}, use another directory, or remove this one when no job is left in it"
                 )
         return machine
 
@@ -420,7 +420,9 @@ class LocalQueue(BatchSystem):
             if self._read(job_id) is None:
                 lost = JobRecord(job_id=job_id, name="", output="", cwd="")
                 _end(partial(_members, self._marks(lost), None), grace=0)
-                self._close(lost, JobState.FAILED, f"its record {self._jobs / job_id}.json is damaged or missing: it was ended")
+                self._close(
+                    lost, JobState.FAILED, f"its record {self._jobs / job_id}.json is damaged or missing, so the queue ended the job"
+                )
         for job in self._live():
             if job.state is not JobState.PENDING and not _alive(job.supervisor):
                 session = job.leader[0] if _alive(job.leader) else None

@@ -207,15 +207,15 @@ class PBS(CommandBatch):
     def check(self) -> None:
         """Raise `BatchError` when PBS's commands are not there, or when they are Torque's or Slurm's imitations of them."""
         for command in ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls"):
-            require(command, "PBS's commands are needed: run this on a login node (perhaps after `module load pbs`).")
+            require(command, "hpcgpu needs PBS's commands: run this on a login node, perhaps after `module load pbs`.")
         result = run(["qstat", "--version"], timeout=self.timeout, extra_env=self.query)
         words = " ".join(f"{result.stdout} {result.stderr}".split())
         if "pbs_version" in words:  # "pbs_version = 23.06.06" [recorded]
             return
         if shutil.which("sbatch") or "slurm" in words.lower():
-            whose = "they look like Slurm's imitations of them (slurm-wlm-torque): use SlurmGPUCluster"
+            whose = "they look like Slurm's wrappers for PBS commands (slurm-wlm-torque): use SlurmGPUCluster"
         else:
-            whose = "they look like Torque's, which is not supported: it has no chunks (-l select) and no history of jobs"
+            whose = "they look like Torque's. hpcgpu does not support Torque, which has no chunks (-l select) and no job history"
         raise BatchError(
             f"the qsub and qstat on the PATH are not those of OpenPBS or PBS Pro: {whose}. `qstat --version` says "
             f"{words[:200] or f'nothing, exit code {result.returncode}'!r}"

@@ -50,7 +50,7 @@ class Shortage:
         asked = self.chunk.replace(":", " ")
         if self.nodes == 0:
             return f"no node has {asked}"
-        return f"{self.chunks} times {asked} is more than there is: room for {self.nodes}"
+        return f"{self.chunks} times {asked} does not fit: the nodes have room for {self.nodes}"
 
     @classmethod
     def of(cls, job: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> Shortage | None:

@@ -174,7 +174,7 @@ class Slurm(CommandBatch):
     def check(self) -> None:
         """Raise `BatchError` when Slurm's commands are not there."""
         for command in ("sbatch", "squeue", "scancel"):
-            require(command, "Slurm's commands are needed: run this on a login node (perhaps after `module load slurm`).")
+            require(command, "hpcgpu needs Slurm's commands: run this on a login node, perhaps after `module load slurm`.")
 
     def _submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:
         argv = ["sbatch", "--parsable", f"--job-name={job_name}"]
