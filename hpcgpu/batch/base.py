@@ -118,6 +118,10 @@ class BatchSystem(ABC):
     def check(self) -> None:
         """Raise `BatchError` with what to do when the batch system's commands are not there."""
 
+    def probe(self) -> None:
+        """Raise `BatchError` unless the batch system can be used now; ask it once, and wait for a short time only."""
+        self.check()
+
     @abstractmethod
     def version(self) -> str:
         """Return what the batch system says of its release.

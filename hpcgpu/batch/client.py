@@ -18,6 +18,8 @@ from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Cancell
 __all__ = ["CommandBatch"]
 
 _NOTHING = re.compile(r"(?!)")
+#: Seconds for one command that asks whether the batch system answers.
+_PROBE_TIMEOUT = 20.0
 #: Seconds for the question which queue this is; a start waits for the answer.
 _IDENTITY_TIMEOUT = 5.0
 
@@ -54,8 +56,6 @@ class CommandBatch(BatchSystem):
         Command that prints which queue this is ...
     identifies : re.Pattern
         ... and the line that does.
-    submits : str
-        Command that submits a job.
     """
 
     title: ClassVar[str]
@@ -67,7 +67,6 @@ class CommandBatch(BatchSystem):
     asks_version: ClassVar[tuple[str, ...]]
     asks_identity: ClassVar[tuple[str, ...]]
     identifies: ClassVar[re.Pattern[str]]
-    submits: ClassVar[str]
     _identity: str | None = None
 
     def __init__(self, *, timeout: float = 60.0, attempts: int = 4, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -93,9 +92,10 @@ class CommandBatch(BatchSystem):
         return self._identity
 
     def probe(self) -> None:
-        """Raise `BatchError` unless the commands are there and the batch system answers; asks once."""
-        self.check()
-        self._named("hpcgpu-probe", attempts=1)
+        """Raise `BatchError` unless the commands are installed and the batch system answers."""
+        once = type(self)(timeout=_PROBE_TIMEOUT, attempts=1)
+        once.check()
+        once.find("hpcgpu-probe")
 
     @abstractmethod
     def _submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:

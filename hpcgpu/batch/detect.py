@@ -6,14 +6,11 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcgpu.batch.pbs.client import PBS
-from hpcgpu.batch.slurm.client import Slurm
+from hpcgpu.batch.registry import systems
+from hpcgpu.batch.system import System
 from hpcgpu.errors import BatchError
 
 __all__ = ["Detected", "detect"]
-
-#: Seconds for one command of the question.
-_TIMEOUT = 20.0
 
 
 @dataclass(frozen=True)
@@ -22,26 +19,26 @@ class Detected:
 
     Attributes
     ----------
-    system : str or None
-        The batch system that answers: ``"slurm"`` or ``"pbs"``.
+    system : System or None
+        The batch system that answers.
     silent : sequence of str
         A sentence for each one that is installed and does not answer: what was found, and what it said.
     """
 
-    system: str | None
+    system: System | None
     silent: Sequence[str] = ()
 
 
 def detect() -> Detected:
     """Ask each batch system whose commands are installed, once, until one answers."""
     silent = []
-    for batch in (Slurm(timeout=_TIMEOUT), PBS(timeout=_TIMEOUT)):
-        if shutil.which(batch.submits) is None:
+    for system in systems():
+        if not system.command or shutil.which(system.command) is None:
             continue
         try:
-            batch.probe()
+            system.batch().probe()
         except BatchError as error:
-            silent.append(f"`{batch.submits}` is installed, but {batch.title} cannot be used: {error}")
+            silent.append(f"`{system.command}` is installed, but {system.title} cannot be used: {error}")
         else:
-            return Detected(batch.name, silent)
+            return Detected(system, silent)
     return Detected(None, silent)

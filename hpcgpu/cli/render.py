@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from hpcgpu.cli.options import cluster_options
+from hpcgpu.cli.systems import SystemName
 
 __all__ = ["render"]
 
 
 @click.command()
-@click.argument("system", type=click.Choice(["slurm", "pbs"]))
+@click.argument("system", type=SystemName())
 @click.option(
     "-o",
     "--output",
@@ -21,7 +22,7 @@ __all__ = ["render"]
     required=True,
     help="Directory to write, on a filesystem that login and compute nodes share; its last part is the cluster's name.",
 )
-@click.option("--single-job", is_flag=True, help="One script for scheduler, workers and a program, in one allocation (Slurm).")
+@click.option("--single-job", is_flag=True, help="One script for scheduler, workers and a program, in one allocation.")
 @click.option("--nodes", type=click.IntRange(min=1), help="With --single-job: nodes of the allocation.")
 @cluster_options
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
@@ -37,6 +38,7 @@ def render(system: str, output: Path, single_job: bool, nodes: int | None, progr
               hpcgpu render pbs --config site.yaml -o ~/clusters/demo
               hpcgpu render slurm --single-job --nodes 4 --gpus-per-node 4 -o train -- python train.py
     """
+    from hpcgpu.batch.registry import system as registered
     from hpcgpu.scripts.bundle import make, make_single
 
     if not single_job:
@@ -45,11 +47,9 @@ def render(system: str, output: Path, single_job: bool, nodes: int | None, progr
         directory = make(system, arguments, output)
         click.echo(f"{directory.path}/launch.sh JOBS starts it, stop.sh ends it, README says more.")
         return
-    if system != "slurm":
-        raise click.UsageError("--single-job is for Slurm")
     if not program:
         raise click.UsageError("--single-job needs a program: hpcgpu render slurm --single-job ... -- python train.py")
     if nodes is not None:
         arguments["nodes_per_job"] = nodes
-    script = make_single(arguments, output, program)
-    click.echo(f"sbatch {script}")
+    script = make_single(system, arguments, output, program)
+    click.echo(f"{registered(system).command} {script}")

@@ -15,6 +15,7 @@ import click
 
 from hpcgpu.cli.clusters import json_option, say, show_jobs
 from hpcgpu.cli.options import cluster_options, system_option
+from hpcgpu.cli.systems import AUTO
 
 __all__ = ["chosen_system", "interruptible", "run", "start"]
 
@@ -25,13 +26,14 @@ def chosen_system(asked: str, profile: str | None = None) -> str:
     Raises
     ------
     BatchError
-        Slurm or PBS is installed, and neither answers: a cluster on this machine alone is not what somebody expects there.
+        A batch system is installed, and none answers: a cluster on this machine alone is not what somebody expects there.
     """
+    from hpcgpu.batch import registry
     from hpcgpu.batch.detect import detect
     from hpcgpu.errors import BatchError
     from hpcgpu.options import profiles
 
-    if asked != "auto":
+    if asked != AUTO:
         return asked
     if profile is not None:
         return profiles.load(profile).system
@@ -39,12 +41,14 @@ def chosen_system(asked: str, profile: str | None = None) -> str:
     if found.system is not None:
         for sentence in found.silent:
             say(f"hpcgpu: {sentence}", err=True)
-        return found.system
+        return found.system.name
+    alone = registry.fallback()
     if found.silent:
-        advice = "Try again when it answers, or choose by --system; --system local is the queue embedded in hpcgpu, on this machine alone"
+        advice = f"Try again when it answers, or choose by --system; --system {alone.name} is {alone.title}, on this machine alone"
         raise BatchError(f"no batch system answers. {'. '.join(found.silent)}. {advice}")
-    click.echo("hpcgpu: neither Slurm nor PBS is here: this takes the queue embedded in hpcgpu, on this machine alone", err=True)
-    return "local"
+    known = " nor ".join(one.title for one in registry.systems() if one.command)
+    click.echo(f"hpcgpu: neither {known} is installed here: this takes {alone.title}, on this machine alone", err=True)
+    return alone.name
 
 
 @click.command()

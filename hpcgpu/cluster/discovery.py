@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from hpcgpu.cluster.gpucluster import GPUCluster, LocalGPUCluster, PBSGPUCluster, SlurmGPUCluster
+from hpcgpu.batch.registry import system as registered
+from hpcgpu.batch.system import load
+from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.remote.lookup import find
 
 __all__ = ["cluster_class", "discover"]
 
-_CLASSES: dict[str, type[GPUCluster]] = {cls.system: cls for cls in (SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster)}
-
 
 def cluster_class(system: str) -> type[GPUCluster]:
     """Return the class of clusters of a batch system."""
-    return _CLASSES[system]
+    found: type[GPUCluster] = load(registered(system).cluster_class)
+    return found
 
 
 async def discover() -> AsyncIterator[tuple[str, type[GPUCluster]]]:

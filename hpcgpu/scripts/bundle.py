@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcgpu.batch.registry import system as registered
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
 from hpcgpu.options.common import Options
@@ -31,7 +32,7 @@ def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirect
     Parameters
     ----------
     system : str
-        ``"slurm"`` or ``"pbs"``.
+        Name of the batch system.
     arguments : mapping
         Options of the cluster. Its name is that of the directory; ``idle_timeout`` is an hour where not given.
     path : Path
@@ -42,6 +43,7 @@ def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirect
     OptionError
         An option that cannot be, or a directory that holds something else.
     """
+    render.check_launch(system)
     path = path.expanduser().absolute()
     options = _resolve(system, {"idle_timeout": _IDLE_TIMEOUT, **arguments}, path)
     if options.scheduler is None:
@@ -66,13 +68,15 @@ def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirect
     return ClusterDirectory.claim(path, lambda earlier: [], system=system, encrypted=options.cluster.security, complete=complete)
 
 
-def make_single(arguments: Mapping[str, Any], path: Path, program: Sequence[str]) -> Path:
-    """Write one Slurm script that runs scheduler, workers and a program, and return its path, ``PATH/NAME.sbatch``.
+def make_single(system: str, arguments: Mapping[str, Any], path: Path, program: Sequence[str]) -> Path:
+    """Write one script that runs scheduler, workers and a program, and return its path, such as ``PATH/NAME.sbatch``.
 
     Each job that is submitted from it has its own cluster directory beside the script, made when it runs.
 
     Parameters
     ----------
+    system : str
+        Name of the batch system.
     arguments : mapping
         Options of the cluster; ``nodes_per_job`` is the number of nodes.
     path : Path
@@ -85,13 +89,14 @@ def make_single(arguments: Mapping[str, Any], path: Path, program: Sequence[str]
     OptionError
         An option that cannot be, or a script of that name is there.
     """
+    render.check_single(system)
     path = path.expanduser().absolute()
-    options = _resolve("slurm", {"log_directory": written(path), **arguments}, path / path.name)
+    options = _resolve(system, {"log_directory": written(path), **arguments}, path / path.name)
     if options.scheduler is None:
         raise OptionError("scheduler='local' has no meaning for a single job: the scheduler runs in it")
-    text = render.render_single(options, path / path.name, program)
+    text = render.render_single(system, options, path / path.name, program)
     private_directory(path)
-    script = path / f"{path.name}.sbatch"
+    script = path / f"{path.name}.{registered(system).suffix}"
     try:
         with os.fdopen(os.open(script, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o700), "w") as file:  # env may hold what is nobody's business
             file.write(text)

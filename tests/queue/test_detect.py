@@ -11,6 +11,7 @@ import pytest
 from fake_pbs import Site as PBSSite
 from fake_site import Site
 
+from hpcgpu.batch import slurm
 from hpcgpu.batch.detect import Detected, detect
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.batch.slurm.client import Slurm
@@ -31,7 +32,7 @@ def silence(site: Site) -> None:
 
 
 def test_a_slurm_that_answers_is_taken(site: Site) -> None:
-    assert detect() == Detected("slurm", [])
+    assert detect() == Detected(slurm.system, [])
     assert chosen_system("auto") == "slurm"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcgpu.batch import registry
 from hpcgpu.batch.base import BatchSystem, JobStatus
 from hpcgpu.batch.client import CommandBatch
 from hpcgpu.batch.pbs.client import PBS
@@ -96,7 +97,7 @@ def calls(batch: BatchSystem, script: Path) -> dict[str, Callable[[], object]]:
         "cancel": lambda: batch.cancel([job_id]),
         "cancel what waits": lambda: batch.cancel([job_id], only_pending=True),
         "find": lambda: batch.find("demo-0"),
-        "draft": lambda: draft(batch.name),
+        "draft": lambda: draft(registry.system(batch.name)),
     }
 
 

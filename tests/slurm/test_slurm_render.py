@@ -73,7 +73,9 @@ with Client() as client:
 def single(home: Path, name: str, rest: str, **options: Any) -> Path:
     """Write a script whose program computes on four workers of two nodes, then does the rest."""
     (home / f"{name}.py").write_text(PROGRAM.format(rest=rest))
-    return make_single(ONE | {"nodes_per_job": 2} | options, home / name, [options.get("python", _python()), str(home / f"{name}.py")])
+    return make_single(
+        "slurm", ONE | {"nodes_per_job": 2} | options, home / name, [options.get("python", _python()), str(home / f"{name}.py")]
+    )
 
 
 def _python() -> str:

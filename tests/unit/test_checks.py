@@ -12,6 +12,8 @@ import pytest
 
 from hpcgpu.batch.base import JobStatus
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.batch.pbs.queues import PBSQueue
+from hpcgpu.batch.queues import Queue
 from hpcgpu.checks import jobs
 from hpcgpu.checks.jobs import Seen, environment_lines, fabric_line, judge, visibility
 from hpcgpu.checks.lines import Line, as_json, text
@@ -20,7 +22,6 @@ from hpcgpu.configuration.resolve import resolve
 from hpcgpu.environment import software
 from hpcgpu.errors import BatchUnavailable
 from hpcgpu.fabric.choice import Node, decide
-from hpcgpu.profiles.draft import Queue
 
 INFINIBAND = Node(
     has_ucxx=True,
@@ -203,12 +204,12 @@ def test_names_and_numbers_of_gpus_are_understood_as_the_queue_does() -> None:
     mixed = [Queue("gpu", 14, 64, 1, "a100_1g.5gb", others=2), Queue("gpu", 2, 64, 1, "a100", others=14)]
     assert judge_queues(mixed, "gpu", "a100", wanted=2).grade == "ok" and judge_queues(mixed, "gpu", None, wanted=16).grade == "ok"
     assert judge_queues(mixed, "gpu", "a100", wanted=3).advice.endswith("write 2")
-    aliases = [Queue("", 4, 64, 1, '"A100,cc80"'), Queue("", 4, 64, 2, '"A100,cc80"')]
-    line = judge_queues(aliases, None, "cc80", wanted=4, pbs=True)
+    aliases = [PBSQueue("", 4, 64, 1, '"A100,cc80"'), PBSQueue("", 4, 64, 2, '"A100,cc80"')]
+    line = judge_queues(aliases, None, "cc80", wanted=4, route=True)
     assert line.grade == "ok" and line.found.count("a node") == 1, "each kind is named once"
     assert judge_queues(mixed, "gpu", "A100", wanted=2).grade == "failure", "Slurm takes the case of types seriously"
     own = [Queue("gpu-exec", 4, 64, 1)]
-    assert judge_queues(own, "gpu", None, wanted=4, pbs=True).grade == "warning", "it may be a routing queue"
+    assert judge_queues(own, "gpu", None, wanted=4, route=True).grade == "warning", "it may be a routing queue"
 
 
 def test_a_site_that_names_no_gpus_is_a_warning() -> None:

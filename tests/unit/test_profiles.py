@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from hpcgpu.batch.pbs.nodes import parse_pbsnodes
+from hpcgpu.batch.pbs.queues import parse_nodes
+from hpcgpu.batch.slurm.queues import parse_sinfo
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
 from hpcgpu.options import profiles
@@ -95,11 +97,11 @@ def test_a_profile_of_one_s_own_counts_first_and_is_checked(own_home: Path) -> N
 
 
 def test_a_draft_from_sinfo() -> None:
-    queues = draft.parse_sinfo(
+    queues = parse_sinfo(
         "cpu|(null)|64|256000|infinite|(null)\n"
         "gpu|gpu:a100:4(S:0-1)|64+|500000|2-00:00:00|a100,ib\n"
         "small|gpu:2,lustre:1|16|64000|infinite|(null)\nnonsense\n"
-    )
+    ).gpus
     assert [(q.name, q.gpus, q.gpu_type, q.cores) for q in queues] == [("gpu", 4, "a100", 64), ("small", 2, "", 16)]
     text = draft.render("slurm", queues, "2026-01-01")
     content = yaml.safe_load(text)
@@ -119,7 +121,7 @@ def test_a_draft_from_pbsnodes() -> None:
     recorded = (Path(__file__).parents[1] / "queue" / "openpbs-pbsnodes.txt").read_text()
     nodes = parse_pbsnodes(recorded)
     hosts = {name: node | {"resources_available.host": name} for name, node in nodes.items()}  # the recorded ones are vnodes of one
-    queues = draft.parse_nodes(hosts)
+    queues = parse_nodes(hosts)
     assert {(q.gpus, q.gpu_type, q.cores) for q in queues} == {(4, "a100", 16), (1, "t4", 4)}
     content = yaml.safe_load(draft.render("pbs", queues, "2026-01-01", "workq 0 5\n"))
     assert content["system"] == "pbs" and content["options"]["gpu-type"] == "a100"
@@ -132,17 +134,28 @@ def test_a_node_with_a_vnode_for_each_socket_is_one_node_and_nodes_that_differ_i
 
     nodes = {f"g{i}[{j}]": vnode(f"g{i}", f"{256000000 + i}kb") for i in range(4) for j in range(2)}
     nodes["g0"] = {"resources_available.host": "g0", "resources_available.ncpus": "0"}
-    [queue] = draft.parse_nodes(nodes)
+    [queue] = parse_nodes(nodes)
     assert (queue.gpus, queue.cores, queue.memory) == (4, 64, 500000)
-    mixed = draft.parse_nodes({"a": vnode("h", "1gb"), "b": vnode("h", "1gb", "t4,cc75")})
+    mixed = parse_nodes({"a": vnode("h", "1gb"), "b": vnode("h", "1gb", "t4,cc75")})
     assert [(q.gpus, q.gpu_type, q.others) for q in mixed] == [(2, "a100", 2), (2, "t4,cc75", 2)]
     text = draft.render("pbs", mixed[1:], "2026-01-01")
     assert yaml.safe_load(text)["options"]["gpu-type"] == "t4" and "Other names of this type: cc75" in text
 
 
 def test_a_node_with_two_kinds_of_gpu_has_both() -> None:
-    queues = draft.parse_sinfo("gpu|gpu:a100_1g.5gb:14(S:0),gpu:a100:1(S:0),gpu:a100:1(S:1),nvme:3600|64|500000|infinite|(null)\n")
+    queues = parse_sinfo("gpu|gpu:a100_1g.5gb:14(S:0),gpu:a100:1(S:0),gpu:a100:1(S:1),nvme:3600|64|500000|infinite|(null)\n").gpus
     assert [(q.gpu_type, q.gpus, q.others) for q in queues] == [("a100_1g.5gb", 14, 2), ("a100", 2, 14)]
+
+
+@pytest.mark.parametrize(
+    ("partitions", "gpus"),
+    [(("cpu*", "gpu"), False), (("gpu*", "cpu"), True), (("cpu", "gpu"), True), (("cpu",), False), (("gpu*", "cpu*"), True)],
+)
+def test_a_job_without_a_queue_can_get_gpus_where_the_default_partition_has_them(partitions: tuple[str, ...], gpus: bool) -> None:
+    lines = [f"{name}|{'gpu:1' if name.startswith('gpu') else '(null)'}|8|1000|infinite|(null)" for name in partitions]
+    found = parse_sinfo("\n".join(lines))
+    assert found.by_default is gpus
+    assert {queue.name for queue in found.gpus} <= {"gpu"}
 
 
 def hpcgpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

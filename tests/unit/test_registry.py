@@ -39,7 +39,7 @@ def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def plugin(name: str) -> str:
     return (
         "from pathlib import Path\nfrom hpcgpu.batch.system import System\n"
-        f"system = System(name={name!r}, title='Other', client='x:y', cluster_class='x:y', templates=Path('/x'), suffix='sh')\n"
+        f"system = System(name={name!r}, title='Other', client='x:y', syntax='x:y', cluster_class='x:y', templates=Path('/x'), suffix='sh')\n"
     )
 
 

@@ -54,7 +54,9 @@ def test_the_scripts_that_launch_and_stop(system: str) -> None:
 
 def test_the_script_of_a_single_job() -> None:
     options = resolve("slurm", OPTIONS | {"nodes_per_job": 4, "cores": 8, "log_directory": "/home/me/train"})
-    golden("slurm-single.sbatch", render_single(options, Path("/home/me/train/train"), ["python", "train.py", "--name", "it's 100%"]))
+    golden(
+        "slurm-single.sbatch", render_single("slurm", options, Path("/home/me/train/train"), ["python", "train.py", "--name", "it's 100%"])
+    )
 
 
 @pytest.mark.parametrize("name", ["demo", "a.cluster-with-a-long-name", "1st", "ends-"])
@@ -100,9 +102,9 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     ClusterDirectory(directory.path).intend("run-scheduler", "scheduler")
     with pytest.raises(OptionError, match="was launched: its journal and its logs are kept"):
         make("slurm", {}, tmp_path / "run")
-    make_single({}, tmp_path / "train", ["true"])
+    make_single("slurm", {}, tmp_path / "train", ["true"])
     with pytest.raises(OptionError, match=r"train\.sbatch is there: remove it"):
-        make_single({}, tmp_path / "train", ["true"])
+        make_single("slurm", {}, tmp_path / "train", ["true"])
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from hpcgpu.batch import pbs, slurm
+from hpcgpu.batch.directives import parse_directive, quoted
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.scripts.render import directive_value, parse_directive, pbs_value, render
+from hpcgpu.scripts.render import render
 
 GOLDEN = Path(__file__).parent / "golden"
 PLACE = Path("/home/me/.hpcgpu/clusters/demo")
@@ -102,9 +104,9 @@ def test_golden_scripts_and_those_of_the_project_pass_shellcheck() -> None:
     subprocess.run(["shellcheck", *[str(path) for path in scripts if path.is_file()]], check=True)
 
 
-@pytest.mark.parametrize(("value", "quoted"), [("gpu", "gpu"), ("a b", '"a b"'), ("x\\y", '"x\\\\y"'), ('"', '"\\""'), ("#", '"#"')])
-def test_directives_are_quoted_for_sbatch_s_own_parser(value: str, quoted: str) -> None:
-    assert directive_value(value) == quoted
+@pytest.mark.parametrize(("value", "expected"), [("gpu", "gpu"), ("a b", '"a b"'), ("x\\y", '"x\\\\y"'), ('"', '"\\""'), ("#", '"#"')])
+def test_directives_are_quoted_for_sbatch_s_own_parser(value: str, expected: str) -> None:
+    assert quoted(value) == expected
 
 
 def test_a_directive_is_skipped_by_its_name_not_by_substring() -> None:
@@ -154,11 +156,11 @@ def test_an_option_that_hpcgpu_owns_is_refused_among_the_extra_directives() -> N
     ("value", "quoted"), [("a/b:c^d", "a/b:c^d"), ("a b", "'a b'"), ("it's", "'it'\"'\"'s'"), ("#", "'#'"), ("\\", "'\\'")]
 )
 def test_pbs_directives_are_quoted_for_qsub_which_reads_as_a_shell_does(value: str, quoted: str) -> None:
-    assert pbs_value(value) == quoted
+    assert pbs.system.scripts().quote(value) == quoted
 
 
 def test_control_characters_reach_no_directive() -> None:
-    for quote in (directive_value, pbs_value):
+    for quote in (quoted, pbs.system.scripts().quote):
         with pytest.raises(OptionError, match="control character"):
             quote("a\nb")
 
@@ -176,6 +178,7 @@ def test_control_characters_reach_no_directive() -> None:
         (["-J 0-3"], "-J cannot be: each job of a cluster is one job"),
         (["-V"], "-V cannot be: set env"),
         (["-v A=1"], "-v belongs to the cluster, which sets environment variables by `env`"),
+        (["-o /x.log"], "-o cannot be: the cluster names the log of each job; set log_directory"),
         (["-N x"], "-N belongs to name"),
         (["-l a=1", "-l a=2"], "-l a is given twice"),
     ],
@@ -199,7 +202,7 @@ def test_pbs_directives_are_skipped_by_resource() -> None:
     [("--exclusive", ("--exclusive", None)), ("-C gpu", ("-C", "gpu")), ('--a="b c"', ("--a", "b c")), ("--a b", ("--a", "b"))],
 )
 def test_directives_of_the_user_are_taken_apart(text: str, parsed: tuple[str, str | None]) -> None:
-    assert parse_directive(text) == parsed
+    assert parse_directive(text, slurm.system.scripts()) == parsed
 
 
 def test_values_reach_the_job_s_environment_unchanged() -> None:

@@ -10,6 +10,7 @@ system = System(
     name="local",
     title="the queue embedded in hpcgpu",
     client="hpcgpu.batch.local.queue:LocalQueue",
+    syntax="hpcgpu.batch.local.directives:SYNTAX",
     cluster_class="hpcgpu.cluster.gpucluster:LocalGPUCluster",
     templates=common_templates() / "local",
     suffix="sh",

@@ -10,9 +10,11 @@ system = System(
     name="pbs",
     title="PBS",
     client="hpcgpu.batch.pbs.client:PBS",
+    syntax="hpcgpu.batch.pbs.directives:SYNTAX",
     cluster_class="hpcgpu.cluster.gpucluster:PBSGPUCluster",
     templates=common_templates() / "pbs",
     suffix="pbs",
     command="qsub",
+    queues="hpcgpu.batch.pbs.queues:queues",
     rank=2,
 )

@@ -202,7 +202,6 @@ class PBS(CommandBatch):
     asks_version = ("qstat", "--version")
     asks_identity = ("qstat", "-B", "-f")
     identifies = re.compile(r"^Server: ([\w.-]{1,200})[ \t]*$", re.ASCII | re.MULTILINE)
-    submits = "qsub"
 
     def check(self) -> None:
         """Raise `BatchError` when PBS's commands are not there, or when they are Torque's or Slurm's imitations of them."""

@@ -10,9 +10,11 @@ system = System(
     name="slurm",
     title="Slurm",
     client="hpcgpu.batch.slurm.client:Slurm",
+    syntax="hpcgpu.batch.slurm.directives:SYNTAX",
     cluster_class="hpcgpu.cluster.gpucluster:SlurmGPUCluster",
     templates=common_templates() / "slurm",
     suffix="sbatch",
     command="sbatch",
+    queues="hpcgpu.batch.slurm.queues:queues",
     rank=1,
 )

@@ -169,7 +169,6 @@ class Slurm(CommandBatch):
     asks_version = ("sbatch", "--version")
     asks_identity = ("scontrol", "show", "config")
     identifies = re.compile(r"^ClusterName\s*=\s*([\w.-]{1,200})[ \t]*$", re.ASCII | re.MULTILINE)
-    submits = "sbatch"
 
     def check(self) -> None:
         """Raise `BatchError` when Slurm's commands are not there."""

@@ -1,0 +1,9 @@
+"""How scripts ask the embedded queue: ``#HPCGPU --option=value`` lines; `hpcgpu.batch.local.client` reads them."""
+
+from __future__ import annotations
+
+from hpcgpu.batch.directives import CLUSTER_SETS, Syntax
+
+__all__ = ["SYNTAX"]
+
+SYNTAX = Syntax(prefix="#HPCGPU", refused={"--dependency": CLUSTER_SETS}, few=True)

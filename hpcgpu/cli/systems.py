@@ -1,0 +1,53 @@
+"""Batch systems on the command line. Their names are read when one is given, not for every command."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[str]
+else:
+    _ParamType = click.ParamType  # before click 8.4 it has no type arguments
+
+__all__ = ["AUTO", "SystemName"]
+
+#: Instead of a name: the system that this machine has.
+AUTO = "auto"
+
+
+class SystemName(_ParamType):
+    """Name of a batch system that is installed.
+
+    Parameters
+    ----------
+    auto : bool, default False
+        Whether `AUTO` may be given too.
+    """
+
+    name = "system"
+
+    def __init__(self, *, auto: bool = False) -> None:
+        self.auto = auto
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name, or fail with those that there are."""
+        if value not in self._names():
+            self.fail(f"{value!r} is not one of {', '.join(map(repr, self._names()))}.", param, ctx)
+        return str(value)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """Return what ``--help`` shows for the value."""
+        names = "|".join(self._names())
+        return f"{{{names}}}" if param.param_type_name == "argument" else f"[{names}]"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete a name."""
+        return [CompletionItem(name) for name in self._names() if name.startswith(incomplete)]
+
+    def _names(self) -> list[str]:
+        from hpcgpu.batch.registry import names
+
+        return [AUTO] * self.auto + names()
