@@ -6,7 +6,8 @@
     ├── OptionError                  an option has a value that cannot be; nothing was submitted   (also a ValueError)
     ├── ClusterError                 a cluster cannot do what was asked                           (also a RuntimeError)
     │   ├── ClusterExists            the name is taken
-    │   └── NoCluster                there is no cluster of that name                             (also a LookupError)
+    │   ├── NoCluster                there is no cluster of that name                             (also a LookupError)
+    │   └── OtherFormat              another version of hpcgpu made the cluster
     ├── BatchError                   the batch system, or the way to it, failed                   (also a RuntimeError)
     │   ├── SubmitRefused            it refused a job for good
     │   ├── SubmitLimited            it lets the user have no more jobs now
@@ -44,6 +45,7 @@ __all__ = [
     "NoCluster",
     "NotTrusted",
     "OptionError",
+    "OtherFormat",
     "OtherQueue",
     "SubmitLimited",
     "SubmitRefused",
@@ -69,6 +71,10 @@ class ClusterExists(ClusterError):
 
 class NoCluster(ClusterError, LookupError):
     """There is no cluster of that name."""
+
+
+class OtherFormat(ClusterError):
+    """Another version of hpcgpu made the cluster, and this one cannot read its files; the message says which, and what to do."""
 
 
 class BatchError(HpcgpuError, RuntimeError):

@@ -27,7 +27,7 @@ from hpcgpu.posix.ownership import private_directory
 from hpcgpu.posix.printable import printable
 from hpcgpu.remote.lookup import stop
 from hpcgpu.scripts import render
-from hpcgpu.store import credentials
+from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["Result", "Seen", "judge", "look"]
@@ -238,7 +238,7 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
     kinds = ["worker"] if short.scheduler is None else ["scheduler", "worker"]
     rendered = {kind: render.render(options.system, kind, short, path, command="check") for kind in kinds}
     complete = partial(credentials.create, walltime=_WALLTIME)
-    directory = ClusterDirectory.claim(path, lambda earlier: [], system=options.system, queue=batch.identity(), complete=complete)
+    directory = claims.claim(path, lambda earlier: [], system=options.system, queue=batch.identity(), complete=complete)
     log_directory = options.cluster.log_directory or directory.logs
     private_directory(log_directory)
     seen = {kind: Seen(kind) for kind in kinds}

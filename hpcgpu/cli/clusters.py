@@ -302,7 +302,9 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
         status = 1
         say(f"{path.name}: not stopped: {error}. When that is mended, run: hpcgpu stop {path.name}", err=True)
 
-    directories = [locate(name) for name in names] or [cluster.directory for cluster in find(cluster_directories(), refuse)]
+    directories = [locate(name, any_format=True) for name in names] or [
+        cluster.directory for cluster in find(cluster_directories(), refuse)
+    ]
     for directory in directories:
         name = directory.path.name
         try:

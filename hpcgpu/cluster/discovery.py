@@ -8,6 +8,7 @@ from hpcgpu.batch.registry import system as registered
 from hpcgpu.batch.system import load
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.configuration.resolve import cluster_directories
+from hpcgpu.display.warn import warn
 from hpcgpu.remote.lookup import find
 
 __all__ = ["cluster_class", "discover"]
@@ -22,5 +23,7 @@ def cluster_class(system: str) -> type[GPUCluster]:
 async def discover() -> AsyncIterator[tuple[str, type[GPUCluster]]]:
     """Yield name and class of each cluster, for dask-ctl (entry point ``dask_cluster_discovery``)."""
     for found in find(cluster_directories()):
-        if found.system:
+        if not found.readable:
+            warn(found.trouble)
+        elif found.system:
             yield found.directory.path.name, cluster_class(found.system)

@@ -44,7 +44,7 @@ from hpcgpu.remote.lookup import batch_of, live_jobs, locate, submitted, system_
 from hpcgpu.runtime import scratch
 from hpcgpu.scaling import units
 from hpcgpu.scripts import render
-from hpcgpu.store import credentials, saved
+from hpcgpu.store import claims, credentials, saved
 from hpcgpu.store.directory import ClusterDirectory, Submit
 
 __all__ = ["Lifecycle"]
@@ -98,7 +98,7 @@ class Lifecycle(Manager):
             with suppress(BatchError, OSError):
                 self._dispatcher.check_manager()
                 if all(submit.refused for submit in self.directory.submits()):
-                    self.directory.abandon(self._dispatcher.token)
+                    claims.abandon(self.directory, self._dispatcher.token)
             raise
 
     @classmethod
@@ -145,8 +145,9 @@ class Lifecycle(Manager):
         """Return the directory of a cluster of this name that has jobs in the queue."""
         settings = self.options.cluster
         path = settings.cluster_directory / settings.name
-        if not (path / "cluster.json").exists() or (directory := ClusterDirectory.there(path)).closing:
+        if not (path / "cluster.json").exists() or (directory := ClusterDirectory.there(path, any_format=True)).closing:
             return None
+        directory.check_format()
         return directory if live_jobs(directory, self.batch) else None
 
     def _tell_differences(self, asked: Options) -> None:
@@ -260,9 +261,7 @@ class Lifecycle(Manager):
 
         try:
             queue = self.batch.identity()
-            directory = ClusterDirectory.claim(
-                path, _alive, system=self.system, queue=queue, encrypted=settings.security, complete=complete
-            )
+            directory = claims.claim(path, _alive, system=self.system, queue=queue, encrypted=settings.security, complete=complete)
         except NotTrusted as error:
             raise OptionError(f"cluster_directory={str(settings.cluster_directory)!r}: {error}") from error
         except OSError as error:
@@ -544,7 +543,7 @@ class Lifecycle(Manager):
         with suppress(OSError, Superseded, NameLost):
             self._dispatcher.check_manager()  # the name may be another cluster's by now
             if self._nothing_submitted():
-                self.directory.abandon(self._dispatcher.token)
+                claims.abandon(self.directory, self._dispatcher.token)
             else:
                 self.directory.remove_secrets()
                 if not left and not trouble:

@@ -31,7 +31,7 @@ from hpcgpu.options.schema import names
 from hpcgpu.remote.connection import wait_for_contact
 from hpcgpu.runtime.launch import answers, make_credentials
 from hpcgpu.scripts import render
-from hpcgpu.store import credentials
+from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["SlurmGPURunner", "Task"]
@@ -161,7 +161,7 @@ class SlurmGPURunner:
     # The scheduler
 
     def _become_scheduler(self) -> NoReturn:
-        directory = ClusterDirectory.claim(
+        directory = claims.claim(
             self.directory.path,
             lambda earlier: [],
             system="slurm",

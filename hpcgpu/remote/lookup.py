@@ -71,6 +71,8 @@ class Found:
         What is not known, and what is wrong with its files.
     known : bool
         Whether the queue answered.
+    readable : bool
+        Whether this version of hpcgpu can read its files.
     """
 
     directory: ClusterDirectory
@@ -79,6 +81,7 @@ class Found:
     jobs: list[JobStatus]
     trouble: str
     known: bool
+    readable: bool = True
 
     @property
     def renamed(self) -> bool:
@@ -115,7 +118,7 @@ def find(roots: Iterable[Path], refuse: Callable[[Path, NotTrusted], None] = _wa
 def _open(directory: ClusterDirectory, refuse: Callable[[Path, NotTrusted], None]) -> Found | None:
     """Return a cluster that was not closed; none otherwise. What cannot be read costs this one alone."""
     try:
-        return _look(directory) if not ClusterDirectory.there(directory.path).closed else None
+        return _look(directory) if not ClusterDirectory.there(directory.path, any_format=True).closed else None
     except NotTrusted as error:
         refuse(directory.path, error)
         return None
@@ -126,10 +129,12 @@ def _open(directory: ClusterDirectory, refuse: Callable[[Path, NotTrusted], None
 
 
 def _look(directory: ClusterDirectory) -> Found:
-    trouble, jobs, system, created, known = directory.damage(), list[JobStatus](), "", directory.modified, False
+    jobs, system, created, known = list[JobStatus](), "", directory.modified, False
+    other = directory.other_format()
+    trouble = [other] if other else directory.damage()
     with suppress(OSError, Damaged):
         created = directory.created
-    if (directory.path / "options.json").exists():
+    if not other and (directory.path / "options.json").exists():
         try:
             saved.read(directory)
         except OptionError as error:
@@ -140,7 +145,9 @@ def _look(directory: ClusterDirectory) -> Found:
         known = True
     except (BatchError, Damaged, OSError) as error:
         trouble = list(dict.fromkeys([*trouble, str(error)]))
-    return Found(directory=directory, system=system, created=created, jobs=jobs, trouble="; ".join(trouble), known=known)
+    return Found(
+        directory=directory, system=system, created=created, jobs=jobs, trouble="; ".join(trouble), known=known, readable=not other
+    )
 
 
 def system_of(directory: ClusterDirectory) -> str:
@@ -170,13 +177,15 @@ def batch_of(directory: ClusterDirectory) -> BatchSystem:
     return batch_system(system_of(directory))
 
 
-def locate(name: str | Path) -> ClusterDirectory:
+def locate(name: str | Path, *, any_format: bool = False) -> ClusterDirectory:
     """Return the directory of one cluster.
 
     Parameters
     ----------
     name : str or Path
         Its name, which is looked for where the configuration has clusters, or the path of its directory.
+    any_format : bool, default False
+        Whether another version of hpcgpu may have made it: it can be stopped, and nothing else.
 
     Raises
     ------
@@ -184,21 +193,32 @@ def locate(name: str | Path) -> ClusterDirectory:
         There is none, or several have that name.
     NotTrusted
         Others can change its directory.
+    OtherFormat
+        Another version of hpcgpu made it, and this one cannot read it.
     """
-    if "/" in str(name):
-        path = name.expanduser() if isinstance(name, Path) else values.directory("the name of the cluster", name)
-        if not _is_cluster(path):
-            raise NoCluster(f"{path} is not the directory of a cluster")
-        return ClusterDirectory.there(path.absolute())
+    directory = _at(name) if "/" in str(name) else _named(str(name))
+    if not any_format:
+        directory.check_format()
+    return directory
+
+
+def _at(path: str | Path) -> ClusterDirectory:
+    path = path.expanduser() if isinstance(path, Path) else values.directory("the name of the cluster", path)
+    if not _is_cluster(path):
+        raise NoCluster(f"{path} is not the directory of a cluster")
+    return ClusterDirectory.there(path.absolute(), any_format=True)
+
+
+def _named(name: str) -> ClusterDirectory:
     roots = cluster_directories()
-    there = [ClusterDirectory.there(root / name) for root in roots if _is_cluster(root / name)]
+    there = [ClusterDirectory.there(root / name, any_format=True) for root in roots if _is_cluster(root / name)]
     chosen = [directory for directory in there if not directory.closed] or there
     if len(chosen) > 1:
         raise NoCluster(f"several clusters are named {name}: give the path of one, {', '.join(str(d.path) for d in chosen)}")
     if not chosen:
         others = sorted(d.path.name for root in roots for d in directories(root) if "~" not in d.path.name and not d.closed)
         there_are = printable(", ".join(others) or "none")
-        raise NoCluster(f"there is no cluster named {str(name)!r} in {', '.join(map(str, roots))}; there are: {there_are}")
+        raise NoCluster(f"there is no cluster named {name!r} in {', '.join(map(str, roots))}; there are: {there_are}")
     return chosen[0]
 
 

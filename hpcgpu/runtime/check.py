@@ -23,7 +23,7 @@ from typing import Any
 
 from hpcgpu.batch import batch_system
 from hpcgpu.environment import software as environment
-from hpcgpu.errors import BatchError, LaunchError, NotTrusted
+from hpcgpu.errors import BatchError, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric import choice, interfaces
 from hpcgpu.fabric.gpus import gpus_on_node
 from hpcgpu.runtime import scratch
@@ -150,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     try:
         directory = ClusterDirectory.there(arguments.directory)
-    except NotTrusted as error:
+    except (NotTrusted, OtherFormat) as error:
         print(f"hpcgpu: {error}", file=sys.stderr)
         return 1
     found = look_around(arguments, directory)

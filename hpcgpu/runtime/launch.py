@@ -28,7 +28,7 @@ from pathlib import Path
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.reasons import explain
-from hpcgpu.errors import BatchError, CertificateError, Damaged, LaunchError, NotTrusted
+from hpcgpu.errors import BatchError, CertificateError, Damaged, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric import authentication, certificates, choice, interfaces
 from hpcgpu.fabric.gpus import gpus_on_node
 from hpcgpu.posix.ownership import weaknesses
@@ -460,7 +460,7 @@ def main(argv: Sequence[str]) -> None:
             from hpcgpu.runtime.dashboard import guard_servers_of_this_process  # imports Dask
 
             guard_servers_of_this_process()
-    except (LaunchError, NotTrusted, Damaged) as error:
+    except (LaunchError, NotTrusted, Damaged, OtherFormat) as error:
         print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
     print(

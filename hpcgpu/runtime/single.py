@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from hpcgpu.batch import batch_system
 from hpcgpu.runtime.launch import make_credentials
-from hpcgpu.store import credentials
+from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 __all__ = ["main"]
@@ -185,7 +185,7 @@ def main(argv: Sequence[str]) -> int:
         directory.intend(own.name, "scheduler")
         directory.submitted(own.name, own.job_id)
 
-    directory = ClusterDirectory.claim(
+    directory = claims.claim(
         arguments.directory,
         lambda earlier: [],
         system=arguments.system,

@@ -17,7 +17,7 @@ from hpcgpu.options.common import Options
 from hpcgpu.posix.ownership import private_directory
 from hpcgpu.posix.paths import written
 from hpcgpu.scripts import render
-from hpcgpu.store import credentials, saved
+from hpcgpu.store import claims, credentials, saved
 from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["make", "make_single"]
@@ -65,7 +65,7 @@ def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirect
             if name.endswith(".sh"):
                 script.chmod(0o700)
 
-    return ClusterDirectory.claim(path, lambda earlier: [], system=system, encrypted=options.cluster.security, complete=complete)
+    return claims.claim(path, lambda earlier: [], system=system, encrypted=options.cluster.security, complete=complete)
 
 
 def make_single(system: str, arguments: Mapping[str, Any], path: Path, program: Sequence[str]) -> Path:

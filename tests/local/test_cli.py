@@ -21,8 +21,7 @@ from hpcgpu import LocalGPUCluster, connect
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.discovery import discover
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.store import saved
-from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store import claims, saved
 from tests.conftest import live, told
 from tests.local.test_cluster import CPU, block_queue, start_program
 
@@ -330,7 +329,7 @@ def test_words_of_the_queue_are_shown_and_neither_obeyed_nor_read_as_markup(home
         (fakes / name).write_text(f'#!/bin/sh\ncat "{home}/words" >&2\nexit 1\n')
         (fakes / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(fakes), prepend=os.pathsep)
-    directory = ClusterDirectory.claim(home / "clusters" / f"evil{EVIL.replace('/', '')}", lambda submits: [], system="slurm")
+    directory = claims.claim(home / "clusters" / f"evil{EVIL.replace('/', '')}", lambda submits: [], system="slurm")
     directory.intend("evil-0", "worker")
     directory.submitted("evil-0", "7")
     for arguments in (["list"], ["status", str(directory.path)], ["stop", str(directory.path)], ["logs", "no such"], ["list", "--json"]):
@@ -342,7 +341,7 @@ def test_words_of_the_queue_are_shown_and_neither_obeyed_nor_read_as_markup(home
 
 
 def test_logs_are_shown_on_a_terminal_and_kept_as_they_are_in_a_pipe(home: Path) -> None:
-    directory = ClusterDirectory.claim(home / "clusters" / "logged", lambda submits: [], system="local")
+    directory = claims.claim(home / "clusters" / "logged", lambda submits: [], system="local")
     saved.write(directory, resolve("local", {"name": "logged", "cluster_directory": str(home / "clusters")}), {})
     directory.intend("logged-0", "worker")
     directory.submitted("logged-0", "1")

@@ -18,7 +18,8 @@ import hpcgpu
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import BatchError, NotTrusted
-from hpcgpu.store.directory import ClusterDirectory, Contact
+from hpcgpu.store import claims
+from hpcgpu.store.directory import Contact
 from tests.local.test_cluster import CPU
 
 STRANGER = 64321  # a user id that nobody has
@@ -86,7 +87,7 @@ def trap() -> Iterator[Trap]:
 @pytest.fixture
 def foreign(home: Path, trap: Trap) -> Path:
     """The directory of a cluster that somebody else has made, with a scheduler of theirs."""
-    directory = ClusterDirectory.claim(home / "clusters" / "gift", lambda submits: [], system="local", encrypted=False)
+    directory = claims.claim(home / "clusters" / "gift", lambda submits: [], system="local", encrypted=False)
     address = f"tcp://127.0.0.1:{trap.listener.getsockname()[1]}"
     directory.publish(Contact(token=directory.token(), job_id="1", workers=address, client=address))
     directory.intend("gift-scheduler", "scheduler")
@@ -126,7 +127,7 @@ def test_the_commands_refuse_it_too(queue: LocalQueue, foreign: Path, trap: Trap
 
 @needs_root
 def test_the_list_shows_own_clusters_and_says_why_it_leaves_one_out(queue: LocalQueue, foreign: Path) -> None:
-    ClusterDirectory.claim(foreign.parent / "own", lambda submits: [], system="local")
+    claims.claim(foreign.parent / "own", lambda submits: [], system="local")
     done = subprocess.run([sys.executable, "-m", "hpcgpu", "list", "--json"], check=True, capture_output=True, text=True)
     assert [cluster["name"] for cluster in json.loads(done.stdout)] == ["own"]
     assert f"{foreign} belongs to uid {STRANGER}" in done.stderr
@@ -134,7 +135,7 @@ def test_the_list_shows_own_clusters_and_says_why_it_leaves_one_out(queue: Local
 
 @needs_root
 def test_stop_all_says_which_cluster_it_has_not_stopped_and_fails(queue: LocalQueue, foreign: Path) -> None:
-    ClusterDirectory.claim(foreign.parent / "own", lambda submits: [], system="local")
+    claims.claim(foreign.parent / "own", lambda submits: [], system="local")
     done = subprocess.run([sys.executable, "-m", "hpcgpu", "stop", "--all"], check=False, capture_output=True, text=True)
     assert done.returncode == 1 and "own: 0 jobs cancelled, none is left" in done.stdout, "the others are stopped all the same"
     assert f"gift: not stopped: {foreign} is not used" in done.stderr and "When that is mended, run: hpcgpu stop gift" in done.stderr

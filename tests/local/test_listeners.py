@@ -31,8 +31,7 @@ from tornado.websocket import websocket_connect
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.fabric import interfaces
-from hpcgpu.store import credentials
-from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store import claims, credentials
 from tests.local.test_cluster import CPU
 
 Until = Callable[..., None]
@@ -133,7 +132,7 @@ def frames(payload: bytes) -> bytes:
 
 def other_credentials(tmp_path: Path) -> ssl.SSLContext:
     """A client's TLS with credentials of another cluster."""
-    stranger = ClusterDirectory.claim(tmp_path / "stranger", lambda submits: [], system="local")
+    stranger = claims.claim(tmp_path / "stranger", lambda submits: [], system="local")
     credentials.create(stranger)
     context = anonymous()
     context.load_cert_chain(stranger.tls / "cert.pem", stranger.tls / "key.pem")
@@ -352,7 +351,7 @@ def test_strangers_who_ask_for_pages_do_not_keep_clients_out(cluster: LocalGPUCl
 def test_credentials_are_nobody_else_s_even_under_a_careless_umask(tmp_path: Path) -> None:
     earlier = os.umask(0)
     try:
-        directory = ClusterDirectory.claim(tmp_path / "careless", lambda submits: [], system="local", complete=credentials.create)
+        directory = claims.claim(tmp_path / "careless", lambda submits: [], system="local", complete=credentials.create)
     finally:
         os.umask(earlier)
     for path in (directory.path, directory.tls):

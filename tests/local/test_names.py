@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from hpcgpu import ClusterError, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cli import main
+from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running
 from tests.local.test_cluster import CPU, in_queue, start_program
@@ -120,7 +121,7 @@ def test_a_cluster_whose_directory_was_replaced_cancels_its_jobs(queue: LocalQue
     cluster = LocalGPUCluster(name="replaced", jobs=1, **CPU)
     try:
         cluster.directory.path.rename(home / "elsewhere")
-        ClusterDirectory.claim(cluster.directory.path, lambda earlier: [], system="local")
+        claims.claim(cluster.directory.path, lambda earlier: [], system="local")
         with pytest.warns(match="lost its name: .* is the directory of another one now: its jobs are cancelled"):
             until(lambda: cluster.status.name == "failed", "it notices")
         until(lambda: in_queue(queue, "replaced") == [], "its jobs end")

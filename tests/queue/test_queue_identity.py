@@ -16,13 +16,14 @@ from hpcgpu.cli import main
 from hpcgpu.cluster import lifecycle
 from hpcgpu.errors import ClusterExists, OtherQueue
 from hpcgpu.remote.lookup import live_jobs, stop
+from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory
 
 
 @pytest.fixture
 def cluster(site: Site, slurm: Slurm, tmp_path: Path) -> ClusterDirectory:
     """A cluster with a job in the queue of Slurm cluster alpha."""
-    directory = ClusterDirectory.claim(
+    directory = claims.claim(
         tmp_path / "clusters" / "demo", lambda earlier: [], system="slurm", queue=slurm.identity(), complete=lambda draft: draft.tls.mkdir()
     )
     directory.intend("demo-scheduler", "scheduler")
@@ -65,7 +66,7 @@ def test_list_on_the_login_node_of_another_system_keeps_the_cluster_and_says_whe
     assert "demo" in (text := hpcgpu(cluster, "list").stdout) and "unknown" in text
     assert cluster.tls.is_dir() and not cluster.closed
     with pytest.raises(ClusterExists, match=r"is in the queue 'alpha' .* Or choose another name"):
-        ClusterDirectory.claim(cluster.path, lifecycle._alive)
+        claims.claim(cluster.path, lifecycle._alive)
     status = hpcgpu(cluster, "status", "demo")
     assert "this machine asks the queue 'beta'" in status.stdout and "No job of it is known" in status.stdout
 

@@ -11,13 +11,13 @@ import pytest
 
 from hpcgpu.checks.jobs import Seen, _meet
 from hpcgpu.runtime import check
-from hpcgpu.store import credentials
+from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> ClusterDirectory:
-    made = ClusterDirectory.claim(tmp_path / "checked", lambda submits: [], system="local", encrypted=True)
+    made = claims.claim(tmp_path / "checked", lambda submits: [], system="local", encrypted=True)
     credentials.create(made)
     return made
 

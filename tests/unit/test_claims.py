@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hpcgpu.errors import ClusterExists
-from hpcgpu.store import directory as directory_module
+from hpcgpu.store import claims, managers
 from hpcgpu.store.directory import ClusterDirectory
 
 ROUNDS = int(os.environ.get("HPCGPU_CLAIM_ROUNDS", "20"))
@@ -40,7 +40,7 @@ def contend(root: Path, rounds: int, barrier: Barrier, tell: Any) -> None:
     for number in range(rounds):
         barrier.wait(60)
         try:
-            claimed = ClusterDirectory.claim(root / "demo", ended, complete=files)
+            claimed = claims.claim(root / "demo", ended, complete=files)
         except ClusterExists as error:
             tell.send((number, "lost", str(error)))
         except BaseException as error:
@@ -97,7 +97,7 @@ def claim_and_die(path: Path, step: int) -> None:
             return real(*arguments, **keywords)
 
         setattr(os, name, partial(step_on, getattr(os, name)))
-    ClusterDirectory.claim(path, ended, complete=files)
+    claims.claim(path, ended, complete=files)
 
 
 @pytest.mark.parametrize("earlier", [False, True])
@@ -105,11 +105,11 @@ def test_a_start_that_is_killed_at_any_step_leaves_a_name_that_can_be_used(tmp_p
     for step in range(1, 200):
         path = tmp_path / str(step) / "demo"
         if earlier:
-            ClusterDirectory.claim(path, ended, complete=files).close()
+            claims.claim(path, ended, complete=files).close()
         program = _fork.Process(target=claim_and_die, args=(path, step))
         program.start()
         program.join()
-        again = ClusterDirectory.claim(path, ended, complete=files)
+        again = claims.claim(path, ended, complete=files)
         assert (again.tls / "key.pem").read_text() == "a secret"
         if program.exitcode == 0:
             assert step > 10
@@ -125,14 +125,14 @@ def test_what_was_never_completed_is_removed_later(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ClusterDirectory.claim(tmp_path / "clusters" / "demo", ended, complete=killed)
+        claims.claim(tmp_path / "clusters" / "demo", ended, complete=killed)
     left = tmp_path / "clusters" / ".demo~0123abcd"
     assert list(left.parent.iterdir()) == []
     (tmp_path / "copy").rename(left)
-    ClusterDirectory.claim(left.with_name("other"), ended)
+    claims.claim(left.with_name("other"), ended)
     assert left.exists(), "somebody may still write it"
     os.utime(left, (time.time() - 3600,) * 2)
-    ClusterDirectory.claim(left.with_name("third"), ended)
+    claims.claim(left.with_name("third"), ended)
     assert not left.exists()
 
 
@@ -152,8 +152,8 @@ def test_a_full_disk_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.Mon
         with monkeypatch.context() as patch:
             patch.setattr(os, name, full)
             try:
-                claimed = ClusterDirectory.claim(tmp_path / "clusters" / "demo", ended, complete=files)
-                claimed.abandon(claimed.token())
+                claimed = claims.claim(tmp_path / "clusters" / "demo", ended, complete=files)
+                claims.abandon(claimed, claimed.token())
             except OSError as error:
                 assert error.errno == errno.ENOSPC
         assert not (tmp_path / "clusters").exists() or list((tmp_path / "clusters").iterdir()) == []
@@ -164,37 +164,37 @@ def test_a_full_disk_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_start_of_another_program_is_waited_for_and_a_dead_one_is_not(tmp_path: Path) -> None:
     path = tmp_path / "demo"
-    process = _fork.Process(target=lambda: ClusterDirectory.claim(path, ended, complete=files))
+    process = _fork.Process(target=lambda: claims.claim(path, ended, complete=files))
     process.start()
     process.join()
-    ClusterDirectory.claim(path, ended, complete=files)  # that program has ended, and submitted nothing
+    claims.claim(path, ended, complete=files)  # that program has ended, and submitted nothing
     with pytest.raises(ClusterExists, match=rf"'demo' is just being started by process {os.getpid()}, in "):
-        ClusterDirectory.claim(path, ended)
+        claims.claim(path, ended)
 
 
 def test_a_start_on_another_machine_has_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(directory_module.socket, "gethostname", lambda: "login2")
-        first = ClusterDirectory.claim(tmp_path / "demo", ended, complete=files)
+        patch.setattr(managers.socket, "gethostname", lambda: "login2")
+        first = claims.claim(tmp_path / "demo", ended, complete=files)
     with pytest.raises(ClusterExists, match="is just being started by"):
-        ClusterDirectory.claim(tmp_path / "demo", ended)
+        claims.claim(tmp_path / "demo", ended)
     os.utime(first.path, (time.time() - 3600,) * 2)
-    ClusterDirectory.claim(tmp_path / "demo", ended)
+    claims.claim(tmp_path / "demo", ended)
 
 
 def test_a_submit_that_is_under_way_keeps_the_name(tmp_path: Path) -> None:
-    first = ClusterDirectory.claim(tmp_path / "demo", ended, complete=files)
+    first = claims.claim(tmp_path / "demo", ended, complete=files)
     first.intend("demo-scheduler", "scheduler")
     with pytest.raises(ClusterExists, match="is just being started by"):
-        ClusterDirectory.claim(tmp_path / "demo", ended)
+        claims.claim(tmp_path / "demo", ended)
 
 
 def test_what_is_no_cluster_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "thesis.tex").touch()
     with pytest.raises(ClusterExists, match="is not the directory of a cluster: choose another name, or remove it"):
-        ClusterDirectory.claim(tmp_path / "demo", ended)
+        claims.claim(tmp_path / "demo", ended)
     (tmp_path / "file").touch()
     with pytest.raises(ClusterExists, match="is not the directory of a cluster"):
-        ClusterDirectory.claim(tmp_path / "file", ended)
+        claims.claim(tmp_path / "file", ended)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["demo", "file"]

@@ -25,6 +25,7 @@ from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterError, ClusterExists, NoCluster, Superseded
 from hpcgpu.remote import connection, lookup
 from hpcgpu.remote.lookup import live_jobs, locate, stop
+from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 
@@ -52,7 +53,7 @@ class Queue:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> ClusterDirectory:
-    directory = ClusterDirectory.claim(tmp_path / "demo", lambda earlier: [], system="slurm")
+    directory = claims.claim(tmp_path / "demo", lambda earlier: [], system="slurm")
     directory.intend("demo-0", "worker")
     directory.submitted("demo-0", "7")
     return directory
@@ -183,7 +184,7 @@ def test_a_scheduler_job_that_the_queue_forgot_is_gone(directory: ClusterDirecto
 
 
 def test_the_journal_knows_which_jobs_are_not_wanted_any_more_and_how_many_are(tmp_path: Path) -> None:
-    directory = ClusterDirectory.claim(tmp_path / "demo", lambda submits: [], system="slurm")
+    directory = claims.claim(tmp_path / "demo", lambda submits: [], system="slurm")
     for number in range(3):
         directory.intend(f"demo-{number}", "worker")
         directory.submitted(f"demo-{number}", str(number))
@@ -198,7 +199,7 @@ def test_the_journal_knows_which_jobs_are_not_wanted_any_more_and_how_many_are(t
 
 
 def test_what_is_given_up_is_written_by_the_manager_alone_and_a_full_disk_does_not_keep_a_job(tmp_path: Path) -> None:
-    directory = ClusterDirectory.claim(tmp_path / "demo", lambda submits: [], system="local")
+    directory = claims.claim(tmp_path / "demo", lambda submits: [], system="local")
     directory.intend("demo-0", "worker")
     first = Dispatcher(LocalQueue(tmp_path / "queue", gpus=1), directory, directory.take_over("first").number)
     first.will_cancel(["demo-0"])
@@ -235,7 +236,7 @@ class Tells:
 @pytest.fixture
 def lone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterDirectory:
     """A cluster of a program that has ended, and of a job that has ended by the accounting."""
-    directory = ClusterDirectory.claim(tmp_path / "lone", lambda earlier: [], system="slurm", complete=lambda draft: draft.tls.mkdir())
+    directory = claims.claim(tmp_path / "lone", lambda earlier: [], system="slurm", complete=lambda draft: draft.tls.mkdir())
     directory.intend("lone", "scheduler")
     directory.submitted("lone", "5")
     record = directory.take_over("a program")
@@ -308,11 +309,11 @@ def test_a_job_that_nobody_knows_keeps_its_cluster_and_its_name(
     if "lone" not in ended:
         assert "does not know its jobs 5" in one.trouble and "run: hpcgpu stop lone" in one.trouble
     with pytest.raises(ClusterExists, match=r"a cluster named 'lone' .*( run: hpcgpu stop lone|its jobs 5 are in the queue)"):
-        ClusterDirectory.claim(lone.path, lifecycle._alive)
+        claims.claim(lone.path, lifecycle._alive)
     assert lone.token() and lone.tls.is_dir()
     queue: Any = Tells()
     assert stop(lone, queue, sleep=lambda seconds: None) == [] and lone.closed, "the user may say so"
-    ClusterDirectory.claim(lone.path, lifecycle._alive)
+    claims.claim(lone.path, lifecycle._alive)
 
 
 @pytest.mark.parametrize("name", ["lone-0", "lone"], ids=["of its own name", "of the name of an earlier job"])
@@ -332,7 +333,7 @@ def test_the_name_of_what_has_ended_is_free(lone: ClusterDirectory, monkeypatch:
         lone.ended("lone")
     if by == "its scheduler":  # the last that it does is to remove the keys
         lone.remove_secrets()
-    assert ClusterDirectory.claim(lone.path, lifecycle._alive).submits() == []
+    assert claims.claim(lone.path, lifecycle._alive).submits() == []
 
 
 def test_a_cluster_that_was_stopped_half_way_is_kept_while_nobody_knows_its_jobs(
@@ -359,7 +360,7 @@ def test_a_cluster_that_was_renamed_is_listed_while_it_has_jobs(directory: Clust
     queue: Any = Queue(forgets=set())
     monkeypatch.setattr(lookup, "batch_system", lambda name: queue)
     (directory.path / "worker.sbatch").touch()
-    later = ClusterDirectory.claim(directory.path, lambda earlier: [], system="slurm")
+    later = claims.claim(directory.path, lambda earlier: [], system="slurm")
     (aside,) = (found for found in lookup.find([later.path.parent]) if found.jobs)
     assert re.fullmatch(r"demo~[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", aside.directory.path.name)
     assert stop(aside.directory, queue, sleep=lambda seconds: None) == [] and queue.cancelled
@@ -368,7 +369,7 @@ def test_a_cluster_that_was_renamed_is_listed_while_it_has_jobs(directory: Clust
 
 def test_a_closed_cluster_is_not_among_those_that_there_are(tmp_path: Path) -> None:
     for name in ("open", "shut"):
-        ClusterDirectory.claim(tmp_path / name, lambda submits: [])
+        claims.claim(tmp_path / name, lambda submits: [])
     ClusterDirectory(tmp_path / "shut").close()
     with dask.config.set({"hpcgpu": {"cluster-directory": str(tmp_path)}}), pytest.raises(NoCluster, match=r"there are: open$"):
         locate("other")

@@ -23,7 +23,7 @@ from hpcgpu.posix.records import parse
 from hpcgpu.remote import lookup, status
 from hpcgpu.remote.logs import Reader
 from hpcgpu.remote.lookup import find, locate, stop
-from hpcgpu.store import credentials, saved
+from hpcgpu.store import claims, credentials, saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 #: Every how many bytes a file is cut, or one is changed; 1 for all.
@@ -78,7 +78,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     monkeypatch.setattr(status, "_ask", nobody)
     for name in ("bad", "good"):
-        ClusterDirectory.claim(tmp_path / name, lambda earlier: [], system="slurm", complete=complete)
+        claims.claim(tmp_path / name, lambda earlier: [], system="slurm", complete=complete)
     with dask.config.set({"hpcgpu.cluster-directory": str(tmp_path)}):
         yield tmp_path
 
@@ -127,16 +127,17 @@ def test_a_damaged_file_costs_its_own_cluster_only(root: Path, queue: Queue, fil
         if file != "journal.jsonl":
             assert {job.job_id for job in found["bad"].jobs} == {"7", "8"}
         assert status.status(locate("good")).jobs
-        status.status(locate("bad"))
-        list(Reader(locate("bad")).new_output())
+        bad_one = locate("bad", any_format=True)  # what changed may be the number of the format
+        status.status(bad_one)
+        list(Reader(bad_one).new_output())
         try:
-            saved.read(locate("bad"))
+            saved.read(bad_one)
         except OptionError:
             assert file == "options.json"
         if found["bad"].jobs:
-            with pytest.raises(ClusterExists, match="a cluster named 'bad' "):
-                ClusterDirectory.claim(bad, lambda earlier: [job.job_id for job in lookup.live_jobs(earlier, batch)])
-        assert stop(locate("bad"), batch, sleep=lambda seconds: None) == []
+            with pytest.raises(ClusterExists, match=r"a cluster named 'bad' |made cluster 'bad'"):
+                claims.claim(bad, lambda earlier: [job.job_id for job in lookup.live_jobs(earlier, batch)])
+        assert stop(bad_one, batch, sleep=lambda seconds: None) == []
         assert queue.cancelled == {job.job_id for job in found["bad"].jobs}
         shutil.rmtree(bad)
         shutil.copytree(whole, bad)

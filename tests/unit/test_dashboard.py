@@ -21,6 +21,7 @@ from tornado.web import RequestHandler
 from tornado.websocket import WebSocketHandler
 
 from hpcgpu.runtime.dashboard import Guard, guard, link, link_with_token
+from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 
@@ -41,7 +42,7 @@ class _Socket(WebSocketHandler):
 
 @pytest.fixture
 def directory(tmp_path: Path) -> ClusterDirectory:
-    return ClusterDirectory.claim(tmp_path / "demo", lambda submits: [], system="local")
+    return claims.claim(tmp_path / "demo", lambda submits: [], system="local")
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.remote.lookup import find
+from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory
 
 
 def made(path: Path) -> ClusterDirectory:
-    return ClusterDirectory.claim(path, lambda earlier: [], system="local")
+    return claims.claim(path, lambda earlier: [], system="local")
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from hpcgpu.options.schema import names
 from hpcgpu.remote.lookup import locate
 from hpcgpu.runtime.launch import expanded
 from hpcgpu.scripts.render import render
+from hpcgpu.store.identity import FORMAT
 
 WRONG: list[Any] = [[], ["a"], [None], [["a"]], {}, {"a": "b"}, {1: 2}, {"a": [1]}, True, False, 1.5, math.nan, math.inf, -1, 0, 10**400]
 WRONG += ["", " ", "3", "1.5", "nan", "a\nb", "9" * 400, "\ud800", b"x", object(), datetime.date(2026, 1, 1), datetime.timedelta(0)]
@@ -207,7 +208,7 @@ def test_variables_in_paths_are_expanded(name: str, tmp_path: Path, monkeypatch:
 def test_variables_are_expanded_wherever_clusters_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRATCH", str(tmp_path))
     (tmp_path / "clusters" / "demo").mkdir(parents=True)
-    (tmp_path / "clusters" / "demo" / "cluster.json").write_text("{}")
+    (tmp_path / "clusters" / "demo" / "cluster.json").write_text(f'{{"format": {FORMAT}}}')
     with dask.config.set({"hpcgpu.cluster-directory": "$SCRATCH/clusters"}):
         assert cluster_directories() == [tmp_path / "clusters"]
         assert locate("demo").path == locate("$SCRATCH/clusters/demo").path == tmp_path / "clusters" / "demo"

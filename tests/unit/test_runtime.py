@@ -31,7 +31,7 @@ from hpcgpu.runtime import devices, launch
 from hpcgpu.runtime import scheduler as scheduler_preload
 from hpcgpu.runtime.extension import Extension, _wanted
 from hpcgpu.runtime.launch import lifetime, visible_gpus, wait_for_scheduler
-from hpcgpu.store import credentials
+from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_workers_begin_to_retire_before_the_end_and_not_at_the_start(remaining: 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> ClusterDirectory:
-    return ClusterDirectory.claim(tmp_path / "clusters" / "demo", lambda submits: [])
+    return claims.claim(tmp_path / "clusters" / "demo", lambda submits: [])
 
 
 class Gone(Slurm):
@@ -185,8 +185,8 @@ def test_a_name_whose_jobs_are_alive_is_refused_and_one_whose_jobs_are_not_is_ke
     directory.intend("demo-0", "worker")
     directory.submitted("demo-0", "5")
     with pytest.raises(ClusterExists, match="its jobs 5 are in the queue"):
-        ClusterDirectory.claim(directory.path, lambda submits: ["5"])
-    again = ClusterDirectory.claim(directory.path, lambda submits: [])
+        claims.claim(directory.path, lambda submits: ["5"])
+    again = claims.claim(directory.path, lambda submits: [])
     assert again.submits() == [] and len(list(directory.path.parent.iterdir())) == 2
 
 

@@ -34,7 +34,7 @@ from hpcgpu.errors import CertificateError, ClusterError
 from hpcgpu.fabric import certificates, tls
 from hpcgpu.remote.connection import wait_for_contact
 from hpcgpu.runtime.launch import answers
-from hpcgpu.store import credentials
+from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 DAY = datetime.timedelta(days=1)
@@ -361,7 +361,7 @@ def certificate(begin: datetime.timedelta, end: datetime.timedelta, subject: str
 
 def cluster(path: Path, key: str, certificates: str) -> ClusterDirectory:
     """Make a cluster directory with these credentials."""
-    directory = ClusterDirectory.claim(path, lambda submits: [], system="local", encrypted=True)
+    directory = claims.claim(path, lambda submits: [], system="local", encrypted=True)
     directory.tls.mkdir(mode=0o700)
     directory.write("tls/key.pem", key)
     directory.write("tls/cert.pem", certificates)

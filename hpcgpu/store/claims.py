@@ -1,0 +1,233 @@
+"""How a cluster gets its directory, and with it its name: of several that want the same name exactly one gets it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from hpcgpu.errors import ClusterExists, Damaged
+from hpcgpu.posix import ownership
+from hpcgpu.posix.ownership import private_directory
+from hpcgpu.store.directory import DASHBOARD_TOKEN, ClusterDirectory
+from hpcgpu.store.identity import FORMAT, About
+
+__all__ = ["abandon", "claim"]
+
+#: Seconds for which a start on another machine may do nothing that is seen, before its name is free again; also the age of a directory
+#: that was never completed, after which it is removed.
+_STARTING = 600.0
+#: Times that a name is tried for. More than two are only needed when others start and end clusters of that name meanwhile.
+_TRIES = 20
+
+
+def claim(
+    path: Path,
+    alive: Callable[[ClusterDirectory], list[str]],
+    *,
+    system: str = "",
+    queue: str = "",
+    encrypted: bool = True,
+    complete: Callable[[ClusterDirectory], None] = lambda directory: None,
+) -> ClusterDirectory:
+    """Create the directory of a new cluster, exclusively, and complete at once: nobody ever sees it half-made.
+
+    It is made under a hidden name, ``.NAME~RANDOM``, and gets its own by rename(2), which fails with ENOTEMPTY where a directory is
+    that holds something. That is atomic on NFS too, with one doubt: "if the operation failed", the man page says, the file may have
+    been renamed all the same. So the name is read back. What was interrupted or met a full disk leaves a hidden directory, which a
+    later start removes.
+
+    The directory of an earlier cluster of that name is kept, renamed ``NAME~DATE-TOKEN``, if that cluster was closed or none of its
+    jobs is alive. The token is its own: of several who replace it only the first succeeds, and none can move the new one away by
+    mistake, as the name that it would get is taken, by a directory that holds something.
+
+    Parameters
+    ----------
+    path : Path
+    alive : callable
+        Given the directory of an earlier cluster, returns the ids of those of its jobs that have not ended. It raises
+        `ClusterExists` where that is not known.
+    system : str, optional
+        Name of the batch system.
+    queue : str, optional
+        Which of its queues the jobs are in, see `hpcgpu.batch.base.BatchSystem.identity`; empty where that is not known.
+    encrypted : bool, default True
+        Whether nothing of the cluster may ever run without its credentials.
+    complete : callable, optional
+        Writes more into the directory, before others see it.
+
+    Raises
+    ------
+    ClusterExists
+        A cluster of that name may be alive.
+    NotTrusted
+        Others could put a directory of theirs in its place.
+    OSError
+        The directory cannot be written.
+    """
+    private_directory(path.parent)
+    ownership.check_place(path.parent)
+    _sweep(path.parent, now=time.time())
+    directory, draft = ClusterDirectory(path), ClusterDirectory(_hidden(path))
+    token, earlier = secrets.token_hex(16), list[ClusterDirectory]()
+    about = About(name=path.name, token=token, created=time.time(), format=FORMAT, encrypted=encrypted, system=system, queue=queue)
+    try:
+        draft.path.mkdir(mode=0o700)
+        draft.logs.mkdir(mode=0o700)
+        draft.write("cluster.json", json.dumps(asdict(about)))
+        draft.write(DASHBOARD_TOKEN, secrets.token_urlsafe(32))
+        complete(draft)
+        _take_name(directory, draft, token, alive, earlier)
+    except BaseException:
+        shutil.rmtree(draft.path, ignore_errors=True)
+        abandon(directory, token)
+        raise
+    finally:  # last of all, and also where somebody else got the name
+        for one in earlier:
+            one.remove_secrets()
+    return directory
+
+
+def _take_name(
+    directory: ClusterDirectory,
+    draft: ClusterDirectory,
+    token: str,
+    alive: Callable[[ClusterDirectory], list[str]],
+    earlier: list[ClusterDirectory],
+) -> None:
+    """Give the draft its name; add what had that name before to `earlier`."""
+    for _ in range(_TRIES):
+        try:
+            draft.path.rename(directory.path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and not directory.has(token):
+                raise
+        if directory.has(token):
+            return
+        if (moved := _move_aside(directory, alive)) is not None:
+            earlier.append(moved)
+        directory.refresh()
+    raise ClusterExists(f"another program has just started a cluster named {directory.path.name!r}, in {directory.path}")
+
+
+def _move_aside(directory: ClusterDirectory, alive: Callable[[ClusterDirectory], list[str]]) -> ClusterDirectory | None:
+    """Rename the directory of an earlier cluster; return it, or None when another program was faster."""
+    path = directory.path
+    try:
+        here = path.lstat()
+        ownership.check(path)
+    except FileNotFoundError:
+        return None
+    try:
+        about = directory.name()
+        mark, date = about.token, time.strftime("%Y%m%d-%H%M%S", time.gmtime(about.created))
+    except Damaged:
+        mark, date = f"{here.st_ino:08x}", "damaged"
+    except (FileNotFoundError, NotADirectoryError):
+        if not _still(path, here) or (path / "cluster.json").exists():  # another program moved it, or has the name by now
+            return None
+        raise ClusterExists(f"{path} exists, and is not the directory of a cluster: choose another name, or remove it") from None
+    try:
+        why = _in_use(directory, alive, now=time.time())
+    except OSError:
+        if _still(path, here):
+            raise
+        return None
+    if not _still(path, here):  # part of what was read may be of the cluster that came in its place
+        return None
+    if why:
+        raise ClusterExists(why)
+    aside = ClusterDirectory(path.with_name(f"{path.name}~{date}-{mark[:8]}"))
+    with contextlib.suppress(FileNotFoundError, FileExistsError):
+        try:
+            path.rename(aside.path)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+    moved = aside.has(mark) if date != "damaged" else aside.path.exists() and aside.path.lstat().st_ino == here.st_ino
+    return aside if moved else None
+
+
+def _in_use(directory: ClusterDirectory, alive: Callable[[ClusterDirectory], list[str]], *, now: float) -> str:
+    """Return why the name of an earlier cluster cannot be used; empty if it can."""
+    if directory.closed:
+        return ""
+    path, name = directory.path, directory.path.name
+    if why := directory.other_format() or _just_starting(directory, now=now):
+        return f"{why}. Or choose another name"
+    try:
+        live = alive(directory)
+    except Damaged as error:
+        return f"{error}. So it is not known whether jobs of cluster {name!r} run. Choose another name, or remove {path}"
+    if live:
+        return (
+            f"a cluster named {name!r} exists: its jobs {', '.join(live)} are in the queue (see {path}). "
+            f"Close it or cancel them, or choose another name"
+        )
+    return ""
+
+
+def _just_starting(directory: ClusterDirectory, *, now: float) -> str:
+    """Return why a cluster may be about to have jobs, or to run without any; empty if it is not."""
+    path, name = directory.path, directory.path.name
+    submits, manager, contact = directory.submits(), directory.manager(), directory.contact()
+    if not submits and (path / "launch.sh").exists():
+        return f"{path} holds the scripts of a cluster named {name!r} that was not launched yet. Launch it, or remove that directory"
+    unknown = [s.time for s in submits if s.job_id is None and not s.refused and not s.ended]
+    in_program = contact is not None and not contact.job_id  # its scheduler is in the program itself
+    if submits and not unknown and not in_program:
+        return ""
+    lives = manager.lives if manager is not None else None
+    began = max([directory.modified, *unknown])
+    if lives or (lives is None and (in_program or now - began < _STARTING)):
+        what = "runs in" if in_program else "is just being started by"
+        return (
+            f"a cluster named {name!r} {what} {manager or 'another program'}, in {path}. Try again later, or end it by: hpcgpu stop {name}"
+        )
+    return ""
+
+
+def _still(path: Path, here: os.stat_result) -> bool:
+    """Whether a path is still what it was earlier."""
+    try:
+        now = path.lstat()
+    except OSError:
+        return False
+    return (now.st_dev, now.st_ino) == (here.st_dev, here.st_ino)
+
+
+def abandon(directory: ClusterDirectory, token: str) -> None:
+    """Free the name again, if it is still that of the cluster with this token: nothing was submitted."""
+    if not directory.has(token):
+        return
+    gone = ClusterDirectory(_hidden(directory.path))  # at once: what is half-removed must not block the name
+    try:
+        directory.path.rename(gone.path)
+    except OSError:
+        gone = directory
+    if gone.has(token):
+        shutil.rmtree(gone.path, ignore_errors=True)
+    else:
+        gone.path.rename(directory.path)
+
+
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.name}~{secrets.token_hex(4)}")
+
+
+def _sweep(root: Path, *, now: float) -> None:
+    """Remove what starts have left there that were interrupted before their directory was complete."""
+    for path in root.glob(".*~*"):
+        with contextlib.suppress(OSError):
+            about = path.lstat()
+            old = now - about.st_mtime > _STARTING
+            if old and re.fullmatch(r"[.][A-Za-z0-9][\w.-]*~[0-9a-f]{8}", path.name) and about.st_uid == os.getuid() and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)

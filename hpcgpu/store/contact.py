@@ -1,0 +1,66 @@
+"""Where the scheduler of a cluster is reached, ``contact.json``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from hpcgpu.posix import records
+from hpcgpu.posix.printable import printable
+from hpcgpu.store.identity import Identity
+
+__all__ = ["Contact", "Contacts"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contact:
+    """Where a cluster's scheduler is reached; ``contact.json``.
+
+    Attributes
+    ----------
+    token : str
+        Ties it to the cluster; no secret.
+    job_id : str
+        The scheduler job, empty when the scheduler runs in the client's process.
+    workers, client : str
+        Addresses for workers and for clients, as Dask writes them.
+    dashboard : str
+        Port and host of the dashboard, as ``host:port``.
+    fabric : str
+        Why workers talk over this protocol.
+    network, interface : str
+        What was found for them on the scheduler's node: ``"infiniband"``, ``"slingshot"`` or nothing, and the interface of it; see
+        `hpcgpu.fabric.choice.TransportChoice`.
+    """
+
+    token: str
+    job_id: str
+    workers: str
+    client: str
+    dashboard: str = ""
+    fabric: str = ""
+    network: str = ""
+    interface: str = ""
+
+
+class Contacts(Identity):
+    """The contact of the cluster of one directory."""
+
+    def publish(self, contact: Contact) -> None:
+        """Write ``contact.json``."""
+        self.write("contact.json", json.dumps(asdict(contact), indent=1))
+
+    def contact(self) -> Contact | None:
+        """Return the contact, or None while there is none of this cluster's."""
+        self.refresh()
+        try:
+            contact = records.read(self.path / "contact.json", Contact)
+            contact = Contact(**{field: printable(value) for field, value in asdict(contact).items()})
+            return contact if contact.token == self.token() else None
+        except (OSError, ValueError):  # not there yet, damaged, or a stale handle of NFS
+            return None
+
+    def withdraw(self) -> None:
+        """Take the contact away, in both its forms."""
+        for name in ("contact.json", "scheduler.json"):
+            (self.path / name).unlink(missing_ok=True)

@@ -1,0 +1,206 @@
+"""The journal of a cluster, ``journal.jsonl``: the intent is on disk before a job is submitted, its id after it.
+
+Each line is an event. A line that is damaged costs itself alone. In every format of the directory (see `hpcgpu.store.identity`) the lines
+``intent``, ``submitted``, ``closing`` and ``closed`` are as they are here: so any version of hpcgpu can cancel the jobs of any cluster.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcgpu.errors import Damaged
+from hpcgpu.posix import records
+from hpcgpu.store.files import Files
+
+__all__ = ["Journal", "Submit"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Event:
+    """A line of the journal."""
+
+    event: str
+    time: float = 0.0
+    name: str = ""
+    kind: str = ""
+    group: str = "default"
+    id: str = ""
+    names: list[str] = field(default_factory=list)
+    jobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.event == "intent" and not (self.name.isprintable() and self.name and self.kind and self.group):
+            raise ValueError("it names no job")
+        if self.event == "submitted" and not (self.name.isprintable() and self.name):
+            raise ValueError("it names no job")
+        if self.event == "submitted" and not re.fullmatch("[A-Za-z0-9][!-~]{0,200}", self.id):
+            raise ValueError("it has no job id")
+
+
+@dataclass
+class Submit:
+    """What the journal says of one job: the intent, and what became of it.
+
+    Attributes
+    ----------
+    name, kind, group : str
+    time : float
+        Epoch seconds of the intent.
+    job_id : str or None
+        None while it is not known.
+    refused : bool
+        It certainly does not exist.
+    ended : bool
+        It was seen to have ended.
+    cancelled : bool
+        A manager decided that it ends, and did not take that back: it is not wanted any more.
+    """
+
+    name: str
+    kind: str
+    group: str = "default"
+    time: float = 0.0
+    job_id: str | None = None
+    refused: bool = False
+    ended: bool = False
+    cancelled: bool = False
+
+
+class Journal(Files):
+    """The journal of one directory."""
+
+    def intend(self, name: str, kind: str, group: str = "default") -> None:
+        """Record that a job of this name is about to be submitted."""
+        self._append({"event": "intent", "name": name, "kind": kind, "group": group})
+
+    def submitted(self, name: str, job_id: str) -> None:
+        """Record the id of a submitted job."""
+        self._append({"event": "submitted", "name": name, "id": job_id})
+
+    def refused(self, name: str) -> None:
+        """Record that a job certainly does not exist."""
+        self._append({"event": "refused", "name": name})
+
+    def ended(self, name: str, job_id: str | None = None) -> None:
+        """Record that a job was seen to have ended."""
+        self._append({"event": "ended", "name": name} | ({"id": job_id} if job_id is not None else {}))
+
+    def cancel(self, names: Iterable[str]) -> None:
+        """Record that these jobs are not wanted any more; written before their workers retire, and before they are cancelled."""
+        self._append({"event": "cancel", "names": list(names)})
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Record that these jobs stay after all: they had started already, or their data fits nowhere else."""
+        self._append({"event": "keep", "names": list(names)})
+
+    def resize(self, group: str, jobs: int | None) -> None:
+        """Record how many worker jobs the user wants in a group; None where the work decides."""
+        self._append({"event": "size", "group": group, "jobs": jobs})
+
+    def sizes(self) -> dict[str, int | None]:
+        """Return by group how many worker jobs the user wants, as far as that was said."""
+        sizes = [(str(record.get("group")), record.get("jobs")) for record in self._journal() if record["event"] == "size"]
+        return {group: jobs if isinstance(jobs, int) else None for group, jobs in sizes}
+
+    def detach(self) -> None:
+        """Record that the cluster shall outlive the program that made it."""
+        self._append({"event": "detached"})
+
+    @property
+    def detached(self) -> bool:
+        """Whether the cluster shall outlive its managers."""
+        return any(record["event"] == "detached" for record in self._journal())
+
+    def close(self) -> None:
+        """Record that none of the cluster's jobs is alive."""
+        self._append({"event": "closed"})
+
+    def begin_close(self) -> None:
+        """Record that the cluster's jobs were cancelled; some may take a while to end."""
+        self._append({"event": "closing"})
+
+    @property
+    def closing(self) -> bool:
+        """Whether the cluster's jobs were cancelled for good; they may have ended, or not yet."""
+        return any(record["event"] in ("closing", "closed") for record in self._journal())
+
+    def times(self) -> list[float]:
+        """Return when something was recorded of its jobs, epoch seconds."""
+        return [float(record.get("time", 0.0)) for record in self._journal()]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the cluster was closed."""
+        return any(record["event"] == "closed" for record in self._journal())
+
+    def submits(self) -> list[Submit]:
+        """Return what the journal says of each job, in order."""
+        jobs: dict[str, Submit] = {}
+        earlier: list[Submit] = []
+        for record in self._journal():
+            if record["event"] == "intent":
+                group, time_ = record.get("group", "default"), record.get("time", 0.0)
+                if record["name"] in jobs and jobs[record["name"]].job_id is not None:  # of a manager that had been taken over already
+                    earlier.append(jobs.pop(record["name"]))
+                jobs[record["name"]] = Submit(record["name"], record["kind"], group, time_)
+            elif record["event"] in ("cancel", "keep"):
+                names = record.get("names")
+                for submit in jobs.values():
+                    if isinstance(names, list) and submit.name in names:
+                        submit.cancelled = record["event"] == "cancel"
+            elif record["event"] == "submitted":
+                name = record["name"]
+                if name not in jobs:  # the line of its intent is damaged: the job is there all the same
+                    kind = "scheduler" if name.endswith("-scheduler") else "worker"
+                    jobs[name] = Submit(name, kind, time=record.get("time", 0.0))
+                jobs[name].job_id, jobs[name].refused = record["id"], False
+            elif record.get("name") not in jobs:
+                continue
+            elif record["event"] == "refused":
+                jobs[record["name"]].refused = jobs[record["name"]].job_id is None
+            elif record["event"] == "ended":  # a later cluster of this name may have a job of the same name
+                jobs[record["name"]].ended = record.get("id") in (None, jobs[record["name"]].job_id)
+        return [*earlier, *jobs.values()]
+
+    def _append(self, record: dict[str, Any]) -> None:
+        line = (json.dumps({"time": round(time.time(), 3), **record}) + "\n").encode()
+        descriptor = os.open(self.path / "journal.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a full disk cut the last line short
+                line = b"\n" + line
+            if os.write(descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / "journal.jsonl"))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _journal(self) -> Iterator[dict[str, Any]]:
+        return (record for record in self._lines() if not isinstance(record, str))
+
+    def journal_damage(self) -> list[str]:
+        """Return what is wrong with lines of it, a sentence for each."""
+        return [record for record in self._lines() if isinstance(record, str)]
+
+    def _lines(self) -> Iterator[dict[str, Any] | str]:
+        """Yield each line of the journal, or what is wrong with it: a crash or a full disk may have cut it short."""
+        try:
+            lines = (self.path / "journal.jsonl").read_bytes().split(b"\n")
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                records.parse(line, _Event, f"line {number}")
+            except Damaged as error:
+                yield str(error)
+            else:
+                yield json.loads(line)

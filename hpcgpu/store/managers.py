@@ -1,0 +1,112 @@
+"""Who manages a cluster: the program that took the highest number, ``manager-NUMBER.json``; and what it is requested to do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpcgpu.errors import Damaged
+from hpcgpu.posix import processes, records
+from hpcgpu.posix.printable import printable
+from hpcgpu.store.files import Files
+
+__all__ = ["ManagerRecord", "Managers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagerRecord:
+    """A program that manages, or managed, the cluster; ``manager-NUMBER.json``. The highest number counts.
+
+    Attributes
+    ----------
+    number : int
+    program : str
+        What it is, where, and since when: for people.
+    host : str
+    process : list of int
+        Its identity there; see `hpcgpu.posix.processes`.
+    """
+
+    number: int = 0
+    program: str = ""
+    host: str = ""
+    process: list[int] = field(default_factory=list)
+
+    @property
+    def lives(self) -> bool | None:
+        """Whether that program runs; None where that is not known: it is on another machine."""
+        if self.host != socket.gethostname() or len(self.process) != 2:
+            return None
+        return processes.alive(self.process)
+
+    def __str__(self) -> str:
+        return self.program or f"manager number {self.number}"
+
+
+class Managers(Files):
+    """The managers of the cluster of one directory."""
+
+    def take_over(self, program: str) -> ManagerRecord:
+        """Become the cluster's manager: no earlier one submits or cancels from now on.
+
+        Parameters
+        ----------
+        program : str
+            Who this is, for people.
+        """
+        record = ManagerRecord(program=program, host=socket.gethostname(), process=processes.identity(os.getpid()))
+        # Written before a number is taken: on a full disk the manager that is there must stay the one.
+        draft = self.write(f".manager-{secrets.token_hex(4)}", json.dumps(asdict(record)))
+        try:
+            while True:
+                latest = self.manager()
+                number = latest.number + 1 if latest is not None else 1
+                try:  # creation is exclusive on NFS too; who comes second takes the next number
+                    os.close(os.open(self._manager_file(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+                except FileExistsError:
+                    continue
+                draft.rename(self._manager_file(number))
+                return replace(record, number=number)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def manager(self) -> ManagerRecord | None:
+        """Return the cluster's manager; None before the first."""
+        self.refresh()
+        names = (re.fullmatch("manager-([0-9]{1,9})[.]json", path.name) for path in self.path.glob("manager-*.json"))
+        numbers = [int(match[1]) for match in names if match]
+        if not numbers:
+            return None
+        number, record = max(numbers), ManagerRecord()
+        with contextlib.suppress(OSError, Damaged):  # its number alone counts
+            record = records.read(self._manager_file(number), ManagerRecord)
+        return replace(record, number=number, program=printable(record.program, 300))
+
+    def _manager_file(self, number: int) -> Path:
+        return self.path / f"manager-{number:06}.json"
+
+    # Scaling without a living client
+
+    def request_adapt(self, limits: Mapping[str, Mapping[str, Any]]) -> None:
+        """Record how the manager in the scheduler job shall scale: the arguments of ``adapt``, by worker group."""
+        self.write("adapt.json", json.dumps(limits))
+
+    def adapt(self) -> dict[str, dict[str, Any]] | None:
+        """Return what was asked of the manager in the scheduler job; None if nothing was."""
+        self.refresh()
+        try:
+            return records.read(self.path / "adapt.json", dict[str, dict[str, Any]])
+        except (OSError, Damaged):
+            return None
+
+    def forget_adapt(self) -> None:
+        """Ask nothing of the manager in the scheduler job any more."""
+        (self.path / "adapt.json").unlink(missing_ok=True)
