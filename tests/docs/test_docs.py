@@ -97,6 +97,20 @@ def test_links_of_the_readme_lead_somewhere() -> None:
         assert "://" in target or (ROOT / target).exists(), target
 
 
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_the_files_that_a_page_names_exist(page: str) -> None:
+    named = re.findall(r"`((?:hpcgpu|templates|tests|docs|ci)/[\w/.-]*)`", (ROOT / page).read_text())
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_page_on_architecture_has_every_layer_in_its_order() -> None:
+    shown = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    order = re.search(r"^LAYERS = (\(.*?\))$", (ROOT / "tests" / "unit" / "test_layers.py").read_text(), re.MULTILINE | re.DOTALL)
+    assert order
+    assert shown == [name for name in ast.literal_eval(order[1]) if name != "__main__"]
+
+
 def test_the_configuration_on_the_page_is_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SCRATCH", str(tmp_path))
     text = (ROOT / "docs" / "configuration.rst").read_text()
