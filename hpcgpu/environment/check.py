@@ -1,4 +1,4 @@
-"""Whether client, scheduler and workers have the same environment, told once for each difference. No I/O beyond looking at this process."""
+"""Whether client, scheduler and workers have the same environment; each difference is reported once. Reads this process only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EnvironmentCheck:
     Parameters
     ----------
     mode : str
-        The option `environment_check`: ``"error"`` makes fatal differences errors, ``"warn"`` makes them warnings, ``"off"`` tells nothing.
+        The option `environment_check`: ``"error"`` makes fatal differences errors, ``"warn"`` warnings, ``"off"`` reports nothing.
     """
 
     def __init__(self, mode: str) -> None:
@@ -46,9 +46,9 @@ class EnvironmentCheck:
         self._reported |= {_key(difference) for difference in new}
         fatal = [d for d in new if d.grade is Grade.FATAL]
         if fatal and self.mode == "error":
-            return f"client, scheduler and workers do not fit together (environment_check='warn' goes on all the same):\n{table(new)}", ""
+            return f"client, scheduler and workers are incompatible (environment_check='warn' makes this a warning):\n{table(new)}", ""
         serious = [d for d in new if d.grade is not Grade.NOTE]
-        return "", f"client, scheduler and workers differ:\n{table(new)}" if serious else ""
+        return "", f"client, scheduler and workers have different software or GPUs:\n{table(new)}" if serious else ""
 
     def _has_new(self, workers: Mapping[str, Mapping[str, str]]) -> bool:
         """Whether there is an environment that was not compared yet: most workers of a large cluster join with one that was."""
@@ -60,7 +60,7 @@ class EnvironmentCheck:
 
 
 def _key(difference: Difference) -> tuple[str, frozenset[tuple[str, str]]]:
-    """Return what makes a difference another one: not which worker has it."""
+    """Return the key by which a difference counts as known: it does not depend on which worker has it."""
     return difference.what, frozenset((name if name in ("client", "scheduler") else "", value) for name, value in difference.values.items())
 
 

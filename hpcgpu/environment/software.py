@@ -1,4 +1,4 @@
-"""What software and GPU a process has, and where those of one cluster differ: `collect` looks, `compare` is pure.
+"""What software and GPU a process has, and where the processes of one cluster differ: `collect` reads, `compare` is pure.
 
 Dask requires client, scheduler and workers to agree in software; graphs with GPU objects need a GPU of matching capability on the
 scheduler.
@@ -41,7 +41,7 @@ _PACKAGES = {
 }
 #: How distributions for one major version of CUDA are named: rmm-cu13, cupy-cuda13x.
 _FOR_CUDA = re.compile(r"-cu(?:da)?(\d+)x?$")
-#: Who differs in these cannot talk to each other; Dask's own releases promise nothing about each other.
+#: Processes with different versions of these cannot work together: Dask's releases promise no compatibility.
 _FATAL = ("dask", "distributed")
 #: What only processes on GPUs need.
 _ON_GPUS = ("dask-cuda", "distributed-ucxx", "rmm", "cudf", "cupy", "numba", "CUDA runtime")
@@ -81,10 +81,10 @@ class Difference:
 
 
 def collect(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what this process has, by name; what it has not is left out. Asks NVML, never CUDA.
+    """Return what this process has, by name, without what it does not have. Uses NVML, never CUDA.
 
-    The CUDA runtime is the one that Dask's GPU libraries were built for, as their names tell, or conda's: pip's own packages of it
-    (``nvidia-cuda-runtime``) come with libraries that Dask does not use, too.
+    The CUDA runtime is the one in the names of Dask's GPU libraries, or conda's. Its pip packages (``nvidia-cuda-runtime``) do not count:
+    other libraries install them too.
     """
     found = {"python": platform.python_version()}
     made_for = set()
@@ -178,17 +178,20 @@ def _judge(what: str, values: Mapping[str, str]) -> tuple[Grade, str] | None:
         return None
     if what == "python":
         if len({_minor(value) for value in values.values()}) > 1:
-            return Grade.FATAL, "functions cannot be sent from one minor version to another: start with the same environment, see `python`"
+            return (
+                Grade.FATAL,
+                "Dask cannot send functions between minor versions of Python: use the same environment everywhere, see `python`",
+            )
         return Grade.NOTE, ""
     if what in _FATAL:
-        return Grade.FATAL, f"{what} speaks only to the same version of itself: install one version everywhere"
+        return Grade.FATAL, f"{what} works only with the same version of itself: install one version everywhere"
     if what in _GPU:
         if what == "compute capability" and values.get(SCHEDULER, "-") not in ("-", *_of_workers(values)):
-            return Grade.WARNING, "GPU objects that the scheduler rebuilds may not work there: give it a GPU of the workers' kind"
+            return Grade.WARNING, "the scheduler may fail to rebuild GPU objects: give it a GPU of the workers' type"
         return Grade.NOTE, ""
     if what in ("cudf", "cupy") and values.get(SCHEDULER) == "-":
         return Grade.WARNING, f"the scheduler cannot rebuild graphs that hold objects of {what}: install it there too"
-    return Grade.WARNING, "objects may arrive broken or not at all: install one version everywhere"
+    return Grade.WARNING, "Dask may fail to send objects between them: install one version everywhere"
 
 
 def _of_workers(values: Mapping[str, str]) -> set[str]:
@@ -204,9 +207,8 @@ def _old_driver(name: str, party: Mapping[str, str]) -> Difference | None:
     driver, runtime = party.get("CUDA of the driver", ""), party.get("CUDA runtime", "")
     if name == CLIENT or not driver or not runtime or int(runtime.split(".")[0]) <= int(driver.split(".")[0]):
         return None
-    advice = (
-        f"the driver {party.get('driver', '')} is for CUDA {driver}: use the extra cu{driver.split('.')[0]} of hpcgpu, or a newer driver"
-    )
+    major = driver.split(".")[0]
+    advice = f"the driver {party.get('driver', '')} supports CUDA {driver}: install hpcgpu with the extra cu{major}, or use newer drivers"
     return Difference("CUDA runtime", Grade.FATAL, {name: f"{runtime}, the driver has {driver}"}, advice)
 
 

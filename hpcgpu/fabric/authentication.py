@@ -1,9 +1,9 @@
-"""Mutual authentication of UCX connections, which UCX itself has none of: whoever is not of the cluster is refused before anything is read.
+"""Mutual authentication of UCX connections, which UCX itself does not have: a peer outside the cluster is refused before anything is read.
 
 Each side proves that it knows the cluster's key, by three raw messages of fixed size, before distributed reads a frame; reading one
-unpickles. The key never travels, nonces are fresh on both sides, and the roles and the address that was dialled are part of what is
-signed, so that nothing can be replayed, reflected, or relayed by who listens where a member of the cluster did before. What follows on the
-connection is neither encrypted nor signed.
+unpickles. The key is never sent. Nonces are fresh on both sides. The roles and the address that the connector used are part of
+what is signed. So nobody can replay or reflect a message, or relay it from an address where a member of the cluster listened before.
+What follows on the connection is neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Connector:
     ----------
     key : bytes
     dialled : bytes
-        The `place` that it connects to.
+        The `place` to which it connects.
     """
 
     def __init__(self, key: bytes, dialled: bytes) -> None:
@@ -98,7 +98,7 @@ class Connector:
         magic, nonce, proof = challenge[:16], challenge[16:48], challenge[48:]
         if magic != _MAGIC or not hmac.compare_digest(proof, _proof(self._key, b"listener ", self._hello, nonce)):
             raise AuthenticationError(
-                "the other side did not prove that it belongs to this cluster: use hpcgpu.connect(NAME), or that very cluster's security"
+                "the other side did not prove that it belongs to this cluster: use hpcgpu.connect(NAME), or the security of this cluster"
             )
         return _proof(self._key, b"connector", self._hello, nonce)
 
@@ -125,19 +125,19 @@ class Listener:
         Raises
         ------
         AuthenticationError
-            This is no message of ours, or was meant for another.
+            The message is not of this protocol, or it was meant for another address.
         """
         if hello[:16] != _MAGIC or len(hello) != _HELLO:
-            raise AuthenticationError("it does not authenticate itself")
+            raise AuthenticationError("the peer does not authenticate itself")
         if hello[-_PLACE:] not in self._own:
-            raise AuthenticationError("it dialled another address: somebody may be in between")
+            raise AuthenticationError("the peer connected to another address: somebody may be in between")
         self._hello = hello
         return _MAGIC + self._nonce + _proof(self._key, b"listener ", hello, self._nonce)
 
     def check(self, proof: bytes) -> None:
         """Raise `AuthenticationError` unless the connector knows the key."""
         if not hmac.compare_digest(proof, _proof(self._key, b"connector", self._hello, self._nonce)):
-            raise AuthenticationError("it does not know the cluster's key")
+            raise AuthenticationError("the peer does not have the cluster's key")
 
 
 async def connect(endpoint: _Endpoint, key: bytes, dialled: bytes) -> None:
@@ -146,7 +146,7 @@ async def connect(endpoint: _Endpoint, key: bytes, dialled: bytes) -> None:
     Raises
     ------
     AuthenticationError
-        The listener is not of the cluster, or none of its kind.
+        The listener does not belong to the cluster, or does not authenticate itself.
     """
     side = Connector(key, dialled)
     await endpoint.send(bytearray(side.hello()))
@@ -159,7 +159,7 @@ async def accept(endpoint: _Endpoint, key: bytes, own: Collection[bytes]) -> Non
     Raises
     ------
     AuthenticationError
-        It is not of the cluster.
+        The peer does not belong to the cluster.
     """
     side = Listener(key, own)
     await endpoint.send(bytearray(side.challenge(await _receive(endpoint, _HELLO))))
@@ -173,17 +173,17 @@ async def _receive(endpoint: _Endpoint, size: int) -> bytes:
 
 
 def _key_of_process() -> bytes | None:
-    """Return the key that a process in a job is given; None where it is given none, as without ``security``."""
+    """Return the key of a process in a job; None if it has none, as without ``security``."""
     path = os.environ.get(VARIABLE)
     return _read_key(path) if path else None
 
 
 @functools.cache
 def _read_key(path: str) -> bytes:
-    """Read a key, once: a process still speaks to its peers when the cluster's files are removed."""
+    """Read a key, once: a process still connects to its peers after the cluster's files are removed."""
     key = bytes.fromhex(Path(path).read_text())
     if len(key) != _KEY:
-        raise ValueError(f"{path} holds no key of {_KEY} bytes")
+        raise ValueError(f"{path} does not hold a key of {_KEY} bytes")
     return key
 
 
@@ -283,7 +283,7 @@ def _authenticated() -> Any:
                     await asyncio.wait_for(accept(comm.ep, key, own), TIMEOUT)
                 except (AuthenticationError, *broken) as error:
                     comm.abort()
-                    why = str(error) or ("it stayed silent" if isinstance(error, TimeoutError) else type(error).__name__)
+                    why = str(error) or ("the peer sent nothing" if isinstance(error, TimeoutError) else type(error).__name__)
                     logger.warning("refused a connection from %s to %s: %s", peer, comm.local_address, why)
                     raise CommClosedError("not authenticated") from error
             await super().on_connection(comm, handshake_overrides)

@@ -37,12 +37,12 @@ def trouble(begin: float, end: float, *, now: float, host: str, what: str = "the
     if now < begin:
         return f"{what} is not valid before {_time(begin)}, and {clock}: check the clock of {host}"
     if now > end:
-        return f"{what} expired on {_time(end)}, and {clock}: make a new cluster, or render its scripts anew, unless that clock is wrong"
+        return f"{what} expired on {_time(end)}, and {clock}: start a new cluster, or render the scripts again"
     return ""
 
 
 def refusal(error: BaseException | None, peer: str, what: str = "the cluster's certificate") -> str:
-    """Return what it means that a peer refused our certificate for its dates; empty where the error is another.
+    """Return a sentence for a peer that refuses our certificate because of its dates; empty for any other error.
 
     Parameters
     ----------
@@ -55,11 +55,11 @@ def refusal(error: BaseException | None, peer: str, what: str = "the cluster's c
     """
     if not isinstance(error, ssl.SSLError) or not any(alert in (error.reason or "") for alert in _ALERTS):
         return ""
-    return f"{peer} refuses {what}, which is valid by the clock of this machine: check the clock of the machine at {peer}"
+    return f"{peer} refuses {what}, although it is valid by the clock of this machine: check the clock of the machine at {peer}"
 
 
 def explain(error: BaseException | None, authorities: Iterable[Mapping[str, Any]], *, peer: str, now: float, host: str) -> str:
-    """Return what the dates of the certificate have to do with a connection that failed; empty where nothing.
+    """Return a sentence if a connection failed because of the certificate's dates; empty otherwise.
 
     Parameters
     ----------

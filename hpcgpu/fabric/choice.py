@@ -64,7 +64,7 @@ class Node:
 
 @dataclass(frozen=True)
 class TransportChoice:
-    """What workers talk over.
+    """The protocol and the network interface of the workers.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class TransportChoice:
     interface : str or None
         Network interface of this node; None leaves it to Dask, which takes that of the default route.
     network : str
-        What was found: ``"infiniband"``, ``"slingshot"``, or empty.
+        Which network it is: ``"infiniband"``, ``"slingshot"``, or empty.
     why : str
         A sentence for people.
     """
@@ -100,14 +100,16 @@ def decide(node: Node, protocol: str, interface: str | None, *, gpu: bool) -> Tr
     network, found = _network(node)
     chosen = interface or found
     if protocol != "auto":
-        return TransportChoice("ucx" if protocol == "ucx" else "tcp", chosen, network, f"{protocol.upper()}: asked for" + _over(chosen))
+        return TransportChoice(
+            "ucx" if protocol == "ucx" else "tcp", chosen, network, f"{protocol.upper()}{_over(chosen)}: requested by the option protocol"
+        )
     if lacking := _lacking(node, interface, gpu=gpu):
         return TransportChoice("tcp", chosen, network, f"TCP{_over(chosen)}: {lacking}")
     return TransportChoice("ucx", chosen, network, f"UCX over InfiniBand ({', '.join(node.ports)}){_over(chosen)}")
 
 
 def incompatibility(choice: TransportChoice, node: Node, protocol: str, interface: str | None) -> str:
-    """Return why a node cannot do what was decided on the scheduler's; empty if it can.
+    """Return why a node cannot use what the scheduler's node chose; empty if it can.
 
     Parameters
     ----------
@@ -119,18 +121,18 @@ def incompatibility(choice: TransportChoice, node: Node, protocol: str, interfac
         The options of the worker.
     """
     if choice.protocol == "ucx" and not node.has_ucxx:
-        return "the scheduler talks UCX, but distributed-ucxx is not installed for this Python: give all jobs the same environment"
+        return "the scheduler uses UCX, but distributed-ucxx is not installed for this Python: use the same environment in all jobs"
     own = decide(node, "auto", interface, gpu=True)
     if protocol == "auto" and choice.protocol == "ucx" and own.protocol != "ucx" and not node.ucx_trouble:  # Dask will see for itself
         return (
-            f"the scheduler's node chose {choice.why}, but this one {own.why}. Leave out such nodes (Slurm: constraint, or "
+            f"the scheduler's node chose {choice.why}, but this node chose {own.why}. Exclude such nodes (Slurm: constraint, or "
             f"--exclude in job_extra_directives; PBS: select_extra or queue), or set protocol='tcp'"
         )
     if interface is None and choice.network and own.network != choice.network:
         what = {"infiniband": "an InfiniBand interface with an IPv4 address", "slingshot": "a Slingshot interface"}[choice.network]
         return (
-            f"the scheduler listens on {choice.interface}, but this node has not {what}; it has "
-            f"{', '.join(sorted(node.addresses)) or 'no interface with an IPv4 address'}. Set interface to one that all nodes have"
+            f"the scheduler listens on {choice.interface}, but this node does not have {what}. It has: "
+            f"{', '.join(sorted(node.addresses)) or 'no interface with an IPv4 address'}. Set interface to a network that all nodes have"
         )
     return ""
 
@@ -145,7 +147,7 @@ def _network(node: Node) -> tuple[str, str | None]:
 
 
 def nearest(node: Node, network: str, name: str, reaching: Collection[str]) -> str | None:
-    """Return the interface of a worker's node that talks to the scheduler's best: a node may have several rails, each a network of its own.
+    """Return the interface of a worker's node that is nearest to the scheduler's: a node may have several rails, each a separate network.
 
     Parameters
     ----------
@@ -162,39 +164,41 @@ def nearest(node: Node, network: str, name: str, reaching: Collection[str]) -> s
 
 
 def _lacking(node: Node, interface: str | None, *, gpu: bool) -> str:
-    """Return the first thing that UCX over InfiniBand lacks; empty if nothing. `interface` is what the user names."""
+    """Return the first thing that is missing for UCX over InfiniBand; empty if nothing is. `interface` is the user's option."""
     if not gpu:
         return "the scheduler job has no GPU, which UCX needs"
     if not node.has_ucxx:
-        return "distributed-ucxx is not installed (extras cu12 and cu13 of hpcgpu bring it)"
+        return "distributed-ucxx is not installed (install hpcgpu with the extra cu12 or cu13)"
     if node.slingshot is not None:
-        return f"this is Slingshot ({node.slingshot}), for which UCX has no back end"
+        return f"the network is Slingshot ({node.slingshot}), which UCX does not support"
     if not node.ports:
         return "this node has no active InfiniBand port"
     if node.ucx_trouble:
         return f"UCX did not start: {node.ucx_trouble}"
     left_out = [what for what, names in (("InfiniBand", ("rc", "dc")), ("CUDA", ("cuda",))) if not _offers(node, names)]
     if left_out and node.ucx_tls:
-        return f"UCX_TLS={node.ucx_tls} leaves {' and '.join(left_out)} out"
+        return f"UCX_TLS={node.ucx_tls} excludes {' and '.join(left_out)}"
     if "InfiniBand" in left_out:
         return (
-            "this UCX was built without InfiniBand, as PyPI's wheels are; use conda-forge's ucx, or the site's with "
+            "this UCX was built without InfiniBand, as PyPI's wheels are. Use conda-forge's ucx, or the site's UCX with "
             "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
         )
     if left_out:
-        return "this UCX was built without CUDA, so it cannot send GPU memory; sites often have it as a module or package of its own"
+        return (
+            "this UCX was built without CUDA, so it cannot send GPU memory. Sites often have UCX with CUDA as a separate module or package"
+        )
     if node.locked_memory is not None and node.locked_memory < _LOCKED_MEMORY:
         return (
-            f"a process may lock {node.locked_memory // 1024} KiB of memory only (ulimit -l), too little for InfiniBand; Slurm takes the "
-            f"limit over from the login node unless job_extra_directives has '--propagate=NONE'; `ulimit -l $(ulimit -Hl)` in "
+            f"a process may lock {node.locked_memory // 1024} KiB of memory only (ulimit -l), too little for InfiniBand. Slurm copies the "
+            f"limit of the login node unless job_extra_directives has '--propagate=NONE'. `ulimit -l $(ulimit -Hl)` in "
             f"job_script_prologue raises it as far as the site allows"
         )
     if interface is not None and interface not in node.addresses:
-        return f"{interface} has no IPv4 address, by which UCX connects"
+        return f"{interface} has no IPv4 address, which UCX needs to connect"
     if interface is None and not node.infiniband:
         return (
-            "no interface of the InfiniBand card has an IPv4 address (IPoIB), by which UCX connects; set interface where another has, "
-            "such as a bond"
+            "no interface of the InfiniBand card has an IPv4 address (IPoIB), which UCX needs to connect. If another one leads to the "
+            "card, such as a bond, set interface to that one"
         )
     return ""
 
@@ -215,12 +219,12 @@ def _over(interface: str | None) -> str:
 
 
 def look(*, ucx: bool = True, sysfs: Path = Path("/sys/class/infiniband")) -> Node:
-    """Look at this node.
+    """Return what this node has for a fabric.
 
     Parameters
     ----------
     ucx : bool, default True
-        Whether UCX itself is asked too, where InfiniBand is there.
+        Whether UCX itself is queried too, if the node has InfiniBand.
     sysfs : Path
     """
     has_ucxx = importlib.util.find_spec("distributed_ucxx") is not None
@@ -249,7 +253,7 @@ def _carries_ipoib(interface: Path) -> bool:
 
 
 def _ucx_transports() -> tuple[tuple[str, ...], str]:
-    """Ask UCX what it can use, in a process of its own: asking starts it, and Dask must start it itself, after CUDA (`ucxx.init`).
+    """Query UCX in a separate process: the query starts UCX, and in this process Dask must start it, after CUDA (`ucxx.init`).
 
     Returns
     -------

@@ -1,7 +1,7 @@
-"""How a process ends that spoke UCX: UCX's objects live until the process is gone.
+"""The end of a process that used UCX: UCX's objects live as long as the process.
 
-At its end Python destroys what is left in an order of its own, while UCX's thread may still be at work on it: a segmentation fault makes a
-failure of a program that did well (seen with UCX 1.21). Nothing is lost where they are not destroyed: the kernel closes what they hold.
+At its end, Python destroys the objects that are left in no fixed order, while UCX's thread may still use them. Then a segmentation fault
+ends a program that had succeeded (seen with UCX 1.21). Nothing is lost if they are not destroyed: the kernel closes what they hold.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def missing(interface: str, present: Mapping[str, str]) -> str:
     if interface in present:
         return ""
     listed = ", ".join(f"{name} ({address})" for name, address in sorted(present.items())) or "none"
-    return f"interface {interface!r} does not exist on {socket.gethostname()}, or has no IPv4 address; there are: {listed}"
+    return f"interface {interface!r} does not exist on {socket.gethostname()}, or has no IPv4 address. Interfaces with an address: {listed}"
 
 
 def default_interface(present: Mapping[str, str]) -> str | None:

@@ -1,4 +1,4 @@
-"""What runs on workers to tell of the connections between them: which transports carry them, and how fast they are."""
+"""What runs on workers to describe the connections between them: which transports carry them, and how fast they are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NVLINKS = 18
 
 
 async def describe(peers: Sequence[str], dask_worker: Worker) -> dict[str, Any]:
-    """Connect to other workers, as for a transfer of data, and tell what carries each connection.
+    """Connect to other workers, as for a transfer of data, and return what carries each connection.
 
     Returns
     -------
@@ -82,12 +82,12 @@ def line_rates(sysfs: Path = Path("/sys/class")) -> dict[str, float]:
 
 
 def receive(dask_worker: Worker) -> None:
-    """Let this worker take what `measure` sends."""
+    """Let this worker receive what `measure` sends."""
 
-    async def hpcgpu_take(data: Any = None) -> None:
-        """Take data, which deserialization has put where it belongs."""
+    async def hpcgpu_receive(data: Any = None) -> None:
+        """Receive data; deserialization has already put it into the right memory."""
 
-    dask_worker.handlers["hpcgpu_take"] = hpcgpu_take
+    dask_worker.handlers["hpcgpu_receive"] = hpcgpu_receive
 
 
 async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Worker) -> dict[str, Any]:
@@ -111,15 +111,15 @@ async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Wo
         make = _device_buffer() if device else bytearray
         buffers = [make(size) for size in sizes]
     except Exception as error:  # each library has errors of its own for a GPU that is not there
-        return {"trouble": f"no GPU memory: {error}"}
+        return {"trouble": f"GPU memory cannot be used: {error}"}
     other = dask_worker.rpc(peer)
     result: dict[str, Any] = {"bandwidth": {}}
     try:
-        await other.hpcgpu_take()
+        await other.hpcgpu_receive()
         trips = []
         for _ in range(_ROUND_TRIPS):
             began = time.perf_counter()
-            await other.hpcgpu_take()
+            await other.hpcgpu_receive()
             trips.append(time.perf_counter() - began)
         trip = statistics.median(trips)
         result["latency"] = trip / 2
@@ -133,7 +133,7 @@ async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Wo
 
 async def _transfer(other: Any, buffer: Any) -> float:
     began = time.perf_counter()
-    await other.hpcgpu_take(data=to_serialize(buffer))
+    await other.hpcgpu_receive(data=to_serialize(buffer))
     return time.perf_counter() - began
 
 

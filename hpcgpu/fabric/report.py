@@ -1,4 +1,4 @@
-"""What workers really talk over, and how fast: asked of the workers themselves. Choosing whom to ask and showing the answers is pure."""
+"""What the workers' connections really use, and how fast they are: measured on the workers. Choice and tables are pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hpcgpu.fabric import links
 
 __all__ = ["NODE", "Fabric", "Link", "Measurement", "bench", "bench_table", "choose", "look"]
 
-#: Pairs of workers that are asked, at most, of each of the two kinds.
+#: Pairs of workers that are queried, at most, of each of the two kinds.
 _MOST = 32
 #: Transports of UCX that are RDMA (``ucx_info -d``).
 _RDMA = ("rc_", "dc_", "ud_", "gga_", "srd_")
 _TIMEOUT = 60.0
-#: What workers tell of themselves: the node that they run on.
+#: What workers report about themselves: the node that they run on.
 NODE = "hpcgpu-node"
 
 
@@ -40,7 +40,7 @@ class Link:
     nvlinks : int
         Active NVLinks of the first worker's GPU.
     trouble : str
-        Why it is not known what carries it.
+        Why the transports are not known.
     """
 
     first: str
@@ -63,7 +63,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Fabric:
-    """What the workers of a cluster talk over.
+    """The protocol, the network and the connections of a cluster's workers.
 
     Attributes
     ----------
@@ -72,9 +72,9 @@ class Fabric:
     why : str
         Why it was chosen.
     interface : str
-        Network interface on the scheduler's node; empty where Dask takes that of the default route.
+        Network interface on the scheduler's node; empty if Dask uses that of the default route.
     links : list of Link
-        Connections between workers: all kinds that there are, not each one of a large cluster.
+        Connections between workers: each kind, but not each one of a large cluster.
     """
 
     protocol: str
@@ -104,11 +104,11 @@ class Fabric:
         return {**asdict(self), "rdma": self.rdma, "nvlink": self.nvlink}
 
     def _facts(self) -> list[tuple[str, str]]:
-        words = {True: "yes", False: "no", None: "not known: it takes two workers on {}"}
+        words = {True: "yes", False: "no", None: "not known: this needs two workers on {}"}
         return [
             ("protocol", self.protocol),
             ("why", self.why),
-            ("interface", self.interface or "of the default route"),
+            ("interface", self.interface or "that of the default route"),
             ("RDMA across nodes", words[self.rdma].format("different nodes")),
             ("NVLink within nodes", words[self.nvlink].format("one node")),
         ]
@@ -141,7 +141,7 @@ class Measurement:
     bandwidth : mapping of int to float
         Bytes a second by bytes of a message.
     line_rate : float
-        Bytes a second that the card can do, as sysfs tells; 0 where it does not, and within a node.
+        Bytes a second that the card can do, from sysfs; 0 if it is not known, and within a node.
     trouble : str
         Why it was not measured.
     """
@@ -155,7 +155,7 @@ class Measurement:
 
 
 def choose(workers: Mapping[str, str], most: int = _MOST) -> list[tuple[str, str, bool]]:
-    """Return pairs of workers, and whether both are on one node: all kinds of pairs, so many of each at most.
+    """Return pairs of workers, and whether both are on one node: all kinds of pairs, at most `most` of each.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def choose(workers: Mapping[str, str], most: int = _MOST) -> list[tuple[str, str
     nodes: dict[str, list[str]] = {}
     for address, node in workers.items():
         nodes.setdefault(node, []).append(address)
-    # Pairs of neighbours come first, so that each GPU and each node is there before others come twice.
+    # Pairs of neighbours come first, so that each GPU and each node comes once before any comes twice.
     within = [
         (group[i], group[(i + step) % len(group)], True)
         for step in range(1, max((len(group) for group in nodes.values()), default=1))
@@ -190,12 +190,12 @@ async def _run(scheduler: Any, worker: str, function: Any, **arguments: Any) -> 
 
 
 def _nodes(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the node of each worker, as the batch system names it; workers that are not of our jobs tell their address only."""
+    """Return the node of each worker, as the batch system names it; workers outside our jobs report only their address."""
     return {address: str(worker.get(NODE) or worker["host"]) for address, worker in workers.items()}
 
 
 async def look(scheduler: Any, workers: Mapping[str, Mapping[str, Any]]) -> tuple[list[Link], dict[str, dict[str, float]]]:
-    """Ask workers what carries their connections.
+    """Look up what carries the connections between workers.
 
     Parameters
     ----------
@@ -250,12 +250,12 @@ async def bench(scheduler: Any, workers: Mapping[str, Mapping[str, Any]], sizes:
     Raises
     ------
     OSError
-        No two workers could be connected.
+        The workers cannot connect to each other.
     """
     found, rates = await look(scheduler, workers)
     addresses = {str(worker["name"]): address for address, worker in workers.items()}
     if found and all(link.trouble for link in found):
-        raise OSError(f"no two workers could be connected: {found[0].trouble}")
+        raise OSError(f"the workers cannot connect to each other: {found[0].trouble}")
     chosen = [next((link for link in found if link.same_node is same and not link.trouble), None) for same in (True, False)]
     result = []
     for link in filter(None, chosen):

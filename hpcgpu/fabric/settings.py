@@ -54,7 +54,7 @@ def environment(worker: Transports, ucx_env: Iterable[tuple[str, str]]) -> dict[
 def private_transports(environ: Mapping[str, str], config: Mapping[str, object]) -> dict[str, str]:
     """Return the variable that keeps UCX from shared memory which members of the user's group can attach to.
 
-    UCX makes System V segments of mode 0660 whatever the umask is (seen with UCX 1.21). Its other ways through shared memory are private.
+    UCX creates System V segments with mode 0660, whatever the umask is (seen with UCX 1.21). Its other uses of shared memory are private.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def private_transports(environ: Mapping[str, str], config: Mapping[str, object])
 
 
 def _chosen(worker: Transports) -> dict[str, bool | None]:
-    """Return the flags as dask-cuda completes them: who only switches transports off means all others (``get_ucx_config`` there)."""
+    """Return the flags as dask-cuda completes them: whoever only switches transports off means all others (``get_ucx_config`` there)."""
     flags = {name: getattr(worker, name) for name in _KEYS}
     transports = [flags[name] for name in _KEYS if name != "enable_rdmacm"]
     if False in transports and True not in transports:
@@ -80,15 +80,15 @@ def _chosen(worker: Transports) -> dict[str, bool | None]:
 
 
 def doubts(worker: Transports) -> list[str]:
-    """Return what a user may not have meant."""
+    """Return warnings about options that together do what a user may not expect."""
     chosen = _chosen(worker)
     named = [name for name in ("enable_tcp_over_ucx", "enable_infiniband") if chosen[name]]
     result = []
     if named and chosen["enable_nvlink"] is None:
         result.append(
-            f"{' and '.join(named)} without enable_nvlink leaves NVLink out: UCX then uses only the transports that are named. Leave all "
-            f"of them unset for UCX's own choice, or say enable_nvlink=True or False"
+            f"{' and '.join(named)} without enable_nvlink excludes NVLink: UCX then uses only the transports that are set. Set "
+            f"enable_nvlink=True or False, or set none of these options, so that UCX chooses"
         )
     if worker.enable_rdmacm and not any(value for name, value in chosen.items() if name != "enable_rdmacm"):
-        result.append("enable_rdmacm alone changes nothing: UCX chooses how it connects as long as it chooses the transports")
+        result.append("enable_rdmacm alone has no effect: set a transport too, such as enable_infiniband")
     return result

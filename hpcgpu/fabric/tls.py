@@ -2,11 +2,11 @@
 
 1. **OpenSSL's error queue is empty before we read or write.** OpenSSL asks for that (SSL_get_error(3)), and CPython does not see to it
    (python/cpython#148594): some errors leave entries behind, and every later read in that thread that finds nothing to read yet reports
-   them, on connections with which nothing is wrong. Since OpenSSL 3.4 a peer that goes away without a word leaves such an entry.
+   them, on connections that are in order. Since OpenSSL 3.4, a peer that closes without close_notify leaves such an entry.
 2. **A connection ends with close_notify**, so that peers which do not clear the queue, such as a client without hpcgpu, get no such entry.
-3. **Handshakes have a time limit**: who connects and says nothing would hold a file descriptor for ever. Who leaves right after the
-   handshake, as one does who looks whether a scheduler is there, is no error.
-4. **A certificate that has expired or is not yet valid is said as that.**
+3. **Handshakes have a time limit**: a peer that connects and sends nothing would hold a file descriptor forever. A peer that leaves right
+   after the handshake, to see whether a scheduler answers, is not an error.
+4. **If a certificate has expired or is not yet valid, the error says so.**
 
 The queue is cleared without private names and without OpenSSL's library, which may be hidden in Python: a handshake clears the queue before
 all else (``state_machine`` in ssl/statem/statem.c), and a server whose client says nothing, asked to go on with its handshake, does nothing
@@ -56,7 +56,7 @@ def clear_errors() -> None:
 
 
 class Socket(ssl.SSLSocket):
-    """A TLS socket that neither suffers from errors of others nor leaves any, and that says when it closes."""
+    """A TLS socket that does not see errors of other sockets, leaves none for them, and sends close_notify."""
 
     #: The process that made the connection: a forked child that closes its copy must not end it.
     _process: int | None = None

@@ -22,7 +22,7 @@ def test_a_cluster_tells_what_its_workers_talk_over(queue: LocalQueue, fake_gpus
     with LocalGPUCluster(jobs=1, **options) as cluster:
         cluster.wait_for_workers(2)
         fabric = cluster.fabric
-        assert (fabric.protocol, fabric.why) == (spoken, f"{protocol.upper()}: asked for")
+        assert (fabric.protocol, fabric.why) == (spoken, f"{protocol.upper()}: requested by the option protocol")
         [link] = fabric.links
         assert {link.first, link.second} == {"woven-0-0", "woven-0-1"} and link.same_node
         assert link.transports and all(name.startswith(transport) for name in link.transports), "as UCX says of the connection"
@@ -32,7 +32,7 @@ def test_a_cluster_tells_what_its_workers_talk_over(queue: LocalQueue, fake_gpus
         host, device = json.loads(done.stdout)
         assert host["buffer"] == "host" and host["latency"] > 0
         assert all(host["bandwidth"][size] > 0 for size in ("65536", "1048576")) and host["link"]["transports"] == list(link.transports)
-        assert device["buffer"] == "device" and device["trouble"].startswith("no GPU memory"), "the GPUs pretend"
+        assert device["buffer"] == "device" and device["trouble"].startswith("GPU memory cannot be used"), "the GPUs pretend"
         done = hpcgpu("bench-fabric", "woven", "--size", "64KiB", "--host-only")
         assert "same node  host" in done.stdout and "GB/s" in done.stdout and done.stdout.count("\n") == 2
 
@@ -60,6 +60,6 @@ def test_a_worker_s_node_that_cannot_do_what_was_decided_says_why(queue: LocalQu
         cluster.scale(jobs=1)
         with (
             pytest.warns(ClusterWarning),
-            pytest.raises(ClusterError, match="the scheduler listens on ib0, but this node has not an InfiniBand interface"),
+            pytest.raises(ClusterError, match="the scheduler listens on ib0, but this node does not have an InfiniBand interface"),
         ):
             cluster.wait_for_workers(1)

@@ -63,7 +63,7 @@ def test_no_other_key_is_accepted_by_either_side(key: bytes) -> None:
     impostor = Listener(key, [HERE])
     impostor.challenge(connector.hello())
     proof = connector.respond(impostor.challenge(connector.hello()))
-    with pytest.raises(AuthenticationError, match="does not know the cluster's key"):
+    with pytest.raises(AuthenticationError, match="does not have the cluster's key"):
         listener.check(proof)
 
 
@@ -97,7 +97,7 @@ def test_a_side_s_own_proof_is_refused_when_it_is_sent_back() -> None:
 
 def test_what_is_meant_for_another_listener_is_refused() -> None:
     for elsewhere in (place("10.0.0.7", 4712), place("10.0.0.8", 4711), place("fe80::1", 4711)):
-        with pytest.raises(AuthenticationError, match="dialled another address"):
+        with pytest.raises(AuthenticationError, match="connected to another address"):
             Listener(KEY, [HERE]).challenge(Connector(KEY, elsewhere).hello())
     member, listener = Connector(KEY, place("10.0.0.9", 4711)), Listener(KEY, [HERE])
     hello = member.hello()
@@ -158,7 +158,7 @@ async def test_who_knows_the_key_converses_and_no_other_does(caplog: pytest.LogC
                 await connect(address, timeout=5, **arguments)
         await converse(address)
     assert messages == [{"x": 1}, {"x": 1}]
-    assert " to ucx://127.0.0.1:" in caplog.text and "it does not authenticate itself" in caplog.text
+    assert " to ucx://127.0.0.1:" in caplog.text and "the peer does not authenticate itself" in caplog.text
     assert KEY.hex() not in caplog.text
 
 
@@ -284,7 +284,7 @@ async def test_nobody_gets_in_by_handing_on_what_members_say(caplog: pytest.LogC
         await converse(address)
         await converse(address.replace("127.0.0.1", "localhost"))
     assert messages == [{"x": 1}, {"x": 1}]
-    assert "it dialled another address: somebody may be in between" in caplog.text
+    assert "the peer connected to another address: somebody may be in between" in caplog.text
 
 
 LISTENS = f"""

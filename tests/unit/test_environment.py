@@ -62,7 +62,7 @@ def test_a_driver_that_is_too_old_is_fatal() -> None:
     old = A100 | {"CUDA of the driver": "12.4", "driver": "550.54"}
     assert found(SOFTWARE, old, old) == {}, "a driver runs all runtimes of its major version"
     [difference] = [d for d in compare(SOFTWARE, A100, {"w": old | {"CUDA runtime": "13.0.1"}}) if d.grade is Grade.FATAL]
-    assert difference.values == {"w": "13.0.1, the driver has 12.4"} and "use the extra cu12 of hpcgpu" in difference.advice
+    assert difference.values == {"w": "13.0.1, the driver has 12.4"} and "install hpcgpu with the extra cu12" in difference.advice
 
 
 def test_the_cuda_runtime_is_the_one_that_dask_s_libraries_are_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_scheduler_on_another_kind_of_gpu_is_a_warning() -> None:
         "GPU": Grade.NOTE,
         "GPU memory": Grade.NOTE,
     }
-    assert "give it a GPU of the workers' kind" in differences["compute capability"].advice
+    assert "give it a GPU of the workers' type" in differences["compute capability"].advice
 
 
 def test_the_worst_comes_first_and_the_table_has_a_column_for_each() -> None:
@@ -110,7 +110,7 @@ def test_fatal_differences_are_errors_and_each_is_told_once(monkeypatch: pytest.
     comparison.scheduler = A100
     assert comparison.check({"w-0": A100}) == ("", "")
     fatal, warning = comparison.check({"w-0": A100, "w-1": A100 | {"dask": "1"}})
-    assert fatal.startswith("client, scheduler and workers do not fit together") and "w-1" in fatal and warning == ""
+    assert fatal.startswith("client, scheduler and workers are incompatible") and "w-1" in fatal and warning == ""
     assert comparison.check({"w-0": A100, "w-1": A100 | {"dask": "1"}, "w-2": A100 | {"dask": "1"}}) == ("", ""), "told already"
     fatal, warning = comparison.check({"w-3": A100 | {"numpy": "1"}})
     assert fatal == "" and "numpy" in warning

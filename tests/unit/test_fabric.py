@@ -43,10 +43,10 @@ def test_ucx_over_infiniband_is_chosen_where_all_that_it_needs_is_there() -> Non
         (PLAIN, True, "TCP: this node has no active InfiniBand port"),
         (replace(INFINIBAND, transports=("tcp",)), True, "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"),
         (replace(INFINIBAND, transports=("rc_mlx5", "tcp")), True, "this UCX was built without CUDA"),
-        (replace(INFINIBAND, transports=("rc_mlx5",), ucx_tls="rc"), True, "TCP over ib0: UCX_TLS=rc leaves CUDA out"),
+        (replace(INFINIBAND, transports=("rc_mlx5",), ucx_tls="rc"), True, "TCP over ib0: UCX_TLS=rc excludes CUDA"),
         (replace(INFINIBAND, locked_memory=64 * 1024), True, "a process may lock 64 KiB of memory only (ulimit -l)"),
         (replace(INFINIBAND, infiniband=()), True, "TCP: no interface of the InfiniBand card has an IPv4 address"),
-        (SLINGSHOT, True, "TCP over hsn0: this is Slingshot (hsn0), for which UCX has no back end"),
+        (SLINGSHOT, True, "TCP over hsn0: the network is Slingshot (hsn0), which UCX does not support"),
     ],
 )
 def test_tcp_is_chosen_with_the_reason_where_something_lacks(node: Node, gpu: bool, why: str) -> None:
@@ -58,7 +58,7 @@ def test_ucx_connects_by_the_interface_that_the_user_names() -> None:
     bond = replace(INFINIBAND, infiniband=(), addresses={"bond0": "10.1.0.3"})
     chosen = decide(bond, "auto", "bond0", gpu=True)
     assert (chosen.protocol, chosen.interface) == ("ucx", "bond0")
-    assert "set interface where another has" in decide(bond, "auto", None, gpu=True).why
+    assert "set interface to that one" in decide(bond, "auto", None, gpu=True).why
     assert "ib7 has no IPv4 address" in decide(INFINIBAND, "auto", "ib7", gpu=True).why
 
 
@@ -69,7 +69,7 @@ def test_much_locked_memory_is_enough() -> None:
 @pytest.mark.parametrize(("protocol", "expected"), [("ucx", "ucx"), ("tcp", "tcp"), ("tls", "tcp")])
 def test_what_is_asked_for_is_taken(protocol: str, expected: str) -> None:
     chosen = decide(PLAIN, protocol, None, gpu=True)
-    assert (chosen.protocol, chosen.interface, chosen.why) == (expected, None, f"{protocol.upper()}: asked for")
+    assert (chosen.protocol, chosen.interface, chosen.why) == (expected, None, f"{protocol.upper()}: requested by the option protocol")
     assert decide(INFINIBAND, protocol, None, gpu=True).interface == "ib0", "TCP runs over IPoIB too"
 
 
@@ -87,7 +87,7 @@ def test_a_worker_s_node_that_cannot_do_what_was_decided_says_why() -> None:
 def test_a_worker_s_node_without_the_scheduler_s_network_says_so() -> None:
     tcp = decide(INFINIBAND, "tcp", None, gpu=True)
     why = incompatibility(tcp, PLAIN, "tcp", None)
-    assert "the scheduler listens on ib0, but this node has not an InfiniBand interface" in why and "it has eth0" in why
+    assert "the scheduler listens on ib0, but this node does not have an InfiniBand interface" in why and "It has: eth0" in why
     assert incompatibility(tcp, PLAIN, "tcp", "eth0") == "", "a named interface is checked by name"
     assert "a Slingshot interface" in incompatibility(decide(SLINGSHOT, "auto", None, gpu=True), PLAIN, "auto", None)
     assert incompatibility(decide(PLAIN, "auto", None, gpu=True), INFINIBAND, "auto", None) == "", "who can do more does what was decided"
@@ -210,11 +210,11 @@ def test_only_variables_of_ucx_are_taken_for_ucx() -> None:
     ("arguments", "expected"),
     [
         ({}, ""),
-        ({"enable_infiniband": True}, "enable_infiniband without enable_nvlink leaves NVLink out"),
+        ({"enable_infiniband": True}, "enable_infiniband without enable_nvlink excludes NVLink"),
         ({"enable_infiniband": True, "enable_tcp_over_ucx": True}, "enable_tcp_over_ucx and enable_infiniband without enable_nvlink"),
         ({"enable_infiniband": True, "enable_nvlink": True}, ""),
         ({"enable_infiniband": True, "enable_nvlink": False}, ""),
-        ({"enable_rdmacm": True}, "enable_rdmacm alone changes nothing"),
+        ({"enable_rdmacm": True}, "enable_rdmacm alone has no effect"),
         ({"enable_rdmacm": True, "enable_infiniband": False}, ""),
         ({"enable_infiniband": False}, ""),
         ({"enable_rdmacm": True, "enable_infiniband": True, "enable_nvlink": True}, ""),
@@ -261,7 +261,7 @@ RC, IPC, TCP = ("rc_mlx5/mlx5_0:1",), ("cuda_ipc/cuda", "tcp/lo"), ("tcp/ib0",)
     ],
 )
 def test_rdma_and_nvlink_are_what_ucx_says_not_what_was_asked_for(found: list[Link], rdma: bool | None, nvlink: bool | None) -> None:
-    fabric = Fabric("ucx", "UCX: asked for", "ib0", found)
+    fabric = Fabric("ucx", "UCX: requested by the option protocol", "ib0", found)
     assert (fabric.rdma, fabric.nvlink) == (rdma, nvlink)
     words = {True: "yes", False: "no", None: "not known"}
     assert f"RDMA across nodes: {words[rdma]}" in repr(fabric) and f"NVLink within nodes: {words[nvlink]}" in repr(fabric)
@@ -284,7 +284,7 @@ def test_line_rates_are_read_from_sysfs(tmp_path: Path) -> None:
 
 def test_measurements_are_a_table_against_the_line_rate() -> None:
     fast = Measurement(Link("a", "b", False, RC), "device", 5e-6, {2**20: 1e9, 2**28: 20e9}, 25e9)
-    none = Measurement(Link("a", "c", True, IPC), "device", trouble="no GPU memory: no device")
+    none = Measurement(Link("a", "c", True, IPC), "device", trouble="GPU memory cannot be used: no device")
     head, first, second = report.bench_table([fast, none], 1000).splitlines()
     assert "1 MiB" in head and "256 MiB" in head
     assert first.split() == [
@@ -303,7 +303,7 @@ def test_measurements_are_a_table_against_the_line_rate() -> None:
         "used",
         "rc_mlx5/mlx5_0:1",
     ]
-    assert second.endswith("no GPU memory: no device") and "not known" in second
+    assert second.endswith("GPU memory cannot be used: no device") and "not known" in second
 
 
 async def test_a_worker_that_is_gone_does_not_hide_the_others() -> None:

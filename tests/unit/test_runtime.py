@@ -97,7 +97,7 @@ def test_a_refusal_in_words_unheard_of_has_no_advice() -> None:
 
 def test_a_job_whose_earliest_start_has_not_come_is_not_being_prepared() -> None:
     said = explain(JobStatus(job_id="1", state=JobState.PENDING, name="x", reason="BeginTime"))
-    assert "its earliest start time has not come yet" in said and "prepared" not in said
+    assert "its earliest start time is in the future" in said and "prepared" not in said
 
 
 def test_the_scheduler_job_is_not_told_to_ask_for_all_gpus_of_a_node() -> None:
@@ -333,8 +333,11 @@ def test_a_certificate_that_is_over_is_said(directory: ClusterDirectory) -> None
 @pytest.mark.parametrize(
     ("transports", "why"),
     [
-        (("rc_mlx5", "cuda_copy", "tcp"), "UCX: asked for over ib0"),
-        (("tcp",), "UCX: asked for over ib0; the InfiniBand of this node is not used: this UCX was built without InfiniBand"),
+        (("rc_mlx5", "cuda_copy", "tcp"), "UCX over ib0: requested by the option protocol"),
+        (
+            ("tcp",),
+            "UCX over ib0: requested by the option protocol; the InfiniBand of this node is not used: this UCX was built without InfiniBand",
+        ),
     ],
 )
 def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
