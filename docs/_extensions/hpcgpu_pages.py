@@ -1,6 +1,7 @@
 """Pages that come from the code: the options from their dataclasses, scripts from the templates.
 
-``.. options:: WorkerOptions`` lists the options of one dataclass of `hpcgpu.options.common`.
+``.. options:: WorkerOptions`` lists the options of one dataclass of `hpcgpu.options.common`; ``.. options:: slurm`` those that only
+this batch system has.
 
 ``.. script:: slurm worker`` shows the script that the options in its content (the keyword arguments of a cluster) give.
 """
@@ -16,24 +17,13 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from hpcgpu.batch import registry
+from hpcgpu.configuration.classes import option_classes
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.options import common, profiles
-from hpcgpu.options.schema import names
+from hpcgpu.options.documentation import kind_of
+from hpcgpu.options.schema import names, own
 from hpcgpu.scripts.render import render
-
-
-def _kind(field: Any) -> str:
-    kind = str(field.type).replace(" | None", "")
-    for long, short in {
-        "tuple[tuple[str, str], ...]": "dict",
-        "tuple[tuple[str, float], ...]": "dict",
-        "tuple[str, ...]": "list of str",
-        "Path": "path",
-    }.items():
-        kind = kind.replace(long, short)
-    return {"walltime": "time", "memory": "size", "death_timeout": "time", "idle_timeout": "time", "poll_interval": "time"}.get(
-        field.name, kind
-    )
 
 
 def _default(field: Any) -> str:
@@ -62,13 +52,15 @@ class Options(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        cls = getattr(common, self.arguments[0])
+        wanted = self.arguments[0]
+        if wanted in registry.names():
+            fields = option_classes(wanted).own()
+        else:
+            cls = getattr(common, wanted)
+            fields = own(cls, common.JobOptions) if cls is not common.JobOptions else names(cls)
         lines: list[str] = []
-        shared = set(names(common.JobOptions)) if cls is not common.JobOptions else set()
-        for name, field in names(cls).items():
-            if name in shared:
-                continue
-            facts = [_kind(field)]
+        for name, field in fields.items():
+            facts = [kind_of(field)]
             if default := _default(field):
                 facts.append(f"default ``{default}``")
             if field.metadata["inherited"]:
@@ -78,7 +70,7 @@ class Options(SphinxDirective):
             lines += [f"``{name}`` : {', '.join(facts)}", f"    {field.metadata['doc']}", ""]
         node = nodes.section()
         node.document = self.state.document
-        self.state.nested_parse(StringList(lines, source=f"hpcgpu.options.common.{self.arguments[0]}"), self.content_offset, node)
+        self.state.nested_parse(StringList(lines, source=f"hpcgpu options {wanted}"), self.content_offset, node)
         return node.children
 
 

@@ -16,10 +16,10 @@ from hpcgpu.cli.check import check
 from hpcgpu.cli.clusters import adapt, dashboard, list_clusters, logs, scale, status, stop
 from hpcgpu.cli.configuration import completion, config
 from hpcgpu.cli.fabric import bench_fabric
+from hpcgpu.cli.options import system_option
 from hpcgpu.cli.profiles import profiles
 from hpcgpu.cli.render import render
 from hpcgpu.cli.start import run, start
-from hpcgpu.cli.systems import AUTO, SystemName
 from hpcgpu.posix.printable import printable
 
 __all__ = ["main"]
@@ -65,13 +65,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option(
-    "--system",
-    type=SystemName(auto=True),
-    default=AUTO,
-    show_default=True,
-    help="Batch system; auto takes the one that answers, or the queue embedded in hpcgpu where no other is installed.",
-)
+@system_option
 def demo(system: str) -> None:
     """Start a cluster, analyse the flights of New York in 2013 on it, close it.
 

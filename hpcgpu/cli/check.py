@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from hpcgpu.cli.clusters import json_option
-from hpcgpu.cli.options import cluster_options, system_option
+from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
 from hpcgpu.cli.start import chosen_system, interruptible
 
 __all__ = ["check"]
 
 
-@click.command()
+@click.command(cls=ClusterCommand)
 @system_option
 @click.option("--in-job", is_flag=True, help="Also submit one short job of each kind, and look around in it.")
 @click.option("--timeout", help="With --in-job: how long to wait for the jobs, such as '10m'. Default: as long as the queue takes.")

@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from hpcgpu.cli.clusters import json_option, show
-from hpcgpu.cli.options import cluster_options, system_option
+from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
 
 __all__ = ["completion", "config"]
 
 
-@click.command()
+@click.command(cls=ClusterCommand)
 @system_option
 @click.option("--all", "everything", is_flag=True, help="Also the options that have their default.")
 @click.option("--template", is_flag=True, help="Print a configuration file to begin with, every option explained.")

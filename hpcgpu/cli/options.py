@@ -1,9 +1,14 @@
-"""The options of a cluster on the command line, from their one definition in `hpcgpu.options.schema`."""
+"""The options of a cluster on the command line, from their one definition in `hpcgpu.options`.
+
+A command that starts a cluster has the options that all batch systems share, and the own ones of the system that ``--system`` names. While
+none is named it takes those of all systems; what the chosen one does not have is refused when the options are read.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field
 from pathlib import Path
 from typing import Any
@@ -12,7 +17,7 @@ import click
 
 from hpcgpu.cli.systems import AUTO, SystemName
 
-__all__ = ["arguments_of", "cluster_options", "system_option"]
+__all__ = ["ClusterCommand", "arguments_of", "cluster_options", "system_option"]
 
 #: Options that the commands decide themselves.
 _FIXED = ("name", "shutdown_on_close")
@@ -29,35 +34,117 @@ def system_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add every option of a cluster, and ``--config``; the command gets those that were given as one dict, `arguments`."""
+class _GroupedOption(click.Option):
+    """An option with a heading in the help of its command."""
+
+    heading = "Options"
+
+
+class ClusterCommand(click.Command):
+    """A command with the options of a cluster, those of one batch system under a heading of their own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[__name__] = _named_system(self, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if reason := _elsewhere(ctx.meta[__name__], error.option_name):
+                raise click.UsageError(reason, ctx) from error
+            raise
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        *own, last = super().get_params(ctx)  # the last is --help
+        return [*own, *_cluster_params(ctx.meta.get(__name__)), last]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if (record := param.get_help_record(ctx)) is not None:
+                sections.setdefault(getattr(param, "heading", "Options"), []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def _named_system(command: click.Command, args: Sequence[str]) -> str | None:
+    """Return the batch system that the arguments of a command name; None if it is not certain which."""
+    from hpcgpu.batch.registry import names
+
+    known = names()
+    given = list(args[: args.index("--")] if "--" in args else args)
+    if any(param.name == "system" and isinstance(param, click.Argument) for param in command.params):
+        found = {word for word in given if word in known}
+        return found.pop() if len(found) == 1 else None
+    words = [word.removeprefix("--system=") for word in given if word.startswith("--system=")]
+    words += [after for word, after in itertools.pairwise(given) if word == "--system"]
+    return words[-1] if words and words[-1] in known else None
+
+
+@functools.cache
+def _cluster_params(system: str | None) -> list[click.Parameter]:
+    """Return the options of a cluster as parameters of a command."""
+    params: list[click.Parameter] = []
+    for name, (f, heading) in _fields(system).items():
+        if name not in _FIXED:
+            param = _option(f)
+            param.heading = heading
+            params.append(param)
+    config = click.Option(
+        ["--config"],
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="YAML file with options, named as in dask's configuration; the command line overrides it.",
+    )
+    scheduler = click.Option(
+        ["--scheduler"], multiple=True, metavar="OPTION=VALUE", help="An option of the scheduler job, such as queue=small; may be repeated."
+    )
+    return [config, *params, scheduler]
+
+
+def _fields(system: str | None) -> dict[str, tuple[Field[Any], str]]:
+    """Return the options of cluster and worker jobs by name, with their heading in the help."""
     from hpcgpu.options.common import ClusterOptions, WorkerOptions
     from hpcgpu.options.schema import names
 
-    fields = {name: f for name, f in (names(ClusterOptions) | names(WorkerOptions)).items() if name not in _FIXED}
+    shared = names(ClusterOptions) | names(WorkerOptions)
+    fields = {name: (f, "Options") for name, f in shared.items()}
+    for title, own in _own_options(system):
+        fields |= {name: (f, f"Options of {title}") for name, f in own.items() if system is not None or name not in shared}
+    return fields
+
+
+def _own_options(system: str | None) -> Iterator[tuple[str, Mapping[str, Field[Any]]]]:
+    """Yield title and own options of a batch system, None: of all."""
+    from hpcgpu.batch.registry import systems
+    from hpcgpu.configuration.classes import option_classes
+
+    for one in systems():
+        if system in (None, one.name):
+            yield one.title, option_classes(one.name).own()
+
+
+def _elsewhere(system: str | None, flag: str) -> str:
+    """Return which other batch system has an option; empty if none has."""
+    from hpcgpu.configuration.classes import elsewhere, option_classes
+
+    name = flag.removeprefix("--").replace("-", "_")
+    reason = elsewhere(name, option_classes(system)) if system is not None else ""
+    return reason.replace(name, flag, 1) if reason else ""
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Hand a `ClusterCommand` the options that were given as one dict, `arguments`."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, config: Path | None, scheduler: Sequence[str], **given: Any) -> Any:
+        system = click.get_current_context().meta.get(__name__)
+        fields = {name: f for name, (f, _) in _fields(system).items() if name not in _FIXED}
         own = {name: given.pop(name) for name in list(given) if name in fields}
         arguments = {name: _typed(fields[name], value) for name, value in own.items() if value is not None and value != ()}
         if scheduler:
-            arguments["scheduler"] = _scheduler(scheduler)
+            arguments["scheduler"] = _scheduler(system, scheduler)
         return command(*args, arguments=arguments_of(config, arguments), **given)
 
-    decorated: Callable[..., Any] = wrapped
-    decorated = click.option(
-        "--scheduler",
-        multiple=True,
-        metavar="OPTION=VALUE",
-        help="An option of the scheduler job, such as queue=small; may be repeated.",
-    )(decorated)
-    for f in reversed(list(fields.values())):
-        decorated = _option(f)(decorated)
-    return click.option(
-        "--config",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="YAML file with options, named as in dask's configuration; the command line counts before it.",
-    )(decorated)
+    return wrapped
 
 
 def arguments_of(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +156,7 @@ def arguments_of(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any
     try:
         content = yaml.safe_load(config.read_text()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise click.UsageError(f"{config} is no YAML: {error}") from error
+        raise click.UsageError(f"{config} is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise click.UsageError(f"{config} must hold options and their values, such as `gpus-per-node: 4`")
     arguments = {str(key).replace("-", "_"): value for key, value in content.items()}
@@ -80,37 +167,28 @@ def arguments_of(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any
     return arguments | dict(given)
 
 
-def _option(f: Field[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _option(f: Field[Any]) -> _GroupedOption:
     flag, doc = f"--{f.name.replace('_', '-')}", f.metadata["doc"]
     kind = _kind(f)
     if kind == "flag":
-        return click.option(f"{flag}/--no-{flag[2:]}", default=None, help=doc)
+        return _GroupedOption([f"{flag}/--no-{flag[2:]}"], default=None, help=doc)
     if kind in ("list", "dict"):
         metavar = "NAME=VALUE" if kind == "dict" else "TEXT"
-        return click.option(flag, multiple=True, metavar=metavar, help=f"{doc} May be repeated.")
-    return click.option(flag, type=int if kind == "int" else str, help=doc)
+        return _GroupedOption([flag], multiple=True, metavar=metavar, help=f"{doc} May be repeated.")
+    return _GroupedOption([flag], type=int if kind == "int" else str, help=doc)
 
 
 def _kind(f: Field[Any]) -> str:
     """Return how an option is written: flag, list, dict, int, number (or a text) or text."""
-    from hpcgpu.options import values
+    from hpcgpu.options.schema import accepted
 
-    parse = f.metadata["parse"]
-    kinds = {
-        values.boolean: "flag",
-        values.lines: "list",
-        values.prologue: "list",
-        values.environment: "dict",
-        values.ucx_environment: "dict",
-        values.resources: "dict",
-        values.resource_list: "dict",
-        values.positive: "int",
-        values.natural: "int",
-        values.duration: "number",
-        values.duration_or_none: "number",
-        values.size_or_fraction: "number",
-    }
-    return kinds.get(parse, "text")
+    kind = accepted(f)
+    if kind in ("bool", "int"):
+        return {"bool": "flag", "int": "int"}[kind]
+    for beginning, written in (("list", "list"), ("Mapping", "dict")):
+        if kind.startswith(beginning):
+            return written
+    return "number" if "float" in kind else "text"
 
 
 def _typed(f: Field[Any], value: Any) -> Any:
@@ -123,13 +201,15 @@ def _typed(f: Field[Any], value: Any) -> Any:
     return _number(value) if kind == "number" else value
 
 
-def _scheduler(given: Sequence[str]) -> dict[str, Any] | str:
+def _scheduler(system: str | None, given: Sequence[str]) -> dict[str, Any] | str:
     from hpcgpu.options.common import SchedulerOptions
     from hpcgpu.options.schema import names
 
     if list(given) == ["local"]:
         return "local"
     fields, arguments = names(SchedulerOptions), dict[str, Any]()
+    for _, own in _own_options(system):
+        fields = {**fields, **own}
     for name, text in _pairs("scheduler", given):
         name = name.replace("-", "_")
         kind = _kind(fields[name]) if name in fields else "text"

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from hpcgpu.cli.options import cluster_options
+from hpcgpu.cli.options import ClusterCommand, cluster_options
 from hpcgpu.cli.systems import SystemName
 
 __all__ = ["render"]
 
 
-@click.command()
+@click.command(cls=ClusterCommand)
 @click.argument("system", type=SystemName())
 @click.option(
     "-o",

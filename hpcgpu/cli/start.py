@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from hpcgpu.cli.clusters import json_option, say, show_jobs
-from hpcgpu.cli.options import cluster_options, system_option
+from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
 from hpcgpu.cli.systems import AUTO
 
 __all__ = ["chosen_system", "interruptible", "run", "start"]
@@ -51,7 +51,7 @@ def chosen_system(asked: str, profile: str | None = None) -> str:
     return alone.name
 
 
-@click.command()
+@click.command(cls=ClusterCommand)
 @click.argument("name")
 @system_option
 @click.option("--adapt", is_flag=True, help="Let the work decide how many worker jobs there are; the scheduler job sees to it.")
@@ -130,7 +130,7 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@click.command()
+@click.command(cls=ClusterCommand)
 @system_option
 @click.option("--name", help="Name of the cluster. Default: a new one.")
 @cluster_options

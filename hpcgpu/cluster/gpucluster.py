@@ -26,6 +26,7 @@ from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.groups import WorkerGroup
 from hpcgpu.cluster.jobs import WorkerJob
 from hpcgpu.cluster.lifecycle import Lifecycle
+from hpcgpu.configuration.classes import option_classes
 from hpcgpu.configuration.resolve import resolve_group
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.table import JobTable
@@ -550,4 +551,5 @@ def _read(path: Path) -> str:
 
 
 for _cls in (SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster):
-    documentation.describe(_cls)
+    _options = option_classes(_cls.system)
+    documentation.describe(_cls, _options.worker, _options.scheduler)

@@ -12,28 +12,32 @@ from typing import Any
 
 import dask.config
 
+from hpcgpu.batch import registry
+from hpcgpu.configuration.classes import option_classes
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.options import profiles
-from hpcgpu.options.common import SYSTEMS, ClusterOptions, JobOptions, SchedulerOptions, WorkerOptions
-from hpcgpu.options.schema import names
+from hpcgpu.options.common import ClusterOptions, JobOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.schema import names, own
 from hpcgpu.options.spelling import ALIASES
 
 __all__ = ["Effective", "effective", "template"]
 
 _HEAD = """\
 ## Configuration of hpcgpu, read by dask: ~/.config/dask/hpcgpu.yaml, /etc/dask/hpcgpu.yaml, or $DASK_CONFIG/hpcgpu.yaml.
-## Remove the "# " in front of what you set; null means not set. A section `slurm:`, `pbs:` or `local:` under `hpcgpu:` may
-## hold any of these keys too, and counts for that batch system alone, before the general ones.
+## Remove the "# " in front of what you set; null means not set. The section of a batch system, such as `slurm:`, may
+## hold any of these keys too. They count for that batch system alone, before the general ones.
 """
 
 
 def template() -> str:
     """Return the template; with every line's comment mark removed it is valid YAML that sets the defaults."""
-    own = {name: f for name, f in names(SchedulerOptions).items() if name not in names(JobOptions)}
     lines = ["hpcgpu:", "", "  ## The cluster", "", *_entries(names(ClusterOptions).values(), 2)]
     lines += ["  ## Worker jobs; amounts are per node", "", *_entries(names(WorkerOptions).values(), 2)]
     lines += ["  ## The scheduler job: these, and all of a worker job's options down to `interface`", "", "  # scheduler:"]
-    lines += _entries(own.values(), 4)
+    lines += _entries(own(SchedulerOptions, JobOptions).values(), 4)
+    for system in registry.systems():
+        options = option_classes(system.name).own()
+        lines += [f"  ## Jobs of {system.title} alone", "", f"  # {system.name}:", *_entries(options.values(), 4)] if options else []
     return _HEAD + "\n".join(lines).rstrip() + "\n"
 
 
@@ -75,19 +79,19 @@ def effective(system: str, arguments: Mapping[str, Any]) -> list[Effective]:
     Raises
     ------
     OptionError
-        Unknown option, or a value that cannot be.
+        An unknown option, or a value that is not allowed.
     """
     options = resolve(system, arguments)
     sources = _sources(system, arguments)
     result = [
         Effective(name, _shown(getattr(part, name)), sources.get(name, "default"))
-        for part, cls in ((options.cluster, ClusterOptions), (options.worker, WorkerOptions))
-        for name in names(cls)
+        for part in (options.cluster, options.worker)
+        for name in names(type(part))
         if not (name == "name" and "name" not in sources)
     ]
     if options.scheduler is None:
         return [*result, Effective("scheduler", "local", sources.get("scheduler", "default"))]
-    for name, f in names(SchedulerOptions).items():
+    for name, f in names(type(options.scheduler)).items():
         inherited = f.metadata["inherited"] and sources.get(name, "default") != "default"
         source = sources.get(f"scheduler.{name}") or ("inherited" if inherited else "default")
         result.append(Effective(f"scheduler.{name}", _shown(getattr(options.scheduler, name)), source))
@@ -100,12 +104,13 @@ def _sources(system: str, arguments: Mapping[str, Any]) -> dict[str, str]:
     layers = [*((content, str(path)) for path, content in dask.config.collect_yaml(dask.config.paths, return_paths=True)), *layers]
     sections = [(content.get("hpcgpu") or {}, where) for content, where in layers]
     found: dict[str, str] = {}
-    general = [({key: value for key, value in section.items() if key not in SYSTEMS}, where) for section, where in sections]
-    own = [(section.get(system) or {}, where) for section, where in sections]
-    for section, where in [*general, *own, (arguments, "argument")]:
+    systems = registry.names()
+    general = [({key: value for key, value in section.items() if key not in systems}, where) for section, where in sections]
+    of_system = [(section.get(system) or {}, where) for section, where in sections]
+    for section, where in [*general, *of_system, (arguments, "argument")]:
         found |= dict.fromkeys(_given(section), where)
     in_program = {
-        **{k: v for k, v in dask.config.get("hpcgpu", {}).items() if k not in SYSTEMS},
+        **{k: v for k, v in dask.config.get("hpcgpu", {}).items() if k not in systems},
         **(dask.config.get("hpcgpu", {}).get(system) or {}),
     }
     result = {**dict.fromkeys(_given(in_program), "dask.config.set"), **found}

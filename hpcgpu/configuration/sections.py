@@ -7,9 +7,9 @@ from typing import Any
 
 import dask.config
 
+from hpcgpu.batch import registry
 from hpcgpu.errors import OptionError
 from hpcgpu.options import origin
-from hpcgpu.options.common import SYSTEMS
 from hpcgpu.options.spelling import spelled
 
 __all__ = ["check_names", "configured", "described", "layered", "plain"]
@@ -34,7 +34,8 @@ def configured(system: str) -> tuple[dict[str, Any], dict[str, str]]:
     general = _section("hpcgpu", dask.config.get("hpcgpu", None))
     merged: dict[str, Any] = {}
     found: dict[str, str] = {}
-    layers = {"hpcgpu": {k: v for k, v in general.items() if k not in SYSTEMS}, f"hpcgpu.{system}": general.get(system)}
+    own_sections = registry.names()
+    layers = {"hpcgpu": {k: v for k, v in general.items() if k not in own_sections}, f"hpcgpu.{system}": general.get(system)}
     for section, layer in layers.items():
         own = plain(_section(section, layer), section)
         merged |= own | {"scheduler": layered(merged.get("scheduler"), own["scheduler"])} if "scheduler" in own else own

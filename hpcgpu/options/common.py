@@ -5,32 +5,32 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hpcgpu.errors import OptionError
 from hpcgpu.options import values
 from hpcgpu.options.schema import option
 
-__all__ = ["DEFAULT", "SYSTEMS", "ClusterOptions", "JobOptions", "Options", "SchedulerOptions", "WorkerOptions"]
+__all__ = ["DEFAULT", "ClusterOptions", "JobOptions", "Options", "SchedulerOptions", "WorkerOptions"]
 
 #: Name of the worker group that every cluster has.
 DEFAULT = "default"
-
-#: Batch systems, each with a section of the configuration.
-SYSTEMS = ("slurm", "pbs", "local")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
     """What a job asks of the batch system, and how its script begins. Amounts are per node."""
 
-    queue: str | None = option(parse=values.word, inherited=True, doc="Queue (Slurm: partition) to submit to; several joined by commas.")
+    #: What to write instead of options that only other batch systems have.
+    instead: ClassVar[Mapping[str, str]] = {}
+
+    queue: str | None = option(
+        parse=values.word, inherited=True, nodes="chosen", doc="Queue (Slurm: partition) to submit to; several joined by commas."
+    )
     account: str | None = option(parse=values.word, inherited=True, doc="Account to charge.")
-    qos: str | None = option(parse=values.word, inherited=True, doc="Quality of service.")
-    reservation: str | None = option(parse=values.word, inherited=True, doc="Reservation to run in.")
     walltime: int | None = option(
         parse=values.walltime,
         inherited=True,
@@ -38,43 +38,17 @@ class JobOptions:
     )
     cores: int | None = option(parse=values.positive, doc="CPU cores per node.")
     memory: int | None = option(
-        parse=values.memory, doc="Memory per node, such as '60GB'. Without it none is asked for; on PBS 4 GiB for each GPU, at least 4 GiB."
+        parse=values.memory, doc="Memory per node, such as '60GB'. Without it none is requested; on PBS 4 GiB for each GPU, at least 4 GiB."
     )
     gpus_per_node: int = option(1, parse=values.natural, doc="GPUs per node; one Dask worker runs on each. 0 makes CPU workers.")
-    gpu_type: str | None = option(parse=values.word, doc="Type of GPU, by the batch system's name for it, such as 'a100'.")
-    gpu_request: str = option(
-        "gres",
-        parse=values.choice("gres", "gpus-per-node", "gpus", "none"),
+    gpu_type: str | None = option(
+        parse=values.word, nodes="inherited", doc="Type of GPU, by the batch system's name for it, such as 'a100'."
+    )
+    gpu_request: str | None = option(
+        parse=values.choice("none"),
         inherited=True,
-        doc="How GPUs are asked for in Slurm: --gres, --gpus-per-node, --gpus, or not at all (sites that give whole nodes). On PBS: ngpus, "
-        "or not at all.",
+        doc="How GPUs are requested. Default: by the batch system's own option; 'none' requests none, for sites that give whole nodes.",
     )
-    select_extra: str | None = option(
-        parse=values.chunk,
-        pbs_only=True,
-        doc="PBS: further resources of each chunk, such as 'system=polaris' or 'cputype=milan:job_type=x'.",
-    )
-    resource_list: tuple[tuple[str, str], ...] = option(
-        (),
-        parse=values.resource_list,
-        inherited=True,
-        pbs_only=True,
-        doc="PBS: further resources of the job as a whole (-l), a dict such as {'filesystems': 'home:eagle'}.",
-    )
-    place: str | None = option(
-        parse=values.word,
-        pbs_only=True,
-        doc="PBS: how chunks are placed (-l place), such as 'scatter:excl'. Default: 'scatter' for jobs of several nodes.",
-    )
-    pbs_shape: str = option(
-        "select",
-        parse=values.choice("select", "flat"),
-        inherited=True,
-        pbs_only=True,
-        doc="PBS: how resources are asked for: in chunks (-l select=1:ncpus=...), or each by itself (-l ncpus=..., such as NCI's Gadi).",
-    )
-    constraint: str | None = option(parse=values.filled, doc="Node features that are required, in Slurm's syntax.")
-    prefer: str | None = option(parse=values.filled, doc="Node features that are preferred but not required (Slurm 22.05 and later).")
     job_extra_directives: tuple[str, ...] = option(
         (), parse=values.lines, doc="Further directives, one option an entry: ['--exclusive', '--mail-type=END']."
     )
@@ -115,13 +89,6 @@ class WorkerOptions(JobOptions):
     """A worker job: one `dask cuda worker` on each node, one Dask worker on each GPU."""
 
     nodes_per_job: int = option(1, parse=values.positive, doc="Nodes of one job.")
-    pbs_launcher: str = option(
-        "pbsdsh",
-        parse=values.command,
-        pbs_only=True,
-        doc="PBS: what starts a process on each node of a job of several: 'pbsdsh', or an MPI launcher such as 'mpiexec --ppn 1', which "
-        "gets -n with the number of nodes.",
-    )
     nthreads: int | None = option(
         parse=values.positive, doc="Threads of one Dask worker. Default: 1 with a GPU (dask-cuda's default), else `cores`."
     )

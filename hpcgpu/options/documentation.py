@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from dataclasses import MISSING
+from dataclasses import MISSING, Field
 from typing import Any
 
 from hpcgpu.options.common import ClusterOptions, SchedulerOptions, WorkerOptions
-from hpcgpu.options.schema import names
+from hpcgpu.options.schema import accepted, names
 
-__all__ = ["describe", "parameters"]
+__all__ = ["describe", "kind_of", "parameters"]
 
 
 def parameters(cls: type) -> str:
@@ -18,15 +18,36 @@ def parameters(cls: type) -> str:
     entries = []
     for name, f in names(cls).items():
         default = "" if f.default in (None, (), "", MISSING) else f", default {f.default!r}"
-        kind = str(f.type).replace(" | None", "").replace("tuple[tuple[str, str], ...]", "dict")
-        kind = kind.replace("tuple[tuple[str, float], ...]", "dict").replace("tuple[str, ...]", "list of str")
+        kind = kind_of(f)
         entries.append(f"{name} : {kind}{default or ', optional'}\n{textwrap.indent(textwrap.fill(f.metadata['doc'], 100), '    ')}")
     return "\n".join(entries)
 
 
-def describe(cls: Any) -> None:
-    """Set ``__signature__`` and ``__doc__`` of a cluster class."""
-    options = names(ClusterOptions) | names(WorkerOptions)
+def kind_of(f: Field[Any]) -> str:
+    """Return what a user may write for an option, in words: "str or timedelta", "list of str", "{'ucx', 'tcp'}"."""
+    kind = accepted(f)
+    for annotation, words in {
+        "Mapping[str, str | float]": "dict",
+        "Mapping[str, str | int]": "dict",
+        "Mapping[str, float]": "dict",
+    }.items():
+        kind = kind.replace(annotation, words)
+    kind = kind.replace("list[str] | tuple[str, ...]", "list of str").replace("Path", "path")
+    if kind.startswith("Literal"):
+        return "{" + kind.removeprefix("Literal[").removesuffix("]") + "}"
+    return kind.replace(" | ", " or ")
+
+
+def describe(cls: Any, worker: type[WorkerOptions], scheduler: type[SchedulerOptions]) -> None:
+    """Set ``__signature__`` and ``__doc__`` of a cluster class.
+
+    Parameters
+    ----------
+    cls : type
+    worker, scheduler : type
+        The options of its jobs.
+    """
+    options = names(ClusterOptions) | names(worker)
     keyword = inspect.Parameter.KEYWORD_ONLY
     signature = [inspect.Parameter("scheduler", keyword, default=None), inspect.Parameter("asynchronous", keyword, default=False)]
     signature += [inspect.Parameter(name, keyword, default=None) for name in options]
@@ -42,7 +63,7 @@ scheduler : dict or "local", optional
 asynchronous : bool, default False
     Use from a running event loop, with ``await`` and ``async with``.
 {parameters(ClusterOptions)}
-{parameters(WorkerOptions)}
+{parameters(worker)}
 
 Raises
 ------
@@ -55,12 +76,12 @@ Notes
 -----
 Options of the scheduler job; those marked "inherited" it takes from the workers unless it has its own:
 
-{_scheduler_notes()}
+{_scheduler_notes(scheduler)}
 """
 
 
-def _scheduler_notes() -> str:
+def _scheduler_notes(scheduler: type[SchedulerOptions]) -> str:
     lines = []
-    for name, f in names(SchedulerOptions).items():
+    for name, f in names(scheduler).items():
         lines.append(f"- {name}{' (inherited)' if f.metadata['inherited'] else ''}")
     return "\n".join(lines)

@@ -78,19 +78,17 @@ def names() -> list[str]:
     return sorted({path.stem for directory in _directories() for path in directory.glob("*.yaml")})
 
 
-def load(name: str, system: str | None = None) -> Profile:
+def load(name: str) -> Profile:
     """Read a profile.
 
     Parameters
     ----------
     name : str
-    system : str, optional
-        The batch system that it must be for.
 
     Raises
     ------
     OptionError
-        There is none, it cannot be read, or it is for another batch system.
+        There is none, or it cannot be read.
     """
     profile_name("profile", name)
     path = next((file for directory in _directories() if (file := directory / f"{name}.yaml").is_file()), None)
@@ -103,11 +101,7 @@ def load(name: str, system: str | None = None) -> Profile:
         near = difflib.get_close_matches(name, names(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise OptionError(f"no profile {name!r}: {hint}There are {', '.join(names())}; `hpcgpu profiles new {name}` drafts one")
-    profile = _read(name, path)
-    if system is not None and profile.system != system:
-        classes = {"slurm": "SlurmGPUCluster", "pbs": "PBSGPUCluster"}
-        raise OptionError(f"profile {name!r} is for {profile.system}: use {classes.get(profile.system, profile.system)}")
-    return profile
+    return _read(name, path)
 
 
 def _read(name: str, path: Path) -> Profile:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
-__all__ = ["names", "option"]
+__all__ = ["accepted", "names", "option", "own"]
 
 
 def option(
-    default: Any = None, *, parse: Callable[[str, Any], Any], doc: str, inherited: bool = False, flag: str = "", pbs_only: bool = False
+    default: Any = None, *, parse: Callable[[str, Any], Any], doc: str, inherited: bool = False, flag: str = "", nodes: str = ""
 ) -> Any:
     """Declare an option.
 
@@ -31,12 +31,24 @@ def option(
         The scheduler job takes the worker's value unless it has its own.
     flag : str, optional
         The option of the worker command that this value is passed on with.
-    pbs_only : bool, default False
-        It means nothing to other batch systems, and is refused there.
+    nodes : {"", "chosen", "inherited"}
+        ``"chosen"``: it chooses the nodes of a job. ``"inherited"``: likewise, and the scheduler job takes the worker's value unless it
+        chooses its nodes itself, by any such option.
     """
-    return field(default=default, metadata={"parse": parse, "doc": doc, "inherited": inherited, "flag": flag, "pbs_only": pbs_only})
+    return field(default=default, metadata={"parse": parse, "doc": doc, "inherited": inherited, "flag": flag, "nodes": nodes})
 
 
 def names(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
     """Return the options of one of the dataclasses, by name."""
     return {f.name: f for f in dataclasses.fields(cls)}
+
+
+def own(cls: type[Any], shared: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """Return the options that a dataclass adds to the ones of a base, or declares anew."""
+    base = names(shared)
+    return {name: f for name, f in names(cls).items() if f is not base.get(name)}
+
+
+def accepted(f: dataclasses.Field[Any]) -> str:
+    """Return what a user may write for an option, as a type annotation."""
+    return str(f.metadata["parse"].__annotations__["value"])

@@ -1,6 +1,7 @@
 """Turns what a user writes into values, or says what to write instead. Every function is pure.
 
-Each takes the option's name first, so that every message names the option.
+Each takes the option's name first, so that every message names the option. The annotation of `value` says what users may write: the
+signatures that type checkers see, the documentation and the command line are made from it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dask.utils import parse_bytes, parse_timedelta
 
@@ -23,7 +24,6 @@ __all__ = []
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,49}")
 _WORD = re.compile(r"(?!-)[A-Za-z0-9_.,:@+=%/-]+")
-_RESOURCE = r'[A-Za-z]\w*=(?:[\w.@+%/^-]+|"[^"\s]+")'
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WALLTIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
 
@@ -40,7 +40,7 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= 100 else f"{shown[:80]}... ({len(shown)} characters)"
 
 
-def text(name: str, value: Any) -> str:
+def text(name: str, value: str | Path) -> str:
     """One line of text without control characters."""
     if not isinstance(value, str | Path):
         advice = ": write it in quotes" if isinstance(value, bool | int | float | date) else ""
@@ -53,7 +53,7 @@ def text(name: str, value: Any) -> str:
     return line
 
 
-def filled(name: str, value: Any) -> str:
+def filled(name: str, value: str | Path) -> str:
     """One line of text that is not empty."""
     line = text(name, value)
     if not line.strip():
@@ -61,18 +61,19 @@ def filled(name: str, value: Any) -> str:
     return line
 
 
-def word(name: str, value: Any) -> str:
+def word(name: str, value: str | int) -> str:
     """A name that the batch system knows: queue, account, feature; several may be joined by commas.
 
     A whole number is one too: dask reads an account made of digits as such from the environment.
     """
-    line = text(name, str(value) if isinstance(value, int) and not isinstance(value, bool) else value)
+    number = isinstance(value, int) and not isinstance(value, bool)
+    line = text(name, str(value) if number else cast("str", value))
     if not _WORD.fullmatch(line):
         raise OptionError(f"{name}={line!r} is not a name: letters, digits and . _ - + : @ % = / , may stand in it")
     return line
 
 
-def shebang(name: str, value: Any) -> str:
+def shebang(name: str, value: str) -> str:
     """First line of a script."""
     line = text(name, value)
     if not line.startswith("#!"):
@@ -80,12 +81,12 @@ def shebang(name: str, value: Any) -> str:
     return line
 
 
-def program(name: str, value: Any) -> str:
+def program(name: str, value: str | Path) -> str:
     """Path or name of a program."""
     return path(name, value)
 
 
-def cluster_name(name: str, value: Any) -> str:
+def cluster_name(name: str, value: str) -> str:
     """A cluster's name: it becomes a directory, and part of job and worker names."""
     line = text(name, value)
     if not _NAME.fullmatch(line):
@@ -95,7 +96,7 @@ def cluster_name(name: str, value: Any) -> str:
     return line
 
 
-def interface(name: str, value: Any) -> str | None:
+def interface(name: str, value: str) -> str | None:
     """A network interface, None for "auto"; Linux limits its name to 15 characters (IFNAMSIZ)."""
     line = text(name, value)
     if line == "auto":
@@ -105,7 +106,7 @@ def interface(name: str, value: Any) -> str | None:
     return line
 
 
-def profile_name(name: str, value: Any) -> str:
+def profile_name(name: str, value: str) -> str:
     """The name of a site profile, which is a file."""
     line = text(name, value)
     if not isinstance(value, str) or not _NAME.fullmatch(line):
@@ -113,7 +114,7 @@ def profile_name(name: str, value: Any) -> str:
     return line
 
 
-def boolean(name: str, value: Any) -> bool:
+def boolean(name: str, value: bool) -> bool:
     if not isinstance(value, bool):
         raise OptionError(f"{name} must be True or False, not {_shown(value)}")
     return value
@@ -130,17 +131,17 @@ def _integer(name: str, value: Any, least: int) -> int:
     return value
 
 
-def positive(name: str, value: Any) -> int:
+def positive(name: str, value: int) -> int:
     """A count from 1."""
     return _integer(name, value, 1)
 
 
-def natural(name: str, value: Any) -> int:
+def natural(name: str, value: int) -> int:
     """A count from 0."""
     return _integer(name, value, 0)
 
 
-def walltime(name: str, value: Any) -> int:
+def walltime(name: str, value: str | timedelta) -> int:
     """Seconds, from ``[days-]hours:minutes:seconds``, ``minutes:seconds``, a text with a unit ("2h") or a timedelta."""
     advice = "write '02:00:00' (hours:minutes:seconds), '1-12:00:00' (with days) or '2h'"
     if isinstance(value, timedelta):
@@ -168,7 +169,9 @@ def walltime(name: str, value: Any) -> int:
     return seconds
 
 
-def duration(name: str, value: Any, advice: str = "write a number of seconds or a text with a unit, such as '5m'") -> float:
+def duration(
+    name: str, value: str | float | timedelta, advice: str = "write a number of seconds or a text with a unit, such as '5m'"
+) -> float:
     """Seconds, from a number, a text with a unit, or a timedelta."""
     try:
         if isinstance(value, bool) or not isinstance(value, str | int | float | timedelta):
@@ -183,12 +186,12 @@ def duration(name: str, value: Any, advice: str = "write a number of seconds or 
     return seconds
 
 
-def duration_or_none(name: str, value: Any) -> float | None:
+def duration_or_none(name: str, value: str | float | timedelta) -> float | None:
     """Seconds as `duration` reads them; 0 means never."""
     return None if value == 0 and not isinstance(value, bool) else duration(name, value)
 
 
-def memory(name: str, value: Any) -> int:
+def memory(name: str, value: str | float) -> int:
     """Bytes, from a number or a text with a unit."""
     advice = "write a text with a unit, such as '60GB' or '56GiB'"
     try:
@@ -206,7 +209,7 @@ def memory(name: str, value: Any) -> int:
     return size
 
 
-def size_or_fraction(name: str, value: Any) -> str:
+def size_or_fraction(name: str, value: str | float) -> str:
     """An amount of device memory as dask-cuda takes it: bytes, a text with a unit, a fraction of the GPU's memory, or "auto"."""
     if isinstance(value, float) and 0 < value <= 1:
         return str(value)
@@ -221,7 +224,7 @@ def size_or_fraction(name: str, value: Any) -> str:
     return str(value)
 
 
-def lines(name: str, value: Any) -> tuple[str, ...]:
+def lines(name: str, value: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     """A list of single lines, such as directives or arguments."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise OptionError(f"{name} must be a list of strings, not {_shown(value)}")
@@ -233,7 +236,7 @@ def _tabbed(name: str, value: Any) -> str:
     return str(value)
 
 
-def prologue(name: str, value: Any) -> tuple[str, ...] | Path:
+def prologue(name: str, value: list[str] | tuple[str, ...] | str | Path) -> tuple[str, ...] | Path:
     """Shell lines, or the path of a file to source."""
     if isinstance(value, str | Path):
         file = path(name, value)
@@ -243,7 +246,7 @@ def prologue(name: str, value: Any) -> tuple[str, ...] | Path:
     return lines(name, value)
 
 
-def environment(name: str, value: Any) -> tuple[tuple[str, str], ...]:
+def environment(name: str, value: Mapping[str, str | float]) -> tuple[tuple[str, str], ...]:
     """Environment variables; a value may hold anything but NUL, which no environment can."""
     if not isinstance(value, Mapping):
         raise OptionError(f"{name} must be a dict of names and values, not {value!r}")
@@ -257,7 +260,7 @@ def environment(name: str, value: Any) -> tuple[tuple[str, str], ...]:
     return tuple((key, str(content)) for key, content in value.items())
 
 
-def ucx_environment(name: str, value: Any) -> tuple[tuple[str, str], ...]:
+def ucx_environment(name: str, value: Mapping[str, str | float]) -> tuple[tuple[str, str], ...]:
     """Environment variables of UCX."""
     variables = environment(name, value)
     for key, _ in variables:
@@ -266,7 +269,7 @@ def ucx_environment(name: str, value: Any) -> tuple[tuple[str, str], ...]:
     return variables
 
 
-def resources(name: str, value: Any) -> tuple[tuple[str, float], ...]:
+def resources(name: str, value: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     """Abstract resources of one Dask worker, as ``dask worker --resources`` takes them."""
     if not isinstance(value, Mapping):
         raise OptionError(f"{name} must be a dict such as {{'GPU': 1}}, not {value!r}")
@@ -278,45 +281,7 @@ def resources(name: str, value: Any) -> tuple[tuple[str, float], ...]:
     return tuple((key, float(amount)) for key, amount in value.items())
 
 
-def chunk(name: str, value: Any) -> str:
-    """Resources of a PBS chunk: ``name=value``, several joined by colons; a value with a comma stands in double quotes."""
-    line = text(name, value)
-    if not re.fullmatch(rf"{_RESOURCE}(:{_RESOURCE})*", line):
-        raise OptionError(f"{name}={line!r} is no list of resources: write 'gpu_type=a100', several joined by colons")
-    if "ncpus=" in line or "ngpus=" in line or re.search(r"(^|:)(mem|mpiprocs)=", line):
-        raise OptionError(f"{name}={line!r}: ncpus, ngpus and mem are the options cores, gpus_per_node and memory; mpiprocs is 1")
-    return line
-
-
-#: Resources that have an option of their own.
-_OWNED_RESOURCES = {
-    "select": "cores, memory, gpus_per_node, gpu_type and select_extra",
-    "place": "place",
-    "walltime": "walltime",
-    "ncpus": "cores",
-    "ngpus": "gpus_per_node",
-    "mem": "memory",
-    "nodes": "nodes_per_job",
-}
-
-
-def resource_list(name: str, value: Any) -> tuple[tuple[str, str], ...]:
-    """Resources of a PBS job as a whole, for ``-l name=value``."""
-    if not isinstance(value, Mapping):
-        raise OptionError(f"{name} must be a dict such as {{'filesystems': 'home:eagle'}}, not {value!r}")
-    for key, amount in value.items():
-        if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
-            raise OptionError(f"{name}: {key!r} cannot name a resource")
-        if owner := _OWNED_RESOURCES.get(key):
-            raise OptionError(f"{name}: {key} is set by {owner}")
-        if isinstance(amount, bool) or not isinstance(amount, str | int) or not re.fullmatch(r'[\w.@+%/:^=-]+|"[^"\s]+"', str(amount)):
-            raise OptionError(
-                f"{name}[{key!r}]={amount!r} cannot be: letters, digits and . _ - + : @ % = / ^ may stand in it, commas in double quotes"
-            )
-    return tuple((key, str(amount)) for key, amount in value.items())
-
-
-def command(name: str, value: Any) -> str:
+def command(name: str, value: str) -> str:
     """A command line, as a shell would take it apart."""
     line = text(name, value)
     try:
@@ -333,13 +298,15 @@ def choice(*allowed: str) -> Any:
 
     def parse(name: str, value: Any) -> str:
         if not isinstance(value, str) or value not in allowed:
-            raise OptionError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {_shown(value)}")
+            shown = f"one of {', '.join(map(repr, allowed))}" if len(allowed) > 1 else repr(allowed[0])
+            raise OptionError(f"{name} must be {shown}, not {_shown(value)}")
         return str(value)
 
+    parse.__annotations__["value"] = f"Literal[{', '.join(map(repr, allowed))}]"
     return parse
 
 
-def path(name: str, value: Any) -> str:
+def path(name: str, value: str | Path) -> str:
     """A path; ``~`` and the variables of this program's environment, such as ``$SCRATCH``, are expanded."""
     line = filled(name, value)
     try:
@@ -350,7 +317,7 @@ def path(name: str, value: Any) -> str:
         raise OptionError(f"{name}={line!r}: {error}") from error
 
 
-def path_on_node(name: str, value: Any) -> str:
+def path_on_node(name: str, value: str | Path) -> str:
     """A path that the job expands, for its variables are the node's."""
     line = filled(name, value)
     try:
@@ -362,19 +329,19 @@ def path_on_node(name: str, value: Any) -> str:
     return line
 
 
-def directory(name: str, value: Any) -> Path:
+def directory(name: str, value: str | Path) -> Path:
     """An absolute path, expanded as `path` does."""
     return Path(path(name, value)).absolute()
 
 
-def existing_directory(name: str, value: Any) -> Path:
+def existing_directory(name: str, value: str | Path) -> Path:
     there = directory(name, value)
     if not os.path.isdir(there):  # noqa: PTH112  likewise
         raise OptionError(f"{name}={_shown(str(value))} is not a directory")
     return there
 
 
-def listen_address(name: str, value: Any) -> str:
+def listen_address(name: str, value: str) -> str:
     """A ``[host]:port`` to listen on."""
     line = text(name, value)
     if not re.fullmatch(r"[A-Za-z0-9_.\[\]:-]*:\d{1,5}", line):

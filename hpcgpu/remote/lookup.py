@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcgpu.batch import batch_system
+from hpcgpu.batch import batch_system, registry
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
 from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.errors import (
@@ -24,7 +24,6 @@ from hpcgpu.errors import (
     OtherQueue,
 )
 from hpcgpu.options import values
-from hpcgpu.options.common import SYSTEMS
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime.launch import answers
 from hpcgpu.scripts.render import script_name
@@ -160,11 +159,11 @@ def system_of(directory: ClusterDirectory) -> str:
     """
     try:
         system = directory.system
-        if system in SYSTEMS:
+        if system in registry.names():
             return system
         raise Damaged(f"{directory.path / 'cluster.json'} is damaged: there is no batch system {system[:40]!a}")
     except (OSError, Damaged) as error:
-        for system in SYSTEMS:
+        for system in registry.names():
             if (directory.path / script_name(system, "worker")).exists():
                 return system
         if isinstance(error, Damaged):

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from hpcgpu.configuration.classes import option_classes
 from hpcgpu.errors import OptionError
-from hpcgpu.options.common import SYSTEMS, ClusterOptions, Options, SchedulerOptions, WorkerOptions
+from hpcgpu.options.common import ClusterOptions, Options, WorkerOptions
 from hpcgpu.options.schema import names
 from hpcgpu.posix import records
 from hpcgpu.store.directory import ClusterDirectory
@@ -55,15 +56,16 @@ def read(directory: ClusterDirectory) -> Saved:
     try:
         content = records.read(file, dict[str, Any])
         scheduler = content["scheduler"]
-        if content["system"] not in SYSTEMS or not all(isinstance(content[part], dict) for part in ("cluster", "worker", "groups")):
+        if not all(isinstance(content[part], dict) for part in ("cluster", "worker", "groups")):
             raise OptionError(f"{file} is damaged: it is not what hpcgpu writes")
+        classes = option_classes(content["system"])
         options = Options(
             _build(ClusterOptions, content["cluster"]),
-            _build(WorkerOptions, content["worker"]),
-            _build(SchedulerOptions, scheduler) if scheduler is not None else None,
+            _build(classes.worker, content["worker"]),
+            _build(classes.scheduler, scheduler) if scheduler is not None else None,
             content["system"],
         )
-        return Saved(options, {name: _build(WorkerOptions, group) for name, group in content["groups"].items()})
+        return Saved(options, {name: _build(classes.worker, group) for name, group in content["groups"].items()})
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise OptionError(f"the options of cluster {directory.path.name!r} cannot be read from {file}: {error}") from error
 
@@ -79,7 +81,7 @@ def logs(directory: ClusterDirectory) -> Path:
 def _build(cls: type[_T], kept: Mapping[str, Any]) -> _T:
     """Make one of the dataclasses. Options that are not kept have their default: they came later than the cluster."""
     if unknown := set(kept) - set(names(cls)):
-        raise OptionError(f"unknown options {', '.join(sorted(unknown))}: a newer release of hpcgpu made it")
+        raise OptionError(f"unknown options {', '.join(sorted(unknown))}: another release of hpcgpu made it")
     return cast("_T", records.convert(kept, cls))
 
 

@@ -391,7 +391,7 @@ def test_the_same_name_twice_is_refused_and_a_closed_name_may_be_used_again(queu
         ({"nodes_per_job": 2}, "the local queue has one node"),
         ({"interface": "nope0"}, r"interface: interface 'nope0' does not exist .*there are: .*lo"),
         ({"scheduler": "local", "interface": "nope0"}, r"'nope0' does not exist"),
-        ({"scheduler": "local", "protocol": "ucx"}, "scheduler='local' cannot be with protocol='ucx'"),
+        ({"scheduler": "local", "protocol": "ucx"}, "scheduler='local' does not work with protocol='ucx'"),
         ({"jobs": -1}, "jobs must be 0 or more, not -1"),
         ({"walltime": "25:99"}, "walltime='25:99' is not a time"),
         ({"memory": "10 parsecs"}, "memory='10 parsecs' is not an amount of memory"),

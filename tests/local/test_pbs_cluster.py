@@ -173,7 +173,7 @@ def test_a_refusal_is_in_pbs_s_own_words(pbs: Site) -> None:
 
 
 def test_slurm_s_options_are_refused_before_anything_is_submitted(pbs: Site) -> None:
-    with pytest.raises(OptionError, match="constraint='gpu' is an option of Slurm jobs: set select_extra"):
+    with pytest.raises(OptionError, match="constraint is an option of Slurm jobs: set select_extra"):
         PBSGPUCluster(constraint="gpu", **CPU)
     assert pbs.calls("qsub") == []
 

@@ -37,12 +37,14 @@ def test_the_template_without_its_comment_marks_sets_every_option_to_its_default
 
     config = uncommented()
     section = config["hpcgpu"]
-    expected = {name.replace("_", "-") for cls in (ClusterOptions, WorkerOptions) for name in names(cls)} | {"scheduler"}
+    expected = {name.replace("_", "-") for cls in (ClusterOptions, WorkerOptions) for name in names(cls)} | {"scheduler", "slurm", "pbs"}
     assert set(section) == expected
     assert set(section["scheduler"]) == {"dashboard-address"} <= {n.replace("_", "-") for n in names(SchedulerOptions)}
-    plain = resolve("slurm", {"name": "x"})
-    with dask.config.set(config):
-        assert resolve("slurm", {"name": "x"}) == plain
+    assert {"qos", "gpu-request"} < set(section["slurm"]) and "pbs-shape" in section["pbs"]
+    for system in ("slurm", "pbs", "local"):
+        plain = resolve(system, {"name": "x"})
+        with dask.config.set(config):
+            assert resolve(system, {"name": "x"}) == plain
 
 
 def test_configuration_comes_from_files_and_from_the_environment(tmp_path: Path) -> None:

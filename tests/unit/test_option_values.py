@@ -67,7 +67,7 @@ def test_no_section_of_a_wrong_type_ends_in_a_traceback(section: str) -> None:
         ({"slurm": {"queue": True}}, "dask config hpcgpu.slurm: queue must be a string, not True: write it in quotes"),
         ({"slurm": {"walltime": 60}}, "dask config hpcgpu.slurm: walltime=60 has no unit: write '02:00:00'"),
         ({"slurm": ["queue"]}, "dask config hpcgpu.slurm must hold options and their values, such as `cores: 4`, not ['queue']"),
-        ({"sge": {"queue": "gpu"}}, "unknown section 'sge': the sections are slurm, pbs, local and scheduler"),
+        ({"sge": {"queue": "gpu"}}, "unknown section 'sge': the sections are local, pbs, slurm and scheduler"),
         ({3: 4}, "3 is not the name of an option"),
     ],
 )
@@ -236,7 +236,7 @@ def test_groups_of_workers_refuse_values_of_a_wrong_type_too() -> None:
     ("arguments", "message"),
     [
         (["render", "slurm", "-o", "{tmp}/demo", "--log-directory", "/proc/nothing"], "/proc/nothing: No such file or directory"),
-        (["start", "demo", "--system", "local", "--config", "{tmp}/binary.yaml"], "binary.yaml is no YAML"),
+        (["start", "demo", "--system", "local", "--config", "{tmp}/binary.yaml"], "binary.yaml is not YAML"),
         (["start", "demo", "--system", "local", "--config", "{tmp}/wrong.yaml"], "queue must be a string, not True: write it in quotes"),
         (["start", "demo", "--system", "local", "--cluster-directory", "$NOWHERE/x"], "the variable NOWHERE is not set"),
         (["start", "demo", "--system", "local", "--profile", "9" * 400], "cannot name a profile"),

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcgpu.cli import main as cli
+from hpcgpu.configuration.classes import option_classes
 from hpcgpu.configuration.resolve import cluster_directories, resolve, resolve_group
 from hpcgpu.errors import OptionError
 from hpcgpu.options import values
@@ -126,33 +127,44 @@ PBS_OPTIONS = {"select_extra": "a=b", "resource_list": {"a": 1}, "place": "scatt
 @pytest.mark.parametrize("system", ["slurm", "local"])
 @pytest.mark.parametrize("name", PBS_OPTIONS)
 def test_options_of_pbs_are_refused_elsewhere(system: str, name: str) -> None:
-    with pytest.raises(OptionError, match=f"{name} is an option of PBS jobs, and means nothing here: remove it"):
+    refused = f"{name} is an option of PBS jobs, and .* does not have it: remove it"
+    with pytest.raises(OptionError, match=refused):
         resolve(system, {name: PBS_OPTIONS[name]})
-    base = resolve(system, {})
-    with pytest.raises(OptionError, match=f"worker group 'big': {name} is an option of PBS jobs"):
-        resolve_group("big", {name: PBS_OPTIONS[name]}, base)
+    with dask.config.set({"hpcgpu": {name: PBS_OPTIONS[name]}}), pytest.raises(OptionError, match=f"dask config hpcgpu: {refused}"):
+        resolve(system, {})
+    with pytest.raises(OptionError, match=f"worker group 'big': {refused}"):
+        resolve_group("big", {name: PBS_OPTIONS[name]}, resolve(system, {}))
     with pytest.raises(OptionError, match="scheduler: place is an option of PBS jobs"):
         resolve(system, {"scheduler": {"place": "scatter"}})
+
+
+def test_the_options_of_one_batch_system_are_not_options_of_another() -> None:
+    slurm, pbs, local = (option_classes(system) for system in ("slurm", "pbs", "local"))
+    assert slurm.own().keys() == {"gpu_request", "qos", "reservation", "constraint", "prefer"}
+    assert pbs.own().keys() == PBS_OPTIONS.keys()
+    assert local.own() == {}
+    with pytest.raises(OptionError, match="qos is an option of Slurm jobs, and the queue embedded in hpcgpu does not have it"):
+        resolve("local", {"qos": "high"})
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"qos": "high"}, "qos='high' is an option of Slurm jobs: PBS has none"),
+        ({"qos": "high"}, "qos is an option of Slurm jobs: PBS has none"),
         ({"reservation": "R1"}, "in PBS a reservation is a queue: set queue to its name"),
-        ({"constraint": "gpu"}, "constraint='gpu' is an option of Slurm jobs: set select_extra"),
-        ({"scheduler": {"prefer": "t4"}}, "scheduler: prefer='t4' is an option of Slurm jobs"),
-        ({"gpu_request": "gpus"}, "gpu_request='gpus' is Slurm's"),
-        ({"select_extra": "a100"}, "select_extra='a100' is no list of resources: write 'gpu_type=a100'"),
+        ({"constraint": "gpu"}, "constraint is an option of Slurm jobs: set select_extra"),
+        ({"scheduler": {"prefer": "t4"}}, "scheduler: prefer is an option of Slurm jobs"),
+        ({"gpu_request": "gpus"}, "gpu_request must be 'none', not 'gpus'"),
+        ({"select_extra": "a100"}, "select_extra='a100' is not a list of resources: write 'gpu_type=a100'"),
         ({"select_extra": "a=b+1:ngpus=8"}, "ncpus, ngpus and mem are the options"),
-        ({"select_extra": "a=b c"}, "is no list of resources"),
+        ({"select_extra": "a=b c"}, "is not a list of resources"),
         ({"select_extra": "a=b\n#PBS -q x"}, "holds the control character"),
         ({"resource_list": {"walltime": "1:00"}}, "resource_list: walltime is set by walltime"),
-        ({"resource_list": {"a b": "1"}}, "resource_list: 'a b' cannot name a resource"),
-        ({"resource_list": {"a": "1,walltime=9:00"}}, "resource_list['a']='1,walltime=9:00' cannot be"),
+        ({"resource_list": {"a b": "1"}}, "resource_list: 'a b' is not a name of a resource"),
+        ({"resource_list": {"a": "1,walltime=9:00"}}, "resource_list['a']='1,walltime=9:00' is not allowed"),
         ({"resource_list": ["a=1"]}, "resource_list must be a dict such as"),
         ({"pbs_shape": "round"}, "pbs_shape must be one of 'select', 'flat'"),
-        ({"pbs_shape": "flat", "nodes_per_job": 2}, "nodes_per_job=2 cannot be with pbs_shape='flat': ask for more jobs"),
+        ({"pbs_shape": "flat", "nodes_per_job": 2}, "nodes_per_job=2 does not work with pbs_shape='flat': request more jobs"),
         ({"pbs_shape": "flat", "select_extra": "a=b"}, "select_extra belongs to chunks"),
         ({"pbs_launcher": "mpiexec '"}, "pbs_launcher"),
         ({"pbs_launcher": " "}, "pbs_launcher is empty"),
@@ -206,10 +218,10 @@ def test_odd_but_legal_environment_values_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_scheduler_without_a_gpu_is_refused_under_ucx_before_anything_starts() -> None:
-    with pytest.raises(OptionError, match=r"gpus_per_node=0 cannot be with protocol='ucx'.* use protocol='tcp'"):
+    with pytest.raises(OptionError, match=r"gpus_per_node=0 does not work with protocol='ucx'.* use protocol='tcp'"):
         resolve("slurm", {"protocol": "ucx", "scheduler": {"gpus_per_node": 0}})
     base = resolve("slurm", {"protocol": "ucx", "gpus_per_node": 0})
-    with pytest.raises(OptionError, match="worker group 'big': GPUs cannot be with protocol='ucx' and a scheduler that has none"):
+    with pytest.raises(OptionError, match="worker group 'big': GPUs do not work with protocol='ucx' and a scheduler without a GPU"):
         resolve_group("big", {"gpus_per_node": 4}, base)
     for allowed in ("auto", "tcp"):
         resolve("slurm", {"protocol": allowed, "scheduler": {"gpus_per_node": 0}})

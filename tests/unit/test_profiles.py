@@ -66,8 +66,8 @@ def test_arguments_count_before_configuration_before_the_profile() -> None:
     ("system", "given", "message"),
     [
         ("slurm", {"profile": "perlmuter"}, "no profile 'perlmuter': did you mean 'perlmutter'?"),
-        ("slurm", {"profile": "polaris"}, "profile 'polaris' is for pbs: use PBSGPUCluster"),
-        ("pbs", {"profile": "puhti"}, "profile 'puhti' is for slurm: use SlurmGPUCluster"),
+        ("slurm", {"profile": "polaris"}, "profile 'polaris' is for PBS: use PBSGPUCluster"),
+        ("pbs", {"profile": "puhti"}, "profile 'puhti' is for Slurm: use SlurmGPUCluster"),
         ("slurm", {"profile": "puhti", "walltime": "1h"}, "profile 'puhti' needs account: CSC Puhti"),
         ("slurm", {"profile": "frontier"}, "the GPUs there are AMD's. hpcgpu starts dask-cuda workers, which need NVIDIA's CUDA"),
         ("slurm", {"profile": "LUMI"}, "the GPUs there are AMD's"),

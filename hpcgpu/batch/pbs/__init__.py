@@ -17,4 +17,7 @@ system = System(
     command="qsub",
     queues="hpcgpu.batch.pbs.queues:queues",
     rank=2,
+    worker_options="hpcgpu.batch.pbs.options:PBSWorkerOptions",
+    scheduler_options="hpcgpu.batch.pbs.options:PBSSchedulerOptions",
+    check_options="hpcgpu.batch.pbs.options:check",
 )

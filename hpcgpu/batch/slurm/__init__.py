@@ -17,4 +17,6 @@ system = System(
     command="sbatch",
     queues="hpcgpu.batch.slurm.queues:queues",
     rank=1,
+    worker_options="hpcgpu.batch.slurm.options:SlurmWorkerOptions",
+    scheduler_options="hpcgpu.batch.slurm.options:SlurmSchedulerOptions",
 )
