@@ -39,11 +39,11 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
         signal.signal(number, usual)
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout: float = 150.0) -> None:
-    """Wait for a state; the test fails if it does not come."""
+def wait_until(condition: Callable[[], object], what: str | Callable[[], str], timeout: float = 150.0) -> None:
+    """Wait for a state; the test fails if it does not come, and says `what` was waited for, then."""
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {timeout:g} s"
+        assert time.monotonic() < deadline, f"{what() if callable(what) else what}: not within {timeout:g} s"
         time.sleep(0.05)
 
 

@@ -84,7 +84,7 @@ class Progress:
         if self.quiet:
             return
         line = printable(f"{what}: {detail}" if detail else what)
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.console.is_dumb_terminal:  # rich shows nothing that moves on TERM=dumb
             if self._live is None:
                 self._live = self.console.status(Text(line))
                 self._live.start()

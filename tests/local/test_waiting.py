@@ -71,13 +71,26 @@ def test_a_failure_before_the_next_try_is_the_reason(queue: LocalQueue, until: U
         assert "1 jobs are asked for; 0 there; waiting" in (text := waiting(cluster, 1)) and "after a failure" in text
 
 
+def progress_on(stream: io.StringIO, *, terminal: bool, kind: str = "xterm") -> Progress:
+    progress = Progress(quiet=False)
+    progress.console = Console(
+        file=stream, width=80, force_terminal=terminal, highlight=False, soft_wrap=progress.console.soft_wrap, _environ={"TERM": kind}
+    )
+    return progress
+
+
 def test_a_long_line_is_folded_on_a_narrow_terminal_and_whole_in_a_file() -> None:
     reason = "the site allows no more now: " + "QOSMaxSubmitJobPerUserLimit " * 4 + "end of the reason"
     terminal, file = io.StringIO(), io.StringIO()
-    for stream, is_terminal in ((terminal, True), (file, False)):
-        progress = Progress(quiet=False)
-        progress.console = Console(file=stream, width=80, force_terminal=is_terminal, highlight=False, soft_wrap=progress.console.soft_wrap)
-        with progress:
+    for stream in (terminal, file):
+        with progress_on(stream, terminal=stream is terminal) as progress:
             progress.update("cluster demo: waiting for 3 workers", f"1 there; {reason}")
     assert "end of the reason" in terminal.getvalue()
     assert file.getvalue() == f"hpcgpu: cluster demo: waiting for 3 workers: 1 there; {reason}\n"
+
+
+def test_a_terminal_that_cannot_move_its_cursor_shows_the_lines_too() -> None:
+    stream = io.StringIO()
+    with progress_on(stream, terminal=True, kind="dumb") as progress:
+        progress.update("cluster demo: waiting for 3 workers", "the queue is full")
+    assert stream.getvalue() == "hpcgpu: cluster demo: waiting for 3 workers: the queue is full\n"

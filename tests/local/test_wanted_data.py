@@ -170,7 +170,10 @@ def test_whatever_is_wanted_by_somebody_keeps_its_job(queue: LocalQueue, home: P
             decisions(cluster, until, 5)
             assert [job.state for job in cluster.jobs if job.kind == "worker"] == ["running"], f"{hold.__name__} does not keep its job"
             kept = "1 actor" if hold == holders.actor else "that clients still want"
-            until(lambda kept=kept: f"{kept}: kept on 1 job" in adaptive.state.reason, "the reason says why")
+            until(
+                lambda kept=kept: f"{kept}: kept on 1 job" in adaptive.state.reason,
+                lambda name=hold.__name__: f"{name}: {adaptive.state.reason}",
+            )
         holds.pop()()
         until(lambda: len(live(queue)) == 1, "the job goes once nobody wants anything")
         done = sorted(map(int, executions.read_text().split()))
