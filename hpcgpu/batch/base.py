@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcgpu.posix.printable import printable
 
-__all__ = [
-    "BatchSystem",
-    "JobState",
-    "JobStatus",
-    "OwnJob",
-]
+__all__ = ["BatchSystem", "JobState", "JobStatus", "Outlook", "OwnJob", "Reasons"]
 
 
 class JobState(enum.Enum):
@@ -49,6 +44,34 @@ class JobState(enum.Enum):
 _ALIVE = frozenset({JobState.PENDING, JobState.RUNNING, JobState.COMPLETING, JobState.UNKNOWN})
 
 
+class Outlook(enum.Enum):
+    """What to expect of a job that waits."""
+
+    WAIT = "it will start by itself"
+    LIMIT = "it waits for other jobs to end"
+    NEVER = "it will never start as it is"
+    SITE = "something at the site keeps it from starting"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reasons:
+    """What a batch system's own words mean.
+
+    Attributes
+    ----------
+    pending : callable
+        Of the reason of a job that waits: what to expect, and a sentence; None for a reason that is not known.
+    failed : mapping
+        A sentence for the first word of the reason of a job that failed.
+    refused : sequence of (str, str)
+        Pattern of the words with which a submit is refused, and what to check then; the first that is found counts.
+    """
+
+    pending: Callable[[str], tuple[Outlook, str] | None] = lambda reason: None
+    failed: Mapping[str, str] = field(default_factory=dict)
+    refused: Sequence[tuple[str, str]] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
     """What the batch system says of one job, at one moment. Its words are made `printable`.
@@ -68,6 +91,8 @@ class JobStatus:
         Epoch seconds of its start and of its end; for a running job `end` is when its walltime is over.
     exit_code : int or None
         Exit code of the script, where the batch system tells it; 128 + N when signal N ended it.
+    words : Reasons
+        What the reason means.
     """
 
     job_id: str
@@ -78,6 +103,7 @@ class JobStatus:
     start: float | None = None
     end: float | None = None
     exit_code: int | None = None
+    words: Reasons = field(default=Reasons(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("name", "reason", "node"):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from hpcgpu.batch.base import BatchSystem
+from hpcgpu.batch.base import BatchSystem, Reasons
 from hpcgpu.batch.command import Result, backoff, run
 from hpcgpu.batch.reasons import advice
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Cancelled, SubmitLimited, SubmitRefused
@@ -48,6 +48,8 @@ class CommandBatch(BatchSystem):
         Errors that say that this user has as many jobs as allowed ...
     per_job : re.Pattern
         ... unless they name a limit that the job itself breaks.
+    reasons : Reasons
+        What its words mean.
     query : mapping
         Environment of commands whose answer is parsed; not of the submit, which may hand its environment on to the job.
     asks_version : tuple of str
@@ -63,6 +65,7 @@ class CommandBatch(BatchSystem):
     transient: ClassVar[re.Pattern[str]]
     limited: ClassVar[re.Pattern[str]]
     per_job: ClassVar[re.Pattern[str]] = _NOTHING
+    reasons: ClassVar[Reasons]
     query: ClassVar[Mapping[str, str]]
     asks_version: ClassVar[tuple[str, ...]]
     asks_identity: ClassVar[tuple[str, ...]]
@@ -154,13 +157,13 @@ class CommandBatch(BatchSystem):
                 if self.limited.search(result.words) and not self.per_job.search(result.words):
                     raise SubmitLimited(result.words)
                 words = result.words or f"exit code {result.returncode}"
-                raise SubmitRefused(f"{self.title} refused job {job_name!r}: {words}{advice(words)}")
+                raise SubmitRefused(f"{self.title} refused job {job_name!r}: {words}{advice(words, self.reasons)}")
         if uncertain or again:
             with contextlib.suppress(BatchUnavailable):
                 if found := self._named(job_name):
                     return self._only(found[-1], job_name) if again else found[-1]
                 if not uncertain and not self.transient.search(trouble):
-                    raise SubmitRefused(f"{self.title} refused job {job_name!r}: {trouble}{advice(trouble)}")
+                    raise SubmitRefused(f"{self.title} refused job {job_name!r}: {trouble}{advice(trouble, self.reasons)}")
             raise AmbiguousSubmit(f"{self.title} did not say whether it accepted job {job_name!r}: {trouble}")
         raise BatchUnavailable(f"{self.title} did not accept job {job_name!r}: {trouble}")
 

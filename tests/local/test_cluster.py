@@ -136,7 +136,9 @@ def test_adaptive_giving_up_one_worker_keeps_the_job_of_its_sibling(queue: Local
 def test_a_pending_job_is_given_up_before_a_running_one(queue: LocalQueue, fake_gpus: None, until: Until) -> None:  # row 3
     with LocalGPUCluster(jobs=3, **GPU, name="pend") as cluster:  # the queue has GPUs for two of them
         cluster.wait_for_workers(4)
-        until(lambda: "no free node has what it asks for [Resources]" in repr(cluster.jobs), "the third job waits")
+        until(
+            lambda: "it waits for a free GPU, or for a free slot of this machine [Resources]" in repr(cluster.jobs), "the third job waits"
+        )
         [waiting] = [job.name for job in cluster.jobs if job.state == "pending"]
         cluster.scale(jobs=2)
         cluster.sync(cluster._correct_state)

@@ -131,7 +131,7 @@ def test_recorded_states_in_words(job: str, prospect: Outlook, words: str) -> No
     ],
 )
 def test_comments_in_words(comment: str, prospect: Outlook, words: str) -> None:
-    status = JobStatus(job_id="1.pbs01", state=JobState.PENDING, reason=comment)
+    status = JobStatus(job_id="1.pbs01", state=JobState.PENDING, reason=comment, words=PBS.reasons)
     assert outlook(status) is prospect
     assert words in explain(status)
     assert comment in explain(status)

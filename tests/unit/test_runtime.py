@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 
 from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.monitor import Answer, Monitor, presumed_ended
+from hpcgpu.batch.pbs import reasons as pbs
 from hpcgpu.batch.reasons import advice, explain, outlook
+from hpcgpu.batch.slurm import reasons as slurm
 from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterExists, LaunchError
@@ -88,15 +90,15 @@ def test_a_job_without_its_gpus_says_why(wanted: int, environ: dict[str, str], o
     ],
 )
 def test_a_refused_submit_says_which_option_to_check(words: str, option: str) -> None:
-    assert option in advice(words)
+    assert option in advice(words, (pbs if words.startswith("qsub") else slurm).REASONS)
 
 
 def test_a_refusal_in_words_unheard_of_has_no_advice() -> None:
-    assert advice("the site's own filter says no") == ""
+    assert advice("the site's own filter says no", slurm.REASONS) == ""
 
 
 def test_a_job_whose_earliest_start_has_not_come_is_not_being_prepared() -> None:
-    said = explain(JobStatus(job_id="1", state=JobState.PENDING, name="x", reason="BeginTime"))
+    said = explain(JobStatus(job_id="1", state=JobState.PENDING, name="x", reason="BeginTime", words=slurm.REASONS))
     assert "its earliest start time is in the future" in said and "prepared" not in said
 
 
@@ -208,8 +210,8 @@ def test_credentials_are_never_readable_by_others(directory: ClusterDirectory, m
     assert directory.tls.stat().st_mode & 0o777 == 0o700
 
 
-def status(state: JobState, **rest: str) -> JobStatus:
-    return JobStatus(job_id="1", state=state, **rest)
+def status(state: JobState, **rest: Any) -> JobStatus:
+    return JobStatus(job_id="1", state=state, words=slurm.REASONS, **rest)
 
 
 def monitor() -> Monitor:

@@ -38,6 +38,7 @@ import psutil
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.command import clean_environment, require
+from hpcgpu.batch.local.reasons import REASONS
 from hpcgpu.errors import BatchError, BatchUnavailable, Damaged, NotTrusted, SubmitRefused
 from hpcgpu.posix import records
 from hpcgpu.posix.ownership import check, private_directory
@@ -312,6 +313,7 @@ class LocalQueue(BatchSystem):
                 start=job.start,
                 end=job.end,
                 exit_code=job.exit_code,
+                words=REASONS,
             )
             for job in found
         }

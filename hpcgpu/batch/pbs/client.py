@@ -23,6 +23,7 @@ from hpcgpu.batch.client import CommandBatch
 from hpcgpu.batch.command import Result, require, run
 from hpcgpu.batch.pbs.names import VARIABLE, pbs_name
 from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
+from hpcgpu.batch.pbs.reasons import REASONS
 from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
 
@@ -126,6 +127,7 @@ def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
         start=start,
         end=end,
         exit_code=exit_code,
+        words=REASONS,
     )
 
 
@@ -192,6 +194,7 @@ class PBS(CommandBatch):
     ambiguous = _AMBIGUOUS
     transient = _TRANSIENT
     limited = _LIMITED
+    reasons = REASONS
     query: ClassVar[Mapping[str, str]] = {"LC_ALL": "C"}
 
     def __init__(self, *, timeout: float = 60.0, attempts: int = 4, sleep: Callable[[float], None] = time.sleep) -> None:

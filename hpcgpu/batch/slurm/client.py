@@ -13,6 +13,7 @@ from pathlib import Path
 from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.client import CommandBatch
 from hpcgpu.batch.command import require, run
+from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.errors import BatchError
 
 __all__ = ["Slurm"]
@@ -112,6 +113,7 @@ def parse_squeue(stdout: str) -> dict[str, JobStatus]:
             node="" if node == "(null)" else node,
             start=_epoch(start),
             end=_epoch(end),
+            words=REASONS,
         )
     return jobs
 
@@ -132,6 +134,7 @@ def parse_sacct(stdout: str) -> dict[str, JobStatus]:
             start=_epoch(start),
             end=_epoch(end),
             exit_code=parse_exit_code(exit_code),
+            words=REASONS,
         )
     return jobs
 
@@ -163,6 +166,7 @@ class Slurm(CommandBatch):
     ambiguous = _AMBIGUOUS
     transient = _TRANSIENT
     limited = _LIMITED
+    reasons = REASONS
     per_job = _PER_JOB
     query = _QUERY
 

@@ -1,0 +1,64 @@
+"""What Slurm's own words mean: the reasons of jobs, and those of sbatch when it refuses one."""
+
+from __future__ import annotations
+
+import re
+
+from hpcgpu.batch.base import Outlook, Reasons
+
+__all__ = ["REASONS"]
+
+#: Reason codes (https://slurm.schedmd.com/job_reason_codes.html): pattern, outlook, sentence.
+_PENDING = [
+    (r"Priority", Outlook.WAIT, "other jobs have a higher priority"),
+    (r"Resources", Outlook.WAIT, "no free node has what it asks for"),
+    (r"Dependency", Outlook.WAIT, "it starts once the scheduler job has started"),
+    (r"BeginTime", Outlook.WAIT, "its earliest start time is in the future; after a requeue that is two minutes away"),
+    (r"Cleaning|Prolog", Outlook.WAIT, "its node is being prepared"),
+    (r"DependencyNeverSatisfied", Outlook.NEVER, "the job that it depends on has ended, so cancel this one"),
+    (r"PartitionTimeLimit", Outlook.NEVER, "its walltime is above the queue's limit: ask for a shorter `walltime`"),
+    (r"PartitionNodeLimit", Outlook.NEVER, "it asks for more nodes than the queue gives: reduce `nodes_per_job`"),
+    (r"BadConstraints", Outlook.NEVER, "no node can satisfy it: check `gpu_type`, `constraint`, `cores` and `memory`"),
+    (r"InvalidAccount|AccountNotAllowed", Outlook.NEVER, "the account may not be used here: check `account`"),
+    (r"InvalidQOS|QOSNotAllowed", Outlook.NEVER, "the quality of service may not be used here: check `qos`"),
+    (r"JobHeldUser", Outlook.NEVER, "you hold it: release it with `scontrol release`"),
+    (r"JobHeldAdmin|JobHoldMaxRequeue", Outlook.NEVER, "the system holds it: ask the site's support"),
+    (r"(QOS|Assoc)MaxWall\w*", Outlook.NEVER, "its walltime is above your limit: ask for a shorter `walltime`"),
+    (r"(QOS|Assoc)Max\w*(PerJob|PerNode)\w*", Outlook.NEVER, "it asks for more than the limit for a single job: reduce what it asks for"),
+    (r"(QOS|Assoc)Grp\w*", Outlook.LIMIT, "your group has reached its limit: other jobs must end first"),
+    (
+        r"(QOS|Assoc)Max\w*|Max\w*PerAccount|JobArrayTaskLimit",
+        Outlook.LIMIT,
+        "you have reached your limit: other jobs of yours must end first",
+    ),
+    (r"Licenses", Outlook.SITE, "it waits for a licence"),
+    (
+        r"ReqNodeNotAvail",
+        Outlook.SITE,
+        "its nodes are reserved or down, often for maintenance: with a shorter `walltime` it may run before that",
+    ),
+    (r"NodeDown|PartitionDown|PartitionInactive|Reservation\w*", Outlook.SITE, "its nodes or its queue are out of service"),
+]
+
+
+def pending(reason: str) -> tuple[Outlook, str] | None:
+    """Return what to expect of a job that waits for this reason, and a sentence."""
+    code = reason.split(",", 1)[0].strip()  # "ReqNodeNotAvail, UnavailableNodes:n1"
+    return next(((prospect, sentence) for pattern, prospect, sentence in _PENDING if re.fullmatch(pattern, code)), None)
+
+
+REASONS = Reasons(
+    pending=pending,
+    failed={
+        "JobLaunchFailure": "the node could not start it, often because it cannot write the log there, or killed it because of its memory",
+        "NonZeroExitCode": "its script failed",
+        "RaisedSignal": "a signal ended it",
+    },
+    refused=[
+        (r"requested time limit is invalid", "ask for a shorter `walltime`"),
+        (r"invalid account", "check `account`, and whether it may use `queue`"),
+        (r"invalid partition", "check `queue`"),
+        (r"invalid qos", "check `qos`"),
+        (r"node configuration is not available", "no node can satisfy it: check `gpu_type`, `constraint`, `cores` and `memory`"),
+    ],
+)
