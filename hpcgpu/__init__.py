@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hpcgpu.errors import NoCluster as NoCluster
     from hpcgpu.errors import NotTrusted as NotTrusted
     from hpcgpu.errors import OptionError as OptionError
+    from hpcgpu.errors import OtherFormat as OtherFormat
     from hpcgpu.errors import OtherQueue as OtherQueue
     from hpcgpu.errors import SubmitLimited as SubmitLimited
     from hpcgpu.errors import SubmitRefused as SubmitRefused

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import dask
 from dask.utils import parse_timedelta
@@ -43,6 +43,9 @@ from hpcgpu.scaling import units
 from hpcgpu.scaling.policy import Limits
 from hpcgpu.scripts import render
 from hpcgpu.store import saved
+
+if TYPE_CHECKING:
+    from hpcgpu.configuration import typed
 
 __all__ = ["GPUCluster", "LocalGPUCluster", "PBSGPUCluster", "SlurmGPUCluster"]
 
@@ -522,17 +525,62 @@ class SlurmGPUCluster(GPUCluster):
 
     system = "slurm"
 
+    if TYPE_CHECKING:  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+
+        def __init__(
+            self,
+            *,
+            scheduler: typed.SlurmSchedulerArguments | Literal["local"] | None = None,
+            asynchronous: bool = False,
+            loop: Any = None,
+            **options: Unpack[typed.SlurmArguments],
+        ) -> None: ...
+
+        def add_worker_group(  # type: ignore[override]  # the options of one batch system, where the base class has those of any
+            self, name: str, *, jobs: int = 0, **options: Unpack[typed.SlurmWorkerArguments]
+        ) -> None: ...
+
 
 class PBSGPUCluster(GPUCluster):
     """A GPU Dask cluster on OpenPBS or PBS Pro."""
 
     system = "pbs"
 
+    if TYPE_CHECKING:  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+
+        def __init__(
+            self,
+            *,
+            scheduler: typed.PBSSchedulerArguments | Literal["local"] | None = None,
+            asynchronous: bool = False,
+            loop: Any = None,
+            **options: Unpack[typed.PBSArguments],
+        ) -> None: ...
+
+        def add_worker_group(  # type: ignore[override]  # the options of one batch system, where the base class has those of any
+            self, name: str, *, jobs: int = 0, **options: Unpack[typed.PBSWorkerArguments]
+        ) -> None: ...
+
 
 class LocalGPUCluster(GPUCluster):
     """A GPU Dask cluster on this machine, through hpcgpu's embedded queue. Queue, account and the like mean nothing to it."""
 
     system = "local"
+
+    if TYPE_CHECKING:  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+
+        def __init__(
+            self,
+            *,
+            scheduler: typed.LocalSchedulerArguments | Literal["local"] | None = None,
+            asynchronous: bool = False,
+            loop: Any = None,
+            **options: Unpack[typed.LocalArguments],
+        ) -> None: ...
+
+        def add_worker_group(  # type: ignore[override]  # the options of one batch system, where the base class has those of any
+            self, name: str, *, jobs: int = 0, **options: Unpack[typed.LocalWorkerArguments]
+        ) -> None: ...
 
     def _check(self) -> None:
         super()._check()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from distributed import Client
 from distributed.core import Status, rpc
@@ -34,10 +34,13 @@ from hpcgpu.scripts import render
 from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory
 
-__all__ = ["SlurmGPURunner", "Task"]
+if TYPE_CHECKING:
+    from hpcgpu.configuration.typed import RunnerArguments
+
+__all__ = ["OPTIONS", "SlurmGPURunner", "Task"]
 
 #: Options that mean something where the job is there already, beside those that are passed on to the workers.
-_OPTIONS = {"protocol", "interface", "client_interface", "ucx_env", "security", "cluster_directory", "death_timeout", "quiet"} | {
+OPTIONS = {"protocol", "interface", "client_interface", "ucx_env", "security", "cluster_directory", "death_timeout", "quiet"} | {
     *("nthreads", "memory", "resources", "local_directory", "worker_extra_args", "walltime_margin"),
     *(name for name, f in names(WorkerOptions).items() if f.metadata["flag"]),
 }
@@ -125,17 +128,22 @@ class SlurmGPURunner:
     Raises
     ------
     OptionError
-        An option that cannot be, or that belongs to jobs.
+        An unknown option, one that belongs to jobs, or a value that is not allowed.
     ClusterError
-        Not in a job step, fewer than three tasks, or the scheduler did not come.
+        This is not a task of a job step, or the scheduler did not start in time (`death_timeout`).
+    ClusterExists
+        Another cluster uses the directory of this one.
+    NotTrusted
+        Another user can write to the cluster directory.
+    SystemExit
+        In all tasks but the one of the program: a task of the scheduler or of workers has ended, or there are fewer than three tasks.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Unpack[RunnerArguments]) -> None:
         for name in options:
-            if name not in _OPTIONS:
-                raise OptionError(
-                    f"{name} is no option of SlurmGPURunner, which runs in a job that is there: {', '.join(sorted(_OPTIONS))}"
-                )
+            if name not in OPTIONS:
+                known = ", ".join(sorted(OPTIONS))
+                raise OptionError(f"{name} is not an option of SlurmGPURunner, which runs in an existing job. Its options are {known}")
         self.task = task = Task.of(os.environ)
         if task.tasks < 3:
             if task.rank == 0:

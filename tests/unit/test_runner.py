@@ -40,7 +40,7 @@ def test_outside_of_a_job_step_it_says_how_to_start_it() -> None:
 
 
 def test_options_of_jobs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OptionError, match="walltime is no option of SlurmGPURunner, which runs in a job that is there"):
+    with pytest.raises(OptionError, match="walltime is not an option of SlurmGPURunner, which runs in an existing job"):
         SlurmGPURunner(walltime="1h")
 
 
