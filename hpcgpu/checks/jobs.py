@@ -16,6 +16,7 @@ from typing import Any
 
 from hpcgpu.batch.base import BatchSystem, JobStatus
 from hpcgpu.batch.reasons import Outlook, explain, outlook
+from hpcgpu.batch.visible import visible_devices
 from hpcgpu.checks.lines import Grade, Line
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.environment import software as environment
@@ -141,11 +142,12 @@ def _gpu_lines(where: str, found: Mapping[str, Any], gpus: int) -> Iterator[Line
 
 def visibility(value: str | None) -> str:
     """Return of what form the GPUs are that a job sees."""
-    if value is None:
+    devices = visible_devices(value)
+    if devices is None:
         return "nothing, it is not set: each GPU of the node is seen"
-    first = value.split(",")[0].strip()
-    if first in ("", "-1", "NoDevFiles"):
+    if not devices:
         return "no GPU"
+    first = devices[0]
     kind = "MIG UUIDs" if first.startswith("MIG-") else "UUIDs" if first.startswith("GPU-") else "indices"
     return f"{kind} ({value})" if kind == "indices" else kind
 

@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from distributed import Client
 from distributed.core import Status, rpc
-from distributed.security import Security
 
 from hpcgpu.batch import batch_system
+from hpcgpu.batch.visible import visible_devices
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import CertificateError, ClusterError, OptionError
 from hpcgpu.fabric import settings
 from hpcgpu.options.common import Options, WorkerOptions
 from hpcgpu.options.schema import names
 from hpcgpu.remote.connection import wait_for_contact
-from hpcgpu.runtime.launch import answers, make_credentials
+from hpcgpu.runtime.place import make_credentials
+from hpcgpu.runtime.reach import answers
 from hpcgpu.scripts import render
 from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory
@@ -89,7 +90,7 @@ class Task:
         if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ or "SLURM_JOB_ID" not in environ:
             raise ClusterError("SlurmGPURunner works in a job step: start the program by srun, such as `srun --ntasks=6 python program.py`")
         node = int(environ["SLURM_NODEID"])
-        listed = [entry for entry in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip() not in ("", "-1", "NoDevFiles")]
+        listed = visible_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
         restart = environ.get("SLURM_RESTART_COUNT", "0")
         return cls(
             rank=int(environ["SLURM_PROCID"]),
@@ -98,7 +99,7 @@ class Task:
             nodes=int(environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES", "1"))),
             on_node=tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])[node],
             step=f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}" + (f".{restart}" if restart != "0" else ""),
-            gpus=len(listed),
+            gpus=len(listed or []),
         )
 
 
@@ -262,7 +263,7 @@ class SlurmGPURunner:
         self.directory.write("task-1", str(self.task.node))
         contact = wait_for_contact(self.directory, timeout=self.options.worker.death_timeout, quiet=self.options.cluster.quiet)
         self.scheduler_address = contact.client
-        self.security = credentials.security(self.directory) if self.directory.encrypted else Security()
+        self.security = credentials.security(self.directory)
         self.status = Status.running
         self._closing = threading.Event()
         self._alive = threading.Thread(target=lambda: asyncio.run(self._keep_alive()), name="hpcgpu-heartbeat", daemon=True)

@@ -16,15 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from distributed.core import rpc
-from distributed.security import Security
-
 from hpcgpu.cluster.discovery import cluster_class
 from hpcgpu.cluster.gpucluster import GPUCluster
-from hpcgpu.errors import ClusterError, ClusterWarning, OptionError
+from hpcgpu.errors import ClusterError, ClusterWarning, HpcgpuError, OptionError
 from hpcgpu.options.common import DEFAULT
+from hpcgpu.runtime.reach import scheduler_of
 from hpcgpu.scaling import units
-from hpcgpu.store import credentials, saved
+from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 __all__ = ["ask", "main"]
@@ -86,8 +84,7 @@ def ask(directory: ClusterDirectory, group: str, arguments: Mapping[str, Any]) -
 
 
 async def _start(contact: Contact, directory: ClusterDirectory) -> str:
-    security = credentials.security(directory) if directory.encrypted else Security()
-    async with rpc(contact.client, connection_args=security.get_connection_args("client")) as scheduler:
+    async with scheduler_of(directory, contact) as scheduler:
         if trouble := str(await scheduler.hpcgpu_manage()):
             return trouble
         await scheduler.hpcgpu_release()
@@ -121,4 +118,7 @@ def _tell(cluster: GPUCluster, told: int) -> int:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except HpcgpuError as error:  # a sentence is enough: its log is read by people
+        sys.exit(f"hpcgpu: {error}")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from hpcgpu.batch.visible import visible_devices
+
 __all__ = ["first_device", "gpus_on_node", "nvml"]
 
 
@@ -48,7 +50,8 @@ def first_device(library: Any, visible: str | None) -> Any:
     pynvml.NVMLError
         There is no such GPU.
     """
-    first = ("0" if visible is None else visible).split(",")[0].strip()
-    if first in ("", "-1", "NoDevFiles"):
+    devices = visible_devices("0" if visible is None else visible)
+    if not devices:
         raise LookupError("this process sees no GPU")
+    first = devices[0]
     return library.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else library.nvmlDeviceGetHandleByUUID(first)

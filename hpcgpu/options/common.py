@@ -245,7 +245,9 @@ class ClusterOptions:
         2, parse=values.natural, doc="Worker jobs that may fail in a row and be replaced before the cluster pauses and says so."
     )
     poll_interval: float = option(
-        10.0, parse=values.duration, doc="Seconds between two questions to the queue; four times as long while nothing is pending."
+        10.0,
+        parse=values.duration,
+        doc="Seconds between two polls of the queue; up to four times as long while nothing is pending or nothing changes.",
     )
     shutdown_on_close: bool = option(
         True,

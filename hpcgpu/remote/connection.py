@@ -10,27 +10,21 @@ from typing import Any
 
 from dask.utils import parse_timedelta
 from distributed import Client
-from distributed.security import Security
 
-from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
+from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import explain
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.display.warn import warn
 from hpcgpu.environment.check import EnvironmentCheck, environments
-from hpcgpu.errors import BatchError, CertificateError, ClusterError
+from hpcgpu.errors import CertificateError, ClusterError
 from hpcgpu.options import values
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote.lookup import batch_of, check_queue, locate
-from hpcgpu.runtime.launch import answers
+from hpcgpu.runtime.reach import SchedulerWatch, answers
 from hpcgpu.store import credentials, saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 __all__ = ["connect", "wait_for_contact"]
-
-#: Seconds between two questions to the queue about a scheduler job that waits.
-_POLL_INTERVAL = 10.0
-#: Seconds for which the queue may not know the scheduler job, before it is believed to be gone.
-_GRACE = 60.0
 
 
 def connect(
@@ -109,8 +103,7 @@ async def _compare(client: Client, comparison: EnvironmentCheck) -> None:
 
 def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, Any]) -> Client:
     ClusterDirectory.there(directory.path)  # the wait for the scheduler may have been long
-    security = credentials.security(directory) if directory.encrypted else Security()
-    return Client(contact.client, **{"name": f"hpcgpu-{directory.path.name}", "security": security, **arguments})
+    return Client(contact.client, **{"name": f"hpcgpu-{directory.path.name}", "security": credentials.security(directory), **arguments})
 
 
 def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = None, quiet: bool = False) -> Contact:
@@ -123,9 +116,9 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
     TimeoutError
         The time is over.
     """
-    name, deadline = directory.path.name, None if timeout is None else time.monotonic() + timeout
-    batch, asked, status = batch_of(directory), -_POLL_INTERVAL, None
-    unknown_since: float | None = None
+    name, began = directory.path.name, time.monotonic()
+    batch = batch_of(directory)
+    watch = SchedulerWatch(directory, batch, before=lambda: check_queue(directory, batch))
     submitted = directory.created
     with Progress(quiet) as progress:
         while True:
@@ -137,35 +130,17 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
                     return contact
             except CertificateError as error:
                 raise ClusterError(str(error)) from error
-            if deadline is not None and time.monotonic() > deadline:
+            now = time.monotonic()
+            status = watch.poll(now=now)
+            if status is not None and status.state.ended:
+                log = saved.logs(directory) / batch.log_name(status.name, status.job_id)
+                raise ClusterError(f"the scheduler of cluster {name} is gone: {_words(status)}. Log: {log}")
+            if timeout is not None and now - began > timeout:
                 raise TimeoutError(f"the scheduler of cluster {name} was not there within {timeout:g} s: {_words(status, contact)}")
-            if time.monotonic() - asked >= _POLL_INTERVAL:
-                asked = time.monotonic()
-                status, unknown = _scheduler_status(directory, batch)
-                unknown_since = (unknown_since or asked) if unknown else None
-                if unknown_since is not None and asked - unknown_since >= _GRACE:
-                    what = f"the queue has not known its job for {_GRACE:g} s"
-                    raise ClusterError(f"the scheduler of cluster {name} is gone: {what}. Logs: {saved.logs(directory)}")
             progress.update(
                 f"cluster {name}: waiting for its scheduler", f"{_words(status, contact)}, for {duration(time.time() - submitted)}"
             )
             time.sleep(0.5)
-
-
-def _scheduler_status(directory: ClusterDirectory, batch: BatchSystem) -> tuple[JobStatus | None, bool]:
-    """Return what the queue says of the scheduler job, None where it says nothing, and whether it answered that it knows of none."""
-    submit = next((s for s in directory.submits() if s.kind == "scheduler" and not s.refused), None)
-    if submit is None or submit.job_id is None:
-        return None, False
-    try:
-        check_queue(directory, batch)
-        status = batch.poll([submit.job_id]).get(submit.job_id) or batch.ended([submit.job_id]).get(submit.job_id)
-    except BatchError:
-        return None, False
-    if status is not None and status.state.ended:
-        log = saved.logs(directory) / batch.log_name(submit.name, submit.job_id)
-        raise ClusterError(f"the scheduler of cluster {directory.path.name} is gone: {_words(status)}. Log: {log}")
-    return status, status is None
 
 
 def _words(status: JobStatus | None, contact: Contact | None = None) -> str:

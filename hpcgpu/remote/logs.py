@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcgpu.batch.cadence import Cadence
+from hpcgpu.batch.monitor import presumed_ended
 from hpcgpu.errors import BatchError, ClusterError
-from hpcgpu.remote.lookup import batch_of, live_jobs
+from hpcgpu.remote.lookup import batch_of, standing
 from hpcgpu.runtime.manager_process import LOG
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["Reader"]
-
-#: Seconds between two questions to the queue.
-_POLL_INTERVAL = 10.0
 
 
 class Reader:
@@ -41,7 +39,9 @@ class Reader:
         self.logs = saved.logs(directory)
         self._read: dict[Path, int] = {}
         self._last: Path | None = None
-        self._asked, self._ended = -_POLL_INTERVAL, False
+        self._cadence, self._ended = Cadence(), False
+        self._missing_since: float | None = None
+        self._answers = 0
         if job is not None and not any(job in (submit.job_id, submit.name) for submit in directory.submits()):
             jobs = ", ".join(f"{submit.name} ({submit.job_id})" for submit in directory.submits() if submit.job_id)
             raise ClusterError(f"cluster {directory.path.name} has no job {job!r}; it has {jobs or 'none'}")
@@ -72,9 +72,22 @@ class Reader:
         """Whether nothing more will be written. A queue that does not answer says nothing of that."""
         if self.directory.closed:
             return True
-        if time.monotonic() - self._asked >= _POLL_INTERVAL:
-            self._asked = time.monotonic()
-            with contextlib.suppress(BatchError):
-                jobs = live_jobs(self.directory, self.batch)
-                self._ended = not any(self.job in (None, job.job_id, job.name) for job in jobs)
+        now = time.monotonic()
+        if not self._cadence.due(now=now):
+            return self._ended
+        try:
+            live, unknown = standing(self.directory, self.batch)
+        except BatchError:
+            self._cadence.failed(now=now)
+            return self._ended
+        ours = [job.job_id for job in live if self.job in (None, job.job_id, job.name)]
+        self._cadence.answered(dict.fromkeys([*ours, *unknown], True), now=now, waiting=True)
+        if ours:
+            self._missing_since, self._answers = None, 0
+        else:
+            self._missing_since = now if self._missing_since is None else self._missing_since
+            self._answers += 1
+            known_to_have_ended = not unknown
+            missing = now - self._missing_since
+            self._ended = known_to_have_ended or presumed_ended(missing=missing, answers=self._answers)
         return self._ended

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcgpu.batch import batch_system, registry
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
+from hpcgpu.batch.monitor import presumed_ended
 from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.errors import (
     BatchError,
@@ -25,7 +26,7 @@ from hpcgpu.errors import (
 )
 from hpcgpu.options import values
 from hpcgpu.posix.printable import printable
-from hpcgpu.runtime.launch import answers
+from hpcgpu.runtime.reach import answers
 from hpcgpu.scripts.render import script_name
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Submit
@@ -45,8 +46,6 @@ __all__ = [
 ]
 
 
-#: Answers of the queue in a row without a job of the cluster, before `stop` believes them; one may leave out what lives.
-_EMPTY = 2
 #: Seconds without any change after which a cluster without jobs is closed where it is not known whether its program lives.
 _UNSEEN = 600.0
 #: Seconds that a submit may take whose client was killed.
@@ -303,7 +302,7 @@ def stop(
     while True:
         jobs = live_jobs(directory, batch)
         empty = 0 if jobs else empty + 1
-        if empty >= _EMPTY and not _submitting(directory, now=time.time()):
+        if presumed_ended(missing=0.0, answers=empty, cancelled=True) and not _submitting(directory, now=time.time()):
             directory.close()
             return []
         if time.monotonic() > deadline:

@@ -9,9 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distributed.core import rpc
-from distributed.security import Security
-
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import explain
 from hpcgpu.display.jobinfo import JobInfo
@@ -19,8 +16,9 @@ from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.remote.lookup import batch_of, submitted, system_of
 from hpcgpu.runtime import dashboard
+from hpcgpu.runtime.reach import scheduler_of
 from hpcgpu.scaling import units
-from hpcgpu.store import credentials, saved
+from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact, Submit
 
 __all__ = ["ClusterStatus", "status"]
@@ -118,8 +116,7 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
 
 
 async def _ask(contact: Contact, directory: ClusterDirectory) -> dict[str, Any]:
-    security = credentials.security(directory) if directory.encrypted else Security()
-    async with rpc(contact.client, connection_args=security.get_connection_args("client")) as scheduler:
+    async with scheduler_of(directory, contact) as scheduler:
         identity = await asyncio.wait_for(scheduler.identity(n_workers=-1), _TIMEOUT)
         return {**identity, "hpcgpu": await asyncio.wait_for(scheduler.hpcgpu_state(), _TIMEOUT)}
 

@@ -27,7 +27,9 @@ from hpcgpu.errors import BatchError, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric import choice, interfaces
 from hpcgpu.fabric.gpus import gpus_on_node
 from hpcgpu.runtime import scratch
-from hpcgpu.runtime.launch import expanded, job_arguments, visible_gpus
+from hpcgpu.runtime.gpus import visible_gpus
+from hpcgpu.runtime.launch import job_arguments
+from hpcgpu.runtime.place import expanded
 from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["main"]

@@ -14,8 +14,8 @@ from distributed.comm.utils import get_tcp_server_address
 
 from hpcgpu.errors import LaunchError
 from hpcgpu.runtime.extension import install
-from hpcgpu.runtime.launch import check_alone
 from hpcgpu.runtime.manager_process import Unattended
+from hpcgpu.runtime.reach import check_alone
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 if TYPE_CHECKING:

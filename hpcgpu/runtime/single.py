@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcgpu.batch import batch_system
-from hpcgpu.runtime.launch import make_credentials
+from hpcgpu.runtime.place import make_credentials
 from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
@@ -36,10 +36,8 @@ class _Trouble(Exception):
 
 async def _workers_there(contact: Contact, directory: ClusterDirectory, workers: int) -> None:
     from distributed import Client
-    from distributed.security import Security
 
-    security = credentials.security(directory) if directory.encrypted else Security()
-    async with Client(contact.client, security=security, asynchronous=True, set_as_default=False) as client:
+    async with Client(contact.client, security=credentials.security(directory), asynchronous=True, set_as_default=False) as client:
         await client.wait_for_workers(workers)
 
 

@@ -87,9 +87,13 @@ def _files(tls: Path) -> dict[str, str]:
 
 
 def security(directory: ClusterDirectory) -> Security:
-    """Return distributed's Security for these credentials."""
+    """Return distributed's Security of a cluster: with these credentials, or the empty one where TLS is off."""
+    from distributed.security import Security
+
     from hpcgpu.fabric.security import ClusterSecurity
 
+    if not directory.encrypted:
+        return Security()
     return ClusterSecurity(bytes.fromhex((directory.tls / "ucx.key").read_text()), **_files(directory.tls))
 
 

@@ -20,7 +20,7 @@ from hpcgpu.batch.pbs.names import pbs_name
 from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
 from hpcgpu.batch.reasons import Outlook, explain, outlook
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Cancelled, SubmitLimited, SubmitRefused
-from hpcgpu.runtime.launch import end_of_walltime
+from hpcgpu.runtime.place import end_of_walltime
 
 RECORDED = (Path(__file__).parent / "openpbs-qstat.txt").read_text()
 NODES = (Path(__file__).parent / "openpbs-pbsnodes.txt").read_text()

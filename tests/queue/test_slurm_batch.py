@@ -19,7 +19,7 @@ from hpcgpu.batch.command import run
 from hpcgpu.batch.monitor import Monitor
 from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, SubmitRefused
-from hpcgpu.runtime.launch import end_of_walltime
+from hpcgpu.runtime.place import end_of_walltime
 
 DOWN = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n"
 QUEUE_DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"

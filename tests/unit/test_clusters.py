@@ -27,6 +27,7 @@ from hpcgpu.remote import connection, lookup
 from hpcgpu.remote.lookup import live_jobs, locate, stop
 from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory, Contact
+from tests.helpers import Clock
 
 
 class Queue:
@@ -46,6 +47,9 @@ class Queue:
 
     def find(self, job_name: str) -> list[str]:
         return []
+
+    def log_name(self, job_name: str, job_id: str) -> str:
+        return f"{job_name}-{job_id}.log"
 
     def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
         self.cancelled = self.cancelled or list(job_ids) == ["7"]
@@ -174,12 +178,13 @@ def test_a_job_that_lost_a_worker_for_good_can_still_be_idle(tmp_path: Path) -> 
 def test_a_scheduler_job_that_the_queue_forgot_is_gone(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     directory.intend("demo-scheduler", "scheduler")
     directory.submitted("demo-scheduler", "9")
-    monkeypatch.setattr(connection, "_POLL_INTERVAL", 0.0)
-    monkeypatch.setattr(connection, "_GRACE", 0.5)
+    monkeypatch.setattr(connection, "time", Clock())
     queue: Any = Queue(forgets=set())
     queue.ended = lambda job_ids: {}
     monkeypatch.setattr(connection, "batch_of", lambda directory: queue)
-    with pytest.raises(ClusterError, match=r"the scheduler of cluster demo is gone: the queue has not known its job for 0.5 s. Logs: "):
+    with pytest.raises(
+        ClusterError, match=r"the scheduler of cluster demo is gone: scheduler job 9 .*the queue has not known it for \d\d s.*Log: "
+    ):
         connection.wait_for_contact(directory, quiet=True)
 
 

@@ -29,12 +29,15 @@ from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterExists, LaunchError
 from hpcgpu.fabric.choice import Node
 from hpcgpu.posix.printable import printable
-from hpcgpu.runtime import devices, launch
+from hpcgpu.runtime import commands, devices, place, reach
 from hpcgpu.runtime import scheduler as scheduler_preload
 from hpcgpu.runtime.extension import Extension, _wanted
-from hpcgpu.runtime.launch import lifetime, visible_gpus, wait_for_scheduler
+from hpcgpu.runtime.gpus import visible_gpus
+from hpcgpu.runtime.place import lifetime
+from hpcgpu.runtime.reach import wait_for_scheduler
 from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory, Contact
+from tests.helpers import Clock
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -127,12 +130,14 @@ class Gone(Slurm):
 
 
 def test_a_worker_whose_scheduler_job_is_gone_gives_up(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_FIRST_QUESTION", 0.0)
-    monkeypatch.setattr(launch, "_NEXT_QUESTION", 0.0)
+    clock = Clock()
+    began = clock.now
+    monkeypatch.setattr(reach, "time", clock)
     directory.intend("demo-scheduler", "scheduler")
     directory.submitted("demo-scheduler", "17")
     with pytest.raises(LaunchError, match=r"the scheduler job 17 is gone .*this worker job has nothing to do"):
         wait_for_scheduler(directory, Gone(), timeout=300)
+    assert 60 <= clock.now - began < 150, "after the grace period, not after the timeout"
 
 
 def test_a_contact_of_another_cluster_is_not_believed(directory: ClusterDirectory) -> None:
@@ -149,12 +154,12 @@ def test_only_the_job_of_the_contact_removes_the_keys(directory: ClusterDirector
     directory.tls.mkdir()
     directory.intend("demo-scheduler", "scheduler")
     directory.submitted("demo-scheduler", "1")
-    launch.remove_secrets(directory, directory.token(), "2")
+    place.remove_secrets(directory, directory.token(), "2")
     directory.publish(Contact(token=directory.token(), job_id="1", workers="tls://a:1", client="tls://a:2"))
-    launch.remove_secrets(directory, directory.token(), "2")
+    place.remove_secrets(directory, directory.token(), "2")
     assert directory.tls.is_dir() and directory.contact() is not None
     directory.withdraw()  # the scheduler itself does so when it ends
-    launch.remove_secrets(directory, directory.token(), "1")
+    place.remove_secrets(directory, directory.token(), "1")
     assert not directory.tls.is_dir()
 
 
@@ -347,12 +352,12 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
 ) -> None:
     addresses = {"lo": "127.0.0.1", "ib0": "10.1.0.3"}
     node = Node(has_ucxx=True, ports=("mlx5_0/1",), transports=transports, infiniband=("ib0",), addresses=addresses)
-    monkeypatch.setattr(launch.choice, "look", lambda *, ucx: node if ucx else replace(node, transports=()))
-    monkeypatch.setattr(launch.authentication, "install", lambda: None)
-    monkeypatch.setattr(launch.os, "environ", dict(os.environ))
+    monkeypatch.setattr(commands.choice, "look", lambda *, ucx: node if ucx else replace(node, transports=()))
+    monkeypatch.setattr(commands.authentication, "install", lambda: None)
+    monkeypatch.setattr(commands.os, "environ", dict(os.environ))
     arguments = SimpleNamespace(
         gpus=1, protocol="ucx", interface=None, client_interface=None, rmm_pool=False, lease=0.0, command=["python", "-m", "x"]
     )
-    command = launch.scheduler_command(arguments, directory, OwnJob(job_id="17", name="demo-scheduler"))  # type: ignore[arg-type]
+    command = commands.scheduler_command(arguments, directory, OwnJob(job_id="17", name="demo-scheduler"))  # type: ignore[arg-type]
     assert "ucx,tls" in command or "ucx,tcp" in command
-    assert json.loads(launch.os.environ["HPCGPU_FABRIC"])["fabric"].startswith(why)
+    assert json.loads(commands.os.environ["HPCGPU_FABRIC"])["fabric"].startswith(why)

@@ -18,7 +18,7 @@ from hpcgpu.cluster.lifecycle import _check_local_directory
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import LaunchError, NotTrusted, OptionError
 from hpcgpu.runtime import scratch
-from hpcgpu.runtime.launch import temporary_place
+from hpcgpu.runtime.place import temporary_place
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 

@@ -33,7 +33,7 @@ from distributed.security import Security
 from hpcgpu.errors import CertificateError, ClusterError
 from hpcgpu.fabric import certificates, tls
 from hpcgpu.remote.connection import wait_for_contact
-from hpcgpu.runtime.launch import answers
+from hpcgpu.runtime.reach import answers
 from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory, Contact
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib
-import itertools
 import json
 import os
 import re
@@ -39,6 +38,7 @@ import psutil
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.command import clean_environment, require
 from hpcgpu.batch.local.reasons import REASONS
+from hpcgpu.batch.visible import visible_devices
 from hpcgpu.errors import BatchError, BatchUnavailable, Damaged, NotTrusted, SubmitRefused
 from hpcgpu.posix import records
 from hpcgpu.posix.ownership import check, private_directory
@@ -164,11 +164,9 @@ def _directives(text: str) -> dict[str, Any]:
 
 def _devices() -> list[str]:
     """Ids of the GPUs that this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
     if visible is not None:
-        entries = [entry.strip() for entry in visible.split(",")]
-        valid = itertools.takewhile(lambda entry: entry and not entry.startswith("-"), entries)  # as CUDA reads it
-        return list(dict.fromkeys(valid))
+        return list(dict.fromkeys(visible))
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:

@@ -1,0 +1,23 @@
+"""``CUDA_VISIBLE_DEVICES``, by which a batch system says which GPUs are a job's own; read as CUDA reads it."""
+
+from __future__ import annotations
+
+import itertools
+
+__all__ = ["VARIABLE", "visible_devices"]
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_devices(value: str | None) -> list[str] | None:
+    """Return the GPUs of a value: indices, UUIDs or MIG UUIDs, up to the first entry that names none; None where it is not set.
+
+    Examples
+    --------
+    >>> visible_devices("2,3"), visible_devices("0,-1,1"), visible_devices("NoDevFiles"), visible_devices(None)
+    (['2', '3'], ['0'], [], None)
+    """
+    if value is None:
+        return None
+    entries = (entry.strip() for entry in value.split(","))
+    return list(itertools.takewhile(lambda entry: entry and entry != "NoDevFiles" and not entry.startswith("-"), entries))

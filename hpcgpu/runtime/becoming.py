@@ -1,0 +1,47 @@
+"""How a job's first step becomes Dask's own program, in the same process, and how that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from hpcgpu.runtime import scratch
+
+__all__ = ["become"]
+
+
+def become(command: Sequence[str], place: Path, at_end: contextlib.ExitStack) -> None:
+    """Run ``python -m MODULE ARGUMENTS`` in this process, with a fresh directory for temporary files in `place`; then what `at_end` holds.
+
+    Over UCX the process ends without Python's own tidying up: UCX's thread may still be at work then, and a segmentation fault would make
+    a failure of a job that did well (seen with UCX 1.21 at the end of schedulers).
+    """
+    _, flag, module, *arguments = command
+    assert flag == "-m", "the templates start Dask as a module"
+    with at_end, scratch.made(place) as temporary:
+        os.environ["DASK_TEMPORARY_DIRECTORY"] = str(temporary)
+        if "dask" in sys.modules:  # imported before the environment was complete
+            sys.modules["dask"].config.refresh()
+        importlib.import_module("hpcgpu.fabric.tls").install()
+        sys.argv = [module, *arguments]
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            if end.code not in (None, 0) or not _speaks_ucx(arguments):
+                raise
+    if _speaks_ucx(arguments):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _speaks_ucx(arguments: Sequence[str]) -> bool:
+    return any(flag == "--protocol" and value.startswith("ucx") for flag, value in pairwise(arguments))

@@ -1,0 +1,55 @@
+"""Which GPUs of its node a job may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpcgpu.batch.visible import VARIABLE, visible_devices
+from hpcgpu.errors import LaunchError
+
+__all__ = ["visible_gpus"]
+
+
+def visible_gpus(
+    wanted: int, environ: Mapping[str, str], on_node: int | None, *, whole_nodes: bool = False, kind: str = "worker"
+) -> str | None:
+    """Return the value that CUDA_VISIBLE_DEVICES must have for a job that asked for `wanted` GPUs; None to leave it as it is.
+
+    Its entries may be indices, UUIDs or MIG UUIDs, and are only counted.
+
+    Parameters
+    ----------
+    wanted : int
+    environ : mapping
+    on_node : int or None
+        GPUs that NVML sees on this node; None when it sees nothing. Only needed where the batch system leaves
+        CUDA_VISIBLE_DEVICES unset.
+    whole_nodes : bool, default False
+        Whether all GPUs of the node are the job's, which asked for none (``gpu_request="none"``).
+    kind : str, default "worker"
+        Of the job: the scheduler uses one GPU, however many its node has.
+
+    Raises
+    ------
+    LaunchError
+        The job does not see as many GPUs as it asked for, or it is not clear which are its own.
+    """
+    if wanted == 0:
+        return None
+    advice = "Check `gpu_request` and `gpu_type`, and that this queue has GPUs"
+    entries = visible_devices(environ.get(VARIABLE))
+    if entries is None:
+        if not on_node:
+            raise LaunchError(f"this job asked for {wanted} GPUs and sees none: no CUDA_VISIBLE_DEVICES, no NVIDIA driver. {advice}")
+        if on_node != wanted and not (whole_nodes and on_node > wanted):
+            whole = "scheduler={'gpu_request': 'none'}" if kind == "scheduler" else f"gpus_per_node={on_node}"
+            raise LaunchError(
+                f"the batch system does not say which GPUs are this job's (CUDA_VISIBLE_DEVICES is not set); it asked for {wanted} and "
+                f"the node has {on_node}. Set {whole} where jobs get whole nodes, or CUDA_VISIBLE_DEVICES in the job_script_prologue"
+            )
+        return ",".join(map(str, range(wanted)))
+    if len(entries) < wanted:
+        raise LaunchError(
+            f"this job asked for {wanted} GPUs and sees {len(entries)} (CUDA_VISIBLE_DEVICES={environ[VARIABLE]!r}). {advice}"
+        )
+    return ",".join(entries[:wanted])

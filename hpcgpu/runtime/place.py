@@ -1,0 +1,112 @@
+"""Where a job puts its files, what its tasks can import, how long it lives, and the credentials of a cluster that lives in it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcgpu.batch.base import BatchSystem, OwnJob
+from hpcgpu.errors import BatchError, LaunchError, NotTrusted
+from hpcgpu.posix.ownership import weaknesses
+from hpcgpu.posix.paths import expand
+from hpcgpu.runtime import scratch
+from hpcgpu.scaling.walltime import margin
+from hpcgpu.store import credentials
+from hpcgpu.store.directory import ClusterDirectory
+
+__all__ = [
+    "end_of_walltime",
+    "expanded",
+    "import_from_working_directory",
+    "lifetime",
+    "make_credentials",
+    "remove_secrets",
+    "temporary_place",
+]
+
+
+def expanded(path: str, environ: Mapping[str, str]) -> str:
+    """Return a path with its variables, such as ``$TMPDIR``, replaced: they are often known in the job only."""
+    try:
+        found = expand(path, environ)
+    except ValueError as error:
+        raise LaunchError(f"local_directory={path!r}: {error}") from error
+    if not os.path.isabs(found):  # noqa: PTH117  text
+        raise LaunchError(f"local_directory={path!r} means {found!r} in this job, a relative path: it must begin with '/'")
+    return found
+
+
+def temporary_place(arguments: argparse.Namespace) -> Path:
+    """Take the option `local_directory` out of the command, and return the directory in which that for Dask's temporary files is made.
+
+    Raises
+    ------
+    LaunchError
+        It cannot be made, or others can change what is in it.
+    """
+    command: list[str] = arguments.command
+    given = None
+    if "--local-directory" in command:
+        at = command.index("--local-directory")
+        given = expanded(command[at + 1], os.environ)
+        del command[at : at + 2]
+    try:
+        return scratch.place(given)
+    except (NotTrusted, OSError) as error:
+        raise LaunchError(scratch.refusal(given, error)) from error
+
+
+def import_from_working_directory() -> None:
+    """Let tasks import modules from where the job was submitted, as Dask's own command does, unless others can put modules there.
+
+    The job script starts Python with ``-P``: without it Python would look there first of all, for its own modules too.
+    """
+    with contextlib.suppress(OSError):
+        place = Path.cwd()
+        found = [weakness for weakness in weaknesses(place, group_may_write=True) if not weakness.by_group]
+        if found:
+            print(f"hpcgpu: tasks import nothing from {place}, where others can put modules: {found[0].why}", file=sys.stderr, flush=True)
+        elif sys.flags.safe_path:
+            sys.path.append(str(place))
+
+
+def lifetime(remaining: float, asked: float | None = None) -> float:
+    """Return the seconds after which a worker retires by itself, so that its data is elsewhere when the walltime ends.
+
+    That is half-way into the margin in which the cluster's manager retires it: it counts where the manager is away.
+    """
+    return remaining - margin(remaining, asked) / 2
+
+
+def end_of_walltime(own: OwnJob, batch: BatchSystem) -> float | None:
+    """Return when the walltime of this job is over, epoch seconds; the queue is asked where the environment does not tell."""
+    if own.end is not None:
+        return own.end
+    with contextlib.suppress(BatchError):  # compute nodes may lack the queue's commands
+        if status := batch.poll([own.job_id]).get(own.job_id):
+            return status.end
+    return None
+
+
+def make_credentials(directory: ClusterDirectory, own: OwnJob | None, batch: BatchSystem) -> None:
+    """Make the credentials of a cluster that lives in this job, valid for as long as the job is."""
+    end = end_of_walltime(own, batch) if own is not None else None
+    credentials.create(directory, end - time.time() if end is not None else None, waits=False)
+
+
+def remove_secrets(directory: ClusterDirectory, token: str, job_id: str) -> None:
+    """Remove the credentials of a cluster whose scheduler job ends; scripts of ``hpcgpu render`` may be launched again, with theirs.
+
+    Only the job of the contact does; where there is none (any more) that of the journal.
+    """
+    with contextlib.suppress(OSError):
+        contact = directory.contact()
+        known = {submit.job_id for submit in directory.submits() if submit.kind == "scheduler"} - {None}
+        own = contact.job_id == job_id if contact is not None else job_id in known or not known
+        if own and directory.has(token) and not (directory.path / "launch.sh").exists():
+            directory.remove_secrets()
