@@ -18,6 +18,7 @@ import yaml
 
 from hpcgpu.cli import main
 from hpcgpu.configuration.resolve import resolve
+from hpcgpu.errors import OptionError
 from hpcgpu.options.common import ClusterOptions, SchedulerOptions, WorkerOptions
 from hpcgpu.options.schema import names
 
@@ -95,6 +96,30 @@ def test_there_are_examples_that_run() -> None:
 def test_links_of_the_readme_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text()):
         assert "://" in target or (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    ("page", "system", "options"),
+    [
+        ("options", "slurm", {"quue": "gpu"}),
+        ("options", "slurm", {"processes": 4}),
+        ("options", "slurm", {"dashboard_address": ":0"}),
+        ("options", "slurm", {"walltime": "25:99"}),
+        ("options", "slurm", {"memory": "10 parsecs"}),
+        ("options", "pbs", {"qos": "high"}),
+        ("options", "slurm", {"queue": "a\nb"}),
+        ("options", "slurm", {"worker_extra_args": ["--nthreads", "2"]}),
+        ("options", "slurm", {"protocol": "ucx", "scheduler": {"gpus_per_node": 0}}),
+        ("jobqueue", "slurm", {"processes": 4}),
+        ("jobqueue", "slurm", {"n_workers": 4}),
+        ("jobqueue", "slurm", {"job_extra": ["--exclusive"]}),
+        ("jobqueue", "slurm", {"worker_extra_args": ["--lifetime", "1h"]}),
+    ],
+)
+def test_an_option_is_refused_in_the_words_of_the_page(page: str, system: str, options: dict[str, object]) -> None:
+    with pytest.raises(OptionError) as error:
+        resolve(system, options)
+    assert f"   {error.value}\n" in (ROOT / "docs" / f"{page}.rst").read_text()
 
 
 @pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
