@@ -22,7 +22,7 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """What a job asks of the batch system, and how its script begins. Amounts are per node."""
+    """What a job requests from the batch system, and how its script begins. Amounts are per node."""
 
     #: What to write instead of options that only other batch systems have.
     instead: ClassVar[Mapping[str, str]] = {}
@@ -34,11 +34,12 @@ class JobOptions:
     walltime: int | None = option(
         parse=values.walltime,
         inherited=True,
-        doc="Longest run time of a job: '02:00:00', '1-12:00:00', '2h'. Without it the queue's default holds.",
+        doc="Longest run time of a job: '02:00:00', '1-12:00:00', '2h'. Default: that of the queue.",
     )
     cores: int | None = option(parse=values.positive, doc="CPU cores per node.")
     memory: int | None = option(
-        parse=values.memory, doc="Memory per node, such as '60GB'. Without it none is requested; on PBS 4 GiB for each GPU, at least 4 GiB."
+        parse=values.memory,
+        doc="Memory per node, such as '60GB'. Default: none is requested; on PBS 4 GiB for each GPU, and 4 GiB without GPUs.",
     )
     gpus_per_node: int = option(1, parse=values.natural, doc="GPUs per node; one Dask worker runs on each. 0 makes CPU workers.")
     gpu_type: str | None = option(
@@ -50,7 +51,7 @@ class JobOptions:
         doc="How GPUs are requested. Default: by the batch system's own option; 'none' requests none, for sites that give whole nodes.",
     )
     job_extra_directives: tuple[str, ...] = option(
-        (), parse=values.lines, doc="Further directives, one option an entry: ['--exclusive', '--mail-type=END']."
+        (), parse=values.lines, doc="Further directives, one option in each entry: ['--exclusive', '--mail-type=END']."
     )
     job_directives_skip: tuple[str, ...] = option(
         (), parse=values.lines, inherited=True, doc="Directives to leave out, by option name: ['--mem', '-N']."
@@ -59,28 +60,28 @@ class JobOptions:
         (), parse=values.prologue, inherited=True, doc="Shell lines to run first (['module load cuda']), or the path of a file to source."
     )
     env: tuple[tuple[str, str], ...] = option(
-        (), parse=values.environment, inherited=True, doc="Environment variables of the job, a dict; values arrive as they are, unexpanded."
+        (), parse=values.environment, inherited=True, doc="Environment variables of the job, a dict. Values are not expanded."
     )
     python: str = option(
-        sys.executable, parse=values.program, inherited=True, doc="Python to run in the job. Default: the one that runs this."
+        sys.executable, parse=values.program, inherited=True, doc="Python interpreter of the job. Default: the one of this program."
     )
     shebang: str = option("#!/usr/bin/env bash", parse=values.shebang, inherited=True, doc="First line of the job script.")
     local_directory: str | None = option(
         parse=values.path_on_node,
         inherited=True,
-        doc="Fast directory on the node for spilling and temporary files of Dask; variables such as $TMPDIR are the job's.",
+        doc="Fast directory on the node for spilled data and temporary files of Dask. The job expands variables such as $TMPDIR.",
     )
     interface: str | None = option(
         parse=values.interface,
         inherited=True,
-        doc="Network interface that workers and scheduler talk over, such as 'ib0'. Default, and 'auto': in the job, that of Slingshot or "
-        "InfiniBand where it has an IPv4 address, else that of the default route.",
+        doc="Network interface between workers and scheduler, such as 'ib0'. Default, and 'auto': the job takes the one of Slingshot or "
+        "InfiniBand if that has an IPv4 address, else the one of the default route.",
     )
     ucx_env: tuple[tuple[str, str], ...] = option(
         (),
         parse=values.ucx_environment,
         inherited=True,
-        doc="Variables of UCX for scheduler and workers alike, a dict such as {'UCX_IB_GPU_DIRECT_RDMA': 'n'}.",
+        doc="Environment variables of UCX for scheduler and workers, a dict such as {'UCX_IB_GPU_DIRECT_RDMA': 'n'}.",
     )
 
 
@@ -93,22 +94,22 @@ class WorkerOptions(JobOptions):
         parse=values.positive, doc="Threads of one Dask worker. Default: 1 with a GPU (dask-cuda's default), else `cores`."
     )
     resources: tuple[tuple[str, float], ...] | None = option(
-        parse=values.resources, doc="Abstract resources of one Dask worker. Default: {'GPU': 1} with a GPU, else none."
+        parse=values.resources, doc="Abstract resources of one Dask worker, a dict. Default: {'GPU': 1} with a GPU, else none."
     )
     death_timeout: float = option(
         300.0,
         parse=values.duration,
         inherited=True,
-        doc="How long a running worker waits for the scheduler before it gives up, seconds or '5m'.",
+        doc="How long a running worker waits for the scheduler before it ends, seconds or '5m'.",
     )
     walltime_margin: float | None = option(
         parse=values.duration,
         inherited=True,
-        doc="How long before the end of a job's walltime its workers begin to retire, at least; more if they hold much data. Default: a "
-        "tenth of the walltime, 30 s at least and 5 min at most.",
+        doc="How long before the end of a job's walltime its workers begin to retire, at least; earlier if they hold much data. Default: "
+        "a tenth of the walltime, between 30 s and 5 min.",
     )
     worker_extra_args: tuple[str, ...] = option(
-        (), parse=values.lines, doc="Further arguments of the worker command; each reaches it as it is, unexpanded."
+        (), parse=values.lines, doc="Further arguments of the worker command. They are not expanded."
     )
     device_memory_limit: str | None = option(
         parse=values.size_or_fraction, flag="--device-memory-limit", doc="GPU memory at which a worker begins to spill (dask-cuda)."
@@ -120,40 +121,42 @@ class WorkerOptions(JobOptions):
         parse=values.size_or_fraction, flag="--rmm-maximum-pool-size", doc="Upper limit of the GPU memory pool (dask-cuda, RMM)."
     )
     rmm_managed_memory: bool | None = option(
-        parse=values.boolean, flag="--rmm-managed-memory", doc="Pool of managed memory (dask-cuda, RMM)."
+        parse=values.boolean, flag="--rmm-managed-memory", doc="Use managed memory for the pool (dask-cuda, RMM)."
     )
     rmm_async: bool | None = option(
-        parse=values.boolean, flag="--rmm-async", doc="CUDA's stream-ordered allocator instead of a pool (dask-cuda, RMM)."
+        parse=values.boolean, flag="--rmm-async", doc="Use CUDA's stream-ordered allocator instead of a pool (dask-cuda, RMM)."
     )
     rmm_release_threshold: str | None = option(
-        parse=values.size_or_fraction, flag="--rmm-release-threshold", doc="Memory kept by the stream-ordered allocator (dask-cuda, RMM)."
+        parse=values.size_or_fraction,
+        flag="--rmm-release-threshold",
+        doc="GPU memory that the stream-ordered allocator keeps when it is free (dask-cuda, RMM).",
     )
     enable_cudf_spill: bool | None = option(
-        parse=values.boolean, flag="--enable-cudf-spill", doc="cuDF's own spilling instead of dask-cuda's."
+        parse=values.boolean, flag="--enable-cudf-spill", doc="Use cuDF's own spilling instead of dask-cuda's."
     )
     pre_import: str | None = option(
-        parse=values.word, flag="--pre-import", doc="Modules to import on the workers first, joined by commas: 'cudf,rmm' (dask-cuda)."
+        parse=values.word, flag="--pre-import", doc="Modules that workers import at their start, joined by commas: 'cudf,rmm' (dask-cuda)."
     )
     enable_tcp_over_ucx: bool | None = option(
         parse=values.boolean,
         inherited=True,
         flag="--enable-tcp-over-ucx",
-        doc="UCX over TCP (dask-cuda). Leave unset for automatic transports.",
+        doc="Let UCX use TCP (dask-cuda). Default: UCX chooses its transports.",
     )
     enable_infiniband: bool | None = option(
         parse=values.boolean,
         inherited=True,
         flag="--enable-infiniband",
-        doc="UCX over InfiniBand (dask-cuda). Leave unset for automatic transports.",
+        doc="Let UCX use InfiniBand (dask-cuda). Default: UCX chooses its transports.",
     )
     enable_nvlink: bool | None = option(
         parse=values.boolean,
         inherited=True,
         flag="--enable-nvlink",
-        doc="UCX over NVLink (dask-cuda). Leave unset for automatic transports.",
+        doc="Let UCX use NVLink (dask-cuda). Default: UCX chooses its transports.",
     )
     enable_rdmacm: bool | None = option(
-        parse=values.boolean, inherited=True, flag="--enable-rdmacm", doc="RDMA connection manager for UCX (dask-cuda)."
+        parse=values.boolean, inherited=True, flag="--enable-rdmacm", doc="Let UCX use the RDMA connection manager (dask-cuda)."
     )
 
     @property
@@ -192,12 +195,12 @@ class WorkerOptions(JobOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerOptions(JobOptions):
-    """The scheduler job. What it does not set itself it takes from the workers, where that makes sense (`inherited`)."""
+    """The scheduler job. It takes the options that are marked `inherited` from the workers unless it has its own."""
 
     dashboard_address: str | None = option(
         parse=values.listen_address,
-        doc="Where the dashboard listens in the job, such as '127.0.0.1:0'. Default: a free port of the address by which clients reach the "
-        "scheduler, and no other; ':0' is a free port of all addresses.",
+        doc="Address on which the dashboard listens in the job, such as '127.0.0.1:0'. Default: a free port of the address by which "
+        "clients reach the scheduler. ':0' is a free port of all addresses.",
     )
 
 
@@ -205,14 +208,14 @@ class SchedulerOptions(JobOptions):
 class ClusterOptions:
     """The cluster as a whole."""
 
-    name: str = option("", parse=values.cluster_name, doc="Name of the cluster: its directory, and the beginning of its jobs' names.")
+    name: str = option("", parse=values.cluster_name, doc="Name of the cluster, of its directory, and the beginning of its jobs' names.")
     profile: str | None = option(parse=values.profile_name, doc="Profile of the site, such as 'perlmutter'; see `hpcgpu profiles list`.")
     jobs: int = option(0, parse=values.natural, doc="Worker jobs to submit at the start.")
     protocol: str = option(
         "auto",
         parse=values.choice("auto", "ucx", "tcp", "tls"),
-        doc="What workers and scheduler talk: 'ucx', 'tcp' ('tls' is tcp, which is encrypted by default), or 'auto': ucx where the "
-        "scheduler's node has all that it needs, else tcp.",
+        doc="Protocol between workers and scheduler: 'ucx', 'tcp' ('tls' means tcp, which is encrypted by default), or 'auto': ucx if the "
+        "scheduler's node has all that ucx needs, else tcp.",
     )
     client_interface: str | None = option(
         parse=values.interface,
@@ -224,25 +227,28 @@ class ClusterOptions:
     cluster_directory: Path = option(
         Path("~/.hpcgpu/clusters").expanduser(),
         parse=values.directory,
-        doc="Directory on the shared filesystem in which each cluster has its own, by name; variables such as $SCRATCH are expanded.",
+        doc="Directory on the shared filesystem. Each cluster has a directory of its name in it. Variables such as $SCRATCH are expanded.",
     )
     log_directory: Path | None = option(
         parse=values.directory, doc="Directory of the jobs' logs. Default: `logs` in the cluster's own directory."
     )
     template_directory: Path | None = option(
-        parse=values.existing_directory, doc="Directory of your own templates; those not there are taken from hpcgpu."
+        parse=values.existing_directory, doc="Directory of your own templates. Templates that it does not have come from hpcgpu."
     )
     idle_timeout: float | None = option(
-        parse=values.duration, doc="The scheduler, and with it the cluster, ends after so long without work; seconds or '1h'."
+        parse=values.duration,
+        doc="The scheduler, and with it the cluster, ends after this time without work, seconds or '1h'. Default: never.",
     )
     lease: float | None = option(
         600.0,
         parse=values.duration_or_none,
-        doc="The scheduler, and with it the cluster, ends when it has not heard of this program for so long: after a crash, or kill -9. "
-        "0 lets it live.",
+        doc="The scheduler, and with it the cluster, ends when it has not heard from this program for this time: after a crash or kill -9. "
+        "0 means never.",
     )
     worker_restarts: int = option(
-        2, parse=values.natural, doc="Worker jobs that may fail in a row and be replaced before the cluster pauses and says so."
+        2,
+        parse=values.natural,
+        doc="How many worker jobs may fail in a row and are replaced. After one more failure the cluster pauses and warns.",
     )
     poll_interval: float = option(
         10.0,
@@ -252,26 +258,26 @@ class ClusterOptions:
     shutdown_on_close: bool = option(
         True,
         parse=values.boolean,
-        doc="Cancel the cluster's jobs when it is closed, and when this program ends. False leaves them to idle_timeout and walltime; "
-        "from_name takes the cluster up again.",
+        doc="Cancel the cluster's jobs when it is closed, and when this program ends. With False they run until "
+        "idle_timeout or walltime ends them; from_name attaches to the cluster again.",
     )
     wait: bool = option(
         True,
         parse=values.boolean,
-        doc="Wait for the scheduler before going on. False returns as soon as the scheduler job is submitted, for queues that take hours.",
+        doc="Wait until the scheduler runs. False returns as soon as the scheduler job is submitted, for queues that take hours.",
     )
     if_exists: str = option(
         "error",
         parse=values.choice("error", "connect"),
-        doc="Where a cluster of this name has jobs in the queue: 'error', or 'connect' to take it over as from_name does.",
+        doc="What to do if a cluster of this name has jobs in the queue: 'error', or 'connect' to take it over as from_name does.",
     )
     environment_check: str = option(
         "error",
         parse=values.choice("error", "warn", "off"),
-        doc="What differences in software and GPUs between client, scheduler and workers do that cannot work: 'error', or 'warn'. Lesser "
-        "ones are warnings. 'off' compares nothing.",
+        doc="What to do if client, scheduler and workers have software or GPUs that do not work together: 'error', or 'warn'. Smaller "
+        "differences are warnings. 'off' compares nothing.",
     )
-    quiet: bool = option(False, parse=values.boolean, doc="No progress messages.")
+    quiet: bool = option(False, parse=values.boolean, doc="Show no progress messages.")
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 __all__ = ["ALIASES", "FOREIGN", "spelled", "unknown"]
 
-#: Names that mean the same as one of ours.
+#: Other names of options.
 ALIASES = {"partition": "queue", "n_jobs": "jobs", "project": "account"}
 
-#: Names that other tools use, and what to write here.
+#: Names that other tools use, and what to write instead.
 FOREIGN = {
     "processes": "one Dask worker runs per GPU: set gpus_per_node (and nodes_per_job)",
-    "n_workers": "workers come by whole jobs: set jobs, or call scale(n)",
+    "n_workers": "workers are added as whole jobs: set jobs, or call scale(n)",
     "job_cpu": "set cores",
     "job_mem": "set memory",
     "job_name": "set name: jobs are named after the cluster",
@@ -30,11 +30,11 @@ FOREIGN = {
     "scheduler_options": "set scheduler={...}",
     "nanny": "workers always have a nanny",
     "worker_command": "workers always run `dask cuda worker`, with gpus_per_node=0 `dask worker`: leave it out",
-    "config_name": "there is none: the sections of the configuration are hpcgpu.slurm, hpcgpu.pbs and hpcgpu.local",
+    "config_name": "hpcgpu has none: the section of the configuration is that of the batch system, such as hpcgpu.slurm",
     "resource_spec": "set cores, memory and gpus_per_node; on PBS select_extra, resource_list and place hold the rest",
-    "job_script_epilogue": "there is none: the Dask command replaces the script of the job, so nothing can run after it",
+    "job_script_epilogue": "hpcgpu has none: the Dask command replaces the script of the job, so nothing can run after it",
     "job_cls": "the class of the cluster decides: SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster; scripts of your own: template_directory",
-    "gres": "set gpus_per_node and gpu_type; gpu_request says how they are asked for",
+    "gres": "set gpus_per_node and gpu_type; gpu_request says how they are requested",
     "port": "the scheduler takes a free port, which clients find in the cluster directory: leave it out",
     "mem": "set memory",
     "cpus": "set cores",

@@ -1,4 +1,4 @@
-"""Turns what a user writes into values, or says what to write instead. Every function is pure.
+"""Turns what a user writes into values, or raises an error that says what to write instead. Every function is pure.
 
 Each takes the option's name first, so that every message names the option. The annotation of `value` says what users may write: the
 signatures that type checkers see, the documentation and the command line are made from it.
@@ -69,7 +69,7 @@ def word(name: str, value: str | int) -> str:
     number = isinstance(value, int) and not isinstance(value, bool)
     line = text(name, str(value) if number else cast("str", value))
     if not _WORD.fullmatch(line):
-        raise OptionError(f"{name}={line!r} is not a name: letters, digits and . _ - + : @ % = / , may stand in it")
+        raise OptionError(f"{name}={line!r} is not a valid name: use letters, digits and . _ - + : @ % = / ,")
     return line
 
 
@@ -91,7 +91,7 @@ def cluster_name(name: str, value: str) -> str:
     line = text(name, value)
     if not _NAME.fullmatch(line):
         raise OptionError(
-            f"{name}={line!r} cannot name a cluster: up to 50 letters, digits and . _ - may stand in it, a letter or digit first"
+            f"{name}={line!r} is not a valid cluster name: use up to 50 letters, digits and . _ -, and begin with a letter or digit"
         )
     return line
 
@@ -102,7 +102,7 @@ def interface(name: str, value: str) -> str | None:
     if line == "auto":
         return None
     if not re.fullmatch(r"[^\s/,\"'$`\\;]{1,15}", line):
-        raise OptionError(f"{name}={line!r} cannot be a network interface: its name has 1 to 15 characters, such as 'ib0'")
+        raise OptionError(f"{name}={line!r} is not a network interface: a name has 1 to 15 characters, such as 'ib0'")
     return line
 
 
@@ -110,7 +110,7 @@ def profile_name(name: str, value: str) -> str:
     """The name of a site profile, which is a file."""
     line = text(name, value)
     if not isinstance(value, str) or not _NAME.fullmatch(line):
-        raise OptionError(f"{name}={_shown(line)} cannot name a profile: `hpcgpu profiles list` shows them")
+        raise OptionError(f"{name}={_shown(line)} is not the name of a profile: `hpcgpu profiles list` shows them")
     return line
 
 
@@ -147,14 +147,14 @@ def walltime(name: str, value: str | timedelta) -> int:
     if isinstance(value, timedelta):
         seconds = math.ceil(value.total_seconds())
     elif not isinstance(value, str):
-        raise OptionError(f"{name}={_shown(value)} has no unit: {advice} (in YAML, in quotes)")
+        raise OptionError(f"{name}={_shown(value)} has no unit: {advice} (quote it in YAML)")
     elif match := _WALLTIME.fullmatch(text(name, value).strip()):
         parts = [int(p) for p in match.group("first", "second", "third") if p is not None]
         days = int(match["days"] or 0)
         if match["days"] is None and len(parts) == 1:  # minutes to Slurm, seconds to PBS
-            raise OptionError(f"{name}={value!r} has no unit: {advice} (in YAML, in quotes)")
+            raise OptionError(f"{name}={value!r} has no unit: {advice} (quote it in YAML)")
         if any(p > 59 for p in parts[1:]) or (match["days"] is not None and parts[0] > 23):
-            raise OptionError(f"{name}={value!r} is not a time: minutes and seconds end at 59; {advice}")
+            raise OptionError(f"{name}={value!r} is not a time: minutes and seconds are 59 at most; {advice}")
         if match["days"] is not None:  # days-hours, days-hours:minutes, days-hours:minutes:seconds
             hours, minutes, rest = [*parts, 0, 0][:3]
         else:
@@ -163,7 +163,7 @@ def walltime(name: str, value: str | timedelta) -> int:
     else:
         seconds = math.ceil(duration(name, value, advice))
     if seconds <= 0:
-        raise OptionError(f"{name}={value!r} is no time at all: {advice}")
+        raise OptionError(f"{name}={value!r} is not longer than 0 seconds: {advice}")
     if seconds > _LONGEST:
         raise OptionError(f"{name}={_shown(value)} is more than ten years: {advice}")
     return seconds
@@ -180,7 +180,7 @@ def duration(
     except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         raise OptionError(f"{name}={_shown(value)} is not a time: {advice}") from error
     if not seconds > 0:
-        raise OptionError(f"{name}={_shown(value)} must be longer than nothing: {advice}")
+        raise OptionError(f"{name}={_shown(value)} must be longer than 0 seconds: {advice}")
     if seconds > _LONGEST:
         raise OptionError(f"{name}={_shown(value)} is more than ten years: {advice}")
     return seconds
@@ -201,7 +201,7 @@ def memory(name: str, value: str | float) -> int:
     except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         raise OptionError(f"{name}={_shown(value)} is not an amount of memory: {advice}") from error
     if size <= 0:
-        raise OptionError(f"{name}={value!r} must be more than nothing: {advice}")
+        raise OptionError(f"{name}={value!r} must be more than 0: {advice}")
     if size > 2**60:
         raise OptionError(f"{name}={_shown(value)} is more than an exabyte: {advice}")
     if size < 2**20:
@@ -252,11 +252,11 @@ def environment(name: str, value: Mapping[str, str | float]) -> tuple[tuple[str,
         raise OptionError(f"{name} must be a dict of names and values, not {value!r}")
     for key, content in value.items():
         if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
-            raise OptionError(f"{name}: {key!r} cannot name an environment variable")
+            raise OptionError(f"{name}: {key!r} is not a valid name of an environment variable")
         if not isinstance(content, str | int | float) or "\0" in str(content):
             raise OptionError(f"{name}[{key!r}] must be a string without NUL, not {content!r}")
         if not str(content).isprintable() and any(0xD800 <= ord(c) <= 0xDFFF for c in str(content)):
-            raise OptionError(f"{name}[{key!r}] is no valid text: {content!r}")
+            raise OptionError(f"{name}[{key!r}] is not valid text: {content!r}")
     return tuple((key, str(content)) for key, content in value.items())
 
 
@@ -265,7 +265,7 @@ def ucx_environment(name: str, value: Mapping[str, str | float]) -> tuple[tuple[
     variables = environment(name, value)
     for key, _ in variables:
         if not key.startswith(("UCX_", "UCXPY_")):
-            raise OptionError(f"{name}: {key!r} is no variable of UCX (UCX_...): set env")
+            raise OptionError(f"{name}: {key!r} is not a variable of UCX (UCX_...): use the option env")
     return variables
 
 
@@ -275,14 +275,14 @@ def resources(name: str, value: Mapping[str, float]) -> tuple[tuple[str, float],
         raise OptionError(f"{name} must be a dict such as {{'GPU': 1}}, not {value!r}")
     for key, amount in value.items():
         if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", key):
-            raise OptionError(f"{name}: {key!r} cannot name a resource: letters, digits and . _ - may stand in it")
+            raise OptionError(f"{name}: {key!r} is not a valid name of a resource: use letters, digits and . _ -")
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount < math.inf:
             raise OptionError(f"{name}[{key!r}] must be a number above 0, not {amount!r}")
     return tuple((key, float(amount)) for key, amount in value.items())
 
 
 def command(name: str, value: str) -> str:
-    """A command line, as a shell would take it apart."""
+    """A command line, which is split as a shell does it."""
     line = text(name, value)
     try:
         words = shlex.split(line)
@@ -318,7 +318,7 @@ def path(name: str, value: str | Path) -> str:
 
 
 def path_on_node(name: str, value: str | Path) -> str:
-    """A path that the job expands, for its variables are the node's."""
+    """A path that the job expands, because its variables have their values on the node."""
     line = filled(name, value)
     try:
         paths.check(line)

@@ -309,7 +309,7 @@ def test_adaptive_asks_for_the_group_that_can_run_what_waits(queue: LocalQueue, 
     ("name", "options", "message"),
     [
         ("default", {}, "a worker group named 'default' exists"),
-        ("a/b", {}, "cannot name"),
+        ("a/b", {}, "is not a valid cluster name"),
         ("big", {"memori": "1TB"}, "unknown option 'memori': did you mean 'memory'"),
         ("big", {"gpus_per_node": 0, "rmm_pool_size": "1GB"}, "rmm_pool_size is an option of GPU workers"),
     ],

@@ -397,7 +397,7 @@ def test_the_same_name_twice_is_refused_and_a_closed_name_may_be_used_again(queu
         ({"jobs": -1}, "jobs must be 0 or more, not -1"),
         ({"walltime": "25:99"}, "walltime='25:99' is not a time"),
         ({"memory": "10 parsecs"}, "memory='10 parsecs' is not an amount of memory"),
-        ({"name": 'x"; rm -rf ~'}, "cannot name a cluster"),
+        ({"name": 'x"; rm -rf ~'}, "is not a valid cluster name"),
         ({"quue": "gpu"}, "did you mean 'queue'"),
         ({"gpus_per_node": 1, "protocol": "ucx", "scheduler": {"gpus_per_node": 0}}, "Give it a GPU, or use protocol='tcp'"),
     ],
@@ -414,7 +414,7 @@ def test_bad_input_is_refused_before_anything_is_submitted(queue: LocalQueue, ho
     [
         ({"queue": "a\nb"}, r"queue='a\\nb' holds the control character"),
         ({"account": "a\0b"}, r"account='a\\x00b' holds the control character"),
-        ({"queue": 'gpu"; rm -rf ~'}, "is not a name"),
+        ({"queue": 'gpu"; rm -rf ~'}, "is not a valid name"),
         ({"job_script_prologue": "/no/such/file"}, "is not a file"),
         ({"job_script_prologue": ["a\nb"]}, "holds the control character"),
         ({"env": {"A": "x\0y"}}, "must be a string without NUL"),

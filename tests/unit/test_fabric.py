@@ -202,7 +202,7 @@ for flags in json.loads({json.dumps(choices)!r}):
 
 
 def test_only_variables_of_ucx_are_taken_for_ucx() -> None:
-    with pytest.raises(OptionError, match=r"ucx_env: 'PATH' is no variable of UCX \(UCX_...\): set env"):
+    with pytest.raises(OptionError, match=r"ucx_env: 'PATH' is not a variable of UCX \(UCX_...\): use the option env"):
         resolve("slurm", {"ucx_env": {"PATH": "/"}})
 
 

@@ -43,7 +43,7 @@ def resource_list(name: str, value: Mapping[str, str | int]) -> tuple[tuple[str,
         raise OptionError(f"{name} must be a dict such as {{'filesystems': 'home:eagle'}}, not {value!r}")
     for key, amount in value.items():
         if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
-            raise OptionError(f"{name}: {key!r} is not a name of a resource")
+            raise OptionError(f"{name}: {key!r} is not a valid name of a resource")
         if owner := _OWNED_RESOURCES.get(key):
             raise OptionError(f"{name}: {key} is set by {owner}")
         if isinstance(amount, bool) or not isinstance(amount, str | int) or not re.fullmatch(r'[\w.@+%/:^=-]+|"[^"\s]+"', str(amount)):
