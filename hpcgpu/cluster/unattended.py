@@ -98,22 +98,22 @@ def main(path: Path) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: end.set())
     warnings.simplefilter("ignore", ClusterWarning)  # of the cluster: printed below; of its directory: said when it began
     cluster = cluster_class(directory.system).from_name(path, shutdown_on_close=False)
-    told = 0
+    printed = 0
     try:
         for group, arguments in (directory.adapt() or {}).items():
             cluster.adapt(worker_group=group, **arguments)
         while not end.wait(1.0) and cluster.managing:
-            told = _tell(cluster, told)
+            printed = _print_new(cluster, printed)
     finally:
         cluster.close()
-        _tell(cluster, told)
+        _print_new(cluster, printed)
 
 
-def _tell(cluster: GPUCluster, told: int) -> int:
-    """Print what the manager did and met since the last time."""
+def _print_new(cluster: GPUCluster, printed: int) -> int:
+    """Print what the manager did since the last call; return how much of its log is printed."""
     text = str(cluster.get_logs(scheduler=False, workers=False)["Cluster"])
-    if len(text) > told:
-        print(text[told:].strip(), flush=True)
+    if len(text) > printed:
+        print(text[printed:].strip(), flush=True)
     return len(text)
 
 

@@ -135,12 +135,12 @@ def _judge(path: Path, found: list[Weakness]) -> None:
         if not weakness.by_group:
             raise NotTrusted(f"{path} is not used, as others can change what is there: {weakness.why}. {weakness.advice}")
     named = "; ".join(f"{weakness.why}. {weakness.advice}" for weakness in found)
-    if named and named not in _told:  # once each, however many clusters are below
-        _told.add(named)
+    if named and named not in _warned:  # once each, however many clusters are below
+        _warned.add(named)
         warnings.warn(f"members of a group can put something else in the place of {path}: {named}", ClusterWarning, stacklevel=4)
 
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def weaknesses(path: Path, *, shared: bool = False, group_may_write: bool = False) -> list[Weakness]:

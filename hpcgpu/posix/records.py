@@ -5,6 +5,7 @@ Pure but for `read`. Nothing here knows what the files are for.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -77,42 +78,53 @@ def convert(value: Any, shape: Any, where: str = "", *, surrogates: bool = False
         return value
     origin, arguments = typing.get_origin(shape), typing.get_args(shape)
     if origin in (typing.Union, types.UnionType):
-        for one in arguments:
-            try:
-                return convert(value, one, where, surrogates=surrogates)
-            except ValueError:
-                continue
-        raise ValueError(f"{where or 'it'} is {_short(value)}")
-    if shape is types.NoneType:
-        shape_fits = value is None
-    elif dataclasses.is_dataclass(shape):
+        return _one_of(value, arguments, where, surrogates)
+    if dataclasses.is_dataclass(shape):
         return _object(value, shape, where, surrogates)
-    elif origin is list and isinstance(value, list):
-        return [convert(item, arguments[0], where, surrogates=surrogates) for item in value]
-    elif origin is tuple and isinstance(value, list) and arguments[-1] is Ellipsis:
-        return tuple(convert(item, arguments[0], where, surrogates=surrogates) for item in value)
-    elif origin is tuple and isinstance(value, list) and len(value) == len(arguments):
-        return tuple(convert(item, one, where, surrogates=surrogates) for item, one in zip(value, arguments, strict=True))
-    elif shape is Path and isinstance(value, dict) and value.keys() == {"path"}:
+    if origin in (list, tuple, dict):
+        return _container(value, shape, where, surrogates)
+    if shape is Path and isinstance(value, dict) and value.keys() == {"path"}:
         return Path(convert(value["path"], str, where, surrogates=surrogates))
-    elif origin is dict and isinstance(value, dict):
+    return _scalar(value, shape, where, surrogates)
+
+
+def _one_of(value: Any, shapes: tuple[Any, ...], where: str, surrogates: bool) -> Any:
+    for shape in shapes:
+        with contextlib.suppress(ValueError):
+            return convert(value, shape, where, surrogates=surrogates)
+    raise _wrong(value, where)
+
+
+def _container(value: Any, shape: Any, where: str, surrogates: bool) -> Any:
+    origin, arguments = typing.get_origin(shape), typing.get_args(shape)
+    if origin is dict and isinstance(value, dict):
         keys = [convert(key, str, where, surrogates=surrogates) for key in value]
         return {key: convert(value[key], arguments[1], _inside(where, key), surrogates=surrogates) for key in keys}
-    elif isinstance(shape, type) and issubclass(shape, enum.Enum):
-        if isinstance(value, str):
-            return shape(value)
-        shape_fits = False
-    elif shape is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if origin is dict or not isinstance(value, list):
+        raise _wrong(value, where)
+    of_any_length = origin is list or arguments[-1] is Ellipsis
+    shapes = arguments[:1] * len(value) if of_any_length else arguments
+    if len(shapes) != len(value):
+        raise _wrong(value, where)
+    return origin(convert(item, one, where, surrogates=surrogates) for item, one in zip(value, shapes, strict=True))
+
+
+def _scalar(value: Any, shape: Any, where: str, surrogates: bool) -> Any:
+    if isinstance(shape, type) and issubclass(shape, enum.Enum) and isinstance(value, str):
+        return shape(value)
+    if shape is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not abs(value) < 1e15 or not math.isfinite(value):
-            raise ValueError(f"{where or 'it'} is {_short(value)}")
+            raise _wrong(value, where)
         return float(value)
-    else:
-        shape_fits = isinstance(shape, type) and type(value) is shape
-    if not shape_fits:
-        raise ValueError(f"{where or 'it'} is {_short(value)}")
+    if not isinstance(shape, type) or type(value) is not shape:
+        raise _wrong(value, where)
     if isinstance(value, str) and not surrogates and any("\ud800" <= character <= "\udfff" for character in value):
         raise ValueError(f"{where or 'it'} is not Unicode")
     return value
+
+
+def _wrong(value: Any, where: str) -> ValueError:
+    return ValueError(f"{where or 'it'} is {_short(value)}")
 
 
 def _object(value: Any, shape: Any, where: str, surrogates: bool) -> Any:
@@ -142,4 +154,4 @@ def _short(value: Any) -> str:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")

@@ -42,8 +42,8 @@ _PEER_TIMEOUT = 10.0
 _SILENT = 64
 
 
-def look_around(arguments: argparse.Namespace, directory: ClusterDirectory) -> dict[str, Any]:
-    """Return what there is to see in this job."""
+def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> dict[str, Any]:
+    """Return what this job has: its node, its GPUs, its software, its networks."""
     batch = batch_system(arguments.system)
     own = batch.own_job(os.environ)
     node = choice.look()
@@ -142,7 +142,7 @@ def serve(address: str, directory: ClusterDirectory) -> tuple[socket.socket, int
 
 
 def main(argv: Sequence[str]) -> int:
-    """Look, tell, and wait until the login node has looked back."""
+    """Examine the job, write the result, and wait until the login node has read it."""
     parser = argparse.ArgumentParser(prog="python -m hpcgpu.runtime.check", description=__doc__.splitlines()[0] if __doc__ else "")
     job_arguments(parser)
     parser.add_argument("--local-directory", help="directory for spilling")
@@ -155,7 +155,7 @@ def main(argv: Sequence[str]) -> int:
     except (NotTrusted, OtherFormat) as error:
         print(f"hpcgpu: {error}", file=sys.stderr)
         return 1
-    found = look_around(arguments, directory)
+    found = examine(arguments, directory)
     addresses: dict[str, str] = found["node"]["addresses"]
     name = arguments.client_interface or interfaces.default_interface(addresses) or found["transport"]["interface"]
     address = addresses.get(name or "", socket.gethostname())

@@ -90,7 +90,7 @@ def claim(
         shutil.rmtree(draft.path, ignore_errors=True)
         abandon(directory, token)
         raise
-    finally:  # last of all, and also where somebody else got the name
+    finally:  # last of all, and also where another program got the name
         for one in earlier:
             one.remove_secrets()
     return directory

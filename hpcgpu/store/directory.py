@@ -43,7 +43,7 @@ class ClusterDirectory(Contacts, Journal, Managers):
 
     @classmethod
     def there(cls, path: Path, *, any_format: bool = False) -> Self:
-        """Return the directory of a cluster that is there: what it holds is executed and gives access, so others must not have made it.
+        """Return the directory of an existing cluster. Others must not have made it: what it holds is executed, and gives access.
 
         Parameters
         ----------

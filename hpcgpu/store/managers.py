@@ -63,7 +63,7 @@ class Managers(Files):
             Who this is, for people.
         """
         record = ManagerRecord(program=program, host=socket.gethostname(), process=processes.identity(os.getpid()))
-        # Written before a number is taken: on a full disk the manager that is there must stay the one.
+        # Written before a number is taken: on a full disk the present manager must remain.
         draft = self.write(f".manager-{secrets.token_hex(4)}", json.dumps(asdict(record)))
         try:
             while True:
@@ -106,7 +106,3 @@ class Managers(Files):
             return records.read(self.path / "adapt.json", dict[str, dict[str, Any]])
         except (OSError, Damaged):
             return None
-
-    def forget_adapt(self) -> None:
-        """Ask nothing of the manager in the scheduler job any more."""
-        (self.path / "adapt.json").unlink(missing_ok=True)

@@ -24,7 +24,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a 
 def no_warning_is_lost() -> object:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        ownership._told.clear()
+        ownership._warned.clear()
         yield
 
 
