@@ -1,4 +1,4 @@
-"""One short job of each kind, and what was seen in it: `judge` is pure, `look` submits, waits, connects and cleans up."""
+"""One short job of each kind, and what it reports: `judge` is pure, `check_jobs` submits, waits, connects and cleans up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hpcgpu.scripts import render
 from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory
 
-__all__ = ["Result", "Seen", "judge", "look"]
+__all__ = ["Result", "Seen", "check_jobs", "judge"]
 
 #: Walltime of the jobs, seconds.
 _WALLTIME = 300
@@ -41,14 +41,14 @@ _POLL_INTERVAL = 10.0
 _UNKNOWN = 3
 #: Seconds by which clocks may differ.
 _SKEW = 60.0
-#: Seconds for which a job surely waits to be connected to (`hpcgpu.runtime.check`).
+#: Seconds for which a job surely waits for a connection (`hpcgpu.runtime.check`).
 _LISTENS = 200.0
 #: Open files that a scheduler of a few hundred workers needs.
 _OPEN_FILES = 4096
 
 
 class Seen:
-    """What was seen of one job.
+    """What is known of one job.
 
     Attributes
     ----------
@@ -61,11 +61,11 @@ class Seen:
     unreachable : str
         Why it could not be connected to; empty if it could.
     skew : float or None
-        Seconds by which its clock is ahead of ours; None where it was not asked.
+        Seconds by which its clock is ahead of ours; None if that is not known.
     late : float
-        Seconds for which its word may have lain here before it was seen.
+        Seconds that its report may have waited before it was read.
     waited : float
-        Seconds from the submit to its word.
+        Seconds from the submit to its report.
     """
 
     def __init__(self, kind: str) -> None:
@@ -91,11 +91,11 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
     if not found:
         yield Line(where, "job", "failure", seen.trouble)
         return
-    yield Line(where, "job", "ok", f"{found['job']} ran on {found['host']}, {duration(seen.waited)} after its submit")
+    yield Line(where, "job", "ok", f"{found['job']} ran on {found['host']}, {duration(seen.waited)} after it was submitted")
     yield Line(where, "python", "ok", f"{found['environment']['python']} at {found['python']}")
-    yield Line(where, "filesystem", "ok", "written here, read there; written there, read here")
+    yield Line(where, "filesystem", "ok", "the login node and the job read each other's files")
     if seen.skew is not None and abs(seen.skew) > _SKEW:
-        advice = "clocks should agree: tell the site"
+        advice = "the clocks of login node and compute node should agree: tell the site's support"
         yield Line(where, "clock", "warning", f"{abs(seen.skew):.0f} s {'ahead' if seen.skew > 0 else 'behind'}", advice)
     elif seen.skew is not None:
         yield Line(where, "clock", "ok", f"{seen.skew:+.1f} s")
@@ -107,20 +107,20 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
         yield Line(where, "reachable from here", "warning", found_late, "run the check again")
     elif seen.kind == "scheduler":
         others = ", ".join(f"{name} ({a})" for name, a in sorted(found["node"]["addresses"].items()) if name not in ("lo", found["via"]))
-        other = f"set client_interface to one that the login node reaches: {others}; or " if others else ""
-        advice = f"{other}ask the site to open it, or run your program on a compute node"
+        other = f"set client_interface to a network that the login node reaches: {others}; or " if others else ""
+        advice = f"{other}ask the site to open the connection, or run your program on a compute node"
         yield Line(where, "reachable from here", "failure", f"{address}: {seen.unreachable}", advice)
     yield from _gpu_lines(where, found, gpus)
     yield from _fabric_lines(where, found)
     if seen.kind == "scheduler" and 0 <= found["open_files"] < _OPEN_FILES:
-        advice = "large clusters need more: `ulimit -n` in job_script_prologue"
+        advice = "large clusters need more: raise the limit with `ulimit -n` in job_script_prologue"
         yield Line(where, "open files", "warning", f"at most {found['open_files']}", advice)
     if found["local_directory"]:
         bad = found["local_directory"].startswith("trouble: ")
         advice = "set local_directory to a directory of your own that the node has" if bad else ""
         yield Line(where, "local_directory", "failure" if bad else "ok", found["local_directory"].removeprefix("trouble: "), advice)
     if seen.kind == "scheduler" and found["queue_trouble"]:
-        advice = "`hpcgpu adapt` without a running program needs them there"
+        advice = "`hpcgpu adapt` needs the queue's commands on compute nodes"
         yield Line(where, "queue commands in the job", "warning", found["queue_trouble"], advice)
 
 
@@ -137,14 +137,14 @@ def _gpu_lines(where: str, found: Mapping[str, Any], gpus: int) -> Iterator[Line
         capability = about.get("compute capability", "unknown")
         yield Line(where, "driver", "ok", f"{about['driver']}, CUDA {about.get('CUDA of the driver', '')}, compute capability {capability}")
     else:
-        yield Line(where, "driver", "failure", "NVML does not answer", "the node has no NVIDIA driver, or the job no access to it")
+        yield Line(where, "driver", "failure", "NVML does not answer", "the node has no NVIDIA driver, or the job cannot access it")
 
 
 def visibility(value: str | None) -> str:
-    """Return of what form the GPUs are that a job sees."""
+    """Return in which form a job sees its GPUs."""
     devices = visible_devices(value)
     if devices is None:
-        return "nothing, it is not set: each GPU of the node is seen"
+        return "nothing (it is not set): the job sees every GPU of the node"
     if not devices:
         return "no GPU"
     first = devices[0]
@@ -165,16 +165,22 @@ def _fabric_lines(where: str, found: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def fabric_line(scheduler: Mapping[str, Any], worker: Mapping[str, Any], options: Options) -> Line:
-    """Return whether a worker job can talk over what the scheduler job would decide for all."""
+    """Return whether a worker job can use the transport that the scheduler job would choose for all."""
     chosen, node = TransportChoice(**scheduler["transport"]), Node(**worker["node"])
     why = incompatibility(chosen, node, options.cluster.protocol, options.worker.interface)
     if why:
         return Line("worker job", "the scheduler's fabric", "failure", why)
     own = TransportChoice(**worker["transport"])
     if own.protocol == "ucx" != chosen.protocol:
-        advice = "what the scheduler's node decides holds for all: give the scheduler job a node on the workers' fabric"
-        return Line("worker job", "the scheduler's fabric", "warning", f"{own.why} here, {chosen.why} there", advice)
-    return Line("worker job", "the scheduler's fabric", "ok", "it can talk over the same")
+        advice = "the scheduler's node decides for all jobs: run the scheduler job on a node with the workers' fabric"
+        return Line(
+            "worker job",
+            "the scheduler's fabric",
+            "warning",
+            f"the worker's node chose {own.why}; the scheduler's node chose {chosen.why}",
+            advice,
+        )
+    return Line("worker job", "the scheduler's fabric", "ok", "the worker job can use it")
 
 
 def environment_lines(differences: list[Difference]) -> Iterator[Line]:
@@ -193,7 +199,7 @@ def environment_lines(differences: list[Difference]) -> Iterator[Line]:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of the jobs.
+    """The result of the jobs.
 
     Attributes
     ----------
@@ -201,7 +207,7 @@ class Result:
     environments : mapping of mappings
         Software and GPUs by where: ``"login"``, ``"scheduler job"``, ``"worker job"``.
     kept : Path or None
-        The directory with scripts and logs, which is kept where something failed.
+        The directory with scripts and logs, which is kept if something failed.
     """
 
     lines: list[Line]
@@ -209,7 +215,7 @@ class Result:
     kept: Path | None
 
 
-def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | None = None) -> Result:
+def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | None = None) -> Result:
     """Submit one short job of each kind, wait for both, and leave none.
 
     Parameters
@@ -228,7 +234,7 @@ def look(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | 
     Raises
     ------
     OptionError
-        A directive that cannot be.
+        A directive is not valid.
     """
     name = f"check-{secrets.token_hex(4)}"
     path = options.cluster.cluster_directory / name
@@ -283,10 +289,10 @@ def _end(directory: ClusterDirectory, batch: BatchSystem) -> list[Line]:
     try:
         left = stop(directory, batch)
     except BatchError as error:
-        trouble = f"it is not known whether the jobs of the check have ended: {error}"
+        trouble = f"the jobs of the check may still be in the queue: {error}"
     else:
         trouble = f"the jobs {' '.join(job.job_id for job in left)} are still in the queue" if left else ""
-    return [Line("login", "jobs", "failure", trouble, f"hpcgpu stop {directory.path}")] if trouble else []
+    return [Line("login", "jobs", "failure", trouble, f"cancel them: hpcgpu stop {directory.path}")] if trouble else []
 
 
 def _gpus(options: Options, kind: str) -> int:
@@ -304,7 +310,7 @@ def _wait(
     quiet: bool,
     timeout: float | None,
 ) -> None:
-    """Wait until each job has told what it saw, or cannot any more."""
+    """Wait until each job has sent its report, or cannot send it any more."""
     began, asked = time.time(), 0.0
     looked = began
     statuses: dict[str, JobStatus] = {}
@@ -342,14 +348,14 @@ def _wait(
                 log = logs / batch.log_name(f"{directory.path.name}-{kind}", job_id)
                 if status is not None and status.state.ended:
                     if now - ended.setdefault(kind, now) > 5:  # a shared filesystem shows files late
-                        seen[kind].trouble = f"job {job_id} ended and wrote nothing here: {explain(status)}. {_tail(log)}"
+                        seen[kind].trouble = f"job {job_id} ended without a report: {explain(status)}. {_tail(log)}"
                 elif unknown.get(kind, 0) >= _UNKNOWN:
-                    seen[kind].trouble = f"the queue does not know job {job_id} any more, and it wrote nothing here. {_tail(log)}"
+                    seen[kind].trouble = f"the queue no longer knows job {job_id}, and the job left no report. {_tail(log)}"
                 elif status is not None and unschedulable.get(kind, 0) >= 2:
                     seen[kind].trouble = f"job {job_id} will never start: {explain(status)}"
                 elif timeout is not None and now - began > timeout:
                     words = explain(status) if status is not None else "the queue does not know it"
-                    seen[kind].trouble = f"job {job_id} had not told anything after {duration(timeout)}: {words}"
+                    seen[kind].trouble = f"job {job_id} sent no report within {duration(timeout)}: {words}"
             named = "; ".join(f"{kind} job {job_id} {_state(statuses.get(job_id))}" for kind, job_id in waiting.items())
             progress.update("check: waiting for the jobs", f"{named}, for {duration(now - began)}")
             time.sleep(0.2)
@@ -371,9 +377,9 @@ def _tail(log: Path) -> str:
 
 
 def _meet(seen: Seen, found: Mapping[str, Any], directory: ClusterDirectory, *, waited: float) -> None:
-    """Take what a job wrote, and connect to it as a client does to the scheduler."""
+    """Record the report of a job, and connect to it as a client does to the scheduler."""
     if found["token"] != directory.token():
-        seen.trouble = "the job read another file than was written here: the filesystem is not shared, or stale"
+        seen.trouble = "the job did not read the file that the login node wrote: the filesystem is not shared, or shows old content"
         return
     seen.found, seen.waited = found, waited
     context = ssl.create_default_context(cafile=directory.tls / "cert.pem")

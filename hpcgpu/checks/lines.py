@@ -1,4 +1,4 @@
-"""The lines of a check: what was looked at, how it is, and what to do."""
+"""The lines of a check: what was checked, what was found, and what to do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Line:
     grade : {"ok", "warning", "failure"}
     found : str
     advice : str
-        What to do; empty where nothing is to be done.
+        What to do; empty if there is nothing to do.
     """
 
     where: str

@@ -40,7 +40,7 @@ def login_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
     addresses = interfaces.addresses()
     named = ", ".join(f"{name} ({address})" for name, address in sorted(addresses.items()))
     yield Line("login", "interfaces", "ok", named or "none with an IPv4 address")
-    yield Line("login", "GPU", "ok", here.get("GPU", "none, and none is needed here"))
+    yield Line("login", "GPU", "ok", here.get("GPU", "none; the login node does not need one"))
 
 
 def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
@@ -50,14 +50,16 @@ def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
         began = time.monotonic()
         batch.find("hpcgpu-check")
     except BatchError as error:
-        advice = "run this on a login node, perhaps after `module load`; if the commands are here, the batch system is down: try later"
+        advice = (
+            "run this on a login node, perhaps after `module load`. If the commands exist here, the batch system is down: try again later"
+        )
         yield Line("login", "queue", "failure", str(error), advice)
         return
     yield Line("login", "queue", "ok", f"{batch.name}: {version}; it answered in {time.monotonic() - began:.1f} s")
     try:
         found = registered(options.system).discover()
     except BatchError as error:
-        yield Line("login", "GPU queues", "warning", str(error), "set queue and gpu_type as the site's pages say")
+        yield Line("login", "GPU queues", "warning", str(error), "set queue and gpu_type as the site's documentation says")
         return
     if found is None:
         return
@@ -68,7 +70,7 @@ def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
 
 
 def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None, *, wanted: int, route: bool = False) -> Line:
-    """Return how the options fit to the queues that have GPUs; pure.
+    """Return whether the options fit the queues that have GPUs; pure.
 
     Parameters
     ----------
@@ -78,55 +80,61 @@ def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None
     wanted : int
         GPUs per node.
     route : bool, default False
-        Whether a queue may hand its jobs on to others, which have the nodes.
+        Whether a queue may route its jobs to others, which have the nodes.
     """
     if not found:
-        advice = "set gpu_request='none' where a site gives whole nodes, or ask the site" if wanted else ""
-        return Line("login", "GPU queues", "warning" if wanted else "ok", "the batch system names no nodes with GPUs", advice)
+        advice = "set gpu_request='none' if jobs get whole nodes, or ask the site's support" if wanted else ""
+        return Line("login", "GPU queues", "warning" if wanted else "ok", "the batch system lists no nodes with GPUs", advice)
     named = "; ".join(dict.fromkeys(f"{q.name or 'any queue'}: {q.gpus} x {q.gpu_type or 'GPU'} a node" for q in found))
     chosen = [q for q in found if queue is None or not q.name or q.name in queue.split(",")]
     if not wanted:
         return Line("login", "GPU queues", "ok", named)
     if not chosen and route:
-        return Line("login", "GPU queues", "warning", named, f"queue={queue!r} has no GPUs of its own: does it route jobs to one of these?")
+        return Line(
+            "login",
+            "GPU queues",
+            "warning",
+            named,
+            f"queue={queue!r} has no GPUs itself: choose one of these, unless it routes jobs to one of them",
+        )
     if not chosen:
         return Line("login", "GPU queues", "failure", named, f"queue={queue!r} has no GPUs: choose one of these")
     if gpu_type is not None and not (fitting := [q for q in chosen if q.has(gpu_type)]):
         types = ", ".join(sorted({q.gpu_type for q in chosen}))
-        return Line("login", "GPU queues", "failure", named, f"there is no gpu_type={gpu_type!r} in the queue: choose among {types}")
+        return Line("login", "GPU queues", "failure", named, f"the queue has no gpu_type={gpu_type!r}: choose one of {types}")
     most = max(q.gpus + q.others for q in chosen) if gpu_type is None else max(q.gpus for q in fitting)
     if most < wanted:
-        return Line("login", "GPU queues", "failure", named, f"gpus_per_node={wanted} is more than a node has: write {most}")
+        return Line("login", "GPU queues", "failure", named, f"a node has fewer GPUs than gpus_per_node={wanted}: write {most}")
     return Line("login", "GPU queues", "ok", named)
 
 
 def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:
-    """Yield how the filesystem of the cluster directories is, which other machines must see if it is to be shared."""
+    """Yield what is found about the filesystem of the cluster directories; `shared`: other machines must see it."""
     try:
         private_directory(path)
         probe = path / f".hpcgpu-check-{os.getpid()}"
         probe.touch(mode=0o600)
         probe.unlink()
     except OSError as error:
-        advice = "set cluster_directory to a directory of yours on the shared filesystem"
+        advice = "set cluster_directory to a directory that you own on the shared filesystem"
         yield Line("login", "cluster directory", "failure", f"{path}: {error.strerror}", advice)
         return
     kind = filesystem(path)
     if shared and kind in _OF_ONE_MACHINE:
-        advice = "jobs must see it: `--in-job` tells; else set cluster_directory to a shared filesystem"
-        yield Line("login", "cluster directory", "warning", f"{path} is on {kind}, which is seldom shared", advice)
+        advice = "jobs must see it: test that with `--in-job`, or set cluster_directory to a shared filesystem"
+        yield Line("login", "cluster directory", "warning", f"{path} is on {kind}, which is usually not shared", advice)
     else:
         yield Line("login", "cluster directory", "ok", f"{path} ({kind or 'unknown filesystem'})")
     found = weaknesses(path, shared=True)
     for weakness in found:
-        advice = f"they could replace the credentials: {weakness.advice}"
+        advice = f"other users could replace the credentials: {weakness.advice}"
         yield Line("login", "permissions", "warning" if weakness.by_group else "failure", weakness.why, advice)
     if not found:
-        yield Line("login", "permissions", "ok", f"by their modes only you can write to {path} and what is above it")
+        yield Line("login", "permissions", "ok", f"only you can write to {path} and to the directories above it, by their modes")
 
 
 def of_all_nodes(path: Path) -> bool:
-    """Whether other machines see the same directory; false where that is not known."""
+    """Whether other machines see the same directory; false if that is not known."""
     kind = filesystem(path)
     return bool(kind) and kind not in _OF_ONE_MACHINE
 

@@ -26,7 +26,7 @@ __all__ = ["main"]
 
 
 class _Impossible(click.ClickException):
-    """What was asked for cannot be."""
+    """The command or an option is not valid."""
 
     exit_code = 2
 
@@ -52,15 +52,15 @@ class _Group(click.Group):
 @click.group("hpcgpu", cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="hpcgpu")
 def main() -> None:
-    """GPU Dask clusters through the batch queue of an HPC system.
+    """GPU Dask clusters on the batch queue of an HPC system.
 
     \b
-    hpcgpu start demo --jobs 2 --gpus-per-node 4 --walltime 2h    # a cluster that stays
+    hpcgpu start demo --jobs 2 --gpus-per-node 4 --walltime 2h    # a cluster that continues
     hpcgpu status demo
     python -c 'import hpcgpu; client = hpcgpu.connect("demo"); ...'
     hpcgpu stop demo
 
-    Exit status of all commands: 0 if it worked, 1 if the cluster or the queue would not, 2 if what was asked for cannot be.
+    Exit status of all commands: 0 on success, 1 if the cluster or the queue failed, 2 if the command or an option is not valid.
     """
 
 

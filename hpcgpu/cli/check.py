@@ -19,14 +19,15 @@ __all__ = ["check"]
 
 @click.command(cls=ClusterCommand)
 @system_option
-@click.option("--in-job", is_flag=True, help="Also submit one short job of each kind, and look around in it.")
-@click.option("--timeout", help="With --in-job: how long to wait for the jobs, such as '10m'. Default: as long as the queue takes.")
+@click.option("--in-job", is_flag=True, help="Also submit one short job of each kind, and run checks in it.")
+@click.option("--timeout", help="With --in-job: how long to wait for the jobs, such as '10m'. Default: no limit.")
 @json_option
 @cluster_options
 def check(system: str, in_job: bool, timeout: str | None, as_json: bool, arguments: dict[str, Any]) -> None:
-    """Check what hpcgpu needs: the queue, the filesystem, the network, the GPUs, the software. Takes the options of a cluster.
+    """Check what hpcgpu needs: the queue, the filesystem, the network, the GPUs, the software. Accepts the options of a cluster.
 
-    Each line is ok, a warning, or a failure with what to do. Ctrl-C, SIGTERM and a closed terminal leave no job.
+    Each line is ok, a warning or a failure; warnings and failures say what to do. Ctrl-C, SIGTERM or a closed terminal
+    cancels its jobs.
 
     \b
     Examples: hpcgpu check
@@ -38,7 +39,7 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
 
     from hpcgpu.batch import batch_system
     from hpcgpu.checks import lines as report
-    from hpcgpu.checks.jobs import look
+    from hpcgpu.checks.jobs import check_jobs
     from hpcgpu.checks.login import login_lines
     from hpcgpu.configuration.resolve import resolve
     from hpcgpu.environment.software import collect, overview
@@ -52,14 +53,16 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
     environments: Mapping[str, Mapping[str, str]] = {"login": collect()}
     broken = [line.what for line in lines if line.what in ("queue", "cluster directory") and line.grade == "failure"]
     if in_job and broken:
-        lines.append(report.Line("login", "jobs", "failure", "none was submitted", f"mend first: {', '.join(broken)}"))
+        lines.append(report.Line("login", "jobs", "failure", "no job was submitted", f"correct this first: {', '.join(broken)}"))
     elif in_job:
         try:
             with interruptible():
-                result = look(options, batch, quiet=options.cluster.quiet, timeout=limit)
+                result = check_jobs(options, batch, quiet=options.cluster.quiet, timeout=limit)
         except KeyboardInterrupt:
             with contextlib.suppress(OSError):  # the terminal may be gone
-                click.echo("hpcgpu: the check was interrupted, its jobs were cancelled; `hpcgpu list` shows if some are left", err=True)
+                click.echo(
+                    "hpcgpu: the check was interrupted and its jobs were cancelled. `hpcgpu list` shows jobs that are left", err=True
+                )
             sys.exit(130)
         lines += result.lines
         kept, environments = result.kept, result.environments
@@ -74,5 +77,5 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
     if kept is not None:
         click.echo(f"Scripts and logs of the jobs: {kept}")
     if not in_job:
-        click.echo("`hpcgpu check --in-job` looks around in a job of each kind too.")
+        click.echo("`hpcgpu check --in-job` also runs checks in a job of each kind.")
     sys.exit(int(failed))

@@ -1,4 +1,4 @@
-"""Commands on clusters that are there."""
+"""Commands on existing clusters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcgpu.display.words import counted
 from hpcgpu.posix.printable import printable
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ __all__ = [
     "stop",
 ]
 
-#: Columns of a table that no terminal shows: one line a row.
+#: Width of a table that is not for a terminal: one line per row.
 _WIDE = 1000
 
 
@@ -58,19 +59,19 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print lines for people; what others wrote in them is text, no command to the terminal."""
+    """Print lines for people; control characters in them are shown as text."""
     click.echo(printable(text, None, lines=True), err=err)
 
 
 def show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table for people: in the width of a terminal; elsewhere one line a row."""
+    """Print a table for people: in the width of the terminal; elsewhere one line per row."""
     from hpcgpu.display.text import columns
 
     click.echo(columns(head, rows, _width()))
 
 
 def show_jobs(jobs: list[JobInfo]) -> None:
-    """Print a table of jobs likewise."""
+    """Print a table of jobs in the same way."""
     from hpcgpu.display.table import JobTable
 
     click.echo(JobTable(jobs).text(_width()))
@@ -86,11 +87,11 @@ def _width() -> int:
 @click.command("list")
 @json_option
 def list_clusters(as_json: bool) -> None:
-    """List the clusters that were not closed, with their live jobs.
+    """List the clusters that are not closed, and their jobs.
 
-    Looks into the directories of the configuration (hpcgpu.cluster-directory). A cluster that has ended by itself is marked as closed, and
-    its credentials are removed. One whose jobs the queue does not know stays until you stop it. A damaged directory is listed with what is
-    wrong.
+    Searches the cluster directories of the configuration (hpcgpu.cluster-directory). Marks a cluster as closed, and removes its
+    credentials, when all its jobs have ended. Lists a cluster whose jobs the queue does not know until you stop it. Lists a damaged
+    directory with what is wrong.
 
     \b
     Example: hpcgpu list --json | jq '.[].name'
@@ -123,14 +124,14 @@ def list_clusters(as_json: bool) -> None:
     if table:
         show(("name", "system", "age", "jobs", "directory"), table)
     else:
-        click.echo("There is no cluster.")
+        click.echo("No clusters.")
 
 
 @click.command()
 @cluster_name
 @json_option
 def status(name: str, as_json: bool) -> None:
-    """Show a cluster: its jobs, in which state and why, its workers and GPUs, its dashboard, who scales it.
+    """Show a cluster: its jobs with state and reason, its workers and GPUs, its dashboard, and the program that scales it.
 
     \b
     Examples: hpcgpu status demo
@@ -149,9 +150,9 @@ def status(name: str, as_json: bool) -> None:
 @click.command()
 @cluster_name
 def dashboard(name: str) -> None:
-    """Print the link that opens a cluster's dashboard in a browser, with the token that it asks for.
+    """Print the link to a cluster's dashboard, with its token.
 
-    Whoever has the link can read the dashboard until the cluster ends.
+    Anyone with the link can read the dashboard until the cluster ends.
 
     \b
     Example: hpcgpu dashboard demo
@@ -162,38 +163,40 @@ def dashboard(name: str) -> None:
     directory = locate(name)
     link = link_with_token(directory, directory.contact())
     if not link:
-        raise click.ClickException(f"cluster {name} has no dashboard: its scheduler is not there. hpcgpu status {name} says why")
+        raise click.ClickException(
+            f"cluster {name} has no dashboard, because its scheduler is not running. `hpcgpu status {name}` says why"
+        )
     click.echo(link)
 
 
 def _print(found: ClusterStatus) -> None:
-    kept = ", outlives the program that scales it" if found.detached else ""
+    kept = ", continues without the program that started it" if found.detached else ""
     lines = [
         f"cluster    {found.name} on {found.system}: {found.state}{kept}",
-        f"workers    {found.workers}, on {found.gpus} GPUs",
-        f"scheduler  {found.scheduler or 'not there'}",
-        f"dashboard  {found.dashboard or 'not there'}" + f" (link with its token: hpcgpu dashboard {found.name})" * bool(found.dashboard),
+        f"workers    {found.workers}, on {counted(found.gpus, 'GPU')}",
+        f"scheduler  {found.scheduler or 'not running'}",
+        f"dashboard  {found.dashboard or 'not running'}" + f" (link with its token: hpcgpu dashboard {found.name})" * bool(found.dashboard),
     ]
     lines += [f"fabric     {found.fabric}"] * bool(found.fabric)
-    lines += [f"manager    {found.manager or 'nobody: its size stays as it is'}"] * (found.state == "running")
+    lines += [f"manager    {found.manager or 'none: the number of jobs does not change'}"] * (found.state == "running")
     lines += [f"directory  {found.directory}"]
     lines += [f"trouble    {found.trouble}"] * bool(found.trouble)
     say("\n".join(lines) + "\n")
     if found.jobs:
         show_jobs(found.jobs)
     else:
-        click.echo("No job of it is known." if found.trouble else "It has no jobs.")
+        click.echo("Its jobs are not known." if found.trouble else "The cluster has no jobs.")
 
 
 @click.command()
 @cluster_name
-@click.option("--jobs", type=click.IntRange(min=0), required=True, help="Worker jobs that there shall be.")
+@click.option("--jobs", type=click.IntRange(min=0), required=True, help="Number of worker jobs.")
 @click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
 @json_option
 def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
-    """Give a cluster so many worker jobs. Ends its adaptive scaling, and makes it outlive the program that managed it.
+    """Set the number of worker jobs of a cluster. Ends adaptive scaling, and detaches the cluster from the program that managed it.
 
-    Waits until jobs are submitted, and until those given up have finished what they run and moved their data.
+    Waits until new jobs are submitted, and until surplus jobs have finished their tasks and moved their data.
 
     \b
     Example: hpcgpu scale demo --jobs 4
@@ -222,15 +225,16 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
 
 @click.command()
 @cluster_name
-@click.option("--minimum-jobs", type=click.IntRange(min=0), default=0, show_default=True, help="Worker jobs at least.")
-@click.option("--maximum-jobs", type=click.IntRange(min=1), required=True, help="Worker jobs at most.")
-@click.option("--idle-timeout", help="How long a job without work is kept, such as 5m.")
-@click.option("--maximum-gpu-hours", type=float, help="Budget of GPU hours; when it is used up all worker jobs are given up.")
+@click.option("--minimum-jobs", type=click.IntRange(min=0), default=0, show_default=True, help="Minimum number of worker jobs.")
+@click.option("--maximum-jobs", type=click.IntRange(min=1), required=True, help="Maximum number of worker jobs.")
+@click.option("--idle-timeout", help="How long to keep a job without work, such as 5m.")
+@click.option("--maximum-gpu-hours", type=float, help="Budget of GPU hours. When it is used up, all worker jobs are drained and cancelled.")
 @click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
 def adapt(name: str, worker_group: str, **limits: Any) -> None:
-    """Let the work decide how many worker jobs a cluster has, without any program of yours: the scheduler job does it.
+    """Scale a cluster by its work, between two limits, from inside the scheduler job.
 
-    Needs a site that lets compute nodes submit jobs. `hpcgpu status` shows what it does, logs/manager.log in the cluster's directory too.
+    No program of yours needs to run. The site must let compute nodes submit jobs. `hpcgpu status`, and logs/manager.log in the cluster's
+    directory, show what happens.
 
     \b
     Example: hpcgpu adapt demo --minimum-jobs 1 --maximum-jobs 8
@@ -252,11 +256,11 @@ def _forget_adapt(directory: ClusterDirectory, group: str) -> None:
 @click.command()
 @cluster_name
 @click.option("--job", help="Id or name of one job.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with what is written, until all jobs have ended.")
+@click.option("--follow", "-f", is_flag=True, help="Print new output until all jobs have ended.")
 def logs(name: str, job: str | None, follow: bool) -> None:
-    """Print the logs of a cluster's jobs, also of those that have ended.
+    """Print the logs of a cluster's jobs, also of jobs that have ended.
 
-    On a terminal control characters are shown, as \\x1b, and not obeyed; to a file or a pipe the logs go as they are.
+    On a terminal, control characters are shown as text, such as \\x1b. In a file or a pipe the logs are unchanged.
 
     \b
     Examples: hpcgpu logs demo
@@ -280,9 +284,9 @@ def logs(name: str, job: str | None, follow: bool) -> None:
 
 @click.command()
 @click.argument("names", nargs=-1, type=_ClusterName())
-@click.option("--all", "everything", is_flag=True, help="All clusters that `hpcgpu list` shows.")
+@click.option("--all", "everything", is_flag=True, help="Stop all clusters that `hpcgpu list` shows.")
 def stop(names: tuple[str, ...], everything: bool) -> None:
-    """Cancel every job of these clusters and none else; also after their program has crashed.
+    """Cancel all jobs of these clusters, and no other job. Works also after their program has crashed.
 
     \b
     Example: hpcgpu stop demo
@@ -294,13 +298,13 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
     from hpcgpu.remote.lookup import stop as stop_cluster
 
     if bool(names) == everything:
-        raise click.UsageError("name the clusters to stop, or write --all")
+        raise click.UsageError("give the names of the clusters to stop, or --all")
     status = 0
 
     def refuse(path: Path, error: NotTrusted) -> None:
         nonlocal status
         status = 1
-        say(f"{path.name}: not stopped: {error}. When that is mended, run: hpcgpu stop {path.name}", err=True)
+        say(f"{path.name}: not stopped: {error}. Correct this, then run: hpcgpu stop {path.name}", err=True)
 
     directories = [locate(name, any_format=True) for name in names] or [
         cluster.directory for cluster in find(cluster_directories(), refuse)
@@ -319,5 +323,5 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
             say(f"{name}: still in the queue: {' '.join(job.job_id for job in left)}", err=True)
             status = 1
         else:
-            say(f"{name}: {there} jobs cancelled, none is left")
+            say(f"{name}: {counted(there, 'job')} cancelled, no job is left")
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""Commands on configuration: which options count and where they come from, and completion in the shell."""
+"""Commands on configuration: the options of a new cluster and their origin, and completion in the shell."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["completion", "config"]
 
 @click.command(cls=ClusterCommand)
 @system_option
-@click.option("--all", "everything", is_flag=True, help="Also the options that have their default.")
-@click.option("--template", is_flag=True, help="Print a configuration file to begin with, every option explained.")
+@click.option("--all", "everything", is_flag=True, help="Show options with default values too.")
+@click.option("--template", is_flag=True, help="Print a configuration file that explains every option.")
 @json_option
 @cluster_options
 def config(system: str, everything: bool, template: bool, as_json: bool, arguments: dict[str, Any]) -> None:
-    """Show the options that a cluster would have, and where each comes from.
+    """Show the options of a new cluster, and where each value comes from.
 
     \b
     Examples: hpcgpu config --system slurm
@@ -48,7 +48,7 @@ def config(system: str, everything: bool, template: bool, as_json: bool, argumen
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what makes the shell complete commands, options and names of clusters.
+    """Print the completion script of a shell: for commands, options and names of clusters.
 
     \b
     Example: hpcgpu completion bash > ~/.local/share/bash-completion/completions/hpcgpu

@@ -9,6 +9,7 @@ from typing import cast
 import click
 
 from hpcgpu.cli.clusters import cluster_name, json_option
+from hpcgpu.display.words import counted
 
 __all__ = ["bench_fabric"]
 
@@ -21,13 +22,13 @@ _SIZES = (2**20, 2**24, 2**28)
 @click.option(
     "--size", "sizes", multiple=True, metavar="BYTES", help="Size of a message, such as 64MiB. May be repeated. Default: 1, 16, 256 MiB."
 )
-@click.option("--host-only", is_flag=True, help="No buffers in GPU memory.")
+@click.option("--host-only", is_flag=True, help="Measure buffers in host memory only.")
 @json_option
 def bench_fabric(name: str, sizes: tuple[str, ...], host_only: bool, as_json: bool) -> None:
     """Measure latency and bandwidth between workers of a running cluster: on one node and across nodes, host and GPU memory.
 
-    As Dask's own transfers get it, against the line rate that sysfs tells. Two workers are measured at a time, while nothing else should
-    run.
+    Measures what Dask's own transfers achieve, and compares it with the line rate in sysfs. Measures two workers at a time. Nothing else
+    should run on the cluster meanwhile.
 
     \b
     Example: hpcgpu bench-fabric demo --size 64MiB --size 1GiB
@@ -50,7 +51,7 @@ def bench_fabric(name: str, sizes: tuple[str, ...], host_only: bool, as_json: bo
         except OSError as error:
             raise click.ClickException(str(error)) from error
     if not found:
-        raise click.ClickException(f"cluster {name} has {len(workers)} workers: it takes two to measure between them")
+        raise click.ClickException(f"cluster {name} has {counted(len(workers), 'worker')}: a measurement needs two")
     if as_json:
         click.echo(json.dumps([asdict(one) for one in found], indent=1))
         return

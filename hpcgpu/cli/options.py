@@ -30,7 +30,7 @@ def system_option(command: Callable[..., Any]) -> Callable[..., Any]:
         type=SystemName(auto=True),
         default=AUTO,
         show_default=True,
-        help="Batch system; auto takes the one that answers, or the queue embedded in hpcgpu where no other is installed.",
+        help="Batch system. auto chooses the one that answers; if none is installed, the queue embedded in hpcgpu.",
     )(command)
 
 

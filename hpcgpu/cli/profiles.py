@@ -1,4 +1,4 @@
-"""`hpcgpu profiles`: what is known of sites."""
+"""`hpcgpu profiles`: options of known sites."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def list_profiles(as_json: bool) -> None:
 @profiles.command("show")
 @click.argument("name")
 def show_profile(name: str) -> None:
-    """Print the file of a profile: what it sets, what it needs, where that is from.
+    """Print the file of a profile: the options that it sets, the options that it needs from you, and its source.
 
     \b
     Example: hpcgpu profiles show polaris
@@ -56,9 +56,14 @@ def show_profile(name: str) -> None:
 
 @profiles.command()
 @click.argument("name")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: NAME.yaml among your profiles; - prints.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write, - for the terminal. Default: NAME.yaml in your profiles.",
+)
 @click.option("--system", type=SystemName(auto=True), default=AUTO, show_default=True, help="Batch system.")
-@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def new(name: str, output: Path | None, system: str, force: bool) -> None:
     """Draft a profile from what the batch system says of its queues (sinfo; pbsnodes and qstat).
 
@@ -85,5 +90,5 @@ def new(name: str, output: Path | None, system: str, force: bool) -> None:
         with open(path, "w" if force else "x") as file:
             file.write(text)
     except FileExistsError as error:
-        raise click.ClickException(f"{path} is there: --force overwrites it") from error
-    click.echo(f"{path}: look through it, then use profile={name!r}")
+        raise click.ClickException(f"{path} already exists: use --force to overwrite it") from error
+    click.echo(f"wrote {path}: review it, then use profile={name!r}")

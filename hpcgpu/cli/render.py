@@ -1,4 +1,4 @@
-"""`hpcgpu render`: scripts that stand alone."""
+"""`hpcgpu render`: standalone scripts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["render"]
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
-    help="Directory to write, on a filesystem that login and compute nodes share; its last part is the cluster's name.",
+    help="Directory for the scripts, on a filesystem that login and compute nodes share. Its last part is the cluster's name.",
 )
 @click.option("--single-job", is_flag=True, help="One script for scheduler, workers and a program, in one allocation.")
-@click.option("--nodes", type=click.IntRange(min=1), help="With --single-job: nodes of the allocation.")
+@click.option("--nodes", type=click.IntRange(min=1), help="With --single-job: number of nodes.")
 @cluster_options
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def render(system: str, output: Path, single_job: bool, nodes: int | None, program: tuple[str, ...], arguments: dict[str, Any]) -> None:
@@ -43,9 +43,9 @@ def render(system: str, output: Path, single_job: bool, nodes: int | None, progr
 
     if not single_job:
         if program or nodes:
-            raise click.UsageError("a program and --nodes belong to --single-job")
+            raise click.UsageError("a program and --nodes need --single-job")
         directory = make(system, arguments, output)
-        click.echo(f"{directory.path}/launch.sh JOBS starts it, stop.sh ends it, README says more.")
+        click.echo(f"Start the cluster with {directory.path}/launch.sh JOBS, end it with stop.sh; see README.")
         return
     if not program:
         raise click.UsageError("--single-job needs a program: hpcgpu render slurm --single-job ... -- python train.py")

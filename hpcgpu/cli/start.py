@@ -1,4 +1,4 @@
-"""Commands that begin a cluster."""
+"""Commands that start a cluster."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import click
 from hpcgpu.cli.clusters import json_option, say, show_jobs
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
 from hpcgpu.cli.systems import AUTO
+from hpcgpu.display.words import counted
 
 __all__ = ["chosen_system", "interruptible", "run", "start"]
 
@@ -26,7 +27,7 @@ def chosen_system(asked: str, profile: str | None = None) -> str:
     Raises
     ------
     BatchError
-        A batch system is installed, and none answers: a cluster on this machine alone is not what somebody expects there.
+        A batch system is installed, and none answers: a cluster on this machine only is not what somebody expects there.
     """
     from hpcgpu.batch import registry
     from hpcgpu.batch.detect import detect
@@ -44,27 +45,30 @@ def chosen_system(asked: str, profile: str | None = None) -> str:
         return found.system.name
     alone = registry.fallback()
     if found.silent:
-        advice = f"Try again when it answers, or choose by --system; --system {alone.name} is {alone.title}, on this machine alone"
+        advice = f"Try again later, or choose one with --system; --system {alone.name} is {alone.title}, on this machine only"
         raise BatchError(f"no batch system answers. {'. '.join(found.silent)}. {advice}")
     known = " nor ".join(one.title for one in registry.systems() if one.command)
-    click.echo(f"hpcgpu: neither {known} is installed here: this takes {alone.title}, on this machine alone", err=True)
+    click.echo(f"hpcgpu: neither {known} is installed here: this takes {alone.title}, on this machine only", err=True)
     return alone.name
 
 
 @click.command(cls=ClusterCommand)
 @click.argument("name")
 @system_option
-@click.option("--adapt", is_flag=True, help="Let the work decide how many worker jobs there are; the scheduler job sees to it.")
-@click.option("--minimum-jobs", type=click.IntRange(min=0), default=0, show_default=True, help="With --adapt: worker jobs at least.")
-@click.option("--maximum-jobs", type=click.IntRange(min=1), help="With --adapt: worker jobs at most.")
+@click.option("--adapt", is_flag=True, help="Scale the worker jobs by the work, from inside the scheduler job.")
+@click.option(
+    "--minimum-jobs", type=click.IntRange(min=0), default=0, show_default=True, help="With --adapt: minimum number of worker jobs."
+)
+@click.option("--maximum-jobs", type=click.IntRange(min=1), help="With --adapt: maximum number of worker jobs.")
 @json_option
 @cluster_options
 def start(
     name: str, system: str, adapt: bool, minimum_jobs: int, maximum_jobs: int | None, as_json: bool, arguments: dict[str, Any]
 ) -> None:
-    """Start a cluster that stays when this command has ended, until `hpcgpu stop`, its --idle-timeout or its walltime ends it.
+    """Start a cluster that continues after this command, until `hpcgpu stop`, its --idle-timeout or its walltime ends it.
 
-    Waits for its scheduler, with --no-wait only for the queue to take the scheduler job. Ctrl-C or SIGTERM while it waits leaves no job.
+    Waits for the scheduler; with --no-wait, only until the queue has accepted the scheduler job. Ctrl-C or SIGTERM during the wait cancels
+    all its jobs.
 
     \b
     Examples: hpcgpu start demo --jobs 2 --gpus-per-node 4 --walltime 2h --idle-timeout 30m
@@ -79,7 +83,7 @@ def start(
     if adapt and maximum_jobs is None:
         raise click.UsageError("--adapt needs --maximum-jobs")
     if not adapt and (maximum_jobs is not None or minimum_jobs):
-        raise click.UsageError("--minimum-jobs and --maximum-jobs belong to --adapt")
+        raise click.UsageError("--minimum-jobs and --maximum-jobs need --adapt")
     if adapt and minimum_jobs > (maximum_jobs or 0):
         raise click.UsageError(f"--minimum-jobs {minimum_jobs} is more than --maximum-jobs {maximum_jobs}")
     if adapt:
@@ -90,24 +94,29 @@ def start(
             cluster = cluster_type(**{**arguments, "name": name, "shutdown_on_close": False})
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            click.echo(f"hpcgpu: {name} was interrupted, its jobs are cancelled", err=True)
+            click.echo(f"hpcgpu: the start of {name} was interrupted, and its jobs are cancelled", err=True)
         sys.exit(130)
     jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
     cluster.detach()
     try:
         scaling = ask(directory, "default", {"minimum_jobs": minimum_jobs, "maximum_jobs": maximum_jobs}) if adapt else ""
     except ClusterError as error:
-        raise ClusterError(f"{error}. It runs, with {minimum_jobs} worker jobs; hpcgpu stop {name} ends it") from error
+        raise ClusterError(
+            f"{error}. The cluster runs without adaptive scaling, with {counted(minimum_jobs, 'worker job')}. "
+            f"To end it, run: hpcgpu stop {name}"
+        ) from error
     if as_json:
         found = {"name": name, "directory": str(directory.path), "dashboard": link, "jobs": [job.as_json() for job in jobs]}
         click.echo(json.dumps(found, indent=1))
         return
     show_jobs(jobs)
-    click.echo(f"dashboard  {'opens by the link of' if link else 'when its scheduler job runs:'} hpcgpu dashboard {name}")
+    click.echo(
+        f"dashboard  {'print its link with' if link else 'when the scheduler job runs, print its link with'}: hpcgpu dashboard {name}"
+    )
     click.echo(f"directory  {directory.path}")
     if scaling:
         say(scaling)
-    click.echo(f'Connect by hpcgpu.connect("{name}") in Python; end it by: hpcgpu stop {name}')
+    click.echo(f'Connect in Python: hpcgpu.connect("{name}"). End it: hpcgpu stop {name}')
 
 
 @contextlib.contextmanager
@@ -138,8 +147,8 @@ def interruptible() -> Iterator[None]:
 def run(system: str, name: str | None, program: tuple[str, ...], arguments: dict[str, Any]) -> None:
     """Start a cluster, run a program here that uses it, close the cluster, and exit with the program's exit code.
 
-    The program finds the cluster by a bare `Client()`: DASK_SCHEDULER_ADDRESS and the credentials are in its environment. It starts
-    when all workers of --jobs are there. A signal is passed on to it.
+    The program connects with `Client()`: DASK_SCHEDULER_ADDRESS and the credentials are in its environment. It starts when all workers of
+    --jobs are connected. Signals are passed on to it.
 
     \b
     Example: hpcgpu run --jobs 2 --gpus-per-node 4 --walltime 1h -- python train.py --epochs 10
@@ -149,7 +158,7 @@ def run(system: str, name: str | None, program: tuple[str, ...], arguments: dict
     from hpcgpu.store import credentials
 
     if shutil.which(program[0]) is None:
-        click.echo(f"hpcgpu: {program[0]!r} is no program that can be run", err=True)
+        click.echo(f"hpcgpu: {program[0]!r} cannot be run: there is no such program", err=True)
         sys.exit(127)
     with cluster_class(chosen_system(system, arguments.get("profile")))(**{**arguments, **({"name": name} if name else {})}) as cluster:
         if cluster.options.cluster.jobs:

@@ -38,7 +38,7 @@ def test_the_login_node_is_checked_without_a_job(queue: LocalQueue, home: Path) 
     done = hpcgpu("check", *ON_CPUS)
     assert done.returncode == 0, done.stderr
     assert "login  queue              ok  local: the queue embedded in hpcgpu" in done.stdout
-    assert "`hpcgpu check --in-job` looks around in a job of each kind too." in done.stdout
+    assert "`hpcgpu check --in-job` also runs checks in a job of each kind." in done.stdout
     assert not list((queue.directory / "jobs").glob("*.json")), "no job was submitted"
 
 
@@ -99,7 +99,7 @@ def test_what_can_never_run_is_said_in_the_queue_s_words(queue: LocalQueue, home
 
 def test_jobs_that_wait_too_long_are_given_up(queue: LocalQueue, home: Path) -> None:
     lines = report("--in-job", *ON_CPUS, "--timeout", "0.5s", "--job-script-prologue", "sleep 300", code=1)
-    assert "had not told anything after 0 s" in lines["worker job", "job"]["found"]
+    assert "sent no report within 0 s" in lines["worker job", "job"]["found"]
     assert live(queue) == []
 
 
@@ -111,7 +111,7 @@ def test_an_interrupted_check_leaves_no_job(queue: LocalQueue, home: Path, until
     until(lambda: len(live(queue)) == 2, "both jobs are there")
     check.send_signal(number)
     _, said = check.communicate(timeout=250)
-    assert check.returncode == 130 and "was interrupted, its jobs were cancelled" in said
+    assert check.returncode == 130 and "was interrupted and its jobs were cancelled" in said
     assert live(queue) == []
 
 
@@ -119,12 +119,12 @@ def test_commands_that_are_missing_are_a_failure(home: Path) -> None:
     lines = report("--in-job", "--system", "slurm", code=1, PATH="/nowhere")
     assert lines["login", "queue"]["grade"] == "failure" and "`sbatch` was not found" in lines["login", "queue"]["found"]
     assert not any(where != "login" for where, _ in lines), "no job was tried"
-    assert lines["login", "jobs"]["advice"] == "mend first: queue"
+    assert lines["login", "jobs"]["advice"] == "correct this first: queue"
 
 
 def test_a_cluster_directory_that_cannot_be_is_a_failure_and_no_job_is_tried(queue: LocalQueue, home: Path) -> None:
     lines = report("--in-job", *ON_CPUS, "--cluster-directory", "/proc/none", code=1)
-    assert lines["login", "jobs"]["advice"] == "mend first: cluster directory" and live(queue) == []
+    assert lines["login", "jobs"]["advice"] == "correct this first: cluster directory" and live(queue) == []
 
 
 def test_directories_that_are_made_are_private_whatever_the_umask(queue: LocalQueue, home: Path) -> None:

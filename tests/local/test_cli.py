@@ -58,10 +58,10 @@ def test_a_cluster_whose_program_crashed_is_listed_and_stopped_and_no_other(queu
         assert sorted(job["name"] for job in listed["orphan"]["jobs"]) == ["orphan-0", "orphan-scheduler"]
         assert "orphan" in hpcgpu("list").stdout
         done = hpcgpu("stop", "orphan")
-        assert (done.returncode, done.stdout) == (0, "orphan: 2 jobs cancelled, none is left\n")
+        assert (done.returncode, done.stdout) == (0, "orphan: 2 jobs cancelled, no job is left\n")
         assert len(live(queue)) == 1 and cluster.status.name == "running"
     assert not (home / "clusters" / "orphan" / "tls").exists()
-    assert hpcgpu("list").stdout == "There is no cluster.\n"
+    assert hpcgpu("list").stdout == "No clusters.\n"
 
 
 def test_all_clusters_are_stopped(queue: LocalQueue, home: Path) -> None:
@@ -71,7 +71,7 @@ def test_all_clusters_are_stopped(queue: LocalQueue, home: Path) -> None:
         program.send_signal(signal.SIGKILL)
         program.communicate()
     done = hpcgpu("stop", "--all")
-    assert done.returncode == 0 and done.stdout.count("none is left") == 2
+    assert done.returncode == 0 and done.stdout.count("no job is left") == 2
     assert live(queue) == []
 
 
@@ -84,7 +84,7 @@ def test_a_name_that_is_not_there_is_said(home: Path) -> None:
 def test_a_cluster_is_started_looked_at_scaled_and_stopped(queue: LocalQueue, home: Path, until: Until) -> None:
     done = hpcgpu("start", "stays", *ON_CPUS, "--jobs", "1", "--idle-timeout", "10m")
     assert done.returncode == 0, done.stderr
-    assert "stays-scheduler" in done.stdout and 'Connect by hpcgpu.connect("stays") in Python' in done.stdout
+    assert "stays-scheduler" in done.stdout and 'Connect in Python: hpcgpu.connect("stays")' in done.stdout
     with connect("stays", quiet=True) as client:
         client.wait_for_workers(1)
         assert client.submit(sum, [1, 2, 3]).result() == 6
@@ -96,8 +96,8 @@ def test_a_cluster_is_started_looked_at_scaled_and_stopped(queue: LocalQueue, ho
     assert f"dashboard  {found['dashboard']} (link with its token: hpcgpu dashboard stays)" in shown
     opened = hpcgpu("dashboard", "stays").stdout
     assert opened == f"{found['dashboard']}?token={(home / 'clusters' / 'stays' / 'dashboard.token').read_text()}\n"
-    assert "cluster    stays on local: running, outlives the program that scales it" in shown
-    assert "manager    nobody: its size stays as it is" in shown and "stays-0" in shown
+    assert "cluster    stays on local: running, continues without the program that started it" in shown
+    assert "manager    none: the number of jobs does not change" in shown and "stays-0" in shown
 
     done = hpcgpu("scale", "stays", "--jobs", "2", "--json")
     assert done.returncode == 0 and "stays-1" in [job["name"] for job in json.loads(done.stdout)], done.stderr
@@ -117,7 +117,7 @@ def test_a_cluster_is_started_looked_at_scaled_and_stopped(queue: LocalQueue, ho
     assert done.returncode == 1 and "cluster stays has no job 'nothing'; it has stays-scheduler (" in done.stderr
 
     done = hpcgpu("stop", "stays")
-    assert (done.returncode, done.stdout) == (0, "stays: 2 jobs cancelled, none is left\n")
+    assert (done.returncode, done.stdout) == (0, "stays: 2 jobs cancelled, no job is left\n")
     assert status("stays")["state"] == "closed"
     assert hpcgpu("scale", "stays", "--jobs", "1").returncode == 1
 
@@ -135,9 +135,9 @@ def test_logs_are_followed_until_the_cluster_ends(queue: LocalQueue, home: Path)
 def test_start_need_not_wait_and_status_says_what_is_waited_for(queue: LocalQueue, home: Path, fake_gpus: None) -> None:
     blocker = block_queue(queue, home)
     done = hpcgpu("start", "later", *WAITS, "--jobs", "1", "--no-wait")
-    assert done.returncode == 0 and "dashboard  when its scheduler job runs" in done.stdout, done.stderr
+    assert done.returncode == 0 and "dashboard  when the scheduler job runs" in done.stdout, done.stderr
     early = hpcgpu("dashboard", "later")
-    assert early.returncode == 1 and "its scheduler is not there" in early.stderr
+    assert early.returncode == 1 and "its scheduler is not running" in early.stderr
     found = status("later")
     assert (found["state"], found["dashboard"], found["workers"]) == ("waiting", "", 0)
     assert {(job["kind"], job["state"]) for job in found["jobs"]} == {("scheduler", "pending"), ("worker", "pending")}
@@ -157,7 +157,7 @@ def test_an_interrupted_start_leaves_no_job(number: signal.Signals, queue: Local
     until(lambda: len(live(queue)) == 3, "its jobs wait")
     program.send_signal(number)
     _, words = program.communicate(timeout=250)
-    assert program.returncode == 130 and "never was interrupted, its jobs are cancelled" in words
+    assert program.returncode == 130 and "the start of never was interrupted, and its jobs are cancelled" in words
     assert live(queue) == [blocker]
     queue.cancel([blocker])
 
@@ -168,7 +168,7 @@ def test_an_interrupted_start_leaves_no_job(number: signal.Signals, queue: Local
         (("--gpus-per-node", "-1"), "gpus_per_node must be 0 or more, not -1"),
         (("--walltime", "60"), "walltime='60' has no unit"),
         (("--adapt",), "--adapt needs --maximum-jobs"),
-        (("--maximum-jobs", "2"), "belong to --adapt"),
+        (("--maximum-jobs", "2"), "need --adapt"),
         (("--env", "A"), "--env 'A': write NAME=VALUE"),
         (("--scheduler", "colour=red"), "unknown option 'colour'"),
         (("--config", "nowhere.yaml"), "does not exist"),
@@ -234,7 +234,7 @@ def test_run_hands_signals_on_to_the_program(queue: LocalQueue, home: Path) -> N
 
 def test_run_of_no_program_starts_nothing(queue: LocalQueue, home: Path) -> None:
     done = hpcgpu("run", *ON_CPUS, "--", "no-such-program")
-    assert done.returncode == 127 and "'no-such-program' is no program that can be run" in done.stderr
+    assert done.returncode == 127 and "'no-such-program' cannot be run" in done.stderr
     assert hpcgpu("run", *ON_CPUS).returncode == 2
     assert not (home / "clusters").exists()
 
@@ -289,7 +289,7 @@ def test_a_site_whose_compute_nodes_cannot_submit_is_said(pbs: Site, home: Path)
 
 def test_it_is_a_command_of_dask_too(home: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "dask", "hpcgpu", "list"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "There is no cluster.\n")
+    assert (done.returncode, done.stdout) == (0, "No clusters.\n")
 
 
 def test_names_of_clusters_are_completed_and_discovered(queue: LocalQueue) -> None:

@@ -137,8 +137,8 @@ def test_the_list_shows_own_clusters_and_says_why_it_leaves_one_out(queue: Local
 def test_stop_all_says_which_cluster_it_has_not_stopped_and_fails(queue: LocalQueue, foreign: Path) -> None:
     claims.claim(foreign.parent / "own", lambda submits: [], system="local")
     done = subprocess.run([sys.executable, "-m", "hpcgpu", "stop", "--all"], check=False, capture_output=True, text=True)
-    assert done.returncode == 1 and "own: 0 jobs cancelled, none is left" in done.stdout, "the others are stopped all the same"
-    assert f"gift: not stopped: {foreign} is not used" in done.stderr and "When that is mended, run: hpcgpu stop gift" in done.stderr
+    assert done.returncode == 1 and "own: 0 jobs cancelled, no job is left" in done.stdout, "the others are stopped all the same"
+    assert f"gift: not stopped: {foreign} is not used" in done.stderr and "Correct this, then run: hpcgpu stop gift" in done.stderr
     assert f"{foreign} belongs to uid {STRANGER}" in done.stderr and (foreign / "contact.json").exists()
 
 

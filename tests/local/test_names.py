@@ -59,7 +59,7 @@ def test_of_four_programs_that_start_one_name_one_wins_and_no_job_is_left(queue:
         (listed,) = json.loads(hpcgpu("list", "--json"))
         assert sorted(job["id"] for job in listed["jobs"]) == running(queue), "every job that runs is listed"
         assert listed["trouble"] == "" and listed["name"] == "demo"
-        assert "none is left" in hpcgpu("stop", "--all")
+        assert "no job is left" in hpcgpu("stop", "--all")
         assert live(queue) == []
 
 
@@ -71,7 +71,7 @@ def test_a_program_that_is_killed_while_it_waits_for_its_jobs_to_end_leaves_no_k
     program.communicate()
     assert not directory.tls.exists() and not (directory.path / "contact.json").exists()
     until(lambda: live(queue) == [], "its jobs were cancelled first")
-    assert hpcgpu("list") == "There is no cluster.\n"
+    assert hpcgpu("list") == "No clusters.\n"
     assert directory.closed
 
 
@@ -88,7 +88,7 @@ def test_the_scheduler_job_removes_the_keys_at_its_end(queue: LocalQueue, home: 
         queue.cancel(live(queue))
     until(lambda: live(queue) == [], "the scheduler job ends")
     assert not directory.tls.exists() and not directory.closing
-    assert hpcgpu("list") == "There is no cluster.\n", "what has ended is closed"
+    assert hpcgpu("list") == "No clusters.\n", "what has ended is closed"
     assert directory.closed
 
 

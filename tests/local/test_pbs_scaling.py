@@ -222,4 +222,4 @@ def test_the_scheduler_job_scales_the_cluster_without_any_client(pbs: Site, home
         assert client.submit(sum, [1, 2, 3]).result() == 6
     until(lambda: in_queue(pbs) == {"alone-scheduler"}, "the idle worker job is given up", timeout=250)
     assert json.loads(call("status", "alone", "--json"))["manager"]
-    assert "none is left" in call("stop", "alone")
+    assert "no job is left" in call("stop", "alone")

@@ -56,7 +56,7 @@ def test_start_scale_and_stop_and_take_up_between(bed: SlurmBed, home: Path, unt
     with hpcgpu.connect("stays", quiet=True) as client:
         assert client.get_dataset("kept").result() == 42
     done = call("stop", "stays")
-    assert (done.returncode, done.stdout) == (0, "stays: 2 jobs cancelled, none is left\n")
+    assert (done.returncode, done.stdout) == (0, "stays: 2 jobs cancelled, no job is left\n")
     bed.wait_empty()
 
 
@@ -92,7 +92,7 @@ def test_start_does_not_wait_for_a_full_partition_and_an_interrupt_leaves_no_job
     until(lambda: running(bed) == 1, "its scheduler job waits")
     program.send_signal(signal.SIGINT)
     _, words = program.communicate(timeout=250)
-    assert program.returncode == 130 and "never was interrupted, its jobs are cancelled" in words
+    assert program.returncode == 130 and "the start of never was interrupted, and its jobs are cancelled" in words
     bed.wait_empty()
 
 
@@ -127,4 +127,4 @@ def test_check_says_before_any_job_that_a_queue_has_no_such_gpus(bed: SlurmBed, 
     done = call("check", "--json", "--queue", "gpu", "--gpus-per-node", "4", "--gpu-type", "h100")
     assert done.returncode == 1
     [line] = [line for line in json.loads(done.stdout)["lines"] if line["what"] == "GPU queues"]
-    assert "there is no gpu_type='h100' in the queue: choose among a100" in line["advice"]
+    assert "the queue has no gpu_type='h100': choose one of a100" in line["advice"]

@@ -65,7 +65,7 @@ def found(job: Seen, gpus: int = 4) -> dict[str, Line]:
 def test_a_healthy_job_is_ok_in_every_line() -> None:
     lines = found(seen())
     assert {line.grade for line in lines.values()} == {"ok"}
-    assert lines["job"].found == "17 ran on n3, 42 s after its submit"
+    assert lines["job"].found == "17 ran on n3, 42 s after it was submitted"
     assert lines["GPUs"].found == "4 x A100, 40 GiB; CUDA_VISIBLE_DEVICES holds indices (0,1,2,3)"
     assert lines["fabric"].found == "UCX over InfiniBand (mlx5_0/1) over ib0; UCX has rc_mlx5, cuda_copy"
     assert lines["reachable from here"].found == "10.0.0.3 (eth0), by TLS"
@@ -92,7 +92,7 @@ def test_a_scheduler_that_cannot_be_reached_is_a_failure_a_worker_is_not() -> No
     job.unreachable = "timed out"
     line = found(job)["reachable from here"]
     assert line.grade == "failure" and "timed out" in line.found
-    assert "set client_interface to one that the login node reaches: ib0 (10.1.0.3)" in line.advice
+    assert "set client_interface to a network that the login node reaches: ib0 (10.1.0.3)" in line.advice
     job.found = {**job.found, "via": "ib0"}
     assert "ib0" not in found(job)["reachable from here"].advice, "what was just tried is no advice"
     worker = seen()
@@ -135,7 +135,7 @@ def test_a_scheduler_on_a_lesser_network_than_the_workers_is_a_warning() -> None
         seen().found,
         resolve("slurm", {}),
     )
-    assert line.grade == "warning" and "give the scheduler job a node on the workers' fabric" in line.advice
+    assert line.grade == "warning" and "run the scheduler job on a node with the workers' fabric" in line.advice
 
 
 def test_clocks_may_differ_by_a_minute() -> None:
@@ -153,7 +153,7 @@ def test_a_job_that_told_nothing_is_one_failure() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (None, "nothing, it is not set: each GPU of the node is seen"),
+        (None, "nothing (it is not set): the job sees every GPU of the node"),
         ("", "no GPU"),
         ("NoDevFiles", "no GPU"),
         ("0,1", "indices (0,1)"),
@@ -189,9 +189,9 @@ def test_differences_of_software_are_lines() -> None:
         (("gpu", "a100", 4), "ok", ""),
         (("cpu", None, 4), "failure", "queue='cpu' has no GPUs"),
         (("cpu", None, 0), "ok", ""),
-        (("gpu", "h100", 4), "failure", "there is no gpu_type='h100' in the queue: choose among a100"),
-        (("gpu", None, 8), "failure", "gpus_per_node=8 is more than a node has: write 4"),
-        (("gpu,small", "t4", 4), "failure", "gpus_per_node=4 is more than a node has: write 1"),
+        (("gpu", "h100", 4), "failure", "the queue has no gpu_type='h100': choose one of a100"),
+        (("gpu", None, 8), "failure", "a node has fewer GPUs than gpus_per_node=8: write 4"),
+        (("gpu,small", "t4", 4), "failure", "a node has fewer GPUs than gpus_per_node=4: write 1"),
     ],
 )
 def test_options_are_compared_with_the_queues_that_have_gpus(arguments: tuple[str | None, str | None, int], grade: str, said: str) -> None:
@@ -277,15 +277,15 @@ class Forgetful(LocalQueue):
 def test_jobs_that_the_queue_forgets_end_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "_POLL_INTERVAL", 0.0)
     options = resolve("local", {"gpus_per_node": 0, "cluster_directory": str(tmp_path / "clusters")})
-    result = jobs.look(options, Forgetful(tmp_path / "queue", answers=100), quiet=True)
+    result = jobs.check_jobs(options, Forgetful(tmp_path / "queue", answers=100), quiet=True)
     assert [line.grade for line in result.lines] == ["failure", "failure"] and result.kept is not None
-    assert all("the queue does not know job" in line.found and "No log at" in line.found for line in result.lines)
+    assert all("the queue no longer knows job" in line.found and "No log at" in line.found for line in result.lines)
 
 
 def test_a_queue_that_is_away_at_the_end_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "_POLL_INTERVAL", 0.0)
     options = resolve("local", {"gpus_per_node": 0, "cluster_directory": str(tmp_path / "clusters")})
-    result = jobs.look(options, Forgetful(tmp_path / "queue", answers=3), quiet=True)
+    result = jobs.check_jobs(options, Forgetful(tmp_path / "queue", answers=3), quiet=True)
     [line] = [line for line in result.lines if line.what == "jobs"]
-    assert line.found == "it is not known whether the jobs of the check have ended: squeue: timed out"
-    assert line.advice == f"hpcgpu stop {result.kept}"
+    assert line.found == "the jobs of the check may still be in the queue: squeue: timed out"
+    assert line.advice == f"cancel them: hpcgpu stop {result.kept}"

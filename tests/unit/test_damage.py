@@ -174,14 +174,14 @@ def test_what_is_damaged_is_named_and_its_jobs_can_be_stopped(root: Path, queue:
     shown = CliRunner().invoke(main, ["status", "bad"])
     assert shown.exit_code == 0 and (file == "options.json" or re.search(said, shown.output)), shown.output
     stopped = CliRunner().invoke(main, ["stop", "bad"])
-    assert stopped.output == "bad: 2 jobs cancelled, none is left\n" and queue.cancelled == {"7", "8"}
+    assert stopped.output == "bad: 2 jobs cancelled, no job is left\n" and queue.cancelled == {"7", "8"}
 
 
 def test_without_any_file_that_tells_the_batch_system_the_others_are_stopped(root: Path, queue: Queue) -> None:
     (root / "bad" / "cluster.json").unlink()
     (root / "bad" / "worker.sbatch").unlink()
     stopped = CliRunner().invoke(main, ["stop", "--all"])
-    assert stopped.exit_code == 1 and "good: 1 jobs cancelled, none is left" in stopped.output
+    assert stopped.exit_code == 1 and "good: 1 job cancelled, no job is left" in stopped.output
     assert re.search(r"bad: .*cluster.json cannot be read: No such file or directory", stopped.output)
 
 

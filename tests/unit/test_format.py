@@ -138,7 +138,7 @@ def test_a_cluster_of_another_version_is_never_taken_for_ended(root: Path, queue
 def test_stop_cancels_the_jobs_of_a_cluster_of_another_version(root: Path, queue: Queue, names: list[str], monkeypatch: Any) -> None:
     monkeypatch.setattr(lookup, "_SUBMIT", 0.0)
     result = CliRunner().invoke(main, ["stop", *names])
-    assert result.exit_code == 0 and "later: 2 jobs cancelled, none is left" in result.output, result.output
+    assert result.exit_code == 0 and "later: 2 jobs cancelled, no job is left" in result.output, result.output
     assert queue.cancelled >= {"2", "3"} and ("1" in queue.cancelled) == (names == ["--all"])
     assert "later" not in CliRunner().invoke(main, ["list"]).output
 

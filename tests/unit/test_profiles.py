@@ -182,5 +182,5 @@ def test_the_command_lists_shows_and_drafts(own_home: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert resolve("slurm", {"profile": "mysite", "account": "a", "walltime": "1h"}).worker.gpus_per_node == 8
     done = hpcgpu("new", "mysite", PATH=path)
-    assert done.returncode == 1 and "mysite.yaml is there: --force overwrites it" in done.stderr
+    assert done.returncode == 1 and "mysite.yaml already exists: use --force to overwrite it" in done.stderr
     assert hpcgpu("new", "mysite", "--force", "-o", "-", PATH=path).stdout.startswith("# A profile for hpcgpu")
