@@ -16,10 +16,12 @@ import click
 import pytest
 import yaml
 
+from hpcgpu.batch.pbs.options import PBSWorkerOptions
+from hpcgpu.batch.slurm.options import SlurmWorkerOptions
 from hpcgpu.cli import main
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.options.common import ClusterOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.common import ClusterOptions
 from hpcgpu.options.schema import names
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +64,7 @@ def test_the_pages_show_scripts_from_the_templates(built: Path) -> None:
 
 def test_what_is_copied_from_the_text_of_an_option_works(built: Path) -> None:
     shown = words_of(built / "options.html")
-    texts = [f.metadata["doc"] for cls in (ClusterOptions, SchedulerOptions, WorkerOptions) for f in names(cls).values()]
+    texts = [f.metadata["doc"] for cls in (ClusterOptions, SlurmWorkerOptions, PBSWorkerOptions) for f in names(cls).values()]
     flags = {flag for text in texts for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
     assert "--gres" in flags
     assert [flag for flag in flags if flag not in shown] == []
