@@ -11,6 +11,7 @@ demo:
 
 test:
 	@ci/environment.sh test
+	@ci/environment.sh lowest
 	@$(PYTHON) tests/slurm/bed.py install || echo "the tests that need a real Slurm will be skipped"
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
@@ -18,4 +19,4 @@ test:
 	@ci/tests.sh
 
 clean:
-	rm -rf .venv dist
+	rm -rf .venv .venv-lowest dist

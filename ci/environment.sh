@@ -1,11 +1,19 @@
 #!/usr/bin/env bash
-# Makes the virtual environment .venv with hpcgpu (editable) and one of its extras. Usage: ci/environment.sh EXTRA
+# Makes a virtual environment with hpcgpu (editable) and one of its extras. Usage: ci/environment.sh EXTRA|lowest
+# EXTRA goes into .venv. `lowest` is the extra `fast` with the oldest supported releases (ci/lowest.txt); it goes into .venv-lowest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 extra=$1
+venv=.venv
+oldest=()
+if [ "$extra" = lowest ]; then
+    extra=fast
+    venv=.venv-lowest
+    oldest=(--constraint ci/lowest.txt)
+fi
 
-stamp=.venv/.installed-$extra
-if [ -e "$stamp" ] && [ ! pyproject.toml -nt "$stamp" ]; then
+stamp=$venv/.installed-$extra
+if [ -e "$stamp" ] && [ ! pyproject.toml -nt "$stamp" ] && [ ! ci/lowest.txt -nt "$stamp" ]; then
     exit 0
 fi
 
@@ -33,13 +41,13 @@ EOF
 }
 
 if command -v uv > /dev/null; then
-    [ -d .venv ] || uv venv --quiet --python '>=3.11' .venv
-    uv pip install --quiet --python .venv/bin/python --editable ".[$extra]"
+    [ -d "$venv" ] || uv venv --quiet --python '>=3.11' "$venv"
+    uv pip install --quiet --python "$venv/bin/python" ${oldest[@]+"${oldest[@]}"} --editable ".[$extra]"
 else
     if [ -z "$python" ]; then
         cannot "it needs Python 3.11 or later, and this machine has none." "Python 3.11 or later, with its module venv"
     fi
-    if [ ! -x .venv/bin/pip ]; then
+    if [ ! -x "$venv/bin/pip" ]; then
         # Debian and Ubuntu split venv from Python.
         if ! "$python" -c 'import ensurepip' 2> /dev/null; then
             if ! command -v apt-get > /dev/null; then
@@ -52,9 +60,9 @@ else
             as_root apt-get update -qq
             as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv
         fi
-        "$python" -m venv --clear .venv
+        "$python" -m venv --clear "$venv"
     fi
-    echo "installing hpcgpu[$extra] into .venv"
-    .venv/bin/pip install --quiet --disable-pip-version-check --editable ".[$extra]"
+    echo "installing hpcgpu[$extra] into $venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check ${oldest[@]+"${oldest[@]}"} --editable ".[$extra]"
 fi
 touch "$stamp"

@@ -1,18 +1,26 @@
 #!/usr/bin/env bash
-# Runs all tests: those of the real Slurm beside the others. More at a time would not be faster on two cores. Fails if either does.
+# Runs all tests. The fast ones with the oldest supported releases, then those of the real Slurm, run beside the others.
+# More at a time would not be faster on two cores. Fails if any of them does.
 set -um  # with job control: without it what runs in the background ignores SIGINT, and so would all that the tests start
 cd "$(dirname "$0")/.." || exit
 python=.venv/bin/python
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-"$python" -m pytest tests/slurm > "$log" 2>&1 &
-slurm=$!
-trap 'kill "$slurm"' INT TERM
+(
+    echo "The fast tests with the oldest supported releases:"
+    .venv-lowest/bin/python -m pytest tests/canaries tests/unit -p no:cacheprovider
+    oldest=$?
+    echo "The tests of the real Slurm:"
+    "$python" -m pytest tests/slurm
+    slurm=$?
+    exit $((oldest ? oldest : slurm))
+) > "$log" 2>&1 &
+beside=$!
+trap 'kill -- "-$beside"' INT TERM
 "$python" -m pytest tests --ignore=tests/slurm
 others=$?
-echo "The tests of the real Slurm:"
-wait "$slurm"
+wait "$beside"
 code=$?
 cat "$log"
 exit $((others ? others : code))

@@ -3,6 +3,8 @@
 ``.. options:: WorkerOptions`` lists the options of one dataclass of `hpcgpu.options.common`; ``.. options:: slurm`` those that only
 this batch system has.
 
+``.. upstream::`` lists what hpcgpu relies on in other projects, ``.. tested::`` the releases that it is tested with.
+
 ``.. script:: slurm worker`` shows the script that the options in its content (the keyword arguments of a cluster) give.
 """
 
@@ -17,6 +19,7 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from hpcgpu import upstream
 from hpcgpu.batch import registry
 from hpcgpu.configuration.classes import option_classes
 from hpcgpu.configuration.resolve import resolve
@@ -90,9 +93,47 @@ class Script(SphinxDirective):
         return [nodes.literal_block(text, text, language="bash")]
 
 
+class Upstream(SphinxDirective):
+    """The table of `hpcgpu.upstream`, as a definition list for each distribution."""
+
+    def run(self) -> list[nodes.Node]:
+        lines: list[str] = []
+        for distribution in dict.fromkeys(use.distribution for use in upstream.USES):
+            lines += [f".. rubric:: {distribution}", ""]
+            for use in (use for use in upstream.USES if use.distribution == distribution):
+                links = [f"`{issue} <https://github.com/{issue.replace('#', '/issues/')}>`__" for issue in use.issues]
+                lines += [
+                    f"``{use.name}``",
+                    f"    {use.why[0].upper()}{use.why[1:]}.",
+                    "",
+                    f"    :How: {use.kind.value}",
+                    f"    :Where: {', '.join(f'``{place}``' for place in use.used_in)}",
+                    f"    :Upstream issues: {', '.join(links) or 'none known'}",
+                    f"    :Canary: ``{use.canary}``",
+                    "",
+                ]
+        container = nodes.Element()
+        self.state.nested_parse(StringList(lines, source="hpcgpu.upstream"), 0, container)
+        return list(container.children)
+
+
+class Tested(SphinxDirective):
+    """The releases that hpcgpu is tested with, as a definition list."""
+
+    def run(self) -> list[nodes.Node]:
+        lines: list[str] = []
+        for name, release in upstream.TESTED.items():
+            lines += [f"``{name}``", f"    {release.lowest} to {release.highest}", ""]
+        container = nodes.Element()
+        self.state.nested_parse(StringList(lines, source="hpcgpu.upstream"), 0, container)
+        return list(container.children)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register both directives."""
+    """Register the directives."""
     app.add_directive("options", Options)
+    app.add_directive("tested", Tested)
+    app.add_directive("upstream", Upstream)
     app.add_directive("profiles", Profiles)
     app.add_directive("script", Script)
     return {"parallel_read_safe": True}

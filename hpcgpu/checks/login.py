@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from hpcgpu.errors import BatchError
 from hpcgpu.fabric import interfaces
 from hpcgpu.options.common import Options
 from hpcgpu.posix.ownership import private_directory, weaknesses
+from hpcgpu.upstream import TESTED
 
 __all__ = ["judge_queues", "login_lines", "of_all_nodes"]
 
@@ -32,15 +33,30 @@ _OF_ONE_MACHINE = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "b
 def login_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
     """Yield what was found on this machine."""
     here = environment.collect()
-    packages = ", ".join(f"{name} {here[name]}" for name in ("dask", "distributed", "dask-cuda", "distributed-ucxx") if name in here)
+    packages = ", ".join(f"{name} {here[name]}" for name in TESTED if name in here)
     yield Line("login", "host", "ok", f"{socket.gethostname()}, hpcgpu {__version__}")
     yield Line("login", "python", "ok", f"{here['python']} at {sys.executable}: {packages}")
+    yield from untested_lines(here)
     yield from _queue_lines(options, batch)
     yield from directory_lines(options.cluster.cluster_directory, shared=not registered(options.system).one_machine)
     addresses = interfaces.addresses()
     named = ", ".join(f"{name} ({address})" for name, address in sorted(addresses.items()))
     yield Line("login", "interfaces", "ok", named or "none with an IPv4 address")
     yield Line("login", "GPU", "ok", here.get("GPU", "none; the login node does not need one"))
+
+
+def untested_lines(installed: Mapping[str, str]) -> Iterator[Line]:
+    """Yield the releases that hpcgpu was not tested with; pure.
+
+    Parameters
+    ----------
+    installed : mapping of str to str
+        Version by name of the distribution.
+    """
+    for name, release in TESTED.items():
+        if name in installed and not release.holds(installed[name]):
+            found = f"{name} {installed[name]}: hpcgpu is tested with {release.lowest} to {release.highest}"
+            yield Line("login", "releases", "warning", found, "if something fails, try again with a release that is tested")
 
 
 def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:

@@ -148,7 +148,7 @@ def guard_servers_of_this_process() -> None:
     """Guard every HTTP server that distributed starts from now on in this process, which belongs to the cluster of its environment.
 
     distributed has no hook between the start of a server and its first answer: preloads run later. So this replaces
-    ``ServerNode.start_http_server``, by which scheduler and workers start it; tests/unit/test_dashboard.py notices when that changes.
+    ``ServerNode.start_http_server``, by which scheduler and workers start it; see `hpcgpu.upstream`.
     """
     original = ServerNode.start_http_server
     if hasattr(original, "__wrapped__"):

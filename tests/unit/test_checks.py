@@ -17,11 +17,12 @@ from hpcgpu.batch.queues import Queue
 from hpcgpu.checks import jobs
 from hpcgpu.checks.jobs import Seen, environment_lines, fabric_line, judge, visibility
 from hpcgpu.checks.lines import Line, as_json, text
-from hpcgpu.checks.login import directory_lines, judge_queues
+from hpcgpu.checks.login import directory_lines, judge_queues, untested_lines
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.environment import software
 from hpcgpu.errors import BatchUnavailable
 from hpcgpu.fabric.choice import Node, decide
+from hpcgpu.upstream import TESTED, Release
 
 INFINIBAND = Node(
     has_ucxx=True,
@@ -289,3 +290,16 @@ def test_a_queue_that_is_away_at_the_end_is_said_with_what_to_do(tmp_path: Path,
     [line] = [line for line in result.lines if line.what == "jobs"]
     assert line.found == "the jobs of the check may still be in the queue: squeue: timed out"
     assert line.advice == f"cancel them: hpcgpu stop {result.kept}"
+
+
+def test_a_release_that_was_not_tested_is_a_warning_with_the_range() -> None:
+    dask = TESTED["dask"]
+    assert not list(untested_lines({"dask": dask.highest, "distributed": TESTED["distributed"].lowest, "numpy": "1.0"}))
+    [line] = untested_lines({"dask": "2999.1.0", "distributed": TESTED["distributed"].highest})
+    assert line.grade == "warning" and line.found == f"dask 2999.1.0: hpcgpu is tested with {dask.lowest} to {dask.highest}"
+    assert "try again with a release that is tested" in line.advice
+
+
+@pytest.mark.parametrize(("version", "inside"), [("2.9.9", False), ("2.10.0", True), ("2.10.0a3", True), ("10.1", True), ("10.1.1", False)])
+def test_releases_are_compared_by_their_numbers(version: str, inside: bool) -> None:
+    assert Release("2.10.0", "10.1.0").holds(version) is inside

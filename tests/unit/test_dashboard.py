@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPMessage
@@ -12,10 +11,8 @@ from threading import Event, Thread
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
-import distributed
 import pytest
 from distributed.http.routing import RoutingApplication
-from distributed.node import ServerNode
 from tornado.httpserver import HTTPServer
 from tornado.web import RequestHandler
 from tornado.websocket import WebSocketHandler
@@ -182,15 +179,3 @@ def test_the_plain_link_has_no_token_and_the_other_has(directory: ClusterDirecto
     assert link(None) == link_with_token(directory, None) == ""
     directory.remove_secrets()
     assert link_with_token(directory, contact) == link(contact)
-
-
-def test_distributed_still_starts_its_servers_where_the_guard_expects_it() -> None:
-    """The canary of `guard_servers_of_this_process`."""
-    source = inspect.getsource(ServerNode.start_http_server)
-    changed = "distributed starts its HTTP servers in another way: hpcgpu.runtime.dashboard does not guard them any more"
-    assert "self.http_server = HTTPServer(self.http_application" in source, changed
-    for module in (distributed.scheduler, distributed.worker):
-        assert "HTTPServer(" not in inspect.getsource(module) and "self.start_http_server(" in inspect.getsource(module), changed
-    assert hasattr(HTTPServer(RoutingApplication([])), "conn_params") and "header_timeout" in vars(
-        HTTPServer(RoutingApplication([])).conn_params
-    ), "tornado limits the time and size of headers elsewhere"

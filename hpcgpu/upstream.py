@@ -1,0 +1,436 @@
+"""What hpcgpu uses of other projects beyond their documented interfaces, and which of their releases it is tested with.
+
+Each `Use` names one thing that upstream may change without notice: a function that hpcgpu replaces, a name with a leading underscore, or a
+detail of a protocol. Its canary is a test that runs the real upstream code, and fails with a sentence when upstream has changed.
+Public names are not listed: where one is gone, the import fails.
+
+``tests/unit/test_upstream.py`` holds this table against the code. ``docs/upstream.rst`` shows it.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+__all__ = ["TESTED", "USES", "Kind", "Release", "Use"]
+
+
+class Kind(enum.Enum):
+    """How hpcgpu uses a thing of upstream."""
+
+    REPLACED = "hpcgpu puts its own in this place"
+    PRIVATE = "a private name, which hpcgpu calls, overrides or reads"
+    PROTOCOL = "a detail that is not documented"
+
+
+@dataclass(frozen=True)
+class Use:
+    """One thing of upstream that hpcgpu relies on.
+
+    Attributes
+    ----------
+    name : str
+        Its full name. The last part of it is what the code of hpcgpu says.
+    distribution : str
+        Who has it.
+    kind : Kind
+    why : str
+        What hpcgpu needs it for.
+    used_in : tuple of str
+        Modules or packages of hpcgpu.
+    canary : str
+        Name of the test in ``tests/canaries``.
+    issues : tuple of str
+        Upstream issues and pull requests that are about it, as ``owner/repository#number``; empty where none is known.
+    """
+
+    name: str
+    distribution: str
+    kind: Kind
+    why: str
+    used_in: tuple[str, ...]
+    canary: str
+    issues: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Release:
+    """The releases of a distribution that hpcgpu is tested with, both ends included."""
+
+    lowest: str
+    highest: str
+
+    def holds(self, version: str) -> bool:
+        """Whether a version is between both ends."""
+        return _numbers(self.lowest) <= _numbers(version) <= _numbers(self.highest)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return year, month and patch of a release: `26.10.0a12` is 26, 10, 0."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+#: What the tests run with: ``ci/lowest.txt`` has the lower end, ``ci/environment.sh test`` installs the upper one.
+TESTED = {
+    "dask": Release("2025.9.1", "2026.7.1"),
+    "distributed": Release("2025.9.1", "2026.7.1"),
+    "dask-cuda": Release("25.10.0", "26.10.0"),
+    "distributed-ucxx": Release("0.46.0", "0.52.0"),
+}
+
+_GROUPS = ("dask/distributed#5577", "dask/distributed#4069", "dask/distributed#9102", "dask/distributed#9121")
+_KILLED = ("dask/distributed#2694", "dask/distributed#8202")
+_HTTP = ("dask/distributed#6407",)
+_AMM = ("dask/distributed#5381",)
+_OPENSSL = ("python/cpython#148594", "python/cpython#81891")
+
+
+def _cluster(name: str, why: str, *issues: str, canary: str, kind: Kind = Kind.PRIVATE) -> Use:
+    """Return what the cluster's class, which is a SpecCluster, relies on."""
+    return Use(f"distributed.deploy.{name}", "distributed", kind, why, ("hpcgpu.cluster",), canary, tuple(issues))
+
+
+_CALLS = "test_the_cluster_calls_what_hpcgpu_overrides"
+_STREAM = "test_the_cluster_hears_of_workers_by_the_stream_that_hpcgpu_renews"
+_LOSS = "test_the_scheduler_removes_lost_workers_by_the_method_that_hpcgpu_replaces"
+_CHARGED = "test_a_lost_worker_can_be_charged_to_its_tasks_later"
+_RESULTS = "test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replaces"
+_TLS = "test_both_ends_of_a_tls_connection_have_the_socket_of_hpcgpu"
+_HANDSHAKE = "test_who_connects_and_says_nothing_is_dropped_by_the_method_that_hpcgpu_overrides"
+_UCX = "test_ucx_connections_are_authenticated_before_distributed_reads"
+_DASHBOARD = "test_each_server_of_a_scheduler_starts_by_the_method_that_hpcgpu_replaces"
+
+USES: tuple[Use, ...] = (
+    # distributed: the cluster
+    _cluster("cluster.Cluster._start", "connects to the scheduler without SpecCluster's own start", canary=_CALLS),
+    _cluster("cluster.Cluster._close", "closes this end; hpcgpu itself ends the jobs", canary=_CALLS),
+    _cluster("spec.SpecCluster._correct_state", "a job has several workers, which SpecCluster does not scale", *_GROUPS, canary=_CALLS),
+    _cluster("cluster.Cluster._get_logs", "returns the logs of jobs, of the scheduler and of workers", canary=_CALLS),
+    _cluster("cluster.Cluster._cluster_manager_logs", "holds the lines that the cluster logs", canary=_CALLS),
+    _cluster("cluster.Cluster._log", "keeps lines in the logs of the cluster", canary=_CALLS),
+    _cluster("cluster.Cluster._wait_for_workers", "fails when the workers can no longer come", canary=_CALLS),
+    _cluster("spec.SpecCluster._threads_per_worker", "scale(cores=) asks for it", canary=_CALLS),
+    _cluster("spec.SpecCluster._memory_per_worker", "scale(memory=) asks for it", canary=_CALLS),
+    _cluster("cluster.Cluster._loop_runner", "stops the event loop of a closed cluster", canary=_CALLS),
+    _cluster("cluster.Cluster._adaptive", "the notebook's display and close look at it", canary=_CALLS),
+    _cluster("cluster.Cluster._cluster_info", "tells whether Cluster.__init__ has run", canary=_CALLS),
+    _cluster("spec.ProcessInterface._event_finished", "ends those who wait for a job", canary="test_a_job_is_finished_by_its_event"),
+    _cluster("cluster.Cluster._update_worker_status", "joins workers with jobs", "dask/distributed#9102", canary=_STREAM),
+    _cluster("cluster.Cluster._watch_worker_status", "reads the stream of events about workers", canary=_STREAM),
+    _cluster("cluster.Cluster._watch_worker_status_comm", "is closed with the cluster, so hpcgpu keeps it true", canary=_STREAM),
+    _cluster("cluster.Cluster._watch_worker_status_task", "tells that the stream ended: Cluster does not renew it", canary=_STREAM),
+    _cluster("cluster.subscribe_worker_status", "renews the stream", canary=_STREAM, kind=Kind.PROTOCOL),
+    # distributed: the scheduler
+    Use(
+        "distributed.scheduler.Scheduler.remove_worker",
+        "distributed",
+        Kind.REPLACED,
+        "four preempted jobs must not fail a task",
+        ("hpcgpu.runtime.extension",),
+        _LOSS,
+        _KILLED,
+    ),
+    Use(
+        "distributed.scheduler.TaskState.suspicious",
+        "distributed",
+        Kind.PROTOCOL,
+        "charges a crash to tasks when its cause is known",
+        ("hpcgpu.runtime.extension",),
+        _CHARGED,
+        _KILLED,
+    ),
+    Use(
+        "distributed.scheduler.Scheduler._reschedule",
+        "distributed",
+        Kind.PRIVATE,
+        "takes tasks from workers that leave",
+        ("hpcgpu.runtime.extension",),
+        "test_a_task_that_has_not_begun_moves_to_another_worker",
+    ),
+    Use(
+        "distributed.scheduler.Scheduler._get_prefix_duration",
+        "distributed",
+        Kind.PRIVATE,
+        "estimates the work that waits, as distributed's own adaptive scaling does",
+        ("hpcgpu.runtime.extension",),
+        "test_the_scheduler_estimates_how_long_a_task_takes",
+    ),
+    Use(
+        "distributed.scheduler.Scheduler.stream_comms",
+        "distributed",
+        Kind.PROTOCOL,
+        "lets a worker that was to leave run tasks again",
+        ("hpcgpu.runtime.extension",),
+        "test_a_worker_that_was_to_leave_can_be_told_to_stay",
+        ("dask/distributed#6223",),
+    ),
+    Use(
+        "distributed.scheduler.error_message",
+        "distributed",
+        Kind.REPLACED,
+        "explains why a graph with GPU objects cannot be rebuilt",
+        ("hpcgpu.runtime.extension",),
+        "test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces",
+        ("dask/distributed#6924",),
+    ),
+    Use(
+        "distributed.scheduler.deserialization of the task graph",
+        "distributed",
+        Kind.PROTOCOL,
+        "recognizes that error by its text",
+        ("hpcgpu.runtime.hostcopy",),
+        "test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces",
+        ("dask/distributed#6924",),
+    ),
+    Use(
+        "distributed.scheduler.Scheduler.handlers.gather",
+        "distributed",
+        Kind.PROTOCOL,
+        "copies results in GPU memory to the host for clients that have no GPU",
+        ("hpcgpu.runtime.extension",),
+        _RESULTS,
+    ),
+    Use(
+        "distributed.scheduler.Scheduler.handlers.broadcast",
+        "distributed",
+        Kind.PROTOCOL,
+        "copies results in GPU memory to the host for clients that have no GPU",
+        ("hpcgpu.runtime.extension",),
+        _RESULTS,
+    ),
+    Use(
+        "distributed.comm.core.handshake_overrides",
+        "distributed",
+        Kind.PROTOCOL,
+        "tells the scheduler whether a client has a GPU",
+        ("hpcgpu.fabric.security",),
+        _RESULTS,
+    ),
+    Use(
+        "distributed.comm.core.Comm.remote_info",
+        "distributed",
+        Kind.PROTOCOL,
+        "holds what a client said of itself",
+        ("hpcgpu.runtime.extension",),
+        _RESULTS,
+    ),
+    Use(
+        "distributed.protocol.serialize.header.serializer",
+        "distributed",
+        Kind.PROTOCOL,
+        "keeps host copies readable for clients without hpcgpu",
+        ("hpcgpu.runtime.hostcopy",),
+        "test_a_host_copy_is_read_by_distributed_alone",
+    ),
+    Use(
+        "distributed.active_memory_manager.ActiveMemoryManagerExtension._find_recipient",
+        "distributed",
+        Kind.REPLACED,
+        "data of a GPU worker must not go to workers without a GPU",
+        ("hpcgpu.runtime.recipients",),
+        "test_data_of_a_retiring_worker_goes_where_the_method_that_hpcgpu_replaces_says",
+        _AMM,
+    ),
+    Use(
+        "distributed.worker.Worker.startup_information",
+        "distributed",
+        Kind.PROTOCOL,
+        "tells the scheduler the node, the GPUs and the software of a worker",
+        ("hpcgpu.runtime.worker",),
+        "test_data_of_a_retiring_worker_goes_where_the_method_that_hpcgpu_replaces_says",
+    ),
+    Use(
+        "distributed.node.ServerNode.start_http_server",
+        "distributed",
+        Kind.REPLACED,
+        "the dashboard must ask for the token before it answers anybody",
+        ("hpcgpu.runtime.dashboard",),
+        _DASHBOARD,
+        _HTTP,
+    ),
+    Use(
+        "tornado.httpserver.HTTPServer.request_callback",
+        "tornado",
+        Kind.REPLACED,
+        "sees each request before a handler is chosen",
+        ("hpcgpu.runtime.dashboard",),
+        _DASHBOARD,
+        _HTTP,
+    ),
+    Use(
+        "tornado.httpserver.HTTPServer.conn_params.header_timeout",
+        "tornado",
+        Kind.REPLACED,
+        "limits the time of a request that nobody has identified yet",
+        ("hpcgpu.runtime.dashboard",),
+        _DASHBOARD,
+    ),
+    Use(
+        "tornado.httpserver.HTTPServer.conn_params.max_header_size",
+        "tornado",
+        Kind.REPLACED,
+        "limits the size of a request that nobody has identified yet",
+        ("hpcgpu.runtime.dashboard",),
+        _DASHBOARD,
+    ),
+    # distributed: connections
+    Use(
+        "distributed.comm.registry.backends",
+        "distributed",
+        Kind.REPLACED,
+        "puts in TLS with a handshake timeout, and UCX with authentication",
+        ("hpcgpu.fabric.tls", "hpcgpu.fabric.authentication"),
+        _TLS,
+    ),
+    Use(
+        "distributed.comm.tcp.BaseTCPBackend._connector_class",
+        "distributed",
+        Kind.PRIVATE,
+        "makes connections",
+        ("hpcgpu.fabric.tls",),
+        _TLS,
+    ),
+    Use(
+        "distributed.comm.tcp.BaseTCPBackend._listener_class",
+        "distributed",
+        Kind.PRIVATE,
+        "makes listeners",
+        ("hpcgpu.fabric.tls",),
+        _TLS,
+    ),
+    Use(
+        "distributed.comm.tcp.TLSConnector._get_connect_args",
+        "distributed",
+        Kind.PRIVATE,
+        "gives connections the socket that clears OpenSSL's errors",
+        ("hpcgpu.fabric.tls",),
+        _TLS,
+        _OPENSSL,
+    ),
+    Use(
+        "distributed.comm.tcp.TLSListener._get_server_args",
+        "distributed",
+        Kind.PRIVATE,
+        "gives listeners the socket that clears OpenSSL's errors",
+        ("hpcgpu.fabric.tls",),
+        _TLS,
+        _OPENSSL,
+    ),
+    Use(
+        "distributed.comm.tcp.TLS._read_extra",
+        "distributed",
+        Kind.PRIVATE,
+        "notes the certificates of a connection, for the message when it breaks",
+        ("hpcgpu.fabric.tls",),
+        _TLS,
+    ),
+    Use(
+        "distributed.comm.tcp.TLSListener._prepare_stream",
+        "distributed",
+        Kind.PRIVATE,
+        "limits the time of a handshake",
+        ("hpcgpu.fabric.tls",),
+        _HANDSHAKE,
+    ),
+    Use(
+        "ssl.SSLSocket.do_handshake",
+        "CPython",
+        Kind.PROTOCOL,
+        "a handshake that waits clears OpenSSL's error queue, which CPython does not",
+        ("hpcgpu.fabric.tls",),
+        "test_cpython_leaves_errors_of_other_connections_and_a_handshake_clears_them",
+        _OPENSSL,
+    ),
+    Use(
+        "distributed.worker.Worker.rpc.reuse",
+        "distributed",
+        Kind.PROTOCOL,
+        "tells what carries the connections that transfers of data use",
+        ("hpcgpu.fabric.links",),
+        "test_a_worker_can_be_asked_for_its_connections",
+    ),
+    Use(
+        "distributed.worker.Worker.handlers",
+        "distributed",
+        Kind.PROTOCOL,
+        "lets a worker take the data of a measurement",
+        ("hpcgpu.fabric.links",),
+        "test_a_worker_can_be_asked_for_its_connections",
+    ),
+    # UCX
+    Use(
+        "distributed_ucxx.ucxx.UCXXListener.on_connection",
+        "distributed-ucxx",
+        Kind.PROTOCOL,
+        "authenticates who connects before distributed reads a frame",
+        ("hpcgpu.fabric.authentication",),
+        _UCX,
+    ),
+    Use(
+        "distributed_ucxx.ucxx.UCXXListener.connection_args",
+        "distributed-ucxx",
+        Kind.PROTOCOL,
+        "holds the key of a listener",
+        ("hpcgpu.fabric.authentication",),
+        _UCX,
+    ),
+    Use(
+        "distributed_ucxx.ucxx.UCXX.ep",
+        "distributed-ucxx",
+        Kind.PROTOCOL,
+        "sends the messages of the authentication",
+        ("hpcgpu.fabric.authentication", "hpcgpu.fabric.links"),
+        _UCX,
+    ),
+    Use(
+        "ucxx.Endpoint._ep",
+        "ucxx",
+        Kind.PRIVATE,
+        "its handle lets UCX name the peer and the transports of a connection",
+        ("hpcgpu.fabric.endpoints",),
+        "test_ucx_names_the_peer_and_the_transports_of_a_connection",
+    ),
+    Use(
+        "libucp.ucp_ep_query",
+        "ucxx",
+        Kind.PROTOCOL,
+        "names the peer and the transports of a connection: ucxx has no call for that",
+        ("hpcgpu.fabric.endpoints",),
+        "test_ucx_names_the_peer_and_the_transports_of_a_connection",
+    ),
+    Use(
+        "ucxx.get_active_transports",
+        "ucxx",
+        Kind.PROTOCOL,
+        "tells in a process of its own what UCX can use",
+        ("hpcgpu.fabric.choice",),
+        "test_ucx_names_the_peer_and_the_transports_of_a_connection",
+    ),
+    # dask-cuda
+    Use(
+        "dask_cuda.cuda_worker.nvml_device_index",
+        "dask-cuda",
+        Kind.REPLACED,
+        "a worker must have the CPU affinity and memory limit of its own GPU",
+        ("hpcgpu.runtime.devices",),
+        "test_dask_cuda_takes_the_wrong_gpu_by_the_function_that_hpcgpu_replaces",
+        ("rapidsai/dask-cuda#671",),
+    ),
+    Use(
+        "dask_cuda.utils.get_ucx_config",
+        "dask-cuda",
+        Kind.PROTOCOL,
+        "the scheduler must have the UCX settings that dask-cuda makes of its flags for workers",
+        ("hpcgpu.fabric.settings",),
+        "test_the_scheduler_gets_the_ucx_settings_that_dask_cuda_gives_workers",
+    ),
+    Use(
+        "dask_cuda.cuda_worker.name",
+        "dask-cuda",
+        Kind.PROTOCOL,
+        "the suffix of a worker's name tells its job",
+        ("hpcgpu.scaling.units",),
+        "test_dask_cuda_names_workers_by_job_and_gpu",
+    ),
+)

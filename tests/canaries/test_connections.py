@@ -1,0 +1,159 @@
+"""What `hpcgpu.fabric` relies on in distributed's connections, in CPython's ssl, in tornado and in distributed-ucxx."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import dask
+import pytest
+from canary import canary
+from distributed import Client, Scheduler, Worker
+from distributed.comm import connect, listen, tcp
+from distributed.comm.registry import backends
+from distributed.security import Security
+
+from hpcgpu.fabric import authentication, endpoints, links, tls
+
+TIMEOUT = 60.0
+KEY = bytes(range(32))
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """distributed's own transports are put back."""
+    before = dict(backends)
+    yield
+    backends.clear()
+    backends.update(before)
+
+
+@asynccontextmanager
+async def connection(address: str, listening: dict[str, Any], connecting: dict[str, Any]) -> AsyncIterator[tuple[Any, Any]]:
+    """Yield both ends of a connection of distributed."""
+    accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def serve(comm: Any) -> None:
+        accepted.set_result(comm)
+
+    listener = await listen(address, serve, **listening)
+    try:
+        comm = await connect(listener.contact_address, **connecting)
+        other = await asyncio.wait_for(accepted, TIMEOUT)
+        try:
+            yield comm, other
+        finally:
+            comm.abort()
+            other.abort()
+    finally:
+        listener.stop()
+
+
+@canary
+async def test_both_ends_of_a_tls_connection_have_the_socket_of_hpcgpu() -> None:
+    assert isinstance(backends["tls"], tcp.TLSBackend)
+    tls.install()
+    security = Security.temporary()
+    ends = connection("tls://127.0.0.1:0", security.get_listen_args("scheduler"), security.get_connection_args("client"))
+    async with ends as (here, there):
+        for side, comm, caller in (("connects", here, "_get_connect_args"), ("listens", there, "_get_server_args")):
+            assert type(comm.stream.socket) is tls.Socket, f"who {side} has a {type(comm.stream.socket)}: {caller} is not asked"
+        assert isinstance(here, tls.TLS) and here._context is here.stream.socket.context, "_read_extra is not called"
+        await there.write("both ways")
+        assert await asyncio.wait_for(here.read(), TIMEOUT) == "both ways"
+
+
+@canary
+async def test_who_connects_and_says_nothing_is_dropped_by_the_method_that_hpcgpu_overrides(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    tls.install()
+    security = Security.temporary()
+
+    async def nobody(comm: Any) -> None:
+        raise AssertionError("a connection without a handshake was handed on")
+
+    with dask.config.set({"distributed.comm.timeouts.connect": "200ms"}):
+        listener = await listen("tls://127.0.0.1:0", nobody, **security.get_listen_args("scheduler"))
+        host, port = listener.contact_address.removeprefix("tls://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), TIMEOUT) == b"", "_prepare_stream does not end it"
+        writer.close()
+        listener.stop()
+    assert "no TLS handshake within 0.2 s" in caplog.text
+
+
+@canary
+def test_cpython_leaves_errors_of_other_connections_and_a_handshake_clears_them() -> None:
+    import _ssl
+    import ctypes
+    import errno
+    import ssl
+
+    try:
+        library = ctypes.PyDLL(_ssl.__file__)
+        new, set_error, peek = library.ERR_new, library.ERR_set_error, library.ERR_peek_error
+    except (AttributeError, OSError):
+        pytest.skip("this Python hides OpenSSL's functions: no entry can be made on purpose")
+    peek.restype = ctypes.c_ulong
+    new()
+    set_error(2, errno.EPIPE, None)  # ERR_LIB_SYS
+    reading = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO())
+    with contextlib.suppress(ssl.SSLError):
+        reading.write(b"")
+    new()
+    set_error(2, errno.EPIPE, None)
+    assert peek() != 0
+    tls.clear_errors()
+    assert peek() == 0, "a handshake that waits leaves OpenSSL's error queue as it is: SSLSocket.do_handshake"
+
+
+@canary
+async def test_a_worker_can_be_asked_for_its_connections() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        scheduler = await stack.enter_async_context(Scheduler(host="127.0.0.1", port=0, dashboard=False))
+        one = await stack.enter_async_context(Worker(scheduler.address, nthreads=1, name="one", dashboard=False))
+        two = await stack.enter_async_context(Worker(scheduler.address, nthreads=1, name="two", dashboard=False))
+        client = await stack.enter_async_context(Client(scheduler.address, asynchronous=True, set_as_default=False))
+        told = (await client.run(links.describe, peers=[two.address], workers=[one.address]))[one.address]
+        assert told["transports"] == {two.address: ["tcp/lo"]} and not told["troubles"], told
+        await client.run(links.receive, workers=[two.address])
+        speed = (await client.run(links.measure, peer=two.address, sizes=[1000], device=False, workers=[one.address]))[one.address]
+        assert speed.get("latency", 0) > 0 and "trouble" not in speed, speed
+
+
+@pytest.fixture
+def ucx() -> None:
+    pytest.importorskip("distributed_ucxx")
+    authentication.install()
+
+
+@canary
+async def test_ucx_connections_are_authenticated_before_distributed_reads(ucx: None, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    own = {authentication.ARGUMENT: KEY}
+    async with connection("ucx://127.0.0.1", own, own) as (here, there):
+        await here.write("one of us")
+        assert await asyncio.wait_for(there.read(), TIMEOUT) == "one of us"
+    foreign = {authentication.ARGUMENT: bytes(32)}
+    with pytest.raises(OSError):
+        async with connection("ucx://127.0.0.1", own, {**foreign, "timeout": 5}):
+            raise AssertionError("a connection with another key was accepted: on_connection is not called, or connection_args has no key")
+
+
+@canary
+async def test_ucx_names_the_peer_and_the_transports_of_a_connection(ucx: None) -> None:
+    own = {authentication.ARGUMENT: KEY}
+    async with connection("ucx://127.0.0.1", own, own) as (_, there):
+        told = endpoints.query(there.ep)
+        assert told.peer.startswith("127.0.0.1:"), f"ucp_ep_query by Endpoint._ep.handle says {told}"
+        assert told.transports, "ucp_ep_query names no transports"
+    code = "import os, ucxx; print('transports', *ucxx.get_active_transports(), flush=True); os._exit(0)"
+    said = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
+    assert any(line.startswith("transports ") for line in said.stdout.splitlines()), f"get_active_transports: {said.stderr[-500:]}"

@@ -1,0 +1,268 @@
+"""What `hpcgpu.runtime` relies on in distributed's scheduler, in its HTTP server, and in dask-cuda."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from canary import canary
+from distributed import Client, Scheduler, Worker
+from distributed.active_memory_manager import ActiveMemoryManagerExtension
+from distributed.core import Status, rpc
+from distributed.node import ServerNode
+from distributed.protocol.serialize import deserialize, serialize
+from distributed.scheduler import KilledWorker
+
+import hpcgpu.runtime.extension
+from hpcgpu.fabric.security import HAS_GPU
+from hpcgpu.runtime import dashboard, hostcopy, recipients
+from hpcgpu.runtime.extension import Extension
+from hpcgpu.store import claims
+
+TIMEOUT = 60.0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(TIMEOUT):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hpcgpu replaces in this process is put back."""
+    monkeypatch.setattr(ActiveMemoryManagerExtension, "_find_recipient", ActiveMemoryManagerExtension._find_recipient)
+    monkeypatch.setattr(ServerNode, "start_http_server", ServerNode.start_http_server)
+    monkeypatch.setattr("distributed.scheduler.error_message", hpcgpu.runtime.extension.error_message)
+
+
+@asynccontextmanager
+async def scheduler(**arguments: Any) -> AsyncIterator[Scheduler]:
+    async with Scheduler(host="127.0.0.1", port=0, **{"dashboard": False, **arguments}) as running:
+        yield running
+
+
+@asynccontextmanager
+async def workers(scheduler: Scheduler, *names: str, gpus: tuple[int, ...] = ()) -> AsyncIterator[list[Worker]]:
+    async with contextlib.AsyncExitStack() as stack:
+        made = []
+        for number, name in enumerate(names):
+            worker = Worker(scheduler.address, nthreads=1, name=name, dashboard=False)
+            if gpus:
+                worker.startup_information[recipients.GPUS] = lambda worker, count=gpus[number]: count
+            made.append(await stack.enter_async_context(worker))
+        yield made
+
+
+@asynccontextmanager
+async def client(scheduler: Scheduler) -> AsyncIterator[Client]:
+    async with Client(scheduler.address, asynchronous=True, set_as_default=False) as connected:
+        yield connected
+
+
+#: Ends the tasks that `held` runs.
+RELEASE = threading.Event()
+
+
+def held(number: int) -> None:
+    """A task that takes a thread of its worker until the test ends it."""
+    RELEASE.wait(TIMEOUT)
+
+
+async def blocked() -> None:
+    """A task that waits until it is cancelled with its worker."""
+    await asyncio.sleep(600)
+
+
+@canary
+async def test_the_scheduler_removes_lost_workers_by_the_method_that_hpcgpu_replaces() -> None:
+    async with scheduler() as s, workers(s, "left", "lost") as (left, lost), client(s) as c:
+        removed: list[str] = []
+        original = s.remove_worker
+
+        async def remove(address: str, *, stimulus_id: str, expected: bool = False, close: bool = True) -> Any:
+            removed.append(address)
+            return await original(address, stimulus_id=stimulus_id, expected=True, close=close)
+
+        s.remove_worker = s.handlers["unregister"] = remove
+        task = c.submit(blocked, workers=["lost"], allow_other_workers=True)
+        await until(lambda: s.workers[lost.address].processing)
+        lost.batched_stream.comm.abort()
+        await until(lambda: lost.address not in s.workers)
+        assert removed == [lost.address], "a worker whose connection broke is removed in another way than by Scheduler.remove_worker"
+        assert s.tasks[task.key].suspicious == 0, "Scheduler.remove_worker charges the loss though it is expected"
+        await left.close(nanny=False)
+        await until(lambda: left.address not in s.workers)
+        assert removed[-1] == left.address, "a worker that closes is removed in another way than by Scheduler.handlers['unregister']"
+
+
+@canary
+async def test_a_lost_worker_can_be_charged_to_its_tasks_later() -> None:
+    with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
+        async with scheduler() as s, workers(s, "other", "lost") as (_, lost), client(s) as c:
+            extension = Extension(s, None)
+            task = c.submit(blocked, workers=["lost"], allow_other_workers=True)
+            await until(lambda: s.workers[lost.address].processing)
+            lost.batched_stream.comm.abort()
+            await until(lambda: lost.address not in s.workers and s.tasks[task.key].state == "processing")
+            assert s.tasks[task.key].suspicious == 0
+            await extension.crashed(["lost"])
+            assert s.tasks[task.key].suspicious == 1
+            error = await asyncio.wait_for(task.exception(), TIMEOUT)
+            assert isinstance(error, KilledWorker), f"the task that is charged fails with {error!r}"
+
+
+@canary
+async def test_a_task_that_has_not_begun_moves_to_another_worker() -> None:
+    async with scheduler() as s, workers(s, "busy") as (busy,), client(s) as c:
+        tasks = c.map(held, range(2), pure=False, workers=["busy"], allow_other_workers=True)
+        await until(lambda: len(busy.state.executing) == 1 and len(s.workers[busy.address].processing) == 2)
+        async with workers(s, "free") as (free,):
+            [executing] = busy.state.executing
+            [waiting] = [task.key for task in tasks if task.key != executing.key]
+            s.set_restrictions({waiting: {free.address}})
+            s._reschedule(waiting, busy.address, stimulus_id="canary")
+            await until(lambda: s.tasks[waiting].processing_on is s.workers[free.address])
+            RELEASE.set()
+            await asyncio.wait_for(c.gather(tasks, direct=False), TIMEOUT)
+
+
+@canary
+async def test_the_scheduler_estimates_how_long_a_task_takes() -> None:
+    async with scheduler() as s, client(s) as c:
+        task = c.submit(blocked)
+        await until(lambda: task.key in s.tasks)
+        with dask.config.set({"distributed.scheduler.unknown-task-duration": "7s"}):
+            assert s._get_prefix_duration(s.tasks[task.key].prefix) > 0
+        assert [ts.key for ts in (*s.queued, *s.unrunnable)] == [task.key], "tasks without workers are neither queued nor unrunnable"
+
+
+@canary
+async def test_a_worker_that_was_to_leave_can_be_told_to_stay() -> None:
+    async with scheduler() as s, workers(s, "stays", "other") as (stays, _):
+        await s.retire_workers(workers=[stays.address], close_workers=False, remove=False)
+        state = s.workers[stays.address]
+        assert state.status is Status.closing_gracefully, f"a worker that retires is {state.status.name}"
+        await Extension(s, None).resume(["stays"])
+        await until(lambda: state.status is Status.running and stays.status is Status.running)
+
+
+class Unreadable:
+    """An object that the scheduler cannot rebuild, as one of a library that it lacks."""
+
+    def __reduce__(self) -> Any:
+        return unreadable, ()
+
+
+def unreadable() -> None:
+    raise ImportError("libcuda.so.1 is missing, which cupy needs")
+
+
+@canary
+async def test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces() -> None:
+    async with scheduler() as s, client(s) as c:
+        hpcgpu.runtime.extension.install(s)
+        with pytest.raises(RuntimeError) as caught:
+            await asyncio.wait_for(c.submit(len, Unreadable()).result(), TIMEOUT)
+        assert "the graph holds GPU objects (cupy)" in str(caught.value), (
+            f"distributed.scheduler.error_message is not asked, or the text is not 'deserialization of the task graph': {caught.value}"
+        )
+
+
+@canary
+async def test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replaces() -> None:
+    async with scheduler() as s, workers(s, "one") as (one,):
+        seen: list[tuple[str, Any, str]] = []
+
+        class Noting(Extension):
+            def _serializers(self, comm: Any, chosen: list[str] | None) -> list[str] | None:
+                seen.append((inspect.stack()[1].function, comm.remote_info.get(HAS_GPU), comm.local_address))
+                return ["dask", "pickle", "error"]
+
+        Noting(s, None)
+        arguments = {"handshake_overrides": {HAS_GPU: True}}
+        async with client(s) as c:
+            future = c.submit(abs, -7, key="seven")
+            assert await c.gather(future, direct=False) == 7
+            assert await c.run(abs, -8) == {one.address: 8}
+            async with rpc(s.address, connection_args=arguments) as raw:
+                assert (await raw.gather(keys=["seven"]))["data"] == {"seven": 7}
+        assert [(name, has) for name, has, _ in seen] == [("gather", None), ("broadcast", None), ("gather", True)], (
+            f"handlers.gather and handlers.broadcast saw {seen}; the third has handshake_overrides, which Comm.remote_info holds"
+        )
+        assert all(address.startswith("tcp://") for *_, address in seen)
+
+
+class OnDevice:
+    """An object in GPU memory, as `hostcopy` sees it."""
+
+    def get(self) -> dict[str, int]:
+        return {"on the host": 1}
+
+
+OnDevice.__module__ = "gpu_library.canary"
+
+
+@canary
+def test_a_host_copy_is_read_by_distributed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(hostcopy._COPIES, "gpu_library", ("get", lambda value: value.get()))
+    hostcopy.register()
+    for value, expected in ((OnDevice(), {"on the host": 1}), ({"holds": OnDevice()}, {"holds": {"on the host": 1}})):
+        header, frames = serialize(value, serializers=hostcopy.SERIALIZERS, on_error="raise")
+        assert header["serializer"] in ("dask", "pickle"), f"the header names the serializer {header['serializer']!r}"
+        assert deserialize(header, frames) == expected
+
+
+@canary
+async def test_data_of_a_retiring_worker_goes_where_the_method_that_hpcgpu_replaces_says() -> None:
+    recipients.install()
+    recipients.install()  # once more changes nothing
+    with dask.config.set({"distributed.scheduler.active-memory-manager.measure": "managed"}):
+        async with scheduler() as s, workers(s, "retires", "cpu", "gpu", gpus=(1, 0, 1)) as (retires, _, gpu), client(s) as c:
+            assert s.workers[gpu.address].extra[recipients.GPUS] == 1, "Worker.startup_information does not reach the scheduler"
+            filling = c.submit(bytes, 10_000, workers=["gpu"])  # distributed itself takes the worker that has least
+            data = c.submit(bytes, 1000, workers=["retires"])
+            await asyncio.wait_for(c.gather([filling, data], direct=False), TIMEOUT)
+            await s.retire_workers(workers=[retires.address])
+            [holder] = s.tasks[data.key].who_has
+            assert holder.name == "gpu", f"the data went to {holder.name!r}: _find_recipient did not choose"
+
+
+def code(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@canary
+async def test_each_server_of_a_scheduler_starts_by_the_method_that_hpcgpu_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = claims.claim(tmp_path / "demo", lambda submits: [], system="local")
+    monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(directory.path))
+    dashboard.guard_servers_of_this_process()
+    served = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
+    async with contextlib.AsyncExitStack() as stack:
+        s = await stack.enter_async_context(scheduler(**served))
+        worker = await stack.enter_async_context(Worker(s.address, nthreads=1, **served))
+        for server in (s, worker):
+            url = f"http://127.0.0.1:{server.http_server.port}"
+            assert isinstance(server.http_server.request_callback, dashboard.Guard)
+            limits = server.http_server.conn_params
+            assert limits.header_timeout < 60 and limits.max_header_size < 2**16
+            for path, expected in (("/health", 200), ("/info/metrics", 403), ("/", 403)):
+                assert await asyncio.to_thread(code, url + path) == expected, f"{path} of {type(server).__name__}"
+            token = f"{url}/sitemap.json?token={directory.dashboard_token()}"
+            assert await asyncio.to_thread(code, token) in (200, 302, 403)

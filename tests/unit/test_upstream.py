@@ -1,0 +1,208 @@
+"""The table of `hpcgpu.upstream` is all that hpcgpu uses of other projects beyond their documented interfaces, and each has a canary."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hpcgpu.upstream import TESTED, USES, Kind, Use
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "hpcgpu"
+CANARIES = ROOT / "tests" / "canaries"
+#: Whose insides are watched. The rest of Python's library, and pytest's kind, document what they call private.
+UPSTREAM = ("distributed", "dask", "dask_cuda", "ucxx", "distributed_ucxx", "tornado", "ssl", "rmm", "bokeh")
+#: Names with an underscore that are documented.
+DOCUMENTED = {
+    "_getframe": "documented in sys",
+    "_exit": "documented in os, and in _exit(2)",
+    "_fields_": "documented in ctypes",
+}
+MODULES = {
+    ".".join(("hpcgpu", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path.name != "__main__.py"
+}
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+class Found(NamedTuple):
+    """A use of upstream's insides in the code."""
+
+    module: str
+    name: str
+    line: int
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in DOCUMENTED
+
+
+def of_upstream(tree: ast.AST) -> dict[str, str]:
+    """Return what a module calls by which name: what it imports from upstream, and arguments that are declared as such."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {a.asname or a.name.split(".")[0]: a.name for a in node.names if a.name.split(".")[0] in UPSTREAM}
+        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in UPSTREAM:
+            names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.arg)
+            and node.arg != "self"
+            and node.annotation is not None
+            and (kind := names.get(ast.unparse(node.annotation)))
+        ):
+            names[node.arg] = kind
+    return names
+
+
+@functools.cache
+def own_names() -> set[str]:
+    """Return the private names that hpcgpu itself defines."""
+    names = set()
+    for node in (node for tree in TREES.values() for node in ast.walk(tree)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def private_attributes(module: str) -> Iterator[Found]:
+    """Yield private names that are read or called on something that is not hpcgpu's own."""
+    upstream, own = of_upstream(TREES[module]), own_names()
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.Attribute) and private(node.attr) and ast.unparse(node.value) not in ("self", "cls", "super()"):
+            if root(node) in upstream or node.attr not in own:
+                yield Found(module, node.attr, node.lineno)
+
+
+def replaced(module: str) -> Iterator[Found]:
+    """Yield what is put into the place of something of upstream."""
+    upstream = of_upstream(TREES[module])
+    for node in ast.walk(TREES[module]):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+        for target in targets:
+            if not isinstance(target, ast.Attribute | ast.Subscript) or root(target) not in upstream:
+                continue
+            while isinstance(target, ast.Subscript):
+                target = target.value
+            yield Found(module, target.attr if isinstance(target, ast.Attribute) else root(target), target.lineno)
+
+
+def members(cls: type) -> set[str]:
+    """Return the names that a class of upstream has, those included that its methods give to `self`."""
+    names = set(vars(cls))
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError):  # written in C
+        return names
+    stored = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    return names | {node.attr for node in stored if root(node) == "self"}
+
+
+def inherited(module: str) -> Iterator[Found]:
+    """Yield private names of upstream that a class of hpcgpu overrides or uses, be it by chance."""
+    if not any(isinstance(node, ast.ClassDef) for node in ast.walk(TREES[module])):
+        return  # nor is it imported: preloads change this process
+    loaded = importlib.import_module(module)
+    for cls in [value for value in vars(loaded).values() if inspect.isclass(value) and value.__module__ == module]:
+        bases = [base for base in cls.__mro__ if base.__module__.split(".")[0] in UPSTREAM]
+        theirs = {name for base in bases for name in members(base) if private(name)}
+        if not theirs:
+            continue
+        for node in ast.walk(next(n for n in ast.walk(TREES[module]) if isinstance(n, ast.ClassDef) and n.name == cls.__name__)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in theirs:
+                yield Found(module, node.name, node.lineno)
+            elif isinstance(node, ast.Attribute) and node.attr in theirs and root(node) == "self":
+                yield Found(module, node.attr, node.lineno)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in theirs:
+                yield Found(module, node.id, node.lineno)
+
+
+def listed(found: Found) -> bool:
+    """Whether the table has a use, in the module where it was found."""
+    uses = [use for use in USES if found.name in use.name.split(".")]
+    return any(f"{found.module}.".startswith(f"{place}.") for use in uses for place in use.used_in)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_is_used_of_upstream_beyond_its_documents_is_in_the_table(module: str) -> None:
+    missing = sorted({f for look in (private_attributes, replaced, inherited) for f in look(module) if not listed(f)}, key=str)
+    told = ", ".join(f"{name} (line {line})" for _, name, line in missing)
+    assert not missing, f"{module} relies on {told}: add a Use with a canary to hpcgpu/upstream.py, or choose another name"
+
+
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.name)
+def test_what_the_table_has_is_used_where_it_says(use: Use) -> None:
+    word = use.name.rpartition(".")[2]
+    for place in use.used_in:
+        sources = [path.read_text() for name, path in MODULES.items() if f"{name}.".startswith(f"{place}.")]
+        assert any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) for text in sources), (
+            f"{place} does not use {use.name}: take it out of hpcgpu/upstream.py, and its canary where it has nothing else"
+        )
+
+
+def test_the_scan_finds_what_is_known_to_be_there() -> None:
+    found = {(f.module, f.name) for module in MODULES for look in (private_attributes, replaced, inherited) for f in look(module)}
+    assert {
+        ("hpcgpu.runtime.recipients", "_find_recipient"),
+        ("hpcgpu.runtime.dashboard", "start_http_server"),
+        ("hpcgpu.runtime.dashboard", "request_callback"),
+        ("hpcgpu.runtime.extension", "remove_worker"),
+        ("hpcgpu.runtime.extension", "error_message"),
+        ("hpcgpu.runtime.extension", "_reschedule"),
+        ("hpcgpu.runtime.devices", "nvml_device_index"),
+        ("hpcgpu.fabric.tls", "backends"),
+        ("hpcgpu.fabric.tls", "_prepare_stream"),
+        ("hpcgpu.fabric.endpoints", "_ep"),
+        ("hpcgpu.fabric.links", "handlers"),
+    } <= found
+    assert any(name == "_correct_state" for module, name in found if module.startswith("hpcgpu.cluster."))
+
+
+def test_each_use_has_a_canary_and_each_canary_a_use() -> None:
+    tests: dict[str, bool] = {}
+    for path in CANARIES.glob("test_*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                tests[node.name] = any(ast.unparse(decorator) == "canary" for decorator in node.decorator_list)
+    assert all(tests.values()), "each test in tests/canaries has the decorator `canary`"
+    assert {use.canary for use in USES} == tests.keys()
+
+
+def test_each_use_says_why_and_names_no_issue_of_another_form() -> None:
+    assert len({(use.name, use.distribution) for use in USES}) == len(USES)
+    for use in USES:
+        assert use.why and use.used_in and isinstance(use.kind, Kind)
+        assert all(re.fullmatch(r"[\w-]+/[\w-]+#\d+", issue) for issue in use.issues), use.issues
+
+
+def test_the_lower_end_of_what_is_tested_is_the_lower_bound_of_what_is_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    bounds = dict(text.split(">=") for text in (*project["dependencies"], *extras["cu12"], *extras["cu13"]) if ">=" in text)
+    pinned = dict(line.split("==") for line in (ROOT / "ci" / "lowest.txt").read_text().splitlines() if "==" in line)
+    for name, release in TESTED.items():
+        names = [name] if name in bounds else [f"{name}-cu12", f"{name}-cu13"]
+        assert {bounds[each] for each in names} == {release.lowest}, f"pyproject.toml has another lower bound for {name}"
+        assert {pinned[each] for each in names if each in pinned} == {release.lowest}, f"ci/lowest.txt has another release of {name}"
