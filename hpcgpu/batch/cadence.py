@@ -29,7 +29,7 @@ import random
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["POLL_INTERVAL", "Cadence", "pause"]
+__all__ = ["Cadence", "pause"]
 
 #: Seconds between two polls, where no option says otherwise.
 POLL_INTERVAL = 10.0

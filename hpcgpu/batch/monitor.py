@@ -14,7 +14,7 @@ from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
 from hpcgpu.batch.cadence import Cadence
 from hpcgpu.errors import BatchError
 
-__all__ = ["GRACE", "Answer", "Monitor", "View", "observe", "presumed_ended"]
+__all__ = ["Answer", "Monitor", "View", "observe", "presumed_ended"]
 
 #: Seconds for which the queue may not know a job, before it counts as ended.
 GRACE = 60.0

@@ -17,7 +17,7 @@ import click
 
 from hpcgpu.cli.systems import AUTO, SystemName
 
-__all__ = ["ClusterCommand", "arguments_of", "cluster_options", "system_option"]
+__all__ = ["ClusterCommand", "cluster_options", "system_option"]
 
 #: Options that the commands decide themselves.
 _FIXED = ("name", "shutdown_on_close")

@@ -65,9 +65,15 @@ class GPUCluster(Lifecycle):
     Raises
     ------
     OptionError
-        An option that cannot be, before anything is submitted.
+        An unknown option, or a value that is not allowed. Nothing was submitted.
+    ClusterExists
+        A cluster of this name has jobs in the queue; see `if_exists`.
+    BatchError
+        The batch system is not installed here, or it does not answer.
+    NotTrusted
+        Another user can write to the cluster directory, or to a file that the jobs run.
     ClusterError
-        The batch system refused a job, or the scheduler job ended before the scheduler could be reached. No job is left then.
+        The batch system refused a job, or the scheduler job ended before its scheduler answered. No job is left then.
     """
 
     # Scaling
@@ -182,7 +188,7 @@ class GPUCluster(Lifecycle):
         Raises
         ------
         OptionError
-            Numbers that cannot be, or no such group.
+            Numbers that are not allowed, or there is no such group.
         ClusterError
             The cluster has failed.
         """
@@ -215,7 +221,13 @@ class GPUCluster(Lifecycle):
         return adaptive
 
     def settle(self) -> Awaitable[None] | None:
-        """Wait until the jobs that were asked for are submitted, and those that were given up have finished and are cancelled."""
+        """Wait until the requested jobs are submitted, and the draining jobs have finished and are cancelled.
+
+        Raises
+        ------
+        ClusterError
+            The cluster has failed, or a job was refused.
+        """
         self._check_usable()
         return self.sync(self._settle)  # type: ignore[no-any-return]
 
@@ -246,7 +258,7 @@ class GPUCluster(Lifecycle):
         Raises
         ------
         OptionError
-            An option that cannot be, or a group of that name exists.
+            An unknown option, a value that is not allowed, or a group of that name exists.
         ClusterError
             The cluster has failed.
         """
@@ -272,7 +284,9 @@ class GPUCluster(Lifecycle):
         Raises
         ------
         OptionError
-            No such group, or it is the default group.
+            There is no such group, or it is the default group.
+        ClusterError
+            The cluster has failed, or was closed.
         """
         self._check_usable()
         group = self._group(name)
@@ -361,6 +375,8 @@ class GPUCluster(Lifecycle):
 
         Raises
         ------
+        OptionError
+            `timeout` is not a time.
         ClusterError
             Jobs were refused or died too often, the scheduler is gone, or the cluster does not ask for so many workers.
         WorkerStartTimeoutError

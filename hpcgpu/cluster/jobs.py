@@ -33,7 +33,7 @@ from hpcgpu.store.directory import ClusterDirectory, Contact
 if TYPE_CHECKING:
     from hpcgpu.cluster.groups import WorkerGroup
 
-__all__ = ["Dispatcher", "SchedulerJob", "WorkerJob"]
+__all__ = ["Dispatcher", "Job", "SchedulerJob", "WorkerJob"]
 
 _SUBMITS_AT_ONCE = 4
 #: Lines and characters of a log that are shown, and bytes of its end that are read for that.

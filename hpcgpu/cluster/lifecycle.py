@@ -125,6 +125,14 @@ class Lifecycle(Manager):
         ------
         NoCluster
             There is no cluster of that name.
+        OtherFormat
+            Another version of hpcgpu made the cluster.
+        NotTrusted
+            Another user can write to its directory.
+        Damaged
+            A file of its directory does not hold what hpcgpu writes.
+        BatchError
+            The batch system does not answer, or the cluster is in another queue.
         ClusterError
             It was closed, or none of its jobs is left.
         """

@@ -21,7 +21,7 @@ from typing import Any
 from hpcgpu.display.text import columns
 from hpcgpu.fabric.gpus import first_device, nvml
 
-__all__ = ["Difference", "Grade", "collect", "compare", "overview", "table"]
+__all__ = ["CLIENT", "Difference", "Grade", "collect", "compare", "overview", "table"]
 
 #: What is compared, and the distributions that bring it.
 _PACKAGES = {

@@ -13,6 +13,22 @@ from hpcgpu.options.schema import accepted, names
 __all__ = ["describe", "kind_of", "parameters"]
 
 
+#: What the constructors raise.
+RAISES = """Raises
+------
+OptionError
+    An unknown option, or a value that is not allowed. Nothing was submitted.
+ClusterExists
+    A cluster of this name has jobs in the queue; see `if_exists`.
+BatchError
+    The batch system is not installed here, or it does not answer.
+NotTrusted
+    Another user can write to the cluster directory, or to a file that the jobs run.
+ClusterError
+    The batch system refused a job, or the scheduler job ended before its scheduler answered. No job is left then.
+"""
+
+
 def parameters(cls: type) -> str:
     """Return the options of a dataclass as the body of a numpydoc section."""
     entries = []
@@ -65,12 +81,7 @@ asynchronous : bool, default False
 {parameters(ClusterOptions)}
 {parameters(worker)}
 
-Raises
-------
-OptionError
-    An option that cannot be, before anything is submitted.
-ClusterError
-    The batch system refused a job, or the scheduler job ended before the scheduler could be reached. No job is left then.
+{RAISES}
 
 Notes
 -----

@@ -20,7 +20,36 @@ from dask.utils import parse_bytes, parse_timedelta
 from hpcgpu.errors import OptionError
 from hpcgpu.posix import paths
 
-__all__ = []
+__all__ = [
+    "boolean",
+    "choice",
+    "cluster_name",
+    "command",
+    "directory",
+    "duration",
+    "duration_or_none",
+    "environment",
+    "existing_directory",
+    "filled",
+    "interface",
+    "lines",
+    "listen_address",
+    "memory",
+    "natural",
+    "path",
+    "path_on_node",
+    "positive",
+    "profile_name",
+    "program",
+    "prologue",
+    "resources",
+    "shebang",
+    "size_or_fraction",
+    "text",
+    "ucx_environment",
+    "walltime",
+    "word",
+]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,49}")
 _WORD = re.compile(r"(?!-)[A-Za-z0-9_.,:@+=%/-]+")

@@ -55,12 +55,22 @@ def connect(
 
     Raises
     ------
+    OptionError
+        `environment_check` has a value that is not allowed, or `name` is not a name or path.
     NoCluster
-        There is none of that name.
+        There is no cluster of that name.
+    OtherFormat
+        Another version of hpcgpu made the cluster.
+    NotTrusted
+        Another user can write to its directory.
+    Damaged
+        A file of its directory does not hold what hpcgpu writes.
+    BatchError
+        The batch system does not answer, or the cluster is in another queue.
     ClusterError
-        It was closed, its scheduler job has ended, or this program's software does not fit to the cluster's.
+        It was closed, its scheduler job has ended, or the software of this program does not work with the cluster's.
     TimeoutError
-        The time is over.
+        The scheduler did not answer within `timeout`.
     """
     comparison = EnvironmentCheck(values.choice("error", "warn", "off")("environment_check", environment_check))
     directory = locate(name)

@@ -39,6 +39,7 @@ __all__ = [
     "find",
     "live_jobs",
     "locate",
+    "standing",
     "stop",
     "submitted",
     "system_of",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import Outlook, outlook
 
-__all__ = ["Failures", "Outcome", "Troubles", "classify"]
+__all__ = ["STABLE", "Failures", "Outcome", "Troubles", "classify"]
 
 #: A job whose workers stayed so many seconds was no failure to start: failures are counted anew after it.
 STABLE = 600.0

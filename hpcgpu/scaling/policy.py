@@ -10,7 +10,16 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Decision", "Demand", "History", "Hysteresis", "JobView", "Limits", "decide", "expected_wait", "keep_time"]
+__all__ = [
+    "Decision",
+    "Demand",
+    "History",
+    "Hysteresis",
+    "JobView",
+    "Limits",
+    "decide",
+    "expected_wait",
+]
 
 #: An idle job is kept at least so long, where `idle_timeout` is not given.
 _KEEP_LEAST = 5.0

@@ -16,7 +16,7 @@ from hpcgpu.options.values import duration, natural, positive
 from hpcgpu.options.values import memory as parse_memory
 from hpcgpu.scaling.policy import Limits
 
-__all__ = ["job_of", "jobs_for", "limits", "memory_per_worker", "threads_per_worker", "workers_of"]
+__all__ = ["job_of", "jobs_for", "limits", "memory_per_worker", "sequence", "threads_per_worker", "workers_of"]
 
 
 def threads_per_worker(worker: WorkerOptions) -> int:

@@ -20,7 +20,15 @@ from hpcgpu.fabric import settings
 from hpcgpu.options.common import JobOptions, Options
 from hpcgpu.posix.ownership import check
 
-__all__ = ["check_launch", "check_single", "command", "render", "render_bundle", "render_single", "script_name", "shell_word"]
+__all__ = [
+    "check_launch",
+    "check_single",
+    "command",
+    "render",
+    "render_bundle",
+    "render_single",
+    "script_name",
+]
 
 
 def shell_word(value: object) -> str:
