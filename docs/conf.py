@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent)]
+sys.path.insert(0, str(HERE.parent))
 
 import hpcgpu  # noqa: E402
 
@@ -13,8 +13,8 @@ author = "The hpcgpu developers"
 copyright = author
 release = version = hpcgpu.__version__
 
-extensions = ["sphinx.ext.autodoc", "numpydoc", "hpcgpu_pages"]
-exclude_patterns = ["_build", "_extensions"]
+extensions = ["sphinx.ext.autodoc", "numpydoc", "hpcgpu.sphinx"]
+exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"hpcgpu {version}"
 default_role = "code"

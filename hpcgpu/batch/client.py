@@ -101,15 +101,15 @@ class CommandBatch(BatchSystem):
         once.find("hpcgpu-probe")
 
     @abstractmethod
-    def _submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:
+    def submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:
         """Return the command that submits a job."""
 
     @abstractmethod
-    def _job_id(self, stdout: str) -> str | None:
+    def read_job_id(self, stdout: str) -> str | None:
         """Return the id from what the submit printed, tolerant of what site wrappers print around it."""
 
     @abstractmethod
-    def _named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
+    def named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
         """Ids of the live jobs of that name, newest last. One that has ended may be an earlier cluster's of the same name."""
 
     def submit(
@@ -122,14 +122,14 @@ class CommandBatch(BatchSystem):
         wanted: Callable[[], bool] = lambda: True,
     ) -> str:
         """Submit a script; see `BatchSystem.submit`. An attempt whose outcome is not known is looked up before the next one."""
-        argv = self._submit_command(script, job_name, after, exclude)
+        argv = self.submit_command(script, job_name, after, exclude)
         uncertain = False  # no answer yet on whether the last attempt was accepted
         again = False  # an attempt that got no answer and was not found has been repeated
         trouble = ""
         for _ in backoff(self.attempts, sleep=self.sleep):
             if uncertain:
                 try:
-                    found = self._named(job_name, attempts=1)  # this loop asks again by itself
+                    found = self.named(job_name, attempts=1)  # this loop asks again by itself
                 except BatchUnavailable as error:
                     trouble = str(error)
                     continue
@@ -145,7 +145,7 @@ class CommandBatch(BatchSystem):
             except BatchUnavailable as error:
                 uncertain, trouble = True, str(error)
                 continue
-            job_id = self._job_id(result.stdout) if result.returncode == 0 else None
+            job_id = self.read_job_id(result.stdout) if result.returncode == 0 else None
             if job_id is not None:
                 return self._only(job_id, job_name) if again else job_id
             trouble = result.words
@@ -160,7 +160,7 @@ class CommandBatch(BatchSystem):
                 raise SubmitRefused(f"{self.title} refused job {job_name!r}: {words}{advice(words, self.reasons)}")
         if uncertain or again:
             with contextlib.suppress(BatchUnavailable):
-                if found := self._named(job_name):
+                if found := self.named(job_name):
                     return self._only(found[-1], job_name) if again else found[-1]
                 if not uncertain and not self.transient.search(trouble):
                     raise SubmitRefused(f"{self.title} refused job {job_name!r}: {trouble}{advice(trouble, self.reasons)}")
@@ -169,7 +169,7 @@ class CommandBatch(BatchSystem):
 
     def find(self, job_name: str) -> list[str]:
         """Ids of the user's live jobs of that name."""
-        return self._named(job_name)
+        return self.named(job_name)
 
     def _only(self, job_id: str, job_name: str) -> str:
         """Cancel other jobs of that name, and return the id: a busy controller may accept an attempt after it was given up."""
@@ -177,7 +177,7 @@ class CommandBatch(BatchSystem):
             self.cancel(i for i in self.find(job_name) if i != job_id)
         return job_id
 
-    def _retry(self, argv: list[str], *, answered: Callable[[Result], bool], attempts: int | None = None) -> Result:
+    def ask(self, argv: list[str], *, answered: Callable[[Result], bool], attempts: int | None = None) -> Result:
         """Run a command that may be repeated without harm until it succeeds.
 
         Parameters

@@ -58,6 +58,8 @@ def plain_environment(folder: Path) -> Path:
                 if not link.exists():
                     link.symlink_to(Path(str(file.locate())).resolve())
     (site / "hpcgpu.pth").write_text(f"{ROOT}\n")
+    info = next(file for file in metadata.files("hpcgpu") or () if file.name == "entry_points.txt")
+    (site / info.parent.name).symlink_to(Path(str(info.locate())).resolve().parent)  # batch systems are entry points
     return folder / "bin" / "python"
 
 

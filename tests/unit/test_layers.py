@@ -32,6 +32,7 @@ LAYERS = (
     "checks",
     "cluster",
     "cli",
+    "sphinx",
     "__main__",
 )
 #: What these layers must not import though it comes from outside: whole distributions.

@@ -223,7 +223,7 @@ class PBS(CommandBatch):
             f"{words[:200] or f'nothing, exit code {result.returncode}'!r}"
         )
 
-    def _submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:
+    def submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:
         argv = ["qsub", "-N", pbs_name(job_name), "-v", f"{VARIABLE}={job_name}"]
         if (directory := _log_directory(script)) is not None:
             argv += ["-o", str(directory / self.log_name(job_name, ""))]
@@ -231,7 +231,7 @@ class PBS(CommandBatch):
             argv += ["-W", f"depend=after:{after}"]
         return [*argv, str(script)]
 
-    def _job_id(self, stdout: str) -> str | None:
+    def read_job_id(self, stdout: str) -> str | None:
         return parse_job_id(stdout)
 
     def log_name(self, job_name: str, job_id: str) -> str:
@@ -270,7 +270,7 @@ class PBS(CommandBatch):
             ids = self._held(ids)
         try:
             if ids:
-                self._retry(["qdel", *ids], answered=_gone)
+                self.ask(["qdel", *ids], answered=_gone)
         except BaseException:
             if only_pending:
                 self._release(ids)
@@ -284,7 +284,7 @@ class PBS(CommandBatch):
         """
         waiting: list[str] = []
         try:
-            self._retry(["qhold", "-h", "u", *ids], answered=_gone)
+            self.ask(["qhold", "-h", "u", *ids], answered=_gone)
             jobs = self._qstat(ids)
             waiting = [job_id for job_id, job in jobs.items() if _STATES.get(job.get("job_state", "")) is JobState.PENDING]
         finally:  # whatever the server said, nothing that stays may stay held
@@ -295,12 +295,12 @@ class PBS(CommandBatch):
         """Take the user's hold off these jobs, as far as the server answers."""
         if ids:
             with contextlib.suppress(BatchError):
-                self._retry(["qrls", "-h", "u", *ids], answered=_gone, attempts=1)
+                self.ask(["qrls", "-h", "u", *ids], answered=_gone, attempts=1)
 
-    def _named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
+    def named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
         """Ids of the live jobs of that name, by one qselect for the short name and one qstat for the whole one."""
         argv = ["qselect", "-u", pwd.getpwuid(os.getuid()).pw_name, "-N", pbs_name(job_name)]
-        found = self._retry(argv, answered=lambda result: False, attempts=attempts).stdout.split()
+        found = self.ask(argv, answered=lambda result: False, attempts=attempts).stdout.split()
         jobs = self._qstat([word for word in found if _JOB_ID.fullmatch(word)], attempts=attempts)
         statuses = (_status(job_id, job) for job_id, job in jobs.items())
         return sorted((s.job_id for s in statuses if s.name == job_name and not s.state.ended), key=_order)
@@ -322,7 +322,7 @@ class PBS(CommandBatch):
         """Attributes of these jobs. Of several ids the known ones are printed, whatever the exit code [recorded]."""
         if not ids:
             return {}
-        jobs = parse_attributes(self._retry(["qstat", *options, "-f", *ids], answered=_gone, attempts=attempts).stdout)
+        jobs = parse_attributes(self.ask(["qstat", *options, "-f", *ids], answered=_gone, attempts=attempts).stdout)
         return {job_id: job for job_id, job in jobs.items() if job_id in ids}
 
     def _shortage(self, job: Mapping[str, str]) -> Shortage | None:

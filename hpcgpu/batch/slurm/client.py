@@ -179,7 +179,7 @@ class Slurm(CommandBatch):
         for command in ("sbatch", "squeue", "scancel"):
             require(command, "hpcgpu needs Slurm's commands: run this on a login node, perhaps after `module load slurm`.")
 
-    def _submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:
+    def submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:
         argv = ["sbatch", "--parsable", f"--job-name={job_name}"]
         if after is not None:
             argv.append(f"--dependency=after:{after}")
@@ -187,7 +187,7 @@ class Slurm(CommandBatch):
             argv.append(f"--exclude={','.join(exclude)}")
         return [*argv, str(script)]
 
-    def _job_id(self, stdout: str) -> str | None:
+    def read_job_id(self, stdout: str) -> str | None:
         return parse_job_id(stdout)
 
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
@@ -218,9 +218,9 @@ class Slurm(CommandBatch):
         if not ids:
             return
         argv = ["scancel", *(["--state=PENDING"] if only_pending else []), *ids]
-        self._retry(argv, answered=lambda result: bool(_GONE.search(result.words)))
+        self.ask(argv, answered=lambda result: bool(_GONE.search(result.words)))
 
-    def _named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
+    def named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
         """Ids of the live jobs of that name. One that has ended may be an earlier cluster's of the same name."""
         jobs = self._squeue(["--me", f"--name={job_name}"], attempts=attempts)
         return sorted((i for i, job in jobs.items() if job.name == job_name and not job.state.ended), key=int)
@@ -235,5 +235,5 @@ class Slurm(CommandBatch):
 
     def _squeue(self, arguments: list[str], *, attempts: int | None = None) -> dict[str, JobStatus]:
         argv = ["squeue", "--noheader", f"--format={_SQUEUE_FORMAT}", *arguments]
-        result = self._retry(argv, answered=lambda result: "invalid job id" in result.words.lower(), attempts=attempts)
+        result = self.ask(argv, answered=lambda result: "invalid job id" in result.words.lower(), attempts=attempts)
         return parse_squeue(result.stdout)

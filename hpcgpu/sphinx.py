@@ -1,4 +1,4 @@
-"""Pages that come from the code: the options from their dataclasses, scripts from the templates.
+"""A Sphinx extension, for the docs of hpcgpu and of distributions that add a batch system: ``extensions = ["hpcgpu.sphinx"]``.
 
 ``.. options:: WorkerOptions`` lists the options of one dataclass of `hpcgpu.options.common`; ``.. options:: slurm`` those that only
 this batch system has.
@@ -6,6 +6,8 @@ this batch system has.
 ``.. upstream::`` lists what hpcgpu relies on in other projects, ``.. tested::`` the releases that it is tested with.
 
 ``.. script:: slurm worker`` shows the script that the options in its content (the keyword arguments of a cluster) give.
+
+Sphinx is no dependency of hpcgpu: nothing else imports this module.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from hpcgpu.options import common, profiles
 from hpcgpu.options.documentation import kind_of
 from hpcgpu.options.schema import names, own
 from hpcgpu.scripts.render import render
+
+__all__ = ["setup"]
 
 
 def _default(field: Any) -> str:
@@ -74,7 +78,7 @@ class Options(SphinxDirective):
         node = nodes.section()
         node.document = self.state.document
         self.state.nested_parse(StringList(lines, source=f"hpcgpu options {wanted}"), self.content_offset, node)
-        return node.children
+        return list(node.children)
 
 
 class Script(SphinxDirective):

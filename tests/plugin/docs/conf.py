@@ -1,0 +1,4 @@
+"""The docs of a plugin: its options, by the Sphinx extension of hpcgpu."""
+
+project = "hpcgpu-abacus"
+extensions = ["hpcgpu.sphinx"]
