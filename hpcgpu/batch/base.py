@@ -135,10 +135,13 @@ class BatchSystem(ABC):
     Attributes
     ----------
     name : str
-        Short name, also the name of its template folder and of its section in the configuration: ``"slurm"``.
+        Name of its `System`.
+    remembers : bool
+        It knows its ended jobs for so long that a job which it does not know never existed.
     """
 
     name: str
+    remembers: bool = False
 
     @abstractmethod
     def check(self) -> None:
@@ -171,6 +174,7 @@ class BatchSystem(ABC):
         script: Path,
         *,
         job_name: str,
+        logs: Path | None = None,
         after: str | None = None,
         exclude: Collection[str] = (),
         wanted: Callable[[], bool] = lambda: True,
@@ -183,6 +187,8 @@ class BatchSystem(ABC):
             The job script; its directives ask for everything that does not change from job to job.
         job_name : str
             Name of this job, unique among the user's live jobs: an ambiguous submit is looked up by it.
+        logs : Path, optional
+            Directory of the job's log, for a batch system that names the log at the submit, see `log_name`. Default: as the script says.
         after : str, optional
             Id of a job that must have started before this one may.
         exclude : collection of str, optional
@@ -205,7 +211,7 @@ class BatchSystem(ABC):
         """
 
     def log_name(self, job_name: str, job_id: str) -> str:
-        """Return the file name of a job's log; its directory is in the script."""
+        """Return the file name of a job's log."""
         return f"{job_name}-{job_id}.log"
 
     @abstractmethod

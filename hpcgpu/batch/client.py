@@ -101,7 +101,7 @@ class CommandBatch(BatchSystem):
         once.find("hpcgpu-probe")
 
     @abstractmethod
-    def submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:
+    def submit_command(self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]) -> list[str]:
         """Return the command that submits a job."""
 
     @abstractmethod
@@ -117,12 +117,13 @@ class CommandBatch(BatchSystem):
         script: Path,
         *,
         job_name: str,
+        logs: Path | None = None,
         after: str | None = None,
         exclude: Collection[str] = (),
         wanted: Callable[[], bool] = lambda: True,
     ) -> str:
         """Submit a script; see `BatchSystem.submit`. An attempt whose outcome is not known is looked up before the next one."""
-        argv = self.submit_command(script, job_name, after, exclude)
+        argv = self.submit_command(script, job_name, logs, after, exclude)
         uncertain = False  # no answer yet on whether the last attempt was accepted
         again = False  # an attempt that got no answer and was not found has been repeated
         trouble = ""

@@ -257,7 +257,7 @@ def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: fl
             job_name = f"{name}-{kind}"
             directory.intend(job_name, kind)
             try:
-                jobs[kind] = batch.submit(script, job_name=job_name)
+                jobs[kind] = batch.submit(script, job_name=job_name, logs=log_directory)
                 directory.submitted(job_name, jobs[kind])
             except BatchError as error:
                 smaller = kind == "worker" and options.worker.nodes_per_job != 1

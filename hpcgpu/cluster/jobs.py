@@ -28,6 +28,7 @@ from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling.failures import Outcome, classify
 from hpcgpu.scaling.repair import Absence
+from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ class Dispatcher:
             self.directory.intend(name, kind, group)
             try:
                 self.check_manager()  # after the intent: who takes over now either reads that, or is seen here
-                job_id = self.batch.submit(script, job_name=name, after=after, exclude=exclude, wanted=lambda: not self.closing)
+                logs, wanted = saved.logs(self.directory), lambda: not self.closing
+                job_id = self.batch.submit(script, job_name=name, logs=logs, after=after, exclude=exclude, wanted=wanted)
             except AmbiguousSubmit:
                 self._uncertain.add(name)
                 raise

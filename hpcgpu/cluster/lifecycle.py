@@ -21,7 +21,7 @@ from distributed.core import Status, rpc
 from distributed.deploy.cluster import Cluster
 from distributed.security import Security
 
-from hpcgpu.batch import batch_system
+from hpcgpu.batch import batch_system, registry
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.reasons import explain
 from hpcgpu.checks.login import of_all_nodes
@@ -242,7 +242,7 @@ class Lifecycle(Manager):
         self.batch.check()
         for job in (self.options.worker, self.options.scheduler):
             if job is not None and job.local_directory is not None and "$" not in job.local_directory:
-                _check_local_directory(job.local_directory, everywhere=self.system == "local")
+                _check_local_directory(job.local_directory, everywhere=registry.system(self.system).one_machine)
         if self.options.scheduler is None and self.options.worker.interface:
             if trouble := interfaces.missing(self.options.worker.interface, interfaces.addresses()):
                 raise OptionError(f"scheduler='local': {trouble}")

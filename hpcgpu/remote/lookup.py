@@ -341,7 +341,7 @@ def standing(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobS
     found = list(jobs.values())
     no_id = [s.name for s in directory.submits() if s.job_id is None and not s.refused and not s.ended and s not in found]
     manager = directory.manager()
-    remembered = system_of(directory) == "local" and manager is not None and manager.lives is not None
+    remembered = batch.remembers and manager is not None and manager.lives is not None
     return live, [] if remembered or _ended_by_itself(directory) else [*(i for i in jobs if i not in told and i not in over), *no_id]
 
 

@@ -47,7 +47,7 @@ def script(site: Site, body: str = "exec sleep 600", *directives: str) -> Path:
 
 
 def submit(batch: PBS, site: Site, name: str = "ada-1", body: str = "exec sleep 600", **more: str) -> str:
-    return batch.submit(script(site, body), job_name=name, **more)
+    return batch.submit(script(site, body), job_name=name, logs=site.folder / "logs", **more)
 
 
 def states(batch: PBS, *ids: str) -> dict[str, JobState]:

@@ -33,6 +33,8 @@ from tests.helpers import Clock
 class Queue:
     """Knows one job, and leaves it out of the answers that it is told to."""
 
+    remembers = False
+
     def __init__(self, forgets: set[int]) -> None:
         self.forgets, self.asked, self.cancelled = forgets, 0, False
 
@@ -224,6 +226,8 @@ def test_what_is_given_up_is_written_by_the_manager_alone_and_a_full_disk_does_n
 class Tells:
     """A queue that knows no live job, and of those that have ended what it is told."""
 
+    remembers = False
+
     def __init__(self, **ended: str) -> None:
         statuses = [JobStatus(job_id="5", name=name, state=JobState(state)) for name, state in ended.items()]
         self.known = {status.job_id: status for status in statuses}
@@ -351,7 +355,9 @@ def test_a_cluster_that_was_stopped_half_way_is_kept_while_nobody_knows_its_jobs
 
 
 def test_the_embedded_queue_is_believed_on_its_own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lone: ClusterDirectory) -> None:
-    tells(monkeypatch, Tells())
+    queue = Tells()
+    queue.remembers = True
+    tells(monkeypatch, queue)
     about = json.loads((lone.path / "cluster.json").read_text())
     lone.write("cluster.json", json.dumps(about | {"system": "local"}))
     here = (lone.path / "manager-000001.json").read_text()

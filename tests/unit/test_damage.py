@@ -34,6 +34,8 @@ JOBS = {"7": "bad-scheduler", "8": "bad-0", "9": "good-scheduler"}
 class Queue:
     """Knows the jobs of two clusters."""
 
+    remembers = False
+
     def __init__(self) -> None:
         self.cancelled: set[str] = set()
 

@@ -241,6 +241,7 @@ class LocalQueue(BatchSystem):
     """
 
     name = "local"
+    remembers = True
 
     def __init__(self, directory: Path | None = None, *, gpus: int | None = None, slots: int | None = None) -> None:
         path = directory or Path(os.environ.get("HPCGPU_QUEUE_DIRECTORY") or "~/.hpcgpu/queue")
@@ -267,6 +268,7 @@ class LocalQueue(BatchSystem):
         script: Path,
         *,
         job_name: str,
+        logs: Path | None = None,
         after: str | None = None,
         exclude: Collection[str] = (),
         wanted: Callable[[], bool] = lambda: True,

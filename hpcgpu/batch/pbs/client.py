@@ -10,7 +10,6 @@ import contextlib
 import os
 import pwd
 import re
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -223,10 +222,10 @@ class PBS(CommandBatch):
             f"{words[:200] or f'nothing, exit code {result.returncode}'!r}"
         )
 
-    def submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:
+    def submit_command(self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]) -> list[str]:
         argv = ["qsub", "-N", pbs_name(job_name), "-v", f"{VARIABLE}={job_name}"]
-        if (directory := _log_directory(script)) is not None:
-            argv += ["-o", str(directory / self.log_name(job_name, ""))]
+        if logs is not None:
+            argv += ["-o", str(logs / self.log_name(job_name, ""))]
         if after is not None:
             argv += ["-W", f"depend=after:{after}"]
         return [*argv, str(script)]
@@ -346,17 +345,3 @@ def _gone(result: Result) -> bool:
 def _order(job_id: str) -> tuple[int, str]:
     number = re.match(r"\d+", job_id)
     return (int(number[0]) if number else 0, job_id)
-
-
-def _log_directory(script: Path) -> Path | None:
-    """Return the directory that a script's ``#PBS -o DIRECTORY/`` names."""
-    try:
-        text = script.read_text(errors="replace")
-    except OSError:
-        return None  # qsub says it better
-    for line in text.splitlines():
-        if line.startswith("#PBS -o "):
-            with contextlib.suppress(ValueError):
-                words = shlex.split(line)
-                return Path(words[2]) if len(words) == 3 and words[2].endswith("/") else None
-    return None

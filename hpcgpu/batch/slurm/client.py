@@ -179,7 +179,7 @@ class Slurm(CommandBatch):
         for command in ("sbatch", "squeue", "scancel"):
             require(command, "hpcgpu needs Slurm's commands: run this on a login node, perhaps after `module load slurm`.")
 
-    def submit_command(self, script: Path, job_name: str, after: str | None, exclude: Collection[str]) -> list[str]:
+    def submit_command(self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]) -> list[str]:
         argv = ["sbatch", "--parsable", f"--job-name={job_name}"]
         if after is not None:
             argv.append(f"--dependency=after:{after}")
