@@ -2,9 +2,120 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-__all__ = ["Clock"]
+import fake_pbs
+from distributed import Event, get_worker
+
+from hpcgpu import GPUCluster
+from hpcgpu.batch.local.queue import LocalQueue
+from tests.conftest import live
+
+GOLDEN = Path(__file__).parent / "unit" / "golden"
+#: Clusters on the embedded queue, and on the PBS that pretends.
+CPU: dict[str, Any] = {"gpus_per_node": 0, "cores": 1, "poll_interval": 0.5, "quiet": True}
+GPU: dict[str, Any] = {"gpus_per_node": 2, "scheduler": {"gpus_per_node": 0}, "protocol": "tcp", "poll_interval": 0.5, "quiet": True}
+PBS_CPU: dict[str, Any] = {**CPU, "memory": "1GB"}
+#: Adaptive scaling that changes its mind fast.
+ADAPT: dict[str, Any] = {"idle_timeout": "1s", "target_duration": "1s"}
+
+
+def block_queue(queue: LocalQueue, home: Path) -> str:
+    """Fill all GPUs of the queue with a job, so that those of the test wait."""
+    script = home / "block.sh"
+    script.write_text("#!/bin/bash\n#HPCGPU --gpus=4\n#HPCGPU --output=/dev/null\nexec sleep 600\n")
+    return queue.submit(script, job_name="blocker")
+
+
+def in_queue(queue: LocalQueue, name: str) -> list[str]:
+    """Live jobs whose name begins so."""
+    return [i for i in live(queue) if queue.poll([i])[i].name.startswith(name)]
+
+
+PROGRAM = """
+import sys, time
+from hpcgpu import LocalGPUCluster
+cluster = LocalGPUCluster(**{options})
+print("up", flush=True)
+{then}
+"""
+
+
+def start_program(options: dict[str, Any], then: str = "time.sleep(600)") -> subprocess.Popen[str]:
+    """Start another program that has a cluster."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(options=options, then=then)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+#: A cluster of CPU workers on the embedded queue.
+ON_CPUS = ("--system", "local", "--gpus-per-node", "0", "--cores", "1", "--poll-interval", "0.5")
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line of the program `hpcgpu`."""
+    return [sys.executable, "-m", "hpcgpu", *arguments]
+
+
+def hpcgpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the program `hpcgpu`."""
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=250, env=os.environ | environment)
+
+
+def travels(function: Any) -> Any:
+    """Let a function be pickled by value: jobs cannot import this module."""
+    function.__module__ = "__main__"
+    return function
+
+
+def other(tmp_path: Path, name: str, version: str) -> dict[str, str]:
+    """The environment variables of a Python that has another version of a distribution, as its metadata tell."""
+    info = tmp_path / f"other-{name}" / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return {"PYTHONPATH": os.pathsep.join([str(info.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])}
+
+
+def golden(name: str, text: str) -> None:
+    """Compare a script with the one in the repository, and let bash read it."""
+    path = GOLDEN / name
+    if os.environ.get("HPCGPU_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text(), f"{name} differs: HPCGPU_UPDATE_GOLDEN=1 writes it anew"
+    subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+def fill(site: fake_pbs.Site, home: Path) -> str:
+    """Fill all GPUs of the PBS that pretends with a job, so that those of the test wait."""
+    script = home / "block.pbs"
+    script.write_text("#!/bin/bash\n#PBS -l select=2:ngpus=2\n#PBS -o /dev/null\nexec sleep 600\n")
+    return site.run("qsub", "-N", "blocker", str(script)).stdout.strip()
+
+
+def names(cluster: GPUCluster) -> set[str]:
+    """The names of the connected workers."""
+    return {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()}
+
+
+def tasks(seconds: float = 0.2) -> tuple[Callable[[str], str], Callable[[int], int]]:
+    """A task that waits for an event, and one that is slow. Functions of a function are pickled by value."""
+
+    def wait_for(name: str) -> str:
+        Event(name).wait()
+        return str(get_worker().name)
+
+    def slow(index: int) -> int:
+        time.sleep(seconds)
+        return index
+
+    return wait_for, slow
 
 
 @dataclass

@@ -13,8 +13,7 @@ from distributed import Client
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.environment.software import collect
-from tests.local.test_cli import hpcgpu
-from tests.local.test_host_results import travels
+from tests.helpers import hpcgpu, travels
 
 pytestmark = pytest.mark.gpu
 

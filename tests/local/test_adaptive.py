@@ -20,11 +20,9 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.manager import Leaving
 from hpcgpu.errors import BatchUnavailable, SubmitLimited
 from tests.conftest import live, told
-from tests.local.test_cluster import CPU, GPU, in_queue
+from tests.helpers import ADAPT, CPU, GPU, in_queue
 
 Until = Callable[..., None]
-
-ADAPT: dict[str, Any] = {"idle_timeout": "1s", "target_duration": "1s"}
 
 
 def tasks() -> tuple[Callable[[str], str], Callable[[], None], Callable[[int], int]]:

@@ -17,8 +17,7 @@ from fake_pbs import Site
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live
-from tests.local.test_cli import command, hpcgpu
-from tests.local.test_software import other
+from tests.helpers import command, hpcgpu, other
 
 Until = Callable[..., None]
 

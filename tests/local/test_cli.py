@@ -23,22 +23,12 @@ from hpcgpu.cluster.discovery import discover
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.store import claims, saved
 from tests.conftest import live, told
-from tests.local.test_cluster import CPU, block_queue, start_program
+from tests.helpers import CPU, ON_CPUS, block_queue, command, hpcgpu, start_program
 
 Until = Callable[..., None]
 
-#: A cluster of CPU workers on the embedded queue.
-ON_CPUS = ("--system", "local", "--gpus-per-node", "0", "--cores", "1", "--poll-interval", "0.5")
 #: Its jobs wait while the queue's GPUs are taken.
 WAITS = ("--system", "local", "--gpus-per-node", "1", "--protocol", "tcp", "--poll-interval", "0.5")
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "hpcgpu", *arguments]
-
-
-def hpcgpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=250, env=os.environ | environment)
 
 
 def status(name: str) -> dict[str, Any]:

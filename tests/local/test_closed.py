@@ -14,7 +14,7 @@ from hpcgpu import ClusterError, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.gpucluster import GPUCluster
 from tests.conftest import live, told
-from tests.local.test_cluster import CPU
+from tests.helpers import CPU
 
 CALLS: dict[str, Callable[[GPUCluster], Any]] = {
     "scale": lambda cluster: cluster.scale(1),

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -26,23 +24,9 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import BatchError, BatchUnavailable, ClusterExists, ClusterWarning, SubmitRefused
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running, told
+from tests.helpers import CPU, GPU, block_queue, in_queue, start_program
 
 Until = Callable[..., None]
-
-CPU: dict[str, Any] = {"gpus_per_node": 0, "cores": 1, "poll_interval": 0.5, "quiet": True}
-GPU: dict[str, Any] = {"gpus_per_node": 2, "scheduler": {"gpus_per_node": 0}, "protocol": "tcp", "poll_interval": 0.5, "quiet": True}
-
-
-def block_queue(queue: LocalQueue, home: Path) -> str:
-    """Fill all GPUs of the queue with a job, so that those of the test wait."""
-    script = home / "block.sh"
-    script.write_text("#!/bin/bash\n#HPCGPU --gpus=4\n#HPCGPU --output=/dev/null\nexec sleep 600\n")
-    return queue.submit(script, job_name="blocker")
-
-
-def in_queue(queue: LocalQueue, name: str) -> list[str]:
-    """Live jobs whose name begins so."""
-    return [i for i in live(queue) if queue.poll([i])[i].name.startswith(name)]
 
 
 def test_a_cluster_comes_up_computes_and_leaves_no_job(queue: LocalQueue) -> None:
@@ -476,21 +460,6 @@ def test_a_queue_that_does_not_answer_changes_nothing(queue: LocalQueue, monkeyp
             assert cluster.status.name == "running"
             assert {job.state for job in cluster.jobs} <= {"running", "pending"}
         cluster.wait_for_workers(1)
-
-
-PROGRAM = """
-import sys, time
-from hpcgpu import LocalGPUCluster
-cluster = LocalGPUCluster(**{options})
-print("up", flush=True)
-{then}
-"""
-
-
-def start_program(options: dict[str, Any], then: str = "time.sleep(600)") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(options=options, then=then)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -20,7 +20,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import BatchError, NotTrusted
 from hpcgpu.store import claims
 from hpcgpu.store.directory import Contact
-from tests.local.test_cluster import CPU
+from tests.helpers import CPU
 
 STRANGER = 64321  # a user id that nobody has
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")

@@ -10,8 +10,7 @@ import pytest
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import ClusterError, ClusterWarning
-from tests.local.test_cli import hpcgpu
-from tests.local.test_cluster import CPU, GPU
+from tests.helpers import CPU, GPU, hpcgpu
 
 
 @pytest.mark.parametrize(("protocol", "spoken", "transport"), [("ucx", "ucx", "tcp/"), ("tcp", "tls", "tls/")])

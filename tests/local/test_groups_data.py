@@ -12,7 +12,7 @@ from distributed import Client, wait
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import told
-from tests.local.test_cluster import GPU
+from tests.helpers import GPU
 
 Until = Callable[..., None]
 

@@ -21,7 +21,7 @@ import hpcgpu
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.store import credentials
-from tests.local.test_cluster import CPU, GPU
+from tests.helpers import CPU, GPU, travels
 
 _PRETENDED = {
     "cupy": """
@@ -67,12 +67,6 @@ def cluster(request: pytest.FixtureRequest, queue: LocalQueue, libraries: str, f
     with LocalGPUCluster(**asked, jobs=1) as cluster:
         cluster.wait_for_workers(2)
         yield cluster
-
-
-def travels(function: Any) -> Any:
-    """Let a function be pickled by value: jobs cannot import this module."""
-    function.__module__ = "__main__"
-    return function
 
 
 @travels

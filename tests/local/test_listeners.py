@@ -32,7 +32,7 @@ from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.fabric import interfaces
 from hpcgpu.store import claims, credentials
-from tests.local.test_cluster import CPU
+from tests.helpers import CPU
 
 Until = Callable[..., None]
 

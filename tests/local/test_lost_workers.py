@@ -18,7 +18,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.display.progress import waiting_for
 from tests.conftest import live, told
-from tests.local.test_pbs_cluster import GPU as PBS_GPU
+from tests.helpers import GPU as PBS_GPU
 
 Until = Callable[..., None]
 

@@ -21,7 +21,7 @@ from hpcgpu.cli import main
 from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running
-from tests.local.test_cluster import CPU, in_queue, start_program
+from tests.helpers import CPU, in_queue, start_program
 
 Until = Callable[..., None]
 

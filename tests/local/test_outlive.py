@@ -22,16 +22,12 @@ from hpcgpu.errors import BatchUnavailable, ClusterWarning
 from hpcgpu.remote.lookup import stop
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, told
-from tests.local.test_cluster import CPU, block_queue, in_queue, start_program
+from tests.helpers import CPU, block_queue, in_queue, names, start_program
 
 Until = Callable[..., None]
 
 #: Its jobs wait while the queue's GPUs are taken.
 WAITS: dict[str, Any] = {"gpus_per_node": 1, "protocol": "tcp", "scheduler": {"gpus_per_node": 1}, "poll_interval": 0.5, "quiet": True}
-
-
-def names(cluster: LocalGPUCluster) -> set[str]:
-    return {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()}
 
 
 def test_a_detached_cluster_keeps_its_jobs_and_its_data_and_is_taken_up_again(queue: LocalQueue) -> None:

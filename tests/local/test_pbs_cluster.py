@@ -19,22 +19,10 @@ from fake_pbs import Site
 from hpcgpu import ClusterError, OptionError, PBSGPUCluster
 from hpcgpu.errors import ClusterWarning
 from tests.conftest import told
+from tests.helpers import GPU, fill, names
+from tests.helpers import PBS_CPU as CPU
 
 Until = Callable[..., None]
-
-CPU: dict[str, Any] = {"gpus_per_node": 0, "cores": 1, "memory": "1GB", "poll_interval": 0.5, "quiet": True}
-GPU: dict[str, Any] = {"gpus_per_node": 2, "scheduler": {"gpus_per_node": 0}, "protocol": "tcp", "poll_interval": 0.5, "quiet": True}
-
-
-def fill(site: Site, home: Path) -> str:
-    """Fill all GPUs with a job, so that those of the test wait."""
-    script = home / "block.pbs"
-    script.write_text("#!/bin/bash\n#PBS -l select=2:ngpus=2\n#PBS -o /dev/null\nexec sleep 600\n")
-    return site.run("qsub", "-N", "blocker", str(script)).stdout.strip()
-
-
-def names(cluster: PBSGPUCluster) -> set[str]:
-    return {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()}
 
 
 def test_a_cluster_comes_up_computes_and_leaves_no_job(pbs: Site) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,25 +19,12 @@ from fake_pbs import Site
 import hpcgpu
 from hpcgpu import ClusterError, PBSGPUCluster
 from tests.conftest import told
-from tests.local.test_pbs_cluster import CPU, GPU, names
+from tests.helpers import GPU, names, tasks
+from tests.helpers import PBS_CPU as CPU
 
 Until = Callable[..., None]
 
 ADAPT: dict[str, Any] = {"idle_timeout": "2s", "target_duration": "1s"}
-
-
-def tasks() -> tuple[Callable[[str], str], Callable[[int], int]]:
-    """Functions of a function, which travel by value."""
-
-    def wait_for(name: str) -> str:
-        Event(name).wait()
-        return str(get_worker().name)
-
-    def slow(index: int) -> int:
-        time.sleep(0.2)
-        return index
-
-    return wait_for, slow
 
 
 wait_for, slow = tasks()

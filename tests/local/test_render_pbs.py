@@ -14,7 +14,8 @@ from fake_pbs import Site
 import hpcgpu
 from hpcgpu import PBSGPUCluster
 from hpcgpu.scripts.bundle import make
-from tests.local.test_pbs_cluster import CPU, fill
+from tests.helpers import PBS_CPU as CPU
+from tests.helpers import fill
 
 Until = Callable[..., None]
 

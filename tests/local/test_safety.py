@@ -20,7 +20,7 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, ClusterWarning
 from tests.conftest import live, told
-from tests.local.test_cluster import CPU
+from tests.helpers import CPU
 
 Until = Callable[..., None]
 

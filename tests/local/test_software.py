@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 
@@ -13,15 +12,7 @@ from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import ClusterError, ClusterWarning
 from tests.conftest import live, told
-from tests.local.test_cluster import CPU
-
-
-def other(tmp_path: Path, name: str, version: str) -> dict[str, str]:
-    """The environment variables of a Python that has another version of a distribution, as its metadata tell."""
-    info = tmp_path / f"other-{name}" / f"{name}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    return {"PYTHONPATH": os.pathsep.join([str(info.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])}
+from tests.helpers import CPU, other
 
 
 def test_a_scheduler_with_another_dask_is_an_error_with_the_table(queue: LocalQueue, tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.remote.lookup import locate, stop
 from tests.conftest import live
-from tests.local.test_cli import ON_CPUS, hpcgpu
-from tests.local.test_cluster import CPU
+from tests.helpers import CPU, ON_CPUS, hpcgpu
 
 Until = Callable[..., None]
 

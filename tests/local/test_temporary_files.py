@@ -14,7 +14,7 @@ from distributed import Client
 
 from hpcgpu import LocalGPUCluster, OptionError
 from hpcgpu.batch.local.queue import LocalQueue
-from tests.local.test_cluster import CPU, GPU
+from tests.helpers import CPU, GPU
 
 Until = Callable[..., None]
 

@@ -28,7 +28,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import authentication
 from hpcgpu.fabric.authentication import ARGUMENT, Connector, Listener, place
-from tests.local.test_cluster import GPU
+from tests.helpers import GPU
 
 Until = Callable[..., None]
 

@@ -17,7 +17,7 @@ from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.display.progress import Progress
 from hpcgpu.errors import SubmitLimited
 from tests.conftest import told
-from tests.local.test_cluster import CPU
+from tests.helpers import CPU
 
 Until = Callable[..., None]
 LIMIT = "sbatch: error: QOSMaxSubmitJobPerUserLimit"

@@ -15,8 +15,7 @@ from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.manager import Leaving
 from tests.conftest import live, told
-from tests.local.test_adaptive import ADAPT
-from tests.local.test_cluster import CPU
+from tests.helpers import ADAPT, CPU
 
 Until = Callable[..., None]
 

@@ -17,21 +17,10 @@ from distributed import Client
 
 from hpcgpu import ClusterError, SlurmGPUCluster
 from tests.conftest import told
+from tests.slurm.helpers import A100
 
 Until = Callable[..., None]
 
-A100: dict[str, Any] = {
-    "queue": "gpu",
-    "walltime": "02:00:00",
-    "gpus_per_node": 4,
-    "gpu_type": "a100",
-    "cores": 4,
-    "memory": "4GB",
-    "scheduler": {"queue": "shared", "prefer": "t4"},
-    "protocol": "tcp",
-    "poll_interval": 1,
-    "quiet": True,
-}
 SMALL: dict[str, Any] = A100 | {"gpus_per_node": 1, "cores": 1, "memory": "1GB"}
 
 

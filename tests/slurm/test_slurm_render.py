@@ -14,7 +14,7 @@ from bed import SlurmBed
 import hpcgpu
 from hpcgpu import SlurmGPUCluster
 from hpcgpu.scripts.bundle import make, make_single
-from tests.slurm.test_slurm_cluster import A100
+from tests.slurm.helpers import A100
 
 Until = Callable[..., None]
 

@@ -12,10 +12,9 @@ from bed import SlurmBed
 from hpcgpu import SlurmGPUCluster
 from hpcgpu.remote.lookup import locate
 from tests.conftest import told
-from tests.local.test_cli import hpcgpu
+from tests.helpers import hpcgpu
 from tests.local.test_lost_workers import time_passes
-from tests.slurm.test_slurm_cluster import A100
-from tests.slurm.test_slurm_scaling import CPU, in_queue, submits
+from tests.slurm.helpers import A100, CPU, in_queue, submits
 
 Until = Callable[..., None]
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,47 +16,15 @@ from distributed import Client, Event, get_worker
 
 from hpcgpu import ClusterError, SlurmGPUCluster
 from tests.conftest import told
+from tests.helpers import tasks
+from tests.slurm.helpers import CPU, in_queue, submits
 
 Until = Callable[..., None]
 
-CPU: dict[str, Any] = {
-    "queue": "gpu",
-    "gpus_per_node": 0,
-    "cores": 1,
-    "memory": "1GB",
-    "scheduler": {"queue": "shared", "prefer": "t4"},
-    "protocol": "tcp",
-    "poll_interval": 1,
-    "quiet": True,
-}
 ADAPT: dict[str, Any] = {"idle_timeout": "2s", "target_duration": "1s"}
 
 
-def tasks() -> tuple[Callable[[str], str], Callable[[int], int]]:
-    """Functions of a function, which travel by value."""
-
-    def wait_for(name: str) -> str:
-        Event(name).wait()
-        return str(get_worker().name)
-
-    def slow(index: int) -> int:
-        time.sleep(0.5)
-        return index
-
-    return wait_for, slow
-
-
-wait_for, slow = tasks()
-
-
-def submits(cluster: SlurmGPUCluster) -> list[str]:
-    """Ids of all worker jobs that the journal knows, and that the queue accepted."""
-    lines = [json.loads(line) for line in (cluster.directory.path / "journal.jsonl").read_text().splitlines()]
-    return [line["id"] for line in lines if line["event"] == "submitted" and not line["name"].endswith("-scheduler")]
-
-
-def in_queue(bed: SlurmBed) -> list[str]:
-    return [job.name for job in bed.squeue() if job.state != "COMPLETING"]
+wait_for, slow = tasks(0.5)
 
 
 def test_adaptive_brings_jobs_for_work_and_gives_them_back(bed: SlurmBed, until: Until) -> None:

@@ -21,7 +21,7 @@ from hpcgpu.errors import OptionError
 from hpcgpu.options import profiles
 from hpcgpu.profiles import draft
 from hpcgpu.scripts.render import render
-from tests.unit.test_render import golden
+from tests.helpers import golden
 
 #: What a user of each site gives.
 GIVEN: dict[str, Any] = {"account": "m1234", "queue": "debug", "walltime": "2h", "memory": "200GB"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from hpcgpu.scripts.bundle import make, make_single
 from hpcgpu.scripts.render import render_bundle, render_single
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.saved import read
+from tests.helpers import golden
 
 GOLDEN = Path(__file__).parent / "golden"
 PLACE = Path("/home/me/clusters/demo")
@@ -28,14 +28,6 @@ OPTIONS: dict[str, Any] = {
     "gpus_per_node": 4,
     "walltime": "2h",
 }
-
-
-def golden(name: str, text: str) -> None:
-    path = GOLDEN / name
-    if os.environ.get("HPCGPU_UPDATE_GOLDEN"):
-        path.write_text(text)
-    assert text == path.read_text(), f"{name} differs: HPCGPU_UPDATE_GOLDEN=1 writes it anew"
-    subprocess.run(["bash", "-n", str(path)], check=True)
 
 
 @pytest.mark.parametrize("system", ["slurm", "pbs"])

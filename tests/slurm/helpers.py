@@ -1,0 +1,45 @@
+"""What several test modules of the real Slurm use."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from bed import SlurmBed
+
+from hpcgpu import SlurmGPUCluster
+
+A100: dict[str, Any] = {
+    "queue": "gpu",
+    "walltime": "02:00:00",
+    "gpus_per_node": 4,
+    "gpu_type": "a100",
+    "cores": 4,
+    "memory": "4GB",
+    "scheduler": {"queue": "shared", "prefer": "t4"},
+    "protocol": "tcp",
+    "poll_interval": 1,
+    "quiet": True,
+}
+
+
+CPU: dict[str, Any] = {
+    "queue": "gpu",
+    "gpus_per_node": 0,
+    "cores": 1,
+    "memory": "1GB",
+    "scheduler": {"queue": "shared", "prefer": "t4"},
+    "protocol": "tcp",
+    "poll_interval": 1,
+    "quiet": True,
+}
+
+
+def in_queue(bed: SlurmBed) -> list[str]:
+    return [job.name for job in bed.squeue() if job.state != "COMPLETING"]
+
+
+def submits(cluster: SlurmGPUCluster) -> list[str]:
+    """Ids of all worker jobs that the journal knows, and that the queue accepted."""
+    lines = [json.loads(line) for line in (cluster.directory.path / "journal.jsonl").read_text().splitlines()]
+    return [line["id"] for line in lines if line["event"] == "submitted" and not line["name"].endswith("-scheduler")]
