@@ -133,11 +133,11 @@ def private_directory(path: Path) -> None:
 def _judge(path: Path, found: list[Weakness]) -> None:
     for weakness in found:
         if not weakness.by_group:
-            raise NotTrusted(f"{path} is not used, as others can change what is there: {weakness.why}. {weakness.advice}")
+            raise NotTrusted(f"{path} is not used, because other users can change it: {weakness.why}. {weakness.advice}")
     named = "; ".join(f"{weakness.why}. {weakness.advice}" for weakness in found)
     if named and named not in _warned:  # once each, however many clusters are below
         _warned.add(named)
-        warnings.warn(f"members of a group can put something else in the place of {path}: {named}", ClusterWarning, stacklevel=4)
+        warnings.warn(f"members of a group can replace {path}: {named}", ClusterWarning, stacklevel=4)
 
 
 _warned: set[str] = set()

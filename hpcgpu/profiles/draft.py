@@ -40,7 +40,7 @@ def render(system: str, queues: Sequence[Queue], today: str, others: str = "") -
         "options:",
     ]
     if not queues:
-        return "\n".join([*lines, "  # The batch system names no nodes with GPUs.", "  gpus-per-node: 1", ""])
+        return "\n".join([*lines, "  # The batch system lists no nodes with GPUs.", "  gpus-per-node: 1", ""])
     best = max(queues, key=lambda queue: queue.gpus)
     lines += _options(best, "  ")
     lines += [

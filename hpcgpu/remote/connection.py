@@ -146,7 +146,7 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
                 log = saved.logs(directory) / batch.log_name(status.name, status.job_id)
                 raise ClusterError(f"the scheduler of cluster {name} is gone: {_words(status)}. Log: {log}")
             if timeout is not None and now - began > timeout:
-                raise TimeoutError(f"the scheduler of cluster {name} was not there within {timeout:g} s: {_words(status, contact)}")
+                raise TimeoutError(f"the scheduler of cluster {name} did not answer within {timeout:g} s: {_words(status, contact)}")
             progress.update(
                 f"cluster {name}: waiting for its scheduler", f"{_words(status, contact)}, for {duration(time.time() - submitted)}"
             )
@@ -160,7 +160,7 @@ def _words(status: JobStatus | None, contact: Contact | None = None) -> str:
             f"machine reaches, or run this program on a compute node; `hpcgpu check --in-job` tells more"
         )
     if status is None:
-        return "the queue does not say how its job is"
+        return "the queue says nothing about its job"
     if status.state is JobState.RUNNING:
         return f"scheduler job {status.job_id} runs on {status.node or 'its node'}"
     return f"scheduler job {status.job_id} {status.state.value}: {explain(status)}"

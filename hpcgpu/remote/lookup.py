@@ -161,7 +161,7 @@ def system_of(directory: ClusterDirectory) -> str:
         system = directory.system
         if system in registry.names():
             return system
-        raise Damaged(f"{directory.path / 'cluster.json'} is damaged: there is no batch system {system[:40]!a}")
+        raise Damaged(f"{directory.path / 'cluster.json'} is damaged: unknown batch system {system[:40]!a}")
     except (OSError, Damaged) as error:
         for system in registry.names():
             if (directory.path / script_name(system, "worker")).exists():
@@ -217,7 +217,7 @@ def _named(name: str) -> ClusterDirectory:
     if not chosen:
         others = sorted(d.path.name for root in roots for d in directories(root) if "~" not in d.path.name and not d.closed)
         there_are = printable(", ".join(others) or "none")
-        raise NoCluster(f"there is no cluster named {name!r} in {', '.join(map(str, roots))}; there are: {there_are}")
+        raise NoCluster(f"there is no cluster named {name!r} in {', '.join(map(str, roots))}. Existing clusters: {there_are}")
     return chosen[0]
 
 
@@ -241,8 +241,9 @@ def check_queue(directory: ClusterDirectory, batch: BatchSystem) -> None:
     here = batch.identity() if there else ""
     if there != here and here:
         raise OtherQueue(
-            f"cluster {directory.path.name} is in the queue {printable(there)!r} of batch system {batch.name!r}, and this machine asks the "
-            f"queue {here!r}. Run this where the queue is {printable(there)!r}. If that queue is there no more, remove {directory.path}"
+            f"cluster {directory.path.name} is in the queue {printable(there)!r} of batch system {batch.name!r}, but this machine uses the "
+            f"queue {here!r}. Run this on a machine that uses {printable(there)!r}. "
+            f"If that queue no longer exists, remove {directory.path}"
         )
 
 
@@ -410,7 +411,7 @@ def unended(directory: ClusterDirectory, batch: BatchSystem) -> list[str]:
         raise ClusterExists(f"{error}. Or choose another name") from None
     if unknown and not live:
         raise ClusterExists(
-            f"a cluster named {directory.path.name!r} is not known to have ended (see {directory.path}): "
+            f"a cluster named {directory.path.name!r} may still have jobs (see {directory.path}): "
             f"{_unknown(directory, unknown)}. Or choose another name"
         )
     return sorted(job.job_id for job in live)

@@ -148,7 +148,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--local-directory", help="directory for spilling")
     arguments = parser.parse_args(argv)
     if not (arguments.directory / "cluster.json").exists():
-        print(f"hpcgpu: {arguments.directory} is not there on {socket.gethostname()}: it must be on a shared filesystem", file=sys.stderr)
+        print(f"hpcgpu: {arguments.directory} does not exist on {socket.gethostname()}: it must be on a shared filesystem", file=sys.stderr)
         return 1
     try:
         directory = ClusterDirectory.there(arguments.directory)

@@ -32,8 +32,8 @@ logger = logging.getLogger("distributed.hpcgpu")
 
 _OPEN = "/health"
 _REFUSAL = (
-    "This dashboard asks for a token. `hpcgpu dashboard NAME` prints its link with the token, "
-    "so does cluster.dashboard_link_with_token() in Python.\n"
+    "This dashboard needs a token. `hpcgpu dashboard NAME` prints the link with the token; "
+    "in Python, cluster.dashboard_link_with_token() returns it.\n"
 )
 #: For whoever connects: seconds until a request must have arrived, bytes of its header. Browsers send less than 2 KiB.
 _HEADER_TIMEOUT, _HEADER_SIZE = 20.0, 16 * 1024
@@ -137,7 +137,7 @@ def guard(server: HTTPServer, directory: ClusterDirectory) -> None:
     """Let an HTTP server of a cluster answer those who have its token, and nobody else. It must not have answered anybody yet."""
     token = directory.dashboard_token()
     if not token:
-        logger.warning("%s has no dashboard token: the dashboard answers nobody", directory.path)
+        logger.warning("%s has no dashboard token: the dashboard refuses all requests", directory.path)
     assert isinstance(server.request_callback, Router)
     server.request_callback = Guard(server.request_callback, token or secrets.token_hex(32))
     server.conn_params.header_timeout = _HEADER_TIMEOUT

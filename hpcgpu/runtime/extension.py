@@ -39,7 +39,7 @@ _SAMPLE = 2000
 _SAMPLE_HELD = 20_000
 #: Seconds for which the tasks of a lost worker may still be charged with its loss.
 _CHARGEABLE = 600.0
-#: Seconds that the first manager may take to be heard, before its lease begins.
+#: Seconds until the first heartbeat of a manager is due, before its lease begins.
 _FIRST_HEARTBEAT = 60.0
 #: Seconds of silence after which a manager counts as gone.
 _SILENT = 60.0
@@ -108,13 +108,13 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     # The manager's lease
 
     async def heartbeat(self, manager: int = 0, about: str = "") -> int:
-        """Hear a manager, and how its scaling is; return the highest number of one that was heard. An earlier one counts for nothing."""
+        """Record a manager's heartbeat, and how its scaling is; return the highest number of any manager. Earlier ones do not count."""
         if manager >= self._manager and manager != self._left:
             self._manager, self._heard, self._about, self._present = manager, time.monotonic(), about, True
         return self._manager
 
     async def goodbye(self, manager: int) -> None:
-        """Take note that a manager left; a heartbeat of its may still be under way."""
+        """Record that a manager left; one of its heartbeats may still be under way."""
         self._left = manager
         if manager == self._manager:
             self._present = False
@@ -138,14 +138,14 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         str
             Why that cannot be; empty if it can.
         """
-        return await self.unattended.start() if self.unattended is not None else "its scheduler is not one of a scheduler job"
+        return await self.unattended.start() if self.unattended is not None else "its scheduler does not run in a scheduler job"
 
     async def environment(self) -> dict[str, str]:
         """Return what software and GPU the scheduler has, see `hpcgpu.environment.software`."""
         return await asyncio.to_thread(environment.collect)
 
     async def release(self) -> None:
-        """Live without a manager from now on."""
+        """Continue without a manager from now on."""
         self.lease = None
 
     async def _watch_lease(self, lease: float) -> None:
@@ -153,7 +153,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             await asyncio.sleep(min(left, lease))
         if self.lease is None:
             return
-        logger.error("hpcgpu: nothing heard of the cluster's manager for %g s (option lease): this scheduler ends", lease)
+        logger.error("hpcgpu: no heartbeat from the cluster's manager for %g s (option lease): this scheduler ends", lease)
         await self.scheduler.close(reason="hpcgpu-lease")
 
     # Load

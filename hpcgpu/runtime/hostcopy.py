@@ -52,8 +52,8 @@ def host_copy(value: Any) -> Any:
         return copy(value)
     if hasattr(kind, "__cuda_array_interface__") and _has_interface(value):
         raise _OnDevice(
-            f"a result is a {kind.__module__}.{kind.__qualname__} in GPU memory, which this client cannot hold, and hpcgpu cannot copy to "
-            f"the host: return a host copy from the task (such as .cpu().numpy(), .copy_to_host(), .get()), or keep it on the workers"
+            f"a result is a {kind.__module__}.{kind.__qualname__} in GPU memory. This client has no GPU, and hpcgpu cannot copy this "
+            f"type. Return a host copy from the task (such as .cpu().numpy(), .copy_to_host(), .get()), or keep the result on the workers"
         )
     return value
 
@@ -125,7 +125,7 @@ def register() -> None:
 
 
 def with_advice(error: BaseException) -> BaseException:
-    """Return what the user shall read where the scheduler could not rebuild a graph because of GPU objects in it; else the error itself.
+    """Return an error with advice if the scheduler could not rebuild a graph because of GPU objects in it; otherwise the error itself.
 
     Dask's own text speaks of different environments alone.
     """
@@ -137,9 +137,9 @@ def with_advice(error: BaseException) -> BaseException:
     if found is None:
         return error
     advice = RuntimeError(
-        f"the graph holds GPU objects ({found.group()}), which the scheduler could not rebuild: {words}. It needs a GPU and the workers' "
-        f"software for that: start it with a GPU (scheduler={{'gpus_per_node': 1}}), or make such objects in tasks, or send them by "
-        f"client.scatter and put the future into the graph"
+        f"the graph holds GPU objects ({found.group()}), which the scheduler could not rebuild: {words}. The scheduler needs a GPU and the "
+        f"workers' software for that. Start it with a GPU (scheduler={{'gpus_per_node': 1}}), create such objects in tasks, or send them "
+        f"with client.scatter and use the future in the graph"
     )
     advice.__cause__ = cause
     return advice

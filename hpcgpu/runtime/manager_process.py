@@ -69,7 +69,7 @@ class Unattended:
         code = await process.wait()
         if code and process is self._process:
             self.trouble = (
-                f"nobody scales it: the manager in its scheduler job ended with exit code {code}, see {self.directory.logs / LOG}"
+                f"adaptive scaling stopped: the manager in the scheduler job ended with exit code {code}. Log: {self.directory.logs / LOG}"
             )
             logger.error("hpcgpu: %s", self.trouble)
 

@@ -49,7 +49,7 @@ def place(local_directory: str | None = None) -> Path:
             refused.append(error)
             continue
         for why in refused:  # the node's, not the user's choice: no reason to end
-            print(f"hpcgpu: temporary files of Dask go to {base}: {why}", file=sys.stderr, flush=True)
+            print(f"hpcgpu: Dask's temporary files are in {base}: {why}", file=sys.stderr, flush=True)
         return base
     raise refused[0]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcgpu.batch import batch_system
+from hpcgpu.display.words import counted
 from hpcgpu.runtime.place import make_credentials
 from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory, Contact
@@ -76,7 +77,7 @@ class Single:
             cluster["the scheduler"] = await asyncio.create_subprocess_exec(*scheduler, start_new_session=True)
             cluster["the workers"] = await asyncio.create_subprocess_exec(*workers, start_new_session=True)
             contact = await self._unless_ended(cluster, _scheduler_there(self.directory), "the scheduler")
-            await self._unless_ended(cluster, _workers_there(contact, self.directory, self.workers), f"{self.workers} workers")
+            await self._unless_ended(cluster, _workers_there(contact, self.directory, self.workers), counted(self.workers, "worker"))
             return await self._program(cluster, program, contact)
         except _Trouble as trouble:
             print(f"hpcgpu: {trouble}", file=sys.stderr, flush=True)
@@ -98,12 +99,12 @@ class Single:
             done, _ = await asyncio.wait(events, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
             if self.signalled in done:
                 raise _Trouble(
-                    f"{signal.Signals(self.signalled.result()).name} came while this waited for {what}: the program was not started"
+                    f"{signal.Signals(self.signalled.result()).name} came while the job waited for {what}: the program was not started"
                 )
             if ended := next((name for end, name in ends.items() if end in done), None):
-                raise _Trouble(f"{ended} ended before {what} were there: the program was not started. The reason is above")
+                raise _Trouble(f"{ended} ended too early: the program was not started. See the reason above")
             if task not in done:
-                raise _Trouble(f"{what} were not there within {self.timeout:g} s (death_timeout): the program was not started")
+                raise _Trouble(f"the job waited {self.timeout:g} s (death_timeout) for {what}: the program was not started")
             return task.result()
         finally:
             for waiting in (task, *ends):
@@ -132,7 +133,7 @@ class Single:
             await _end(program, _GRACE)
             if self.signalled in done:
                 raise _Trouble(
-                    f"{signal.Signals(self.signalled.result()).name} came: the program was ended (the walltime is over, or scancel)"
+                    f"{signal.Signals(self.signalled.result()).name} came, by the end of the walltime or by scancel: the program was ended"
                 )
             raise _Trouble(f"{next(name for end, name in ends.items() if end in done)} ended: the program was ended too")
         finally:

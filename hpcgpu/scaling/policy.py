@@ -1,6 +1,6 @@
-"""How many jobs a group of workers should have, and which to give up: state in, decision out. No I/O, no clock.
+"""How many jobs a group of workers should have, and which to release: state in, decision out. No I/O, no clock.
 
-A fixed size (`scale`) and an adaptive one (`adapt`) are decided here alike. Times are epoch seconds, durations seconds.
+The same function decides for a fixed size (`scale`) and for an adaptive one (`adapt`). Times are epoch seconds, durations seconds.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from hpcgpu.display.words import counted
 
 __all__ = [
     "Decision",
@@ -21,17 +23,17 @@ __all__ = [
     "expected_wait",
 ]
 
-#: An idle job is kept at least so long, where `idle_timeout` is not given.
+#: An idle job is kept for at least this time, if `idle_timeout` is not given.
 _KEEP_LEAST = 5.0
-#: ... and at most so long.
+#: ... and for at most this time.
 _KEEP_MOST = 30.0
-#: A job must be able to run so long before a budget of GPU hours ends, or it is not worth its start.
+#: A new job must be able to run for this time before the budget of GPU hours ends.
 _USEFUL = 300.0
-#: Jobs begin to retire so long before the budget ends.
+#: Jobs begin to retire this time before the budget ends.
 _BUDGET_MARGIN = 30.0
-#: Share of the memory of the jobs that stay which wanted data may fill. From 60 % on another job is wished for.
+#: Share of the memory of the remaining jobs that wanted data may fill. From 60 % on, Dask requests another job.
 _HOLD_SHARE = 0.5
-#: So many waits are remembered in an estimate.
+#: Number of recent waits in an estimate.
 _RECENT_WAITS = 10
 
 
@@ -62,7 +64,7 @@ class JobView:
     idle_since : float or None
         Since when all its workers are there and have nothing to do.
     retiring : bool
-        Whether it was chosen to be given up already.
+        Whether it is draining already.
     """
 
     name: str
@@ -81,7 +83,7 @@ class JobView:
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What the Dask scheduler wishes for these workers.
+    """How many of these workers the Dask scheduler needs.
 
     Attributes
     ----------
@@ -104,7 +106,7 @@ class Limits:
     minimum, maximum : int
         Equal for a fixed size.
     fixed : bool
-        The user set the size: it is brought about at once, whatever the scheduler wishes.
+        The user set the size: it counts at once, whatever the scheduler needs.
     backlog : int or None
         Jobs that may wait in the queue at a time.
     idle_timeout : float or None
@@ -125,7 +127,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What has happened so far.
+    """Events so far.
 
     Attributes
     ----------
@@ -134,11 +136,11 @@ class History:
     gpu_seconds : float
         What was used of the budget.
     paused : str
-        Why nothing is submitted any more; empty while it is not so.
+        Why nothing is submitted any more; empty if something may be.
     next_try : float
         No submit before this time: the batch system refused one, or a job failed, shortly before.
     full : str
-        The site's own words when it lets nobody have more jobs now; empty while it does.
+        The queue's words while the site accepts no more jobs; empty otherwise.
     """
 
     waits: Sequence[float] = ()
@@ -150,12 +152,12 @@ class History:
 
 @dataclass(frozen=True)
 class Hysteresis:
-    """What one decision leaves for the next.
+    """What one decision passes on to the next.
 
     Attributes
     ----------
     surplus_since : float or None
-        Since when there have been more jobs than wished.
+        Since when there have been more jobs than needed.
     """
 
     surplus_since: float | None = None
@@ -172,14 +174,14 @@ class Decision:
     submit : int
         Jobs to ask for.
     cancel : tuple of str
-        Waiting jobs to cancel, only while they still wait.
+        Pending jobs to cancel, only while they are still pending.
     retire : tuple of str
-        Running jobs to give up once their workers have finished and their data has moved.
+        Running jobs to drain: they end when their workers have finished and their data has moved.
     reason : str
         Why, in words.
     hysteresis : Hysteresis
     over : bool
-        The budget is used up: nothing is waited for.
+        The budget is used up: jobs end at once.
     """
 
     target: int
@@ -206,7 +208,7 @@ def expected_wait(waits: Sequence[float], jobs: Iterable[JobView], now: float) -
 
 
 def keep_time(limits: Limits, wait: float | None) -> float:
-    """Return how long a job without work is kept: it shall not cost more than to wait for another one would."""
+    """Return how long a job without work is kept: keeping it must not cost more than waiting for a new one."""
     if limits.idle_timeout is not None:
         return limits.idle_timeout
     return _KEEP_MOST if wait is None else min(_KEEP_MOST, max(_KEEP_LEAST, wait))
@@ -244,38 +246,38 @@ def decide(
         left = limits.gpu_seconds - history.gpu_seconds
         burning = limits.gpus_per_job * sum(not job.pending for job in jobs)
         if left <= burning * _BUDGET_MARGIN:
-            why = f"the budget of {limits.gpu_seconds / 3600:g} GPU hours is used up ({history.gpu_seconds / 3600:.2f})"
+            why = f"the budget of {counted(limits.gpu_seconds / 3600, 'GPU hour')} is used up ({history.gpu_seconds / 3600:.2f})"
             cancel, retire = _parted(staying)
             return Decision(target=0, cancel=cancel, retire=retire, reason=why, over=True)
-    # Who leaves before a replacement could be there is not counted, so that the replacement is asked for in time.
+    # A job that ends before a replacement could start does not count, so that the replacement is submitted in time.
     lasting = [job for job in staying if job.leaves is None or job.leaves - (wait or 0.0) > now]
     holders = 0 if limits.fixed else _holders(jobs, lasting)
     wish, why = _wish(demand, limits)
     if holders > wish:
         wish = max(wish, min(holders, limits.maximum))
-        why += f"; {_what_is_wanted(jobs)}: kept on {holders} job{'s' * (holders > 1)}"
+        why += f"; {counted(holders, 'job')} needed to hold {_what_is_wanted(jobs)}"
     if wish > len(lasting):
         for_data = min(holders, wish) - len(lasting)
         submit, why_not = _submit(wish - len(lasting), for_data, staying, demand, limits, history, wait, now=now)
         leaving = len(staying) - len(lasting)
-        reason = f"{why}; {len(staying)} there" + (f", {leaving} of them to be replaced" if leaving else "")
-        return Decision(target=wish, submit=submit, reason=reason + (f"; {why_not}" if why_not else f"; asking for {submit}"))
+        reason = f"{why}; {_existing(staying)}" + (f", {leaving} to be replaced" if leaving else "")
+        return Decision(target=wish, submit=submit, reason=reason + (f"; {why_not}" if why_not else f"; submitting {submit}"))
     if limits.fixed:
         chosen = staying if wish == 0 else sorted(lasting, key=_dispensable)[: len(lasting) - wish]
         cancel, retire = _parted(chosen)
-        reason = f"{why}; {len(staying)} there" + (f", giving up {len(chosen)}" if chosen else "")
+        reason = f"{why}; {_existing(staying)}" + (f", releasing {len(chosen)}" if chosen else "")
         return Decision(target=wish, cancel=cancel, retire=retire, reason=reason)
     surplus = len(lasting) - wish
     if surplus <= 0:
-        return Decision(target=wish, reason=f"{why}; {len(staying)} there")
+        return Decision(target=wish, reason=f"{why}; {_existing(staying)}")
     return _shrink(surplus, wish, why, jobs, lasting, limits, hysteresis, keep_time(limits, wait), now)
 
 
 def _wish(demand: Demand, limits: Limits) -> tuple[int, str]:
     if limits.fixed:
-        return limits.maximum, f"{limits.maximum} jobs are asked for"
+        return limits.maximum, f"the size is set to {counted(limits.maximum, 'job')}"
     wish = max(limits.minimum, min(limits.maximum, demand.jobs))
-    why = f"there is work for {demand.jobs} jobs" if demand.jobs else "there is no work"
+    why = f"there is work for {counted(demand.jobs, 'job')}" if demand.jobs else "there is no work"
     if wish != demand.jobs:
         why += f", {'minimum' if wish > demand.jobs else 'maximum'} is {wish}"
     return wish, why
@@ -292,22 +294,26 @@ def _holders(jobs: Sequence[JobView], lasting: Sequence[JobView]) -> int:
         Those that stay.
     """
     wanted, stay = sum(job.wanted for job in jobs), {job.name for job in lasting}
-    # What leaves is counted last, in place of the job that is to come for it.
+    # Jobs that end are counted last, in place of their replacements.
     models = sorted((job for job in jobs if job.memory), key=lambda job: (job.name not in stay, not job.actors, -job.memory))
-    count, room = 0, 0.0
+    count, space = 0, 0.0
     for job in models:
-        if room * _HOLD_SHARE >= wanted and not (job.name in stay and job.actors):
+        if space * _HOLD_SHARE >= wanted and not (job.name in stay and job.actors):
             break
-        count, room = count + 1, room + job.memory
+        count, space = count + 1, space + job.memory
     return count
 
 
+def _existing(jobs: Sequence[JobView]) -> str:
+    return f"{counted(len(jobs), 'job')} {'exists' if len(jobs) == 1 else 'exist'}"
+
+
 def _what_is_wanted(jobs: Sequence[JobView]) -> str:
-    """Return what jobs are kept for, in words."""
+    """Return what the jobs hold that is still needed, in words."""
     wanted, actors = sum(job.wanted for job in jobs), sum(job.actors for job in jobs)
-    parts = [f"{_amount(wanted)} that clients still want"] if wanted else []
+    parts = [f"{_amount(wanted)} of data that clients still need"] if wanted else []
     if actors:
-        parts.append(f"{actors} actor{'s' * (actors > 1)}")
+        parts.append(counted(actors, "actor"))
     return " and ".join(parts)
 
 
@@ -319,12 +325,12 @@ def _amount(nbytes: float) -> str:
 
 
 def _dispensed(idle: Iterable[JobView], jobs: Sequence[JobView], lasting: Sequence[JobView], most: int) -> list[JobView]:
-    """Return which idle jobs go, `most` at most: none that has actors, nor one whose wanted data the others could not hold."""
+    """Return the idle jobs to release, `most` at most: none with actors, and none whose wanted data the others could not hold."""
     wanted = sum(job.wanted for job in jobs)
     staying, gone = {job.name: job.memory for job in lasting}, list[JobView]()
     for job in sorted(idle, key=lambda job: (job.wanted, _dispensable(job))):
-        room = sum(memory for name, memory in staying.items() if name != job.name)
-        if len(gone) < most and not job.actors and (not wanted or room * _HOLD_SHARE >= wanted):
+        space = sum(memory for name, memory in staying.items() if name != job.name)
+        if len(gone) < most and not job.actors and (not wanted or space * _HOLD_SHARE >= wanted):
             gone.append(job)
             del staying[job.name]
     return gone
@@ -345,24 +351,24 @@ def _submit(
     if history.paused:
         return 0, f"paused: {history.paused}"
     if history.full:
-        return 0, f"the site allows no more now: {history.full}"
+        return 0, f"the site accepts no more jobs now: {history.full}"
     if now < history.next_try:
-        return 0, f"waiting {history.next_try - now:.0f} s after a failure"
+        return 0, f"next submit in {history.next_try - now:.0f} s, after a failure"
     pending = sum(job.pending for job in staying)
     if limits.backlog is not None and not limits.fixed:
         missing = min(missing, limits.backlog - pending)
         if missing <= 0:
-            return 0, f"{pending} wait already (backlog {limits.backlog})"
+            return 0, f"{counted(pending, 'job')} already pending (backlog={limits.backlog})"
     if limits.gpu_seconds is not None:
         affordable = math.floor((limits.gpu_seconds - history.gpu_seconds) / (max(1, limits.gpus_per_job) * _USEFUL))
         missing = min(missing, affordable - len(staying))
         if missing <= 0:
-            return 0, f"the budget of {limits.gpu_seconds / 3600:g} GPU hours has no room for another"
+            return 0, f"the budget of {counted(limits.gpu_seconds / 3600, 'GPU hour')} is too small for another job"
     running = sum(job.workers > 0 for job in staying)
     if not limits.fixed and len(staying) >= limits.minimum and running and wait is not None and wait > demand.seconds:
         if for_data > 0:
             return min(missing, for_data), ""
-        return 0, f"the work will be done in {demand.seconds:.0f} s, a job waits about {wait:.0f} s"
+        return 0, f"the work ends in {demand.seconds:.0f} s, a new job would wait about {wait:.0f} s"
     return missing, ""
 
 
@@ -377,23 +383,23 @@ def _shrink(
     keep: float,
     now: float,
 ) -> Decision:
-    """Give up what has been too much for long enough: waiting jobs first, then idle ones that the wanted data does not need."""
+    """Release the jobs that have been too many for long enough: pending ones first, then idle ones that wanted data does not need."""
     since = min(now, hysteresis.surplus_since) if hysteresis.surplus_since is not None else now
     pending = sorted((job for job in lasting if job.pending), key=_dispensable)
-    patient = now - since < keep
-    if pending and patient:
-        reason = f"{why}; {len(lasting)} there; {surplus} too many for {now - since:.0f} s, kept for {keep:.0f} s"
+    waiting = now - since < keep
+    if pending and waiting:
+        reason = f"{why}; {_existing(lasting)}; {surplus} too many for {now - since:.0f} s, kept for {keep:.0f} s"
         return Decision(target=wish, reason=reason, hysteresis=Hysteresis(since))
     cancel = pending[:surplus]
     idle = [job for job in lasting if job.idle_since is not None and now - job.idle_since >= keep and not job.processing]
     retire = _dispensed(idle, jobs, lasting, surplus - len(cancel))
-    reason = f"{why}; {len(lasting)} there"
+    reason = f"{why}; {_existing(lasting)}"
     if cancel:
-        reason += f"; cancelling {len(cancel)} that wait"
+        reason += f"; cancelling {counted(len(cancel), 'pending job')}"
     if retire:
-        reason += f"; giving up {len(retire)} that had nothing to do for {keep:.0f} s"
+        reason += f"; draining {counted(len(retire), 'job')} idle for {keep:.0f} s"
     if not cancel and not retire:
-        reason += "; none of them can go without its data" if idle else "; none of them idle for long enough"
+        reason += "; no idle job can end: the others cannot hold its data" if idle else "; no job is idle for long enough"
     return Decision(
         target=wish,
         cancel=tuple(job.name for job in cancel),
@@ -404,10 +410,10 @@ def _shrink(
 
 
 def _dispensable(job: JobView) -> tuple[bool, bool, bool, bool, float, int, int, float, float]:
-    """Sort key: what is given up first costs least.
+    """Sort key: the job that costs least is released first.
 
-    Waiting jobs, youngest first; then those whose workers are not there yet; then idle ones, longest idle first, fewest bytes, least
-    walltime left; then those with the fewest tasks. Jobs with actors last: they can hardly go.
+    Pending jobs, youngest first; then those whose workers have not connected yet; then idle ones, longest idle first, fewest bytes, least
+    walltime left; then those with the fewest tasks. Jobs with actors come last, as actors cannot move.
     """
     return (
         not job.pending,
@@ -423,6 +429,6 @@ def _dispensable(job: JobView) -> tuple[bool, bool, bool, bool, float, int, int,
 
 
 def _parted(jobs: Iterable[JobView]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of those of these jobs that wait, and of the others."""
+    """Return the names of the pending ones of these jobs, and of the others."""
     given = tuple(jobs)
     return tuple(j.name for j in given if j.pending), tuple(j.name for j in given if not j.pending)

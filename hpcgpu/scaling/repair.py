@@ -1,4 +1,4 @@
-"""Whether a running job that lacks workers is waited for or replaced, and when. Pure: what is there and the time in, a decision out.
+"""Whether and when a running job with missing workers is replaced. Pure: the connected workers and the time in, a decision out.
 
 A nanny that restarts its worker needs seconds, and the processes of one job do not start at the same moment. A worker that is away for
 longer than ``death_timeout`` has ended for good: its own process stops looking for the scheduler then.
@@ -14,7 +14,7 @@ __all__ = ["Absence", "may_go", "observe"]
 
 @dataclass(frozen=True, kw_only=True)
 class Absence:
-    """Workers that a running job should have and has not; false if there are none.
+    """Workers that are missing from a running job; false if there are none.
 
     Attributes
     ----------
@@ -52,10 +52,14 @@ class Absence:
         ago = f"{now - min(self.since.values(), default=now):.0f} s"
         count = f"{len(self.since)} of {len(self.names)} workers"
         where = f" on its node {self.node}" if self.node is not None else ""
-        return f"lost {count}{where} {ago} ago" if self.since.keys() & self.joined else f"{count}{where} not there, {ago} after the first"
+        return (
+            f"lost {count}{where} {ago} ago"
+            if self.since.keys() & self.joined
+            else f"{count}{where} missing, {ago} after the first connected"
+        )
 
     def outlook(self, timeout: float, *, now: float) -> str:
-        """Return what is missing, and what happens then."""
+        """Return what is missing, and what happens next."""
         what = "it does" if len(self.since) == 1 else "they do"
         return f"{self.words(now=now)}; replaced if {what} not come back within {max(0.0, self.left(timeout, now=now)):.0f} s"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from dask.utils import format_bytes, parse_bytes
 
+from hpcgpu.display.words import counted
 from hpcgpu.errors import OptionError
 from hpcgpu.options.common import WorkerOptions
 from hpcgpu.options.values import duration, natural, positive
@@ -41,7 +42,7 @@ def jobs_for(
     gpus: int | None = None,
     call: str = "scale: {}",
 ) -> int:
-    """Return the number of jobs that bring so many workers, so much memory, ...; the largest of what is given, rounded up.
+    """Return the number of jobs that have this number of workers, this much memory, and so on; the largest of them, rounded up.
 
     Parameters
     ----------
@@ -87,7 +88,7 @@ def limits(
     Raises
     ------
     OptionError
-        A number that cannot be, no maximum, or one that is below the minimum or below one job.
+        A number is not valid, there is no maximum, or it is below the minimum or below one job.
     """
     most = {unit: value for unit, value in maximum.items() if value is not None}
     if not most:
@@ -96,7 +97,7 @@ def limits(
     largest = min(_jobs_within(worker, unit, value) for unit, value in most.items())
     given = ", ".join(f"maximum{_UNITS[unit]}={value!r}" for unit, value in most.items())
     if largest < least:
-        raise OptionError(f"adapt: the minimum is {least} jobs, more than {given}, which is {largest} jobs")
+        raise OptionError(f"adapt: the minimum is {counted(least, 'job')}, more than {given}, which is {counted(largest, 'job')}")
     if backlog is not None:
         positive("adapt: backlog", backlog)
     if maximum_gpu_hours is not None:
@@ -146,7 +147,7 @@ def _amount(name: str, unit: str, value: Any) -> int:
         return parse_memory(name, value)
     if isinstance(value, float | numbers.Integral) and not isinstance(value, bool):
         if value == math.inf:
-            raise OptionError(f"{name}={value!r} is no limit: write the largest number that you want")
+            raise OptionError(f"{name}={value!r} is not a limit: write the largest number that you want")
         if math.isfinite(value) and value == int(value):
             value = int(value)
     return natural(name, value)

@@ -47,9 +47,9 @@ def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirect
     path = path.expanduser().absolute()
     options = _resolve(system, {"idle_timeout": _IDLE_TIMEOUT, **arguments}, path)
     if options.scheduler is None:
-        raise OptionError("scheduler='local': scripts that stand alone need a scheduler job")
+        raise OptionError("scheduler='local': standalone scripts need a scheduler job")
     if options.cluster.jobs:
-        raise OptionError(f"jobs={options.cluster.jobs}: launch.sh gets the number of worker jobs when it runs")
+        raise OptionError(f"jobs={options.cluster.jobs}: give the number of worker jobs to launch.sh instead")
     files = render.render_bundle(system, options, path)
     _make_room(path)
     if options.cluster.log_directory is not None:
@@ -101,7 +101,7 @@ def make_single(system: str, arguments: Mapping[str, Any], path: Path, program: 
         with os.fdopen(os.open(script, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o700), "w") as file:  # env may hold what is nobody's business
             file.write(text)
     except FileExistsError as error:
-        raise OptionError(f"{script} is there: remove it, or choose another directory") from error
+        raise OptionError(f"{script} already exists: remove it, or choose another directory") from error
     return script
 
 
@@ -115,8 +115,8 @@ def _make_room(path: Path) -> None:
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not (path / "launch.sh").exists() or not (path / "cluster.json").exists():
-        raise OptionError(f"{path} is there, and holds something else: choose another directory")
+        raise OptionError(f"{path} already exists and is not a cluster directory: choose another directory")
     directory = ClusterDirectory.there(path)
     if directory.submits() or directory.contact() is not None or any(directory.logs.glob("*")):
-        raise OptionError(f"{path} was launched: its journal and its logs are kept. Choose another directory, or remove that one")
+        raise OptionError(f"the scripts in {path} were launched before, and their journal and logs are kept: choose another directory")
     directory.close()

@@ -300,7 +300,10 @@ def test_a_manager_in_the_scheduler_job_that_dies_is_told(queue: LocalQueue, hom
     managers = [process for process in psutil.process_iter(["cmdline"]) if "hpcgpu.cluster.unattended" in (process.info["cmdline"] or [])]
     [manager] = [process for process in managers if str(home) in " ".join(process.info["cmdline"])]
     manager.kill()
-    until(lambda: "nobody scales it: the manager in its scheduler job ended with exit code -9" in status("mind")["manager"], "it is told")
+    until(
+        lambda: "adaptive scaling stopped: the manager in the scheduler job ended with exit code -9" in status("mind")["manager"],
+        "it is told",
+    )
     assert hpcgpu("stop", "mind").returncode == 0
     assert live(queue) == []
 

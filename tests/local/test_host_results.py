@@ -140,7 +140,7 @@ def test_results_arrive_as_host_copies(cluster: LocalGPUCluster) -> None:
 
 def test_what_cannot_be_copied_is_said_and_the_connection_lives(cluster: LocalGPUCluster) -> None:
     with Client(cluster, set_as_default=False) as client:
-        with pytest.raises(TypeError, match=r"a result is a torch.Tensor in GPU memory.* return a host copy from the task"):
+        with pytest.raises(TypeError, match=r"a result is a torch.Tensor in GPU memory.* Return a host copy from the task"):
             client.submit(tensor).result(timeout=250)
         with pytest.raises(TypeError, match=r"a result is a torch.Tensor in GPU memory"):
             client.submit(held_tensor).result(timeout=250)
@@ -196,6 +196,6 @@ def test_a_graph_with_gpu_objects_is_explained_where_the_scheduler_cannot_rebuil
             RuntimeError, match=r"the graph holds GPU objects \(cupy\), which the scheduler could not rebuild: .*No module"
         ) as caught:
             client.submit(type, cupy.ndarray()).result(timeout=250)
-        assert "start it with a GPU (scheduler={'gpus_per_node': 1})" in str(caught.value)
+        assert "Start it with a GPU (scheduler={'gpus_per_node': 1})" in str(caught.value)
         assert client.submit(sum, [1, 2]).result(timeout=250) == 3
     monkeypatch.delitem(sys.modules, "cupy")

@@ -123,7 +123,7 @@ def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replac
     with PBSGPUCluster(name="half", jobs=1, nodes_per_job=2, job_script_prologue=FAILS, **PBS_GPU) as cluster:
         cluster.wait_for_workers(2)
         assert names(cluster) == {"half-0-0-0", "half-0-0-1"}
-        words = r"2 of 4 workers on its node 1 not there, \d+ s after the first; replaced if they do not come back within \d+ s"
+        words = r"2 of 4 workers on its node 1 missing, \d+ s after the first connected; replaced if they do not come back within \d+ s"
         until(lambda: re.fullmatch(words, next(j.reason for j in cluster.jobs if j.kind == "worker")), "the table of jobs says so")
         (pbs.home / "healed").touch()
         with told(r"on its node 1 .*takes its place(.|\n)*1: no driver here\n1: hpcgpu: node 1 \(\S+\) ended with exit status 3"):

@@ -111,7 +111,7 @@ def test_without_waiting_the_cluster_is_there_in_every_state(queue: LocalQueue, 
     assert cluster.dashboard_link == "" and cluster._repr_html_()
     with pytest.raises(WorkerStartTimeoutError):
         cluster.wait_for_workers(1, timeout="0.2s")
-    with pytest.raises(TimeoutError, match=r"the scheduler of cluster later was not there within 2 s: scheduler job \w+ pending: "):
+    with pytest.raises(TimeoutError, match=r"the scheduler of cluster later did not answer within 2 s: scheduler job \w+ pending: "):
         hpcgpu.connect("later", timeout=2, quiet=True)
     cluster.scale(jobs=2)
     until(lambda: len(in_queue(queue, "later")) == 3, "a job is added while all wait")
@@ -258,7 +258,7 @@ def test_a_queue_that_does_not_answer_costs_a_cluster_no_manager(queue: LocalQue
 
 
 def test_what_cannot_be_taken_up_is_said(queue: LocalQueue, home: Path) -> None:
-    with pytest.raises(NoCluster, match=r"there is no cluster named 'nobody' in .*; there are: none"):
+    with pytest.raises(NoCluster, match=r"there is no cluster named 'nobody' in .*. Existing clusters: none"):
         LocalGPUCluster.from_name("nobody")
     with pytest.raises(NoCluster, match="is not the directory of a cluster"):
         hpcgpu.connect(home / "nowhere")

@@ -68,7 +68,7 @@ def test_adaptive_brings_jobs_for_work_and_gives_them_back(pbs: Site, until: Unt
         assert client.gather(futures) == list(range(40))
         del futures
         until(lambda: in_queue(pbs) == {f"{cluster.name}-scheduler"}, "idle jobs are given back")
-        assert "giving up" in adaptive.log[-1][1]
+        assert "draining" in adaptive.log[-1][1]
 
 
 def test_a_request_that_pbs_refuses_pauses_adaptive_scaling(pbs: Site, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,7 +217,7 @@ with LocalGPUCluster(**{options}) as cluster:
 """
 
 
-@pytest.mark.parametrize(("lease", "said"), [(600, "3\n"), (10, "nothing heard of the cluster's manager for 10 s (option lease)")])
+@pytest.mark.parametrize(("lease", "said"), [(600, "3\n"), (10, "no heartbeat from the cluster's manager for 10 s (option lease)")])
 def test_a_client_that_was_suspended_goes_on_or_learns_why_not(queue: LocalQueue, until: Until, lease: int, said: str) -> None:
     code = SUSPENDED.replace("{options}", repr(CPU | {"jobs": 1, "lease": lease}))
     soon = os.environ | {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "10s"}

@@ -50,8 +50,11 @@ def test_a_limit_of_the_site_that_keeps_jobs_out_is_the_reason(queue: LocalQueue
 
         monkeypatch.setattr(cluster.batch, "submit", refuse)
         cluster.scale(3)
-        until(lambda: "; 1 there; the site allows no more now" in cluster._groups["default"].reason, "the limit is known, by both submits")
-        assert f"1 there; 3 jobs are asked for; 1 there; the site allows no more now: {LIMIT}" in waiting(cluster, 3)
+        until(
+            lambda: "; 1 job exists; the site accepts no more jobs now" in cluster._groups["default"].reason,
+            "the limit is known, by both submits",
+        )
+        assert f"1 there; the size is set to 3 jobs; 1 job exists; the site accepts no more jobs now: {LIMIT}" in waiting(cluster, 3)
 
 
 def test_adaptive_scaling_without_work_is_the_reason(queue: LocalQueue) -> None:
@@ -67,8 +70,8 @@ def test_a_failure_before_the_next_try_is_the_reason(queue: LocalQueue, until: U
         group.failures.failed, group.failures.next_try = 1, 4e9
         with told("It is replaced in"):
             queue.cancel([job.job_id for job in cluster.workers.values()])
-            until(lambda: "0 there; waiting" in group.reason, "it is known to have ended")
-        assert "1 jobs are asked for; 0 there; waiting" in (text := waiting(cluster, 1)) and "after a failure" in text
+            until(lambda: "0 jobs exist; next submit in" in group.reason, "it is known to have ended")
+        assert "the size is set to 1 job; 0 jobs exist; next submit in" in (text := waiting(cluster, 1)) and "after a failure" in text
 
 
 def progress_on(stream: io.StringIO, *, terminal: bool, kind: str = "xterm") -> Progress:
@@ -80,7 +83,7 @@ def progress_on(stream: io.StringIO, *, terminal: bool, kind: str = "xterm") -> 
 
 
 def test_a_long_line_is_folded_on_a_narrow_terminal_and_whole_in_a_file() -> None:
-    reason = "the site allows no more now: " + "QOSMaxSubmitJobPerUserLimit " * 4 + "end of the reason"
+    reason = "the site accepts no more jobs now: " + "QOSMaxSubmitJobPerUserLimit " * 4 + "end of the reason"
     terminal, file = io.StringIO(), io.StringIO()
     for stream in (terminal, file):
         with progress_on(stream, terminal=stream is terminal) as progress:

@@ -140,7 +140,7 @@ def test_results_that_a_client_holds_stay_on_one_job_until_they_are_released(que
         assert client.gather(futures) == list(range(20))
         submitted = worker_jobs(cluster)
         until(lambda: len(live(queue)) == 2, "one of the jobs goes")
-        assert "that clients still want: kept on 1 job" in adaptive.state.reason
+        assert "1 job needed to hold" in adaptive.state.reason
         decisions(cluster, until)
         assert len(live(queue)) == 2, "the job that holds the results went"
         assert client.gather(futures) == list(range(20))
@@ -168,9 +168,9 @@ def test_whatever_is_wanted_by_somebody_keeps_its_job(queue: LocalQueue, home: P
             del holds[:-1]
             decisions(cluster, until, 5)
             assert [job.state for job in cluster.jobs if job.kind == "worker"] == ["running"], f"{hold.__name__} does not keep its job"
-            kept = "1 actor" if hold == holders.actor else "that clients still want"
+            kept = "1 actor" if hold == holders.actor else "that clients still need"
             until(
-                lambda kept=kept: f"{kept}: kept on 1 job" in adaptive.state.reason,
+                lambda kept=kept: "1 job needed to hold" in adaptive.state.reason and kept in adaptive.state.reason,
                 lambda name=hold.__name__: f"{name}: {adaptive.state.reason}",
             )
         holds.pop()()
@@ -190,7 +190,7 @@ def test_data_that_came_to_be_wanted_after_the_decision_stays_and_an_explicit_ze
         cluster.loop.add_callback(lambda: cluster._give_up([name], deadline=None, why=Leaving.UNWANTED))
         until(lambda: any(f"job {name} stays: its data fits nowhere else" in text for _, text in adaptive.log), "it stays")
         assert not [warning for warning in recwarn if "fits nowhere" in str(warning.message)], "nothing is wrong"
-        until(lambda: "kept on 1 job" in adaptive.state.reason, "it is kept")
+        until(lambda: "1 job needed to hold" in adaptive.state.reason, "it is kept")
         assert future.result() == 1 and (home / "executions").read_text() == "1\n"
         cluster.scale(jobs=0)
         until(lambda: len(live(queue)) == 1, "the job goes with its data")

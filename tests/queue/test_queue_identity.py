@@ -51,7 +51,7 @@ def test_stop_on_the_login_node_of_another_system_changes_nothing_and_names_both
 ) -> None:
     done = hpcgpu(cluster, "stop", which)
     assert done.exit_code == 1 and "no job is left" not in done.output
-    assert "demo: cluster demo is in the queue 'alpha' of batch system 'slurm', and this machine asks the queue 'beta'" in done.stderr
+    assert "demo: cluster demo is in the queue 'alpha' of batch system 'slurm', but this machine uses the queue 'beta'" in done.stderr
     assert cluster.tls.is_dir() and not cluster.closing
     with pytest.raises(OtherQueue):
         stop(cluster, Slurm())
@@ -68,7 +68,7 @@ def test_list_on_the_login_node_of_another_system_keeps_the_cluster_and_says_whe
     with pytest.raises(ClusterExists, match=r"is in the queue 'alpha' .* Or choose another name"):
         claims.claim(cluster.path, lifecycle._alive)
     status = hpcgpu(cluster, "status", "demo")
-    assert "this machine asks the queue 'beta'" in status.stdout and "Its jobs are not known" in status.stdout
+    assert "this machine uses the queue 'beta'" in status.stdout and "Its jobs are not known" in status.stdout
 
 
 def test_where_the_cluster_is_it_is_stopped(cluster: ClusterDirectory, site: Site) -> None:

@@ -107,7 +107,7 @@ def test_connections_across_nodes_are_told_and_measured(bed: SlurmBed, home: Pat
 
 
 def test_an_interface_that_the_node_does_not_have_is_named_with_those_it_has(bed: SlurmBed) -> None:
-    with pytest.raises(ClusterError, match=r"interface 'nope0' does not exist on .*there are: .*lo \(127.0.0.1\)"):
+    with pytest.raises(ClusterError, match=r"interface 'nope0' does not exist on .*Interfaces with an address: .*lo \(127.0.0.1\)"):
         SlurmGPUCluster(**SMALL, interface="nope0", jobs=1)
     assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
 

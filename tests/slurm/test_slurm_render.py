@@ -109,7 +109,7 @@ def test_a_single_job_whose_workers_die_ends_its_program(bed: SlurmBed, home: Pa
 def test_a_single_job_without_workers_fails_and_says_why(bed: SlurmBed, home: Path) -> None:
     script = single(home, "none", "", worker_extra_args=["--no-such-option"])
     assert run("sbatch", "--wait", str(script)).returncode == 1
-    assert "the workers ended before 4 workers were there: the program was not started" in log(script)
+    assert "the workers ended too early: the program was not started" in log(script)
 
 
 def test_a_single_job_at_its_walltime_ends_its_program_first(bed: SlurmBed, home: Path, until: Until) -> None:

@@ -49,7 +49,7 @@ def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replac
     python.chmod(0o755)
     with SlurmGPUCluster(name="half", jobs=1, **options) as cluster:
         cluster.wait_for_workers(2)
-        words = r"2 of 4 workers on its node 1 not there, \d+ s after the first; replaced if they do not come back within \d+ s"
+        words = r"2 of 4 workers on its node 1 missing, \d+ s after the first connected; replaced if they do not come back within \d+ s"
         until(lambda: re.fullmatch(words, next(j.reason for j in cluster.jobs if j.kind == "worker")), "the table of jobs says so")
         healed.touch()
         with told(r"on its node 1 .*takes its place(?=(.|\n)*1: no driver here)(?=(.|\n)*task 1: Exited with exit code 3)"):

@@ -35,7 +35,7 @@ def test_adaptive_brings_jobs_for_work_and_gives_them_back(bed: SlurmBed, until:
         assert len(submits(cluster)) == 2
         del futures
         until(lambda: in_queue(bed) == [f"{cluster.name}-scheduler"], "idle jobs are given back")
-        assert adaptive.state.expected_wait is not None and "giving up" in adaptive.log[-1][1]
+        assert adaptive.state.expected_wait is not None and "draining" in adaptive.log[-1][1]
 
 
 def test_a_request_that_slurm_refuses_pauses_adaptive_scaling(bed: SlurmBed, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -382,5 +382,5 @@ def test_a_closed_cluster_is_not_among_those_that_there_are(tmp_path: Path) -> N
     for name in ("open", "shut"):
         claims.claim(tmp_path / name, lambda submits: [])
     ClusterDirectory(tmp_path / "shut").close()
-    with dask.config.set({"hpcgpu": {"cluster-directory": str(tmp_path)}}), pytest.raises(NoCluster, match=r"there are: open$"):
+    with dask.config.set({"hpcgpu": {"cluster-directory": str(tmp_path)}}), pytest.raises(NoCluster, match=r"Existing clusters: open$"):
         locate("other")

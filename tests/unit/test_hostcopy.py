@@ -47,7 +47,7 @@ def test_what_is_on_the_host_stays_the_very_same(value: Any) -> None:
 
 
 def test_what_cannot_be_copied_says_what_it_is_and_what_to_do() -> None:
-    with pytest.raises(TypeError, match=r"a result is a .*OnGPU in GPU memory.* return a host copy from the task \(such as \.cpu\(\)"):
+    with pytest.raises(TypeError, match=r"a result is a .*OnGPU in GPU memory.* Return a host copy from the task \(such as \.cpu\(\)"):
         host_copy(OnGPU())
 
 
@@ -79,7 +79,7 @@ def broken_graph(cause: Exception) -> RuntimeError:
 )
 def test_a_graph_that_failed_for_gpu_objects_is_explained(cause: Exception) -> None:
     advice = with_advice(broken_graph(cause))
-    assert str(cause) in str(advice) and "start it with a GPU (scheduler={'gpus_per_node': 1})" in str(advice)
+    assert str(cause) in str(advice) and "Start it with a GPU (scheduler={'gpus_per_node': 1})" in str(advice)
     assert str(pickle.loads(pickle.dumps(advice))) == str(advice), "it reaches the client"
 
 

@@ -69,9 +69,7 @@ def test_the_sticky_bit_protects_what_is_in_a_directory_but_not_the_directory(mi
 
 def test_a_group_above_is_a_warning_and_one_that_writes_to_the_thing_itself_is_refused(mine: Path, group: None) -> None:
     mine.parent.chmod(0o2770)
-    with pytest.warns(
-        hpcgpu.ClusterWarning, match=f"members of a group can put something else in the place of {mine}.*chmod g-w {mine.parent}"
-    ):
+    with pytest.warns(hpcgpu.ClusterWarning, match=f"members of a group can replace {mine}.*chmod g-w {mine.parent}"):
         check(mine)
     check_place(mine.parent)  # said once
     mine.parent.chmod(0o755)

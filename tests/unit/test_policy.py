@@ -339,7 +339,7 @@ def test_an_idle_timeout_of_the_user_is_kept_to() -> None:
 def test_a_job_that_would_come_after_the_work_is_done_is_not_asked_for() -> None:
     history = History(waits=[600.0])
     late = decide([busy("a")], Demand(jobs=4, seconds=300.0), SIXTEEN, history, now=0.0)
-    assert late.submit == 0 and "the work will be done in 300 s, a job waits about 600 s" in late.reason
+    assert late.submit == 0 and "the work ends in 300 s, a new job would wait about 600 s" in late.reason
     assert decide([busy("a")], Demand(jobs=4, seconds=3000.0), SIXTEEN, history, now=0.0).submit == 3
     assert decide([], Demand(jobs=4, seconds=300.0), SIXTEEN, history, now=0.0).submit == 4, "nothing at all runs"
 
@@ -377,14 +377,14 @@ def test_what_clients_still_want_keeps_as_few_jobs_as_can_hold_it_and_the_reason
     two = [holder("a", 1 * 10**9), holder("b", 10**9)]
     decision = decide(two, Demand(), SIXTEEN, History(), now=100.0)
     assert decision.retire == ("a",) and decision.target == 1
-    assert decision.reason.startswith("there is no work; 2 GB that clients still want: kept on 1 job; 2 there")
+    assert decision.reason.startswith("there is no work; 1 job needed to hold 2 GB of data that clients still need; 2 jobs exist")
     last = decide([holder("b", 2 * 10**9)], Demand(), SIXTEEN, History(), now=100.0)
-    assert not last.acts and last.reason == "there is no work; 2 GB that clients still want: kept on 1 job; 1 there"
+    assert not last.acts and last.reason == "there is no work; 1 job needed to hold 2 GB of data that clients still need; 1 job exists"
     full = [holder("a", 4 * 10**9), holder("b", 4 * 10**9)]
     assert not decide(full, Demand(), SIXTEEN, History(), now=100.0).acts, "one could not hold it"
     assert decide([*full, holder("c", 0)], Demand(), SIXTEEN, History(), now=100.0).retire == ("c",)
     above = decide(full, Demand(), Limits(maximum=1), History(), now=100.0)
-    assert not above.acts and "none of them can go without its data" in above.reason
+    assert not above.acts and "no idle job can end: the others cannot hold its data" in above.reason
     moving = [holder("a", 4 * 10**9, retiring=True), holder("b", 0), holder("c", 4 * 10**9)]
     assert not decide(moving, Demand(), SIXTEEN, History(), now=100.0).acts, "what a job that leaves holds needs room too"
     unlimited = [idle(name, since=0.0, wanted=10**12, memory=math.inf) for name in "ab"]
@@ -399,7 +399,7 @@ def test_what_clients_still_want_keeps_as_few_jobs_as_can_hold_it_and_the_reason
 def test_a_job_with_actors_stays_and_others_go() -> None:
     jobs = [idle("a", since=0.0, actors=1, memory=10e9), idle("b", since=50.0, wanted=10, memory=10e9)]
     decision = decide(jobs, Demand(), SIXTEEN, History(), now=100.0)
-    assert decision.retire == ("b",) and "10 B that clients still want and 1 actor: kept on 1 job" in decision.reason
+    assert decision.retire == ("b",) and "1 job needed to hold 10 B of data that clients still need and 1 actor" in decision.reason
     assert decide(jobs, Demand(), Limits(maximum=1, fixed=True), History(), now=100.0).retire == ("b",)
 
 
@@ -407,15 +407,15 @@ def test_the_backlog_bounds_what_waits() -> None:
     limits = Limits(maximum=16, backlog=2)
     assert decide([pending("a")], Demand(jobs=16, seconds=1e6), limits, History(), now=0.0).submit == 1
     full = decide([pending("a"), pending("b")], Demand(jobs=16, seconds=1e6), limits, History(), now=0.0)
-    assert full.submit == 0 and "2 wait already (backlog 2)" in full.reason
+    assert full.submit == 0 and "2 jobs already pending (backlog=2)" in full.reason
 
 
 @pytest.mark.parametrize(
     ("history", "reason"),
     [
         (History(paused="3 worker jobs failed in a row"), "paused: 3 worker jobs failed in a row"),
-        (History(next_try=30.0), "waiting 30 s after a failure"),
-        (History(full="QOSMaxJobsPerUserLimit"), "the site allows no more now: QOSMaxJobsPerUserLimit"),
+        (History(next_try=30.0), "next submit in 30 s, after a failure"),
+        (History(full="QOSMaxJobsPerUserLimit"), "the site accepts no more jobs now: QOSMaxJobsPerUserLimit"),
     ],
 )
 def test_why_nothing_is_asked_for_is_said(history: History, reason: str) -> None:
@@ -427,4 +427,4 @@ def test_a_job_that_could_not_run_for_long_within_the_budget_is_not_asked_for() 
     limits = Limits(maximum=16, gpu_seconds=3600.0, gpus_per_job=4)
     assert decide([], Demand(jobs=16, seconds=1e6), limits, History(), now=0.0).submit == 3  # 300 s of 4 GPUs each
     short = decide([], Demand(jobs=16, seconds=1e6), limits, History(gpu_seconds=3000.0), now=0.0)
-    assert short.submit == 0 and "the budget of 1 GPU hours has no room for another" in short.reason
+    assert short.submit == 0 and "the budget of 1 GPU hour is too small for another job" in short.reason

@@ -81,27 +81,31 @@ def test_a_bundle_is_a_cluster_directory_that_nobody_else_reads(tmp_path: Path) 
     [aside] = tmp_path.glob("demo~*")
     assert (aside / "train.py").read_text() == "mine" and not (aside / "tls").exists(), "and kept aside, without its credentials"
     (again.logs / "demo-scheduler-7.log").touch()
-    with pytest.raises(OptionError, match="was launched"):  # by hand
+    with pytest.raises(OptionError, match="were launched before"):  # by hand
         make("pbs", {}, tmp_path / "demo")
 
 
 def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    with pytest.raises(OptionError, match="is there, and holds something else"):
+    with pytest.raises(OptionError, match="already exists and is not a cluster directory"):
         make("slurm", {}, tmp_path / "mine")
     directory = make("slurm", {}, tmp_path / "run")
     ClusterDirectory(directory.path).intend("run-scheduler", "scheduler")
-    with pytest.raises(OptionError, match="was launched: its journal and its logs are kept"):
+    with pytest.raises(OptionError, match="were launched before, and their journal and logs are kept"):
         make("slurm", {}, tmp_path / "run")
     make_single("slurm", {}, tmp_path / "train", ["true"])
-    with pytest.raises(OptionError, match=r"train\.sbatch is there: remove it"):
+    with pytest.raises(OptionError, match=r"train\.sbatch already exists: remove it"):
         make_single("slurm", {}, tmp_path / "train", ["true"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"scheduler": "local"}, "need a scheduler job"), ({"jobs": 3}, "launch.sh gets the number of worker jobs"), ({"cores": 0}, "cores")],
+    [
+        ({"scheduler": "local"}, "need a scheduler job"),
+        ({"jobs": 3}, "give the number of worker jobs to launch.sh"),
+        ({"cores": 0}, "cores"),
+    ],
 )
 def test_options_that_cannot_be_are_refused(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=message):

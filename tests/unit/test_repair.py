@@ -40,7 +40,7 @@ def test_workers_that_never_came_are_not_called_lost_and_their_node_is_named() -
     absence = observe(Absence(), names, 2, names[:2], now=5.0)
     assert absence.node == 1
     assert absence.outlook(60, now=15.0) == (
-        "2 of 4 workers on its node 1 not there, 10 s after the first; replaced if they do not come back within 50 s"
+        "2 of 4 workers on its node 1 missing, 10 s after the first connected; replaced if they do not come back within 50 s"
     )
 
 

@@ -85,7 +85,7 @@ def test_a_tmpdir_of_the_site_that_others_can_replace_is_not_used_and_no_reason_
     (tmp_path / "scratch" / "job-7").mkdir(mode=0o700)
     with dask.config.set({"temporary-directory": None}):
         assert scratch.place() == Path("/tmp")
-    assert "temporary files of Dask go to /tmp" in capsys.readouterr().err
+    assert "Dask's temporary files are in /tmp" in capsys.readouterr().err
 
 
 def test_files_of_a_node_whose_name_begins_like_this_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_refused_local_directory_is_said_with_why_and_what_to_write(look: Call
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     said = look(f"{tmp_path}/open")
-    assert "others can change what is there" in said and said.endswith(f"chmod o-w {tmp_path}/open; or {OTHER}")
+    assert "other users can change it" in said and said.endswith(f"chmod o-w {tmp_path}/open; or {OTHER}")
 
 
 @needs_root
