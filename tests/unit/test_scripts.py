@@ -101,7 +101,7 @@ def test_golden(name: str) -> None:
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_golden_scripts_and_those_of_the_project_pass_shellcheck() -> None:
     scripts = [*sorted(GOLDEN.iterdir()), *sorted((Path(__file__).parents[2] / "ci").iterdir())]
-    subprocess.run(["shellcheck", *[str(path) for path in scripts if path.is_file()]], check=True)
+    subprocess.run(["shellcheck", *[str(path) for path in scripts if path.is_file() and path.suffix != ".txt"]], check=True)
 
 
 @pytest.mark.parametrize(("value", "expected"), [("gpu", "gpu"), ("a b", '"a b"'), ("x\\y", '"x\\\\y"'), ('"', '"\\""'), ("#", '"#"')])
