@@ -8,13 +8,15 @@ import shutil
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.batch.base import BatchSystem, JobStatus
+from hpcgpu.batch.base import BatchSystem
+from hpcgpu.batch.monitor import Monitor, View
 from hpcgpu.batch.reasons import Outlook, explain, outlook
 from hpcgpu.batch.visible import visible_devices
 from hpcgpu.checks.lines import Grade, Line
@@ -35,10 +37,10 @@ __all__ = ["Result", "Seen", "check_jobs", "judge"]
 
 #: Walltime of the jobs, seconds.
 _WALLTIME = 300
-#: Seconds between two questions to the queue.
-_POLL_INTERVAL = 10.0
-#: Answers of the queue in a row that do not name a job, before it is believed to be gone.
-_UNKNOWN = 3
+#: Polls in a row that must say that a job can never start.
+_POLLS_TO_BELIEVE = 2
+#: Seconds by which a shared filesystem shows the report of a job that has ended later than the queue shows its end.
+_LATE = 5.0
 #: Seconds by which clocks may differ.
 _SKEW = 60.0
 #: Seconds for which a job surely waits for a connection (`hpcgpu.runtime.check`).
@@ -311,12 +313,12 @@ def _wait(
     timeout: float | None,
 ) -> None:
     """Wait until each job has sent its report, or cannot send it any more."""
-    began, asked = time.time(), 0.0
-    looked = began
-    statuses: dict[str, JobStatus] = {}
+    began = looked = time.time()
+    monitor = Monitor(batch)
+    for kind, job_id in jobs.items():
+        monitor.watch(job_id, f"{directory.path.name}-{kind}", now=began)
+    unschedulable: Counter[str] = Counter()
     ended: dict[str, float] = {}
-    unschedulable: dict[str, int] = {}
-    unknown: dict[str, int] = {}
     with Progress(quiet) as progress:
         while waiting := {kind: job_id for kind, job_id in jobs.items() if not seen[kind].found and not seen[kind].trouble}:
             directory.refresh()
@@ -328,44 +330,43 @@ def _wait(
                     _meet(seen[kind], json.loads(report.read_text()), directory, waited=now - began)
                     directory.write(f"{kind}.seen", "")
             looked = now
-            if now - asked >= _POLL_INTERVAL or (ended and now - asked >= 1):
-                asked = now
-                try:
-                    statuses = batch.poll(list(jobs.values()))
-                    statuses |= batch.ended([job_id for job_id in jobs.values() if job_id not in statuses])
-                    unknown = {kind: unknown.get(kind, 0) + 1 for kind, job_id in waiting.items() if job_id not in statuses}
-                except BatchError as error:
-                    progress.update("check: the queue does not answer", str(error))
-                else:
-                    unschedulable = {
-                        kind: unschedulable.get(kind, 0) + 1
-                        for kind, job_id in waiting.items()
-                        if job_id in statuses and outlook(statuses[job_id]) is Outlook.NEVER
-                    }
-                    ended = {kind: at for kind, at in ended.items() if (s := statuses.get(jobs[kind])) is not None and s.state.ended}
+            if monitor.poll_if_due(now=now, waiting=True) and not monitor.trouble:
+                for job_id in waiting.values():
+                    never = outlook(monitor.views[job_id].status) is Outlook.NEVER
+                    unschedulable[job_id] = unschedulable[job_id] + 1 if never else 0
             for kind, job_id in waiting.items():
-                status = statuses.get(job_id)
-                log = logs / batch.log_name(f"{directory.path.name}-{kind}", job_id)
-                if status is not None and status.state.ended:
-                    if now - ended.setdefault(kind, now) > 5:  # a shared filesystem shows files late
-                        seen[kind].trouble = f"job {job_id} ended without a report: {explain(status)}. {_tail(log)}"
-                elif unknown.get(kind, 0) >= _UNKNOWN:
-                    seen[kind].trouble = f"the queue no longer knows job {job_id}, and the job left no report. {_tail(log)}"
-                elif status is not None and unschedulable.get(kind, 0) >= 2:
-                    seen[kind].trouble = f"job {job_id} will never start: {explain(status)}"
-                elif timeout is not None and now - began > timeout:
-                    words = explain(status) if status is not None else "the queue does not know it"
-                    seen[kind].trouble = f"job {job_id} sent no report within {duration(timeout)}: {words}"
-            named = "; ".join(f"{kind} job {job_id} {_state(statuses.get(job_id))}" for kind, job_id in waiting.items())
-            progress.update("check: waiting for the jobs", f"{named}, for {duration(now - began)}")
+                if seen[kind].found:
+                    continue
+                view = monitor.views[job_id]
+                if view.status.state.ended:
+                    ended.setdefault(job_id, now)
+                log = logs / batch.log_name(view.status.name, job_id)
+                never = unschedulable[job_id] >= _POLLS_TO_BELIEVE
+                seen[kind].trouble = seen[kind].trouble or _lost(view, now - ended.get(job_id, now), never, log)
+                if timeout is not None and now - began > timeout:
+                    words = explain(view.status) if view.asked else "the queue does not answer"
+                    seen[kind].trouble = seen[kind].trouble or f"job {job_id} sent no report within {duration(timeout)}: {words}"
+            named = "; ".join(f"{kind} job {job_id} {_state(monitor.views[job_id])}" for kind, job_id in waiting.items())
+            why = f"the queue does not answer: {monitor.trouble}" if monitor.trouble else "waiting for the jobs"
+            progress.update(f"check: {why}", f"{named}, for {duration(now - began)}")
             time.sleep(0.2)
 
 
-def _state(status: JobStatus | None) -> str:
-    if status is None:
+def _lost(view: View, ended_for: float, never: bool, log: Path) -> str:
+    """Return why no report of a job can come any more; empty if one can."""
+    status = view.status
+    if status.state.ended and view.missing_since is not None:
+        return f"the queue no longer knows job {status.job_id}, and the job left no report. {_tail(log)}"
+    if status.state.ended and ended_for > _LATE:
+        return f"job {status.job_id} ended without a report: {explain(status)}. {_tail(log)}"
+    return f"job {status.job_id} will never start: {explain(status)}" if never else ""
+
+
+def _state(view: View) -> str:
+    if not view.asked:
         return "submitted"
-    reason = explain(status)
-    return f"{status.state.value} ({reason})" if reason else status.state.value
+    reason = explain(view.status)
+    return f"{view.status.state.value} ({reason})" if reason else view.status.state.value
 
 
 def _tail(log: Path) -> str:

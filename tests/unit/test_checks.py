@@ -23,6 +23,7 @@ from hpcgpu.environment import software
 from hpcgpu.errors import BatchUnavailable
 from hpcgpu.fabric.choice import Node, decide
 from hpcgpu.upstream import TESTED, Release
+from tests.helpers import Clock
 
 INFINIBAND = Node(
     has_ucxx=True,
@@ -276,7 +277,7 @@ class Forgetful(LocalQueue):
 
 
 def test_jobs_that_the_queue_forgets_end_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "_POLL_INTERVAL", 0.0)
+    monkeypatch.setattr(jobs, "time", Clock())
     options = resolve("local", {"gpus_per_node": 0, "cluster_directory": str(tmp_path / "clusters")})
     result = jobs.check_jobs(options, Forgetful(tmp_path / "queue", answers=100), quiet=True)
     assert [line.grade for line in result.lines] == ["failure", "failure"] and result.kept is not None
@@ -284,9 +285,9 @@ def test_jobs_that_the_queue_forgets_end_the_check(tmp_path: Path, monkeypatch: 
 
 
 def test_a_queue_that_is_away_at_the_end_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "_POLL_INTERVAL", 0.0)
+    monkeypatch.setattr(jobs, "time", Clock())
     options = resolve("local", {"gpus_per_node": 0, "cluster_directory": str(tmp_path / "clusters")})
-    result = jobs.check_jobs(options, Forgetful(tmp_path / "queue", answers=3), quiet=True)
+    result = jobs.check_jobs(options, Forgetful(tmp_path / "queue", answers=3), quiet=True, timeout=25.0)
     [line] = [line for line in result.lines if line.what == "jobs"]
     assert line.found == "the jobs of the check may still be in the queue: squeue: timed out"
     assert line.advice == f"cancel them: hpcgpu stop {result.kept}"
