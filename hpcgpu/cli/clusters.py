@@ -241,9 +241,10 @@ def adapt(name: str, worker_group: str, **limits: Any) -> None:
     """
     from hpcgpu.cluster.unattended import ask
     from hpcgpu.remote.lookup import locate
+    from hpcgpu.store.managers import AdaptArguments
 
     given = {key: value for key, value in limits.items() if value is not None}
-    say(ask(locate(name), worker_group, given))
+    say(ask(locate(name), worker_group, AdaptArguments(**given)))  # type: ignore[typeddict-item]  # click has read them
 
 
 def _forget_adapt(directory: ClusterDirectory, group: str) -> None:

@@ -10,11 +10,12 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import Outlook, outlook
 from hpcgpu.options.common import WorkerOptions
+from hpcgpu.runtime.wire import Load, WaitingWork, WorkerLoad
 from hpcgpu.scaling import policy, repair, units
 from hpcgpu.scaling.failures import Failures
 from hpcgpu.scaling.policy import Demand, History, Hysteresis, JobView, Limits
@@ -173,7 +174,7 @@ class WorkerGroup:
         there = dict(self.options.worker_resources())
         return all(there.get(name, 0.0) >= amount for name, amount in resources.items())
 
-    def take_load(self, workers: Mapping[str, Mapping[str, Any]], *, now: float) -> None:
+    def take_load(self, workers: Mapping[str, WorkerLoad], *, now: float) -> None:
         """Take over what the scheduler says of its workers, by their names."""
         for job in self.jobs:
             if not job.alive:
@@ -189,25 +190,24 @@ class WorkerGroup:
             job.idle_since = (job.idle_since or now) if job.complete and job.workers and not job.processing else None
 
 
-def demands(load: Mapping[str, Any], groups: Iterable[WorkerGroup]) -> dict[str, Demand]:
+def demands(load: Load, groups: Iterable[WorkerGroup]) -> dict[str, Demand]:
     """Return what the scheduler wishes for each group: `Scheduler.adaptive_target`, which knows neither groups nor resources, for groups.
 
     Parameters
     ----------
-    load : mapping
-        See `hpcgpu.runtime.extension.Extension.load`.
+    load : Load
     groups : iterable of WorkerGroup
         Work that no worker has counts for the first group that can run it; put the adaptive ones first.
     """
     listed = list(groups)
-    waiting: dict[str, list[Mapping[str, Any]]] = {group.name: [] for group in listed}
+    waiting: dict[str, list[WaitingWork]] = {group.name: [] for group in listed}
     for kind in load["waiting"]:
         if able := next((group for group in listed if group.can_run(kind["resources"])), None):
             waiting[able.name].append(kind)
     return {group.name: _demand(group, load["workers"], waiting[group.name]) for group in listed}
 
 
-def _demand(group: WorkerGroup, workers: Mapping[str, Mapping[str, Any]], waiting: Iterable[Mapping[str, Any]]) -> Demand:
+def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iterable[WaitingWork]) -> Demand:
     there = [workers[name] for job in group.jobs if not job.leaving for name in job.workers.values() if name in workers]
     kinds = list(waiting)
     tasks = sum(worker["processing"] for worker in there) + sum(kind["tasks"] for kind in kinds)
@@ -222,7 +222,7 @@ def _demand(group: WorkerGroup, workers: Mapping[str, Mapping[str, Any]], waitin
     return Demand(jobs=jobs, seconds=seconds / threads if threads else (math.inf if tasks else 0.0))
 
 
-def _tasks_at_once(group: WorkerGroup, kinds: Iterable[Mapping[str, Any]]) -> int:
+def _tasks_at_once(group: WorkerGroup, kinds: Iterable[WaitingWork]) -> int:
     """Tasks that one worker runs at a time: as many as threads, or as its resources allow the neediest of those that wait."""
     there = dict(group.options.worker_resources())
     slots = [there[name] // amount for kind in kinds for name, amount in kind["resources"].items() if amount > 0]

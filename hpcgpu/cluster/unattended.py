@@ -12,9 +12,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hpcgpu.cluster.discovery import cluster_class
 from hpcgpu.cluster.gpucluster import GPUCluster
@@ -24,6 +22,7 @@ from hpcgpu.runtime.reach import scheduler_of
 from hpcgpu.scaling import units
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
+from hpcgpu.store.managers import AdaptArguments
 
 __all__ = ["ask", "main"]
 
@@ -31,7 +30,7 @@ __all__ = ["ask", "main"]
 _TIMEOUT = 120.0
 
 
-def ask(directory: ClusterDirectory, group: str, arguments: Mapping[str, Any]) -> str:
+def ask(directory: ClusterDirectory, group: str, arguments: AdaptArguments) -> str:
     """Let the scheduler job scale a group of workers from now on, or as soon as it starts; return what was reached, for people.
 
     Parameters
@@ -39,7 +38,7 @@ def ask(directory: ClusterDirectory, group: str, arguments: Mapping[str, Any]) -
     directory : ClusterDirectory
     group : str
         Of workers.
-    arguments : mapping
+    arguments : AdaptArguments
         Of `hpcgpu.cluster.gpucluster.GPUCluster.adapt`: ``minimum_jobs``, ``maximum_jobs``, ``idle_timeout``, ``maximum_gpu_hours``.
 
     Raises
@@ -66,7 +65,7 @@ def ask(directory: ClusterDirectory, group: str, arguments: Mapping[str, Any]) -
     if not directory.detached:
         directory.detach()
     earlier = directory.adapt() or {}
-    directory.request_adapt({**earlier, group: dict(arguments)})
+    directory.request_adapt({**earlier, group: arguments})
     contact = directory.contact()  # after the request: a scheduler that starts now reads it
     if contact is None:
         return f"{name}: adaptive scaling begins when its scheduler job does"

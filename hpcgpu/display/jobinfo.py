@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-__all__ = ["JobInfo"]
+__all__ = ["JobInfo", "JobJSON"]
+
+
+class JobJSON(TypedDict):
+    """One job as ``--json`` prints it."""
+
+    id: str
+    kind: str
+    name: str
+    state: str
+    reason: str
+    waited: float
+    node: str
+    workers: int
+    log: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +55,16 @@ class JobInfo:
     workers: int
     log: Path
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JobJSON:
         """Return it as ``--json`` prints it."""
-        return {**asdict(self), "log": str(self.log)}
+        return JobJSON(
+            id=self.id,
+            kind=self.kind,
+            name=self.name,
+            state=self.state,
+            reason=self.reason,
+            waited=self.waited,
+            node=self.node,
+            workers=self.workers,
+            log=str(self.log),
+        )

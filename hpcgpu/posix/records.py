@@ -37,7 +37,7 @@ def read(path: Path, shape: type[_T], *, surrogates: bool = False) -> _T:
 
 
 def parse(content: bytes, shape: type[_T], what: str, *, surrogates: bool = False) -> _T:
-    """Return JSON as an object of a shape: a dataclass, or a type such as ``dict[str, int]``. A path is ``{"path": TEXT}``.
+    """Return JSON as an object of a shape: a dataclass, a `TypedDict`, or a type such as ``dict[str, int]``. A path is ``{"path": TEXT}``.
 
     Keys that the dataclass does not have are left out: a later release may have written them.
 
@@ -79,6 +79,8 @@ def convert(value: Any, shape: Any, where: str = "", *, surrogates: bool = False
     origin, arguments = typing.get_origin(shape), typing.get_args(shape)
     if origin in (typing.Union, types.UnionType):
         return _one_of(value, arguments, where, surrogates)
+    if typing.is_typeddict(shape):
+        return _typed_dict(value, shape, where, surrogates)
     if dataclasses.is_dataclass(shape):
         return _object(value, shape, where, surrogates)
     if origin in (list, tuple, dict):
@@ -137,6 +139,15 @@ def _object(value: Any, shape: Any, where: str, surrogates: bool) -> Any:
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{_inside(where, field.name)} is missing")
     return shape(**given)
+
+
+def _typed_dict(value: Any, shape: Any, where: str, surrogates: bool) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where or 'it'} is {_short(value)}, not an object")
+    if missing := sorted(shape.__required_keys__ - value.keys()):
+        raise ValueError(f"{_inside(where, missing[0])} is missing")
+    hints = _hints(shape)
+    return {name: convert(value[name], hints[name], _inside(where, name), surrogates=surrogates) for name in hints if name in value}
 
 
 @functools.cache

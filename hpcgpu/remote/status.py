@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import explain
-from hpcgpu.display.jobinfo import JobInfo
+from hpcgpu.display.jobinfo import JobInfo, JobJSON
 from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.remote.lookup import batch_of, submitted, system_of
@@ -21,10 +21,28 @@ from hpcgpu.scaling import units
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact, Submit
 
-__all__ = ["ClusterStatus", "status"]
+__all__ = ["ClusterStatus", "StatusJSON", "status"]
 
 #: Seconds for one answer of the scheduler.
 _TIMEOUT = 10.0
+
+
+class StatusJSON(TypedDict):
+    """What ``hpcgpu status --json`` prints."""
+
+    name: str
+    system: str
+    directory: str
+    state: str
+    workers: int
+    gpus: int
+    scheduler: str
+    dashboard: str
+    fabric: str
+    manager: str
+    detached: bool
+    jobs: list[JobJSON]
+    trouble: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +85,23 @@ class ClusterStatus:
     jobs: list[JobInfo] = field(default_factory=list)
     trouble: str = ""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> StatusJSON:
         """Return what ``--json`` prints."""
-        return {**asdict(self), "jobs": [job.as_json() for job in self.jobs]}
+        return StatusJSON(
+            name=self.name,
+            system=self.system,
+            directory=self.directory,
+            state=self.state,
+            workers=self.workers,
+            gpus=self.gpus,
+            scheduler=self.scheduler,
+            dashboard=self.dashboard,
+            fabric=self.fabric,
+            manager=self.manager,
+            detached=self.detached,
+            jobs=[job.as_json() for job in self.jobs],
+            trouble=self.trouble,
+        )
 
 
 def status(directory: ClusterDirectory) -> ClusterStatus:

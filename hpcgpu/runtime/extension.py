@@ -25,6 +25,7 @@ from hpcgpu.environment import software as environment
 from hpcgpu.fabric.security import HAS_GPU
 from hpcgpu.runtime import hostcopy, recipients
 from hpcgpu.runtime.manager_process import Unattended
+from hpcgpu.runtime.wire import Load, WaitingWork, WorkerLoad
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
@@ -158,33 +159,24 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     # Load
 
-    async def load(self) -> dict[str, Any]:
-        """Return what there is to do.
-
-        Returns
-        -------
-        dict
-            ``workers``: by name, tasks it has (``processing``), seconds they will take (``occupancy``), ``nbytes``, those of them that
-            are ``wanted``, ``actors``, ``nthreads`` and ``memory_limit`` (0: none). ``waiting``: a list of work that no worker has yet,
-            with the ``resources`` that each task needs, ``tasks``
-            and ``seconds``.
-        """
+    async def load(self) -> Load:
+        """Return what there is to do."""
         sample = math.ceil(_SAMPLE_HELD / max(1, len(self.scheduler.workers)))
         workers = {
-            str(ws.name): {
-                "processing": len(ws.processing),
-                "occupancy": ws.occupancy,
-                "nbytes": ws.nbytes,
-                "wanted": _wanted(ws, sample),
-                "actors": len(ws.actors),
-                "nthreads": ws.nthreads,
-                "memory_limit": ws.memory_limit,
-            }
+            str(ws.name): WorkerLoad(
+                processing=len(ws.processing),
+                occupancy=ws.occupancy,
+                nbytes=ws.nbytes,
+                wanted=_wanted(ws, sample),
+                actors=len(ws.actors),
+                nthreads=ws.nthreads,
+                memory_limit=ws.memory_limit,
+            )
             for ws in self.scheduler.workers.values()
         }
-        return {"workers": workers, "waiting": self._waiting()}
+        return Load(workers=workers, waiting=self._waiting())
 
-    def _waiting(self) -> list[dict[str, Any]]:
+    def _waiting(self) -> list[WaitingWork]:
         kinds: dict[tuple[tuple[str, float], ...], list[float]] = {}
         for tasks in (self.scheduler.queued, self.scheduler.unrunnable):
             if not tasks:
@@ -195,7 +187,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
                 kind = kinds.setdefault(tuple(sorted((ts.resource_restrictions or {}).items())), [0.0, 0.0])
                 kind[0] += weight
                 kind[1] += weight * self.scheduler._get_prefix_duration(ts.prefix)
-        return [{"resources": dict(kind), "tasks": math.ceil(tasks), "seconds": seconds} for kind, (tasks, seconds) in kinds.items()]
+        return [WaitingWork(resources=dict(kind), tasks=math.ceil(tasks), seconds=seconds) for kind, (tasks, seconds) in kinds.items()]
 
     # Workers that leave
 

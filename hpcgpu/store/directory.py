@@ -19,7 +19,7 @@ from hpcgpu.posix import ownership, records
 from hpcgpu.store.contact import Contact, Contacts
 from hpcgpu.store.identity import About
 from hpcgpu.store.journal import Journal, Submit
-from hpcgpu.store.managers import ManagerRecord, Managers
+from hpcgpu.store.managers import AdaptArguments, ManagerRecord, Managers
 
 __all__ = ["DASHBOARD_TOKEN", "ClusterDirectory", "Contact", "ManagerRecord", "Submit"]
 
@@ -75,7 +75,7 @@ class ClusterDirectory(Contacts, Journal, Managers):
     def damage(self) -> list[str]:
         """Return what is wrong with the files that this module writes, one sentence each."""
         found = [f"{self.path / 'journal.jsonl'}: {trouble}" for trouble in self.journal_damage()]
-        shapes: dict[str, Any] = {"cluster.json": About, "contact.json": Contact, "adapt.json": dict[str, dict[str, Any]]}
+        shapes: dict[str, Any] = {"cluster.json": About, "contact.json": Contact, "adapt.json": dict[str, AdaptArguments]}
         shapes |= {path.name: ManagerRecord for path in sorted(self.path.glob("manager-*.json"))}
         for name, shape in shapes.items():
             try:

@@ -11,14 +11,23 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from hpcgpu.errors import Damaged
 from hpcgpu.posix import processes, records
 from hpcgpu.posix.printable import printable
 from hpcgpu.store.files import Files
 
-__all__ = ["ManagerRecord", "Managers"]
+__all__ = ["AdaptArguments", "ManagerRecord", "Managers"]
+
+
+class AdaptArguments(TypedDict, total=False):
+    """Arguments of ``adapt`` for one worker group, as ``adapt.json`` keeps them."""
+
+    minimum_jobs: int | None
+    maximum_jobs: int | None
+    idle_timeout: float | str | None
+    maximum_gpu_hours: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +104,14 @@ class Managers(Files):
 
     # Scaling without a living client
 
-    def request_adapt(self, limits: Mapping[str, Mapping[str, Any]]) -> None:
+    def request_adapt(self, limits: Mapping[str, AdaptArguments]) -> None:
         """Record how the manager in the scheduler job shall scale: the arguments of ``adapt``, by worker group."""
         self.write("adapt.json", json.dumps(limits))
 
-    def adapt(self) -> dict[str, dict[str, Any]] | None:
+    def adapt(self) -> dict[str, AdaptArguments] | None:
         """Return what was asked of the manager in the scheduler job; None if nothing was."""
         self.refresh()
         try:
-            return records.read(self.path / "adapt.json", dict[str, dict[str, Any]])
+            return records.read(self.path / "adapt.json", dict[str, AdaptArguments])
         except (OSError, Damaged):
             return None

@@ -238,3 +238,14 @@ def test_what_is_read_has_the_shape_that_was_written() -> None:
     for text in (b"", b"[" * 100_000, b"NaN", b"\xff", b"9" * 10_000, b'{"job_id": "\\ud800"}', b"null"):
         with pytest.raises(Damaged):
             parse(text, JobRecord, "it")
+
+
+@pytest.mark.parametrize("content", ['{"default": {"maximum_jobs": "2"}}', '{"default": {"maximum_jobs": [2]}}', '{"default": 3}', "[]"])
+def test_a_request_to_adapt_of_another_shape_is_damage_and_is_not_followed(root: Path, content: str) -> None:
+    directory = ClusterDirectory(root / "good")
+    assert directory.adapt() == {"default": {"maximum_jobs": 2}}
+    (root / "good" / "adapt.json").write_text('{"default": {"maximum_jobs": 2, "of_a_later_release": 1}}')
+    assert directory.adapt() == {"default": {"maximum_jobs": 2}} and not directory.damage()
+    (root / "good" / "adapt.json").write_text(content)
+    assert directory.adapt() is None
+    assert any("adapt.json is damaged" in sentence for sentence in directory.damage())

@@ -1,0 +1,38 @@
+"""The answers of the scheduler's own calls, as they cross the network."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+__all__ = ["Load", "WaitingWork", "WorkerLoad"]
+
+
+class WorkerLoad(TypedDict):
+    """What one worker does and holds."""
+
+    #: Tasks that it has.
+    processing: int
+    #: Seconds that they will take.
+    occupancy: float
+    #: Bytes that it holds, and those of them that somebody still wants.
+    nbytes: int
+    wanted: int
+    actors: int
+    nthreads: int
+    #: 0: none.
+    memory_limit: int
+
+
+class WaitingWork(TypedDict):
+    """Tasks that no worker has yet, and that need the same resources."""
+
+    resources: dict[str, float]
+    tasks: int
+    seconds: float
+
+
+class Load(TypedDict):
+    """What there is to do: the answer of ``hpcgpu_load``."""
+
+    workers: dict[str, WorkerLoad]
+    waiting: list[WaitingWork]
