@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["CLUSTER_SETS", "CLUSTER_WAITS", "ONE_JOB", "Directives", "Syntax", "parse_directive", "quoted", "refuse_control_characters"]
 
 # Why a user's directive must not set an option: what several systems say.
-ONE_JOB = "each job of a cluster is one job"
-CLUSTER_SETS = "the cluster sets it"
-CLUSTER_WAITS = "the cluster itself waits"
+ONE_JOB = "a job of a cluster cannot be a job array"
+CLUSTER_SETS = "hpcgpu sets it"
+CLUSTER_WAITS = "hpcgpu waits for its jobs itself"
 
 
 def quoted(value: object) -> str:
@@ -96,7 +96,7 @@ def parse_directive(text: str, syntax: Syntax) -> tuple[str, str | None]:
     if text[:2] in syntax.keyed:
         option, value = syntax.option(text), text.partition("=")[2]
         if re.search(r",\w+=", value) and '"' not in value:
-            raise OptionError(f"job_extra_directives: {text!r} sets more than one: write one an entry")
+            raise OptionError(f"job_extra_directives: {text!r} sets more than one option: write one option per entry")
     elif text.startswith("--") and "=" in text and " " not in text.split("=", 1)[0]:
         option, value = text.split("=", 1)
     elif not text.startswith("--") and len(text) > 2 and text[2] != " ":
@@ -111,7 +111,7 @@ def parse_directive(text: str, syntax: Syntax) -> tuple[str, str | None]:
     except ValueError as error:
         raise OptionError(f"job_extra_directives: {text!r}: {error}") from error
     if len(words) != 1:
-        raise OptionError(f"job_extra_directives: {text!r} holds more than one value: quote it, or write one option an entry")
+        raise OptionError(f"job_extra_directives: {text!r} holds more than one value: quote the value, or write one option per entry")
     return option, words[0]
 
 
@@ -164,13 +164,13 @@ class Directives:
         """Return the lines of the user's own directives; called when all others are made."""
         if not self.syntax.few and (unknown := [item for option, item in self.skip.items() if option not in self.known]):
             raise OptionError(
-                f"job_directives_skip: {unknown[0]!r} is none of this script's directives, so there is nothing to leave out: remove it. "
-                f"They are {', '.join(sorted(self.known))}"
+                f"job_directives_skip: this script has no directive {unknown[0]!r}: remove it. "
+                f"The directives are {', '.join(sorted(self.known))}"
             )
         lines = []
         for i, (option, value) in enumerate(self.extra):
             if option in self.syntax.refused:
-                raise OptionError(f"job_extra_directives: {option} cannot be: {self.syntax.refused[option]}")
+                raise OptionError(f"job_extra_directives: {option} is not allowed: {self.syntax.refused[option]}")
             if option in (other for other, _ in self.extra[:i]):
                 raise OptionError(f"job_extra_directives: {option} is given twice")
             # sbatch takes any beginning of a long option for it, unless that is an option too.
@@ -178,8 +178,8 @@ class Directives:
             spelled = next((o for o in self.owners if shortened and o.startswith(option)), option)
             if owner := self.owners.get(spelled):
                 raise OptionError(
-                    f"job_extra_directives: {option} belongs to {owner}; set that instead "
-                    f"(or take {option} over with job_directives_skip=[{option!r}])"
+                    f"job_extra_directives: {option} is set by {owner}: use that instead "
+                    f"(or add job_directives_skip=[{option!r}] to write it yourself)"
                 )
             lines.append(self._line(option, value))
         return "\n".join(lines)

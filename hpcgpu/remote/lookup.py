@@ -213,7 +213,7 @@ def _named(name: str) -> ClusterDirectory:
     there = [ClusterDirectory.there(root / name, any_format=True) for root in roots if _is_cluster(root / name)]
     chosen = [directory for directory in there if not directory.closed] or there
     if len(chosen) > 1:
-        raise NoCluster(f"several clusters are named {name}: give the path of one, {', '.join(str(d.path) for d in chosen)}")
+        raise NoCluster(f"several clusters are named {name}: give the path of one of them: {', '.join(str(d.path) for d in chosen)}")
     if not chosen:
         others = sorted(d.path.name for root in roots for d in directories(root) if "~" not in d.path.name and not d.closed)
         there_are = printable(", ".join(others) or "none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpcgpu.batch.visible import VARIABLE, visible_devices
+from hpcgpu.display.words import counted
 from hpcgpu.errors import LaunchError
 
 __all__ = ["visible_gpus"]
@@ -40,16 +41,16 @@ def visible_gpus(
     entries = visible_devices(environ.get(VARIABLE))
     if entries is None:
         if not on_node:
-            raise LaunchError(f"this job asked for {wanted} GPUs and sees none: no CUDA_VISIBLE_DEVICES, no NVIDIA driver. {advice}")
+            raise LaunchError(f"this job asked for {counted(wanted, 'GPU')} and sees none: no CUDA_VISIBLE_DEVICES, no driver. {advice}")
         if on_node != wanted and not (whole_nodes and on_node > wanted):
             whole = "scheduler={'gpu_request': 'none'}" if kind == "scheduler" else f"gpus_per_node={on_node}"
             raise LaunchError(
-                f"the batch system does not say which GPUs are this job's (CUDA_VISIBLE_DEVICES is not set); it asked for {wanted} and "
-                f"the node has {on_node}. Set {whole} where jobs get whole nodes, or CUDA_VISIBLE_DEVICES in the job_script_prologue"
+                f"the batch system does not say which GPUs are this job's (no CUDA_VISIBLE_DEVICES). The job asked for {wanted} and "
+                f"the node has {on_node}. If jobs get whole nodes, set {whole}. If not, set CUDA_VISIBLE_DEVICES in job_script_prologue"
             )
         return ",".join(map(str, range(wanted)))
     if len(entries) < wanted:
         raise LaunchError(
-            f"this job asked for {wanted} GPUs and sees {len(entries)} (CUDA_VISIBLE_DEVICES={environ[VARIABLE]!r}). {advice}"
+            f"this job asked for {counted(wanted, 'GPU')} and sees {len(entries)} (CUDA_VISIBLE_DEVICES={environ[VARIABLE]!r}). {advice}"
         )
     return ",".join(entries[:wanted])

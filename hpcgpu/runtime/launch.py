@@ -90,7 +90,7 @@ def open_directory(path: Path) -> ClusterDirectory:
         )
     directory = ClusterDirectory.there(path)
     if directory.closing or (directory.encrypted and not directory.tls.is_dir()):
-        raise LaunchError(f"the cluster of {directory.path} was closed: there is nothing to do")
+        raise LaunchError(f"the cluster in {directory.path} is closed: this job ends")
     if trouble := credentials.trouble(directory, now=time.time()):
         raise LaunchError(trouble)
     return directory
@@ -100,7 +100,7 @@ def own_job(batch: BatchSystem) -> OwnJob:
     """Return the job that this process is in."""
     own = batch.own_job(os.environ)
     if own is None:
-        raise LaunchError(f"this does not run inside a job of the batch system {batch.name!r}: submit the script")
+        raise LaunchError(f"this is not a job of the batch system {batch.name!r}: submit the script, do not run it")
     return own
 
 

@@ -70,7 +70,11 @@ def import_from_working_directory() -> None:
         place = Path.cwd()
         found = [weakness for weakness in weaknesses(place, group_may_write=True) if not weakness.by_group]
         if found:
-            print(f"hpcgpu: tasks import nothing from {place}, where others can put modules: {found[0].why}", file=sys.stderr, flush=True)
+            print(
+                f"hpcgpu: tasks import nothing from {place}, as others can write there: {found[0].why}",
+                file=sys.stderr,
+                flush=True,
+            )
         elif sys.flags.safe_path:
             sys.path.append(str(place))
 

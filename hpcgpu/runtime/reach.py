@@ -135,7 +135,7 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout:
             reported = watch.trouble
             print(f"hpcgpu: cannot ask the queue about the scheduler job: {reported}" * bool(reported), file=sys.stderr)
         if status is not None and status.state.ended:
-            raise LaunchError(f"the scheduler job {status.job_id} is gone ({explain(status)}): this worker job has nothing to do")
+            raise LaunchError(f"the scheduler job {status.job_id} has ended ({explain(status)}): this worker job ends too")
         if now - began > timeout:
             raise LaunchError(f"no scheduler answered within {timeout:g} s (death_timeout): {_silence(contact, directory)}")
         time.sleep(pause)
@@ -146,7 +146,7 @@ def _silence(contact: Contact | None, directory: ClusterDirectory) -> str:
     """Return why a scheduler may not have answered, and what to do."""
     if contact is None:
         written = directory.path / "contact.json"
-        return f"it wrote no {written}; see its log in {directory.logs}, and raise death_timeout if it only starts slowly"
+        return f"it did not write {written}. See its log in {directory.logs}. If it only starts slowly, raise death_timeout"
     return (
         f"{contact.client} does not answer {socket.gethostname()}: set client_interface to a network that worker nodes reach too, or ask "
         f"the site about a firewall"
@@ -168,6 +168,6 @@ def check_alone(directory: ClusterDirectory, job_id: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         socket.create_connection((host, int(port)), timeout=5).close()  # one that is too busy for a handshake takes a connection too
         raise LaunchError(
-            f"cluster {name} has a scheduler, in job {contact.job_id}: a second one would take its clients and workers away. To start "
-            f"anew, first run: hpcgpu stop {name}"
+            f"cluster {name} already has a scheduler, in job {contact.job_id}. A second one would take its clients and workers. To "
+            f"start again, first run: hpcgpu stop {name}"
         )

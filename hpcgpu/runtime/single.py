@@ -174,7 +174,7 @@ def main(argv: Sequence[str]) -> int:
     batch = batch_system(arguments.system)
     own = batch.own_job(os.environ)
     if own is None:
-        print(f"hpcgpu: this does not run inside a job of {arguments.system}: submit the script", file=sys.stderr)
+        print(f"hpcgpu: this is not a job of {arguments.system}: submit the script, do not run it", file=sys.stderr)
         return 1
 
     def complete(directory: ClusterDirectory) -> None:

@@ -93,7 +93,7 @@ def make_single(system: str, arguments: Mapping[str, Any], path: Path, program: 
     path = path.expanduser().absolute()
     options = _resolve(system, {"log_directory": written(path), **arguments}, path / path.name)
     if options.scheduler is None:
-        raise OptionError("scheduler='local' has no meaning for a single job: the scheduler runs in it")
+        raise OptionError("scheduler='local' is not needed with a single job: the scheduler runs in that job")
     text = render.render_single(system, options, path / path.name, program)
     private_directory(path)
     script = path / f"{path.name}.{registered(system).suffix}"

@@ -102,7 +102,7 @@ def test_a_second_scheduler_that_is_submitted_by_hand_ends_and_leaves_the_cluste
         until(lambda: queue.poll([second])[second].state.ended, "it ends")
         assert queue.poll([second])[second].exit_code == 1
         log = "".join(path.read_text() for path in cluster.directory.logs.glob(f"*-{second}.log"))
-        assert f"cluster one has a scheduler, in job {contact.job_id if contact else ''}: a second one would take" in log
+        assert f"cluster one already has a scheduler, in job {contact.job_id if contact else ''}. A second one would take" in log
         assert "first run: hpcgpu stop one" in log
         assert cluster.directory.tls.is_dir() and cluster.directory.dashboard_token() and cluster.directory.contact() == contact
         cluster.scale(jobs=2)

@@ -67,7 +67,7 @@ def test_the_scripts_of_a_closed_cluster_start_nothing(queue: LocalQueue, until:
         job = queue.submit(cluster.directory.path / script, job_name="by-hand")
         until(lambda job=job: queue.poll([job])[job].state.ended, "it gives up")
         assert queue.poll([job])[job].state is JobState.FAILED
-        assert "was closed: there is nothing to do" in (cluster.directory.logs / f"by-hand-{job}.log").read_text()
+        assert "is closed: this job ends" in (cluster.directory.logs / f"by-hand-{job}.log").read_text()
     assert not (cluster.directory.path / "contact.json").exists()
 
 

@@ -68,10 +68,10 @@ def test_a_job_that_has_whole_nodes_takes_as_many_of_their_gpus_as_it_wants() ->
     ("wanted", "environ", "on_node", "message"),
     [
         (4, {"CUDA_VISIBLE_DEVICES": "0,1"}, None, "asked for 4 GPUs and sees 2"),
-        (1, {"CUDA_VISIBLE_DEVICES": ""}, None, "asked for 1 GPUs and sees 0"),
-        (1, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None, "asked for 1 GPUs and sees 0"),
-        (1, {}, None, "no CUDA_VISIBLE_DEVICES, no NVIDIA driver"),
-        (2, {}, 8, "Set gpus_per_node=8 where jobs get whole nodes"),
+        (1, {"CUDA_VISIBLE_DEVICES": ""}, None, "asked for 1 GPU and sees 0"),
+        (1, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None, "asked for 1 GPU and sees 0"),
+        (1, {}, None, "no CUDA_VISIBLE_DEVICES, no driver"),
+        (2, {}, 8, "If jobs get whole nodes, set gpus_per_node=8"),
     ],
 )
 def test_a_job_without_its_gpus_says_why(wanted: int, environ: dict[str, str], on_node: int | None, message: str) -> None:
@@ -105,7 +105,7 @@ def test_a_job_whose_earliest_start_has_not_come_is_not_being_prepared() -> None
 
 
 def test_the_scheduler_job_is_not_told_to_ask_for_all_gpus_of_a_node() -> None:
-    with pytest.raises(LaunchError, match=r"Set scheduler=\{'gpu_request': 'none'\} where jobs get whole nodes"):
+    with pytest.raises(LaunchError, match=r"If jobs get whole nodes, set scheduler=\{'gpu_request': 'none'\}"):
         visible_gpus(1, {}, 4, kind="scheduler")
     assert resolve("slurm", {"scheduler": {"gpu_request": "none"}}).scheduler is not None
 
@@ -134,7 +134,7 @@ def test_a_worker_whose_scheduler_job_is_gone_gives_up(directory: ClusterDirecto
     monkeypatch.setattr(reach, "time", clock)
     directory.intend("demo-scheduler", "scheduler")
     directory.submitted("demo-scheduler", "17")
-    with pytest.raises(LaunchError, match=r"the scheduler job 17 is gone .*this worker job has nothing to do"):
+    with pytest.raises(LaunchError, match=r"the scheduler job 17 has ended .*this worker job ends too"):
         wait_for_scheduler(directory, Gone(), timeout=300)
     assert 60 <= clock.now - began < 150, "after the grace period, not after the timeout"
 
@@ -175,7 +175,7 @@ async def test_a_second_scheduler_that_started_at_the_same_time_ends_without_a_w
         directory.publish(contact)
         await scheduler_preload.dask_setup(cast("Scheduler", None))
     assert signals == [signal.SIGTERM] and directory.contact() == contact
-    assert "cluster demo has a scheduler, in job 1" in capsys.readouterr().err
+    assert "cluster demo already has a scheduler, in job 1" in capsys.readouterr().err
 
 
 def test_a_journal_that_a_crash_cut_short_is_read_to_there(directory: ClusterDirectory) -> None:

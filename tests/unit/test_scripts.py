@@ -111,7 +111,7 @@ def test_directives_are_quoted_for_sbatch_s_own_parser(value: str, expected: str
 
 def test_a_directive_is_skipped_by_its_name_not_by_substring() -> None:
     given = BASE | {"job_directives_skip": ["--mem"], "memory": "1GB", "job_extra_directives": ["-N run-new", "--ntasks=1"]}
-    with pytest.raises(OptionError, match="-N belongs to nodes_per_job"):
+    with pytest.raises(OptionError, match="-N is set by nodes_per_job"):
         render("slurm", "worker", resolve("slurm", given), PLACE)
     text = render("slurm", "worker", resolve("slurm", given | {"job_directives_skip": ["-N", "--mem"]}), PLACE)
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
@@ -142,13 +142,13 @@ def test_a_directive_is_skipped_with_its_dashes_or_without(system: str, skip: st
 
 @pytest.mark.parametrize(("system", "skip"), [("slurm", "memm"), ("slurm", "-n"), ("pbs", "-l mm"), ("pbs", "--mem")])
 def test_a_skip_that_leaves_nothing_out_is_refused(system: str, skip: str) -> None:
-    with pytest.raises(OptionError, match=f"job_directives_skip: '{skip}' is none of this script's directives.* They are"):
+    with pytest.raises(OptionError, match=f"job_directives_skip: this script has no directive '{skip}'.* The directives are"):
         render(system, "worker", resolve(system, BASE | {"job_directives_skip": [skip]}), PLACE)
     render("local", "worker", resolve("local", BASE | {"job_directives_skip": [skip]}), PLACE)  # it may be meant for another batch system
 
 
 def test_an_option_that_hpcgpu_owns_is_refused_among_the_extra_directives() -> None:
-    with pytest.raises(OptionError, match="--time belongs to walltime; set that instead"):
+    with pytest.raises(OptionError, match="--time is set by walltime: use that instead"):
         render("slurm", "worker", resolve("slurm", BASE | {"job_extra_directives": ["--time=1"]}), PLACE)
 
 
@@ -168,18 +168,18 @@ def test_control_characters_reach_no_directive() -> None:
 @pytest.mark.parametrize(
     ("directives", "message"),
     [
-        (["-l walltime=1:00"], "-l walltime belongs to walltime; set that instead"),
-        (["-lselect=2:ngpus=1"], "-l select belongs to cores, memory, gpus_per_node, gpu_type and select_extra"),
-        (["-l mem=4gb"], "-l mem belongs to memory"),
-        (["-l filesystems=home"], "-l filesystems belongs to resource_list"),
-        (["-l a=1,b=2"], "sets more than one: write one an entry"),
-        (["-W block=true"], "-W block cannot be: the cluster itself waits"),
-        (["-W depend=after:1"], "-W depend cannot be: the cluster sets it"),
-        (["-J 0-3"], "-J cannot be: each job of a cluster is one job"),
-        (["-V"], "-V cannot be: set env"),
-        (["-v A=1"], "-v belongs to the cluster, which sets environment variables by `env`"),
-        (["-o /x.log"], "-o cannot be: the cluster names the log of each job; set log_directory"),
-        (["-N x"], "-N belongs to name"),
+        (["-l walltime=1:00"], "-l walltime is set by walltime: use that instead"),
+        (["-lselect=2:ngpus=1"], "-l select is set by cores, memory, gpus_per_node, gpu_type and select_extra"),
+        (["-l mem=4gb"], "-l mem is set by memory"),
+        (["-l filesystems=home"], "-l filesystems is set by resource_list"),
+        (["-l a=1,b=2"], "sets more than one option: write one option per entry"),
+        (["-W block=true"], "-W block is not allowed: hpcgpu waits for its jobs itself"),
+        (["-W depend=after:1"], "-W depend is not allowed: hpcgpu sets it"),
+        (["-J 0-3"], "-J is not allowed: a job of a cluster cannot be a job array"),
+        (["-V"], "-V is not allowed: set env"),
+        (["-v A=1"], "-v is set by the cluster, which sets environment variables by `env`"),
+        (["-o /x.log"], "-o is not allowed: the cluster names the log of each job; set log_directory"),
+        (["-N x"], "-N is set by name"),
         (["-l a=1", "-l a=2"], "-l a is given twice"),
     ],
 )

@@ -39,6 +39,7 @@ from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.command import clean_environment, require
 from hpcgpu.batch.local.reasons import REASONS
 from hpcgpu.batch.visible import visible_devices
+from hpcgpu.display.words import counted
 from hpcgpu.errors import BatchError, BatchUnavailable, Damaged, NotTrusted, SubmitRefused
 from hpcgpu.posix import records
 from hpcgpu.posix.ownership import check, private_directory
@@ -523,7 +524,7 @@ class LocalQueue(BatchSystem):
             if not self._supervised(job_id):
                 return  # somebody has removed the queue
             state = job.verdict or (JobState.FAILED if code else JobState.COMPLETED)
-            reason = f"{left} processes could not be ended" if left else _REASONS.get(state, "")
+            reason = f"{counted(left, 'process', 'processes')} could not be ended" if left else _REASONS.get(state, "")
             self._close(job, state, reason, 128 - code if code is not None and code < 0 else code)
             self._advance(machine)
 

@@ -37,7 +37,7 @@ SYNTAX = Syntax(
         **dict.fromkeys(("--wait", "-W"), CLUSTER_WAITS),
         **dict.fromkeys(("--dependency", "-d", "--parsable"), CLUSTER_SETS),
         "--test-only": "nothing would be submitted",
-        "--wrap": "the script is what runs",
+        "--wrap": "the job runs hpcgpu's script",
     },
     filters={"slurm_time": time, "slurm_memory": memory},
 )
