@@ -3,15 +3,15 @@
 ::
 
     HpcgpuError                      everything below
-    ├── OptionError                  an option has a value that cannot be; nothing was submitted   (also a ValueError)
+    ├── OptionError                  an option has a value that is not valid; nothing was submitted (also a ValueError)
     ├── ClusterError                 a cluster cannot do what was asked                           (also a RuntimeError)
     │   ├── ClusterExists            the name is taken
     │   ├── NoCluster                there is no cluster of that name                             (also a LookupError)
     │   └── OtherFormat              another version of hpcgpu made the cluster
-    ├── BatchError                   the batch system, or the way to it, failed                   (also a RuntimeError)
+    ├── BatchError                   the batch system, or a command of it, failed                 (also a RuntimeError)
     │   ├── SubmitRefused            it refused a job for good
-    │   ├── SubmitLimited            it lets the user have no more jobs now
-    │   ├── Cancelled                the job was not wanted any more before it was submitted
+    │   ├── SubmitLimited            it accepts no more jobs of the user now
+    │   ├── Cancelled                the job was no longer needed, and was not submitted
     │   ├── BatchUnavailable         it does not answer: nothing is known about the jobs
     │   │   ├── AmbiguousSubmit      it is not known whether a job was submitted
     │   │   └── OtherQueue           the cluster is in the queue of another system
@@ -21,9 +21,9 @@
     ├── Damaged                      a file does not hold what hpcgpu writes there                (also a ValueError)
     ├── CertificateError             the cluster's certificate cannot be used now
     ├── AuthenticationError          the other side of a connection does not belong to the cluster
-    └── LaunchError                  a job's first step cannot start what the job is for
+    └── LaunchError                  the first step of a job cannot start its scheduler or workers
 
-    ClusterWarning                   something is wrong, and the cluster goes on                   (a UserWarning)
+    ClusterWarning                   something is wrong, and the cluster continues                 (a UserWarning)
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class HpcgpuError(Exception):
 
 
 class OptionError(HpcgpuError, ValueError):
-    """An option has a value that cannot be; the message names the option and what to write instead."""
+    """An option has a value that is not valid; the message names the option and what to write instead."""
 
 
 class ClusterError(HpcgpuError, RuntimeError):
@@ -78,7 +78,7 @@ class OtherFormat(ClusterError):
 
 
 class BatchError(HpcgpuError, RuntimeError):
-    """Something went wrong between us and the batch system."""
+    """The batch system, or a command of it, failed."""
 
 
 class SubmitRefused(BatchError):
@@ -86,11 +86,11 @@ class SubmitRefused(BatchError):
 
 
 class SubmitLimited(BatchError):
-    """The batch system lets this user have no more jobs now; no failure: there are as many as there may be."""
+    """The batch system accepts no more jobs of this user now. This is not a failure: the user has as many jobs as the site allows."""
 
 
 class Cancelled(BatchError):
-    """Not submitted: it was not wanted any more."""
+    """The job was not submitted, because it was no longer needed."""
 
 
 class BatchUnavailable(BatchError):
@@ -98,11 +98,11 @@ class BatchUnavailable(BatchError):
 
 
 class AmbiguousSubmit(BatchUnavailable):
-    """A submit got no answer and the queue could not be asked whether the job exists."""
+    """A submit got no answer, and the queue could not be queried for the job."""
 
 
 class OtherQueue(BatchUnavailable):
-    """The queue that this machine asks is not the one that the cluster is in: nothing is known of its jobs."""
+    """This machine uses another queue than the cluster: nothing is known about the cluster's jobs."""
 
 
 class Superseded(BatchError):
@@ -110,7 +110,7 @@ class Superseded(BatchError):
 
 
 class NameLost(BatchError):
-    """The directory is another cluster's now: the jobs of this one are known to this program alone, which must cancel them."""
+    """The directory belongs to another cluster now: only this program knows the jobs of the earlier cluster, and must cancel them."""
 
 
 class NotTrusted(HpcgpuError, RuntimeError):
@@ -130,8 +130,8 @@ class AuthenticationError(HpcgpuError):
 
 
 class LaunchError(HpcgpuError):
-    """The job cannot do what it is for; the message says why and what to do."""
+    """The job cannot start its scheduler or workers; the message says why and what to do."""
 
 
 class ClusterWarning(UserWarning):
-    """Something is wrong with a cluster, with one of its jobs, or with the directories that it uses; hpcgpu goes on."""
+    """Something is wrong with a cluster, with one of its jobs, or with the directories that it uses; hpcgpu continues."""

@@ -104,11 +104,11 @@ async def _compare(client: Client, comparison: EnvironmentCheck) -> None:
     if comparison.mode == "off":
         return
     comparison.scheduler = await client.scheduler.hpcgpu_environment()
-    fatal, doubtful = comparison.check(environments((await client.scheduler.identity(n_workers=-1))["workers"]))
+    fatal, warning = comparison.check(environments((await client.scheduler.identity(n_workers=-1))["workers"]))
     if fatal:
         raise ClusterError(fatal)
-    if doubtful:
-        warn(doubtful)
+    if warning:
+        warn(warning)
 
 
 def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, Any]) -> Client:
