@@ -75,7 +75,7 @@ def test_start_does_not_wait_for_a_full_partition_and_an_interrupt_leaves_no_job
     done = call("start", "later", *ASKED, "--scheduler", "job_extra_directives=--begin=now+1hour", "--no-wait", "--jobs", "1")
     assert done.returncode == 0, done.stderr
     until(
-        lambda: any("its earliest start time has not come yet" in job["reason"] for job in status("later")["jobs"]),
+        lambda: any("its earliest start time is in the future" in job["reason"] for job in status("later")["jobs"]),
         "the reason is told in words",
     )
     assert status("later")["state"] == "waiting"
