@@ -1,4 +1,4 @@
-"""A cluster inside an allocation that is there already: ``srun python program.py``, where every task runs the same program.
+"""A cluster inside an existing allocation: ``srun python program.py``, where every task runs the same program.
 
 Task 0 becomes the scheduler, task 1 goes on with the program, the others become workers, one for each GPU. Scheduler and workers are
 started as in the jobs of a cluster: from the same templates, by `hpcgpu.runtime.launch`. As one `dask cuda worker` brings all workers of
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTIONS", "SlurmGPURunner", "Task"]
 
-#: Options that mean something where the job is there already, beside those that are passed on to the workers.
+#: Options that have a meaning in an existing job.
 OPTIONS = {"protocol", "interface", "client_interface", "ucx_env", "security", "cluster_directory", "death_timeout", "quiet"} | {
     *("nthreads", "memory", "resources", "local_directory", "worker_extra_args", "walltime_margin"),
     *(name for name, f in names(WorkerOptions).items() if f.metadata["flag"]),
 }
-#: Seconds after which the scheduler ends when it has not heard of the program: it was killed, or holds Python's lock for so long.
+#: Seconds after which the scheduler ends when it has not heard from the program: it was killed, or holds Python's lock all the time.
 _LEASE = 300.0
 _HEARTBEAT = 10.0
 #: Seconds that scheduler and workers have to end.
@@ -85,7 +85,7 @@ class Task:
         Raises
         ------
         ClusterError
-            This is no task of a job step.
+            This is not a task of a job step.
         """
         if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ or "SLURM_JOB_ID" not in environ:
             raise ClusterError("SlurmGPURunner works in a job step: start the program by srun, such as `srun --ntasks=6 python program.py`")
