@@ -56,6 +56,8 @@ class Seen:
     ----------
     kind : str
         ``"scheduler"`` or ``"worker"``.
+    job_id : str
+        Empty if the batch system refused the job.
     found : mapping
         What the job wrote; empty if it wrote nothing.
     trouble : str
@@ -72,6 +74,7 @@ class Seen:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self.job_id = ""
         self.found: Mapping[str, Any] = {}
         self.trouble = ""
         self.unreachable = ""
@@ -253,20 +256,19 @@ def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: fl
     private_directory(log_directory)
     seen = {kind: Seen(kind) for kind in kinds}
     try:
-        jobs = dict[str, str]()
         for kind, text in rendered.items():
             script = directory.write(render.script_name(options.system, kind), text)
             job_name = f"{name}-{kind}"
             directory.intend(job_name, kind)
             try:
-                jobs[kind] = batch.submit(script, job_name=job_name, logs=log_directory)
-                directory.submitted(job_name, jobs[kind])
+                seen[kind].job_id = batch.submit(script, job_name=job_name, logs=log_directory)
+                directory.submitted(job_name, seen[kind].job_id)
             except BatchError as error:
                 smaller = kind == "worker" and options.worker.nodes_per_job != 1
                 seen[kind].trouble = str(error) + (f" (the check asks for one node, not {options.worker.nodes_per_job})" if smaller else "")
                 if not isinstance(error, AmbiguousSubmit):
                     directory.refused(job_name)
-        _wait(directory, batch, jobs, seen, log_directory, quiet=quiet, timeout=timeout)
+        _wait(directory, batch, seen, log_directory, quiet=quiet, timeout=timeout)
     finally:
         lines = _end(directory, batch)
     lines += [line for kind in kinds for line in judge(seen[kind], _gpus(short, kind))]
@@ -305,7 +307,6 @@ def _gpus(options: Options, kind: str) -> int:
 def _wait(
     directory: ClusterDirectory,
     batch: BatchSystem,
-    jobs: dict[str, str],
     seen: dict[str, Seen],
     logs: Path,
     *,
@@ -313,6 +314,7 @@ def _wait(
     timeout: float | None,
 ) -> None:
     """Wait until each job has sent its report, or cannot send it any more."""
+    jobs = {kind: one.job_id for kind, one in seen.items() if one.job_id}
     began = looked = time.time()
     monitor = Monitor(batch)
     for kind, job_id in jobs.items():

@@ -102,26 +102,27 @@ def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None
         advice = "set gpu_request='none' if jobs get whole nodes, or ask the site's support" if wanted else ""
         return Line("login", "GPU queues", "warning" if wanted else "ok", "the batch system lists no nodes with GPUs", advice)
     named = "; ".join(dict.fromkeys(f"{q.name or 'any queue'}: {q.gpus} x {q.gpu_type or 'GPU'} a node" for q in found))
-    chosen = [q for q in found if queue is None or not q.name or q.name in queue.split(",")]
-    if not wanted:
-        return Line("login", "GPU queues", "ok", named)
-    if not chosen and route:
-        return Line(
-            "login",
-            "GPU queues",
-            "warning",
-            named,
-            f"queue={queue!r} has no GPUs itself: choose one of these, unless it routes jobs to one of them",
-        )
+    advice = _misfit(found, queue, gpu_type, wanted) if wanted else ""
+    if advice and route and not _chosen(found, queue):
+        advice = f"queue={queue!r} has no GPUs itself: choose one of these, unless it routes jobs to one of them"
+        return Line("login", "GPU queues", "warning", named, advice)
+    return Line("login", "GPU queues", "failure" if advice else "ok", named, advice)
+
+
+def _chosen(found: Sequence[Queue], queue: str | None) -> list[Queue]:
+    return [q for q in found if queue is None or not q.name or q.name in queue.split(",")]
+
+
+def _misfit(found: Sequence[Queue], queue: str | None, gpu_type: str | None, wanted: int) -> str:
+    """Return what to change in the options; empty if they fit."""
+    chosen = _chosen(found, queue)
     if not chosen:
-        return Line("login", "GPU queues", "failure", named, f"queue={queue!r} has no GPUs: choose one of these")
+        return f"queue={queue!r} has no GPUs: choose one of these"
     if gpu_type is not None and not (fitting := [q for q in chosen if q.has(gpu_type)]):
         types = ", ".join(sorted({q.gpu_type for q in chosen}))
-        return Line("login", "GPU queues", "failure", named, f"the queue has no gpu_type={gpu_type!r}: choose one of {types}")
+        return f"the queue has no gpu_type={gpu_type!r}: choose one of {types}"
     most = max(q.gpus + q.others for q in chosen) if gpu_type is None else max(q.gpus for q in fitting)
-    if most < wanted:
-        return Line("login", "GPU queues", "failure", named, f"a node has fewer GPUs than gpus_per_node={wanted}: write {most}")
-    return Line("login", "GPU queues", "ok", named)
+    return f"a node has fewer GPUs than gpus_per_node={wanted}: write {most}" if most < wanted else ""
 
 
 def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:

@@ -177,18 +177,15 @@ def _judge(what: str, values: Mapping[str, str]) -> tuple[Grade, str] | None:
     if len(set(values.values())) < 2:
         return None
     if what == "python":
-        if len({_minor(value) for value in values.values()}) > 1:
-            return (
-                Grade.FATAL,
-                "Dask cannot send functions between minor versions of Python: use the same environment everywhere, see `python`",
-            )
-        return Grade.NOTE, ""
+        fatal = len({_minor(value) for value in values.values()}) > 1
+        advice = "Dask cannot send functions between minor versions of Python: use the same environment everywhere, see `python`"
+        return (Grade.FATAL, advice) if fatal else (Grade.NOTE, "")
     if what in _FATAL:
         return Grade.FATAL, f"{what} works only with the same version of itself: install one version everywhere"
     if what in _GPU:
-        if what == "compute capability" and values.get(SCHEDULER, "-") not in ("-", *_of_workers(values)):
-            return Grade.WARNING, "the scheduler may fail to rebuild GPU objects: give it a GPU of the workers' type"
-        return Grade.NOTE, ""
+        other = what == "compute capability" and values.get(SCHEDULER, "-") not in ("-", *_of_workers(values))
+        advice = "the scheduler may fail to rebuild GPU objects: give it a GPU of the workers' type" if other else ""
+        return Grade.WARNING if other else Grade.NOTE, advice
     if what in ("cudf", "cupy") and values.get(SCHEDULER) == "-":
         return Grade.WARNING, f"the scheduler cannot rebuild graphs that hold objects of {what}: install it there too"
     return Grade.WARNING, "Dask may fail to send objects between them: install one version everywhere"

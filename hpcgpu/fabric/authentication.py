@@ -235,14 +235,19 @@ def _backend() -> Any:
     return LazyBackend()
 
 
-def _authenticated() -> Any:
+def _broken() -> Any:
+    """Return the errors of a connection that broke."""
+    import ucxx.exceptions
+    from distributed.comm.core import CommClosedError
+
+    return TimeoutError, CommClosedError, ucxx.exceptions.UCXError, OSError
+
+
+def _connector() -> Any:
     import ucxx.exceptions
     from distributed.comm.addressing import parse_host_port, unparse_host_port
     from distributed.comm.core import CommClosedError, FatalCommClosedError
-    from distributed_ucxx.ucxx import UCXXBackend, UCXXConnector, UCXXListener
-
-    ending.spare_ucx()
-    broken = (TimeoutError, CommClosedError, ucxx.exceptions.UCXError, OSError)
+    from distributed_ucxx.ucxx import UCXXConnector
 
     class AuthenticatedConnector(UCXXConnector):  # type: ignore[misc]
         async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
@@ -265,13 +270,20 @@ def _authenticated() -> Any:
             except AuthenticationError as error:
                 comm.abort()
                 raise FatalCommClosedError(f"ucx://{address}: {error}") from error
-            except broken as error:
+            except _broken() as error:
                 comm.abort()
                 raise CommClosedError(f"ucx://{address}: {str(error) or type(error).__name__}") from error
             except BaseException:  # distributed cancels what takes long
                 comm.abort()
                 raise
             return comm
+
+    return AuthenticatedConnector
+
+
+def _listener() -> Any:
+    from distributed.comm.core import CommClosedError
+    from distributed_ucxx.ucxx import UCXXListener
 
     class AuthenticatedListener(UCXXListener):  # type: ignore[misc]
         async def on_connection(self, comm: Any, handshake_overrides: dict[str, Any] | None = None) -> None:
@@ -281,18 +293,27 @@ def _authenticated() -> Any:
                 own = {place(host, self.port) for host in interfaces.every_address()}
                 try:
                     await asyncio.wait_for(accept(comm.ep, key, own), TIMEOUT)
-                except (AuthenticationError, *broken) as error:
+                except (AuthenticationError, *_broken()) as error:
                     comm.abort()
                     why = str(error) or ("the peer sent nothing" if isinstance(error, TimeoutError) else type(error).__name__)
                     logger.warning("refused a connection from %s to %s: %s", peer, comm.local_address, why)
                     raise CommClosedError("not authenticated") from error
             await super().on_connection(comm, handshake_overrides)
 
+    return AuthenticatedListener
+
+
+def _authenticated() -> Any:
+    from distributed_ucxx.ucxx import UCXXBackend
+
+    ending.spare_ucx()
+    connector, listener = _connector(), _listener()
+
     class AuthenticatedBackend(UCXXBackend):  # type: ignore[misc]
         def get_connector(self) -> Any:
-            return AuthenticatedConnector()
+            return connector()
 
         def get_listener(self, loc: str, handle_comm: Any, deserialize: bool, **connection_args: Any) -> Any:
-            return AuthenticatedListener(loc, handle_comm, deserialize, **connection_args)
+            return listener(loc, handle_comm, deserialize, **connection_args)
 
     return AuthenticatedBackend()

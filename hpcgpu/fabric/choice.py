@@ -173,6 +173,10 @@ def _lacking(node: Node, interface: str | None, *, gpu: bool) -> str:
         return f"the network is Slingshot ({node.slingshot}), which UCX does not support"
     if not node.ports:
         return "this node has no active InfiniBand port"
+    return _lacking_in_ucx(node) or _lacking_settings(node, interface)
+
+
+def _lacking_in_ucx(node: Node) -> str:
     if node.ucx_trouble:
         return f"UCX did not start: {node.ucx_trouble}"
     left_out = [what for what, names in (("InfiniBand", ("rc", "dc")), ("CUDA", ("cuda",))) if not _offers(node, names)]
@@ -187,6 +191,10 @@ def _lacking(node: Node, interface: str | None, *, gpu: bool) -> str:
         return (
             "this UCX was built without CUDA, so it cannot send GPU memory. Sites often have UCX with CUDA as a separate module or package"
         )
+    return ""
+
+
+def _lacking_settings(node: Node, interface: str | None) -> str:
     if node.locked_memory is not None and node.locked_memory < _LOCKED_MEMORY:
         return (
             f"a process may lock {node.locked_memory // 1024} KiB of memory only (ulimit -l), too little for InfiniBand. Slurm copies the "

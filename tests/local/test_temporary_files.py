@@ -46,8 +46,8 @@ def looking(parameter: str) -> Callable[..., tuple[str, int, bool]]:
         return server.local_directory, made.stat().st_mode & 0o777, importlib.util.find_spec("prepared") is not None
 
     if parameter == "dask_worker":
-        return lambda dask_worker: look(dask_worker)
-    return lambda dask_scheduler: look(dask_scheduler)
+        return lambda dask_worker: look(dask_worker)  # noqa: PLW0108 (distributed reads the name of the argument)
+    return lambda dask_scheduler: look(dask_scheduler)  # noqa: PLW0108
 
 
 @pytest.mark.parametrize("options", [CPU, GPU], ids=["cpu", "gpu"])

@@ -117,7 +117,7 @@ def test_the_lifetime_of_workers_is_not_set_by_hand(arguments: list[str], where:
 
 @pytest.mark.parametrize("argument", ["--no-nanny", "--host", "--disable-infiniband", "--no-rmm-async", "--scheduler-file=x"])
 def test_arguments_that_hpcgpu_sets_itself_are_refused(argument: str) -> None:
-    with pytest.raises(OptionError, match=f"worker_extra_args: {argument.split('=')[0]} is set by "):
+    with pytest.raises(OptionError, match=f"worker_extra_args: {argument.split('=', maxsplit=1)[0]} is set by "):
         resolve("slurm", {"worker_extra_args": [argument]})
 
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+#: Lines that a file of the package may have, and lines of code that a function may have: docstring and signature do not count.
+FILE, FUNCTION = 500, 50
+#: Over these limits today; what is mended leaves this list.
+LONG_FILES = {
+    "hpcgpu/batch/local/queue.py",
+    "hpcgpu/cluster/gpucluster.py",
+    "hpcgpu/cluster/jobs.py",
+    "hpcgpu/cluster/lifecycle.py",
+    "hpcgpu/cluster/manager.py",
+}
+LONG_FUNCTIONS = {"hpcgpu/cluster/lifecycle.py:_close_once", "tests/queue/fake_pbs.py:qsub", "tests/slurm/bed.py:_configuration"}
 PICTURES = (".png", ".jpg", ".jpeg", ".gif")
 
 
@@ -43,3 +55,20 @@ def test_the_only_binaries_are_pictures_of_the_pages(tracked: list[Path]) -> Non
 def test_a_process_that_a_test_starts_leaves_no_core_dump() -> None:
     done = subprocess.run(["bash", "-c", "ulimit -Hc; ulimit -Sc"], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "0"]
+
+
+def test_no_file_of_the_package_is_too_long() -> None:
+    paths = sorted((ROOT / "hpcgpu").rglob("*.py"))
+    long = {str(path.relative_to(ROOT)) for path in paths if len(path.read_text().splitlines()) > FILE}
+    assert long <= LONG_FILES, f"more than {FILE} lines: {', '.join(sorted(long - LONG_FILES))}"
+
+
+def test_no_function_is_too_long() -> None:
+    long = set()
+    for path in (path for part in ("hpcgpu", "tests", "docs", "benchmarks") for path in (ROOT / part).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+                if body and (body[-1].end_lineno or 0) - body[0].lineno >= FUNCTION:
+                    long.add(f"{path.relative_to(ROOT)}:{node.name}")
+    assert long <= LONG_FUNCTIONS, f"more than {FUNCTION} lines: {', '.join(sorted(long - LONG_FUNCTIONS))}"
