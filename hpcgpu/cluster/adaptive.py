@@ -98,7 +98,7 @@ class GPUAdaptive:
     def state(self) -> AdaptiveState:
         """What it thinks now."""
         now = time.time()
-        jobs = [job for job in self.group.jobs if job.alive and not job.leaving]
+        jobs = [job for job in self.group.jobs if job.active]
         waiting = {job.job_id: job.info(now=now).reason for job in jobs if job.pending and job.job_id}
         views = [self.group.view(job) for job in jobs]
         return AdaptiveState(
@@ -133,5 +133,5 @@ class GPUAdaptive:
         """Stop deciding; the jobs there stay."""
         if self.running:
             self.group.adaptive = None
-            alive = sum(job.alive and not job.leaving for job in self.group.jobs)
+            alive = sum(job.active for job in self.group.jobs)
             self.group.resize(Limits(maximum=alive, fixed=True))

@@ -1,21 +1,187 @@
-"""Takes Dask workers out of a running cluster without losing what they hold or run."""
+"""Ends jobs that are not wanted any more: those that wait at once, the others when their workers have finished and their data has moved."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+import asyncio
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
-from hpcgpu.cluster.jobs import WorkerJob
+from hpcgpu.cluster.phases import Drain, Draining, Planned
+from hpcgpu.cluster.scheduler_client import SchedulerClient
+from hpcgpu.cluster.state import ClusterState
+from hpcgpu.cluster.worker_job import WorkerJob
+from hpcgpu.errors import BatchError, Superseded
 
-__all__ = ["close_finished", "move_data"]
+__all__ = ["Drainer", "close_finished", "move_data"]
+
+#: Seconds until the next attempt to drain a job whose data fitted nowhere else.
+RETRY = 3.0
+#: The same for jobs of a deleted group; each time the user is told.
+RETRY_DELETED = 60.0
+#: Seconds between two looks at whether draining workers have finished.
+_FINISHING_INTERVAL = 0.5
 
 
-async def move_data(scheduler: Any, jobs: Collection[WorkerJob]) -> list[WorkerJob]:
-    """Take all workers of these jobs out of the game together: no new tasks come, and their data moves; what runs goes on.
+class Drainer:
+    """Drains and cancels the jobs of one cluster.
 
     Parameters
     ----------
-    scheduler : distributed.core.rpc
+    state : ClusterState
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self.state = state
+
+    def drain(self, names: Iterable[str], why: Drain, *, deadline: float | None = None) -> None:
+        """Take jobs out of the plan, and end them in the background.
+
+        Parameters
+        ----------
+        names : iterable of str
+        why : Drain
+        deadline : float, optional
+            Epoch seconds after which nothing is waited for.
+        """
+        active = self.state.registry.active
+        jobs = [active[name] for name in names if name in active]
+        if not jobs:
+            return
+        try:
+            self.state.dispatcher.will_cancel([job.name for job in jobs])
+        except Superseded as error:
+            self.state.supersede(str(error))
+            return
+        for job in jobs:
+            job.drain(why)
+        self.state.spawn(self._drain(jobs, why, deadline))
+
+    def go_on(self) -> None:
+        """Go on with what an earlier manager had begun; jobs that run are drained when the scheduler is there, for their data."""
+        state = self.state
+        begun = [(job, job.phase) for job in state.registry.worker_jobs if isinstance(job.phase, Draining) and not job.phase.begun]
+        ready = [(job, phase) for job, phase in begun if job.pending or state.client is not None]
+        for why in (Drain.ZERO, Drain.UNWANTED):
+            chosen = [job for job, phase in ready if phase.why is why]
+            for _, phase in ready:
+                phase.begun = True
+            if chosen:
+                state.spawn(self._drain(chosen, why, None))
+
+    async def _drain(self, jobs: list[WorkerJob], why: Drain, deadline: float | None) -> None:
+        state = self.state
+        for job in jobs:
+            if isinstance(job.phase, Draining) and isinstance(job.phase.before, Planned):
+                state.registry.remove(job)
+        submits = [job.submit_task for job in jobs if job.submit_task is not None]
+        await asyncio.gather(*submits, return_exceptions=True)
+        jobs = [job for job in jobs if job.job_id is not None]
+        names = ", ".join(job.name for job in jobs)
+        try:
+            await self._cancel_or_finish(jobs, why, deadline)
+        except Superseded as error:
+            self.stay(jobs)
+            state.supersede(str(error))
+        except BatchError as error:
+            self.stay(jobs)
+            state.report(f"jobs {names} could not be cancelled: {error}")
+        except Exception as error:  # whatever it was, the jobs must not be forgotten
+            self.stay(jobs, retry_at=state.now + RETRY)
+            state.tell.warn(f"internal error while jobs {names} were drained, hpcgpu tries again: {error!r}")
+        state.changed.set()
+
+    async def _cancel_or_finish(self, jobs: list[WorkerJob], why: Drain, deadline: float | None) -> None:
+        state = self.state
+        waiting = [job for job in jobs if job.pending]
+        if waiting:
+            ids = [job.job_id for job in waiting if job.job_id]
+            await state.dispatcher.cancel(ids, only_pending=why is not Drain.BUDGET)
+            await state.poll(ids)
+            if state.dispatcher.monitor.trouble:
+                raise BatchError(state.dispatcher.monitor.trouble)
+        started = [job for job in waiting if job.alive and not job.pending]
+        self.stay(started)  # they started just before they would have been cancelled: to be decided on anew
+        running = [job for job in jobs if job not in waiting]
+        kept = await move_data(state.client, running) if state.client is not None else []
+        loses = why is Drain.BUDGET or (why is Drain.ZERO and not self._others(running))
+        if loses:
+            kept = []
+        self._keep(kept, why)
+        await self._cancel([job for job in waiting if job not in started])
+        await self._finish([job for job in running if job not in kept], why, deadline, loses=loses)
+
+    def _others(self, jobs: list[WorkerJob]) -> bool:
+        """Whether there are workers that are not of these jobs, those of other programs included."""
+        own = {address for job in jobs for address in job.workers}
+        return bool(self.state.known_workers - own)
+
+    async def _finish(self, jobs: list[WorkerJob], why: Drain, deadline: float | None, *, loses: bool) -> None:
+        """End running jobs, each when its workers have finished what they run; those that are ready by one command.
+
+        Parameters
+        ----------
+        loses : bool
+            Whether data that fits nowhere else is lost with them.
+        """
+        state = self.state
+        while jobs:
+            late = deadline is not None and state.now > deadline
+            closed, stuck = list(jobs), list[WorkerJob]()
+            if state.client is not None and not (state.scheduler is not None and state.scheduler.ended):
+                closed, stuck = await close_finished(state.client, jobs, at_once=late)
+            if late:
+                closed, stuck = list(jobs), []
+            elif loses:
+                closed, stuck = [*closed, *stuck], []
+            await self._cancel(closed)
+            self._keep(stuck, why)
+            jobs = [job for job in jobs if job not in closed and job not in stuck]
+            if jobs:
+                await asyncio.sleep(_FINISHING_INTERVAL)
+
+    async def _cancel(self, jobs: list[WorkerJob]) -> None:
+        state = self.state
+        await state.dispatcher.cancel([job.job_id for job in jobs if job.job_id])
+        for job in jobs:
+            job.cancelled(now=state.now)
+        state.poll_now.set()
+        state.changed.set()
+
+    def stay(self, jobs: Iterable[WorkerJob], *, retry_at: float = 0.0) -> None:
+        """Take jobs back into the plan that could not be drained."""
+        staying = [job for job in jobs if isinstance(job.phase, Draining) and job.phase.cancelled_at is None]
+        if staying:
+            self.state.dispatcher.keep([job.name for job in staying])
+        for job in staying:
+            job.stay(retry_at=retry_at)
+
+    def _keep(self, jobs: list[WorkerJob], why: Drain) -> None:
+        """Keep jobs whose data fits nowhere else: perhaps another job is just about to come."""
+        state, now = self.state, self.state.now
+        for job in jobs:
+            deleted = job.group in state.registry.deleted
+            self.stay([job], retry_at=now + (RETRY_DELETED if deleted else RETRY))
+            job.forget_idleness()
+            if why is Drain.WALLTIME:
+                continue
+            if job.group.adaptive is not None:  # data that somebody came to want since the decision: the next one knows of it
+                job.group.adaptive.note(f"job {job.name} stays: its data fits nowhere else", now=now)
+            elif deleted:
+                state.tell.warn(
+                    f"job {job.name} of the deleted group {job.group.name} stays until its data is released: it fits nowhere else"
+                )
+            else:
+                state.tell.warn(f"job {job.name} stays: its data fits nowhere else. Free some of it, and scale again")
+            if job.group.limits.fixed and not deleted:
+                job.group.resize(replace(job.group.limits, maximum=job.group.limits.maximum + 1))
+
+
+async def move_data(client: SchedulerClient, jobs: Collection[WorkerJob]) -> list[WorkerJob]:
+    """Retire all workers of these jobs together: no new tasks come, and their data moves; what runs goes on.
+
+    Parameters
+    ----------
+    client : SchedulerClient
     jobs : collection of WorkerJob
 
     Returns
@@ -27,22 +193,22 @@ async def move_data(scheduler: Any, jobs: Collection[WorkerJob]) -> list[WorkerJ
     try:
         while coming := _remaining(jobs):  # more than once where workers join meanwhile
             asked |= coming.keys()
-            moved |= (await scheduler.retire_workers(names=list(coming.values()), close_workers=False, remove=False)).keys()
+            moved |= set(await client.retire(coming.values(), close=False))
             for job in jobs:
-                job.retired |= asked & job.workers.keys()
+                _retired(job).update(asked & job.workers.keys())
     except OSError:  # the network, or a busy scheduler: `close_finished` asks again before any worker is closed
         return []
     stuck = [job for job in jobs if any(address in asked and address not in moved for address in job.workers)]
-    await _resume(scheduler, stuck)
+    await _resume(client, stuck)
     return stuck
 
 
-async def close_finished(scheduler: Any, jobs: Collection[WorkerJob], *, at_once: bool) -> tuple[list[WorkerJob], list[WorkerJob]]:
+async def close_finished(client: SchedulerClient, jobs: Collection[WorkerJob], *, at_once: bool) -> tuple[list[WorkerJob], list[WorkerJob]]:
     """Close the workers of those of these jobs that have finished what they ran, once the results have moved.
 
     Parameters
     ----------
-    scheduler : distributed.core.rpc
+    client : SchedulerClient
     jobs : collection of WorkerJob
         Whose data `move_data` has moved.
     at_once : bool
@@ -53,30 +219,35 @@ async def close_finished(scheduler: Any, jobs: Collection[WorkerJob], *, at_once
     closed, stuck : list of WorkerJob
         Those whose results fit nowhere else are stuck; they take tasks again.
     """
-    kept = await move_data(scheduler, jobs) if _remaining(jobs) else []  # a nanny may have restarted a worker
+    kept = await move_data(client, jobs) if _remaining(jobs) else []  # a nanny may have restarted a worker
     jobs = [job for job in jobs if job not in kept]
     try:
-        unfinished = {} if at_once else await scheduler.hpcgpu_unfinished(names=_names(jobs))
+        unfinished = {} if at_once else await client.unfinished(_names(jobs))
         done = [job for job in jobs if not any(unfinished.get(name) for name in job.workers.values())]
         names = _names(done)
-        closed = await scheduler.retire_workers(names=names, close_workers=True, remove=True) if names else {}
+        closed = await client.retire(names, close=True) if names else ()
     except OSError:  # the network, or a busy scheduler, may come back: their data is worth another try
         return [], kept
-    stuck = [job for job in done if any(address in job.retired and address not in closed for address in job.workers)]
-    await _resume(scheduler, stuck)
+    stuck = [job for job in done if any(address in _retired(job) and address not in closed for address in job.workers)]
+    await _resume(client, stuck)
     return [job for job in done if job not in stuck and not _remaining([job])], [*kept, *stuck]
 
 
-async def _resume(scheduler: Any, jobs: Collection[WorkerJob]) -> None:
+async def _resume(client: SchedulerClient, jobs: Collection[WorkerJob]) -> None:
     for job in jobs:
-        job.retired.clear()
+        _retired(job).clear()
     if names := _names(jobs):
-        await scheduler.hpcgpu_resume(names=names)
+        await client.resume(names)
+
+
+def _retired(job: WorkerJob) -> set[str]:
+    """Return the addresses of its workers that were told to retire."""
+    return job.phase.retired if isinstance(job.phase, Draining) else set()
 
 
 def _remaining(jobs: Collection[WorkerJob]) -> dict[str, str]:
     """Return the workers that have not been told to retire: names by address."""
-    return {address: name for job in jobs for address, name in job.workers.items() if address not in job.retired}
+    return {address: name for job in jobs if job.draining for address, name in job.workers.items() if address not in _retired(job)}
 
 
 def _names(jobs: Collection[WorkerJob]) -> list[str]:

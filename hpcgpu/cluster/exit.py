@@ -13,7 +13,7 @@ import sys
 import threading
 from types import FrameType
 
-from hpcgpu.cluster.jobs import Dispatcher
+from hpcgpu.cluster.dispatcher import Dispatcher
 
 __all__ = ["guard", "unguard"]
 

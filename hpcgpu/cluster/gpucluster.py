@@ -1,56 +1,55 @@
 """What the user holds: a Dask cluster whose scheduler and workers are jobs of a batch queue.
 
-It scales, waits and tells; `hpcgpu.cluster.lifecycle` begins and ends it, `hpcgpu.cluster.manager` keeps its jobs.
+It begins, attaches, scales and detaches; `hpcgpu.cluster.reading` is what it tells. `hpcgpu.cluster.reconciler` keeps its jobs, and
+`hpcgpu.cluster.adapter` makes that a SpecCluster.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Awaitable, Collection, Iterable
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import Any, Self
 
 import dask
-from dask.utils import parse_timedelta
-from distributed import Client
 from distributed.core import Status
 from distributed.deploy.spec import NoOpAwaitable
-from distributed.exceptions import WorkerStartTimeoutError
-from distributed.utils import Log, Logs
+from distributed.security import Security
 
+from hpcgpu.batch import batch_system
+from hpcgpu.batch.base import BatchSystem
+from hpcgpu.cluster import starting
 from hpcgpu.cluster.adaptive import GPUAdaptive
+from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.groups import WorkerGroup
-from hpcgpu.cluster.jobs import WorkerJob
-from hpcgpu.cluster.lifecycle import Lifecycle
-from hpcgpu.configuration.classes import option_classes
-from hpcgpu.configuration.resolve import resolve_group
+from hpcgpu.cluster.ownership import Ownership
+from hpcgpu.cluster.reading import Readable
+from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT, Reconciler
+from hpcgpu.cluster.registry import Registry
+from hpcgpu.cluster.state import ClusterState
+from hpcgpu.cluster.telling import Told
+from hpcgpu.configuration.resolve import resolve, resolve_group
 from hpcgpu.display.progress import Progress
-from hpcgpu.display.table import JobTable
-from hpcgpu.errors import ClusterError, OptionError, Superseded
-from hpcgpu.fabric import interfaces, report
-from hpcgpu.fabric.report import Fabric
-from hpcgpu.options import documentation, values
+from hpcgpu.display.warn import warn
+from hpcgpu.environment.check import EnvironmentCheck
+from hpcgpu.errors import BatchError, ClusterError, ClusterExists, OptionError, Superseded
+from hpcgpu.options import values
 from hpcgpu.options.arguments import checked
-from hpcgpu.options.common import DEFAULT
-from hpcgpu.posix.printable import printable
-from hpcgpu.posix.threads import in_thread
-from hpcgpu.runtime import dashboard
+from hpcgpu.options.common import DEFAULT, Options, WorkerOptions
+from hpcgpu.remote.lookup import locate, system_of
 from hpcgpu.scaling import units
 from hpcgpu.scaling.policy import Limits
 from hpcgpu.scripts import render
-from hpcgpu.store import saved
+from hpcgpu.store import claims, credentials, saved
+from hpcgpu.store.directory import ClusterDirectory
 
-if TYPE_CHECKING:
-    from hpcgpu.configuration import typed
-
-__all__ = ["GPUCluster", "LocalGPUCluster", "PBSGPUCluster", "SlurmGPUCluster"]
+__all__ = ["GPUCluster"]
 
 
-class GPUCluster(Lifecycle):
+class GPUCluster(Readable):
     """A Dask cluster of batch jobs; use the subclass of your batch system.
 
     Parameters
@@ -75,6 +74,182 @@ class GPUCluster(Lifecycle):
     ClusterError
         The batch system refused a job, or the scheduler job ended before its scheduler answered. No job is left then.
     """
+
+    def __init__(
+        self, *given: Any, scheduler: dict[str, Any] | str | None = None, asynchronous: bool = False, loop: Any = None, **options: Any
+    ) -> None:
+        if given:
+            cls = type(self).__name__
+            raise OptionError(f"{cls} takes options by their names: write {cls}(name={str(given[0])[:60]!r}, ...)")
+        asked: Options = resolve(self.system, {"scheduler": scheduler, **options})
+        self.batch: BatchSystem = batch_system(self.system)
+        self.batch.check()
+        self._check(asked)
+        if (there := starting.existing(asked, self.batch)) is None:
+            starting.warn_of_doubts(asked)
+            try:
+                directory, manager = starting.claim(asked, self.batch)
+            except ClusterExists:  # since the look above
+                if (there := starting.existing(asked, self.batch)) is None:
+                    raise
+        if there is not None:
+            self._attach(there, asked.cluster.shutdown_on_close, wait=asked.cluster.wait, asynchronous=asynchronous, loop=loop)
+            self._tell_differences(asked)
+            return
+        ends = asked.cluster.shutdown_on_close
+        try:
+            self._begin(asked, directory, manager, Ownership(ends, ends), asynchronous=asynchronous, loop=loop)
+        except BaseException:
+            # Ctrl-C, SIGTERM's SystemExit and errors alike: the event loop's thread may still be submitting.
+            self._undo_start()
+            raise
+
+    def _check(self, options: Options) -> None:
+        """Refuse what can be seen not to work on this machine."""
+        starting.check(options)
+
+    def _begin(
+        self,
+        options: Options,
+        directory: ClusterDirectory,
+        manager: int,
+        ownership: Ownership,
+        *,
+        asynchronous: bool,
+        loop: Any,
+        groups: Mapping[str, WorkerOptions] | None = None,
+    ) -> None:
+        """Manage the cluster from now on; starts it, unless a loop runs here that will.
+
+        Parameters
+        ----------
+        manager : int
+            Number of this program among the cluster's managers.
+        groups : mapping, optional
+            Further worker groups of a cluster to which it attaches.
+        """
+        self.directory = directory
+        settings = options.cluster
+        dispatcher = Dispatcher(self.batch, directory, manager)
+        registry = Registry(settings.name, dispatcher, settings.log_directory or directory.logs, settings.worker_restarts)
+        for name, worker in {DEFAULT: options.worker, **(groups or {})}.items():
+            script = render.script_name(self.system, "worker", *([name] if name != DEFAULT else []))
+            registry.add_group(name, worker, directory.path / script)
+        registry.groups[DEFAULT].resize(Limits(maximum=settings.jobs, fixed=True))
+        told = Told(lambda: self._status == Status.starting)
+        state = ClusterState(settings.name, dispatcher, registry, ownership, told, time.time)
+        reconciler = Reconciler(state, EnvironmentCheck(settings.environment_check))
+        encrypted = settings.security and (not ownership.attached or directory.tls.is_dir())  # else it has ended: see `attach`
+        security = credentials.security(directory) if encrypted else Security()
+        super().__init__(reconciler, options, security, told, asynchronous=asynchronous, loop=loop)
+
+    def _undo_start(self) -> None:
+        """Leave nothing behind of a cluster whose constructor raises."""
+        if not hasattr(self, "reconciler"):
+            return
+        dispatcher = self._state.dispatcher
+        with suppress(BatchError):
+            dispatcher.cancel_all(CLOSE_TIMEOUT)
+        with suppress(Exception):
+            self.close(timeout=CLOSE_TIMEOUT)
+        with suppress(BatchError, OSError):
+            dispatcher.check_manager()
+            if all(submit.refused for submit in self.directory.submits()):
+                claims.abandon(self.directory, dispatcher.token)
+
+    # Clusters that exist
+
+    @classmethod
+    def from_name(
+        cls, name: str | Path, *, shutdown_on_close: bool = True, wait: bool = True, asynchronous: bool = False, loop: Any = None
+    ) -> Self:
+        """Attach to a cluster that another program started: one that was detached, whose program died, or on another login node.
+
+        The program that managed it until now notices, and stops scaling it. When this program ends without `close`, a detached cluster
+        goes on.
+
+        Parameters
+        ----------
+        name : str or Path
+            Name of the cluster, or the path of its directory, such as one that ``hpcgpu render`` has made.
+        shutdown_on_close : bool, default True
+            Whether `close` ends its jobs. `detach` leaves them in any case.
+        wait : bool, default True
+            Wait for the scheduler, if its job still waits.
+        asynchronous : bool, default False
+            Use from a running event loop: ``await`` it.
+
+        Raises
+        ------
+        NoCluster
+            There is no cluster of that name.
+        OtherFormat
+            Another version of hpcgpu made the cluster.
+        NotTrusted
+            Another user can write to its directory.
+        Damaged
+            A file of its directory does not hold what hpcgpu writes.
+        BatchError
+            The batch system does not answer, or the cluster is in another queue.
+        ClusterError
+            It was closed, or none of its jobs is left.
+        """
+        self = cls.__new__(cls)
+        self._attach(locate(name), shutdown_on_close, wait=wait, asynchronous=asynchronous, loop=loop)
+        return self
+
+    def _attach(self, directory: ClusterDirectory, ends_jobs: bool, *, wait: bool, asynchronous: bool, loop: Any) -> None:
+        """Become the manager of a cluster that exists."""
+        name = directory.path.name
+        if (system := system_of(directory)) != self.system:
+            raise ClusterError(f"cluster {name} is not one of {type(self).__name__}: its batch system is {system!r}")
+        if directory.closing:
+            raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
+        kept = saved.read(directory)
+        if kept.options.scheduler is None:
+            raise ClusterError(f"cluster {name} cannot be taken over: its scheduler runs in the program that made it (scheduler='local')")
+        settings = replace(kept.options.cluster, cluster_directory=directory.path.parent, name=name, jobs=0, wait=wait)
+        self.batch = batch_system(self.system)
+        self.batch.check()
+        options, ownership = replace(kept.options, cluster=settings), Ownership(ends_jobs, not directory.detached, attached=True)
+        try:
+            # 0: a cluster that exists is taken over once that is known to succeed, see `hpcgpu.cluster.attaching`
+            self._begin(options, directory, 0, ownership, asynchronous=asynchronous, loop=loop, groups=kept.groups)
+        except BaseException:
+            ownership.ends_jobs = False
+            if hasattr(self, "reconciler"):
+                with suppress(Exception):
+                    self.close(timeout=CLOSE_TIMEOUT)
+            raise
+
+    def _tell_differences(self, asked: Options) -> None:
+        """Say which options a cluster has that are not those asked for: it existed before."""
+        if differ := starting.differences(asked, self.options):
+            message = f"cluster {self._state.name} already existed: it keeps its own {', '.join(differ)}"
+            self._log(message)
+            warn(message)
+
+    @property
+    def managing(self) -> bool:
+        """Whether this program keeps the cluster's jobs: it was not closed, is not lost, and no other program has taken it over."""
+        return self.status in (Status.starting, Status.running) and self._state.managed
+
+    def detach(self) -> Awaitable[None] | None:
+        """Leave the cluster to itself: its jobs go on, without this program and after it; `from_name` attaches to it again.
+
+        Jobs that wait in the queue stay there. The cluster ends by ``idle_timeout`` if it has one, by its walltime, by
+        ``hpcgpu stop NAME``, or when a program that attached to it closes it.
+
+        Raises
+        ------
+        ClusterError
+            The scheduler runs in this program (``scheduler="local"``), or another program manages the cluster.
+        """
+        self._check_usable()
+        detached: Awaitable[None] | None = self.sync(self._detach)
+        if not self.asynchronous:
+            self._loop_runner.stop()
+        return detached
 
     # Scaling
 
@@ -216,7 +391,7 @@ class GPUCluster(Lifecycle):
         if target_duration is None:
             target_duration = dask.config.get("distributed.adaptive.target-duration")
         seconds = values.duration("target_duration", target_duration)
-        adaptive = GPUAdaptive(group, limits, seconds, lambda: self._in_loop(self._decide_now.set))
+        adaptive = GPUAdaptive(group, limits, seconds, lambda: self._in_loop(self._state.decide_now.set))
         self._resize(group, limits, adaptive)
         return adaptive
 
@@ -233,13 +408,15 @@ class GPUCluster(Lifecycle):
 
     async def _settle(self) -> None:
         with Progress(self.options.cluster.quiet) as progress:
-            while tasks := [task for task in self._changing if not task.done()]:
-                leaving = [job for job in self._all_jobs.values() if isinstance(job, WorkerJob) and job.leaving and job.alive]
-                names = ", ".join(job.name for job in leaving)
+            while tasks := [task for task in self._state.tasks if not task.done()]:
+                names = ", ".join(job.name for job in self._state.registry.draining)
                 what = f"{names} to finish what they run and to move their data" if names else "the queue"
                 progress.update(f"cluster {self.name}: waiting for {what}")
                 await asyncio.wait(tasks, timeout=0.5)
-        self._raise_problem()
+        if not self._state.closing:
+            await self._state.poll()  # who looks at `jobs` now sees what has become of them
+            await self.reconciler.refresh()
+        self._state.check()
 
     def add_worker_group(self, name: str, *, jobs: int = 0, **options: Any) -> None:
         """Add a family of worker jobs that ask for other things: GPUs of another type, much memory, another queue.
@@ -263,19 +440,19 @@ class GPUCluster(Lifecycle):
             The cluster has failed.
         """
         self._check_usable()
-        if name in self._groups:
+        if name in self._state.registry.groups:
             raise OptionError(f"a worker group named {name!r} exists: its size is set by scale(worker_group={name!r})")
         worker = resolve_group(name, options, self.options)
         script = render.script_name(self.system, "worker", name)
         text = render.render(self.system, "worker", replace(self.options, worker=worker), self.directory.path, name)
         target = units.jobs_for(worker, jobs=jobs, call="add_worker_group: {}")
         path = self.directory.write(script, text)
-        group = self._groups[name] = WorkerGroup(name, worker, path, self.options.cluster.worker_restarts)
+        group = self._state.registry.add_group(name, worker, path)
         self._save_groups()
         self._resize(group, Limits(maximum=target, fixed=True), None)
 
     def delete_worker_group(self, name: str) -> None:
-        """Give up all jobs of a group, and the group. A job whose data fits nowhere else stays until the data is released.
+        """Drain all jobs of a group, and delete the group. A job whose data fits nowhere else stays until the data is released.
 
         Parameters
         ----------
@@ -291,24 +468,24 @@ class GPUCluster(Lifecycle):
         self._check_usable()
         group = self._group(name)
         if name == DEFAULT:
-            raise OptionError("the default group stays: scale(jobs=0) gives up its jobs")
+            raise OptionError("the default group stays: scale(jobs=0) ends its jobs")
 
         def act() -> None:
-            self._deleted.append(group)
-            del self._groups[name]
-            self._set(group, Limits(maximum=0, fixed=True), None)
+            self._state.registry.delete_group(group)
+            self.reconciler.resize(group, Limits(maximum=0, fixed=True), None)
             self._save_groups()
 
         self._in_loop(act)
 
     def _save_groups(self) -> None:
-        groups = {name: group.options for name, group in self._groups.items() if name != DEFAULT}
+        groups = {name: group.options for name, group in self._state.registry.groups.items() if name != DEFAULT}
         saved.write(self.directory, self.options, groups)
 
     def _group(self, name: str) -> WorkerGroup:
-        if not isinstance(name, str) or name not in self._groups:
-            raise OptionError(f"no worker group named {name!r}: there are {', '.join(self._groups)}; add_worker_group adds one")
-        return self._groups[name]
+        if not isinstance(name, str) or name not in self._state.registry.groups:
+            groups = ", ".join(self._state.registry.groups)
+            raise OptionError(f"no worker group named {name!r}: there are {groups}; add_worker_group adds one")
+        return self._state.registry.groups[name]
 
     def _threads_per_worker(self) -> int:
         return units.threads_per_worker(self.options.worker)
@@ -319,301 +496,9 @@ class GPUCluster(Lifecycle):
     def _resize(self, group: WorkerGroup, limits: Limits, adaptive: GPUAdaptive | None) -> None:
         self._check_usable()
         try:
-            self._dispatcher.check_manager()
+            self._state.dispatcher.check_manager()
         except Superseded as error:
             why = str(error)
-            self._in_loop(lambda: self._step_down(why))
+            self._in_loop(lambda: self._state.supersede(why))
             raise ClusterError(why) from error
-        self._in_loop(lambda: self._set(group, limits, adaptive))
-
-    # Telling the user
-
-    @property
-    def fabric(self) -> Fabric:
-        """What the workers really talk over, asked of UCX on the workers themselves: protocol, transports, RDMA, NVLink.
-
-        An awaitable where the cluster is asynchronous.
-
-        Raises
-        ------
-        ClusterError
-            The scheduler is not there.
-        """
-        self._check_usable()
-        if self.status != Status.running:
-            raise ClusterError(f"cluster {self.name} is {self.status.name}: its fabric is known while its scheduler runs")
-        return self.sync(self._fabric)  # type: ignore[no-any-return]
-
-    async def _fabric(self) -> Fabric:
-        self._raise_problem()
-        contact = self.scheduler.contact
-        workers = (await self.scheduler_comm.identity(n_workers=-1))["workers"]
-        links, _ = await report.look(self.scheduler_comm, workers)
-        return Fabric(contact.workers.split("://", 1)[0], contact.fabric, contact.interface, links)
-
-    @property
-    def dashboard_link(self) -> str:
-        """Where the dashboard is; empty while there is none. The dashboard asks for a token, see `dashboard_link_with_token`."""
-        return dashboard.link(getattr(self.scheduler, "contact", None))
-
-    def dashboard_link_with_token(self) -> str:
-        """Return the link that opens the dashboard in a browser; empty while there is none.
-
-        Whoever has it can read the dashboard: do not keep it in a notebook that others get.
-        """
-        return dashboard.link_with_token(self.directory, getattr(self.scheduler, "contact", None))
-
-    def wait_for_workers(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
-        """Wait until so many workers are connected; say what is waited for, and fail when that cannot succeed any more.
-
-        Parameters
-        ----------
-        n_workers : int, optional
-            Default: all that the cluster asks for.
-        timeout : number or str, optional
-            Seconds, or a text with a unit. Default: none; the queue may take days.
-
-        Raises
-        ------
-        OptionError
-            `timeout` is not a time.
-        ClusterError
-            Jobs were refused or died too often, the scheduler is gone, or the cluster does not ask for so many workers.
-        WorkerStartTimeoutError
-            The time is over.
-        """
-        if n_workers is not None and (isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1):
-            raise ValueError(f"`n_workers` must be a positive integer. Instead got {n_workers}.")
-        if timeout:
-            timeout = values.duration("wait_for_workers: timeout", timeout)
-        self._check_usable()
-        return self.sync(self._wait_for_workers, n_workers, timeout=timeout)  # type: ignore[no-any-return]
-
-    async def _wait_for_workers(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
-        deadline = time.monotonic() + parse_timedelta(timeout) if timeout is not None else math.inf
-        if self._starting is not None and not self._starting.done():
-            try:
-                await asyncio.wait_for(self._start(), None if timeout is None else parse_timedelta(timeout))
-            except TimeoutError as error:
-                raise WorkerStartTimeoutError(0, n_workers or self._wanted_workers(), timeout) from error
-        with Progress(self.options.cluster.quiet) as progress:
-            while True:
-                self._changed.clear()
-                self._raise_problem()
-                if self.status not in (Status.running, Status.starting):
-                    raise ClusterError(f"cluster {self.name} is {self.status.name}")
-                wanted = self._wanted_workers() if n_workers is None else n_workers
-                there = len(self.scheduler_info["workers"])
-                if there >= wanted and await self._running_workers() >= wanted:
-                    return
-                missing = [job for job in self.workers.values() if len(job.workers) < job.group.options.workers_per_job]
-                self._raise_unreachable(wanted, missing)
-                if time.monotonic() > deadline:
-                    raise WorkerStartTimeoutError(there, wanted, timeout)
-                progress.update(f"cluster {self.name}: waiting for {wanted} workers", f"{there} there; {self._why_not_there(missing)}")
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), 0.5)
-
-    def _why_not_there(self, missing: Collection[WorkerJob]) -> str:
-        """Return what the workers wait for: their jobs, and what keeps jobs out that there should be."""
-        kept_out = [group.reason for group in self._groups.values() if group.held or not missing]
-        return "; ".join([self._waiting(missing), *kept_out] if missing else kept_out)
-
-    async def _running_workers(self) -> int:
-        """Ask the scheduler: a worker that has just connected is not ready yet."""
-        try:
-            info = await asyncio.wait_for(self.scheduler_comm.identity(), 5)
-        except (OSError, TimeoutError):
-            self._poll_now.set()
-            return -1
-        return sum(worker["status"] == Status.running.name for worker in info["workers"].values())
-
-    def _raise_unreachable(self, wanted: int, missing: Iterable[WorkerJob]) -> None:
-        """Raise if so many workers can never be there: the plan has fewer, or its jobs cannot start, and nothing will change it."""
-        own = {address for job in self.workers.values() for address in job.workers}
-        foreign = len(set(self.scheduler_info["workers"]) - own)
-        within_reach = foreign + sum(group.within_reach * group.options.workers_per_job for group in self._groups.values())
-        within_reach -= sum(len(job.absence.since) for job in self.workers.values() if job.judged and job.group.failures.paused)
-        hopeless = [job for job in missing if self._troubles.hopeless([job.name])]
-        if within_reach - sum(job.group.options.workers_per_job for job in hopeless) < wanted:
-            self._raise_hopeless(hopeless)
-        if within_reach < wanted:
-            jobs = sum(group.within_reach for group in self._groups.values())
-            paused = next((group.failures.paused for group in self._groups.values() if group.failures.paused), "")
-            why = paused or f"call scale({wanted})"
-            raise ClusterError(
-                f"cluster {self.name} asks for {within_reach} workers in {jobs} jobs, so {wanted} will never be there: {why}"
-            )
-
-    def _wanted_workers(self) -> int:
-        """Workers that there shall be: of a fixed size all, of adaptive scaling those of its minimum or of the jobs that it asked for."""
-        return sum(
-            group.options.workers_per_job
-            * (
-                group.limits.maximum
-                if group.limits.fixed
-                else max(group.limits.minimum, sum(j.alive and not j.leaving for j in group.jobs))
-            )
-            for group in self._groups.values()
-        )
-
-    @property
-    def jobs(self) -> JobTable:
-        """Every job of the cluster, also those that have ended: id, kind, name, state, reason in words, seconds waited, node, workers."""
-        return JobTable(job.info(now=time.time()) for job in list(self._all_jobs.values()))
-
-    def scheduler_script(self) -> str:
-        """Return the script of the scheduler job, as it is in the cluster directory."""
-        if self.options.scheduler is None:
-            raise ClusterError("scheduler='local': the scheduler runs in this process, there is no scheduler job")
-        return (self.directory.path / render.script_name(self.system, "scheduler")).read_text()
-
-    def job_script(self) -> str:
-        """Return the script of the worker jobs, as it is in the cluster directory."""
-        return (self.directory.path / render.script_name(self.system, "worker")).read_text()
-
-    def get_client(self) -> Client:
-        """Return a client of the cluster: the current one if it is, else a new one; an awaitable where the cluster is asynchronous.
-
-        Raises
-        ------
-        ClusterError
-            The cluster has failed, or was closed.
-        """
-        self._check_usable()
-        return super().get_client()
-
-    async def _get_logs(self, cluster: bool, scheduler: bool, workers: bool | Iterable[str]) -> Logs:
-        return await in_thread(self._read_logs, cluster, scheduler, workers)
-
-    def _read_logs(self, cluster: bool, scheduler: bool, workers: bool | Iterable[str]) -> Logs:
-        logs = Logs()
-        if cluster:
-            lines = [f"{time.strftime('%F %T', time.localtime(at))} {text}" for at, text in self._cluster_manager_logs]
-            logs["Cluster"] = Log("\n".join(lines))
-        chosen = None if isinstance(workers, bool) else {units.job_of(w, self._all_jobs) or str(w) for w in workers}
-        for job in list(self._all_jobs.values()):
-            wanted = scheduler if job.kind == "scheduler" else (workers if chosen is None else job.name in chosen)
-            if wanted and job.job_id is not None:
-                logs[f"{job.name} (job {job.job_id})"] = Log(_read(job.log))
-        return logs
-
-    def get_logs(self, cluster: bool = True, scheduler: bool = True, workers: bool | Iterable[str] = True) -> Logs:
-        """Return the logs of all jobs, also of those that have ended, and when the cluster is closed.
-
-        Parameters
-        ----------
-        cluster : bool, default True
-            What this manager did and met.
-        scheduler : bool, default True
-        workers : bool or iterable of str, default True
-            Or the names of jobs, or of workers.
-
-        Returns
-        -------
-        distributed.utils.Logs
-            Text by job.
-        """
-        if self.status == Status.closed and not self.asynchronous:  # its event loop has ended
-            return self._read_logs(cluster, scheduler, workers)
-        return self.sync(self._get_logs, cluster, scheduler, workers)
-
-    def __repr__(self) -> str:
-        if not hasattr(self, "_cluster_info"):
-            return f"<{type(self).__name__}: not started>"
-        if self.status == Status.failed:
-            return f"{type(self).__name__}({self.name!r}, status=failed): {self._troubles.failure}"
-        states: dict[str, int] = {}
-        for job in self.jobs:
-            if job.kind == "worker" and job.name in self.workers:
-                states[job.state] = states.get(job.state, 0) + 1
-        jobs = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
-        text = f"{type(self).__name__}({self.name!r}, {self.scheduler_address!r}, status={self.status.name}"
-        text += f", workers={len(self.scheduler_info['workers'])}/{len(self.plan)}, worker jobs: {jobs})"
-        paused = [group.failures.paused for group in self._groups.values() if group.failures.paused]
-        missing = self._shortages(now=time.time())
-        told = [trouble.split("\n", 1)[0] for trouble in (self._troubles.failure, *paused, *missing, *self._troubles.problems) if trouble]
-        return "\n".join([text, *told])
-
-
-class SlurmGPUCluster(GPUCluster):
-    """A GPU Dask cluster on Slurm."""
-
-    system = "slurm"
-
-    if TYPE_CHECKING:  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
-
-        def __init__(
-            self,
-            *,
-            scheduler: typed.SlurmSchedulerArguments | Literal["local"] | None = None,
-            asynchronous: bool = False,
-            loop: Any = None,
-            **options: Unpack[typed.SlurmArguments],
-        ) -> None: ...
-
-        def add_worker_group(  # type: ignore[override]  # the options of one batch system, where the base class has those of any
-            self, name: str, *, jobs: int = 0, **options: Unpack[typed.SlurmWorkerArguments]
-        ) -> None: ...
-
-
-class PBSGPUCluster(GPUCluster):
-    """A GPU Dask cluster on OpenPBS or PBS Pro."""
-
-    system = "pbs"
-
-    if TYPE_CHECKING:  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
-
-        def __init__(
-            self,
-            *,
-            scheduler: typed.PBSSchedulerArguments | Literal["local"] | None = None,
-            asynchronous: bool = False,
-            loop: Any = None,
-            **options: Unpack[typed.PBSArguments],
-        ) -> None: ...
-
-        def add_worker_group(  # type: ignore[override]  # the options of one batch system, where the base class has those of any
-            self, name: str, *, jobs: int = 0, **options: Unpack[typed.PBSWorkerArguments]
-        ) -> None: ...
-
-
-class LocalGPUCluster(GPUCluster):
-    """A GPU Dask cluster on this machine, through hpcgpu's embedded queue. Queue, account and the like mean nothing to it."""
-
-    system = "local"
-
-    if TYPE_CHECKING:  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
-
-        def __init__(
-            self,
-            *,
-            scheduler: typed.LocalSchedulerArguments | Literal["local"] | None = None,
-            asynchronous: bool = False,
-            loop: Any = None,
-            **options: Unpack[typed.LocalArguments],
-        ) -> None: ...
-
-        def add_worker_group(  # type: ignore[override]  # the options of one batch system, where the base class has those of any
-            self, name: str, *, jobs: int = 0, **options: Unpack[typed.LocalWorkerArguments]
-        ) -> None: ...
-
-    def _check(self) -> None:
-        super()._check()
-        if self.options.worker.nodes_per_job > 1:
-            raise OptionError(f"nodes_per_job={self.options.worker.nodes_per_job}: the local queue has one node")
-        for option, name in [("interface", self.options.worker.interface), ("client_interface", self.options.cluster.client_interface)]:
-            if name is not None and (trouble := interfaces.missing(name, interfaces.addresses())):
-                raise OptionError(f"{option}: {trouble}")
-
-
-def _read(path: Path) -> str:
-    try:
-        return printable(path.read_text(errors="replace"), None, lines=True)
-    except OSError as error:
-        return f"(no log at {path}: {error.strerror})"
-
-
-for _cls in (SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster):
-    _options = option_classes(_cls.system)
-    documentation.describe(_cls, _options.worker, _options.scheduler)
+        self._in_loop(lambda: self.reconciler.resize(group, limits, adaptive))

@@ -23,7 +23,8 @@ from hpcgpu.scaling.walltime import margin
 
 if TYPE_CHECKING:
     from hpcgpu.cluster.adaptive import GPUAdaptive
-    from hpcgpu.cluster.jobs import WorkerJob
+    from hpcgpu.cluster.registry import Registry
+    from hpcgpu.cluster.worker_job import WorkerJob
 
 __all__ = ["WorkerGroup", "demands"]
 
@@ -42,9 +43,12 @@ class WorkerGroup:
         What its jobs are submitted from.
     restarts : int
         Jobs that may fail in a row and be replaced.
+    registry : Registry
+        Has its jobs.
     """
 
-    def __init__(self, name: str, options: WorkerOptions, script: Path, restarts: int) -> None:
+    def __init__(self, name: str, options: WorkerOptions, script: Path, restarts: int, registry: Registry) -> None:
+        self._registry = registry
         self.name = name
         self.options = options
         self.script = script
@@ -52,7 +56,6 @@ class WorkerGroup:
         self.limits = Limits(maximum=0, fixed=True, gpus_per_job=self.gpus_per_job)
         self.demand = Demand()
         self.waits: list[float] = []
-        self.jobs: list[WorkerJob] = []
         self.adaptive: GPUAdaptive | None = None
         #: Why it has the jobs that it has, as of the last decision, and whether that keeps jobs out that it should have.
         self.reason, self.held = "its jobs are about to be submitted", False
@@ -63,6 +66,11 @@ class WorkerGroup:
         """GPUs of one job."""
         return self.options.nodes_per_job * self.options.gpus_per_node
 
+    @property
+    def jobs(self) -> list[WorkerJob]:
+        """All its jobs, also those that have ended."""
+        return [job for job in self._registry.worker_jobs if job.group is self]
+
     def resize(self, limits: Limits) -> None:
         """Take new limits."""
         self.limits, self._hysteresis = replace(limits, gpus_per_job=self.gpus_per_job), Hysteresis()
@@ -70,7 +78,7 @@ class WorkerGroup:
     @property
     def within_reach(self) -> int:
         """Jobs that there may be without any further call of the user."""
-        alive = sum(job.alive and not job.leaving for job in self.jobs)
+        alive = sum(job.active for job in self.jobs)
         return alive if self.failures.paused else max(alive, self.limits.maximum)
 
     def decide(self, *, now: float) -> policy.Decision:
@@ -85,19 +93,20 @@ class WorkerGroup:
 
     def view(self, job: WorkerJob) -> JobView:
         """Return what the policy must know of a job."""
+        work = job.work
         return JobView(
             name=job.name,
             pending=job.pending,
             submitted=job.submitted,
             leaves=self.leaves(job),
             workers=len(job.workers),
-            processing=job.processing,
-            nbytes=job.nbytes,
-            wanted=job.wanted,
-            actors=job.actors,
-            memory=job.memory,
-            idle_since=job.idle_since,
-            retiring=job.leaving,
+            processing=work.processing,
+            nbytes=work.nbytes,
+            wanted=work.wanted,
+            actors=work.actors,
+            memory=work.memory,
+            idle_since=work.idle_since,
+            retiring=job.draining,
         )
 
     def _history(self, *, now: float) -> History:
@@ -118,24 +127,24 @@ class WorkerGroup:
 
         While nothing is submitted, what is left of a job that lost workers is better than nothing.
         """
-        return self.walltime_ends(job) if job.judged_at is None or self.failures.paused else job.judged_at
+        return self.walltime_ends(job) if job.work.lost_at is None or self.failures.paused else job.work.lost_at
 
     def walltime_ends(self, job: WorkerJob) -> float | None:
         """Return when a running job's workers must begin to retire because its walltime ends."""
         status = job.queue_status
         if status.state is not JobState.RUNNING or status.start is None or status.end is None:
             return None
-        return status.end - margin(status.end - status.start, self.options.walltime_margin, job.nbytes)
+        return status.end - margin(status.end - status.start, self.options.walltime_margin, job.work.nbytes)
 
     def look_for_absent(self, job: WorkerJob, *, now: float) -> bool:
         """Take note of the workers that a job lacks; whether it lacks them for good, which is said once."""
-        names = units.workers_of(job.name, self.options)
-        job.absence = repair.observe(job.absence, names, self.options.nodes_per_job, set(job.workers.values()), now=now)
-        if not job.absence:
-            job.judged_at = None
-        if job.judged or not job.absence or job.absence.left(self.options.death_timeout, now=now) > 0:
+        names, work = units.workers_of(job.name, self.options), job.work
+        work.absence = repair.observe(work.absence, names, self.options.nodes_per_job, set(job.workers.values()), now=now)
+        if not work.absence:
+            work.lost_at = None
+        if job.lost_workers or not work.absence or work.absence.left(self.options.death_timeout, now=now) > 0:
             return False
-        job.judged_at = now
+        work.lost_at = now
         self.failures.workers_lost(job.queue_status.node, within=self.options.death_timeout, now=now)
         return True
 
@@ -143,10 +152,10 @@ class WorkerGroup:
         """Return the jobs that lost workers for good and may go now; `target` is how many jobs there should be."""
         if self.failures.paused:
             return []
-        staying = [job for job in self.jobs if job.alive and not job.leaving]
-        short = [job for job in staying if job.judged]
-        comes = bool(self.failures.full) or any(job.job_id and not job.workers and not job.judged for job in staying)
-        whole = sum(bool(job.workers) and not job.absence for job in staying)
+        staying = [job for job in self.jobs if job.active]
+        short = [job for job in staying if job.lost_workers]
+        comes = bool(self.failures.full) or any(job.job_id and not job.workers and not job.lost_workers for job in staying)
+        whole = sum(bool(job.workers) and not job.work.absence for job in staying)
         ready = [job for job in short if now >= job.retry_at]
         return ready[: repair.may_go(len(short), whole, target, comes=comes)]
 
@@ -156,9 +165,10 @@ class WorkerGroup:
 
     def learn_wait(self, job: WorkerJob) -> None:
         """Learn from a job how long it took until its workers were there: its wait in the queue and their start."""
-        if not job.wait_known and job.joined_at is not None:
-            job.wait_known = True
-            self.waits.append(max(0.0, job.joined_at - job.submitted))
+        work = job.work
+        if not work.wait_known and work.joined_at is not None:
+            work.wait_known = True
+            self.waits.append(max(0.0, work.joined_at - job.submitted))
 
     def excluded(self) -> list[str]:
         """Nodes that its next job avoids: the user's own and those that lost jobs."""
@@ -180,14 +190,15 @@ class WorkerGroup:
             if not job.alive:
                 continue
             loads = [workers[name] for name in job.workers.values() if name in workers]
-            job.processing = sum(load["processing"] for load in loads)
-            job.nbytes = sum(load["nbytes"] for load in loads)
-            job.wanted = sum(load["wanted"] for load in loads)
-            job.actors = sum(load["actors"] for load in loads)
-            job.memory = sum(load["memory_limit"] or math.inf for load in loads)
-            job.worked = job.worked or bool(job.processing or job.nbytes)
-            job.complete = job.complete or len(job.workers) >= self.options.workers_per_job  # one may be lost for good later
-            job.idle_since = (job.idle_since or now) if job.complete and job.workers and not job.processing else None
+            work = job.work
+            work.processing = sum(load["processing"] for load in loads)
+            work.nbytes = sum(load["nbytes"] for load in loads)
+            work.wanted = sum(load["wanted"] for load in loads)
+            work.actors = sum(load["actors"] for load in loads)
+            work.memory = sum(load["memory_limit"] or math.inf for load in loads)
+            work.worked = work.worked or bool(work.processing or work.nbytes)
+            work.complete = work.complete or len(job.workers) >= self.options.workers_per_job  # one may be lost for good later
+            work.idle_since = (work.idle_since or now) if work.complete and job.workers and not work.processing else None
 
 
 def demands(load: Load, groups: Iterable[WorkerGroup]) -> dict[str, Demand]:
@@ -208,7 +219,7 @@ def demands(load: Load, groups: Iterable[WorkerGroup]) -> dict[str, Demand]:
 
 
 def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iterable[WaitingWork]) -> Demand:
-    there = [workers[name] for job in group.jobs if not job.leaving for name in job.workers.values() if name in workers]
+    there = [workers[name] for job in group.jobs if not job.draining for name in job.workers.values() if name in workers]
     kinds = list(waiting)
     tasks = sum(worker["processing"] for worker in there) + sum(kind["tasks"] for kind in kinds)
     seconds = sum(worker["occupancy"] for worker in there) + sum(kind["seconds"] for kind in kinds)

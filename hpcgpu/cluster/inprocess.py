@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from dask import config
@@ -11,15 +13,16 @@ from distributed.scheduler import Scheduler
 from distributed.security import Security
 from distributed.utils import silence_logging_cmgr
 
+from hpcgpu.cluster.job import Job
 from hpcgpu.fabric import interfaces
 from hpcgpu.options.common import Options
 from hpcgpu.runtime import scratch
 from hpcgpu.runtime.dashboard import guard
 from hpcgpu.runtime.extension import install
 from hpcgpu.runtime.scheduler import publish
-from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.directory import ClusterDirectory, Contact
 
-__all__ = ["LocalScheduler"]
+__all__ = ["InProcessScheduler", "LocalScheduler"]
 
 
 class LocalScheduler(Scheduler):  # type: ignore[misc]
@@ -66,3 +69,63 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
         finally:
             self._quiet.close()
             self._temporary.close()
+
+
+class InProcessScheduler:
+    """The scheduler in this process, as `hpcgpu.cluster.scheduler.Scheduler` describes it.
+
+    Parameters
+    ----------
+    options : Options
+    security : Security
+    directory : ClusterDirectory
+    """
+
+    in_process = True
+    dependency = None
+    ended = False
+    external_address = None
+    entries: Sequence[Job] = ()
+
+    def __init__(self, options: Options, security: Security, directory: ClusterDirectory) -> None:
+        self._made_from = (options, security, directory)
+        self._scheduler: LocalScheduler | None = None
+
+    @property
+    def contact(self) -> Contact | None:
+        """How it is reached."""
+        return self._scheduler.contact if self._scheduler is not None else None
+
+    @property
+    def address(self) -> str | None:
+        """Where all reach it."""
+        return str(self._scheduler.address) if self._scheduler is not None else None
+
+    @property
+    def submit_done(self) -> bool:
+        """Whether worker jobs may be submitted."""
+        return self._scheduler is not None
+
+    async def submit(self) -> None:
+        """Start it."""
+        self._scheduler = await LocalScheduler(*self._made_from)
+
+    async def reach(self) -> None:
+        """It listens as soon as it has started."""
+
+    def heard(self, answers: bool) -> None:
+        """It is here."""
+
+    def end_is_near(self, *, now: float) -> str:
+        """Return nothing: it has no walltime."""
+        return ""
+
+    def failure_report(self) -> str:
+        """Return what can be said of it."""
+        return "the scheduler in this process has ended"
+
+    async def close(self) -> None:
+        """End it."""
+        if self._scheduler is not None:
+            with contextlib.suppress(TimeoutError, OSError):
+                await asyncio.wait_for(self._scheduler.close(), 5)

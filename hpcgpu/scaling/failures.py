@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import Outlook, outlook
 
-__all__ = ["STABLE", "Failures", "Outcome", "Troubles", "classify"]
+__all__ = ["STABLE", "ClusterFailures", "Failures", "Outcome", "classify"]
 
 #: A job whose workers stayed so many seconds was no failure to start: failures are counted anew after it.
 STABLE = 600.0
@@ -176,39 +176,39 @@ class Failures:
 
 
 @dataclass
-class Troubles:
-    """What the user of one cluster has not been told by an exception yet.
+class ClusterFailures:
+    """The failures of a whole cluster, and what its user was not told by an exception yet.
 
     Attributes
     ----------
-    failure : str
+    lost : str
         Why the cluster is lost; empty while it is not.
-    problems : list of str
+    unreported : list of str
         What the user must learn at the next call.
     """
 
-    failure: str = ""
-    problems: list[str] = field(default_factory=list)
-    _hopeless: dict[str, int] = field(default_factory=dict)
+    lost: str = ""
+    unreported: list[str] = field(default_factory=list)
+    _never: dict[str, int] = field(default_factory=dict)
 
-    def fail(self, why: str) -> None:
+    def lose(self, why: str) -> None:
         """Take note that the cluster is lost. The first line is kept, which says where the log is: who is told of it now sees the rest."""
-        self.failure = self.failure or why.split("\n", 1)[0]
+        self.lost = self.lost or why.split("\n", 1)[0]
 
-    def take(self, statuses: Mapping[str, JobStatus]) -> None:
+    def observe(self, statuses: Mapping[str, JobStatus]) -> None:
         """Take note of one poll: jobs by name."""
         for name, status in statuses.items():
             never = status.state is JobState.PENDING and outlook(status) is Outlook.NEVER
-            self._hopeless[name] = self._hopeless.get(name, 0) + 1 if never else 0
+            self._never[name] = self._never.get(name, 0) + 1 if never else 0
 
-    def hopeless(self, names: Iterable[str]) -> str | None:
+    def unschedulable(self, names: Iterable[str]) -> str | None:
         """Return the first of these jobs that waits for a reason which never passes."""
-        return next((name for name in names if self._hopeless.get(name, 0) >= _POLLS_TO_BELIEVE), None)
+        return next((name for name in names if self._never.get(name, 0) >= _POLLS_TO_BELIEVE), None)
 
-    def untold(self) -> str:
+    def report(self) -> str:
         """Return what the user must learn by an exception now, once; empty if nothing. A lost cluster stays lost."""
-        if self.failure:
-            return self.failure
-        text = "\n".join(self.problems)
-        self.problems.clear()
+        if self.lost:
+            return self.lost
+        text = "\n".join(self.unreported)
+        self.unreported.clear()
         return text

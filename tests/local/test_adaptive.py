@@ -17,7 +17,7 @@ from distributed import Client, Event, KilledWorker, get_worker
 
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.manager import Leaving
+from hpcgpu.cluster.phases import Drain
 from hpcgpu.errors import BatchUnavailable, SubmitLimited
 from tests.conftest import live, told
 from tests.helpers import ADAPT, CPU, GPU, in_queue
@@ -75,7 +75,7 @@ def test_a_running_task_is_let_finish_before_its_job_goes(queue: LocalQueue, unt
         cluster.wait_for_workers(2)
         futures = client.map(wait_for, ["go", "go", "go", "go"], pure=False)
         until(lambda: sum(len(t) for t in client.processing().values()) >= 2, "tasks run")
-        until(lambda: all(job.processing for job in cluster.workers.values()), "the load is known")
+        until(lambda: all(job.work.processing for job in cluster.workers.values()), "the load is known")
         cluster.scale(jobs=1)
         until(lambda: len(cluster.workers) == 1, "a job is chosen")
         [stays] = cluster.workers
@@ -93,7 +93,7 @@ def test_tasks_that_a_leaving_job_has_not_begun_go_to_others(queue: LocalQueue, 
         blocked = client.submit(wait_for, "go", workers=[names[1]], allow_other_workers=True)
         until(lambda: any(client.processing().values()), "the first task runs")
         behind = client.map(slow, range(4), workers=[names[1]], allow_other_workers=True)
-        cluster.loop.add_callback(lambda: cluster._give_up([names[1]], deadline=None, why=Leaving.UNWANTED))
+        cluster.loop.add_callback(lambda: cluster.reconciler.drainer.drain([names[1]], Drain.UNWANTED))
         assert client.gather(behind) == list(range(4)), "tasks stay behind one that does not end"
         assert not blocked.done()
         Event("go", client=client).set()
@@ -154,7 +154,7 @@ def test_a_task_that_outlasts_walltimes_is_run_again_and_not_blamed(queue: Local
         assert not future.done()
         Event("go", client=client).set()
         assert future.result(timeout=250).startswith(cluster.name)
-        assert not cluster._groups["default"].failures.failed, "the end of a walltime counts as a failure"
+        assert not cluster.reconciler.groups["default"].failures.failed, "the end of a walltime counts as a failure"
 
 
 def test_jobs_that_worked_and_end_by_themselves_are_replaced_and_are_no_failures(queue: LocalQueue, until: Until) -> None:
@@ -164,19 +164,19 @@ def test_jobs_that_worked_and_end_by_themselves_are_replaced_and_are_no_failures
             [job] = cluster.workers.values()
             until(lambda job=job: job.workers, "its worker is known")
             future = client.submit(slow, 1, pure=False)
-            until(lambda job=job: job.worked, "it is known that it worked")
+            until(lambda job=job: job.work.worked, "it is known that it worked")
             future.release()
             with told(f"(?s){job.name}.*completed.*It is replaced"):
                 until(lambda job=job: not client.has_what()[next(iter(job.workers))], "the data is released")
                 client.retire_workers(names=[job.name], close_workers=True, remove=True)
                 until(lambda gone=job: gone.name not in cluster.workers and cluster.workers, "the job is replaced")
-        assert not cluster._groups["default"].failures.failed
+        assert not cluster.reconciler.groups["default"].failures.failed
 
 
 def test_the_budget_of_gpu_hours_ends_the_jobs(queue: LocalQueue, until: Until, fake_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcgpu.scaling.policy._USEFUL", 1.0)
     monkeypatch.setattr("hpcgpu.scaling.policy._BUDGET_MARGIN", 1.0)
-    monkeypatch.setattr("hpcgpu.cluster.manager._BUDGET_END", 1.0)
+    monkeypatch.setattr("hpcgpu.cluster.reconciler.BUDGET_END", 1.0)
     with LocalGPUCluster(**GPU) as cluster, Client(cluster) as client:
         adaptive = cluster.adapt(maximum_jobs=1, maximum_gpu_hours=80 / 3600, **ADAPT)
         future = client.submit(wait_for, "go")
@@ -186,7 +186,7 @@ def test_the_budget_of_gpu_hours_ends_the_jobs(queue: LocalQueue, until: Until, 
         until(lambda: [job.state for job in cluster.jobs if job.kind == "worker"] == ["cancelled"], "and no other was asked for")
         used = adaptive.state.gpu_hours
         assert used * 3600 >= 72
-        cluster.sync(cluster._dispatcher.poll)
+        cluster.sync(cluster.reconciler.state.poll)
         assert adaptive.state.gpu_hours == used
 
 
@@ -232,7 +232,7 @@ class Grumpy(LocalQueue):
 @pytest.fixture
 def grumpy(queue: LocalQueue, home: Path, monkeypatch: pytest.MonkeyPatch) -> Grumpy:
     batch = Grumpy(home / "queue", gpus=4)
-    monkeypatch.setattr("hpcgpu.cluster.lifecycle.batch_system", lambda system: batch)
+    monkeypatch.setattr("hpcgpu.cluster.gpucluster.batch_system", lambda system: batch)
     return batch
 
 
@@ -242,7 +242,7 @@ def test_a_job_that_took_too_much_memory_is_told_with_its_limit(queue: LocalQueu
     match = r"it used more memory than it asked for \(1.86 GiB per node\)"
     with LocalGPUCluster(**options) as cluster, told(match):
         cluster.scale(jobs=1)
-        until(lambda: cluster._groups["default"].failures.paused, "the job ends")
+        until(lambda: cluster.reconciler.groups["default"].failures.paused, "the job ends")
 
 
 def test_a_submit_that_is_refused_for_now_is_tried_again(grumpy: Grumpy, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_a_submit_that_is_refused_for_now_is_tried_again(grumpy: Grumpy, until: 
         grumpy.refusal = BatchUnavailable("the controller is away")
         with told(r"was not submitted: the controller is away\nIt is tried again in 0 s"):
             cluster.scale(jobs=1)
-            until(lambda: cluster._groups["default"].failures.refused, "a submit is refused")
+            until(lambda: cluster.reconciler.groups["default"].failures.refused, "a submit is refused")
         grumpy.refusal = None
         cluster.wait_for_workers(1)
 
@@ -261,7 +261,7 @@ def test_a_limit_of_the_site_is_no_failure(grumpy: Grumpy, until: Until) -> None
         cluster.wait_for_workers(1)
         grumpy.refusal = SubmitLimited("QOSMaxSubmitJobPerUserLimit")
         cluster.scale(jobs=3)
-        group = cluster._groups["default"]
+        group = cluster.reconciler.groups["default"]
         until(lambda: group.failures.full and len(cluster.workers) == 1, "the limit is known, by both submits")
         assert not group.failures.paused and not group.failures.refused
         assert "There are as many jobs as the site allows" in cluster.get_logs()["Cluster"]
@@ -320,7 +320,7 @@ def test_a_group_that_cannot_be_is_refused(queue: LocalQueue, name: str, options
 def test_a_group_inherits_account_walltime_and_environment(queue: LocalQueue) -> None:
     with LocalGPUCluster(**CPU, walltime="1h", account="m1", env={"A": "1"}) as cluster:
         cluster.add_worker_group("big", gpus_per_node=0, cores=3, env={"B": "2"})
-        options = cluster._groups["big"].options
+        options = cluster.reconciler.groups["big"].options
         assert (options.walltime, options.account, dict(options.env), options.cores) == (3600, "m1", {"A": "1", "B": "2"}, 3)
         assert (cluster.directory.path / "worker-big.sh").exists()
 

@@ -65,7 +65,7 @@ def test_scale_counts_workers_and_rounds_up_to_jobs(queue: LocalQueue, fake_gpus
             ({"n": 0}, 0),
         ]:
             cluster.scale(**arguments)
-            cluster.sync(cluster._correct_state)
+            cluster.settle()
             until(lambda jobs=jobs: len(cluster.worker_spec) == jobs, f"{arguments} are {jobs} jobs")
 
 
@@ -86,7 +86,7 @@ def test_adaptive_with_several_workers_a_job_does_not_oscillate(queue: LocalQueu
         with Client(cluster) as client:
             for _ in range(20):
                 client.submit(int, pure=False).result()
-                cluster.loop.add_callback(cluster._decide)
+                cluster.loop.add_callback(cluster.reconciler.decide)
         until(lambda: adaptive.state.running == 2, "both jobs run")
         assert [text for _, text in adaptive.log if "draining" in text or "cancelling" in text] == []
         assert sorted(cluster.worker_spec) == [f"{cluster.name}-0", f"{cluster.name}-1"], "jobs were replaced"
@@ -125,7 +125,7 @@ def test_a_pending_job_is_given_up_before_a_running_one(queue: LocalQueue, fake_
         )
         [waiting] = [job.name for job in cluster.jobs if job.state == "pending"]
         cluster.scale(jobs=2)
-        cluster.sync(cluster._correct_state)
+        cluster.settle()
         assert set(cluster.worker_spec) == {"pend-0", "pend-1", "pend-2"} - {waiting}
         assert len(cluster.scheduler_info["workers"]) == 4
         assert next(job.state for job in cluster.jobs if job.name == waiting) == "cancelled"
@@ -171,17 +171,16 @@ class Refusing(LocalQueue):
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch, queue: LocalQueue) -> Refusing:
     batch = Refusing(queue.directory)
-    monkeypatch.setattr("hpcgpu.cluster.lifecycle.batch_system", lambda name: batch)
+    monkeypatch.setattr("hpcgpu.cluster.gpucluster.batch_system", lambda name: batch)
     return batch
 
 
-def test_a_submit_refused_in_the_background_reaches_the_user(refusing: Refusing) -> None:  # row 7
+def test_a_submit_refused_in_the_background_reaches_the_user(refusing: Refusing, until: Until) -> None:  # row 7
     with LocalGPUCluster(**CPU) as cluster:
         refusing.refuse = SubmitRefused("Slurm refused job 'x': invalid account")
         with told("invalid account"):
             cluster.scale(jobs=2)
-            cluster.sync(cluster._correct_state)
-        assert "invalid account" in repr(cluster)
+            until(lambda: "invalid account" in repr(cluster), "the submit is refused")
         assert cluster.plan == cluster.requested == set(), "a job that does not exist counts as requested"
         with pytest.raises(ClusterError, match="invalid account"):
             cluster.wait_for_workers(2)
@@ -288,7 +287,7 @@ def test_jobs_keep_the_cluster_s_name_whatever_the_scheduler_s_metadata_say(queu
     with LocalGPUCluster(**CPU, name="mine") as cluster:
         cluster.name = "other"
         cluster.scale(1)
-        cluster.sync(cluster._correct_state)
+        cluster.settle()
         assert set(cluster.worker_spec) == {"mine-0"}
 
 
@@ -454,8 +453,8 @@ def test_a_queue_that_does_not_answer_changes_nothing(queue: LocalQueue, monkeyp
 
         with monkeypatch.context() as patch:
             patch.setattr(LocalQueue, "poll", away)
-            cluster._poll_now.set()
-            cluster.loop.add_callback(cluster._poll_now.set)
+            cluster.reconciler.state.poll_now.set()
+            cluster.loop.add_callback(cluster.reconciler.state.poll_now.set)
             until(lambda: len(polls) >= 2, "two polls fail")
             assert cluster.status.name == "running"
             assert {job.state for job in cluster.jobs} <= {"running", "pending"}

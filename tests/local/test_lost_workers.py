@@ -31,9 +31,9 @@ def names(cluster: GPUCluster) -> set[str]:
 
 def time_passes(cluster: GPUCluster, job: str, until: Until) -> None:
     """Let the time be over that this manager waits for the workers of a job; their processes keep `death_timeout` as it was."""
-    group = cluster._groups["default"]
+    group = cluster.reconciler.groups["default"]
     options, group.options = group.options, replace(group.options, death_timeout=0.5)
-    until(lambda: cluster._all_jobs[job].judged, "the time is over")
+    until(lambda: cluster.reconciler.jobs[job].lost_workers, "the time is over")
     group.options = options
 
 
@@ -60,7 +60,7 @@ def test_a_job_that_loses_one_of_four_workers_says_so_and_is_replaced(queue: Loc
             time_passes(cluster, "short-0", until)
         until(lambda: names(cluster) == {f"short-1-{i}" for i in range(4)}, "another job takes its place")
         cluster.wait_for_workers(4)
-        assert cluster._groups["default"].failures.failed == 0
+        assert cluster.reconciler.groups["default"].failures.failed == 0
         assert [job.name for job in cluster.jobs if job.state == "running"] == ["short-scheduler", "short-1"]
     assert live(queue) == []
 
@@ -74,7 +74,7 @@ def test_the_data_of_a_job_that_lost_a_worker_moves_to_the_job_that_replaces_it(
         time_passes(cluster, "moves-0", until)
         until(lambda: names(cluster) == {"moves-1-0", "moves-1-1"}, "it is replaced, once there is room for its data")
         assert client.gather(held) == list(range(6))
-        assert cluster._groups["default"].limits.maximum == 1
+        assert cluster.reconciler.groups["default"].limits.maximum == 1
     assert live(queue) == []
 
 
@@ -87,9 +87,9 @@ def test_a_worker_that_its_nanny_restarts_does_not_cost_the_job(queue: LocalQueu
         until(lambda: address not in cluster.scheduler_info["workers"], "it is gone")
         cluster.wait_for_workers(4)
         assert names(cluster) == {f"again-0-{i}" for i in range(4)}
-        cluster.sync(cluster._look_at_queue)
+        cluster.sync(cluster.reconciler.observe_queue)
         assert [job.reason for job in cluster.jobs] == ["", ""]
-        assert list(cluster.workers) == ["again-0"] and not cluster._groups["default"].failures.short
+        assert list(cluster.workers) == ["again-0"] and not cluster.reconciler.groups["default"].failures.short
 
 
 def test_jobs_that_lose_workers_one_after_the_other_are_kept_in_the_end_and_waiting_for_more_fails(
@@ -104,7 +104,7 @@ def test_jobs_that_lose_workers_one_after_the_other_are_kept_in_the_end_and_wait
         with told(r"\(loop-1\).*lost 1 of 4 workers .* ago; it goes on without, 1 worker jobs failed in a row"):
             lose(client, "loop-1-3")
             time_passes(cluster, "loop-1", until)
-        assert cluster._groups["default"].failures.paused
+        assert cluster.reconciler.groups["default"].failures.paused
         for _ in range(2):
             with pytest.raises(ClusterError, match="1 worker jobs failed in a row"):
                 cluster.wait_for_workers(4)

@@ -231,7 +231,7 @@ def test_a_job_that_is_submitted_while_another_manager_takes_over_is_not_left_be
             return []  # the answer of a queue that has not heard of it yet
 
     with monkeypatch.context() as patch:
-        patch.setattr("hpcgpu.cluster.lifecycle.batch_system", lambda system: Slow(queue.directory, gpus=4))
+        patch.setattr("hpcgpu.cluster.gpucluster.batch_system", lambda system: Slow(queue.directory, gpus=4))
         first = LocalGPUCluster(name="race", jobs=0, **CPU)
         first.scale(jobs=1)
         under_way.wait()
@@ -250,7 +250,7 @@ def test_a_queue_that_does_not_answer_costs_a_cluster_no_manager(queue: LocalQue
 
     with LocalGPUCluster(name="alive", jobs=0, **CPU) as first:
         with monkeypatch.context() as patch:
-            patch.setattr("hpcgpu.cluster.lifecycle.batch_system", lambda system: Silent(queue.directory, gpus=4))
+            patch.setattr("hpcgpu.cluster.gpucluster.batch_system", lambda system: Silent(queue.directory, gpus=4))
             with pytest.raises(ClusterError, match="the queue does not answer"):
                 LocalGPUCluster.from_name("alive")
         first.scale(jobs=1)
@@ -297,7 +297,7 @@ def test_a_scheduler_that_is_busy_does_not_cost_the_cluster_its_life(queue: Loca
     first = LocalGPUCluster(name="busy", jobs=1, **CPU)
     first.wait_for_workers(1)
     first.detach()
-    monkeypatch.setattr("hpcgpu.cluster.lifecycle._ENVIRONMENT_TIMEOUT", 0.0)
+    monkeypatch.setattr("hpcgpu.cluster.adapter._ENVIRONMENT_TIMEOUT", 0.0)
     with LocalGPUCluster.from_name("busy") as again:
         again.wait_for_workers(1)
         assert "software was not compared, the scheduler did not answer" in again.get_logs()["Cluster"]

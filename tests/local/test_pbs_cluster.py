@@ -144,8 +144,8 @@ def test_a_server_that_is_away_for_a_while_costs_nothing(pbs: Site, until: Until
             cluster.wait_for_workers(1)
             cluster.batch.sleep = lambda seconds: None
             pbs.set(down=True)
-            cluster.sync(cluster._dispatcher.poll)
-            assert "cannot connect to server" in cluster._dispatcher.monitor.trouble
+            cluster.sync(cluster.reconciler.state.poll)
+            assert "cannot connect to server" in cluster.reconciler.state.dispatcher.monitor.trouble
             assert {job.state for job in cluster.jobs} == {"running"}
             pbs.set(down=False)
             cluster.scale(jobs=2)

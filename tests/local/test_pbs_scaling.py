@@ -109,7 +109,7 @@ def test_a_job_whose_walltime_ends_is_replaced_before_and_its_data_moves(pbs: Si
         until(lambda: "short-1" in names(cluster), "another job takes its place", timeout=250)
         until(lambda: "short-0" not in in_queue(pbs), "the first job ends")
         assert kept.result() == 42
-        assert not cluster._groups["default"].failures.failed
+        assert not cluster.reconciler.groups["default"].failures.failed
 
 
 def test_a_job_that_its_walltime_kills_is_no_failure(pbs: Site, until: Until) -> None:
@@ -121,7 +121,7 @@ def test_a_job_that_its_walltime_kills_is_no_failure(pbs: Site, until: Until) ->
         until(lambda: "killed-0" not in in_queue(pbs), "the first job ends")
         Event("go", client=client).set()
         assert future.result(timeout=250) != "killed-0"
-        assert not cluster._groups["default"].failures.failed
+        assert not cluster.reconciler.groups["default"].failures.failed
 
 
 def test_workers_retire_before_the_walltime_that_really_remains(pbs: Site) -> None:

@@ -56,7 +56,7 @@ class Odd(LocalQueue):
 @pytest.fixture
 def odd(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> Odd:
     batch = Odd(queue.directory, gpus=4)
-    monkeypatch.setattr("hpcgpu.cluster.lifecycle.batch_system", lambda system: batch)
+    monkeypatch.setattr("hpcgpu.cluster.gpucluster.batch_system", lambda system: batch)
     return batch
 
 
@@ -83,7 +83,7 @@ with LocalGPUCluster(**{CPU | {"jobs": 1}!r}) as cluster:
         assert pool.map(signal.getsignal, [signal.SIGTERM, signal.SIGHUP]) == [signal.SIG_DFL] * 2, "no handler of ours"
     child = fork.Process(target=int)
     child.start(); child.join()
-    cluster.sync(cluster._dispatcher.poll)
+    cluster.sync(cluster.reconciler.state.poll)
     print([job.state for job in cluster.jobs], child.exitcode)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
@@ -93,10 +93,10 @@ with LocalGPUCluster(**{CPU | {"jobs": 1}!r}) as cluster:
 def test_a_job_that_the_queue_forgot_is_cancelled_all_the_same(odd: Odd, queue: LocalQueue, until: Until) -> None:
     with LocalGPUCluster(**CPU, jobs=1) as cluster:
         cluster.wait_for_workers()
-        cluster._dispatcher.monitor.grace = 0.0
+        cluster.reconciler.state.dispatcher.monitor.grace = 0.0
         odd.forgets = True
         for _ in range(3):
-            cluster.sync(cluster._dispatcher.poll)
+            cluster.sync(cluster.reconciler.state.poll)
         assert [job.state for job in cluster.jobs if job.kind == "worker"] == ["running"], "a connected worker proves that its job runs"
     odd.forgets = False
     until(lambda: not live(queue), "they end")
@@ -106,7 +106,7 @@ def test_a_submit_that_is_under_way_when_the_cluster_closes_is_told_and_cancels_
     cluster = LocalGPUCluster(**CPU)
     odd.gate = threading.Event()
     cluster.scale(jobs=1)
-    until(lambda: cluster._dispatcher.left()[1:], "the submit is under way")
+    until(lambda: cluster.reconciler.state.dispatcher.left()[1:], "the submit is under way")
     with told(rf"may still be in the queue: .*{cluster.name}-0.*the submit of {cluster.name}-0 is still under way"):
         cluster.close(timeout=60)
     assert not cluster.directory.closed
@@ -179,7 +179,7 @@ def test_a_journal_that_cannot_be_written_after_the_submit_loses_no_job(
         with told("cannot be written: No space left on device"):
             cluster.scale(jobs=1)
             cluster.wait_for_workers(1)
-            until(lambda: not cluster._dispatcher.trouble, "it is told")
+            until(lambda: not cluster.reconciler.state.dispatcher.trouble, "it is told")
     assert live(queue) == []
 
 
@@ -192,7 +192,7 @@ def test_a_full_disk_is_told_and_nothing_is_submitted(queue: LocalQueue, until: 
             patch.setattr("hpcgpu.store.directory.ClusterDirectory.intend", full)
             with told(rf"worker job {cluster.name}-0 was not submitted: .*No space left on device"):
                 cluster.scale(jobs=1)
-                until(lambda: cluster._groups["default"].failures.refused, "the submit fails")
+                until(lambda: cluster.reconciler.groups["default"].failures.refused, "the submit fails")
             assert len(live(queue)) == 1
         with pytest.raises(ClusterError, match="No space left on device"):
             cluster.wait_for_workers(1)

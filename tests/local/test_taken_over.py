@@ -14,6 +14,7 @@ from fake_pbs import Site
 from hpcgpu import LocalGPUCluster, PBSGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.gpucluster import GPUCluster
+from hpcgpu.cluster.phases import Drain
 from hpcgpu.remote.lookup import locate, stop
 from tests.conftest import live
 from tests.helpers import CPU, ON_CPUS, hpcgpu
@@ -32,11 +33,11 @@ def keeps_exactly_one(cluster: GPUCluster, kept: str, before: list[str], until: 
     """The cluster has this worker job alone, asks for no other, and holds nothing against what was ended on purpose."""
     cluster.wait_for_workers(1)
     until(lambda: [j.name for j in cluster.jobs if j.kind == "worker" and j.state in ("pending", "running")] == [kept], "one job is left")
-    cluster.sync(cluster._look_at_queue)
-    cluster.sync(cluster._settle)
+    cluster.sync(cluster.reconciler.observe_queue)
+    cluster.settle()
     assert submits(cluster) == before, "it submitted a job"
-    assert cluster._groups["default"].limits.maximum == 1
-    assert (cluster._groups["default"].failures.failed, cluster._groups["default"].failures.paused) == (0, "")
+    assert cluster.reconciler.groups["default"].limits.maximum == 1
+    assert (cluster.reconciler.groups["default"].failures.failed, cluster.reconciler.groups["default"].failures.paused) == (0, "")
     assert {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()} == {kept}
 
 
@@ -76,7 +77,7 @@ import os, signal, sys
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.store.directory import ClusterDirectory
-from hpcgpu.cluster.manager import Manager
+from hpcgpu.cluster.draining import Drainer
 
 die = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGKILL)
 cancel = LocalQueue.cancel
@@ -85,7 +86,7 @@ cluster.wait_for_workers(3)
 if sys.argv[1] == "before the event":
     ClusterDirectory.cancel = die
 elif sys.argv[1] == "before the data moves":
-    Manager._retire = die
+    Drainer._drain = die
 elif sys.argv[1] == "before the command":
     LocalQueue.cancel = die
 elif sys.argv[1] == "after the command":
@@ -114,7 +115,7 @@ def test_a_job_that_an_earlier_manager_cancelled_and_that_is_still_ending_is_no_
     slow = ["""if [ "$HPCGPU_JOB_NAME" = slow-1 ]; then trap 'sleep 3; exit 1' TERM; sleep 600 & wait; fi"""]
     cluster = LocalGPUCluster(name="slow", jobs=2, job_script_prologue=slow, shutdown_on_close=False, **CPU)
     cluster.wait_for_workers(1)
-    until(lambda: cluster._all_jobs["slow-1"].queue_status.state.value == "running", "the other runs")
+    until(lambda: cluster.reconciler.jobs["slow-1"].queue_status.state.value == "running", "the other runs")
     cluster.scale(jobs=1)
     cluster.settle()
     cluster.close()
@@ -128,7 +129,7 @@ def test_a_job_that_started_before_its_cancellation_counts_again(queue: LocalQue
     cluster = LocalGPUCluster(name="stays", jobs=1, shutdown_on_close=False, **CPU)
     cluster.wait_for_workers(1)
     [job] = cluster.workers.values()
-    cluster.sync(_give_up_and_stay, cluster, job)
+    cluster.sync(_drain_and_stay, cluster, job)
     assert [s.cancelled for s in cluster.directory.submits() if s.name == job.name] == [False]
     cluster.close()
     with LocalGPUCluster.from_name("stays") as again:
@@ -136,10 +137,11 @@ def test_a_job_that_started_before_its_cancellation_counts_again(queue: LocalQue
         assert list(again.workers) == [job.name]
 
 
-async def _give_up_and_stay(cluster: GPUCluster, job: Any) -> None:
-    cluster._dispatcher.will_cancel([job.name])
+async def _drain_and_stay(cluster: GPUCluster, job: Any) -> None:
+    cluster.reconciler.state.dispatcher.will_cancel([job.name])
+    job.drain(Drain.UNWANTED)
     assert [s.cancelled for s in cluster.directory.submits() if s.name == job.name] == [True]
-    cluster._stay([job])
+    cluster.reconciler.drainer.stay([job])
 
 
 def test_a_cluster_without_worker_jobs_stays_without(queue: LocalQueue) -> None:
@@ -149,7 +151,7 @@ def test_a_cluster_without_worker_jobs_stays_without(queue: LocalQueue) -> None:
     cluster.settle()
     cluster.close()
     again = LocalGPUCluster.from_name("none")
-    again.sync(again._look_at_queue)
+    again.sync(again.reconciler.observe_queue)
     assert again.workers == {} and len(submits(again)) == 3
     again.detach()
     assert stop(again.directory, queue) == []

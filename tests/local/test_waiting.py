@@ -51,7 +51,7 @@ def test_a_limit_of_the_site_that_keeps_jobs_out_is_the_reason(queue: LocalQueue
         monkeypatch.setattr(cluster.batch, "submit", refuse)
         cluster.scale(3)
         until(
-            lambda: "; 1 job exists; the site accepts no more jobs now" in cluster._groups["default"].reason,
+            lambda: "; 1 job exists; the site accepts no more jobs now" in cluster.reconciler.groups["default"].reason,
             "the limit is known, by both submits",
         )
         assert f"1 there; the size is set to 3 jobs; 1 job exists; the site accepts no more jobs now: {LIMIT}" in waiting(cluster, 3)
@@ -66,7 +66,7 @@ def test_adaptive_scaling_without_work_is_the_reason(queue: LocalQueue) -> None:
 def test_a_failure_before_the_next_try_is_the_reason(queue: LocalQueue, until: Until) -> None:
     with LocalGPUCluster(jobs=1, **CPU) as cluster:
         cluster.wait_for_workers(1)
-        group = cluster._groups["default"]
+        group = cluster.reconciler.groups["default"]
         group.failures.failed, group.failures.next_try = 1, 4e9
         with told("It is replaced in"):
             queue.cancel([job.job_id for job in cluster.workers.values()])

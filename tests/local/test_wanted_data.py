@@ -13,7 +13,7 @@ from distributed import Client, Queue, Variable
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.manager import Leaving
+from hpcgpu.cluster.phases import Drain
 from tests.conftest import live, told
 from tests.helpers import ADAPT, CPU
 
@@ -118,7 +118,7 @@ def worker_jobs(cluster: LocalGPUCluster) -> int:
 
 def decisions(cluster: LocalGPUCluster, until: Until, count: int = 8) -> None:
     """Wait until the policy has decided so many times more."""
-    group = cluster._groups["default"]
+    group = cluster.reconciler.groups["default"]
     decided = 0
     take = group.take_load
 
@@ -187,7 +187,7 @@ def test_data_that_came_to_be_wanted_after_the_decision_stays_and_an_explicit_ze
         future = client.submit(counted, 1, file=str(home / "executions"))
         assert future.result() == 1
         [name] = cluster.workers
-        cluster.loop.add_callback(lambda: cluster._give_up([name], deadline=None, why=Leaving.UNWANTED))
+        cluster.loop.add_callback(lambda: cluster.reconciler.drainer.drain([name], Drain.UNWANTED))
         until(lambda: any(f"job {name} stays: its data fits nowhere else" in text for _, text in adaptive.log), "it stays")
         assert not [warning for warning in recwarn if "fits nowhere" in str(warning.message)], "nothing is wrong"
         until(lambda: "1 job needed to hold" in adaptive.state.reason, "it is kept")
@@ -213,7 +213,7 @@ def test_results_move_to_another_job_in_time_when_the_walltime_of_theirs_ends(qu
 def test_a_deleted_group_does_not_take_data_along_that_fits_nowhere_else(
     queue: LocalQueue, home: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.cluster.manager._RETRY_DELETED", 1.0)
+    monkeypatch.setattr("hpcgpu.cluster.draining.RETRY_DELETED", 1.0)
     with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client:
         cluster.add_worker_group("big", gpus_per_node=0, cores=1, jobs=1)
         cluster.wait_for_workers(1)

@@ -13,7 +13,7 @@ from fake_site import Site
 
 from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.cli import main
-from hpcgpu.cluster import lifecycle
+from hpcgpu.cluster import starting
 from hpcgpu.errors import ClusterExists, OtherQueue
 from hpcgpu.remote.lookup import live_jobs, stop
 from hpcgpu.store import claims
@@ -66,7 +66,7 @@ def test_list_on_the_login_node_of_another_system_keeps_the_cluster_and_says_whe
     assert "demo" in (text := hpcgpu(cluster, "list").stdout) and "unknown" in text
     assert cluster.tls.is_dir() and not cluster.closed
     with pytest.raises(ClusterExists, match=r"is in the queue 'alpha' .* Or choose another name"):
-        claims.claim(cluster.path, lifecycle._alive)
+        claims.claim(cluster.path, starting.alive)
     status = hpcgpu(cluster, "status", "demo")
     assert "this machine uses the queue 'beta'" in status.stdout and "Its jobs are not known" in status.stdout
 

@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = A100 | {"gpus_per_node": 1, "cores": 1, "memory": "1GB"}
 
 
 def node_of(cluster: SlurmGPUCluster, kind: str) -> list[str]:
-    cluster.sync(cluster._dispatcher.poll)
+    cluster.sync(cluster.reconciler.state.poll)
     return [job.node for job in cluster.jobs if job.kind == kind]
 
 
@@ -184,13 +184,13 @@ def test_a_controller_that_is_away_costs_no_job(bed: SlurmBed, until: Until) -> 
         cluster.wait_for_workers(1)
         bed.stop_controller()
         try:
-            cluster.loop.add_callback(cluster._poll_now.set)
-            until(lambda: cluster._dispatcher.monitor.trouble, "a poll fails", timeout=250)
+            cluster.loop.add_callback(cluster.reconciler.state.poll_now.set)
+            until(lambda: cluster.reconciler.state.dispatcher.monitor.trouble, "a poll fails", timeout=250)
             assert client.submit(sum, [1, 2]).result() == 3
             assert cluster.status.name == "running"
         finally:
             bed.start_controller()
-        until(lambda: not cluster._dispatcher.monitor.trouble, "a poll succeeds", timeout=250)
+        until(lambda: not cluster.reconciler.state.dispatcher.monitor.trouble, "a poll succeeds", timeout=250)
         assert [job.state for job in cluster.jobs] == ["running", "running"]
 
 

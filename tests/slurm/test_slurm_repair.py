@@ -30,11 +30,11 @@ def test_jobs_that_were_scaled_away_stay_away(bed: SlurmBed, until: Until) -> No
     with SlurmGPUCluster.from_name("few") as again:
         again.wait_for_workers(1)
         until(lambda: sorted(in_queue(bed)) == [kept, "few-scheduler"], "one is left")
-        again.sync(again._look_at_queue)
-        again.sync(again._settle)
+        again.sync(again.reconciler.observe_queue)
+        again.settle()
         assert len(submits(again)) == 3, "it submitted a job"
-        assert list(again.workers) == [kept] and again._groups["default"].limits.maximum == 1
-        assert again._groups["default"].failures.failed == 0
+        assert list(again.workers) == [kept] and again.reconciler.groups["default"].limits.maximum == 1
+        assert again.reconciler.groups["default"].failures.failed == 0
 
 
 def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replaced(bed: SlurmBed, until: Until, home: Path) -> None:
@@ -56,4 +56,4 @@ def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replac
             time_passes(cluster, "half-0", until)
         cluster.wait_for_workers(4)
         until(lambda: list(cluster.workers) == ["half-1"], "the job that was short goes when the other is complete")
-        assert cluster._groups["default"].failures.failed == 0
+        assert cluster.reconciler.groups["default"].failures.failed == 0

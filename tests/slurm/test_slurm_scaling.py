@@ -86,14 +86,14 @@ def test_a_job_that_its_walltime_kills_is_no_failure_and_its_task_is_not_blamed(
         cluster.wait_for_workers(1)
         Event("go", client=client).set()
         assert future.result(timeout=250) != first
-        assert not cluster._groups["default"].failures.failed
+        assert not cluster.reconciler.groups["default"].failures.failed
 
 
 def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, until: Until) -> None:
     environment = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
     with SlurmGPUCluster(**CPU, jobs=1, env=environment) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
-        cluster.sync(cluster._dispatcher.poll)
+        cluster.sync(cluster.reconciler.state.poll)
         [job] = cluster.workers.values()
         future = client.submit(wait_for, "go")
         until(lambda: any(client.processing().values()), "the task runs")
@@ -114,7 +114,7 @@ def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, unt
         cluster.wait_for_workers(1)
         Event("go", client=client).set()
         assert future.result(timeout=250) != job.name
-        assert not cluster._groups["default"].failures.failed
+        assert not cluster.reconciler.groups["default"].failures.failed
         subprocess.run(["scancel", blocker], check=True)
 
 
@@ -127,14 +127,14 @@ def test_a_job_that_takes_too_much_memory_is_told_with_its_limit(bed: SlurmBed, 
         told(match),
     ):
         cluster.scale(jobs=1)
-        until(lambda: cluster._groups["default"].failures.paused, "the job ends", timeout=250)
+        until(lambda: cluster.reconciler.groups["default"].failures.paused, "the job ends", timeout=250)
 
 
 def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, until: Until) -> None:
     environment = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
     with SlurmGPUCluster(**CPU, jobs=1, env=environment) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
-        cluster.sync(cluster._dispatcher.poll)
+        cluster.sync(cluster.reconciler.state.poll)
         [job] = cluster.workers.values()
         node = job.queue_status.node
         future = client.submit(wait_for, "go")
@@ -144,10 +144,10 @@ def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, 
                 bed.node_down(node)
                 until(lambda: job.name not in cluster.workers and cluster.workers, "another job takes its place", timeout=250)
             cluster.wait_for_workers(1)
-            cluster.sync(cluster._dispatcher.poll)
+            cluster.sync(cluster.reconciler.state.poll)
             [other] = cluster.workers.values()
             assert other.queue_status.node != node
-            assert cluster._groups["default"].excluded() == [node]
+            assert cluster.reconciler.groups["default"].excluded() == [node]
             Event("go", client=client).set()
             assert future.result(timeout=250) == other.name
         finally:
@@ -162,7 +162,7 @@ def test_a_controller_that_is_away_loses_no_job_and_doubles_none(bed: SlurmBed, 
         bed.stop_controller()
         try:
             futures = client.map(slow, range(100, 700))  # asks for the second job
-            until(lambda: cluster._dispatcher.monitor.trouble, "a poll fails", timeout=250)
+            until(lambda: cluster.reconciler.state.dispatcher.monitor.trouble, "a poll fails", timeout=250)
         finally:
             bed.start_controller()
         until(lambda: adaptive.state.running == 2, "scaling goes on", timeout=250)
@@ -186,18 +186,20 @@ def test_answers_of_squeue_that_cannot_be_change_nothing(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with SlurmGPUCluster(**CPU, jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
-        cluster._dispatcher.monitor.grace = 600.0  # for so long nothing may be known of a job
+        cluster.reconciler.state.dispatcher.monitor.grace = 600.0  # for so long nothing may be known of a job
         for kind in ("empty", "cut", "slow"):
             (tmp_path / "seen").write_text("")
             fault.write_text(kind)
             until(
-                lambda: cluster.loop.add_callback(cluster._poll_now.set) or len((tmp_path / "seen").read_text()) >= 6, "three such answers"
+                lambda: cluster.loop.add_callback(cluster.reconciler.state.poll_now.set) or len((tmp_path / "seen").read_text()) >= 6,
+                "three such answers",
             )
             assert client.submit(sum, [1, 2], pure=False).result() == 3
             assert cluster.status.name == "running" and len(cluster.workers) == 1
         fault.unlink()
         until(
-            lambda: cluster.loop.add_callback(cluster._poll_now.set) or {j.state for j in cluster.jobs} == {"running"}, "all is as it was"
+            lambda: cluster.loop.add_callback(cluster.reconciler.state.poll_now.set) or {j.state for j in cluster.jobs} == {"running"},
+            "all is as it was",
         )
         assert len(submits(cluster)) == 1
 

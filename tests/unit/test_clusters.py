@@ -17,10 +17,12 @@ import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster import lifecycle
+from hpcgpu.cluster import starting
+from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.draining import close_finished, move_data
-from hpcgpu.cluster.groups import WorkerGroup
-from hpcgpu.cluster.jobs import Dispatcher
+from hpcgpu.cluster.phases import Drain
+from hpcgpu.cluster.registry import Registry
+from hpcgpu.cluster.worker_job import WorkerJob
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterError, ClusterExists, NoCluster, Superseded
 from hpcgpu.remote import connection, lookup
@@ -124,34 +126,46 @@ def test_a_refusal_does_not_hide_a_job_that_has_an_id(directory: ClusterDirector
     assert directory.submits()[0].refused is False
 
 
-async def test_a_network_that_breaks_gives_nothing_up() -> None:
-    async def broken(**arguments: Any) -> None:
+def worker_job(directory: ClusterDirectory, gpus: int = 1) -> WorkerJob:
+    registry = Registry("demo", Dispatcher(LocalQueue(directory.path / "queue", gpus=1), directory, 1), directory.logs, 2)
+    group = registry.add_group("default", resolve("slurm", {"gpus_per_node": gpus}).worker, directory.path / "worker.sbatch")
+    job = registry.plan(group)
+    job.has_id("7")
+    return job
+
+
+async def test_a_network_that_breaks_drains_nothing(directory: ClusterDirectory) -> None:
+    async def broken(*arguments: Any, **options: Any) -> None:
         raise OSError("Timed out trying to connect")
 
-    job: Any = SimpleNamespace(workers={"tls://a": "demo-0"}, retired=set())
-    scheduler = SimpleNamespace(hpcgpu_unfinished=broken, retire_workers=broken)
-    assert await close_finished(scheduler, [job], at_once=False) == ([], [])
+    job = worker_job(directory)
+    job.joined("tls://a", "demo-0", now=1.0)
+    job.drain(Drain.UNWANTED)
+    client: Any = SimpleNamespace(unfinished=broken, retire=broken)
+    assert await close_finished(client, [job], at_once=False) == ([], [])
 
 
-async def test_a_worker_that_joins_a_job_which_leaves_retires_too() -> None:
-    job: Any = SimpleNamespace(workers={"tls://a": "demo-0-0"}, retired=set())
+async def test_a_worker_that_joins_a_draining_job_retires_too(directory: ClusterDirectory) -> None:
+    job = worker_job(directory, gpus=2)
+    job.joined("tls://a", "demo-0-0", now=1.0)
+    job.drain(Drain.UNWANTED)
     asked: list[list[str]] = []
 
-    async def retire_workers(names: list[str], **arguments: Any) -> dict[str, Any]:
-        asked.append(names)
-        there = {address: {} for address, name in job.workers.items() if name in names}
+    async def retire(names: Iterable[str], *, close: bool) -> list[str]:
+        asked.append(list(names))
+        there = [address for address, name in job.workers.items() if name in asked[-1]]
         if len(asked) == 1:
-            job.workers["tls://b"] = "demo-0-1"
+            job.joined("tls://b", "demo-0-1", now=2.0)
         return there
 
-    async def unfinished(names: list[str]) -> dict[str, int]:
+    async def unfinished(names: Iterable[str]) -> dict[str, int]:
         return {}
 
-    scheduler: Any = SimpleNamespace(retire_workers=retire_workers, hpcgpu_unfinished=unfinished)
-    assert await move_data(scheduler, [job]) == []
+    client: Any = SimpleNamespace(retire=retire, unfinished=unfinished)
+    assert await move_data(client, [job]) == []
     assert asked == [["demo-0-0"], ["demo-0-1"]]
     job.workers = {"tls://a": "demo-0-0", "tls://c": "demo-0-1"}  # its nanny restarted it
-    assert await close_finished(scheduler, [job], at_once=False) == ([job], [])
+    assert await close_finished(client, [job], at_once=False) == ([job], [])
     assert asked[2:] == [["demo-0-1"], ["demo-0-0", "demo-0-1"]]
 
 
@@ -161,20 +175,19 @@ def test_a_directory_knows_whose_it_is(directory: ClusterDirectory, tmp_path: Pa
     assert ClusterDirectory(tmp_path / "nowhere").is_of(token), "what cannot be read is no proof"
 
 
-def test_a_job_that_lost_a_worker_for_good_can_still_be_idle(tmp_path: Path) -> None:
-    group = WorkerGroup("default", resolve("slurm", {"gpus_per_node": 2}).worker, tmp_path / "worker.sbatch", 2)
-    job: Any = SimpleNamespace(alive=True, workers={"a": "demo-0-0"}, complete=False, idle_since=None, processing=0, nbytes=0, worked=False)
-    group.jobs.append(job)
+def test_a_job_that_lost_a_worker_for_good_can_still_be_idle(directory: ClusterDirectory) -> None:
+    job = worker_job(directory, gpus=2)
+    job.joined("a", "demo-0-0", now=1.0)
     nothing = {"processing": 0, "nbytes": 0, "wanted": 0, "actors": 0, "memory_limit": 0}
     load = {"demo-0-0": nothing, "demo-0-1": nothing}
-    group.take_load(load, now=1.0)
-    assert job.idle_since is None, "its other worker is still to come"
-    job.workers["b"] = "demo-0-1"
-    group.take_load(load, now=2.0)
-    assert job.idle_since == 2.0
+    job.group.take_load(load, now=1.0)
+    assert job.work.idle_since is None, "its other worker is still to come"
+    job.joined("b", "demo-0-1", now=2.0)
+    job.group.take_load(load, now=2.0)
+    assert job.work.idle_since == 2.0
     del job.workers["b"]
-    group.take_load(load, now=3.0)
-    assert job.idle_since == 2.0
+    job.group.take_load(load, now=3.0)
+    assert job.work.idle_since == 2.0
 
 
 def test_a_scheduler_job_that_the_queue_forgot_is_gone(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,11 +331,11 @@ def test_a_job_that_nobody_knows_keeps_its_cluster_and_its_name(
     if "lone" not in ended:
         assert "does not know its jobs 5" in one.trouble and "run: hpcgpu stop lone" in one.trouble
     with pytest.raises(ClusterExists, match=r"a cluster named 'lone' .*( run: hpcgpu stop lone|its jobs 5 are in the queue)"):
-        claims.claim(lone.path, lifecycle._alive)
+        claims.claim(lone.path, starting.alive)
     assert lone.token() and lone.tls.is_dir()
     queue: Any = Tells()
     assert stop(lone, queue, sleep=lambda seconds: None) == [] and lone.closed, "the user may say so"
-    claims.claim(lone.path, lifecycle._alive)
+    claims.claim(lone.path, starting.alive)
 
 
 @pytest.mark.parametrize("name", ["lone-0", "lone"], ids=["of its own name", "of the name of an earlier job"])
@@ -342,7 +355,7 @@ def test_the_name_of_what_has_ended_is_free(lone: ClusterDirectory, monkeypatch:
         lone.ended("lone")
     if by == "its scheduler":  # the last that it does is to remove the keys
         lone.remove_secrets()
-    assert claims.claim(lone.path, lifecycle._alive).submits() == []
+    assert claims.claim(lone.path, starting.alive).submits() == []
 
 
 def test_a_cluster_that_was_stopped_half_way_is_kept_while_nobody_knows_its_jobs(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.cluster.jobs import SchedulerJob
+from hpcgpu.cluster.scheduler_job import SchedulerJob
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.text import columns
 from hpcgpu.posix.printable import printable

@@ -14,7 +14,7 @@ from pathlib import Path
 import dask
 import pytest
 
-from hpcgpu.cluster.lifecycle import _check_local_directory
+from hpcgpu.cluster.starting import check_local_directory
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import LaunchError, NotTrusted, OptionError
 from hpcgpu.runtime import scratch
@@ -99,7 +99,7 @@ def test_files_of_a_node_whose_name_begins_like_this_ones_stay(tmp_path: Path, m
 
 def refused(given: str, *, everywhere: bool = True) -> str:
     with pytest.raises(OptionError) as caught:
-        _check_local_directory(resolve("local", {"local_directory": given}).worker.local_directory or "", everywhere=everywhere)
+        check_local_directory(resolve("local", {"local_directory": given}).worker.local_directory or "", everywhere=everywhere)
     return str(caught.value)
 
 

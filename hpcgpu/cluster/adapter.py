@@ -1,0 +1,368 @@
+"""Makes the reconciler a `distributed.deploy.spec.SpecCluster`: forwards what upstream calls, and overrides what upstream breaks.
+
+SpecCluster's handling of grouped workers, of dead jobs and of a dead scheduler is broken (distributed #4069, #9102), so that planning,
+retirement, status, start and end are overridden.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
+from typing import Any, ClassVar, Self
+
+from distributed.core import Status, rpc
+from distributed.deploy.cluster import Cluster
+from distributed.deploy.spec import SpecCluster
+from distributed.security import Security
+
+from hpcgpu.cluster.adaptive import GPUAdaptive
+from hpcgpu.cluster.closing import Closing
+from hpcgpu.cluster.exit import guard, unguard
+from hpcgpu.cluster.periodic import Periodic
+from hpcgpu.cluster.reconciler import Reconciler
+from hpcgpu.cluster.scheduler import Scheduler
+from hpcgpu.cluster.scheduler_client import RpcClient
+from hpcgpu.cluster.starting import Starter
+from hpcgpu.cluster.state import ClusterState
+from hpcgpu.cluster.telling import Told
+from hpcgpu.cluster.waiting import what_jobs_wait_for
+from hpcgpu.cluster.worker_job import WorkerJob
+from hpcgpu.display.progress import Progress
+from hpcgpu.display.warn import warn
+from hpcgpu.errors import BatchError, ClusterError
+from hpcgpu.options.common import Options
+from hpcgpu.scaling import units
+from hpcgpu.store.directory import ClusterDirectory
+
+__all__ = ["Adapter"]
+
+#: Seconds that the scheduler may take to tell its software.
+_ENVIRONMENT_TIMEOUT = 30.0
+
+
+class Adapter(SpecCluster):  # type: ignore[misc]
+    """A SpecCluster whose jobs a `Reconciler` keeps.
+
+    Parameters
+    ----------
+    reconciler : Reconciler
+    options : Options
+    security : Security
+    told : Told
+        What the reconciler tells the user.
+    asynchronous, loop
+        See `distributed.deploy.spec.SpecCluster`.
+    """
+
+    system: ClassVar[str]
+    directory: ClusterDirectory
+
+    def __init__(self, reconciler: Reconciler, options: Options, security: Security, told: Told, *, asynchronous: bool, loop: Any) -> None:
+        self.options = options
+        self.reconciler = reconciler
+        self._told = told
+        self._status = Status.created
+        self._periodic = Periodic(reconciler, options.cluster)
+        self._starter = Starter(reconciler, self._periodic, options, security)
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._watch_worker_status_task: asyncio.Task[None] | None = None
+        if self._state.ownership.ends_at_exit:
+            guard(self._state.dispatcher)
+        super().__init__(
+            worker={"cls": WorkerJob, "options": {}}, asynchronous=asynchronous, loop=loop, name=options.cluster.name, security=security
+        )
+
+    # Views, which SpecCluster has as attributes of its own; its constructor sets them
+
+    @property
+    def _state(self) -> ClusterState:
+        return self.reconciler.state
+
+    @property
+    def status(self) -> Status:
+        """Whether it starts, runs, has failed, or is closed."""
+        ending = self._status in (Status.closing, Status.closed)
+        return Status.failed if self._state.failed and not ending else self._status
+
+    @status.setter
+    def status(self, status: Status) -> None:
+        self._status = status
+
+    @property
+    def scheduler(self) -> Scheduler | None:
+        """The scheduler, once it was asked for."""
+        return self._state.scheduler
+
+    @scheduler.setter
+    def scheduler(self, scheduler: None) -> None:
+        pass
+
+    @property
+    def workers(self) -> dict[str, WorkerJob]:
+        """The jobs that there should be, by name."""
+        return self._state.registry.active
+
+    @workers.setter
+    def workers(self, workers: object) -> None:
+        pass
+
+    @property
+    def worker_spec(self) -> dict[str, Any]:
+        """The same jobs, as SpecCluster specifies workers."""
+        return dict.fromkeys(self._state.registry.active, self.new_spec)
+
+    @worker_spec.setter
+    def worker_spec(self, spec: object) -> None:
+        pass
+
+    @property
+    def shutdown_on_close(self) -> bool:
+        """Whether the end of this program closes the cluster; upstream's exit hook asks."""
+        return self._state.ownership.ends_at_exit and self._state.ownership.owner
+
+    @shutdown_on_close.setter
+    def shutdown_on_close(self, close: bool) -> None:
+        pass
+
+    @property
+    def adaptive(self) -> GPUAdaptive | None:
+        """Adaptive scaling of the default group, or of the first group that has it."""
+        groups = self._state.registry.groups.values()
+        return next((group.adaptive for group in groups if group.adaptive is not None), None)
+
+    @property
+    def _adaptive(self) -> GPUAdaptive | None:
+        """The same, for distributed's widget."""
+        return self.adaptive
+
+    @_adaptive.setter
+    def _adaptive(self, adaptive: object) -> None:
+        pass
+
+    @property
+    def plan(self) -> set[str]:
+        """Names of the workers that the cluster is to have."""
+        return {worker for job in self.workers.values() for worker in units.workers_of(job.name, job.group.options)}
+
+    @property
+    def requested(self) -> set[str]:
+        """Names of the workers whose jobs are in the plan."""
+        return self.plan
+
+    def new_worker_spec(self) -> dict[str, Any]:
+        """Return name and specification of the next worker job; names are never used twice."""
+        return {self._state.registry.new_name(): self.new_spec}
+
+    # What upstream calls
+
+    def _log(self, log: str) -> None:
+        self._told.log(log)
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        if op == "add":
+            for address, worker in msg["workers"].items():
+                self.reconciler.worker_joined(address, worker["name"])
+        elif op == "remove":
+            self.reconciler.worker_left(msg)
+            if msg not in self.scheduler_info["workers"]:
+                return
+        Cluster._update_worker_status(self, op, msg)
+        if op == "add":
+            self.reconciler.compare_environments(self.scheduler_info["workers"])
+        self._state.changed.set()
+
+    def _correct_state(self) -> asyncio.Future[Any]:
+        """Submit the jobs that were planned; returns what waits for all that is under way."""
+        self.reconciler.submitter.submit_planned()
+        return asyncio.gather(*self._state.tasks, return_exceptions=True)
+
+    async def scale_down(self, workers: Iterable[str]) -> None:
+        """Drain the jobs all of whose workers are named. Names of jobs count too.
+
+        Parameters
+        ----------
+        workers : iterable of str
+            Names of workers or of jobs.
+        """
+        self._check_usable()
+        self.reconciler.scale_down({str(worker) for worker in workers})
+        await self._correct_state()
+
+    def _check_usable(self) -> None:
+        """Raise `ClusterError` where nothing more can be asked of the cluster: it has failed, or this program has closed it."""
+        if self._state.failures.lost:
+            raise ClusterError(self._state.failures.lost)
+        if self.status in (Status.closing, Status.closed):
+            raise ClusterError(self._state.ownership.why or f"cluster {self._state.name} is closed")
+
+    def _in_loop(self, act: Callable[[], None]) -> None:
+        """Do something where all state is changed, and see it done where that does not block the caller's own loop."""
+        self._check_usable()
+
+        async def acted() -> None:
+            act()
+
+        if self.called_from_running_loop:
+            act()
+        elif self.asynchronous:
+            self.loop.add_callback(act)
+        else:
+            self.sync(acted)
+
+    # Starting
+
+    async def _start(self) -> None:
+        if self.status in (Status.closing, Status.closed):
+            self._check_usable()
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start_once())
+            if not self.options.cluster.wait:
+                self._starting.add_done_callback(self._started_in_background)
+                submitted = asyncio.ensure_future(self._starter.submitted.wait())
+                await asyncio.wait([submitted, self._starting], return_when=asyncio.FIRST_COMPLETED)
+                submitted.cancel()
+                if not self._starting.done():
+                    return
+        try:
+            await self._show_start(self._starting)
+        except Exception as error:
+            failure = f"Cluster failed to start: {str(error) or repr(error)}"
+            self._state.failures.lose(failure)
+            await self._close()
+            told = isinstance(error, ClusterError | BatchError)  # all of it is in the message: it need not be shown twice
+            raise ClusterError(failure) from (None if told else error)
+
+    async def _show_start(self, starting: asyncio.Task[None]) -> None:
+        """Wait until it has started, and say what is waited for."""
+        state = self._state
+        with Progress(self.options.cluster.quiet) as progress:
+            while not starting.done():
+                entries = [job for job in state.scheduler.entries if job.job_id] if state.scheduler is not None else []
+                if entries:
+                    progress.update(f"cluster {state.name}: waiting for the scheduler", what_jobs_wait_for(state, entries))
+                else:
+                    what = "looking up its jobs" if state.ownership.attached else "starting the scheduler"
+                    progress.update(f"cluster {state.name}: {what}")
+                await asyncio.wait([starting], timeout=0.5)
+            await starting
+
+    def _started_in_background(self, starting: asyncio.Task[None]) -> None:
+        """Tell what kept a cluster from starting that nobody waits for."""
+        if not starting.cancelled() and (error := starting.exception()) is not None and self._closing is None:
+            failure = f"Cluster failed to start: {error}"
+            self._state.failures.lose(failure)
+            warn(failure)
+            self._closing = asyncio.ensure_future(self._close_once())
+
+    async def _start_once(self) -> None:
+        self.status = Status.starting
+        state = self._state
+        await self._starter.start()
+        assert state.scheduler is not None
+        address = state.scheduler.external_address or state.scheduler.address
+        state.tell.log(f"the scheduler is at {address}")
+        self.scheduler_comm = rpc(address, connection_args=self.security.get_connection_args("client"))
+        await Cluster._start(self)
+        state.client = client = RpcClient(self)
+        await self._compare_with_scheduler(client)
+        self.reconciler.observe_workers(client.known)
+        await self.reconciler.observe_load()
+        self.reconciler.drainer.go_on()
+        self._periodic.watch_scheduler(client, heartbeat=not state.scheduler.in_process)
+
+    async def _compare_with_scheduler(self, client: RpcClient) -> None:
+        """Raise or warn where this program and the scheduler do not fit together; a scheduler that is busy is not compared."""
+        environment = self.reconciler.environment
+        if environment.mode == "off":
+            return
+        try:
+            environment.scheduler = await client.environment(_ENVIRONMENT_TIMEOUT)
+        except (OSError, TimeoutError) as error:
+            self._log(f"software was not compared, the scheduler did not answer: {error or type(error).__name__}")
+            return
+        fatal, doubtful = environment.check({})
+        if fatal:
+            raise ClusterError(fatal)
+        if doubtful:
+            self._log(doubtful)
+            warn(doubtful)
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        async def _() -> Self:
+            try:
+                await self._start()
+                await self._correct_state()
+            except asyncio.CancelledError:
+                if self._starting is None or not self._starter.submitted.is_set() or self.options.cluster.wait:
+                    await self._close()
+                raise
+            return self
+
+        return _().__await__()
+
+    async def __aenter__(self) -> Self:
+        if self._starting is None:
+            await self
+        return self
+
+    # Ending
+
+    async def _detach(self) -> None:
+        state = self._state
+        if state.scheduler is not None and state.scheduler.in_process:
+            raise ClusterError("scheduler='local': the scheduler runs in this program, and ends with it")
+        if not state.managed:
+            raise ClusterError(state.ownership.why or state.failures.lost or f"cluster {state.name} is {self.status.name}")
+        submits = [job.submit_task for job in state.registry.worker_jobs if job.submit_task is not None]
+        await asyncio.gather(*submits, return_exceptions=True)
+        state.dispatcher.directory.detach()
+        if isinstance(state.client, RpcClient):
+            with suppress(TimeoutError, OSError):
+                await state.client.release()
+        state.ownership.detach()
+        unguard(state.dispatcher)
+        await self._close()
+
+    async def _close(self) -> None:
+        if self.status == Status.closed:
+            return
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close_once())
+        await asyncio.shield(self._closing)
+
+    async def _close_once(self) -> None:
+        """Cancel by job id first, then take leave of the scheduler if it answers, then see the queue empty."""
+        state = self._state
+        leaves = state.ownership.leaves_jobs(cancelled=state.dispatcher.closing, lost=bool(state.failures.lost))
+        self.status, state.closing = Status.closing, True
+        for task in [*self._periodic.tasks, *state.tasks, *([self._starting] if self._starting else [])]:
+            task.cancel()
+        for group in state.registry.groups.values():
+            group.adaptive = None
+        if leaves:
+            await self._leave_jobs()
+        else:
+            closing = Closing(state, quiet=self.options.cluster.quiet)
+            await closing.cancel()
+            if state.scheduler is not None:
+                await state.scheduler.close()
+            await closing.wait()
+            with suppress(TimeoutError, OSError):
+                await asyncio.wait_for(Cluster._close(self), 5)
+            closing.finish()
+            state.ownership.close()
+        self.status = Status.closed
+        state.changed.set()
+
+    async def _leave_jobs(self) -> None:
+        """Close this end only."""
+        state, name = self._state, self._state.name
+        unguard(state.dispatcher)
+        with suppress(TimeoutError, OSError):
+            if isinstance(state.client, RpcClient):
+                await state.client.goodbye(state.dispatcher.manager)
+            await asyncio.wait_for(Cluster._close(self), 5)
+        self._log(f"closed; its jobs go on: {' '.join(state.dispatcher.left())}")
+        state.ownership.close(f"cluster {name} was detached from this program: from_name({name!r}) attaches to it")

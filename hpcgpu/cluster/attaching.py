@@ -1,0 +1,119 @@
+"""Makes this program the manager of a cluster that another program started: takes its jobs over, as the journal and the queue tell."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hpcgpu.batch.base import JobState
+from hpcgpu.cluster.phases import Drain
+from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT
+from hpcgpu.cluster.scheduler_job import SchedulerJob
+from hpcgpu.cluster.state import ClusterState
+from hpcgpu.errors import BatchUnavailable, ClusterError
+from hpcgpu.options.common import Options
+from hpcgpu.posix.threads import in_thread
+from hpcgpu.remote.lookup import live_jobs, submitted
+from hpcgpu.scaling import units
+from hpcgpu.store.directory import ClusterDirectory, Submit
+
+__all__ = ["attach", "program"]
+
+
+def program() -> str:
+    """Return who this is, for people."""
+    script = Path(sys.argv[0])
+    called = script.parent.name if script.name == "__main__.py" else script.name or "python"
+    return f"{called} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
+
+
+async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob) -> None:
+    """Take over the jobs that the cluster has.
+
+    Parameters
+    ----------
+    state : ClusterState
+        Its registry has the groups, without jobs.
+    options : Options
+    scheduler : SchedulerJob
+        Becomes that of the cluster.
+
+    Raises
+    ------
+    ClusterError
+        Its scheduler job is not there any more.
+    BatchUnavailable
+        The queue does not answer.
+    """
+    directory, dispatcher = state.dispatcher.directory, state.dispatcher
+    await in_thread(live_jobs, directory, dispatcher.batch)  # a queue that does not answer must not cost the cluster its manager
+    dispatcher.manager = directory.take_over(program()).number
+    jobs: dict[str, Submit] = await in_thread(submitted, directory, dispatcher.batch)
+    used = [units.sequence(submit.name, state.name) for submit in directory.submits()]
+    state.registry.sequence = max([-1, *(number for number in used if number is not None)]) + 1
+    for job_id, submit in jobs.items():
+        dispatcher.adopt(submit.name, job_id, submitted=submit.time)
+    await dispatcher.poll()
+    if dispatcher.monitor.trouble:
+        raise BatchUnavailable(dispatcher.monitor.trouble)
+    for job_id, submit in jobs.items():
+        if submit.kind == "scheduler":
+            scheduler.has_id(job_id)
+            scheduler.name = submit.name
+            scheduler.observe(now=state.now)
+            state.scheduler = scheduler
+            state.registry.add(scheduler)
+        else:
+            _attach_worker_job(state, submit, job_id, directory.sizes())
+    _restore_sizes(state, directory.sizes())
+    await _check(state, scheduler, directory, security=options.cluster.security)
+    state.tell.log(f"took over {len(jobs)} jobs")
+
+
+async def _check(state: ClusterState, scheduler: SchedulerJob, directory: ClusterDirectory, *, security: bool) -> None:
+    """Raise `ClusterError` where nothing is left to attach to."""
+    if state.scheduler is None and not any(submit.kind == "scheduler" for submit in directory.submits()):
+        raise ClusterError(
+            f"cluster {state.name} cannot be taken over: its journal in {directory.path} does not tell its scheduler job. "
+            f"`hpcgpu stop {state.name}` ends it"
+        )
+    if state.scheduler is None or scheduler.ended:
+        await in_thread(state.dispatcher.cancel_all, CLOSE_TIMEOUT)
+        what = scheduler.failure_report() if state.scheduler is not None else "it has no scheduler job"
+        raise ClusterError(f"nothing is left of cluster {state.name}: {what}")
+    if security and not directory.tls.is_dir():
+        raise ClusterError(f"cluster {state.name} is ending: its credentials were removed")
+
+
+def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: Mapping[str, int | None]) -> None:
+    """Take over a worker job, once the queue was asked about it."""
+    views = state.dispatcher.monitor.views
+    known = views[job_id].status.state if job_id in views else JobState.UNKNOWN
+    if submit.cancelled and known is JobState.UNKNOWN:  # it has ended as it was meant to; if not, `close` cancels it
+        return
+    job = state.registry.worker_job(submit.name, state.registry.group(submit.group))
+    job.has_id(job_id, presumed_ended=known is JobState.UNKNOWN)
+    over = known.ended or known is JobState.COMPLETING
+    if over or submit.cancelled:
+        job.drain(Drain.ZERO if sizes.get(job.group.name) == 0 else Drain.UNWANTED, begun=over)
+    if over:
+        state.dispatcher.cancelled.add(job_id)  # nothing more is to be done about it
+    job.observe(now=state.now)
+
+
+def _restore_sizes(state: ClusterState, sizes: Mapping[str, int | None]) -> None:
+    """Let each group have the jobs that it has, or fewer, where the user asked for fewer and the last manager did not come so far.
+
+    A job that is drained counts where there is nothing else in its place: it was to be replaced.
+    """
+    registry, cancelled = state.registry, state.dispatcher.cancelled
+    for group in registry.groups.values():
+        there = sum(job.group is group for job in registry.active.values())
+        draining = sum(job.group is group and job.job_id not in cancelled for job in registry.draining)
+        wanted = sizes.get(group.name)
+        group.resize(replace(group.limits, maximum=there if wanted is None else min(there + draining, wanted)))

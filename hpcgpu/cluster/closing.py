@@ -1,0 +1,85 @@
+"""Ends the jobs of a cluster: cancels them first, sees the queue empty, and leaves the directory as what came of it says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+from hpcgpu.cluster.exit import unguard
+from hpcgpu.cluster.phases import Drain
+from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT
+from hpcgpu.cluster.state import ClusterState
+from hpcgpu.display.progress import Progress, duration, ending
+from hpcgpu.errors import BatchError, NameLost, Superseded
+from hpcgpu.posix.threads import in_thread
+from hpcgpu.store import claims
+
+__all__ = ["Closing"]
+
+
+class Closing:
+    """The end of one cluster's jobs.
+
+    Parameters
+    ----------
+    state : ClusterState
+    quiet : bool
+        Show no progress.
+    """
+
+    def __init__(self, state: ClusterState, *, quiet: bool) -> None:
+        self.state = state
+        self.quiet = quiet
+        self.trouble = ""
+        self.left: list[str] = []
+        self._deadline = time.monotonic() + CLOSE_TIMEOUT
+
+    async def cancel(self) -> None:
+        """Cancel every job."""
+        try:
+            await asyncio.wait_for(in_thread(self.state.dispatcher.cancel_all, CLOSE_TIMEOUT / 2), CLOSE_TIMEOUT)
+        except (BatchError, TimeoutError) as error:
+            self.trouble = str(error) or "the queue did not answer"
+
+    async def wait(self) -> None:
+        """Wait until the queue has none of them any more, or the time is over."""
+        dispatcher = self.state.dispatcher
+        with Progress(self.quiet) as progress:
+            for pause in (1.0, 1.0, *[2.0] * 30):  # a job takes its second to end; each look is a command to the queue
+                left = dispatcher.left()
+                if not left or self.trouble or time.monotonic() + pause > self._deadline:
+                    break
+                what = f"cluster {self.state.name}: waiting for its jobs to end"
+                progress.update(what, f"{ending(left)}, for {duration(self._deadline - time.monotonic())} at most")
+                await asyncio.sleep(pause)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(dispatcher.poll(left), max(1.0, self._deadline - time.monotonic()))
+        self.left = dispatcher.left()
+
+    def finish(self) -> None:
+        """Mark the directory as what came of it says, and tell what is left."""
+        state = self.state
+        directory, dispatcher = state.dispatcher.directory, state.dispatcher
+        with suppress(OSError, Superseded, NameLost):
+            dispatcher.check_manager()  # the name may be another cluster's by now
+            if self._nothing_submitted():
+                claims.abandon(directory, dispatcher.token)
+            else:
+                directory.remove_secrets()
+                if not self.left and not self.trouble:
+                    directory.close()
+        if self.left or self.trouble:
+            why = self.trouble or "they are ending"
+            state.tell.warn(f"these jobs of cluster {state.name} may still be in the queue: {' '.join(self.left)} ({why})")
+        if unreported := "" if state.failed else "\n".join(text.split("\n", 1)[0] for text in state.failures.unreported):
+            state.tell.warn(unreported)
+        for job in state.registry.active.values():
+            job.drain(Drain.UNWANTED)
+        if not self.left and not self.trouble:
+            unguard(dispatcher)
+
+    def _nothing_submitted(self) -> bool:
+        """Whether the cluster failed to start and no job of it ever was in the queue: its directory tells nothing then."""
+        submits = self.state.dispatcher.directory.submits()
+        return bool(self.state.failures.lost) and not self.state.ownership.attached and all(submit.refused for submit in submits)

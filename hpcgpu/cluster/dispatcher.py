@@ -1,0 +1,248 @@
+"""The one way to the batch system: keeps the journal around every submit, and knows every id that must be cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+from hpcgpu.batch.base import BatchSystem
+from hpcgpu.batch.monitor import Monitor
+from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, NameLost, Superseded
+from hpcgpu.posix.threads import in_thread
+from hpcgpu.store import saved
+from hpcgpu.store.directory import ClusterDirectory
+
+__all__ = ["Dispatcher"]
+
+_SUBMITS_AT_ONCE = 4
+
+
+class Dispatcher:
+    """Submits, queries and cancels the jobs of one cluster.
+
+    Parameters
+    ----------
+    batch : BatchSystem
+    directory : ClusterDirectory
+        Holds the journal: the intent is written before a submit, the id after it.
+    manager : int
+        Number of this program among the cluster's managers; see `ClusterDirectory.take_over`.
+    clock : callable, default time.time
+        Returns epoch seconds.
+    """
+
+    def __init__(self, batch: BatchSystem, directory: ClusterDirectory, manager: int, clock: Callable[[], float] = time.time) -> None:
+        self.clock = clock
+        self.batch = batch
+        self.directory = directory
+        self.token = directory.token()
+        self.manager = manager
+        self.monitor = Monitor(batch)
+        self.submits = asyncio.Semaphore(_SUBMITS_AT_ONCE)
+        self.cancelled: set[str] = set()
+        self.closing = False
+        self._ids: dict[str, str] = {}
+        self._uncertain: set[str] = set()
+        self._in_flight: set[str] = set()
+        self.trouble = ""
+        self._changed = threading.Condition()
+
+    def adopt(self, name: str, job_id: str, *, submitted: float) -> None:
+        """Take over a job that an earlier manager submitted."""
+        self._ids[name] = job_id
+        self.monitor.watch(job_id, name, now=submitted)
+
+    def check_manager(self) -> None:
+        """Raise `Superseded` when another program has taken the cluster over, `NameLost` when its name belongs to a later one."""
+        if not self.directory.is_of(self.token):
+            raise NameLost(f"cluster {self.directory.path.name} lost its name: {self.directory.path} is the directory of another one now")
+        latest = self.directory.manager()
+        if latest is not None and latest.number > self.manager:
+            raise Superseded(
+                f"cluster {self.directory.path.name} was taken over by {latest}; this program does not scale it any more. "
+                f"from_name({self.directory.path.name!r}) takes it back"
+            )
+
+    async def submit(
+        self, script: Path, *, name: str, kind: str, group: str = "default", after: str | None = None, exclude: Collection[str] = ()
+    ) -> str:
+        """Submit a job and watch it; see `BatchSystem.submit`. At most four commands run at a time.
+
+        Raises
+        ------
+        Superseded
+            Another program manages the cluster.
+        """
+        async with self.submits:
+            return await in_thread(self._submit, script, name, kind, group, after, exclude)
+
+    def _submit(self, script: Path, name: str, kind: str, group: str, after: str | None, exclude: Collection[str]) -> str:
+        with self._changed:
+            if self.closing:
+                raise BatchError("the cluster is closing")
+            self._in_flight.add(name)
+        try:
+            self.check_manager()
+            self.directory.intend(name, kind, group)
+            try:
+                self.check_manager()  # after the intent: who takes over now either reads that, or is seen here
+                logs, wanted = saved.logs(self.directory), lambda: not self.closing
+                job_id = self.batch.submit(script, job_name=name, logs=logs, after=after, exclude=exclude, wanted=wanted)
+            except AmbiguousSubmit:
+                self._uncertain.add(name)
+                raise
+            except NameLost:  # the journal is another cluster's by now
+                raise
+            except BatchError:
+                self.directory.refused(name)
+                raise
+            # First of all, so that nothing that fails below can lose it.
+            self._ids[name] = job_id
+            self.monitor.watch(job_id, name, now=self.clock())
+            self._note(self.directory.submitted, name, job_id)  # where that fails the intent is on disk: the job can be found by its name
+            if self.closing:  # while sbatch was under way
+                self.cancelled.add(job_id)
+                self.batch.cancel([job_id])
+            else:
+                self._leave_none_behind(name, job_id)
+            return job_id
+        finally:
+            with self._changed:
+                self._in_flight.discard(name)
+                self._changed.notify_all()
+
+    def _leave_none_behind(self, name: str, job_id: str) -> None:
+        """Cancel what was submitted while another manager took over, or the name was lost: nobody else may have learned of it."""
+        try:
+            self.check_manager()
+        except (Superseded, NameLost) as error:
+            self.cancelled.add(job_id)
+            if isinstance(error, Superseded):
+                self._note(self.directory.cancel, [name])  # for that one, if it has learned of it
+            self.batch.cancel([job_id])
+            raise
+
+    def will_cancel(self, names: Collection[str]) -> None:
+        """Write into the journal that these jobs are not wanted any more, before anything is done about it.
+
+        A manager that takes the cluster over completes what this one began, and takes the jobs neither for wanted nor for failed.
+
+        Raises
+        ------
+        Superseded
+            Another program manages the cluster.
+        """
+        self.check_manager()
+        self._note(self.directory.cancel, names)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Take `will_cancel` back, unless another program manages the cluster: that one has decided."""
+        with contextlib.suppress(Superseded, NameLost):
+            self.check_manager()
+            self._note(self.directory.keep, names)
+
+    def resize(self, group: str, jobs: int | None) -> None:
+        """Write into the journal how many worker jobs the user wants in a group."""
+        self._note(self.directory.resize, group, jobs)
+
+    def note_end(self, name: str, job_id: str | None) -> None:
+        """Write into the journal that a job was seen to have ended."""
+        self._note(self.directory.ended, name, job_id)
+
+    def _note(self, write: Callable[..., None], *arguments: Any) -> None:
+        """Write into the journal what must not fail because the disk is full; not into that of a later cluster of this name."""
+        try:
+            if self.directory.is_of(self.token):
+                write(*arguments)
+        except OSError as error:
+            self.trouble = f"the journal in {self.directory.path} cannot be written: {error.strerror}"
+
+    async def poll(self, job_ids: Collection[str] | None = None) -> None:
+        """Ask the queue once about these jobs (default: all that have not ended) and take what it answers."""
+        alive = self.monitor.alive()
+        answer = await in_thread(self.monitor.ask, alive if job_ids is None else alive & frozenset(job_ids))
+        self.monitor.take(answer, now=self.clock())
+
+    async def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        """Cancel jobs by one command; those that are cancelled or have ended already are left out."""
+        ids = (set(job_ids) & self.monitor.alive()) - self.cancelled
+        if not ids:
+            return
+        if not only_pending:
+            self.cancelled |= ids
+        try:
+            await in_thread(self._cancel, ids, only_pending)
+        except BatchError:
+            self.cancelled -= ids
+            raise
+
+    def _cancel(self, ids: set[str], only_pending: bool) -> None:
+        self.check_manager()
+        self.batch.cancel(ids, only_pending=only_pending)
+
+    def cancel_all(self, timeout: float) -> None:
+        """Cancel every job of the cluster and keep new ones from being submitted. Blocks; works at interpreter exit too.
+
+        Right after the command to the queue the credentials are removed, and the directory is marked: this program may be killed while it
+        waits. Does nothing where another program manages the cluster by now: the jobs are not this one's any more. Where the name was lost
+        it cancels what it submitted.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds to wait for submits that are under way; each cancels itself when it learns its id.
+
+        Raises
+        ------
+        BatchUnavailable
+            The queue did not take the cancellation, or a submit is still under way.
+        """
+        self.closing = True
+        named = True
+        with contextlib.suppress(OSError):
+            try:
+                self.check_manager()
+            except Superseded:
+                return
+            except NameLost:
+                named = False
+        ids = set(self._ids.values()) - self.monitor.ended()
+        self.cancelled |= ids
+        troubles = []
+        try:
+            if ids:
+                self.batch.cancel(ids)
+        except BatchError as error:
+            troubles.append(str(error))
+        if named:
+            self._lock_out()
+        for name in sorted(self._uncertain if named else ()):  # a job of that name would be the other cluster's
+            try:
+                self.batch.cancel(self.batch.find(name))
+                self._uncertain.discard(name)
+            except BatchError as error:
+                troubles.append(f"whether job {name!r} exists is not known: {error}")
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._in_flight, timeout):
+                troubles.append(f"the submit of {', '.join(sorted(self._in_flight))} is still under way")
+        if troubles:
+            raise BatchUnavailable("; ".join(troubles))
+
+    def _lock_out(self) -> None:
+        """Remove the credentials, and mark the directory: nothing of this cluster can begin any more."""
+        with contextlib.suppress(OSError):
+            self.directory.remove_secrets()
+            if not self.directory.closing:
+                self.directory.begin_close()
+
+    def left(self) -> list[str]:
+        """Jobs that may still be in the queue: ids in the order of their submits, and names of those whose id is not known."""
+        # What was cancelled and is not known any more has gone; what the queue merely forgot may run.
+        views = self.monitor.views
+        gone = self.monitor.ended() | {i for i in self.cancelled if i in views and views[i].missing_since is not None}
+        return [i for i in list(self._ids.values()) if i not in gone] + sorted(self._uncertain | self._in_flight)

@@ -1,0 +1,265 @@
+"""One job of a cluster: joins what the queue says with what the Dask scheduler says, and is in one phase."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.batch.monitor import View
+from hpcgpu.batch.reasons import explain
+from hpcgpu.cluster.dispatcher import Dispatcher
+from hpcgpu.cluster.phases import Active, Drain, Draining, Ended, Phase, Planned, Queued, Running, Submitting, Work
+from hpcgpu.display.jobinfo import JobInfo
+from hpcgpu.posix.printable import printable
+
+__all__ = ["Job"]
+
+#: Lines and characters of a log that are shown, and bytes of its end that are read for that.
+_LOG_TAIL, _LOG_LENGTH, _LOG_READ = 20, 8000, 2**20
+#: What our own extension of the scheduler writes when something is wrong.
+_OWN_WORDS = "distributed.hpcgpu - ERROR"
+#: Characters of it that are repeated.
+_SAID = 300
+
+
+class Job:
+    """A job in a batch queue.
+
+    Parameters
+    ----------
+    dispatcher : Dispatcher
+    script : Path
+    name : str
+        Name of the job, and of its workers, or the beginning of theirs.
+    logs : Path
+        Directory of the logs.
+
+    Attributes
+    ----------
+    phase : Phase
+        Where it is between planned and ended.
+    job_id : str or None
+        The batch system's id, from its submit on.
+    workers : dict of str to str
+        Names of its connected workers by address.
+    """
+
+    kind = ""
+
+    def __init__(self, dispatcher: Dispatcher, script: Path, name: str, logs: Path) -> None:
+        self.dispatcher = dispatcher
+        self.script = script
+        self.name = name
+        self.logs = logs
+        self.created = dispatcher.clock()
+        self.phase: Phase = Planned()
+        self.job_id: str | None = None
+        self.workers: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} job {self.job_id or self.name}: {type(self.phase).__name__.lower()}>"
+
+    # Transitions
+
+    def submitting(self, phase: Submitting) -> None:
+        """Planned -> submitting."""
+        assert isinstance(self.phase, Planned), self.phase
+        self.phase = phase
+
+    def has_id(self, job_id: str, *, presumed_ended: bool = False) -> None:
+        """Planned or submitting -> queued: the batch system has it. Where it is drained already, it stays so."""
+        self.job_id = job_id
+        queued = Queued(presumed_ended=presumed_ended)
+        if isinstance(self.phase, Draining):
+            self.phase.before = queued
+        else:
+            self.phase = queued
+
+    def observe(self, *, now: float) -> None:
+        """Move on to the phase that the queue and the connected workers prove."""
+        phase = self.phase
+        if self.job_id is None or isinstance(phase, Ended):
+            return
+        status = self.queue_status
+        if status.state.ended:
+            self._end(status, now=now)
+        elif isinstance(phase, Draining):
+            phase.before = self._observed(phase.before, status.state, now=now)
+        else:
+            self.phase = self._observed(phase, status.state, now=now)
+
+    def _observed(self, phase: Active, state: JobState, *, now: float) -> Active:
+        if isinstance(phase, Queued) and (self.proven or state in (JobState.RUNNING, JobState.COMPLETING)):
+            phase = Running(retry_at=phase.retry_at)
+        elif isinstance(phase, Running) and state is JobState.PENDING:  # requeued: whatever its workers had is gone
+            phase = Queued(retry_at=phase.retry_at)
+        if isinstance(phase, Running) and self.workers:
+            phase.work.joined_at = phase.work.joined_at or now
+        return phase
+
+    def _end(self, status: JobStatus, *, now: float) -> None:
+        phase = self.phase
+        drained = isinstance(phase, Draining)
+        before = phase.before if isinstance(phase, Draining) else phase
+        at = status.end if status.end is not None and status.end <= now else now
+        if isinstance(phase, Draining) and phase.cancelled_at is not None:
+            at = phase.cancelled_at
+        presumed = isinstance(before, Queued) and before.presumed_ended
+        self.phase = Ended(at, self.work, drained=drained, presumed=presumed)
+
+    def drain(self, why: Drain, *, begun: bool = True) -> None:
+        """Planned, submitting, queued or running -> draining."""
+        assert not isinstance(self.phase, Draining | Ended), self.phase
+        self.phase = Draining(self.phase, why, begun=begun)
+
+    def stay(self, *, retry_at: float = 0.0) -> None:
+        """Draining -> what it was before; it is not drained again before `retry_at`."""
+        if isinstance(self.phase, Draining):
+            self.phase = self.phase.before
+            if isinstance(self.phase, Queued | Running):
+                self.phase.retry_at = retry_at
+
+    def cancelled(self, *, now: float) -> None:
+        """Take note that the batch system was told to end it: its workers are gone, whatever the queue still says."""
+        self.workers.clear()
+        if isinstance(self.phase, Draining):
+            self.phase.cancelled_at = self.phase.cancelled_at or now
+
+    # What the phase says
+
+    @property
+    def work(self) -> Work:
+        """What its workers do, or did; that of none before it runs."""
+        phase = self.phase.before if isinstance(self.phase, Draining) else self.phase
+        return phase.work if isinstance(phase, Running | Ended) else Work()
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is to end."""
+        return isinstance(self.phase, Draining)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended, as far as is known."""
+        return not isinstance(self.phase, Ended)
+
+    @property
+    def active(self) -> bool:
+        """Whether it is one of the jobs that there should be: neither draining nor ended."""
+        return not isinstance(self.phase, Draining | Ended)
+
+    @property
+    def submit_task(self) -> asyncio.Task[None] | None:
+        """What submits it, while that is under way."""
+        phase = self.phase.before if isinstance(self.phase, Draining) else self.phase
+        return phase.task if isinstance(phase, Submitting) else None
+
+    @property
+    def retry_at(self) -> float:
+        """Epoch seconds before which it is not drained again."""
+        return self.phase.retry_at if isinstance(self.phase, Queued | Running) else 0.0
+
+    # What the queue says
+
+    @property
+    def proven(self) -> bool:
+        """Whether a process of it is connected, which proves that it runs."""
+        return bool(self.workers)
+
+    @property
+    def view(self) -> View | None:
+        """What the queue says."""
+        return self.dispatcher.monitor.views.get(self.job_id or "")
+
+    @property
+    def queue_status(self) -> JobStatus:
+        """What the queue says, or that it was not submitted yet. A connected process proves that its job runs."""
+        view = self.view
+        if view is None:
+            state = JobState.RUNNING if self.proven else JobState.PENDING
+            return JobStatus(job_id="", state=state, name=self.name, reason="")
+        if self.proven and (view.status.state is JobState.PENDING or view.missing_since is not None):
+            return replace(view.status, state=JobState.RUNNING, reason="")
+        return view.status
+
+    @property
+    def pending(self) -> bool:
+        """Whether the job waits in the queue, as far as is known."""
+        return self.queue_status.state is JobState.PENDING
+
+    @property
+    def submitted(self) -> float:
+        """Epoch seconds of its submit."""
+        return self.view.submitted if self.view else self.created
+
+    # For people
+
+    @property
+    def log(self) -> Path:
+        """The job's log, stdout and stderr."""
+        return self.logs / self.dispatcher.batch.log_name(self.name, self.job_id or "")
+
+    def log_tail(self, lines: int = _LOG_TAIL, node: int | None = None) -> str:
+        """Return the end of the log, and what our own extension said before it; of one node of several, where its lines are labelled."""
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_READ))
+                found = file.read(_LOG_READ).decode(errors="replace").splitlines()
+        except OSError as error:
+            return f"(no log at {self.log}: {error.strerror})"
+        if node is not None:  # `srun` says of what ended badly: "srun: error: n1: task 1: Exited with exit code 3"
+            found = [line for line in found if line.startswith(f"{node}: ") or f": task {node}: " in line] or found
+        said = [line for line in found[:-lines] if _OWN_WORDS in line]  # why it ended, before all that ending says
+        return printable("\n".join([*said[-1:], *found[-lines:]]), _LOG_LENGTH, lines=True)
+
+    def info(self, *, now: float) -> JobInfo:
+        """Describe the job as it is now: what is known to be over is not shown as running."""
+        status = self.queue_status
+        state = status.state
+        if self.job_id in self.dispatcher.cancelled and not state.ended and not self.proven:
+            state, reason = JobState.COMPLETING, "hpcgpu cancelled it"
+        elif self.job_id is None:
+            reason = "it is being submitted"
+        elif self.view is None or (not self.view.asked and not self.proven):
+            reason = "the queue has not been asked about it yet"
+        elif state is JobState.RUNNING:
+            reason = self.shortage(now=now)
+        else:
+            reason = explain(status)
+        return JobInfo(
+            id=self.job_id or "",
+            kind=self.kind,
+            name=self.name,
+            state=state.value,
+            reason=reason,
+            waited=max(0.0, (self._began(state) or now) - self.submitted),
+            node=status.node,
+            workers=len(self.workers),
+            log=self.log,
+        )
+
+    def _began(self, state: JobState) -> float | None:
+        """Return since when it runs, as the queue or its first process tells; None while it waits."""
+        return None if state is JobState.PENDING else self.queue_status.start or self.connected_at
+
+    @property
+    def connected_at(self) -> float | None:
+        """Epoch seconds at which the first process of it was connected."""
+        return self.work.joined_at
+
+    def shortage(self, *, now: float) -> str:
+        """Return what a running job lacks; empty if it lacks nothing."""
+        return ""
+
+    def failure_report(self) -> str:
+        """Return what happened to a job that ended, in one line that stands for itself, and the end of its log."""
+        tail = self.log_tail()
+        said = [line.partition(f"{_OWN_WORDS} - hpcgpu: ")[2][:_SAID] for line in tail.splitlines()]
+        why = "; ".join([self._how_it_ended(), *[words for words in said if words][:1]])
+        return f"{self.kind} job {self.job_id} ({self.name}) {why}. Log: {self.log}\n{tail}"
+
+    def _how_it_ended(self) -> str:
+        return f"{self.queue_status.state.value}: {explain(self.queue_status)}"

@@ -1,0 +1,159 @@
+"""The phases of a job: planned, submitting, queued, running, draining, ended. What exists in one phase only is that phase's data.
+
+The methods of `hpcgpu.cluster.job.Job` move a job from one phase to the next; nothing else does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from dataclasses import dataclass, field
+
+from hpcgpu.scaling.repair import Absence
+
+__all__ = ["Active", "Drain", "Draining", "Ended", "Phase", "Planned", "Queued", "Running", "Submitting", "Work"]
+
+
+class Drain(enum.Enum):
+    """Why a job is drained, which says what becomes of data that fits nowhere else."""
+
+    UNWANTED = "it stays"
+    ZERO = "the user asked for no jobs at all: it is lost where no other worker is left, else it stays"
+    WALLTIME = "it stays as long as it can"
+    BUDGET = "it is lost"
+
+
+@dataclass
+class Work:
+    """What the workers of a running job do.
+
+    Attributes
+    ----------
+    joined_at : float or None
+        Epoch seconds at which the first worker was seen.
+    processing, nbytes, wanted, actors : int
+        Tasks that its workers have, bytes that they hold, those of them that somebody still wants, and actors that live on them.
+    memory : float
+        Bytes that its workers may use; infinite without a limit.
+    worked : bool
+        Whether its workers have had tasks or data.
+    complete : bool
+        Whether all its workers have been connected at one time.
+    idle_since : float or None
+        Epoch seconds since which all its workers are connected and have nothing to do.
+    absence : Absence
+        Workers that it lacks.
+    lost_at : float or None
+        Since when the absent workers count as lost for good, which was said.
+    stable : bool
+        Whether it has run well for so long that earlier failures no longer count.
+    wait_known : bool
+        Whether its group has learned from it how long jobs wait.
+    """
+
+    joined_at: float | None = None
+    processing: int = 0
+    nbytes: int = 0
+    wanted: int = 0
+    actors: int = 0
+    memory: float = 0.0
+    worked: bool = False
+    complete: bool = False
+    idle_since: float | None = None
+    absence: Absence = field(default_factory=Absence)
+    lost_at: float | None = None
+    stable: bool = False
+    wait_known: bool = False
+
+
+@dataclass
+class Planned:
+    """It is to be submitted."""
+
+
+@dataclass
+class Submitting:
+    """Its submit is under way, in `task`."""
+
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass
+class Queued:
+    """The batch system has it, and it waits.
+
+    Attributes
+    ----------
+    retry_at : float
+        Epoch seconds before which it is not drained again.
+    presumed_ended : bool
+        An earlier manager submitted it, and the queue does not know it: most likely it has ended.
+    """
+
+    retry_at: float = 0.0
+    presumed_ended: bool = False
+
+
+@dataclass
+class Running:
+    """It runs: the queue says so, or one of its processes is connected."""
+
+    work: Work = field(default_factory=Work)
+    retry_at: float = 0.0
+
+
+#: The phases of a job that is to stay.
+Active = Planned | Submitting | Queued | Running
+
+
+@dataclass
+class Draining:
+    """It is to end: cancelled while it waits, or when its workers have finished and their data has moved.
+
+    Attributes
+    ----------
+    before : Planned or Submitting or Queued or Running
+        What it goes back to where it cannot be drained; the queue and the workers move it on meanwhile.
+    why : Drain
+    begun : bool
+        Whether this program has begun; an earlier manager may have left it so.
+    retired : set of str
+        Addresses of its workers that were told to take no more tasks.
+    cancelled_at : float or None
+        Epoch seconds at which it was cancelled.
+    """
+
+    before: Active
+    why: Drain
+    begun: bool = True
+    retired: set[str] = field(default_factory=set)
+    cancelled_at: float | None = None
+
+
+@dataclass
+class Ended:
+    """It has ended, as the queue says or as its long absence there shows.
+
+    Attributes
+    ----------
+    at : float
+        Epoch seconds.
+    work : Work
+        What its workers did.
+    drained : bool
+        Whether it was to end.
+    presumed : bool
+        Whether it had ended before this program came, most likely.
+    handled, noted : bool
+        Whether the reconciler has dealt with its end, and whether the journal has it.
+    """
+
+    at: float
+    work: Work
+    drained: bool
+    presumed: bool = False
+    handled: bool = False
+    noted: bool = False
+
+
+Phase = Active | Draining | Ended

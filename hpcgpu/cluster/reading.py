@@ -1,0 +1,194 @@
+"""What a cluster tells its user: its jobs, workers, logs, scripts, fabric and dashboard, and when its workers are there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from dask.utils import parse_timedelta
+from distributed import Client
+from distributed.core import Status
+from distributed.exceptions import WorkerStartTimeoutError
+from distributed.utils import Log, Logs
+
+from hpcgpu.cluster import waiting
+from hpcgpu.cluster.adapter import Adapter
+from hpcgpu.display.table import JobTable
+from hpcgpu.errors import ClusterError
+from hpcgpu.fabric import report
+from hpcgpu.fabric.report import Fabric
+from hpcgpu.options import values
+from hpcgpu.posix.printable import printable
+from hpcgpu.posix.threads import in_thread
+from hpcgpu.runtime import dashboard
+from hpcgpu.scaling import units
+from hpcgpu.scripts import render
+from hpcgpu.store.directory import Contact
+
+__all__ = ["Readable"]
+
+
+class Readable(Adapter):
+    """The part of `hpcgpu.cluster.gpucluster.GPUCluster` that changes nothing."""
+
+    @property
+    def fabric(self) -> Fabric:
+        """What the workers really talk over, asked of UCX on the workers themselves: protocol, transports, RDMA, NVLink.
+
+        An awaitable where the cluster is asynchronous.
+
+        Raises
+        ------
+        ClusterError
+            The scheduler is not there.
+        """
+        self._check_usable()
+        if self.status != Status.running:
+            raise ClusterError(f"cluster {self.name} is {self.status.name}: its fabric is known while its scheduler runs")
+        return self.sync(self._fabric)  # type: ignore[no-any-return]
+
+    async def _fabric(self) -> Fabric:
+        self._state.check()
+        contact = self._contact
+        assert contact is not None
+        workers = (await self.scheduler_comm.identity(n_workers=-1))["workers"]
+        links, _ = await report.look(self.scheduler_comm, workers)
+        return Fabric(contact.workers.split("://", 1)[0], contact.fabric, contact.interface, links)
+
+    @property
+    def _contact(self) -> Contact | None:
+        return self._state.scheduler.contact if self._state.scheduler is not None else None
+
+    @property
+    def dashboard_link(self) -> str:
+        """Where the dashboard is; empty while there is none. The dashboard asks for a token, see `dashboard_link_with_token`."""
+        return dashboard.link(self._contact)
+
+    def dashboard_link_with_token(self) -> str:
+        """Return the link that opens the dashboard in a browser; empty while there is none.
+
+        Whoever has it can read the dashboard: do not keep it in a notebook that others get.
+        """
+        return dashboard.link_with_token(self.directory, self._contact)
+
+    def wait_for_workers(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
+        """Wait until so many workers are connected; say what is waited for, and fail when that cannot succeed any more.
+
+        Parameters
+        ----------
+        n_workers : int, optional
+            Default: all that the cluster asks for.
+        timeout : number or str, optional
+            Seconds, or a text with a unit. Default: none; the queue may take days.
+
+        Raises
+        ------
+        OptionError
+            `timeout` is not a time.
+        ClusterError
+            Jobs were refused or died too often, the scheduler is gone, or the cluster does not ask for so many workers.
+        WorkerStartTimeoutError
+            The time is over.
+        """
+        if n_workers is not None and (isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1):
+            raise ValueError(f"`n_workers` must be a positive integer. Instead got {n_workers}.")
+        if timeout:
+            timeout = values.duration("wait_for_workers: timeout", timeout)
+        self._check_usable()
+        return self.sync(self._wait_for_workers, n_workers, timeout=timeout)  # type: ignore[no-any-return]
+
+    async def _wait_for_workers(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
+        if self._starting is not None and not self._starting.done():
+            begun = time.monotonic()
+            try:
+                await asyncio.wait_for(self._start(), None if timeout is None else parse_timedelta(timeout))
+            except TimeoutError as error:
+                raise WorkerStartTimeoutError(0, n_workers or waiting.wanted_workers(self._state), timeout) from error
+            if timeout is not None:
+                timeout = max(0.0, parse_timedelta(timeout) - (time.monotonic() - begun))
+        await waiting.wait_for_workers(self._state, n_workers, timeout, quiet=self.options.cluster.quiet)
+
+    @property
+    def jobs(self) -> JobTable:
+        """Every job of the cluster, also those that have ended: id, kind, name, state, reason in words, seconds waited, node, workers."""
+        state = self._state
+        return JobTable(job.info(now=state.now) for job in list(state.registry.jobs.values()))
+
+    def scheduler_script(self) -> str:
+        """Return the script of the scheduler job, as it is in the cluster directory."""
+        if self.options.scheduler is None:
+            raise ClusterError("scheduler='local': the scheduler runs in this process, there is no scheduler job")
+        return (self.directory.path / render.script_name(self.system, "scheduler")).read_text()
+
+    def job_script(self) -> str:
+        """Return the script of the worker jobs, as it is in the cluster directory."""
+        return (self.directory.path / render.script_name(self.system, "worker")).read_text()
+
+    def get_client(self) -> Client:
+        """Return a client of the cluster: the current one if it is, else a new one; an awaitable where the cluster is asynchronous.
+
+        Raises
+        ------
+        ClusterError
+            The cluster has failed, or was closed.
+        """
+        self._check_usable()
+        return super().get_client()
+
+    async def _get_logs(self, cluster: bool, scheduler: bool, workers: bool | Iterable[str]) -> Logs:
+        return await in_thread(self._read_logs, cluster, scheduler, workers)
+
+    def _read_logs(self, cluster: bool, scheduler: bool, workers: bool | Iterable[str]) -> Logs:
+        logs, jobs = Logs(), dict(self._state.registry.jobs)
+        if cluster:
+            logs["Cluster"] = Log(self._told.text())
+        chosen = None if isinstance(workers, bool) else {units.job_of(w, jobs) or str(w) for w in workers}
+        for job in jobs.values():
+            wanted = scheduler if job.kind == "scheduler" else (workers if chosen is None else job.name in chosen)
+            if wanted and job.job_id is not None:
+                logs[f"{job.name} (job {job.job_id})"] = Log(_read(job.log))
+        return logs
+
+    def get_logs(self, cluster: bool = True, scheduler: bool = True, workers: bool | Iterable[str] = True) -> Logs:
+        """Return the logs of all jobs, also of those that have ended, and when the cluster is closed.
+
+        Parameters
+        ----------
+        cluster : bool, default True
+            What this manager did and met.
+        scheduler : bool, default True
+        workers : bool or iterable of str, default True
+            Or the names of jobs, or of workers.
+
+        Returns
+        -------
+        distributed.utils.Logs
+            Text by job.
+        """
+        if self.status == Status.closed and not self.asynchronous:  # its event loop has ended
+            return self._read_logs(cluster, scheduler, workers)
+        return self.sync(self._get_logs, cluster, scheduler, workers)
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "_cluster_info"):
+            return f"<{type(self).__name__}: not started>"
+        if self.status == Status.failed:
+            return f"{type(self).__name__}({self.name!r}, status=failed): {self._state.failures.lost}"
+        active, failures = self.workers, self._state.failures
+        states = Counter(job.state for job in self.jobs if job.name in active)
+        jobs = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
+        text = f"{type(self).__name__}({self.name!r}, {self.scheduler_address!r}, status={self.status.name}"
+        text += f", workers={len(self.scheduler_info['workers'])}/{len(self.plan)}, worker jobs: {jobs})"
+        paused = [group.failures.paused for group in self._state.registry.groups.values() if group.failures.paused]
+        told = [text.split("\n", 1)[0] for text in (failures.lost, *paused, *self.reconciler.shortages(), *failures.unreported) if text]
+        return "\n".join([text, *told])
+
+
+def _read(path: Path) -> str:
+    try:
+        return printable(path.read_text(errors="replace"), None, lines=True)
+    except OSError as error:
+        return f"(no log at {path}: {error.strerror})"

@@ -1,0 +1,331 @@
+"""Keeps the jobs of a cluster as they should be: observes the queue and the scheduler, decides, and acts.
+
+A plain class with its collaborators as arguments. It waits for nothing but answers; `hpcgpu.cluster.periodic` calls it again and again.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from hpcgpu.batch.reasons import explain
+from hpcgpu.cluster.adaptive import GPUAdaptive
+from hpcgpu.cluster.draining import Drainer
+from hpcgpu.cluster.groups import WorkerGroup, demands
+from hpcgpu.cluster.job import Job
+from hpcgpu.cluster.phases import Drain, Ended
+from hpcgpu.cluster.scheduler_client import Workers
+from hpcgpu.cluster.state import ClusterState
+from hpcgpu.cluster.submitting import Submitter
+from hpcgpu.cluster.worker_job import WorkerJob
+from hpcgpu.environment.check import EnvironmentCheck, environments
+from hpcgpu.errors import BatchError
+from hpcgpu.options.common import DEFAULT
+from hpcgpu.posix.threads import in_thread
+from hpcgpu.scaling import units
+from hpcgpu.scaling.failures import STABLE
+from hpcgpu.scaling.policy import Limits
+
+__all__ = ["CLOSE_TIMEOUT", "Reconciler"]
+
+#: Seconds that closing may take.
+CLOSE_TIMEOUT = 30.0
+#: Seconds without an answer of the scheduler after which the user is told.
+SILENCE = 60.0
+#: Seconds for which running tasks are waited for when the budget ends.
+BUDGET_END = 20.0
+
+
+class Reconciler:
+    """The manager of one cluster.
+
+    Parameters
+    ----------
+    state : ClusterState
+        What is known, and the collaborators: dispatcher, scheduler, its client, clock, and how the user is told.
+    environment : EnvironmentCheck
+        Compares the environments of client, scheduler and workers.
+    """
+
+    def __init__(self, state: ClusterState, environment: EnvironmentCheck) -> None:
+        self.state = state
+        self.environment = environment
+        self.submitter = Submitter(state)
+        self.drainer = Drainer(state)
+        self._silent_since: float | None = None
+        self._silence_told = False
+
+    @property
+    def groups(self) -> dict[str, WorkerGroup]:
+        """The groups of worker jobs by name."""
+        return self.state.registry.groups
+
+    @property
+    def jobs(self) -> dict[str, Job]:
+        """All jobs by name, also those that have ended."""
+        return self.state.registry.jobs
+
+    # Observe: the scheduler
+
+    def worker_joined(self, address: str, name: object) -> None:
+        """Take note of a connected worker."""
+        self.state.known_workers.add(address)
+        self.state.registry.worker_joined(address, name, now=self.state.now)
+
+    def worker_left(self, address: str) -> None:
+        """Take note of a worker that is gone."""
+        self.state.known_workers.discard(address)
+        if self.state.registry.worker_left(address, now=self.state.now):
+            self.state.poll_now.set()  # its job may have ended
+        self.state.changed.set()
+
+    def observe_workers(self, workers: Workers) -> None:
+        """Take the scheduler's full list of workers."""
+        state = self.state
+        for gone in {address for job in state.registry.worker_jobs for address in job.workers} - workers.keys():
+            state.registry.worker_left(gone, now=state.now)
+        for address, worker in workers.items():
+            state.registry.worker_joined(address, worker["name"], now=state.now)
+        state.known_workers = set(workers)
+        self.compare_environments(workers)
+        state.changed.set()
+
+    def compare_environments(self, workers: Workers) -> None:
+        """Tell where workers do not fit to the others."""
+        fatal, doubtful = self.environment.check(environments(workers))
+        if fatal:
+            self.state.report(fatal)
+        if doubtful:
+            self.state.tell.warn(doubtful)
+
+    async def observe_load(self) -> None:
+        """Ask the scheduler what there is to do. Without an answer the last one counts."""
+        state = self.state
+        if state.client is None:
+            return
+        with suppress(OSError, TimeoutError):
+            load = await state.client.load()
+            groups = sorted(state.registry.groups.values(), key=lambda group: group.adaptive is None)
+            for group in groups:
+                group.take_load(load["workers"], now=state.now)
+            for name, demand in demands(load, groups).items():
+                state.registry.groups[name].demand = demand
+
+    def observe_silence(self) -> None:
+        """Tell once when the scheduler has not answered for long though its job runs."""
+        state, now = self.state, self.state.now
+        if state.listening:
+            self._silent_since, self._silence_told = None, False
+            return
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        if now - self._silent_since > SILENCE and not self._silence_told and state.scheduler is not None and state.client is not None:
+            self._silence_told = True
+            logs = "".join(f" Log: {job.log}" for job in state.scheduler.entries)
+            who = f"the scheduler at {state.client.address}"
+            state.report(f"{who} has not answered for {SILENCE:g} s, though its job runs; hpcgpu keeps trying.{logs}")
+
+    # Observe: the queue
+
+    async def observe_queue(self) -> None:
+        """Poll for all jobs, take note of those that have started and ended, and decide."""
+        state = self.state
+        if state.client is not None and state.scheduler is not None:
+            state.scheduler.heard(state.client.listening)
+        await state.poll()
+        if state.dispatcher.trouble:
+            state.tell.warn(state.dispatcher.trouble)
+            state.dispatcher.trouble = ""
+        state.failures.observe({name: job.queue_status for name, job in state.registry.jobs.items()})
+        self._observe_jobs()
+        state.changed.set()
+        if not state.listening:  # starting, or lost: workers that end now may only have lost their scheduler
+            if state.client is not None and state.scheduler is not None and state.scheduler.ended:
+                await self._scheduler_ended()
+            return
+        await self.refresh()
+        for job in state.registry.worker_jobs:
+            phase = job.phase
+            if isinstance(phase, Ended) and not phase.drained and not phase.handled and job.job_id not in state.dispatcher.cancelled:
+                phase.handled = True
+                await self._worker_job_ended(job, phase)
+        self.decide()
+
+    async def refresh(self) -> None:
+        """Take the scheduler's list of workers, for its stream falls silent when another manager subscribes, and their load."""
+        if self.state.client is not None:
+            with suppress(OSError, TimeoutError):
+                self.observe_workers(await self.state.client.workers())
+        await self.observe_load()
+
+    def _observe_jobs(self) -> None:
+        """Learn from what the queue said: waits, ends, what runs well, how long the scheduler job has left."""
+        state, now = self.state, self.state.now
+        ended = state.dispatcher.monitor.ended()  # what the queue merely forgot may still run
+        for job in state.registry.worker_jobs:
+            job.group.learn_wait(job)
+            work = job.work
+            if isinstance(job.phase, Ended):
+                if job.job_id in ended and not job.phase.noted:
+                    job.phase.noted = True
+                    state.dispatcher.note_end(job.name, job.job_id)
+            elif job.workers and not work.absence and not work.stable and work.joined_at is not None and now - work.joined_at > STABLE:
+                work.stable = True
+                job.group.failures.jobs_run_well()
+        self._release_unschedulable()
+        if state.client is not None and state.scheduler is not None:  # before that nobody would be told
+            if warning := state.scheduler.end_is_near(now=now):
+                state.tell.warn(warning)
+
+    def _release_unschedulable(self) -> None:
+        """Cancel what adaptive scaling asked for and can never start: nobody may be there to read why."""
+        state = self.state
+        for job in list(state.registry.active.values()):
+            if job.group.adaptive is not None and state.failures.unschedulable([job.name]):
+                message = f"worker job {job.job_id} ({job.name}) will never start: {explain(job.queue_status)}"
+                job.group.failures.submit_refused(message, for_good=True, now=state.now)
+                self.drainer.drain([job.name], Drain.UNWANTED)
+                state.report(f"{message}. Adaptive scaling is paused; `cluster.adaptive.resume()` goes on")
+
+    async def _scheduler_ended(self) -> None:
+        """Take note that the cluster is lost, and cancel its worker jobs."""
+        scheduler = self.state.scheduler
+        assert scheduler is not None
+        await self.fail(f"the scheduler of cluster {self.state.name} is gone, its worker jobs are cancelled: {scheduler.failure_report()}")
+
+    async def fail(self, failure: str) -> None:
+        """Take note that the cluster is lost, tell it, and cancel its jobs."""
+        state = self.state
+        state.failures.lose(failure)
+        state.failed = True
+        state.tell.warn(failure)
+        for job in state.registry.active.values():
+            job.drain(Drain.UNWANTED)
+        try:
+            await in_thread(state.dispatcher.cancel_all, CLOSE_TIMEOUT)
+            for job in state.registry.draining:
+                job.cancelled(now=state.now)
+        except BatchError as error:
+            state.report(f"the jobs {' '.join(state.dispatcher.left())} could not be cancelled: {error}")
+        state.changed.set()
+
+    async def _worker_job_ended(self, job: WorkerJob, phase: Ended) -> None:
+        """Tell of a job that ended without being drained; the next decision replaces it, unless too many have failed in a row."""
+        state, group, now = self.state, job.group, self.state.now
+        if phase.presumed:
+            if group.limits.fixed:
+                there = sum(other.group is group for other in state.registry.active.values())
+                group.resize(replace(group.limits, maximum=min(there, group.limits.maximum)))
+            return
+        outcome = job.outcome
+        group.failures.job_ended(outcome, job.queue_status.node, now=now)
+        if outcome.crashed and phase.work.joined_at is not None and state.client is not None:
+            with suppress(OSError, TimeoutError):
+                await state.client.crashed(units.workers_of(job.name, group.options))
+        message = job.failure_report()
+        if group.adaptive is not None:
+            group.adaptive.note(message.splitlines()[0], now=now)
+        if group.failures.paused:
+            state.report(f"{group.failures.paused}. The last one: {message}")
+            return
+        wait = group.failures.next_try - now
+        when = f"{f' in {wait:.0f} s' if wait > 1 else ''}{' if there is work' if group.adaptive else ''}"
+        state.tell.warn(f"{message}\nhpcgpu replaces it{when}.")
+
+    # Decide
+
+    def resize(self, group: WorkerGroup, limits: Limits, adaptive: GPUAdaptive | None) -> None:
+        """Give a group other limits, as the user asks."""
+        state = self.state
+        if not state.managed:
+            return
+        group.failures.start_anew()
+        group.adaptive = adaptive
+        group.resize(limits)
+        state.dispatcher.resize(group.name, limits.maximum if limits.fixed else None)
+        for job in group.jobs:
+            job.forget_idleness()
+        self.decide()
+        state.decide_now.set()
+        state.heartbeat_now.set()
+
+    def decide(self) -> None:
+        """Bring each group to the size that it should have: the one place where jobs are asked for and released."""
+        state = self.state
+        if not state.managed or state.scheduler is None or not state.scheduler.submit_done:
+            return  # worker jobs go right behind the scheduler
+        for group in state.registry.all_groups():
+            jobs = [job for job in state.registry.active.values() if job.group is group]
+            # All are looked at before anything is said or done: several that lose workers together are one event.
+            lost = [job for job in jobs if state.listening and group.look_for_absent(job, now=state.now)]
+            for job in lost:
+                self._tell_of_absent(job)
+            self._drain_before_walltime(group, jobs)
+            self._decide_size(group)
+        self.submitter.submit_planned()
+
+    def _drain_before_walltime(self, group: WorkerGroup, jobs: list[WorkerJob]) -> None:
+        """Drain what runs and has not long to go."""
+        for job in jobs:
+            ends = group.walltime_ends(job)
+            if self.state.client is not None and ends is not None and self.state.now >= max(ends, job.retry_at):
+                self.state.tell.log(f"the walltime of job {job.name} ends soon: its workers retire")
+                self.drainer.drain([job.name], Drain.WALLTIME, deadline=job.queue_status.end)
+
+    def _decide_size(self, group: WorkerGroup) -> None:
+        state, now = self.state, self.state.now
+        decision = group.decide(now=now)
+        if group.adaptive is not None:
+            group.adaptive.decided(decision, now=now)
+        for _ in range(decision.submit):
+            state.registry.plan(group)
+        # What runs is drained when the scheduler is there, which knows who holds data.
+        chosen = (*decision.cancel, *decision.retire) if state.client is not None else decision.cancel
+        active = state.registry.active
+        names = [name for name in chosen if name in active and now >= active[name].retry_at]
+        if decision.over:
+            self.drainer.drain(names, Drain.BUDGET, deadline=now + BUDGET_END)
+        else:
+            zero = group.limits.fixed and not group.limits.maximum and group not in state.registry.deleted
+            self.drainer.drain(names, Drain.ZERO if zero else Drain.UNWANTED)
+        for job in group.replaceable(decision.target, now=now) if state.client is not None else ():
+            self.drainer.drain([job.name], Drain.WALLTIME, deadline=job.queue_status.end)
+
+    def _tell_of_absent(self, job: WorkerJob) -> None:
+        """Tell of a running job that lacks workers for good; it is replaced, unless too many have failed in a row."""
+        state, group, node, now = self.state, job.group, job.queue_status.node, self.state.now
+        message = f"worker job {job.job_id} ({job.name}){f' on {node}' if node else ''}: {job.shortage(now=now)}"
+        if group.adaptive is not None:
+            group.adaptive.note(message, now=now)
+        message += f". Log: {job.log}\n{job.log_tail(node=job.work.absence.node)}"
+        if group.failures.paused:
+            state.report(message)
+        else:
+            state.tell.warn(message)
+
+    def scale_down(self, workers: set[str]) -> None:
+        """Drain the jobs all of whose workers are named. Names of jobs count too."""
+        for name, job in self.state.registry.active.items():
+            named = workers.intersection(units.workers_of(name, job.group.options))
+            if name in workers or (named and set(job.workers.values()) <= workers):
+                if job.group.limits.fixed:
+                    job.group.resize(replace(job.group.limits, maximum=job.group.limits.maximum - 1))
+                self.drainer.drain([name], Drain.UNWANTED)
+
+    # For people
+
+    def about(self) -> str:
+        """Return how its scaling is, in a few words: what another program shows of it."""
+        parts = []
+        for group in self.state.registry.groups.values():
+            what = "" if group.name == DEFAULT else f"group {group.name}: "
+            if group.failures.paused:
+                parts.append(f"{what}paused: {group.failures.paused}")
+            elif group.adaptive is not None:
+                limits = group.limits
+                parts.append(f"{what}adaptive, {limits.minimum} to {limits.maximum} jobs: {group.adaptive.state.reason}")
+        return "; ".join([*parts, *self.shortages()])
+
+    def shortages(self) -> list[str]:
+        """Return what running jobs lack, of each that lacks workers."""
+        jobs = [job for job in self.state.registry.active.values() if job.work.absence]
+        return [f"worker job {job.job_id} ({job.name}) {job.shortage(now=self.state.now)}" for job in jobs]

@@ -1,0 +1,134 @@
+"""All jobs of one cluster, and the groups of its worker jobs. What SpecCluster calls ``workers`` and ``worker_spec`` are views of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcgpu.cluster.dispatcher import Dispatcher
+from hpcgpu.cluster.groups import WorkerGroup
+from hpcgpu.cluster.job import Job
+from hpcgpu.cluster.worker_job import WorkerJob
+from hpcgpu.options.common import DEFAULT, WorkerOptions
+from hpcgpu.scaling import units
+
+__all__ = ["Registry"]
+
+
+class Registry:
+    """The jobs of a cluster by name, in whatever phase; names are never used twice.
+
+    Parameters
+    ----------
+    cluster : str
+        Its name.
+    dispatcher : Dispatcher
+    logs : Path
+        Directory of the jobs' logs.
+    restarts : int
+        Jobs of a group that may fail in a row and be replaced.
+
+    Attributes
+    ----------
+    jobs : dict of str to Job
+    groups : dict of str to WorkerGroup
+    deleted : list of WorkerGroup
+        Groups that were deleted and still have jobs.
+    sequence : int
+        Number of the next worker job.
+    """
+
+    def __init__(self, cluster: str, dispatcher: Dispatcher, logs: Path, restarts: int) -> None:
+        self.cluster = cluster
+        self.dispatcher = dispatcher
+        self.logs = logs
+        self.restarts = restarts
+        self.jobs: dict[str, Job] = {}
+        self.groups: dict[str, WorkerGroup] = {}
+        self.deleted: list[WorkerGroup] = []
+        self.sequence = 0
+
+    # Groups
+
+    def add_group(self, name: str, options: WorkerOptions, script: Path) -> WorkerGroup:
+        """Add a group without jobs."""
+        group = self.groups[name] = WorkerGroup(name, options, script, self.restarts, self)
+        return group
+
+    def delete_group(self, group: WorkerGroup) -> None:
+        """Forget a group as soon as its last job has ended."""
+        self.deleted.append(group)
+        del self.groups[group.name]
+
+    def group(self, name: str) -> WorkerGroup:
+        """Return the group of that name, or the default one."""
+        return self.groups.get(name, self.groups[DEFAULT])
+
+    def all_groups(self) -> list[WorkerGroup]:
+        """Return all groups that have jobs or may get some."""
+        self.deleted = [group for group in self.deleted if any(job.alive for job in group.jobs)]
+        return [*self.groups.values(), *self.deleted]
+
+    # Jobs
+
+    def add(self, job: Job) -> None:
+        """Add a job."""
+        self.jobs[job.name] = job
+
+    def remove(self, job: Job) -> None:
+        """Forget a job that never was in the queue."""
+        self.jobs.pop(job.name, None)
+
+    def new_name(self) -> str:
+        """Return a name for the next worker job."""
+        name = f"{self.cluster}-{self.sequence}"
+        self.sequence += 1
+        return name
+
+    def plan(self, group: WorkerGroup) -> WorkerJob:
+        """Add a worker job that is to be submitted."""
+        return self.worker_job(self.new_name(), group)
+
+    def worker_job(self, name: str, group: WorkerGroup) -> WorkerJob:
+        """Add a worker job."""
+        job = WorkerJob(self.dispatcher, group.script, name, self.logs, group=group)
+        self.add(job)
+        return job
+
+    @property
+    def worker_jobs(self) -> list[WorkerJob]:
+        """All worker jobs, also those that have ended."""
+        return [job for job in list(self.jobs.values()) if isinstance(job, WorkerJob)]
+
+    @property
+    def active(self) -> dict[str, WorkerJob]:
+        """The worker jobs that there should be: neither draining nor ended."""
+        return {job.name: job for job in self.worker_jobs if job.active}
+
+    @property
+    def draining(self) -> list[WorkerJob]:
+        """The worker jobs that are to end."""
+        return [job for job in self.worker_jobs if job.draining]
+
+    # What is observed
+
+    def observe(self, *, now: float) -> None:
+        """Move every job to the phase that the queue and the scheduler prove."""
+        for job in list(self.jobs.values()):
+            job.observe(now=now)
+
+    def job_of(self, worker: object) -> WorkerJob | None:
+        """Return the job that a worker belongs to."""
+        job = self.jobs.get(units.job_of(worker, self.jobs) or "")
+        return job if isinstance(job, WorkerJob) else None
+
+    def worker_joined(self, address: str, name: object, *, now: float) -> None:
+        """Take note of a connected worker."""
+        if job := self.job_of(name):
+            job.joined(address, str(name), now=now)
+
+    def worker_left(self, address: str, *, now: float) -> bool:
+        """Take note of a worker that is gone; return whether its job has none any more, so that it may have ended."""
+        left = [job for job in self.worker_jobs if job.workers.pop(address, None) is not None]
+        for job in left:
+            job.observe(now=now)
+        return any(not job.workers for job in left)

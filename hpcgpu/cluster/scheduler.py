@@ -1,0 +1,80 @@
+"""What a cluster needs of its Dask scheduler: a job, the job of a cluster to which it attaches, or one in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from hpcgpu.cluster.job import Job
+from hpcgpu.store.directory import Contact
+
+__all__ = ["Scheduler"]
+
+
+class Scheduler(Protocol):
+    """A Dask scheduler.
+
+    Attributes
+    ----------
+    in_process : bool
+        Whether it lives in this program, and ends with it.
+    contact : Contact or None
+        How it is reached, once it is.
+    address, external_address : str or None
+        Where workers, and clients, reach it.
+    """
+
+    in_process: bool
+
+    @property
+    def contact(self) -> Contact | None: ...
+
+    @property
+    def address(self) -> str | None: ...
+
+    @property
+    def external_address(self) -> str | None: ...
+
+    @property
+    def entries(self) -> Sequence[Job]:
+        """Its jobs in the queue: one or none."""
+        ...
+
+    @property
+    def submit_done(self) -> bool:
+        """Whether worker jobs may be submitted."""
+        ...
+
+    @property
+    def dependency(self) -> str | None:
+        """The id of the job that must have started before worker jobs may."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, as the queue tells."""
+        ...
+
+    def heard(self, answers: bool) -> None:
+        """Take note of whether it answers now: one that does proves that its job runs."""
+        ...
+
+    async def submit(self) -> None:
+        """Ask for it, without waiting for anything."""
+        ...
+
+    async def reach(self) -> None:
+        """Wait until it can be reached."""
+        ...
+
+    def end_is_near(self, *, now: float) -> str:
+        """Return a warning that its walltime ends soon, once; empty otherwise."""
+        ...
+
+    def failure_report(self) -> str:
+        """Return what happened to it when it has ended."""
+        ...
+
+    async def close(self) -> None:
+        """End it, where it does not end with its job."""
+        ...

@@ -1,0 +1,160 @@
+"""What the reconciler asks of the Dask scheduler, and how it is asked over distributed's RPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distributed.objects import SchedulerInfo
+
+from hpcgpu.runtime.wire import Load
+
+if TYPE_CHECKING:
+    from distributed.deploy.cluster import Cluster
+
+__all__ = ["RpcClient", "SchedulerClient", "Workers"]
+
+#: Seconds that the scheduler may take to answer.
+_TIMEOUT = 10.0
+
+#: What the scheduler tells of its workers, by address.
+Workers = Mapping[str, Mapping[str, Any]]
+
+
+class SchedulerClient(Protocol):
+    """A connection to the scheduler. Each call raises `OSError` or `TimeoutError` where the scheduler does not answer."""
+
+    @property
+    def address(self) -> str:
+        """Where the scheduler is."""
+        ...
+
+    @property
+    def listening(self) -> bool:
+        """Whether the scheduler tells of workers that come and go as they do."""
+        ...
+
+    async def workers(self) -> Workers:
+        """Return all workers."""
+        ...
+
+    async def load(self) -> Load:
+        """Return what there is to do; see `hpcgpu.runtime.extension.Extension.load`."""
+        ...
+
+    async def heartbeat(self, manager: int, about: str) -> int:
+        """Tell that this manager lives; return the highest number of a manager that the scheduler knows."""
+        ...
+
+    async def crashed(self, names: Iterable[str]) -> None:
+        """Tell that workers were lost because their job failed."""
+        ...
+
+    async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
+        """Move the data of workers away, and close them or leave them without new tasks; return the addresses of those that are empty."""
+        ...
+
+    async def unfinished(self, names: Iterable[str]) -> Mapping[str, int]:
+        """Return how many tasks retiring workers still execute, by name."""
+        ...
+
+    async def resume(self, names: Iterable[str]) -> None:
+        """Let workers take tasks again."""
+        ...
+
+
+class RpcClient:
+    """The scheduler of a `distributed.deploy.cluster.Cluster`, over its RPC and its stream of news.
+
+    Parameters
+    ----------
+    cluster : distributed.deploy.cluster.Cluster
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._rpc = cluster.scheduler_comm
+
+    @property
+    def address(self) -> str:
+        """Where the scheduler is."""
+        return str(self._cluster.scheduler_address)
+
+    @property
+    def listening(self) -> bool:
+        """Whether the stream is open."""
+        stream = self._cluster._watch_worker_status_task
+        return stream is not None and not stream.done()
+
+    async def stream_ended(self) -> None:
+        """Wait until the stream ends."""
+        if self._cluster._watch_worker_status_task is not None:
+            await asyncio.wait([self._cluster._watch_worker_status_task])
+
+    async def listen(self) -> Workers:
+        """Open the stream again, as `Cluster._start` did first; return all workers."""
+        cluster = self._cluster
+        comm = await asyncio.wait_for(self._rpc.live_comm(), _TIMEOUT)
+        comm.name = "Cluster worker status"
+        await comm.write({"op": "subscribe_worker_status"})
+        cluster.scheduler_info = SchedulerInfo(await comm.read())
+        cluster._watch_worker_status_comm = comm
+        cluster._watch_worker_status_task = asyncio.ensure_future(cluster._watch_worker_status(comm))
+        return self.known
+
+    @property
+    def known(self) -> Workers:
+        """All workers, as the scheduler told last."""
+        workers: Workers = self._cluster.scheduler_info["workers"]
+        return workers
+
+    async def workers(self) -> Workers:
+        """Return all workers; the stream falls silent when another manager subscribes."""
+        self._cluster.scheduler_info = SchedulerInfo(await asyncio.wait_for(self._rpc.identity(), _TIMEOUT))
+        return self.known
+
+    async def running(self) -> int:
+        """Return how many workers are ready: one that has just connected is not yet."""
+        info = await asyncio.wait_for(self._rpc.identity(), _TIMEOUT / 2)
+        return sum(worker["status"] == "running" for worker in info["workers"].values())
+
+    async def load(self) -> Load:
+        """Return what there is to do."""
+        load: Load = await asyncio.wait_for(self._rpc.hpcgpu_load(), _TIMEOUT)
+        return load
+
+    async def environment(self, timeout: float) -> Mapping[str, str]:
+        """Return the software that the scheduler has."""
+        answer: Mapping[str, str] = await asyncio.wait_for(self._rpc.hpcgpu_environment(), timeout)
+        return answer
+
+    async def heartbeat(self, manager: int, about: str) -> int:
+        """Tell that this manager lives."""
+        return int(await asyncio.wait_for(self._rpc.hpcgpu_heartbeat(manager=manager, about=about), _TIMEOUT))
+
+    async def crashed(self, names: Iterable[str]) -> None:
+        """Tell that workers were lost because their job failed."""
+        await asyncio.wait_for(self._rpc.hpcgpu_crashed(names=list(names)), _TIMEOUT)
+
+    async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
+        """Move data, and close or leave the workers. Moving may take as long as it takes."""
+        gone: Mapping[str, Any] = await self._rpc.retire_workers(names=list(names), close_workers=close, remove=close)
+        return gone.keys()
+
+    async def unfinished(self, names: Iterable[str]) -> Mapping[str, int]:
+        """Return how many tasks retiring workers still execute."""
+        counts: Mapping[str, int] = await self._rpc.hpcgpu_unfinished(names=list(names))
+        return counts
+
+    async def resume(self, names: Iterable[str]) -> None:
+        """Let workers take tasks again."""
+        await self._rpc.hpcgpu_resume(names=list(names))
+
+    async def release(self) -> None:
+        """Let the scheduler live without a manager."""
+        await asyncio.wait_for(self._rpc.hpcgpu_release(), _TIMEOUT)
+
+    async def goodbye(self, manager: int) -> None:
+        """Tell that this manager leaves."""
+        await asyncio.wait_for(self._rpc.hpcgpu_goodbye(manager=manager), _TIMEOUT / 2)

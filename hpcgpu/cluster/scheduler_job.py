@@ -1,0 +1,138 @@
+"""The job of the Dask scheduler: one that this program submits, or that of a cluster to which it attaches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from hpcgpu.batch.base import JobState
+from hpcgpu.cluster.dispatcher import Dispatcher
+from hpcgpu.cluster.job import Job
+from hpcgpu.cluster.phases import Submitting
+from hpcgpu.errors import ClusterError
+from hpcgpu.posix.threads import in_thread
+from hpcgpu.store.directory import Contact
+
+__all__ = ["SchedulerJob"]
+
+
+class SchedulerJob(Job):
+    """A scheduler in a job of the batch queue; see `hpcgpu.cluster.scheduler.Scheduler`.
+
+    Parameters
+    ----------
+    dispatcher, script, name, logs
+        See `Job`.
+    timeout : float
+        Seconds that the running job may take to publish its contact.
+    """
+
+    kind = "scheduler"
+    in_process = False
+
+    def __init__(self, dispatcher: Dispatcher, script: Path, name: str, logs: Path, timeout: float) -> None:
+        super().__init__(dispatcher, script, name, logs)
+        self.timeout = timeout
+        self.contact: Contact | None = None
+        self.reached_at: float | None = None
+        self.answers = False
+        self._warned: set[str] = set()
+
+    @property
+    def address(self) -> str | None:
+        """Where workers reach it."""
+        return self.contact.workers if self.contact is not None else None
+
+    @property
+    def external_address(self) -> str | None:
+        """Where clients reach it."""
+        return self.contact.client if self.contact is not None else None
+
+    @property
+    def entries(self) -> list[Job]:
+        """Its entries in the queue."""
+        return [self]
+
+    @property
+    def submit_done(self) -> bool:
+        """Whether worker jobs may be submitted: they go right behind it."""
+        return self.job_id is not None
+
+    @property
+    def dependency(self) -> str | None:
+        """The job that worker jobs must wait for."""
+        return self.job_id if self.contact is None else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether its job has ended."""
+        return self.queue_status.state.ended
+
+    @property
+    def proven(self) -> bool:
+        """Whether the scheduler answers, which proves that its job runs."""
+        return self.answers
+
+    @property
+    def connected_at(self) -> float | None:
+        """Epoch seconds at which the scheduler was reached."""
+        return self.reached_at
+
+    def heard(self, answers: bool) -> None:
+        """Take note of whether the scheduler answers now."""
+        self.answers = answers
+
+    def end_is_near(self, *, now: float) -> str:
+        """Return a warning when four fifths of its walltime are over, and when 15 min are left, once each; empty otherwise."""
+        status = self.queue_status
+        if status.state is not JobState.RUNNING or status.start is None or status.end is None:
+            return ""
+        left = status.end - now
+        due = [mark for mark, limit in (("80 %", (status.end - status.start) / 5), ("15 min", 900.0)) if left <= limit]
+        if not set(due) - self._warned:
+            return ""
+        self._warned.update(due)
+        return (
+            f"the walltime of the scheduler job {self.job_id} ends in {max(0.0, left) / 60:.0f} min, and the cluster with it: fetch your "
+            f"results. For the next one, scheduler={{'walltime': ...}} gives it more time"
+        )
+
+    async def submit(self) -> None:
+        """Submit it, without waiting for anything; one to which this program attaches was submitted before."""
+        if self.job_id is None:
+            self.submitting(Submitting())
+            self.has_id(await self.dispatcher.submit(self.script, name=self.name, kind=self.kind))
+
+    async def reach(self) -> None:
+        """Wait for the contact. Time in the queue does not count.
+
+        Raises
+        ------
+        ClusterError
+            The job ended, or runs and publishes nothing.
+        """
+        pause, running_since = 0.1, None
+        while self.contact is None:
+            contact = await in_thread(self.dispatcher.directory.contact)
+            if contact is not None and contact.job_id == self.job_id:
+                self.contact = contact
+                self.reached_at, self.answers = self.dispatcher.clock(), True
+                self.observe(now=self.reached_at)
+                return
+            status = self.queue_status
+            if status.state.ended:
+                raise ClusterError(self.failure_report())
+            if status.state is JobState.RUNNING:
+                running_since = running_since or time.monotonic()
+                if time.monotonic() - running_since > self.timeout:
+                    raise ClusterError(
+                        f"scheduler job {self.job_id} runs on {status.node}, but published no contact within {self.timeout:g} s. "
+                        f"If {self.dispatcher.directory.path} is not on a filesystem that login and compute nodes share, "
+                        f"set cluster_directory. Log: {self.log}\n{self.log_tail()}"
+                    )
+            await asyncio.sleep(pause)
+            pause = min(1.0, pause * 1.2)
+
+    async def close(self) -> None:
+        """Nothing: its job is cancelled with all others."""

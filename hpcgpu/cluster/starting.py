@@ -1,0 +1,211 @@
+"""Begins a cluster: refuses what cannot work on this machine, makes its directory, starts the scheduler and the jobs behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from dataclasses import fields
+from pathlib import Path
+
+from distributed.security import Security
+
+from hpcgpu.batch import registry
+from hpcgpu.batch.base import BatchSystem
+from hpcgpu.checks.login import of_all_nodes
+from hpcgpu.cluster.attaching import attach, program
+from hpcgpu.cluster.inprocess import InProcessScheduler
+from hpcgpu.cluster.periodic import Periodic
+from hpcgpu.cluster.reconciler import Reconciler
+from hpcgpu.cluster.scheduler_job import SchedulerJob
+from hpcgpu.display.warn import warn
+from hpcgpu.errors import NotTrusted, OptionError
+from hpcgpu.fabric import interfaces
+from hpcgpu.fabric import settings as fabric_settings
+from hpcgpu.options.common import DEFAULT, Options
+from hpcgpu.posix import paths
+from hpcgpu.posix.ownership import check_place, private_directory
+from hpcgpu.remote.lookup import batch_of, live_jobs, unended
+from hpcgpu.runtime import scratch
+from hpcgpu.scripts import render
+from hpcgpu.store import claims, credentials, saved
+from hpcgpu.store.directory import ClusterDirectory
+
+__all__ = ["Starter", "alive", "check", "check_local_directory", "claim", "differences", "existing", "warn_of_doubts"]
+
+
+class Starter:
+    """Starts the scheduler of one cluster, or attaches to it, and submits the jobs behind it.
+
+    Parameters
+    ----------
+    reconciler : Reconciler
+    periodic : Periodic
+    options : Options
+    security : Security
+    """
+
+    def __init__(self, reconciler: Reconciler, periodic: Periodic, options: Options, security: Security) -> None:
+        self.reconciler = reconciler
+        self.periodic = periodic
+        self.options = options
+        self.security = security
+        #: All jobs of the beginning have an id, or their submit is under way.
+        self.submitted = asyncio.Event()
+
+    async def start(self) -> None:
+        """Return when the scheduler can be reached."""
+        state = self.reconciler.state
+        if state.ownership.attached:
+            await attach(state, self.options, self._scheduler_job())
+            self.reconciler.drainer.go_on()
+        else:
+            await self._submit_scheduler()
+        scheduler = state.scheduler
+        assert scheduler is not None
+        self.reconciler.decide()
+        submits = asyncio.gather(*state.tasks, return_exceptions=True)
+        self.submitted.set()
+        self.periodic.watch_queue()
+        reached = asyncio.ensure_future(scheduler.reach())
+        try:
+            while not reached.done():
+                state.check()
+                state.check_schedulable(scheduler.entries)
+                await asyncio.wait([reached], timeout=0.5)
+            await reached
+            await submits
+            state.check()
+        finally:
+            reached.cancel()
+
+    async def _submit_scheduler(self) -> None:
+        state = self.reconciler.state
+        state.dispatcher.resize(DEFAULT, self.options.cluster.jobs)
+        if self.options.scheduler is None:
+            state.scheduler = InProcessScheduler(self.options, self.security, state.dispatcher.directory)
+        else:
+            job = self._scheduler_job()
+            state.registry.add(job)
+            state.scheduler = job
+        await state.scheduler.submit()
+        for entry in state.scheduler.entries:
+            state.tell.log(f"submitted scheduler job {entry.job_id}")
+
+    def _scheduler_job(self) -> SchedulerJob:
+        state = self.reconciler.state
+        script = state.dispatcher.directory.path / render.script_name(self.options.system, "scheduler")
+        name = f"{state.name}-scheduler"
+        return SchedulerJob(state.dispatcher, script, name, state.registry.logs, self.options.worker.death_timeout)
+
+
+def check(options: Options) -> None:
+    """Refuse what can be seen not to work on this machine."""
+    for job in (options.worker, options.scheduler):
+        if job is not None and job.local_directory is not None and "$" not in job.local_directory:
+            check_local_directory(job.local_directory, everywhere=registry.system(options.system).one_machine)
+    if options.scheduler is None and options.worker.interface:
+        if trouble := interfaces.missing(options.worker.interface, interfaces.addresses()):
+            raise OptionError(f"scheduler='local': {trouble}")
+
+
+def warn_of_doubts(options: Options) -> None:
+    """Warn of options that are likely not what the user wants."""
+    if not options.cluster.security:
+        warn("security=False: whoever can reach the scheduler's or a worker's port can run code as you; compute networks are shared")
+    for doubt in fabric_settings.doubts(options.worker):
+        warn(doubt)
+
+
+def existing(options: Options, batch: BatchSystem) -> ClusterDirectory | None:
+    """Return the directory of a cluster of this name that has jobs in the queue, where the user wants to attach to one."""
+    settings = options.cluster
+    path = settings.cluster_directory / settings.name
+    if settings.if_exists != "connect" or not (path / "cluster.json").exists():
+        return None
+    directory = ClusterDirectory.there(path, any_format=True)
+    if directory.closing:
+        return None
+    directory.check_format()
+    return directory if live_jobs(directory, batch) else None
+
+
+def differences(asked: Options, had: Options) -> list[str]:
+    """Return which options a cluster has that are not those asked for: it existed before."""
+    pairs = [("", asked.worker, had.worker), ("scheduler: ", asked.scheduler, had.scheduler)]
+    return [
+        f"{where}{f.name}"
+        for where, wanted, kept in pairs
+        if wanted is not None and kept is not None
+        for f in fields(wanted)
+        if getattr(wanted, f.name) != getattr(kept, f.name)
+    ]
+
+
+def claim(options: Options, batch: BatchSystem) -> tuple[ClusterDirectory, int]:
+    """Make the directory, with all that belongs into it; return it and this program's number among its managers."""
+    settings = options.cluster
+    path = settings.cluster_directory / settings.name
+    rendered = {
+        kind: render.render(options.system, kind, options, path)
+        for kind in ("scheduler", "worker")
+        if kind == "worker" or options.scheduler is not None
+    }
+    if settings.log_directory is not None:
+        _check_writable("log_directory", settings.log_directory)
+    manager = 0
+
+    def complete(directory: ClusterDirectory) -> None:
+        nonlocal manager
+        if settings.security:
+            credentials.create(directory, options.scheduler.walltime if options.scheduler is not None else None)
+        saved.write(directory, options)
+        if not settings.shutdown_on_close:
+            directory.detach()
+        for kind, text in rendered.items():
+            directory.write(render.script_name(options.system, kind), text)
+        manager = directory.take_over(program()).number
+
+    try:
+        queue = batch.identity()
+        directory = claims.claim(path, alive, system=options.system, queue=queue, encrypted=settings.security, complete=complete)
+    except NotTrusted as error:
+        raise OptionError(f"cluster_directory={str(settings.cluster_directory)!r}: {error}") from error
+    except OSError as error:
+        raise OptionError(
+            f"cluster_directory={str(settings.cluster_directory)!r} cannot be written: {error.strerror}. It must be on a filesystem "
+            f"that login and compute nodes share"
+        ) from error
+    return directory, manager
+
+
+def alive(directory: ClusterDirectory) -> list[str]:
+    """Return the ids of an earlier cluster's jobs that are still in the queue: that of its own batch system."""
+    return unended(directory, batch_of(directory))
+
+
+def check_local_directory(given: str, *, everywhere: bool) -> None:
+    """Refuse a place for temporary files that cannot be used, where this machine sees what nodes see; jobs look for themselves."""
+    try:
+        path = Path(paths.expand(given, os.environ))
+        there = next(place for place in (path, *path.parents) if place.exists())
+        if not everywhere and not of_all_nodes(there):
+            return
+        check_place(there)
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+        if everywhere and not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    except (NotTrusted, OSError) as error:
+        raise OptionError(scratch.refusal(given, error)) from error
+    except ValueError as error:
+        raise OptionError(f"local_directory={given!r}: {error}") from error
+
+
+def _check_writable(option: str, path: Path) -> None:
+    try:
+        private_directory(path)
+    except OSError as error:
+        raise OptionError(f"{option}={str(path)!r} cannot be made: {error.strerror}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise OptionError(f"{option}={str(path)!r} cannot be written")

@@ -1,0 +1,146 @@
+"""What is known of one cluster, which all parts of the reconciler share. The event loop's thread alone changes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hpcgpu.batch.reasons import explain
+from hpcgpu.cluster.dispatcher import Dispatcher
+from hpcgpu.cluster.exit import unguard
+from hpcgpu.cluster.job import Job
+from hpcgpu.cluster.ownership import Ownership
+from hpcgpu.cluster.registry import Registry
+from hpcgpu.cluster.scheduler import Scheduler
+from hpcgpu.cluster.scheduler_client import SchedulerClient
+from hpcgpu.errors import ClusterError
+from hpcgpu.scaling.failures import ClusterFailures
+
+__all__ = ["ClusterState", "Tell"]
+
+
+class Tell(Protocol):
+    """How the user learns of something."""
+
+    def log(self, text: str) -> None:
+        """Write it into the cluster's log."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Write it into the log, and warn."""
+        ...
+
+
+@dataclass
+class ClusterState:
+    """One cluster as this program knows it.
+
+    Attributes
+    ----------
+    name : str
+    dispatcher : Dispatcher
+        Speaks with the batch system, and keeps the journal.
+    registry : Registry
+        All jobs, and the groups of the worker jobs.
+    ownership : Ownership
+    tell : Tell
+    clock : callable
+        Returns epoch seconds.
+    failures : ClusterFailures
+    scheduler : Scheduler or None
+        None before it was asked for.
+    client : SchedulerClient or None
+        None before the scheduler was reached, and when the cluster is closed.
+    known_workers : set of str
+        Addresses of all connected workers, those of other programs included.
+    failed : bool
+        Whether the cluster was lost after it had begun.
+    closing : bool
+        Whether this program is closing the cluster, or has closed it.
+    changed : asyncio.Event
+        Something happened that a user may wait for.
+    poll_now, decide_now, heartbeat_now : asyncio.Event
+        Wake what watches the queue, decides on the size, and tells the scheduler that this program lives.
+    tasks : set of asyncio.Task
+        Submits and drains that are under way.
+    """
+
+    name: str
+    dispatcher: Dispatcher
+    registry: Registry
+    ownership: Ownership
+    tell: Tell
+    clock: Callable[[], float]
+    failures: ClusterFailures = field(default_factory=ClusterFailures)
+    scheduler: Scheduler | None = None
+    client: SchedulerClient | None = None
+    known_workers: set[str] = field(default_factory=set)
+    failed: bool = False
+    closing: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    poll_now: asyncio.Event = field(default_factory=asyncio.Event)
+    decide_now: asyncio.Event = field(default_factory=asyncio.Event)
+    heartbeat_now: asyncio.Event = field(default_factory=asyncio.Event)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def now(self) -> float:
+        """Epoch seconds."""
+        return self.clock()
+
+    @property
+    def managed(self) -> bool:
+        """Whether this program keeps the cluster's jobs: it is neither closed nor lost, and no other program has taken it over."""
+        return self.ownership.owner and not self.closing and not self.failures.lost
+
+    @property
+    def listening(self) -> bool:
+        """Whether the scheduler tells of its workers as they come and go."""
+        return self.client is not None and self.client.listening
+
+    async def poll(self, job_ids: Collection[str] | None = None) -> None:
+        """Ask the queue once about these jobs (default: all that have not ended), and move each to the phase that it proves."""
+        await self.dispatcher.poll(job_ids)
+        self.registry.observe(now=self.now)
+
+    def check(self) -> None:
+        """Raise `ClusterError` with what the user was not told yet, or with why the cluster is lost."""
+        if text := self.failures.report():
+            raise ClusterError(text)
+
+    def check_schedulable(self, jobs: Iterable[Job]) -> None:
+        """Raise `ClusterError` where one of these jobs can never start."""
+        name = self.failures.unschedulable(job.name for job in jobs)
+        if name is not None:
+            job = self.registry.jobs[name]
+            raise ClusterError(f"{job.kind} job {job.job_id} ({name}) will never start: {explain(job.queue_status)}")
+
+    def report(self, message: str) -> None:
+        """Warn at once, and again at the next `wait_for_workers`, `repr` or `close`."""
+        self.failures.unreported.append(message)
+        self.tell.warn(message)
+        self.changed.set()
+
+    def supersede(self, why: str) -> None:
+        """Leave the cluster to another manager."""
+        if self.ownership.supersede(why):
+            for group in self.registry.groups.values():
+                group.adaptive = None
+            unguard(self.dispatcher)
+            self.report(why)
+
+    def spawn(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None) -> asyncio.Task[None]:
+        """Run something in the background; what it raises is told, not lost."""
+        kept = self.tasks if tasks is None else tasks
+        task = asyncio.ensure_future(work)
+        kept.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            kept.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.report(f"internal error: {error!r}")
+
+        task.add_done_callback(done)
+        return task

@@ -1,0 +1,62 @@
+"""Submits the jobs that are planned, and tells of those that could not be submitted."""
+
+from __future__ import annotations
+
+from hpcgpu.cluster.phases import Planned, Submitting
+from hpcgpu.cluster.state import ClusterState
+from hpcgpu.cluster.worker_job import WorkerJob
+from hpcgpu.errors import AmbiguousSubmit, BatchError, SubmitLimited, SubmitRefused, Superseded
+
+__all__ = ["Submitter"]
+
+
+class Submitter:
+    """Submits the planned worker jobs of one cluster.
+
+    Parameters
+    ----------
+    state : ClusterState
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self.state = state
+
+    def submit_planned(self) -> None:
+        """Begin to submit each job that is planned."""
+        for job in self.state.registry.worker_jobs:
+            if isinstance(job.phase, Planned):
+                phase = Submitting()
+                job.submitting(phase)
+                phase.task = self.state.spawn(self._submit(job))
+                self.state.changed.set()
+
+    async def _submit(self, job: WorkerJob) -> None:
+        """Submit a job; what goes wrong is told, and reaches the user at the next call too."""
+        state, scheduler = self.state, self.state.scheduler
+        try:
+            await job.submit(scheduler.dependency if scheduler is not None else None)
+            job.observe(now=state.now)
+            job.group.failures.submitted()
+        except Exception as error:
+            state.registry.remove(job)
+            if isinstance(error, Superseded):
+                state.supersede(str(error))
+            elif not state.dispatcher.closing:
+                self._not_submitted(job, error)
+
+    def _not_submitted(self, job: WorkerJob, error: Exception) -> None:
+        state, group, now = self.state, job.group, self.state.now
+        unknown = isinstance(error, AmbiguousSubmit)
+        message = f"{'it is not known whether ' * unknown}worker job {job.name} was {'not ' * (not unknown)}submitted: {error}"
+        if isinstance(error, SubmitLimited) and any(other.alive for other in group.jobs):
+            group.failures.site_is_full(str(error), now=now)
+            state.tell.log(f"{message}. There are as many jobs as the site allows")
+            return
+        for_good = isinstance(error, SubmitRefused | SubmitLimited) and group.adaptive is None
+        group.failures.submit_refused(str(error), for_good=for_good, now=now)
+        if group.adaptive is not None:
+            group.adaptive.note(message, now=now)
+        if group.failures.paused or unknown or not isinstance(error, BatchError):
+            state.report(message if for_good else f"{message}\n{group.failures.paused}".rstrip())
+        else:
+            state.tell.warn(f"{message}\nhpcgpu tries again in {max(0.0, group.failures.next_try - now):.0f} s.")

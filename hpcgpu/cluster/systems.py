@@ -1,0 +1,93 @@
+"""The clusters of the batch systems that hpcgpu brings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from hpcgpu.cluster.gpucluster import GPUCluster
+from hpcgpu.configuration.classes import option_classes
+from hpcgpu.errors import OptionError
+from hpcgpu.fabric import interfaces
+from hpcgpu.options import documentation
+from hpcgpu.options.common import Options
+
+if TYPE_CHECKING:
+    from hpcgpu.configuration import typed
+
+__all__ = ["LocalGPUCluster", "PBSGPUCluster", "SlurmGPUCluster"]
+
+
+class SlurmGPUCluster(GPUCluster):
+    """A GPU Dask cluster on Slurm."""
+
+    system = "slurm"
+
+    if TYPE_CHECKING:  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+
+        def __init__(
+            self,
+            *,
+            scheduler: typed.SlurmSchedulerArguments | Literal["local"] | None = None,
+            asynchronous: bool = False,
+            loop: Any = None,
+            **options: Unpack[typed.SlurmArguments],
+        ) -> None: ...
+
+        def add_worker_group(  # type: ignore[override]  # the options of one batch system, where the base class has those of any
+            self, name: str, *, jobs: int = 0, **options: Unpack[typed.SlurmWorkerArguments]
+        ) -> None: ...
+
+
+class PBSGPUCluster(GPUCluster):
+    """A GPU Dask cluster on OpenPBS or PBS Pro."""
+
+    system = "pbs"
+
+    if TYPE_CHECKING:  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+
+        def __init__(
+            self,
+            *,
+            scheduler: typed.PBSSchedulerArguments | Literal["local"] | None = None,
+            asynchronous: bool = False,
+            loop: Any = None,
+            **options: Unpack[typed.PBSArguments],
+        ) -> None: ...
+
+        def add_worker_group(  # type: ignore[override]  # the options of one batch system, where the base class has those of any
+            self, name: str, *, jobs: int = 0, **options: Unpack[typed.PBSWorkerArguments]
+        ) -> None: ...
+
+
+class LocalGPUCluster(GPUCluster):
+    """A GPU Dask cluster on this machine, through hpcgpu's embedded queue. Queue, account and the like mean nothing to it."""
+
+    system = "local"
+
+    if TYPE_CHECKING:  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+
+        def __init__(
+            self,
+            *,
+            scheduler: typed.LocalSchedulerArguments | Literal["local"] | None = None,
+            asynchronous: bool = False,
+            loop: Any = None,
+            **options: Unpack[typed.LocalArguments],
+        ) -> None: ...
+
+        def add_worker_group(  # type: ignore[override]  # the options of one batch system, where the base class has those of any
+            self, name: str, *, jobs: int = 0, **options: Unpack[typed.LocalWorkerArguments]
+        ) -> None: ...
+
+    def _check(self, options: Options) -> None:
+        super()._check(options)
+        if options.worker.nodes_per_job > 1:
+            raise OptionError(f"nodes_per_job={options.worker.nodes_per_job}: the local queue has one node")
+        for option, name in [("interface", options.worker.interface), ("client_interface", options.cluster.client_interface)]:
+            if name is not None and (trouble := interfaces.missing(name, interfaces.addresses())):
+                raise OptionError(f"{option}: {trouble}")
+
+
+for _cls in (SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster):
+    _options = option_classes(_cls.system)
+    documentation.describe(_cls, _options.worker, _options.scheduler)

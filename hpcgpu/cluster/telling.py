@@ -1,0 +1,46 @@
+"""How the user of a cluster learns what its manager does and meets: the cluster's log, and warnings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from hpcgpu.display.warn import warn
+from hpcgpu.errors import ClusterWarning
+
+__all__ = ["Told"]
+
+
+class Told:
+    """What was told; see `hpcgpu.cluster.state.Tell`.
+
+    Parameters
+    ----------
+    silent : callable
+        Whether warnings are left out: while the constructor runs, which raises.
+
+    Attributes
+    ----------
+    lines : list of (float, str)
+        Epoch seconds, and what was told.
+    """
+
+    def __init__(self, silent: Callable[[], bool]) -> None:
+        self._silent = silent
+        self.lines: list[tuple[float, str]] = []
+
+    def log(self, text: str) -> None:
+        """Write it into the cluster's log."""
+        self.lines.append((time.time(), text))
+
+    def warn(self, text: str) -> None:
+        """Write it into the log, and warn."""
+        self.log(text)
+        if not self._silent():
+            with suppress(ClusterWarning):  # `-W error` must not stop what looks after the jobs
+                warn(text)
+
+    def text(self) -> str:
+        """Return the log."""
+        return "\n".join(f"{time.strftime('%F %T', time.localtime(at))} {text}" for at, text in self.lines)

@@ -1,0 +1,93 @@
+"""Waits for the workers of a cluster, says what is waited for, and fails when that cannot succeed any more."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+
+from dask.utils import parse_timedelta
+from distributed.exceptions import WorkerStartTimeoutError
+
+from hpcgpu.cluster.job import Job
+from hpcgpu.cluster.scheduler_client import RpcClient
+from hpcgpu.cluster.state import ClusterState
+from hpcgpu.cluster.worker_job import WorkerJob
+from hpcgpu.display.progress import Progress, waiting_for
+from hpcgpu.errors import ClusterError
+
+__all__ = ["wait_for_workers", "wanted_workers", "what_jobs_wait_for"]
+
+
+def what_jobs_wait_for(state: ClusterState, jobs: Iterable[Job]) -> str:
+    """Describe jobs that are waited for, and say so where the queue does not answer."""
+    text = waiting_for(job.info(now=state.now) for job in jobs)
+    trouble = state.dispatcher.monitor.trouble
+    return f"{text} (the queue does not answer: {trouble})" if trouble else text
+
+
+def wanted_workers(state: ClusterState) -> int:
+    """Return how many workers there should be: of a fixed size all, of adaptive scaling those of its minimum or of the jobs there are."""
+    return sum(
+        group.options.workers_per_job
+        * (group.limits.maximum if group.limits.fixed else max(group.limits.minimum, sum(job.active for job in group.jobs)))
+        for group in state.registry.groups.values()
+    )
+
+
+async def wait_for_workers(state: ClusterState, n_workers: int | None, timeout: float | str | None, *, quiet: bool) -> None:
+    """Wait until so many workers are connected and ready; see `hpcgpu.cluster.gpucluster.GPUCluster.wait_for_workers`."""
+    deadline = time.monotonic() + parse_timedelta(timeout) if timeout is not None else math.inf
+    with Progress(quiet) as progress:
+        while True:
+            state.changed.clear()
+            state.check()
+            if state.closing:
+                raise ClusterError(state.ownership.why or f"cluster {state.name} is closed")
+            wanted = wanted_workers(state) if n_workers is None else n_workers
+            there = len(state.known_workers)
+            if there >= wanted and await _ready(state) >= wanted:
+                return
+            missing = [job for job in state.registry.active.values() if len(job.workers) < job.group.options.workers_per_job]
+            _check_within_reach(state, wanted, missing)
+            if time.monotonic() > deadline:
+                raise WorkerStartTimeoutError(there, wanted, timeout)
+            workers = "1 worker" if wanted == 1 else f"{wanted} workers"
+            progress.update(f"cluster {state.name}: waiting for {workers}", f"{there} there; {_why_not_there(state, missing)}")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(state.changed.wait(), 0.5)
+
+
+async def _ready(state: ClusterState) -> int:
+    """Ask the scheduler: a worker that has just connected is not ready yet."""
+    if not isinstance(state.client, RpcClient):
+        return -1
+    try:
+        return await state.client.running()
+    except (OSError, TimeoutError):
+        state.poll_now.set()
+        return -1
+
+
+def _why_not_there(state: ClusterState, missing: Collection[WorkerJob]) -> str:
+    """Return what the workers wait for: their jobs, and what keeps jobs out that there should be."""
+    kept_out = [group.reason for group in state.registry.groups.values() if group.held or not missing]
+    return "; ".join([what_jobs_wait_for(state, missing), *kept_out] if missing else kept_out)
+
+
+def _check_within_reach(state: ClusterState, wanted: int, missing: Iterable[WorkerJob]) -> None:
+    """Raise if so many workers can never be there: the plan has fewer, or its jobs cannot start, and nothing will change it."""
+    active, groups = state.registry.active.values(), state.registry.groups.values()
+    own = {address for job in active for address in job.workers}
+    within_reach = len(state.known_workers - own) + sum(group.within_reach * group.options.workers_per_job for group in groups)
+    within_reach -= sum(len(job.work.absence.since) for job in active if job.lost_workers and job.group.failures.paused)
+    unschedulable = [job for job in missing if state.failures.unschedulable([job.name])]
+    if within_reach - sum(job.group.options.workers_per_job for job in unschedulable) < wanted:
+        state.check_schedulable(unschedulable)
+    if within_reach < wanted:
+        jobs = sum(group.within_reach for group in groups)
+        paused = next((group.failures.paused for group in groups if group.failures.paused), "")
+        why = paused or f"call scale({wanted})"
+        raise ClusterError(f"cluster {state.name} asks for {within_reach} workers in {jobs} jobs, so {wanted} will never be there: {why}")

@@ -1,0 +1,568 @@
+"""What the manager of a cluster does about each failure, with a queue, a scheduler and a clock that the test drives."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
+from hpcgpu.batch.slurm.reasons import REASONS
+from hpcgpu.cluster import draining
+from hpcgpu.cluster.adaptive import GPUAdaptive
+from hpcgpu.cluster.dispatcher import Dispatcher
+from hpcgpu.cluster.ownership import Owner, Ownership
+from hpcgpu.cluster.periodic import Periodic
+from hpcgpu.cluster.phases import Draining, Ended, Queued, Running
+from hpcgpu.cluster.reconciler import Reconciler
+from hpcgpu.cluster.registry import Registry
+from hpcgpu.cluster.scheduler_job import SchedulerJob
+from hpcgpu.cluster.state import ClusterState
+from hpcgpu.cluster.worker_job import WorkerJob
+from hpcgpu.configuration.resolve import resolve
+from hpcgpu.environment.check import EnvironmentCheck
+from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, SubmitRefused
+from hpcgpu.options.common import DEFAULT
+from hpcgpu.scaling import units
+from hpcgpu.scaling.policy import Limits
+from hpcgpu.store import claims
+from hpcgpu.store.directory import Contact
+
+HOUR = 3600.0
+
+
+class Queue(BatchSystem):
+    """A batch queue in which things happen when the test says so."""
+
+    name = "slurm"
+
+    def __init__(self) -> None:
+        self.ids = itertools.count(1)
+        self.jobs: dict[str, JobStatus] = {}
+        self.refusal: Exception | None = None
+        self.silent = False
+        self.excluded: list[str] = []
+
+    def check(self) -> None: ...
+
+    def version(self) -> str:
+        return "1"
+
+    def submit(
+        self,
+        script: Path,
+        *,
+        job_name: str,
+        logs: Path | None = None,
+        after: str | None = None,
+        exclude: Collection[str] = (),
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> str:
+        if self.refusal is not None:
+            raise self.refusal
+        job_id, self.excluded = str(next(self.ids)), list(exclude)  # several are submitted at a time, in threads
+        self.jobs[job_id] = JobStatus(job_id=job_id, state=JobState.PENDING, name=job_name, reason="Priority", words=REASONS)
+        return job_id
+
+    def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        if self.silent:
+            raise BatchUnavailable("squeue does not answer")
+        return {job_id: self.jobs[job_id] for job_id in job_ids if self.jobs[job_id].name}
+
+    def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        return {}
+
+    def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        for job_id in job_ids:
+            if not self.jobs[job_id].state.ended and (not only_pending or self.jobs[job_id].state is JobState.PENDING):
+                self.jobs[job_id] = replace(self.jobs[job_id], state=JobState.CANCELLED)
+
+    def find(self, job_name: str) -> list[str]:
+        return [job_id for job_id, status in self.jobs.items() if status.name == job_name and not status.state.ended]
+
+    def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
+        return None
+
+
+class Client:
+    """A Dask scheduler as the reconciler sees it."""
+
+    address = "tls://scheduler"
+
+    def __init__(self) -> None:
+        self.listening = True
+        self.there: dict[str, dict[str, Any]] = {}
+        self.blamed: list[str] = []
+        self.full = False
+        self.resumed: list[str] = []
+
+    async def workers(self) -> Mapping[str, Mapping[str, Any]]:
+        if not self.listening:
+            raise TimeoutError
+        return self.there
+
+    async def load(self) -> Mapping[str, Any]:
+        load = {"processing": 0, "occupancy": 0.0, "nbytes": 0, "wanted": 0, "actors": 0, "nthreads": 1, "memory_limit": 0}
+        return {"workers": {worker["name"]: load for worker in self.there.values()}, "waiting": []}
+
+    async def heartbeat(self, manager: int, about: str) -> int:
+        return manager
+
+    async def crashed(self, names: Iterable[str]) -> None:
+        self.blamed += names
+
+    async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
+        listed = list(names)
+        addresses = [] if self.full else [address for address, worker in self.there.items() if worker["name"] in listed]
+        for address in addresses if close else ():
+            del self.there[address]
+        return addresses
+
+    async def unfinished(self, names: Iterable[str]) -> Mapping[str, int]:
+        return {}
+
+    async def resume(self, names: Iterable[str]) -> None:
+        self.resumed += names
+
+
+class Site:
+    """A cluster under one reconciler."""
+
+    def __init__(self, path: Path, gpus: int = 1) -> None:
+        self.now = 1e9
+        self.queue, self.client = Queue(), Client()
+        self.logged, self.warned = list[str](), list[str]()
+        self.options = resolve("slurm", {"name": "demo", "gpus_per_node": gpus, "walltime": "48h", "poll_interval": "10ms"})
+        self.directory = claims.claim(path / "demo", lambda earlier: [], system="slurm")
+        dispatcher = Dispatcher(self.queue, self.directory, self.directory.take_over("test").number, lambda: self.now)
+        self.registry = Registry("demo", dispatcher, self.directory.logs, self.options.cluster.worker_restarts)
+        self.group = self.registry.add_group(DEFAULT, self.options.worker, path / "worker")
+        self.state = ClusterState("demo", dispatcher, self.registry, Ownership(True, True), self, lambda: self.now)
+        self.reconciler = Reconciler(self.state, EnvironmentCheck("off"))
+        self.scheduler = SchedulerJob(dispatcher, path / "scheduler", "demo-scheduler", self.directory.logs, 60.0)
+
+    def log(self, text: str) -> None:
+        self.logged.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warned.append(text)
+
+    async def begin(self, jobs: int) -> None:
+        """Start the scheduler and so many running jobs."""
+        self.registry.add(self.scheduler)
+        self.state.scheduler = self.scheduler
+        await self.scheduler.submit()
+        assert self.scheduler.job_id is not None
+        self.says("demo-scheduler", JobState.RUNNING)
+        self.directory.publish(Contact(token=self.directory.token(), job_id=self.scheduler.job_id, workers="ucx://s", client="tls://s"))
+        await self.scheduler.reach()
+        self.state.client = self.client
+        await self.scale(jobs)
+        for name in list(self.registry.active):
+            await self.starts(name)
+        self.warned.clear()
+
+    async def scale(self, jobs: int) -> None:
+        self.reconciler.resize(self.group, Limits(maximum=jobs, fixed=True), None)
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Let all that is under way come to its end."""
+        while self.state.tasks:
+            await asyncio.wait(self.state.tasks)
+
+    async def passes(self, seconds: float, step: float = 1.0) -> None:
+        """Let time pass: a decision each `step`, a poll each ten of them."""
+        for i in range(int(seconds / step)):
+            self.now += step
+            if i % 10 == 9:
+                await self.reconciler.observe_queue()
+            else:
+                self.reconciler.decide()
+            await self.settled()
+
+    async def polled(self) -> None:
+        await self.reconciler.observe_queue()
+        await self.settled()
+
+    def job(self, name: str) -> WorkerJob:
+        return next(job for job in self.registry.worker_jobs if job.name == name)
+
+    def says(self, name: str, state: JobState, /, **status: Any) -> None:
+        """Let the queue have a job in another state."""
+        job_id = self.registry.jobs[name].job_id
+        assert job_id is not None
+        self.queue.jobs[job_id] = replace(self.queue.jobs[job_id], **{"state": state, "reason": "", **status})
+
+    def forgets(self, name: str) -> None:
+        """Let the queue not know a job any more."""
+        self.says(name, JobState.RUNNING, name="")
+
+    async def starts(self, name: str) -> None:
+        """Let a job start, and all its workers connect."""
+        self.says(name, JobState.RUNNING, start=self.now, end=self.now + 48 * HOUR, node=f"n-{name}")
+        for worker in units.workers_of(name, self.options.worker):
+            self.client.there[f"tls://{worker}"] = {"name": worker}
+            self.reconciler.worker_joined(f"tls://{worker}", worker)
+        await self.polled()
+
+    def loses(self, worker: str) -> None:
+        """Let a worker's connection end."""
+        del self.client.there[f"tls://{worker}"]
+        self.reconciler.worker_left(f"tls://{worker}")
+
+    async def ends(self, name: str, state: JobState, **status: Any) -> None:
+        """Let a job end, and its workers go with it."""
+        self.says(name, state, end=self.now, **status)
+        for address in list(self.job(name).workers):
+            self.loses(address.removeprefix("tls://"))
+        await self.polled()
+
+    @property
+    def shown(self) -> dict[str, tuple[str, str]]:
+        """State and reason of all jobs, as the user sees them."""
+        return {name: (info.state, info.reason) for name, job in self.registry.jobs.items() for info in [job.info(now=self.now)]}
+
+
+@pytest.fixture
+async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    monkeypatch.setattr(draining, "_FINISHING_INTERVAL", 0.0)
+    made = Site(tmp_path)
+    await made.begin(2)
+    yield made
+    await made.settled()
+
+
+# Jobs that end
+
+
+async def test_a_job_that_dies_before_its_worker_connects_is_told_and_replaced(site: Site) -> None:
+    await site.scale(3)
+    await site.ends("demo-2", JobState.FAILED, exit_code=3)
+    [told] = site.warned
+    assert told.startswith("worker job 4 (demo-2) failed: ") and "exit code 3; none of its workers had connected. Log: " in told
+    assert told.endswith("hpcgpu replaces it.")
+    assert set(site.registry.active) == {"demo-0", "demo-1", "demo-3"}
+    assert site.group.failures.failed == 1
+
+
+async def test_a_job_that_somebody_else_cancelled_is_told_once(site: Site) -> None:
+    await site.ends("demo-0", JobState.CANCELLED)
+    assert site.warned[0].startswith(f"worker job {site.job('demo-0').job_id} (demo-0) cancelled: ")
+    await site.passes(30)
+    assert len(site.warned) == 1
+
+
+async def test_a_job_whose_walltime_is_over_is_replaced_and_is_no_failure(site: Site) -> None:
+    await site.passes(60, step=10)
+    await site.ends("demo-0", JobState.TIMEOUT)
+    assert site.group.failures.failed == 0 and not site.client.blamed
+    assert set(site.registry.active) == {"demo-1", "demo-2"}
+
+
+async def test_the_tasks_of_a_job_that_crashes_are_charged(site: Site) -> None:
+    await site.passes(60, step=10)
+    await site.ends("demo-0", JobState.OUT_OF_MEMORY)
+    assert site.client.blamed == ["demo-0"]
+    assert "it used more memory than it asked for (the default of the queue)" in site.warned[0]
+
+
+async def test_a_node_that_fails_is_avoided(site: Site) -> None:
+    await site.ends("demo-0", JobState.NODE_FAIL)
+    await site.passes(11)
+    assert site.group.failures.excluded == ["n-demo-0"] == site.queue.excluded
+    assert site.group.failures.failed == 0
+
+
+async def test_after_too_many_failures_nothing_is_replaced_until_the_user_asks(site: Site) -> None:
+    for _ in range(site.options.cluster.worker_restarts + 1):
+        await site.passes(120, step=10)
+        await site.ends(max(site.registry.active), JobState.FAILED)
+    assert site.group.failures.paused.startswith("3 worker jobs failed in a row; they are not replaced any more (worker_restarts=2)")
+    await site.passes(HOUR, step=10)
+    assert set(site.registry.active) == {"demo-0"}
+    with pytest.raises(ClusterError, match="3 worker jobs failed in a row"):
+        site.state.check()
+    site.state.check()  # it was told
+    await site.scale(2)
+    assert len(site.registry.active) == 2
+
+
+async def test_a_job_that_vanishes_is_waited_for_before_it_counts_as_ended(site: Site) -> None:
+    site.loses("demo-0")
+    site.forgets("demo-0")
+    await site.passes(50)
+    assert site.shown["demo-0"][0] == "unknown"
+    assert "demo-0" in site.registry.active and not site.warned
+    await site.passes(300)
+    assert "demo-0" not in site.registry.active and "the queue has not known it for" in site.warned[0]
+
+
+async def test_a_connected_worker_proves_that_its_job_runs_whatever_the_queue_says(site: Site) -> None:
+    site.forgets("demo-0")
+    await site.passes(600, step=10)
+    assert site.shown["demo-0"] == ("running", "") and "demo-0" in site.registry.active
+    site.loses("demo-0")
+    await site.polled()
+    assert isinstance(site.job("demo-0").phase, Ended)
+
+
+# Submits
+
+
+async def test_a_refused_submit_reaches_the_user_once_and_is_not_tried_again(site: Site) -> None:
+    site.queue.refusal = SubmitRefused("Invalid account")
+    await site.scale(3)
+    await site.passes(HOUR, step=10)
+    assert len(site.registry.active) == 2
+    assert site.warned == ["worker job demo-2 was not submitted: Invalid account"]
+    with pytest.raises(ClusterError, match="Invalid account"):
+        site.state.check()
+
+
+async def test_a_site_that_allows_no_more_jobs_is_asked_again_later(site: Site) -> None:
+    site.queue.refusal = SubmitLimited("QOSMaxSubmitJobPerUserLimit")
+    await site.scale(3)
+    assert not site.warned and "There are as many jobs as the site allows" in site.logged[-1]
+    site.queue.refusal = None
+    await site.passes(290, step=10)
+    assert len(site.registry.active) == 2
+    await site.passes(20)
+    assert len(site.registry.active) == 3
+
+
+async def test_a_submit_that_may_have_been_accepted_is_told(site: Site) -> None:
+    site.queue.refusal = AmbiguousSubmit("sbatch did not answer")
+    await site.scale(3)
+    assert site.warned[0].startswith("it is not known whether worker job demo-2 was submitted: sbatch did not answer")
+    assert site.state.dispatcher.left()[-1] == "demo-2", "it is looked up when the cluster is closed"
+
+
+# The queue and the scheduler
+
+
+async def test_a_queue_that_does_not_answer_changes_nothing(site: Site) -> None:
+    site.queue.silent = True
+    before = site.shown
+    await site.passes(HOUR, step=10)
+    assert site.shown == before and site.state.dispatcher.monitor.trouble == "squeue does not answer"
+    assert not site.warned
+
+
+async def test_the_end_of_the_scheduler_job_ends_the_cluster(site: Site) -> None:
+    site.says("demo-scheduler", JobState.TIMEOUT)
+    site.client.listening = False
+    await site.polled()
+    assert site.state.failures.lost.startswith("the scheduler of cluster demo is gone, its worker jobs are cancelled: scheduler job 1")
+    assert {state for state, _ in site.shown.values()} <= {"timeout", "completing", "cancelled"}
+    assert site.registry.active == {} and not site.state.managed
+    for _ in range(2):
+        with pytest.raises(ClusterError, match="is gone"):
+            site.state.check()
+
+
+async def test_a_scheduler_that_is_silent_though_its_job_runs_is_told_once(site: Site) -> None:
+    site.client.listening = False
+    for _ in range(300):
+        site.now += 1
+        site.reconciler.observe_silence()
+    [told] = site.warned
+    assert told.startswith("the scheduler at tls://scheduler has not answered for 60 s, though its job runs; hpcgpu keeps trying. Log: ")
+    await site.ends("demo-0", JobState.FAILED)
+    assert len(site.warned) == 1, "workers that end now may only have lost their scheduler"
+    site.client.listening = True
+    site.reconciler.observe_silence()
+    await site.polled()
+    assert "demo-0" in site.warned[1]
+
+
+async def test_another_manager_is_left_alone_with_the_cluster(site: Site) -> None:
+    site.directory.take_over("another program")
+    site.reconciler.resize(site.group, Limits(maximum=5, fixed=True), None)
+    await site.settled()
+    assert site.state.ownership.state is Owner.SUPERSEDED and len(site.queue.jobs) == 3
+    assert site.warned[0].startswith("cluster demo was taken over by another program; this program does not scale it any more")
+    await site.passes(100, step=10)
+    assert len(site.queue.jobs) == 3
+    assert site.state.ownership.leaves_jobs(cancelled=False, lost=False)
+
+
+async def test_a_cluster_that_lost_its_name_cancels_its_jobs(site: Site) -> None:
+    (site.directory.path / "cluster.json").write_text(
+        (site.directory.path / "cluster.json").read_text().replace(site.directory.token(), "1")
+    )
+    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic.watch_queue()
+    site.state.poll_now.set()
+    await asyncio.wait(periodic.tasks, timeout=60)
+    assert "cluster demo lost its name" in site.state.failures.lost
+    assert {status.state for status in site.queue.jobs.values()} == {JobState.CANCELLED}
+
+
+# Draining
+
+
+async def test_a_job_whose_data_fits_nowhere_else_stays_and_counts(site: Site) -> None:
+    site.client.full = True
+    await site.scale(1)
+    assert [text for text in site.warned if "stays: its data fits nowhere else. Free some of it, and scale again" in text]
+    assert len(site.registry.active) == 2 and site.group.limits.maximum == 2
+    assert site.client.resumed == [next(name for name in ("demo-0", "demo-1") if name in site.warned[0])]
+    assert [submit.cancelled for submit in site.directory.submits()] == [False] * 3
+    site.client.full = False
+    await site.passes(4)
+    await site.scale(1)
+    assert len(site.registry.active) == 1
+
+
+async def test_a_drained_job_is_never_shown_as_running(site: Site) -> None:
+    await site.scale(1)
+    [drained] = site.registry.draining
+    site.says(drained.name, JobState.RUNNING)  # the queue takes its time
+    assert site.shown[drained.name] == ("completing", "hpcgpu cancelled it")
+    assert drained.info(now=site.now).workers == 0
+    await site.polled()
+    assert site.shown[drained.name] == ("completing", "hpcgpu cancelled it")
+    site.says(drained.name, JobState.CANCELLED)
+    await site.polled()
+    assert site.shown[drained.name][0] == "cancelled" and not site.warned
+
+
+async def test_a_job_that_starts_just_before_it_is_cancelled_counts_again(site: Site) -> None:
+    await site.scale(3)
+    site.says("demo-2", JobState.RUNNING, start=site.now)  # the last poll did not know of it
+    site.reconciler.resize(site.group, Limits(maximum=2, fixed=True), None)
+    phase = site.job("demo-2").phase
+    assert isinstance(phase, Draining) and isinstance(phase.before, Queued)
+    await site.settled()
+    assert isinstance(site.job("demo-2").phase, Running | Draining)
+    await site.passes(20)
+    assert len(site.registry.active) == 2
+
+
+async def test_a_job_that_can_never_start_pauses_adaptive_scaling(site: Site) -> None:
+    limits = Limits(minimum=3, maximum=3)
+    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, lambda: None))
+    await site.settled()
+    site.says("demo-2", JobState.PENDING, reason="QOSMaxWallDurationPerJobLimit")
+    await site.passes(30)
+    assert "demo-2" not in site.registry.active
+    assert any("will never start: its walltime is above your limit" in text for text in site.warned)
+    assert site.group.failures.paused and len(site.registry.active) == 2
+
+
+# What is shown
+
+
+async def test_a_contact_proves_that_the_scheduler_job_runs_before_the_queue_was_asked(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.registry.add(site.scheduler)
+    await site.scheduler.submit()
+    assert site.shown["demo-scheduler"] == ("pending", "the queue has not been asked about it yet")
+    site.now += 8
+    site.directory.publish(Contact(token=site.directory.token(), job_id="1", workers="ucx://s", client="tls://s"))
+    await site.scheduler.reach()
+    site.now += 600
+    assert site.shown["demo-scheduler"] == ("running", "")
+    assert site.scheduler.info(now=site.now).waited == 8
+
+
+# Running jobs that lose workers together, as by a network that fails for a moment
+
+JOBS, GPUS = 8, 4
+
+
+class Losing(Site):
+    """Eight jobs of four workers each."""
+
+    fewest = JOBS * GPUS
+
+    async def passes(self, seconds: float, step: float = 5.0) -> None:
+        for _ in range(int(seconds / step)):
+            await super().passes(step, step)
+            self.fewest = min(self.fewest, sum(len(job.workers) for job in self.registry.active.values()))
+
+    def lose_one(self, name: str) -> None:
+        self.loses(f"{name}-{GPUS - 1}")
+
+    @property
+    def drained(self) -> list[str]:
+        return [job.name for job in self.registry.worker_jobs if not job.active]
+
+    @property
+    def waiting(self) -> list[str]:
+        return [name for name, job in self.registry.active.items() if job.pending]
+
+
+@pytest.fixture
+async def losing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Losing:
+    monkeypatch.setattr(draining, "_FINISHING_INTERVAL", 0.0)
+    made = Losing(tmp_path, GPUS)
+    await made.begin(JOBS)
+    await made.passes(10)
+    return made
+
+
+async def test_jobs_that_lose_workers_together_work_on_until_others_are_there_and_all_are_replaced(losing: Losing) -> None:
+    first = list(losing.registry.active)
+    for name in first:
+        losing.lose_one(name)
+        await losing.passes(5)  # not all at the same moment
+    await losing.passes(HOUR, step=30)
+    assert losing.group.failures.failed == 0, "it is one event"
+    assert not losing.group.failures.paused
+    assert len(losing.waiting) == JOBS, "one is asked for in place of each"
+    assert losing.drained == first[:1], "only one makes room; the others work on for the hours that the queue takes"
+    assert all("it works on, and another job takes its place" in words for words in losing.warned) and len(losing.warned) == JOBS
+    for name in losing.waiting:
+        await losing.starts(name)
+        await losing.passes(60)
+    assert sorted(losing.drained) == sorted(first)
+    assert len(losing.registry.active) == JOBS and not losing.waiting
+    assert losing.fewest >= (JOBS - 1) * (GPUS - 1)
+
+
+async def test_after_too_many_losses_the_jobs_go_on_without_and_nothing_is_drained_until_the_user_asks(losing: Losing) -> None:
+    names = list(losing.registry.active)
+    losing.group.failures.submit_refused("no", for_good=False, now=losing.now + 3600)  # no other job can be asked for meanwhile
+    for name in names[:4]:
+        losing.lose_one(name)
+        await losing.passes(400)  # each is an event of its own
+    assert [job.lost_workers for job in losing.registry.active.values()].count(True) == 4
+    assert losing.group.failures.failed > losing.group.failures.restarts
+    paused = losing.group.failures.paused
+    assert paused.startswith("3 worker jobs failed in a row")
+    await losing.passes(2 * HOUR, step=30)
+    assert list(losing.registry.active) == names, "those that lost workers before the pause stay too, and nothing is asked for"
+    for name in names[:4]:
+        assert losing.job(name).shortage(now=losing.now).endswith(f"it goes on without, {paused}")
+    losing.group.failures.start_anew()
+    await losing.passes(10)
+    assert len(losing.waiting) == 4, "the user asked again: they are replaced now"
+    assert losing.drained == names[:1]
+
+
+async def test_nothing_is_drained_while_no_other_job_waits(losing: Losing) -> None:
+    losing.group.failures.next_try = losing.now + 3600
+    names = list(losing.registry.active)
+    losing.lose_one(names[0])
+    await losing.passes(3000, step=30)
+    assert losing.drained == []
+    await losing.passes(3600, step=30)
+    assert losing.drained == names[:1] and losing.waiting == [f"demo-{JOBS}"]
+
+
+async def test_a_job_whose_workers_come_back_is_kept_and_the_one_that_still_waits_goes(losing: Losing) -> None:
+    first, second = list(losing.registry.active)[:2]
+    losing.lose_one(first)
+    losing.lose_one(second)
+    await losing.passes(400)
+    assert losing.drained == [first] and len(losing.waiting) == 2
+    await losing.starts(second)
+    await losing.passes(10)
+    assert len(losing.waiting) == 1 and second in losing.registry.active
