@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.batch.local.queue import JobRecord, LocalQueue, _directives, startable
+from hpcgpu.batch.local.jobs import JobRecord, read_directives, startable
+from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import BatchError, SubmitRefused
 
 ROOT = Path(__file__).parents[2]
@@ -260,10 +261,10 @@ def test_refused_in_plain_words(site: Site) -> None:
     assert not list((site.queue.directory / "jobs").iterdir())
 
 
-def test_directives() -> None:
+def testread_directives() -> None:
     head = '#!/bin/bash\n# a comment\n\n#HPCGPU --job-name="a \\"b\\" \\\\ c"\n#HPCGPU --time=1-02:03:04  \n#HPCGPU2 --x\n'
-    assert _directives(head + "true\n#HPCGPU --gpus=2\n") == {"name": 'a "b" \\ c', "walltime": 93784.0}
-    assert _directives("#HPCGPU --time=00:01:00\n#HPCGPU --gpus=2")["walltime"] == 60
+    assert read_directives(head + "true\n#HPCGPU --gpus=2\n") == {"name": 'a "b" \\ c', "walltime": 93784.0}
+    assert read_directives("#HPCGPU --time=00:01:00\n#HPCGPU --gpus=2")["walltime"] == 60
 
 
 def test_output_with_quotes_spaces_and_patterns(site: Site) -> None:

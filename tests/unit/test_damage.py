@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.batch.local.queue import JobRecord, LocalQueue
+from hpcgpu.batch.local.jobs import JobRecord
+from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cli import main
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterExists, Damaged, OptionError
@@ -194,7 +195,7 @@ def test_without_any_file_that_tells_the_batch_system_the_others_are_stopped(roo
 def embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
     """A queue of three jobs that never start, and no processes."""
     monkeypatch.setattr(LocalQueue, "_launch", lambda *arguments: None)
-    monkeypatch.setattr("hpcgpu.batch.local.queue._end", lambda *arguments, **keywords: 0)
+    monkeypatch.setattr("hpcgpu.batch.local.queue.end_all", lambda *arguments, **keywords: 0)
     queue = LocalQueue(tmp_path / "queue", gpus=2, slots=2)
     script = tmp_path / "job.sh"
     script.write_text("true\n")

@@ -1,4 +1,4 @@
-"""How scripts ask the embedded queue: ``#HPCGPU --option=value`` lines; `hpcgpu.batch.local.client` reads them."""
+"""How scripts ask the embedded queue: ``#HPCGPU --option=value`` lines; `hpcgpu.batch.local.jobs` reads them."""
 
 from __future__ import annotations
 

@@ -27,17 +27,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.command import clean_environment, require
+from hpcgpu.batch.local.jobs import JobRecord, read_directives, startable, with_reasons
 from hpcgpu.batch.local.reasons import REASONS
+from hpcgpu.batch.local.supervision import end_all, members, wait_for_end
 from hpcgpu.batch.visible import visible_devices
 from hpcgpu.display.words import counted
 from hpcgpu.errors import BatchError, BatchUnavailable, Damaged, NotTrusted, SubmitRefused
@@ -46,11 +46,10 @@ from hpcgpu.posix.ownership import check, private_directory
 from hpcgpu.posix.processes import alive as _alive
 from hpcgpu.posix.processes import identity as _identity
 
-__all__ = ["JobRecord", "LocalQueue", "startable"]
+__all__ = ["LocalQueue"]
 
 _T = TypeVar("_T")
 _GRACE = 3.0  # seconds between TERM and KILL
-_UNKILLABLE = 10.0  # seconds until a killed process is given up: it hangs in the kernel, or belongs to somebody else
 _RETAINED = 1000  # ended jobs that are remembered
 
 #: Starts the supervisor from a shell that ends at once, so that no client has to reap it. Until the supervisor waits for TERM,
@@ -60,107 +59,11 @@ _DETACH = 'trap "" TERM; exec "$@" </dev/null >/dev/null 2>&1 & echo $!'
 _REASONS = {JobState.FAILED: "NonZeroExitCode", JobState.TIMEOUT: "TimeLimit"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobRecord:
-    """One job, as its file has it."""
-
-    job_id: str
-    name: str
-    output: str
-    cwd: str
-    gpus: int = 0  # how many it asks for
-    devices: list[str] = field(default_factory=list)  # which ones it has
-    walltime: float | None = None  # seconds
-    after: str | None = None  # the job that must start, or end, before
-    state: JobState = JobState.PENDING
-    verdict: JobState | None = None  # for a job that is being ended: its state then, if that does not depend on the exit code
-    reason: str = ""
-    start: float | None = None
-    end: float | None = None
-    exit_code: int | None = None
-    supervisor: list[int] = field(default_factory=list)  # pid and start time, see `_identity`
-    leader: list[int] = field(default_factory=list)  # the same of the script's shell, which leads the session of the job
-
-
 @dataclass(frozen=True)
 class _Machine:
     host: str
     gpus: list[str]
     slots: int
-
-
-def startable(records: Sequence[JobRecord], gpus: Sequence[str], slots: int) -> list[tuple[JobRecord, list[str]]]:
-    """Return the jobs that may start now, with the GPUs that each gets: first come, first served.
-
-    A job that waits for another one lets later jobs pass; a job that waits for a GPU or a slot does not.
-
-    Parameters
-    ----------
-    records : sequence of JobRecord
-        The live jobs, in order of submission.
-    gpus : sequence of str
-        All GPUs of the machine.
-    slots : int
-        How many jobs may run at once.
-    """
-    active = [job for job in records if job.state in (JobState.RUNNING, JobState.COMPLETING)]
-    taken = {device for job in active for device in job.devices}
-    free = [device for device in gpus if device not in taken]
-    room = slots - len(active)
-    waiting = {job.job_id for job in records if job.state is JobState.PENDING}
-    starts = []
-    for job in records:
-        if job.job_id not in waiting or job.after in waiting:
-            continue
-        if job.gpus > len(free) or room < 1:
-            break
-        starts.append((job, free[: job.gpus]))
-        free, room = free[job.gpus :], room - 1
-        waiting.remove(job.job_id)
-    return starts
-
-
-def _reasons(records: Sequence[JobRecord]) -> list[JobRecord]:
-    """Pending jobs, none of which may start now, with the reason in Slurm's words."""
-    pending = [job for job in records if job.state is JobState.PENDING]
-    ids = {job.job_id for job in pending}
-    explained, reason = [], "Resources"
-    for job in pending:
-        if job.after in ids:
-            explained.append(replace(job, reason="Dependency"))
-        else:
-            explained.append(replace(job, reason=reason))
-            reason = "Priority"
-    return explained
-
-
-def _directives(text: str) -> dict[str, Any]:
-    """Fields of a `JobRecord` from the ``#HPCGPU --option=value`` lines at the head of a script."""
-    fields: dict[str, Any] = {}
-    for line in text.split("\n"):
-        if line.strip() and not line.startswith("#"):
-            break
-        if not re.match(r"#HPCGPU(\s|$)", line):
-            continue
-        match = re.fullmatch(r'#HPCGPU\s+--([\w-]+)=(?:"((?:[^"\\]|\\["\\])*)"|([^\s"]+))\s*', line)
-        if match is None:
-            raise SubmitRefused(f'`{line}` is not a directive of the form `#HPCGPU --option=value` or `#HPCGPU --option="value"`')
-        option, quoted, plain = match.groups()
-        value = plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
-        if option == "job-name":
-            fields["name"] = value
-        elif option == "output":
-            fields["output"] = value
-        elif option == "gpus" and re.fullmatch("[0-9]+", value):
-            fields["gpus"] = int(value)
-        elif option == "time" and (parts := re.fullmatch("(?:(?:([0-9]+)-)?([0-9]+):([0-9]+):)?([0-9]+)", value)):
-            days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
-            fields["walltime"] = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds) or None  # 0: no limit, as in Slurm
-        elif option in ("gpus", "time"):
-            raise SubmitRefused(f"`{value}` is not a valid value of the directive --{option}")
-        else:
-            raise SubmitRefused(f"unknown directive --{option}: this queue knows --job-name, --output, --gpus and --time")
-    return fields
 
 
 def _devices() -> list[str]:
@@ -180,50 +83,6 @@ def _devices() -> list[str]:
         return [str(index) for index in range(nvml.nvmlDeviceGetCount())]
     finally:
         nvml.nvmlShutdown()
-
-
-def _members(marks: Mapping[str, str], session: int | None) -> set[psutil.Process]:
-    """Live processes of a job: those with its marks in their environment, those of its session, and what descends from either.
-
-    Any one of these can be lost: a daemon leaves session and parent, a process that sets its title overwrites its environment.
-    """
-    parents: dict[psutil.Process, int] = {}
-    members: set[psutil.Process] = set()
-    for pid in psutil.pids():
-        with contextlib.suppress(psutil.Error, OSError):
-            process = psutil.Process(pid)
-            with process.oneshot():
-                if process.status() == psutil.STATUS_ZOMBIE:
-                    continue
-                parents[process] = process.ppid()
-                if os.getsid(pid) == session or marks.items() <= process.environ().items():
-                    members.add(process)
-    pids: set[int] = set()
-    while len(pids) < len(members):
-        pids = {process.pid for process in members}
-        members |= {process for process, parent in parents.items() if parent in pids}
-    return members
-
-
-def _end(find: Callable[[], set[psutil.Process]], grace: float) -> int:
-    """End all processes that `find` finds, now or later: TERM, then KILL after the grace. Return how many are left even so."""
-    known: set[psutil.Process] = set()
-    for signum, timeout in ((signal.SIGTERM, grace), (signal.SIGKILL, _UNKILLABLE)):
-        told: set[psutil.Process] = set()
-        deadline = time.monotonic() + timeout
-        while timeout:
-            # A process once found stays ours, even when its parent has gone and nothing else shows where it came from.
-            known = find() | {process for process in known if process.is_running() and _identity(process.pid)}
-            if not known:
-                return 0
-            if time.monotonic() > deadline:
-                break
-            for process in known - told:
-                with contextlib.suppress(psutil.Error):
-                    process.send_signal(signum)
-            told |= known
-            time.sleep(0.05)
-    return len(known)
 
 
 class LocalQueue(BatchSystem):
@@ -278,7 +137,7 @@ class LocalQueue(BatchSystem):
             content, cwd = script.read_bytes(), str(Path.cwd())
         except OSError as error:
             raise SubmitRefused(f"cannot submit {script}: {error}") from error
-        fields = {"name": script.name, "output": "hpcgpu-%j.out"} | _directives(content.decode(errors="surrogateescape"))
+        fields = {"name": script.name, "output": "hpcgpu-%j.out"} | read_directives(content.decode(errors="surrogateescape"))
         if job_name:
             fields["name"] = job_name
         environ = {k: v for k, v in clean_environment(os.environ).items() if k != "LC_ALL" and not k.startswith("HPCGPU_JOB_")}
@@ -422,19 +281,19 @@ class LocalQueue(BatchSystem):
         for job_id in self._ids(".env"):
             if self._read(job_id) is None:
                 lost = JobRecord(job_id=job_id, name="", output="", cwd="")
-                _end(partial(_members, self._marks(lost), None), grace=0)
+                end_all(partial(members, self._marks(lost), None), grace=0)
                 self._close(
                     lost, JobState.FAILED, f"its record {self._jobs / job_id}.json is damaged or missing, so the queue ended the job"
                 )
         for job in self._live():
             if job.state is not JobState.PENDING and not _alive(job.supervisor):
                 session = job.leader[0] if _alive(job.leader) else None
-                _end(partial(_members, self._marks(job), session), grace=0)
+                end_all(partial(members, self._marks(job), session), grace=0)
                 self._close(job, job.verdict or JobState.FAILED, "the process that supervised the job was killed")
         jobs = self._live()
         for job, devices in startable(jobs, machine.gpus, machine.slots):
             self._launch(job, devices)
-        for job in _reasons(self._live()):
+        for job in with_reasons(self._live()):
             if job not in jobs:
                 self._write(job)
 
@@ -510,7 +369,7 @@ class LocalQueue(BatchSystem):
                 return
             job = replace(job, leader=_identity(script.pid))
             self._write(job)
-        verdict = _watch(script.pid, job.end)
+        verdict = wait_for_end(script.pid, job.end)
         job = replace(job, state=JobState.COMPLETING, verdict=verdict)
         with contextlib.suppress(BatchError), self._locked(make=False):  # whatever happens to the disk, the processes must end
             if (current := self._supervised(job_id)) and current.verdict:
@@ -518,7 +377,7 @@ class LocalQueue(BatchSystem):
             elif current:
                 self._write(job)
         # Only now is the script reaped: until then, nobody else can get its pid, by which its session is found.
-        left = _end(partial(_members, self._marks(job), script.pid), _GRACE)
+        left = end_all(partial(members, self._marks(job), script.pid), _GRACE)
         code = script.poll()
         with self._locked(make=False) as machine:
             if not self._supervised(job_id):
@@ -532,18 +391,6 @@ class LocalQueue(BatchSystem):
         """The job, if it is this process that supervises it."""
         job = self._read(job_id)
         return job if job and job.supervisor == _identity(os.getpid()) else None
-
-
-def _watch(pid: int, end: float | None) -> JobState | None:
-    """Wait until the script ends or has to: return the state that the job gets, None if that depends on the exit code."""
-    while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        timeout = 30.0 if end is None else min(end - time.time(), 30.0)  # short, as the clock may be set
-        if timeout <= 0:
-            return JobState.TIMEOUT
-        received = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, timeout)
-        if received and received.si_signo == signal.SIGTERM:
-            return JobState.CANCELLED
-    return None
 
 
 def _load(path: Path, shape: type[_T]) -> _T | None:
