@@ -92,7 +92,7 @@ def test_a_job_that_is_deleted_by_somebody_is_told_and_replaced(pbs: Site, until
     with PBSGPUCluster(jobs=1, name="cut", **CPU) as cluster:
         cluster.wait_for_workers(1)
         [job_id] = pbs.alive("cut-0")
-        with told(r"was cancelled.*\[Job run at .* and terminated by "):
+        with told(r"cancelled it.*\[Job run at .* and terminated by "):
             pbs.run("qdel", job_id)
             until(lambda: names(cluster) == {"cut-1"}, "another job takes its place")
 

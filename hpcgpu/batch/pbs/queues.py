@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 
 from hpcgpu.batch.pbs.nodes import amount, by_host, parse_pbsnodes
 from hpcgpu.batch.queues import Queue, Queues, answer
+from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
 
 __all__ = ["PBSQueue", "parse_nodes", "queues"]
@@ -21,7 +23,9 @@ class PBSQueue(Queue):
 
 def queues() -> Queues:
     """Ask pbsnodes and qstat."""
-    notes = printable(answer(["qstat", "-Q"]), 20_000, lines=True)
+    notes = ""
+    with contextlib.suppress(BatchError):  # pbsnodes says what is needed
+        notes = printable(answer(["qstat", "-Q"]), 20_000, lines=True)
     found = parse_nodes(parse_pbsnodes(answer(["pbsnodes", "-av"])))
     return Queues(gpus=found, by_default=bool(found), route=True, notes=notes)
 
