@@ -35,6 +35,8 @@ SENTENCE = (
 class Queue:
     """Has the jobs of two clusters."""
 
+    remembers = False
+
     def __init__(self) -> None:
         self.jobs = {"1": "now-scheduler", "2": "later-scheduler", "3": "later-0"}
         self.cancelled: set[str] = set()

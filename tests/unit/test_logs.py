@@ -18,6 +18,8 @@ from tests.helpers import Clock
 class Queue:
     """Answers with a script: the state of the one job, None where it is left out, or an error. The last one holds."""
 
+    remembers = False
+
     def __init__(self, *answers: JobState | Exception | None, accounting: JobState | None = None) -> None:
         self.answers, self.accounting, self.polls = list(answers), accounting, 0
 
