@@ -85,8 +85,6 @@ def convert(value: Any, shape: Any, where: str = "", *, surrogates: bool = False
         return _object(value, shape, where, surrogates)
     if origin in (list, tuple, dict):
         return _container(value, shape, where, surrogates)
-    if shape is Path and isinstance(value, dict) and value.keys() == {"path"}:
-        return Path(convert(value["path"], str, where, surrogates=surrogates))
     return _scalar(value, shape, where, surrogates)
 
 
@@ -112,6 +110,8 @@ def _container(value: Any, shape: Any, where: str, surrogates: bool) -> Any:
 
 
 def _scalar(value: Any, shape: Any, where: str, surrogates: bool) -> Any:
+    if shape is Path and isinstance(value, dict) and value.keys() == {"path"}:
+        return Path(convert(value["path"], str, where, surrogates=surrogates))
     if isinstance(shape, type) and issubclass(shape, enum.Enum) and isinstance(value, str):
         return shape(value)
     if shape is float and isinstance(value, int | float) and not isinstance(value, bool):
