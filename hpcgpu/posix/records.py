@@ -79,10 +79,9 @@ def convert(value: Any, shape: Any, where: str = "", *, surrogates: bool = False
     origin, arguments = typing.get_origin(shape), typing.get_args(shape)
     if origin in (typing.Union, types.UnionType):
         return _one_of(value, arguments, where, surrogates)
-    if typing.is_typeddict(shape):
-        return _typed_dict(value, shape, where, surrogates)
-    if dataclasses.is_dataclass(shape):
-        return _object(value, shape, where, surrogates)
+    if typing.is_typeddict(shape) or dataclasses.is_dataclass(shape):
+        named = _typed_dict if typing.is_typeddict(shape) else _object
+        return named(value, shape, where, surrogates)
     if origin in (list, tuple, dict):
         return _container(value, shape, where, surrogates)
     return _scalar(value, shape, where, surrogates)
