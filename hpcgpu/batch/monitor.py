@@ -135,6 +135,8 @@ class Monitor:
     cadence: Cadence = field(default_factory=Cadence)
     views: dict[str, View] = field(default_factory=dict)
     trouble: str = ""
+    #: Epoch seconds of the last answer on all jobs; None before the first.
+    answered_at: float | None = None
 
     def watch(self, job_id: str, name: str, *, now: float) -> None:
         """Begin to watch a job that was just submitted."""
@@ -175,6 +177,8 @@ class Monitor:
         if answer.trouble:
             self.cadence.failed(now=now)
             return
+        if answer.asked >= self.alive():
+            self.answered_at = now
         known = {job_id: self.views[job_id] for job_id in answer.asked}
         self.views.update(observe(known, answer.queue, answer.accounting, now=now, grace=self.grace))
         states = {job_id: view.status.state for job_id, view in list(self.views.items())}

@@ -113,9 +113,15 @@ class Readable(Adapter):
 
     @property
     def jobs(self) -> JobTable:
-        """Every job of the cluster, also those that have ended: id, kind, name, state, reason in words, seconds waited, node, workers."""
+        """Every job of the cluster, also those that have ended: id, kind, name, state, reason in words, seconds waited, node, workers.
+
+        Connected workers are shown as they are now. What the queue says may be some seconds old: the table says how old.
+        `settle` asks it anew.
+        """
         state = self._state
-        return JobTable(job.info(now=state.now) for job in list(state.registry.jobs.values()))
+        jobs, answered = list(state.registry.jobs.values()), state.dispatcher.monitor.answered_at
+        age = state.now - answered if answered is not None and any(job.alive for job in jobs) else 0.0
+        return JobTable((job.info(now=state.now) for job in jobs), age)
 
     def scheduler_script(self) -> str:
         """Return the script of the scheduler job, as it is in the cluster directory."""

@@ -95,7 +95,9 @@ def test_a_cluster_is_started_looked_at_scaled_and_stopped(queue: LocalQueue, ho
         client.wait_for_workers(2)
         kept = client.scatter({"answer": 42})
         client.publish_dataset(kept=kept["answer"])
-        assert hpcgpu("scale", "stays", "--jobs", "1").returncode == 0
+        shown = json.loads(hpcgpu("scale", "stays", "--jobs", "1", "--json").stdout)
+        assert sorted(job["kind"] for job in shown if job["state"] == "running") == ["scheduler", "worker"], "a drained job does not run"
+        assert sum(job["workers"] for job in shown) == 1
         assert client.get_dataset("kept").result() == 42, "the data of the job that was given up has moved"
     until(lambda: len(live(queue)) == 2, "the job that was given up has ended")
 

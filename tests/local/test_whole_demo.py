@@ -23,3 +23,4 @@ def test_the_demo_runs_on_the_embedded_queue_where_slurm_is_installed_and_does_n
     assert "Slurm cannot be used: `squeue` failed: slurm_load_jobs error: Unable to contact slurm controller" in done.stdout
     assert "This runs on the queue embedded in hpcgpu" in done.stdout and "336,776 flights" in done.stdout
     assert "no job of this cluster is left" in done.stdout
+    assert "has not been asked" not in done.stdout and "pending" not in done.stdout, "what answers is shown as running"
