@@ -21,7 +21,6 @@ from hpcgpu.cluster.closing import Closing
 from hpcgpu.cluster.exit import guard, unguard
 from hpcgpu.cluster.periodic import Periodic
 from hpcgpu.cluster.reconciler import Reconciler
-from hpcgpu.cluster.scheduler import Scheduler
 from hpcgpu.cluster.scheduler_client import RpcClient
 from hpcgpu.cluster.starting import Starter
 from hpcgpu.cluster.state import ClusterState
@@ -91,9 +90,9 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         self._status = status
 
     @property
-    def scheduler(self) -> Scheduler | None:
-        """The scheduler, once it was asked for."""
-        return self._state.scheduler
+    def scheduler(self) -> Any:
+        """The scheduler, once it was asked for: its job, or the scheduler in this process."""
+        return self._state.scheduler.held if self._state.scheduler is not None else None
 
     @scheduler.setter
     def scheduler(self, scheduler: None) -> None:
@@ -282,12 +281,12 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         except (OSError, TimeoutError) as error:
             self._log(f"software was not compared, the scheduler did not answer: {error or type(error).__name__}")
             return
-        fatal, doubtful = environment.check({})
+        fatal, differing = environment.check({})
         if fatal:
             raise ClusterError(fatal)
-        if doubtful:
-            self._log(doubtful)
-            warn(doubtful)
+        if differing:
+            self._log(differing)
+            warn(differing)
 
     def __await__(self) -> Generator[Any, Any, Self]:
         async def _() -> Self:

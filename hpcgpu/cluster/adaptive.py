@@ -59,7 +59,7 @@ class GPUAdaptive:
     limits : Limits
         In jobs.
     target_duration : float
-        Seconds in which the work that is known shall be done.
+        Seconds in which the known work should be done.
     wake : callable
         Called when there is something new to decide.
 

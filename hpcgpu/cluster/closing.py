@@ -54,7 +54,7 @@ class Closing:
                 progress.update(what, f"{ending(left)}, for {duration(self._deadline - time.monotonic())} at most")
                 await asyncio.sleep(pause)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(dispatcher.poll(left), max(1.0, self._deadline - time.monotonic()))
+                    await asyncio.wait_for(self.state.poll(left), max(1.0, self._deadline - time.monotonic()))
         self.left = dispatcher.left()
 
     def finish(self) -> None:
@@ -76,6 +76,10 @@ class Closing:
             state.tell.warn(unreported)
         for job in state.registry.active.values():
             job.drain(Drain.UNWANTED)
+        for job in state.registry.draining if not self.trouble else ():
+            job.cancelled(now=state.now)
+        if state.scheduler is not None:
+            state.scheduler.heard(False)
         if not self.left and not self.trouble:
             unguard(dispatcher)
 

@@ -349,10 +349,10 @@ class GPUCluster(Readable):
             How long a job without work is kept, seconds or "5m". Default: as long as it takes to get another one, as learned from the
             queue; 5 s at least, 30 s at most. Give more for interactive work.
         target_duration : float or str, optional
-            In what time the work that is known shall be done; the larger, the fewer jobs. Default: dask's
+            In what time the known work should be done; the larger, the fewer jobs. Default: dask's
             ``distributed.adaptive.target-duration``.
         maximum_gpu_hours : float, optional
-            Budget of the group's GPUs, counted from the starts and ends of its jobs. When it is used up all its jobs are given up.
+            Budget of the group's GPUs, counted from the starts and ends of its jobs. When it is used up, all its jobs are drained.
         worker_group : str, optional
             See `add_worker_group`.
 

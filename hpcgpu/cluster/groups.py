@@ -1,4 +1,4 @@
-"""A group of worker jobs that are alike: what they ask for, how many there shall be, and what has happened to them.
+"""A group of worker jobs that are alike: what they ask for, how many there should be, and what has happened to them.
 
 A group joins what is known of its jobs for `hpcgpu.scaling.policy`; the cluster carries out what that decides.
 """

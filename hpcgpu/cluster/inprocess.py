@@ -102,6 +102,11 @@ class InProcessScheduler:
         return str(self._scheduler.address) if self._scheduler is not None else None
 
     @property
+    def held(self) -> object:
+        """What users get as ``cluster.scheduler``."""
+        return self._scheduler
+
+    @property
     def submit_done(self) -> bool:
         """Whether worker jobs may be submitted."""
         return self._scheduler is not None

@@ -92,11 +92,11 @@ class Reconciler:
 
     def compare_environments(self, workers: Workers) -> None:
         """Tell where workers do not fit to the others."""
-        fatal, doubtful = self.environment.check(environments(workers))
+        fatal, differing = self.environment.check(environments(workers))
         if fatal:
             self.state.report(fatal)
-        if doubtful:
-            self.state.tell.warn(doubtful)
+        if differing:
+            self.state.tell.warn(differing)
 
     async def observe_load(self) -> None:
         """Ask the scheduler what there is to do. Without an answer the last one counts."""

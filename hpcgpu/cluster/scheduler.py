@@ -36,6 +36,11 @@ class Scheduler(Protocol):
     def external_address(self) -> str | None: ...
 
     @property
+    def held(self) -> object:
+        """What users get as ``cluster.scheduler``: the job, or the `distributed.Scheduler` in this process."""
+        ...
+
+    @property
     def entries(self) -> Sequence[Job]:
         """Its jobs in the queue: one or none."""
         ...

@@ -50,6 +50,11 @@ class SchedulerJob(Job):
         return self.contact.client if self.contact is not None else None
 
     @property
+    def held(self) -> object:
+        """What users get as ``cluster.scheduler``."""
+        return self
+
+    @property
     def entries(self) -> list[Job]:
         """Its entries in the queue."""
         return [self]

@@ -166,7 +166,7 @@ def test_jobs_that_worked_and_end_by_themselves_are_replaced_and_are_no_failures
             future = client.submit(slow, 1, pure=False)
             until(lambda job=job: job.work.worked, "it is known that it worked")
             future.release()
-            with told(f"(?s){job.name}.*completed.*It is replaced"):
+            with told(f"(?s){job.name}.*completed.*hpcgpu replaces it"):
                 until(lambda job=job: not client.has_what()[next(iter(job.workers))], "the data is released")
                 client.retire_workers(names=[job.name], close_workers=True, remove=True)
                 until(lambda gone=job: gone.name not in cluster.workers and cluster.workers, "the job is replaced")
@@ -249,7 +249,7 @@ def test_a_submit_that_is_refused_for_now_is_tried_again(grumpy: Grumpy, until: 
     monkeypatch.setattr("hpcgpu.scaling.failures._BACKOFF", (0.0, 0.0, 0.0, 0.0, 0.0))
     with LocalGPUCluster(**CPU) as cluster:
         grumpy.refusal = BatchUnavailable("the controller is away")
-        with told(r"was not submitted: the controller is away\nIt is tried again in 0 s"):
+        with told(r"was not submitted: the controller is away\nhpcgpu tries again in 0 s"):
             cluster.scale(jobs=1)
             until(lambda: cluster.reconciler.groups["default"].failures.refused, "a submit is refused")
         grumpy.refusal = None

@@ -68,7 +68,7 @@ def test_a_failure_before_the_next_try_is_the_reason(queue: LocalQueue, until: U
         cluster.wait_for_workers(1)
         group = cluster.reconciler.groups["default"]
         group.failures.failed, group.failures.next_try = 1, 4e9
-        with told("It is replaced in"):
+        with told("hpcgpu replaces it in"):
             queue.cancel([job.job_id for job in cluster.workers.values()])
             until(lambda: "0 jobs exist; next submit in" in group.reason, "it is known to have ended")
         assert "the size is set to 1 job; 0 jobs exist; next submit in" in (text := waiting(cluster, 1)) and "after a failure" in text

@@ -108,7 +108,7 @@ def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, unt
             "--output=/dev/null",
             "--wrap=sleep 600",
         ]
-        with told(r"preempted: a job of higher priority preempted it(.|\n)*It is replaced"):
+        with told(r"preempted: a job of higher priority preempted it(.|\n)*hpcgpu replaces it"):
             blocker = subprocess.run(urgent, check=True, capture_output=True, text=True).stdout.strip()
             until(lambda: job.name not in cluster.workers and cluster.workers, "another job takes its place", timeout=250)
         cluster.wait_for_workers(1)
