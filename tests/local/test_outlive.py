@@ -18,6 +18,7 @@ from distributed.exceptions import WorkerStartTimeoutError
 import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, NoCluster, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster import starting
 from hpcgpu.errors import BatchUnavailable, ClusterWarning
 from hpcgpu.remote.lookup import stop
 from hpcgpu.store.directory import ClusterDirectory
@@ -168,7 +169,7 @@ async def test_awaiting_a_cluster_that_does_not_wait_returns_at_once_and_later_a
 
 def test_a_cluster_of_that_name_is_connected_to_where_that_was_asked_for(queue: LocalQueue) -> None:
     LocalGPUCluster(name="one", jobs=1, if_exists="connect", **CPU).detach()
-    with told("cluster one was there: it keeps its own nthreads$"):
+    with told("cluster one already existed: it keeps its own nthreads$"):
         cluster = LocalGPUCluster(name="one", jobs=5, nthreads=3, if_exists="connect", **CPU)
     with cluster:
         cluster.wait_for_workers()
@@ -180,13 +181,13 @@ def test_who_wants_to_connect_does_so_also_where_somebody_else_was_faster_to_sta
     queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LocalGPUCluster(name="raced", jobs=0, **CPU).detach()
-    look, looks = LocalGPUCluster._existing, list[None]()
+    look, looks = starting.existing, list[None]()
 
-    def too_early(self: LocalGPUCluster) -> ClusterDirectory | None:
+    def too_early(*arguments: Any) -> ClusterDirectory | None:
         looks.append(None)
-        return None if len(looks) == 1 else look(self)
+        return None if len(looks) == 1 else look(*arguments)
 
-    monkeypatch.setattr(LocalGPUCluster, "_existing", too_early)
+    monkeypatch.setattr(starting, "existing", too_early)
     before = live(queue)
     with LocalGPUCluster(name="raced", jobs=0, if_exists="connect", **CPU) as second:
         assert live(queue) == before and second.scheduler.job_id == before[0], "it is the one that was there"
