@@ -29,7 +29,7 @@ def waiting(cluster: GPUCluster, n: int) -> str:
     there = threading.Event()
 
     def note(self: Progress, what: str, detail: str = "") -> None:
-        if "waiting for" in what and "workers" in what and detail:
+        if "waiting for" in what and "worker" in what and detail:
             said.append(detail)
             there.set()
 
