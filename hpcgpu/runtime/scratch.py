@@ -96,10 +96,13 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
     """Make a directory and lock it: it is in use as long as this process lives."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:  # another process of this user swept it away before it was locked
+            continue
         with contextlib.suppress(OSError):  # a filesystem without locks: nobody can lock it to remove it either
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if path.exists():  # else it was removed before it was locked
+        if path.exists():  # else it was swept away while this process waited for the lock
             return path, lock
         os.close(lock)
 

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import dask
 import pytest
@@ -56,6 +58,21 @@ def test_what_a_killed_process_left_goes_when_the_next_one_starts_and_no_other(t
         assert not left.exists() and (used / "spilled").exists() and (tmp_path / "hpcgpu-of-another-user").exists()
     living.communicate("")
     assert [path.name for path in tmp_path.iterdir()] == ["hpcgpu-of-another-user"]
+
+
+def test_one_that_another_process_swept_away_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, swept = tempfile.mkdtemp, list[str]()
+
+    def swept_once(**arguments: Any) -> str:
+        path = make(**arguments)
+        if not swept:
+            swept.append(path)
+            os.rmdir(path)
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", swept_once)
+    with scratch.made(tmp_path) as path:
+        assert path.is_dir() and str(path) not in swept
 
 
 def test_the_place_is_what_was_given_else_dasks_else_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
