@@ -293,7 +293,7 @@ class GPUCluster(Readable):
         ClusterError
             The cluster has failed.
         """
-        group = self._group(worker_group)
+        group = self._state.registry.group_named(worker_group)
         target = units.jobs_for(group.options, n=n, memory=memory, cores=cores, jobs=jobs, gpus=gpus)
         self._resize(group, Limits(maximum=target, fixed=True), None)
         return NoOpAwaitable() if self.asynchronous else None
@@ -367,7 +367,7 @@ class GPUCluster(Readable):
         ClusterError
             The cluster has failed.
         """
-        group = self._group(worker_group)
+        group = self._state.registry.group_named(worker_group)
         limits = units.limits(
             group.options,
             minimum={
@@ -466,7 +466,7 @@ class GPUCluster(Readable):
             The cluster has failed, or was closed.
         """
         self._check_usable()
-        group = self._group(name)
+        group = self._state.registry.group_named(name)
         if name == DEFAULT:
             raise OptionError("the default group stays: scale(jobs=0) ends its jobs")
 
@@ -480,12 +480,6 @@ class GPUCluster(Readable):
     def _save_groups(self) -> None:
         groups = {name: group.options for name, group in self._state.registry.groups.items() if name != DEFAULT}
         saved.write(self.directory, self.options, groups)
-
-    def _group(self, name: str) -> WorkerGroup:
-        if not isinstance(name, str) or name not in self._state.registry.groups:
-            groups = ", ".join(self._state.registry.groups)
-            raise OptionError(f"no worker group named {name!r}: there are {groups}; add_worker_group adds one")
-        return self._state.registry.groups[name]
 
     def _threads_per_worker(self) -> int:
         return units.threads_per_worker(self.options.worker)

@@ -8,6 +8,7 @@ from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.groups import WorkerGroup
 from hpcgpu.cluster.job import Job
 from hpcgpu.cluster.worker_job import WorkerJob
+from hpcgpu.errors import OptionError
 from hpcgpu.options.common import DEFAULT, WorkerOptions
 from hpcgpu.scaling import units
 
@@ -53,6 +54,18 @@ class Registry:
         """Add a group without jobs."""
         group = self.groups[name] = WorkerGroup(name, options, script, self.restarts, self)
         return group
+
+    def group_named(self, name: str) -> WorkerGroup:
+        """Return the group of that name.
+
+        Raises
+        ------
+        OptionError
+            There is none.
+        """
+        if not isinstance(name, str) or name not in self.groups:
+            raise OptionError(f"no worker group named {name!r}: there are {', '.join(self.groups)}; add_worker_group adds one")
+        return self.groups[name]
 
     def delete_group(self, group: WorkerGroup) -> None:
         """Forget a group as soon as its last job has ended."""
