@@ -216,20 +216,23 @@ class Reconciler:
                 there = sum(other.group is group for other in state.registry.active.values())
                 group.resize(replace(group.limits, maximum=min(there, group.limits.maximum)))
             return
-        outcome = job.outcome
+        outcome, message = job.outcome, job.failure_report()  # reads the log: nothing comes between what is known and what is told
         group.failures.job_ended(outcome, job.queue_status.node, now=now)
+        self._tell_of_end(group, message)
         if outcome.crashed and phase.work.joined_at is not None and state.client is not None:
             with suppress(OSError, TimeoutError):
                 await state.client.crashed(units.workers_of(job.name, group.options))
-        message = job.failure_report()
+
+    def _tell_of_end(self, group: WorkerGroup, message: str) -> None:
+        """Tell of a job that ended too early, and whether it is replaced."""
         if group.adaptive is not None:
-            group.adaptive.note(message.splitlines()[0], now=now)
+            group.adaptive.note(message.splitlines()[0], now=self.state.now)
         if group.failures.paused:
-            state.report(f"{group.failures.paused}. The last one: {message}")
+            self.state.report(f"{group.failures.paused}. The last one: {message}")
             return
-        wait = group.failures.next_try - now
+        wait = group.failures.next_try - self.state.now
         when = f"{f' in {wait:.0f} s' if wait > 1 else ''}{' if there is work' if group.adaptive else ''}"
-        state.tell.warn(f"{message}\nhpcgpu replaces it{when}.")
+        self.state.tell.warn(f"{message}\nhpcgpu replaces it{when}.")
 
     # Decide
 

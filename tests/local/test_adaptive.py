@@ -207,8 +207,7 @@ def test_jobs_that_never_connect_pause_adaptive_scaling_until_it_is_resumed(queu
         with told("no such module"):
             adaptive = cluster.adapt(maximum_jobs=1, **ADAPT)
             future = client.submit(slow, 1)
-            until(lambda: adaptive.state.paused, "it pauses")
-        assert "2 worker jobs failed in a row" in repr(cluster)
+            until(lambda: adaptive.state.paused and "2 worker jobs failed in a row" in repr(cluster), "it pauses, and says so")
         with pytest.raises(ClusterError, match="2 worker jobs failed in a row"):
             cluster.wait_for_workers(1)
         count = len(cluster.jobs)
