@@ -144,11 +144,16 @@ class Reconciler:
             return
         await self.refresh()
         for job in state.registry.worker_jobs:
-            phase = job.phase
-            if isinstance(phase, Ended) and not phase.drained and not phase.handled and job.job_id not in state.dispatcher.cancelled:
+            if (phase := self._new_end(job)) is not None:
                 phase.handled = True
                 await self._worker_job_ended(job, phase)
         self.decide()
+
+    def _new_end(self, job: WorkerJob) -> Ended | None:
+        """Return how a job ended that nobody drained, until that is counted among the failures of its group."""
+        phase = job.phase
+        new = isinstance(phase, Ended) and not phase.drained and not phase.handled and job.job_id not in self.state.dispatcher.cancelled
+        return phase if isinstance(phase, Ended) and new else None
 
     async def refresh(self) -> None:
         """Take the scheduler's list of workers, for its stream falls silent when another manager subscribes, and their load."""
@@ -263,7 +268,8 @@ class Reconciler:
             for job in lost:
                 self._tell_of_absent(job)
             self._drain_before_walltime(group, jobs)
-            self._decide_size(group)
+            if not any(self._new_end(job) for job in group.jobs):  # else it would be replaced before it counts as a failure
+                self._decide_size(group)
         self.submitter.submit_planned()
 
     def _drain_before_walltime(self, group: WorkerGroup, jobs: list[WorkerJob]) -> None:

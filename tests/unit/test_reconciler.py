@@ -293,6 +293,21 @@ async def test_after_too_many_failures_nothing_is_replaced_until_the_user_asks(s
     assert len(site.registry.active) == 2
 
 
+async def test_a_job_that_failed_is_not_replaced_before_it_counts_as_a_failure(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = site.client.workers
+
+    async def decided_meanwhile() -> Mapping[str, Mapping[str, Any]]:
+        site.reconciler.decide()  # as it does each second
+        return await workers()
+
+    monkeypatch.setattr(site.client, "workers", decided_meanwhile)
+    for _ in range(site.options.cluster.worker_restarts + 1):
+        await site.passes(120, step=10)
+        await site.ends(max(site.registry.active), JobState.FAILED)
+    assert site.group.failures.paused
+    assert set(site.registry.active) == {"demo-0"}, "the last one was replaced, though the group is paused"
+
+
 async def test_a_job_that_vanishes_is_waited_for_before_it_counts_as_ended(site: Site) -> None:
     site.loses("demo-0")
     site.forgets("demo-0")
