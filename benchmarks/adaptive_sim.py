@@ -1,9 +1,11 @@
-"""The policy of hpcgpu against distributed's own Adaptive, wired as dask-jobqueue 0.9 wires it, on the same simulated queue.
+"""The policy of hpcgpu against distributed's own Adaptive, wired as dask-jobqueue 0.9 wires it, on the same simulated
+queue.
 
-Waits in the queue are drawn from a log-normal distribution (sigma 1) whose median is stated with each table; jobs have four workers of one
-GPU each, which connect 20 s after the job's start. Both sides are asked once per simulated second. The peer is distributed's real
-`Adaptive` with its defaults, on a cluster object that does what SpecCluster does with grouped workers: names of workers are mapped to
-jobs, a job goes as a whole when one of its workers is closed, and a job that dies by its walltime is not noticed (distributed #9102).
+Waits in the queue are drawn from a log-normal distribution (sigma 1) whose median is stated with each table; jobs have
+four workers of one GPU each, which connect 20 s after the job's start. Both sides are asked once per simulated second.
+The peer is distributed's real `Adaptive` with its defaults, on a cluster object that does what SpecCluster does with
+grouped workers: names of workers are mapped to jobs, a job goes as a whole when one of its workers is closed, and a job
+that dies by its walltime is not noticed (distributed #9102).
 
 Run it with ``python benchmarks/adaptive_sim.py``; it takes some minutes.
 """
@@ -151,7 +153,9 @@ class World:
         return [task for job in self.alive() for task in job.workers.values() if task is not None]
 
     def seconds(self) -> float:
-        """How long the known work will take, as the Dask scheduler reckons: by the average, or twice the time it has taken already."""
+        """How long the known work will take, as the Dask scheduler reckons: by the average, or twice the time it has
+        taken already.
+        """
         running = 0.0
         for task in self.running():
             elapsed = task.duration - task.left
@@ -202,7 +206,8 @@ def ours(world: World) -> Callable[[], None]:
         seconds = world.seconds()
         threads = sum(view.workers for view in views)
         demand = Demand(
-            jobs=math.ceil(world.wanted_workers() / PER_JOB), seconds=seconds / threads if threads else (math.inf if seconds else 0.0)
+            jobs=math.ceil(world.wanted_workers() / PER_JOB),
+            seconds=seconds / threads if threads else (math.inf if seconds else 0.0),
         )
         decision = decide(views, demand, limits, Past(waits=waits), memory, now=float(world.now))
         memory = decision.memory
@@ -303,7 +308,10 @@ WORKLOADS: dict[str, tuple[Callable[[], list[tuple[int, int]]], int | None]] = {
     "burst: 2000 tasks of 1 min at once": (lambda: [(0, 60)] * 2000, None),
     "steady: a task of 1 min every 4 s for 2 h": (lambda: [(t, 60) for t in range(0, 7200, 4)], None),
     "long tail: 600 tasks of 30 s, 6 of 1 h": (lambda: [(0, 30)] * 594 + [(0, 3600)] * 6, None),
-    "interactive: 64 tasks of 20 s every 10 min": (lambda: [(t, 20) for t in range(0, 7200, 600) for _ in range(64)], None),
+    "interactive: 64 tasks of 20 s every 10 min": (
+        lambda: [(t, 20) for t in range(0, 7200, 600) for _ in range(64)],
+        None,
+    ),
     "walltime of 20 min, 2000 tasks of 1 min": (lambda: [(0, 60)] * 2000, 1200),
 }
 
@@ -332,7 +340,9 @@ def run(side: Callable[[World], Callable[[], None]], workload: str, median_wait:
 
 def mean(outcomes: list[Outcome]) -> Outcome:
     """Average runs."""
-    return Outcome(*(statistics.mean(getattr(o, name) for o in outcomes) for name in ("makespan", "paid", "idle", "submits")))
+    return Outcome(
+        *(statistics.mean(getattr(o, name) for o in outcomes) for name in ("makespan", "paid", "idle", "submits"))
+    )
 
 
 def show(value: float, width: int, digits: int = 1) -> str:
@@ -357,22 +367,34 @@ def main() -> None:
             }
             for name, o in sides.items():
                 label = workload if name == "hpcgpu" else ""
-                print(f"{label:44}{name:8}{show(o.makespan, 11, 0)}{show(o.paid, 11)}{show(o.idle, 11)}{show(o.submits, 8)}")
+                print(
+                    f"{label:44}{name:8}{show(o.makespan, 11, 0)}"
+                    f"{show(o.paid, 11)}{show(o.idle, 11)}{show(o.submits, 8)}"
+                )
             mine, peer = sides["hpcgpu"], sides["peer"]
             if math.isinf(peer.makespan):
                 print(f"{'':44}{'ratio':8}{'(the peer never finishes)':>33}", flush=True)
                 continue
             print(
-                f"{'':44}{'ratio':8}{mine.makespan / peer.makespan:>11.2f}{mine.paid / peer.paid:>11.2f}{mine.idle / peer.idle:>11.2f}"
-                f"{mine.submits / peer.submits:>8.2f}",
+                f"{'':44}{'ratio':8}{mine.makespan / peer.makespan:>11.2f}{mine.paid / peer.paid:>11.2f}"
+                f"{mine.idle / peer.idle:>11.2f}{mine.submits / peer.submits:>8.2f}",
                 flush=True,
             )
             ratios.append(mine.idle / peer.idle)
             if mine.makespan > 1.05 * peer.makespan:
                 slower.append(f"{workload} at {wait:g} s: {mine.makespan / peer.makespan:.2f}")
-    print(f"\nidle GPU hours, mean of the ratios where both finish: {statistics.mean(ratios):.2f} (aim: 0.5 at most, missed)")
-    print("Most of the peer's idle hours are the 20 s in which workers start: whoever asks for the same jobs cannot halve them.")
-    print("Where the policy loses: it keeps an idle job for 5 to 30 s (the peer for 3 s), and a job while one of its workers has a task.")
+    print(
+        f"\nidle GPU hours, mean of the ratios where both finish: {statistics.mean(ratios):.2f} (aim: 0.5 at most, "
+        "missed)"
+    )
+    print(
+        "Most of the peer's idle hours are the 20 s in which workers start: whoever asks for the same jobs cannot "
+        "halve them."
+    )
+    print(
+        "Where the policy loses: it keeps an idle job for 5 to 30 s (the peer for 3 s), and a job while one of its "
+        "workers has a task."
+    )
     print(f"makespan above 1.05 x the peer's: {'; '.join(slower) or 'nowhere'}")
 
 

@@ -1,8 +1,9 @@
-"""How many of N clusters break: each starts on the embedded queue, a client of its own computes a small result, and it closes.
+"""How many of N clusters break: each starts on the embedded queue, a client of its own computes a small result, and it
+closes.
 
-``python benchmarks/clusters.py --clusters 100`` prints a line for each cluster that broke, and ends with status 1 if any did. It needs no
-GPU and no batch system: the GPUs pretend (tests/gpu_stub). TLS is on, as it is by default, so that this also shows whether Python's and
-OpenSSL's versions work together; docs/tested.md has what came of it.
+``python benchmarks/clusters.py --clusters 100`` prints a line for each cluster that broke, and ends with status 1 if
+any did. It needs no GPU and no batch system: the GPUs pretend (tests/gpu_stub). TLS is on, as it is by default, so that
+this also shows whether Python's and OpenSSL's versions work together; docs/tested.md has what came of it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ def one(workers: int, timeout: float) -> None:
     from hpcgpu import LocalGPUCluster
 
     with LocalGPUCluster(
-        jobs=workers, gpus_per_node=1, scheduler={"gpus_per_node": 0}, protocol="tcp", poll_interval=0.5, quiet=True, death_timeout=timeout
+        jobs=workers,
+        gpus_per_node=1,
+        scheduler={"gpus_per_node": 0},
+        protocol="tcp",
+        poll_interval=0.5,
+        quiet=True,
+        death_timeout=timeout,
     ) as cluster:
         with cluster.get_client() as client:
             client.wait_for_workers(workers, timeout=timeout)

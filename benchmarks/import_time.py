@@ -28,7 +28,10 @@ def main() -> None:
     start = statistics.median(bare)
     for name, times in {"bare Python": bare, "import hpcgpu": ours, "import distributed": distributed}.items():
         median = statistics.median(times)
-        print(f"{name:20} {1000 * median:7.1f} ms, {1000 * (median - start):7.1f} ms over the bare start, ratio {median / start:.2f}")
+        print(
+            f"{name:20} {1000 * median:7.1f} ms, {1000 * (median - start):7.1f} ms over the bare start, ratio "
+            f"{median / start:.2f}"
+        )
 
 
 if __name__ == "__main__":

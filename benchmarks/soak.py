@@ -1,7 +1,9 @@
-"""A cluster that is left alone while all around it fails: adaptive, under a changing load, on a real Slurm, with walltimes of two minutes.
+"""A cluster that is left alone while all around it fails: adaptive, under a changing load, on a real Slurm, with
+walltimes of two minutes.
 
-Meanwhile jobs are cancelled with scancel, nodes go down and come back, slurmctld is restarted. At the end every result must be right, no
-job may be left, and no job name used twice. ``python benchmarks/soak.py --minutes 60`` starts a Slurm of its own (as root).
+Meanwhile jobs are cancelled with scancel, nodes go down and come back, slurmctld is restarted. At the end every result
+must be right, no job may be left, and no job name used twice. ``python benchmarks/soak.py --minutes 60`` starts a Slurm
+of its own (as root).
 """
 
 from __future__ import annotations
@@ -85,7 +87,11 @@ def faults(bed: Any, cluster: Any, stop: threading.Event, seed: int, report: Rep
         stop.wait(10)
         bed.start_controller()
 
-    kinds: dict[str, Callable[[], None]] = {"job cancelled": cancel, "node down": node, "slurmctld restarted": controller}
+    kinds: dict[str, Callable[[], None]] = {
+        "job cancelled": cancel,
+        "node down": node,
+        "slurmctld restarted": controller,
+    }
     order = list(kinds)
     while not stop.wait(choice.uniform(8, 20)):
         kind = order[sum(report.faults.values()) % len(order)]
@@ -143,7 +149,9 @@ def show(report: Report) -> None:
     """Print what happened."""
     print("\n".join(report.log))
     print(f"{report.results} results checked, {report.jobs} worker jobs, faults: {report.faults}")
-    print("\n".join(f"WRONG: {text}" for text in report.wrong) or "every result right, no job left, none submitted twice")
+    print(
+        "\n".join(f"WRONG: {text}" for text in report.wrong) or "every result right, no job left, none submitted twice"
+    )
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
-"""Time from the constructor to the workers: hpcgpu against dask-jobqueue, on the same Slurm, in the same run, interleaved.
+"""Time from the constructor to the workers: hpcgpu against dask-jobqueue, on the same Slurm, in the same run,
+interleaved.
 
-hpcgpu starts a scheduler job and jobs of four dask-cuda workers on pretended GPUs; dask-jobqueue its scheduler in this process and jobs of
-four worker processes. Run it with ``python benchmarks/startup.py``; it starts a Slurm of its own (tests/slurm/bed.py, as root).
+hpcgpu starts a scheduler job and jobs of four dask-cuda workers on pretended GPUs; dask-jobqueue its scheduler in this
+process and jobs of four worker processes. Run it with ``python benchmarks/startup.py``; it starts a Slurm of its own
+(tests/slurm/bed.py, as root).
 """
 
 from __future__ import annotations
@@ -91,6 +93,24 @@ def theirs(place: Path) -> Any:
     )
 
 
+def compare(jobs: int, repeat: int, bed: Any, place: Path, log: Path) -> None:
+    """Measure both with so many jobs, by turns; print the medians and their ratio."""
+    runs: dict[str, list[Run]] = {"hpcgpu": [], "dask-jobqueue": []}
+    for _ in range(repeat):
+        runs["hpcgpu"].append(measure(ours, jobs, log))
+        bed.wait_empty()
+        runs["dask-jobqueue"].append(measure(lambda: theirs(place), jobs, log))
+        bed.wait_empty()
+    fields = ("first", "every", "cpu", "commands")
+    medians = {
+        name: [statistics.median(getattr(run, f) for run in done) for f in fields] for name, done in runs.items()
+    }
+    for name, (first, every, cpu, commands) in medians.items():
+        print(f"{jobs:>4} {name:14} {first:>10.1f} {every:>8.1f} {cpu:>15.2f} {commands:>15.0f}")
+    first, every, cpu, commands = (a / b for a, b in zip(medians["hpcgpu"], medians["dask-jobqueue"], strict=True))
+    print(f"{jobs:>4} {'ratio':14} {first:>10.2f} {every:>8.2f} {cpu:>15.2f} {commands:>15.2f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 4])
@@ -118,24 +138,12 @@ def main() -> None:
                 measure(make, 1, log)
                 bed.wait_empty()
             for jobs in arguments.jobs:
-                runs: dict[str, list[Run]] = {"hpcgpu": [], "dask-jobqueue": []}
-                for _ in range(arguments.repeat):
-                    runs["hpcgpu"].append(measure(ours, jobs, log))
-                    bed.wait_empty()
-                    runs["dask-jobqueue"].append(measure(lambda: theirs(place), jobs, log))
-                    bed.wait_empty()
-                medians = {
-                    name: [statistics.median(getattr(run, field) for run in done) for field in ("first", "every", "cpu", "commands")]
-                    for name, done in runs.items()
-                }
-                for name, values in medians.items():
-                    print(f"{jobs:>4} {name:14} {values[0]:>10.1f} {values[1]:>8.1f} {values[2]:>15.2f} {values[3]:>15.0f}")
-                ratio = [a / b for a, b in zip(medians["hpcgpu"], medians["dask-jobqueue"], strict=True)]
-                print(f"{jobs:>4} {'ratio':14} {ratio[0]:>10.2f} {ratio[1]:>8.2f} {ratio[2]:>15.2f} {ratio[3]:>15.2f}", flush=True)
+                compare(jobs, arguments.repeat, bed, place, log)
             print(
-                "Commands of hpcgpu: a submit for the scheduler job and each worker job, one scancel for all, one squeue to see them gone,"
+                "Commands of hpcgpu: a submit for the scheduler job and each worker job, one scancel for all, one "
+                "squeue to see them gone,\nand a squeue in each worker job for the end of its walltime where Slurm is "
+                "older than 23.02 (SLURM_JOB_END_TIME)."
             )
-            print("and a squeue in each worker job for the end of its walltime where Slurm is older than 23.02 (SLURM_JOB_END_TIME).")
         finally:
             bed.cancel_all()
             bed.stop()

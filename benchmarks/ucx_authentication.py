@@ -1,4 +1,6 @@
-"""What authentication adds to making a UCX connection: medians of connections that are made in turn with and without it."""
+"""What authentication adds to making a UCX connection: medians of connections that are made in turn with and without
+it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def main() -> None:
     for name, median in medians.items():
         print(f"{name:8} authentication {median:6.2f} ms for a connection")
     print(
-        f"it adds {medians['with'] - medians['without']:.2f} ms, ratio {medians['with'] / medians['without']:.2f}; nothing to each message"
+        f"it adds {medians['with'] - medians['without']:.2f} ms, ratio {medians['with'] / medians['without']:.2f}; "
+        "nothing to each message"
     )
 
 

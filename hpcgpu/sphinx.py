@@ -1,7 +1,8 @@
-"""A Sphinx extension, for the docs of hpcgpu and of distributions that add a batch system: ``extensions = ["hpcgpu.sphinx"]``.
+"""A Sphinx extension, for the docs of hpcgpu and of distributions that add a batch system: ``extensions =
+["hpcgpu.sphinx"]``.
 
-``.. options:: WorkerOptions`` lists the options of one dataclass of `hpcgpu.options.common`; ``.. options:: slurm`` those that only
-this batch system has.
+``.. options:: WorkerOptions`` lists the options of one dataclass of `hpcgpu.options.common`; ``.. options:: slurm``
+those that only this batch system has.
 
 ``.. upstream::`` lists what hpcgpu relies on in other projects, ``.. tested::`` the releases that it is tested with.
 

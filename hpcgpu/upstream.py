@@ -1,8 +1,8 @@
 """What hpcgpu uses of other projects beyond their documented interfaces, and which of their releases it is tested with.
 
-Each `Use` names one thing that upstream may change without notice: a function that hpcgpu replaces, a name with a leading underscore, or a
-detail of a protocol. Its canary is a test that runs the real upstream code, and fails with a sentence when upstream has changed.
-Public names are not listed: where one is gone, the import fails.
+Each `Use` names one thing that upstream may change without notice: a function that hpcgpu replaces, a name with a
+leading underscore, or a detail of a protocol. Its canary is a test that runs the real upstream code, and fails with a
+sentence when upstream has changed. Public names are not listed: where one is gone, the import fails.
 
 ``tests/unit/test_upstream.py`` holds this table against the code. ``docs/upstream.rst`` shows it.
 """
@@ -105,7 +105,12 @@ USES: tuple[Use, ...] = (
     # distributed: the cluster
     _cluster("cluster.Cluster._start", "connects to the scheduler without SpecCluster's own start", canary=_CALLS),
     _cluster("cluster.Cluster._close", "closes this end; hpcgpu itself ends the jobs", canary=_CALLS),
-    _cluster("spec.SpecCluster._correct_state", "a job has several workers, which SpecCluster does not scale", *_GROUPS, canary=_CALLS),
+    _cluster(
+        "spec.SpecCluster._correct_state",
+        "a job has several workers, which SpecCluster does not scale",
+        *_GROUPS,
+        canary=_CALLS,
+    ),
     _cluster("cluster.Cluster._get_logs", "returns the logs of jobs, of the scheduler and of workers", canary=_CALLS),
     _cluster("cluster.Cluster.scheduler_info", "the list of workers, which hpcgpu refreshes", canary=_STREAM),
     _cluster("cluster.Cluster._log", "keeps lines in the logs of the cluster", canary=_CALLS),
@@ -115,10 +120,20 @@ USES: tuple[Use, ...] = (
     _cluster("cluster.Cluster._loop_runner", "stops the event loop of a closed cluster", canary=_CALLS),
     _cluster("cluster.Cluster._adaptive", "the notebook's display and close look at it", canary=_CALLS),
     _cluster("cluster.Cluster._cluster_info", "tells whether Cluster.__init__ has run", canary=_CALLS),
-    _cluster("cluster.Cluster._update_worker_status", "joins workers with jobs", "dask/distributed#9102", canary=_STREAM),
+    _cluster(
+        "cluster.Cluster._update_worker_status", "joins workers with jobs", "dask/distributed#9102", canary=_STREAM
+    ),
     _cluster("cluster.Cluster._watch_worker_status", "reads the stream of events about workers", canary=_STREAM),
-    _cluster("cluster.Cluster._watch_worker_status_comm", "is closed with the cluster, so hpcgpu keeps it true", canary=_STREAM),
-    _cluster("cluster.Cluster._watch_worker_status_task", "tells that the stream ended: Cluster does not renew it", canary=_STREAM),
+    _cluster(
+        "cluster.Cluster._watch_worker_status_comm",
+        "is closed with the cluster, so hpcgpu keeps it true",
+        canary=_STREAM,
+    ),
+    _cluster(
+        "cluster.Cluster._watch_worker_status_task",
+        "tells that the stream ended: Cluster does not renew it",
+        canary=_STREAM,
+    ),
     _cluster("cluster.subscribe_worker_status", "renews the stream", canary=_STREAM, kind=Kind.PROTOCOL),
     # distributed: the scheduler
     Use(

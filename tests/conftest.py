@@ -49,7 +49,9 @@ def wait_until(condition: Callable[[], object], what: str | Callable[[], str], t
 
 @contextmanager
 def told(match: str, timeout: float = 120.0) -> Iterator[None]:
-    """What runs inside makes hpcgpu warn of `match`, if not at once then soon: warnings come from the event loop's thread."""
+    """What runs inside makes hpcgpu warn of `match`, if not at once then soon: warnings come from the event loop's
+    thread.
+    """
     seen: list[str] = []
     said = threading.Event()
 
@@ -72,7 +74,9 @@ def until() -> Until:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A queue directory and a directory of clusters that no other test sees; here and in the programs that the test starts."""
+    """A queue directory and a directory of clusters that no other test sees; here and in the programs that the test
+    starts.
+    """
     monkeypatch.setenv("HPCGPU_QUEUE_DIRECTORY", str(tmp_path / "queue"))
     monkeypatch.setenv("DASK_HPCGPU__CLUSTER_DIRECTORY", str(tmp_path / "clusters"))
     monkeypatch.setenv("DASK_TEMPORARY_DIRECTORY", str(tmp_path / "dask"))
@@ -102,14 +106,20 @@ def live(queue: LocalQueue) -> list[str]:
 
 def running(queue: LocalQueue) -> list[str]:
     """Ids of those that are not about to end either."""
-    return sorted(i for i, status in queue.poll(live(queue)).items() if not status.state.ended and status.state is not JobState.COMPLETING)
+    return sorted(
+        i
+        for i, status in queue.poll(live(queue)).items()
+        if not status.state.ended and status.state is not JobState.COMPLETING
+    )
 
 
 @pytest.fixture
 def pbs(queue: LocalQueue, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_pbs.Site]:
     """A PBS that pretends, on the PATH; the test fails if it leaves a job."""
     of_nodes = ("PYTHONPATH", "DASK_TEMPORARY_DIRECTORY", "LD_LIBRARY_PATH", "UCX_", "DASK_CUDA_TEST_")
-    site = fake_pbs.Site(home / "pbs", queue, {name: value for name, value in os.environ.items() if name.startswith(of_nodes)})
+    site = fake_pbs.Site(
+        home / "pbs", queue, {name: value for name, value in os.environ.items() if name.startswith(of_nodes)}
+    )
     monkeypatch.setenv("PATH", str(site.bin), prepend=os.pathsep)
     yield site
     site.set(faults={}, down=False)
@@ -136,7 +146,9 @@ def fake_gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many tests were skipped for each reason."""
     skipped = terminalreporter.stats.get("skipped", [])
-    reasons = Counter(str(r.longrepr[2] if isinstance(r.longrepr, tuple) else r.longrepr).removeprefix("Skipped: ") for r in skipped)
+    reasons = Counter(
+        str(r.longrepr[2] if isinstance(r.longrepr, tuple) else r.longrepr).removeprefix("Skipped: ") for r in skipped
+    )
     for reason, count in reasons.items():
         terminalreporter.write_line(f"Skipped tests: {count} ({reason})")
 

@@ -21,7 +21,13 @@ from tests.conftest import live
 GOLDEN = Path(__file__).parent / "unit" / "golden"
 #: Clusters on the embedded queue, and on the PBS that pretends.
 CPU: dict[str, Any] = {"gpus_per_node": 0, "cores": 1, "poll_interval": 0.5, "quiet": True}
-GPU: dict[str, Any] = {"gpus_per_node": 2, "scheduler": {"gpus_per_node": 0}, "protocol": "tcp", "poll_interval": 0.5, "quiet": True}
+GPU: dict[str, Any] = {
+    "gpus_per_node": 2,
+    "scheduler": {"gpus_per_node": 0},
+    "protocol": "tcp",
+    "poll_interval": 0.5,
+    "quiet": True,
+}
 PBS_CPU: dict[str, Any] = {**CPU, "memory": "1GB"}
 #: Adaptive scaling that changes its mind fast.
 ADAPT: dict[str, Any] = {"idle_timeout": "1s", "target_duration": "1s"}
@@ -51,7 +57,10 @@ print("up", flush=True)
 def start_program(options: dict[str, Any], then: str = "time.sleep(600)") -> subprocess.Popen[str]:
     """Start another program that has a cluster."""
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(options=options, then=then)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM.format(options=options, then=then)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -66,7 +75,9 @@ def command(*arguments: str) -> list[str]:
 
 def hpcgpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the program `hpcgpu`."""
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=250, env=os.environ | environment)
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=250, env=os.environ | environment
+    )
 
 
 def travels(function: Any) -> Any:

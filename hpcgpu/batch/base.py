@@ -1,7 +1,7 @@
 """What every batch system can do for a cluster: submit, query, cancel.
 
-This room speaks of jobs and queues only. It knows nothing of Dask, of GPUs or of clusters; all its calls block, so that they
-work at interpreter exit too, and the manager runs them in threads.
+This room speaks of jobs and queues only. It knows nothing of Dask, of GPUs or of clusters; all its calls block, so that
+they work at interpreter exit too, and the manager runs them in threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ __all__ = ["BatchSystem", "JobState", "JobStatus", "Outlook", "OwnJob", "Reasons
 class JobState(enum.Enum):
     """State of a job, in words that all batch systems share.
 
-    Slurm's own names (``man squeue``, JOB STATE CODES) where they mean the same; `UNKNOWN` for whatever a future release invents.
+    Slurm's own names (``man squeue``, JOB STATE CODES) where they mean the same; `UNKNOWN` for whatever a future
+    release invents.
     """
 
     PENDING = "pending"
@@ -188,7 +189,8 @@ class BatchSystem(ABC):
         job_name : str
             Name of this job, unique among the user's live jobs: an ambiguous submit is looked up by it.
         logs : Path, optional
-            Directory of the job's log, for a batch system that names the log at the submit, see `log_name`. Default: as the script says.
+            Directory of the job's log, for a batch system that names the log at the submit, see `log_name`. Default: as
+            the script says.
         after : str, optional
             Id of a job that must have started before this one may.
         exclude : collection of str, optional

@@ -1,8 +1,10 @@
-"""How often the queue is polled: one rule for the manager, for programs that wait for a cluster, and for jobs that wait for a scheduler.
+"""How often the queue is polled: one rule for the manager, for programs that wait for a cluster, and for jobs that wait
+for a scheduler.
 
 Pure: the time is an argument, and so is chance. A batch system is a service that many share, so
 
-- a poll comes after `poll_interval` seconds while somebody waits for a change, and later the longer nothing has changed;
+- a poll comes after `poll_interval` seconds while somebody waits for a change, and later the longer nothing has
+  changed;
 - it comes after four times `poll_interval` while nobody waits for a change;
 - each poll that fails doubles the pause, up to eight times `poll_interval`;
 - a job that changes its state, or a new job, takes the pause back to `poll_interval`;
@@ -18,7 +20,8 @@ Use::
         except BatchError:
             cadence.failed(now=now)
         else:
-            cadence.answered({job_id: status.state for job_id, status in answer.items()}, now=now, waiting=some job is pending)
+            cadence.answered({job_id: status.state for job_id, status in answer.items()}, now=now, waiting=some job is
+            pending)
 
 `hpcgpu.batch.monitor.Monitor` does that for who has one: ``monitor.poll_if_due(now=now)``.
 """
@@ -120,5 +123,7 @@ class Cadence:
 
     def _plan(self, now: float) -> None:
         unchanged = now - self._changed if self._changed is not None else 0.0
-        seconds = pause(self.poll_interval, waiting=self._waiting, unchanged=unchanged, failures=self.failures, chance=self.chance())
+        seconds = pause(
+            self.poll_interval, waiting=self._waiting, unchanged=unchanged, failures=self.failures, chance=self.chance()
+        )
         self.next_poll = now + seconds

@@ -30,7 +30,8 @@ class CommandBatch(BatchSystem):
     Parameters
     ----------
     timeout : float, default 60
-        Seconds that one command may take. A busy controller answers late; a submit that times out is looked up by its name.
+        Seconds that one command may take. A busy controller answers late; a submit that times out is looked up by its
+        name.
     attempts : int, default 4
         How often a call that fails for a passing reason is tried.
     sleep : callable, default time.sleep
@@ -72,7 +73,9 @@ class CommandBatch(BatchSystem):
     identifies: ClassVar[re.Pattern[str]]
     _identity: str | None = None
 
-    def __init__(self, *, timeout: float = 60.0, attempts: int = 4, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, *, timeout: float = 60.0, attempts: int = 4, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self.timeout = timeout
         self.attempts = attempts
         self.sleep = sleep
@@ -89,7 +92,9 @@ class CommandBatch(BatchSystem):
         if self._identity is None:
             match = None
             with contextlib.suppress(BatchError):
-                result = run(list(self.asks_identity), timeout=min(self.timeout, _IDENTITY_TIMEOUT), extra_env=self.query)
+                result = run(
+                    list(self.asks_identity), timeout=min(self.timeout, _IDENTITY_TIMEOUT), extra_env=self.query
+                )
                 match = self.identifies.search(result.stdout) if result.returncode == 0 else None
             self._identity = match[1] if match else ""
         return self._identity
@@ -101,7 +106,9 @@ class CommandBatch(BatchSystem):
         once.find("hpcgpu-probe")
 
     @abstractmethod
-    def submit_command(self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]) -> list[str]:
+    def submit_command(
+        self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]
+    ) -> list[str]:
         """Return the command that submits a job."""
 
     @abstractmethod
@@ -110,7 +117,9 @@ class CommandBatch(BatchSystem):
 
     @abstractmethod
     def named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
-        """Ids of the live jobs of that name, newest last. One that has ended may be an earlier cluster's of the same name."""
+        """Ids of the live jobs of that name, newest last. One that has ended may be an earlier cluster's of the same
+        name.
+        """
 
     def submit(
         self,
@@ -122,7 +131,9 @@ class CommandBatch(BatchSystem):
         exclude: Collection[str] = (),
         wanted: Callable[[], bool] = lambda: True,
     ) -> str:
-        """Submit a script; see `BatchSystem.submit`. An attempt whose outcome is not known is looked up before the next one."""
+        """Submit a script; see `BatchSystem.submit`. An attempt whose outcome is not known is looked up before the next
+        one.
+        """
         argv = self.submit_command(script, job_name, logs, after, exclude)
         uncertain = False  # no answer yet on whether the last attempt was accepted
         again = False  # an attempt that got no answer and was not found has been repeated
@@ -153,7 +164,9 @@ class CommandBatch(BatchSystem):
             if result.returncode == 0 or self.ambiguous.search(result.words):
                 uncertain = True
             elif not self.transient.search(result.words):
-                if again:  # the attempt before it may have been accepted meanwhile, and this one refused for a limit that it filled
+                # the attempt before it may have been accepted meanwhile, and this one refused for a limit that it
+                # filled
+                if again:
                     break
                 if self.limited.search(result.words) and not self.per_job.search(result.words):
                     raise SubmitLimited(result.words)
@@ -164,7 +177,9 @@ class CommandBatch(BatchSystem):
                 if found := self.named(job_name):
                     return self._only(found[-1], job_name) if again else found[-1]
                 if not uncertain and not self.transient.search(trouble):
-                    raise SubmitRefused(f"{self.title} refused job {job_name!r}: {trouble}{advice(trouble, self.reasons)}")
+                    raise SubmitRefused(
+                        f"{self.title} refused job {job_name!r}: {trouble}{advice(trouble, self.reasons)}"
+                    )
             raise AmbiguousSubmit(f"{self.title} did not say whether it accepted job {job_name!r}: {trouble}")
         raise BatchUnavailable(f"{self.title} did not accept job {job_name!r}: {trouble}")
 
@@ -173,7 +188,9 @@ class CommandBatch(BatchSystem):
         return self.named(job_name)
 
     def _only(self, job_id: str, job_name: str) -> str:
-        """Cancel other jobs of that name, and return the id: a busy controller may accept an attempt after it was given up."""
+        """Cancel other jobs of that name, and return the id: a busy controller may accept an attempt after it was given
+        up.
+        """
         with contextlib.suppress(BatchUnavailable):
             self.cancel(i for i in self.find(job_name) if i != job_id)
         return job_id

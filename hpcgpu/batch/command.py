@@ -1,6 +1,7 @@
 """Runs one command of a batch system: argument vector, clean environment, timeout, what to retry.
 
-Nothing here knows which batch system it serves, beyond the prefixes of the variables that would change a command's meaning.
+Nothing here knows which batch system it serves, beyond the prefixes of the variables that would change a command's
+meaning.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from hpcgpu.posix.printable import printable
 
 __all__ = ["Result", "backoff", "clean_environment", "require", "run"]
 
-#: Variables of an enclosing job or of the user's shell that silently override a script's directives or a command's output format
-#: (``man sbatch``, INPUT ENVIRONMENT VARIABLES; SQUEUE_FORMAT broke Parsl's parser, Parsl #2293; ``man qsub``, ENVIRONMENT VARIABLES).
-#: And what would make a job submitted from inside another take that one's GPUs for its own.
+#: Variables of an enclosing job or of the user's shell that silently override a script's directives or a command's
+#: output format (``man sbatch``, INPUT ENVIRONMENT VARIABLES; SQUEUE_FORMAT broke Parsl's parser, Parsl #2293; ``man
+#: qsub``, ENVIRONMENT VARIABLES). And what would make a job submitted from inside another take that one's GPUs for its
+#: own.
 _SCRUBBED = (
     "CUDA_VISIBLE_DEVICES",
     "SBATCH_",
@@ -72,8 +74,9 @@ def require(command: str, hint: str) -> None:
 def run(argv: Sequence[str], *, timeout: float, extra_env: Mapping[str, str] | None = None) -> Result:
     """Run a queue command and return its answer, whatever its exit code.
 
-    It runs in a session of its own, so that a Ctrl-C in the user's terminal cannot kill it half-way: the interrupt takes effect
-    once the command has ended. Whatever hangs is killed with all that it started; a site's wrapper around it, for one.
+    It runs in a session of its own, so that a Ctrl-C in the user's terminal cannot kill it half-way: the interrupt
+    takes effect once the command has ended. Whatever hangs is killed with all that it started; a site's wrapper around
+    it, for one.
 
     Raises
     ------
@@ -114,7 +117,9 @@ def run(argv: Sequence[str], *, timeout: float, extra_env: Mapping[str, str] | N
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill a command's whole session. Its pipes are not read to their end: somebody may have left the session and hold them."""
+    """Kill a command's whole session. Its pipes are not read to their end: somebody may have left the session and hold
+    them.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdout, process.stderr):
@@ -124,8 +129,12 @@ def _kill(process: subprocess.Popen[str]) -> None:
         process.wait(timeout=5)
 
 
-def backoff(attempts: int, *, first: float = 1.0, factor: float = 3.0, sleep: Callable[[float], None] = time.sleep) -> Iterator[int]:
-    """Yield attempt numbers from 0, sleeping between them: `first`, then `factor` times longer each, with a jitter of a quarter."""
+def backoff(
+    attempts: int, *, first: float = 1.0, factor: float = 3.0, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[int]:
+    """Yield attempt numbers from 0, sleeping between them: `first`, then `factor` times longer each, with a jitter of a
+    quarter.
+    """
     for attempt in range(attempts):
         if attempt:
             sleep(first * factor ** (attempt - 1) * random.uniform(0.75, 1.25))

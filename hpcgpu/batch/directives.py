@@ -16,7 +16,16 @@ from hpcgpu.errors import OptionError
 if TYPE_CHECKING:
     from hpcgpu.options.common import JobOptions
 
-__all__ = ["CLUSTER_SETS", "CLUSTER_WAITS", "ONE_JOB", "Directives", "Syntax", "parse_directive", "quoted", "refuse_control_characters"]
+__all__ = [
+    "CLUSTER_SETS",
+    "CLUSTER_WAITS",
+    "ONE_JOB",
+    "Directives",
+    "Syntax",
+    "parse_directive",
+    "quoted",
+    "refuse_control_characters",
+]
 
 # Why a user's directive must not set an option: what several systems say.
 ONE_JOB = "a job of a cluster cannot be a job array"
@@ -58,7 +67,8 @@ class Syntax:
     keyed : collection of str
         Options whose values have a name, which is then a part of the option: ``-l`` of ``-l walltime=1:00``.
     few : bool
-        The batch system has few options. So a user may skip directives that it does not have, and means another batch system.
+        The batch system has few options. So a user may skip directives that it does not have, and means another batch
+        system.
     filters, names : mapping
         Further filters and names for its templates.
     complete : callable
@@ -75,7 +85,9 @@ class Syntax:
     complete: Callable[[JobOptions, Directives], JobOptions] = _unchanged
 
     def option(self, text: str) -> str:
-        """Return the name of the option that a directive sets: ``--mem`` of ``--mem=0``, ``-l walltime`` of ``-l walltime=1:00``."""
+        """Return the name of the option that a directive sets: ``--mem`` of ``--mem=0``, ``-l walltime`` of ``-l
+        walltime=1:00``.
+        """
         words = text.split("=", 1)[0].split()
         if words and words[0][:2] in self.keyed:
             return " ".join([words[0][:2], *filter(None, [words[0][2:]]), *words[1:2]])
@@ -92,7 +104,9 @@ def parse_directive(text: str, syntax: Syntax) -> tuple[str, str | None]:
     """
     text = text.strip()
     if not text.startswith("-") or text.strip("-") == "":
-        raise OptionError(f"job_extra_directives: {text!r} does not begin with an option, such as '--exclusive' or '-C gpu'")
+        raise OptionError(
+            f"job_extra_directives: {text!r} does not begin with an option, such as '--exclusive' or '-C gpu'"
+        )
     if text[:2] in syntax.keyed:
         option, value = syntax.option(text), text.partition("=")[2]
         if re.search(r",\w+=", value) and '"' not in value:
@@ -111,12 +125,16 @@ def parse_directive(text: str, syntax: Syntax) -> tuple[str, str | None]:
     except ValueError as error:
         raise OptionError(f"job_extra_directives: {text!r}: {error}") from error
     if len(words) != 1:
-        raise OptionError(f"job_extra_directives: {text!r} holds more than one value: quote the value, or write one option per entry")
+        raise OptionError(
+            f"job_extra_directives: {text!r} holds more than one value: quote the value, or write one option per entry"
+        )
     return option, words[0]
 
 
 def _dashed(item: str, syntax: Syntax) -> str:
-    """Return an option's name with its dashes, which users leave out: ``mem`` is ``--mem``, to PBS ``-l mem``; ``n`` is ``-n``."""
+    """Return an option's name with its dashes, which users leave out: ``mem`` is ``--mem``, to PBS ``-l mem``; ``n`` is
+    ``-n``.
+    """
     name = item.strip()
     if name.startswith("-") or not name:
         return name
@@ -150,7 +168,9 @@ class Directives:
         return spelling not in self.skip
 
     def add(self, owner: str, *spellings_and_value: Any) -> str:
-        """Return the line of one directive, from the option that owns it, its spellings and its value; empty if it is left out."""
+        """Return the line of one directive, from the option that owns it, its spellings and its value; empty if it is
+        left out.
+        """
         *spellings, value = spellings_and_value
         self.known.update(spellings)
         if self.skip.keys() & set(spellings):
@@ -162,7 +182,9 @@ class Directives:
 
     def further(self) -> str:
         """Return the lines of the user's own directives; called when all others are made."""
-        if not self.syntax.few and (unknown := [item for option, item in self.skip.items() if option not in self.known]):
+        if not self.syntax.few and (
+            unknown := [item for option, item in self.skip.items() if option not in self.known]
+        ):
             raise OptionError(
                 f"job_directives_skip: this script has no directive {unknown[0]!r}: remove it. "
                 f"The directives are {', '.join(sorted(self.known))}"

@@ -1,8 +1,8 @@
 """The one poller of a cluster: joins what the queue answers over time into one view of every job.
 
-`observe` decides and is pure; `Monitor.ask` does the asking, as often as `hpcgpu.batch.cadence` says. Not knowing is not an answer: a
-failed poll keeps the last state. A job that the queue no longer knows is looked up in the accounting; `presumed_ended` is the one rule that
-says when it counts as ended.
+`observe` decides and is pure; `Monitor.ask` does the asking, as often as `hpcgpu.batch.cadence` says. Not knowing is
+not an answer: a failed poll keeps the last state. A job that the queue no longer knows is looked up in the accounting;
+`presumed_ended` is the one rule that says when it counts as ended.
 """
 
 from __future__ import annotations
@@ -63,7 +63,12 @@ class View:
 
 
 def observe(
-    known: Mapping[str, View], answer: Mapping[str, JobStatus], accounting: Mapping[str, JobStatus], *, now: float, grace: float
+    known: Mapping[str, View],
+    answer: Mapping[str, JobStatus],
+    accounting: Mapping[str, JobStatus],
+    *,
+    now: float,
+    grace: float,
 ) -> dict[str, View]:
     """Join one answer of the queue with what was known.
 
@@ -119,7 +124,8 @@ class Answer:
 
 @dataclass
 class Monitor:
-    """The view of all jobs of one cluster. `ask` blocks and changes nothing; `take` changes the view and does not block.
+    """The view of all jobs of one cluster. `ask` blocks and changes nothing; `take` changes the view and does not
+    block.
 
     Parameters
     ----------
@@ -147,7 +153,9 @@ class Monitor:
         return frozenset(job_id for job_id, view in list(self.views.items()) if not view.status.state.ended)
 
     def ended(self) -> frozenset[str]:
-        """Ids of the jobs of which the batch system itself said that they have ended: what it merely forgot may still run."""
+        """Ids of the jobs of which the batch system itself said that they have ended: what it merely forgot may still
+        run.
+        """
         views = list(self.views.items())
         return frozenset(job_id for job_id, view in views if view.status.state.ended and view.missing_since is None)
 

@@ -51,6 +51,8 @@ def explain(status: JobStatus) -> str:
 
 
 def advice(words: str, reasons: Reasons) -> str:
-    """Return what to check when a submit was refused with these words, to be put behind them; empty where nothing is known."""
+    """Return what to check when a submit was refused with these words, to be put behind them; empty where nothing is
+    known.
+    """
     found = next((hint for pattern, hint in reasons.refused if re.search(pattern, words, re.IGNORECASE)), "")
     return f". {found[0].upper()}{found[1:]}" if found else ""

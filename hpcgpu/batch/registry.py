@@ -1,7 +1,7 @@
 """The batch systems that are installed: entry points of the group ``hpcgpu.batch_systems``, each names a `System`.
 
-A job looks up one system by its name. So the entry points of hpcgpu itself are read first, from one file; those of all other distributions
-are read only for a name that is not among them.
+A job looks up one system by its name. So the entry points of hpcgpu itself are read first, from one file; those of all
+other distributions are read only for a name that is not among them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def system(name: str) -> System:
     """
     if not _own():
         raise OptionError(
-            f"the batch system {name!r} cannot be found: this installation of hpcgpu does not list its batch systems. Install it again, "
+            f"the batch system {name!r} cannot be found: this installation of hpcgpu does not list its batch systems. "
+            "Install it again, "
             "in a checkout with `pip install --no-deps --no-build-isolation -e .`"
         )
     entry = _own().get(name) or _others().get(name)

@@ -1,7 +1,7 @@
 """All that hpcgpu knows about one batch system, in one object; `hpcgpu.batch.registry` finds the objects.
 
-A `System` is made when its package is imported, in every job and for every command. So it holds references, ``"module:name"``, and what
-they name is imported when it is used.
+A `System` is made when its package is imported, in every job and for every command. So it holds references,
+``"module:name"``, and what they name is imported when it is used.
 """
 
 from __future__ import annotations
@@ -37,25 +37,27 @@ class System:
     cluster_class : str
         Reference to the class of its clusters.
     templates : Path
-        Directory of its templates: ``scheduler.SUFFIX.j2`` and ``worker.SUFFIX.j2``; for `hpcgpu render` also ``launch.sh.j2`` and
-        ``stop.sh.j2``.
+        Directory of its templates: ``scheduler.SUFFIX.j2`` and ``worker.SUFFIX.j2``; for `hpcgpu render` also
+        ``launch.sh.j2`` and ``stop.sh.j2``.
     suffix : str
         Of the names of its job scripts: ``"sbatch"``.
     command : str, optional
-        Command that shows that it is installed. A system without one is never chosen by itself, unless it is a `fallback`.
+        Command that shows that it is installed. A system without one is never chosen by itself, unless it is a
+        `fallback`.
     rank : int, default 0
         Of several systems that are installed, the one with the lowest rank is asked first.
     fallback : bool, default False
         It is chosen where no other system is installed.
     queues : str, optional
-        Reference to a function that asks for its queues, and returns `hpcgpu.batch.queues.Queues`. Without it they are not known.
+        Reference to a function that asks for its queues, and returns `hpcgpu.batch.queues.Queues`. Without it they are
+        not known.
     one_machine : bool, default False
         All its jobs run on the machine that submits them.
     worker_options, scheduler_options : str, optional
         References to the dataclasses of its job options: those that all systems share, or subclasses of them with more.
     check_options : str, optional
-        Reference to a function of a job's options and of the beginning of a message. It raises `OptionError` for options that this batch
-        system cannot serve.
+        Reference to a function of a job's options and of the beginning of a message. It raises `OptionError` for
+        options that this batch system cannot serve.
     """
 
     name: str
@@ -105,7 +107,9 @@ def load(reference: str) -> Any:
 
 
 def common_templates() -> Path:
-    """Return the directory of the templates that all systems share: inside the wheel, or beside the package in a checkout."""
+    """Return the directory of the templates that all systems share: inside the wheel, or beside the package in a
+    checkout.
+    """
     package = Path(__file__).parents[1]
     packaged = package / "templates"
     return packaged if packaged.is_dir() else package.parent / "templates"

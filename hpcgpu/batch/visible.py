@@ -10,7 +10,8 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_devices(value: str | None) -> list[str] | None:
-    """Return the GPUs of a value: indices, UUIDs or MIG UUIDs, up to the first entry that names none; None where it is not set.
+    """Return the GPUs of a value: indices, UUIDs or MIG UUIDs, up to the first entry that names none; None where it is
+    not set.
 
     Examples
     --------
@@ -20,4 +21,6 @@ def visible_devices(value: str | None) -> list[str] | None:
     if value is None:
         return None
     entries = (entry.strip() for entry in value.split(","))
-    return list(itertools.takewhile(lambda entry: entry and entry != "NoDevFiles" and not entry.startswith("-"), entries))
+    return list(
+        itertools.takewhile(lambda entry: entry and entry != "NoDevFiles" and not entry.startswith("-"), entries)
+    )

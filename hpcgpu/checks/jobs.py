@@ -1,4 +1,6 @@
-"""One short job of each kind, and what it reports: `judge` is pure, `check_jobs` submits, waits, connects and cleans up."""
+"""One short job of each kind, and what it reports: `judge` is pure, `check_jobs` submits, waits, connects and cleans
+up.
+"""
 
 from __future__ import annotations
 
@@ -96,12 +98,16 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
     if not found:
         yield Line(where, "job", "failure", seen.trouble)
         return
-    yield Line(where, "job", "ok", f"{found['job']} ran on {found['host']}, {duration(seen.waited)} after it was submitted")
+    yield Line(
+        where, "job", "ok", f"{found['job']} ran on {found['host']}, {duration(seen.waited)} after it was submitted"
+    )
     yield Line(where, "python", "ok", f"{found['environment']['python']} at {found['python']}")
     yield Line(where, "filesystem", "ok", "the login node and the job read each other's files")
     if seen.skew is not None and abs(seen.skew) > _SKEW:
         advice = "the clocks of login node and compute node should agree: tell the site's support"
-        yield Line(where, "clock", "warning", f"{abs(seen.skew):.0f} s {'ahead' if seen.skew > 0 else 'behind'}", advice)
+        yield Line(
+            where, "clock", "warning", f"{abs(seen.skew):.0f} s {'ahead' if seen.skew > 0 else 'behind'}", advice
+        )
     elif seen.skew is not None:
         yield Line(where, "clock", "ok", f"{seen.skew:+.1f} s")
     address = f"{found['address'][0]} ({found['via'] or 'default route'})"
@@ -111,7 +117,11 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
         found_late = f"not known: the queue took {seen.late:.0f} s for an answer, and the job had ended by then"
         yield Line(where, "reachable from here", "warning", found_late, "run the check again")
     elif seen.kind == "scheduler":
-        others = ", ".join(f"{name} ({a})" for name, a in sorted(found["node"]["addresses"].items()) if name not in ("lo", found["via"]))
+        others = ", ".join(
+            f"{name} ({a})"
+            for name, a in sorted(found["node"]["addresses"].items())
+            if name not in ("lo", found["via"])
+        )
         other = f"set client_interface to a network that the login node reaches: {others}; or " if others else ""
         advice = f"{other}ask the site to open the connection, or run your program on a compute node"
         yield Line(where, "reachable from here", "failure", f"{address}: {seen.unreachable}", advice)
@@ -123,7 +133,13 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
     if found["local_directory"]:
         bad = found["local_directory"].startswith("trouble: ")
         advice = "set local_directory to a directory of your own that the node has" if bad else ""
-        yield Line(where, "local_directory", "failure" if bad else "ok", found["local_directory"].removeprefix("trouble: "), advice)
+        yield Line(
+            where,
+            "local_directory",
+            "failure" if bad else "ok",
+            found["local_directory"].removeprefix("trouble: "),
+            advice,
+        )
     if seen.kind == "scheduler" and found["queue_trouble"]:
         advice = "`hpcgpu adapt` needs the queue's commands on compute nodes"
         yield Line(where, "queue commands in the job", "warning", found["queue_trouble"], advice)
@@ -140,9 +156,20 @@ def _gpu_lines(where: str, found: Mapping[str, Any], gpus: int) -> Iterator[Line
     yield Line(where, "GPUs", "ok", f"{named}; CUDA_VISIBLE_DEVICES holds {visibility(found['visible'])}")
     if "driver" in about:
         capability = about.get("compute capability", "unknown")
-        yield Line(where, "driver", "ok", f"{about['driver']}, CUDA {about.get('CUDA of the driver', '')}, compute capability {capability}")
+        yield Line(
+            where,
+            "driver",
+            "ok",
+            f"{about['driver']}, CUDA {about.get('CUDA of the driver', '')}, compute capability {capability}",
+        )
     else:
-        yield Line(where, "driver", "failure", "NVML does not answer", "the node has no NVIDIA driver, or the job cannot access it")
+        yield Line(
+            where,
+            "driver",
+            "failure",
+            "NVML does not answer",
+            "the node has no NVIDIA driver, or the job cannot access it",
+        )
 
 
 def visibility(value: str | None) -> str:
@@ -159,12 +186,20 @@ def visibility(value: str | None) -> str:
 
 def _fabric_lines(where: str, found: Mapping[str, Any]) -> Iterator[Line]:
     if found["interface_trouble"]:
-        yield Line(where, "fabric", "failure", found["interface_trouble"], "set interface, or client_interface, to one of them")
+        yield Line(
+            where, "fabric", "failure", found["interface_trouble"], "set interface, or client_interface, to one of them"
+        )
         return
     transports = ", ".join(found["node"]["transports"])
     node, chosen = Node(**found["node"]), TransportChoice(**found["transport"])
     lacking = without_rdma(node, chosen)
-    yield Line(where, "fabric", "warning" if lacking else "ok", chosen.why + (f"; UCX has {transports}" if transports else ""), lacking)
+    yield Line(
+        where,
+        "fabric",
+        "warning" if lacking else "ok",
+        chosen.why + (f"; UCX has {transports}" if transports else ""),
+        lacking,
+    )
     limit = node.locked_memory
     yield Line(where, "locked memory", "ok", "no limit" if limit is None else f"at most {limit // 1024} KiB")
 
@@ -220,6 +255,19 @@ class Result:
     kept: Path | None
 
 
+def _submit(seen: Seen, batch: BatchSystem, directory: ClusterDirectory, script: Path, logs: Path) -> None:
+    """Submit the job of one kind; a refusal is kept in `seen`."""
+    job_name = f"{directory.path.name}-{seen.kind}"
+    directory.intend(job_name, seen.kind)
+    try:
+        seen.job_id = batch.submit(script, job_name=job_name, logs=logs)
+        directory.submitted(job_name, seen.job_id)
+    except BatchError as error:
+        seen.trouble = str(error)
+        if not isinstance(error, AmbiguousSubmit):
+            directory.refused(job_name)
+
+
 def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: float | None = None) -> Result:
     """Submit one short job of each kind, wait for both, and leave none.
 
@@ -244,7 +292,9 @@ def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: fl
     name = f"check-{secrets.token_hex(4)}"
     path = options.cluster.cluster_directory / name
     short = replace(
-        options, cluster=replace(options.cluster, name=name), worker=replace(options.worker, walltime=_WALLTIME, nodes_per_job=1)
+        options,
+        cluster=replace(options.cluster, name=name),
+        worker=replace(options.worker, walltime=_WALLTIME, nodes_per_job=1),
     )
     if short.scheduler is not None:
         short = replace(short, scheduler=replace(short.scheduler, walltime=_WALLTIME))
@@ -258,16 +308,9 @@ def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: fl
     try:
         for kind, text in rendered.items():
             script = directory.write(render.script_name(options.system, kind), text)
-            job_name = f"{name}-{kind}"
-            directory.intend(job_name, kind)
-            try:
-                seen[kind].job_id = batch.submit(script, job_name=job_name, logs=log_directory)
-                directory.submitted(job_name, seen[kind].job_id)
-            except BatchError as error:
-                smaller = kind == "worker" and options.worker.nodes_per_job != 1
-                seen[kind].trouble = str(error) + (f" (the check asks for one node, not {options.worker.nodes_per_job})" if smaller else "")
-                if not isinstance(error, AmbiguousSubmit):
-                    directory.refused(job_name)
+            _submit(seen[kind], batch, directory, script, log_directory)
+            if seen[kind].trouble and kind == "worker" and options.worker.nodes_per_job != 1:
+                seen[kind].trouble += f" (the check asks for one node, not {options.worker.nodes_per_job})"
         _wait(directory, batch, seen, log_directory, quiet=quiet, timeout=timeout)
     finally:
         lines = _end(directory, batch)
@@ -284,7 +327,9 @@ def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: fl
     failed = any(line.grade == "failure" for line in lines)
     if not failed:
         shutil.rmtree(path, ignore_errors=True)
-    environments = {"login": here} | {f"{kind} job": one.found["environment"] for kind, one in seen.items() if one.found}
+    environments = {"login": here} | {
+        f"{kind} job": one.found["environment"] for kind, one in seen.items() if one.found
+    }
     return Result(lines, environments, path if failed else None)
 
 
@@ -322,7 +367,9 @@ def _wait(
     unschedulable: Counter[str] = Counter()
     ended: dict[str, float] = {}
     with Progress(quiet) as progress:
-        while waiting := {kind: job_id for kind, job_id in jobs.items() if not seen[kind].found and not seen[kind].trouble}:
+        while waiting := {
+            kind: job_id for kind, job_id in jobs.items() if not seen[kind].found and not seen[kind].trouble
+        }:
             directory.refresh()
             now = time.time()
             for kind in waiting:
@@ -347,8 +394,12 @@ def _wait(
                 seen[kind].trouble = seen[kind].trouble or _lost(view, now - ended.get(job_id, now), never, log)
                 if timeout is not None and now - began > timeout:
                     words = explain(view.status) if view.asked else "the queue does not answer"
-                    seen[kind].trouble = seen[kind].trouble or f"job {job_id} sent no report within {duration(timeout)}: {words}"
-            named = "; ".join(f"{kind} job {job_id} {_state(monitor.views[job_id])}" for kind, job_id in waiting.items())
+                    seen[kind].trouble = (
+                        seen[kind].trouble or f"job {job_id} sent no report within {duration(timeout)}: {words}"
+                    )
+            named = "; ".join(
+                f"{kind} job {job_id} {_state(monitor.views[job_id])}" for kind, job_id in waiting.items()
+            )
             why = f"the queue does not answer: {monitor.trouble}" if monitor.trouble else "waiting for the jobs"
             progress.update(f"check: {why}", f"{named}, for {duration(now - began)}")
             time.sleep(0.2)
@@ -382,14 +433,20 @@ def _tail(log: Path) -> str:
 def _meet(seen: Seen, found: Mapping[str, Any], directory: ClusterDirectory, *, waited: float) -> None:
     """Record the report of a job, and connect to it as a client does to the scheduler."""
     if found["token"] != directory.token():
-        seen.trouble = "the job did not read the file that the login node wrote: the filesystem is not shared, or shows old content"
+        seen.trouble = (
+            "the job did not read the file that the login node wrote: the "
+            "filesystem is not shared, or shows old content"
+        )
         return
     seen.found, seen.waited = found, waited
     context = ssl.create_default_context(cafile=directory.tls / "cert.pem")
     context.check_hostname = False
     context.load_cert_chain(directory.tls / "cert.pem", directory.tls / "key.pem")
     try:
-        with socket.create_connection(tuple(found["address"]), timeout=10) as connection, context.wrap_socket(connection) as encrypted:
+        with (
+            socket.create_connection(tuple(found["address"]), timeout=10) as connection,
+            context.wrap_socket(connection) as encrypted,
+        ):
             asked = time.time()
             encrypted.sendall(b"?")
             answer = float(encrypted.recv(64))

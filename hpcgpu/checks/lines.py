@@ -38,7 +38,8 @@ class Line:
 def text(lines: Iterable[Line], width: int) -> str:
     """Return the lines as a table; what to do stands behind an arrow."""
     rows = [
-        (line.where, line.what, line.grade, f"{line.found.rstrip('.')} -> {line.advice}" if line.advice else line.found) for line in lines
+        (line.where, line.what, line.grade, f"{line.found.rstrip('.')} -> {line.advice}" if line.advice else line.found)
+        for line in lines
     ]
     return columns(("where", "what", "", "found"), rows, width)
 

@@ -56,7 +56,9 @@ def untested_lines(installed: Mapping[str, str]) -> Iterator[Line]:
     for name, release in TESTED.items():
         if name in installed and not release.holds(installed[name]):
             found = f"{name} {installed[name]}: hpcgpu is tested with {release.lowest} to {release.highest}"
-            yield Line("login", "releases", "warning", found, "if something fails, try again with a release that is tested")
+            yield Line(
+                "login", "releases", "warning", found, "if something fails, try again with a release that is tested"
+            )
 
 
 def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
@@ -67,7 +69,8 @@ def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
         batch.find("hpcgpu-check")
     except BatchError as error:
         advice = (
-            "run this on a login node, perhaps after `module load`. If the commands exist here, the batch system is down: try again later"
+            "run this on a login node, perhaps after `module load`. If the commands exist "
+            "here, the batch system is down: try again later"
         )
         yield Line("login", "queue", "failure", str(error), advice)
         return
@@ -75,17 +78,23 @@ def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
     try:
         found = registered(options.system).discover()
     except BatchError as error:
-        yield Line("login", "GPU queues", "warning", str(error), "set queue and gpu_type as the site's documentation says")
+        yield Line(
+            "login", "GPU queues", "warning", str(error), "set queue and gpu_type as the site's documentation says"
+        )
         return
     if found is None:
         return
-    jobs = {"GPU queues": options.worker} | ({"scheduler's queue": options.scheduler} if options.scheduler is not None else {})
+    jobs = {"GPU queues": options.worker} | (
+        {"scheduler's queue": options.scheduler} if options.scheduler is not None else {}
+    )
     for what, job in jobs.items():
         wanted = 0 if job.gpu_request == "none" else job.gpus_per_node
         yield replace(judge_queues(found.gpus, job.queue, job.gpu_type, wanted=wanted, route=found.route), what=what)
 
 
-def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None, *, wanted: int, route: bool = False) -> Line:
+def judge_queues(
+    found: Sequence[Queue], queue: str | None, gpu_type: str | None, *, wanted: int, route: bool = False
+) -> Line:
     """Return whether the options fit the queues that have GPUs; pure.
 
     Parameters
@@ -100,7 +109,9 @@ def judge_queues(found: Sequence[Queue], queue: str | None, gpu_type: str | None
     """
     if not found:
         advice = "set gpu_request='none' if jobs get whole nodes, or ask the site's support" if wanted else ""
-        return Line("login", "GPU queues", "warning" if wanted else "ok", "the batch system lists no nodes with GPUs", advice)
+        return Line(
+            "login", "GPU queues", "warning" if wanted else "ok", "the batch system lists no nodes with GPUs", advice
+        )
     named = "; ".join(dict.fromkeys(f"{q.name or 'any queue'}: {q.gpus} x {q.gpu_type or 'GPU'} a node" for q in found))
     advice = _misfit(found, queue, gpu_type, wanted) if wanted else ""
     if advice and route and not _chosen(found, queue):
@@ -147,7 +158,12 @@ def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:
         advice = f"other users could replace the credentials: {weakness.advice}"
         yield Line("login", "permissions", "warning" if weakness.by_group else "failure", weakness.why, advice)
     if not found:
-        yield Line("login", "permissions", "ok", f"only you can write to {path} and to the directories above it, by their modes")
+        yield Line(
+            "login",
+            "permissions",
+            "ok",
+            f"only you can write to {path} and to the directories above it, by their modes",
+        )
 
 
 def of_all_nodes(path: Path) -> bool:

@@ -46,7 +46,9 @@ class _Group(click.Group):
         except OSError as error:  # a directory that cannot be made, a file that cannot be read
             if error.errno == errno.EPIPE:  # `| head`: click ends quietly
                 raise
-            raise click.ClickException(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
+            raise click.ClickException(
+                f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            ) from error
 
 
 @click.group("hpcgpu", cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -60,7 +62,8 @@ def main() -> None:
     python -c 'import hpcgpu; client = hpcgpu.connect("demo"); ...'
     hpcgpu stop demo
 
-    Exit status of all commands: 0 on success, 1 if the cluster or the queue failed, 2 if the command or an option is not valid.
+    Exit status of all commands: 0 on success, 1 if the cluster or the queue failed, 2 if the command or an option is
+    not valid.
     """
 
 
@@ -69,8 +72,8 @@ def main() -> None:
 def demo(system: str) -> None:
     """Start a cluster, analyse the flights of New York in 2013 on it, close it.
 
-    Submits a scheduler job and two worker jobs, with GPUs if there are any. Queue, account and the like are taken from dask's
-    configuration (hpcgpu.slurm.queue, or DASK_HPCGPU__SLURM__QUEUE in the environment).
+    Submits a scheduler job and two worker jobs, with GPUs if there are any. Queue, account and the like are taken from
+    dask's configuration (hpcgpu.slurm.queue, or DASK_HPCGPU__SLURM__QUEUE in the environment).
 
     \b
     Exit status: 0 if the result is right and no job is left, 1 if not.

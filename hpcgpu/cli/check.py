@@ -24,7 +24,8 @@ __all__ = ["check"]
 @json_option
 @cluster_options
 def check(system: str, in_job: bool, timeout: str | None, as_json: bool, arguments: dict[str, Any]) -> None:
-    """Check what hpcgpu needs: the queue, the filesystem, the network, the GPUs, the software. Accepts the options of a cluster.
+    """Check what hpcgpu needs: the queue, the filesystem, the network, the GPUs, the software. Accepts the options of a
+    cluster.
 
     Each line is ok, a warning or a failure; warnings and failures say what to do. Ctrl-C, SIGTERM or a closed terminal
     cancels its jobs.
@@ -53,7 +54,9 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
     environments: Mapping[str, Mapping[str, str]] = {"login": collect()}
     broken = [line.what for line in lines if line.what in ("queue", "cluster directory") and line.grade == "failure"]
     if in_job and broken:
-        lines.append(report.Line("login", "jobs", "failure", "no job was submitted", f"correct this first: {', '.join(broken)}"))
+        lines.append(
+            report.Line("login", "jobs", "failure", "no job was submitted", f"correct this first: {', '.join(broken)}")
+        )
     elif in_job:
         try:
             with interruptible():
@@ -61,7 +64,9 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
         except KeyboardInterrupt:
             with contextlib.suppress(OSError):  # the terminal may be gone
                 click.echo(
-                    "hpcgpu: the check was interrupted and its jobs were cancelled. `hpcgpu list` shows jobs that are left", err=True
+                    "hpcgpu: the check was interrupted and its jobs were cancelled. `hpcgpu list` shows jobs that are "
+                    "left",
+                    err=True,
                 )
             sys.exit(130)
         lines += result.lines

@@ -89,9 +89,9 @@ def _width() -> int:
 def list_clusters(as_json: bool) -> None:
     """List the clusters that are not closed, and their jobs.
 
-    Searches the cluster directories of the configuration (hpcgpu.cluster-directory). Marks a cluster as closed, and removes its
-    credentials, when all its jobs have ended. Lists a cluster whose jobs the queue does not know until you stop it. Lists a damaged
-    directory with what is wrong.
+    Searches the cluster directories of the configuration (hpcgpu.cluster-directory). Marks a cluster as closed, and
+    removes its credentials, when all its jobs have ended. Lists a cluster whose jobs the queue does not know until you
+    stop it. Lists a damaged directory with what is wrong.
 
     \b
     Example: hpcgpu list --json | jq '.[].name'
@@ -108,7 +108,10 @@ def list_clusters(as_json: bool) -> None:
                 "system": cluster.system,
                 "created": cluster.created,
                 "directory": str(cluster.directory.path),
-                "jobs": [{"id": job.job_id, "name": job.name, "state": job.state.value, "reason": job.reason} for job in cluster.jobs],
+                "jobs": [
+                    {"id": job.job_id, "name": job.name, "state": job.state.value, "reason": job.reason}
+                    for job in cluster.jobs
+                ],
                 "trouble": cluster.trouble,
             }
             for cluster in found
@@ -117,7 +120,9 @@ def list_clusters(as_json: bool) -> None:
         return
     table = []
     for cluster in found:
-        jobs = " ".join(f"{job.job_id} ({job.state.value})" for job in cluster.jobs) or ("none" if cluster.known else "unknown")
+        jobs = " ".join(f"{job.job_id} ({job.state.value})" for job in cluster.jobs) or (
+            "none" if cluster.known else "unknown"
+        )
         age = duration(time.time() - cluster.created)
         what = f"{jobs}; {cluster.trouble}" if cluster.trouble else jobs
         table.append((cluster.directory.path.name, cluster.system or "unknown", age, what, str(cluster.directory.path)))
@@ -131,7 +136,8 @@ def list_clusters(as_json: bool) -> None:
 @cluster_name
 @json_option
 def status(name: str, as_json: bool) -> None:
-    """Show a cluster: its jobs with state and reason, its workers and GPUs, its dashboard, and the program that scales it.
+    """Show a cluster: its jobs with state and reason, its workers and GPUs, its dashboard, and the program that scales
+    it.
 
     \b
     Examples: hpcgpu status demo
@@ -175,7 +181,8 @@ def _print(found: ClusterStatus) -> None:
         f"cluster    {found.name} on {found.system}: {found.state}{kept}",
         f"workers    {found.workers}, on {counted(found.gpus, 'GPU')}",
         f"scheduler  {found.scheduler or 'not running'}",
-        f"dashboard  {found.dashboard or 'not running'}" + f" (link with its token: hpcgpu dashboard {found.name})" * bool(found.dashboard),
+        f"dashboard  {found.dashboard or 'not running'}"
+        + f" (link with its token: hpcgpu dashboard {found.name})" * bool(found.dashboard),
     ]
     lines += [f"fabric     {found.fabric}"] * bool(found.fabric)
     lines += [f"manager    {found.manager or 'none: the number of jobs does not change'}"] * (found.state == "running")
@@ -194,7 +201,8 @@ def _print(found: ClusterStatus) -> None:
 @click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
 @json_option
 def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
-    """Set the number of worker jobs of a cluster. Ends adaptive scaling, and detaches the cluster from the program that managed it.
+    """Set the number of worker jobs of a cluster. Ends adaptive scaling, and detaches the cluster from the program that
+    managed it.
 
     Waits until new jobs are submitted, and until surplus jobs have finished their tasks and moved their data.
 
@@ -225,16 +233,22 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
 
 @click.command()
 @cluster_name
-@click.option("--minimum-jobs", type=click.IntRange(min=0), default=0, show_default=True, help="Minimum number of worker jobs.")
+@click.option(
+    "--minimum-jobs", type=click.IntRange(min=0), default=0, show_default=True, help="Minimum number of worker jobs."
+)
 @click.option("--maximum-jobs", type=click.IntRange(min=1), required=True, help="Maximum number of worker jobs.")
 @click.option("--idle-timeout", help="How long to keep a job without work, such as 5m.")
-@click.option("--maximum-gpu-hours", type=float, help="Budget of GPU hours. When it is used up, all worker jobs are drained and cancelled.")
+@click.option(
+    "--maximum-gpu-hours",
+    type=float,
+    help="Budget of GPU hours. When it is used up, all worker jobs are drained and cancelled.",
+)
 @click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
 def adapt(name: str, worker_group: str, **limits: Any) -> None:
     """Scale a cluster by its work, between two limits, from inside the scheduler job.
 
-    No program of yours needs to run. The site must let compute nodes submit jobs. `hpcgpu status`, and logs/manager.log in the cluster's
-    directory, show what happens.
+    No program of yours needs to run. The site must let compute nodes submit jobs. `hpcgpu status`, and logs/manager.log
+    in the cluster's directory, show what happens.
 
     \b
     Example: hpcgpu adapt demo --minimum-jobs 1 --maximum-jobs 8
@@ -248,7 +262,9 @@ def adapt(name: str, worker_group: str, **limits: Any) -> None:
 
 
 def _forget_adapt(directory: ClusterDirectory, group: str) -> None:
-    """Ask nothing more for this group of the manager in the scheduler job, before another program takes the cluster over."""
+    """Ask nothing more for this group of the manager in the scheduler job, before another program takes the cluster
+    over.
+    """
     requested = directory.adapt() or {}
     if requested.pop(group, None) is not None:
         directory.request_adapt(requested)

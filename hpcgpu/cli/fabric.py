@@ -20,15 +20,20 @@ _SIZES = (2**20, 2**24, 2**28)
 @click.command("bench-fabric")
 @cluster_name
 @click.option(
-    "--size", "sizes", multiple=True, metavar="BYTES", help="Size of a message, such as 64MiB. May be repeated. Default: 1, 16, 256 MiB."
+    "--size",
+    "sizes",
+    multiple=True,
+    metavar="BYTES",
+    help="Size of a message, such as 64MiB. May be repeated. Default: 1, 16, 256 MiB.",
 )
 @click.option("--host-only", is_flag=True, help="Measure buffers in host memory only.")
 @json_option
 def bench_fabric(name: str, sizes: tuple[str, ...], host_only: bool, as_json: bool) -> None:
-    """Measure latency and bandwidth between workers of a running cluster: on one node and across nodes, host and GPU memory.
+    """Measure latency and bandwidth between workers of a running cluster: on one node and across nodes, host and GPU
+    memory.
 
-    Measures what Dask's own transfers achieve, and compares it with the line rate in sysfs. Measures two workers at a time. Nothing else
-    should run on the cluster meanwhile.
+    Measures what Dask's own transfers achieve, and compares it with the line rate in sysfs. Measures two workers at a
+    time. Nothing else should run on the cluster meanwhile.
 
     \b
     Example: hpcgpu bench-fabric demo --size 64MiB --size 1GiB

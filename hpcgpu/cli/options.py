@@ -1,7 +1,8 @@
 """The options of a cluster on the command line, from their one definition in `hpcgpu.options`.
 
-A command that starts a cluster has the options that all batch systems share, and the own ones of the system that ``--system`` names. While
-none is named it takes those of all systems; what the chosen one does not have is refused when the options are read.
+A command that starts a cluster has the options that all batch systems share, and the own ones of the system that
+``--system`` names. While none is named it takes those of all systems; what the chosen one does not have is refused when
+the options are read.
 """
 
 from __future__ import annotations
@@ -95,7 +96,10 @@ def _cluster_params(system: str | None) -> list[click.Parameter]:
         help="YAML file with options, named as in dask's configuration; the command line overrides it.",
     )
     scheduler = click.Option(
-        ["--scheduler"], multiple=True, metavar="OPTION=VALUE", help="An option of the scheduler job, such as queue=small; may be repeated."
+        ["--scheduler"],
+        multiple=True,
+        metavar="OPTION=VALUE",
+        help="An option of the scheduler job, such as queue=small; may be repeated.",
     )
     return [config, *params, scheduler]
 
@@ -108,7 +112,9 @@ def _fields(system: str | None) -> dict[str, tuple[Field[Any], str]]:
     shared = names(ClusterOptions) | names(WorkerOptions)
     fields = {name: (f, "Options") for name, f in shared.items()}
     for title, own in _own_options(system):
-        fields |= {name: (f, f"Options of {title}") for name, f in own.items() if system is not None or name not in shared}
+        fields |= {
+            name: (f, f"Options of {title}") for name, f in own.items() if system is not None or name not in shared
+        }
     return fields
 
 
@@ -139,7 +145,9 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
         system = click.get_current_context().meta.get(__name__)
         fields = {name: f for name, (f, _) in _fields(system).items() if name not in _FIXED}
         own = {name: given.pop(name) for name in list(given) if name in fields}
-        arguments = {name: _typed(fields[name], value) for name, value in own.items() if value is not None and value != ()}
+        arguments = {
+            name: _typed(fields[name], value) for name, value in own.items() if value is not None and value != ()
+        }
         if scheduler:
             arguments["scheduler"] = _scheduler(system, scheduler)
         return command(*args, arguments=arguments_of(config, arguments), **given)

@@ -35,7 +35,9 @@ def list_profiles(as_json: bool) -> None:
 
     found = [load(name) for name in names()]
     if as_json:
-        rows = [{key: str(getattr(p, key)) for key in ("name", "system", "about", "source", "date", "path")} for p in found]
+        rows = [
+            {key: str(getattr(p, key)) for key in ("name", "system", "about", "source", "date", "path")} for p in found
+        ]
         click.echo(json.dumps(rows, indent=1))
         return
     show(("name", "system", "about", "date", "file"), [(p.name, p.system, p.about, p.date, str(p.path)) for p in found])
@@ -79,7 +81,9 @@ def new(name: str, output: Path | None, system: str, force: bool) -> None:
     cluster_name("NAME", name)
     found = Detected(registry.system(system)) if system != AUTO else detect()
     if found.system is None:
-        raise click.ClickException(". ".join(["no batch system answers here: there is nothing to draft from", *found.silent]))
+        raise click.ClickException(
+            ". ".join(["no batch system answers here: there is nothing to draft from", *found.silent])
+        )
     text = draft(found.system)
     if str(output) == "-":
         click.echo(text, nl=False)

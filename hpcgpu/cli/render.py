@@ -20,18 +20,21 @@ __all__ = ["render"]
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
-    help="Directory for the scripts, on a filesystem that login and compute nodes share. Its last part is the cluster's name.",
+    help="Directory for the scripts, on a filesystem that login and compute nodes "
+    "share. Its last part is the cluster's name.",
 )
 @click.option("--single-job", is_flag=True, help="One script for scheduler, workers and a program, in one allocation.")
 @click.option("--nodes", type=click.IntRange(min=1), help="With --single-job: number of nodes.")
 @cluster_options
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
-def render(system: str, output: Path, single_job: bool, nodes: int | None, program: tuple[str, ...], arguments: dict[str, Any]) -> None:
+def render(
+    system: str, output: Path, single_job: bool, nodes: int | None, program: tuple[str, ...], arguments: dict[str, Any]
+) -> None:
     """Write the scripts of a cluster, for people and machines that submit without Python.
 
-    Writes launch.sh, stop.sh, README and the job scripts. `launch.sh 3` submits the scheduler job and three worker jobs, `stop.sh`
-    ends them; the README says how to connect. With --single-job, writes one script that runs all, and ends with the program's exit
-    code.
+    Writes launch.sh, stop.sh, README and the job scripts. `launch.sh 3` submits the scheduler job and three worker
+    jobs, `stop.sh` ends them; the README says how to connect. With --single-job, writes one script that runs all, and
+    ends with the program's exit code.
 
     \b
     Examples: hpcgpu render slurm --gpus-per-node 4 --walltime 2h -o ~/clusters/demo && ~/clusters/demo/launch.sh 3

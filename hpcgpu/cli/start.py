@@ -27,7 +27,8 @@ def chosen_system(asked: str, profile: str | None = None) -> str:
     Raises
     ------
     BatchError
-        A batch system is installed, and none answers: a cluster on this machine only is not what somebody expects there.
+        A batch system is installed, and none answers: a cluster on this machine only is not what somebody expects
+        there.
     """
     from hpcgpu.batch import registry
     from hpcgpu.batch.detect import detect
@@ -45,7 +46,10 @@ def chosen_system(asked: str, profile: str | None = None) -> str:
         return found.system.name
     alone = registry.fallback()
     if found.silent:
-        advice = f"Try again later, or choose one with --system; --system {alone.name} is {alone.title}, on this machine only"
+        advice = (
+            f"Try again later, or choose one with --system; --system {alone.name} "
+            f"is {alone.title}, on this machine only"
+        )
         raise BatchError(f"no batch system answers. {'. '.join(found.silent)}. {advice}")
     known = " nor ".join(one.title for one in registry.systems() if one.command)
     click.echo(f"hpcgpu: neither {known} is installed here: this takes {alone.title}, on this machine only", err=True)
@@ -57,18 +61,29 @@ def chosen_system(asked: str, profile: str | None = None) -> str:
 @system_option
 @click.option("--adapt", is_flag=True, help="Scale the worker jobs by the work, from inside the scheduler job.")
 @click.option(
-    "--minimum-jobs", type=click.IntRange(min=0), default=0, show_default=True, help="With --adapt: minimum number of worker jobs."
+    "--minimum-jobs",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="With --adapt: minimum number of worker jobs.",
 )
 @click.option("--maximum-jobs", type=click.IntRange(min=1), help="With --adapt: maximum number of worker jobs.")
 @json_option
 @cluster_options
 def start(
-    name: str, system: str, adapt: bool, minimum_jobs: int, maximum_jobs: int | None, as_json: bool, arguments: dict[str, Any]
+    name: str,
+    system: str,
+    adapt: bool,
+    minimum_jobs: int,
+    maximum_jobs: int | None,
+    as_json: bool,
+    arguments: dict[str, Any],
 ) -> None:
-    """Start a cluster that continues after this command, until `hpcgpu stop`, its --idle-timeout or its walltime ends it.
+    """Start a cluster that continues after this command, until `hpcgpu stop`, its --idle-timeout or its walltime ends
+    it.
 
-    Waits for the scheduler; with --no-wait, only until the queue has accepted the scheduler job. Ctrl-C or SIGTERM during the wait cancels
-    all its jobs.
+    Waits for the scheduler; with --no-wait, only until the queue has accepted the scheduler job. Ctrl-C or SIGTERM
+    during the wait cancels all its jobs.
 
     \b
     Examples: hpcgpu start demo --jobs 2 --gpus-per-node 4 --walltime 2h --idle-timeout 30m
@@ -99,19 +114,27 @@ def start(
     jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
     cluster.detach()
     try:
-        scaling = ask(directory, "default", {"minimum_jobs": minimum_jobs, "maximum_jobs": maximum_jobs}) if adapt else ""
+        scaling = (
+            ask(directory, "default", {"minimum_jobs": minimum_jobs, "maximum_jobs": maximum_jobs}) if adapt else ""
+        )
     except ClusterError as error:
         raise ClusterError(
             f"{error}. The cluster runs without adaptive scaling, with {counted(minimum_jobs, 'worker job')}. "
             f"To end it, run: hpcgpu stop {name}"
         ) from error
     if as_json:
-        found = {"name": name, "directory": str(directory.path), "dashboard": link, "jobs": [job.as_json() for job in jobs]}
+        found = {
+            "name": name,
+            "directory": str(directory.path),
+            "dashboard": link,
+            "jobs": [job.as_json() for job in jobs],
+        }
         click.echo(json.dumps(found, indent=1))
         return
     show_jobs(jobs)
     click.echo(
-        f"dashboard  {'print its link with' if link else 'when the scheduler job runs, print its link with'}: hpcgpu dashboard {name}"
+        f"dashboard  {'print its link with' if link else 'when the scheduler job runs, print its link with'}: hpcgpu "
+        f"dashboard {name}"
     )
     click.echo(f"directory  {directory.path}")
     if scaling:
@@ -121,7 +144,9 @@ def start(
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM, and the SIGHUP of a closed terminal, end what runs inside as Ctrl-C does; those that follow do not disturb its end."""
+    """Let SIGTERM, and the SIGHUP of a closed terminal, end what runs inside as Ctrl-C does; those that follow do not
+    disturb its end.
+    """
     earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     def interrupt(number: int, frame: object) -> None:
@@ -147,7 +172,8 @@ def interruptible() -> Iterator[None]:
 def run(system: str, name: str | None, program: tuple[str, ...], arguments: dict[str, Any]) -> None:
     """Start a cluster, run a program here that uses it, close the cluster, and exit with the program's exit code.
 
-    The program connects with `Client()`: DASK_SCHEDULER_ADDRESS and the credentials are in its environment. It starts when all workers of
+    The program connects with `Client()`: DASK_SCHEDULER_ADDRESS and the credentials are in its environment. It starts
+    when all workers of
     --jobs are connected. Signals are passed on to it.
 
     \b
@@ -160,7 +186,9 @@ def run(system: str, name: str | None, program: tuple[str, ...], arguments: dict
     if shutil.which(program[0]) is None:
         click.echo(f"hpcgpu: {program[0]!r} cannot be run: there is no such program", err=True)
         sys.exit(127)
-    with cluster_class(chosen_system(system, arguments.get("profile")))(**{**arguments, **({"name": name} if name else {})}) as cluster:
+    with cluster_class(chosen_system(system, arguments.get("profile")))(
+        **{**arguments, **({"name": name} if name else {})}
+    ) as cluster:
         if cluster.options.cluster.jobs:
             cluster.wait_for_workers()
         environment = credentials.environment(cluster.directory) | {"DASK_SCHEDULER_ADDRESS": cluster.scheduler_address}

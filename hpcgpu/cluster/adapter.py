@@ -1,7 +1,8 @@
-"""Makes the reconciler a `distributed.deploy.spec.SpecCluster`: forwards what upstream calls, and overrides what upstream breaks.
+"""Makes the reconciler a `distributed.deploy.spec.SpecCluster`: forwards what upstream calls, and overrides what
+upstream breaks.
 
-SpecCluster's handling of grouped workers, of dead jobs and of a dead scheduler is broken (distributed #4069, #9102), so that planning,
-retirement, status, start and end are overridden.
+SpecCluster's handling of grouped workers, of dead jobs and of a dead scheduler is broken (distributed #4069, #9102), so
+that planning, retirement, status, start and end are overridden.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Adapter(SpecCluster):  # type: ignore[misc]
     system: ClassVar[str]
     directory: ClusterDirectory
 
-    def __init__(self, reconciler: Reconciler, options: Options, security: Security, told: Told, *, asynchronous: bool, loop: Any) -> None:
+    def __init__(
+        self, reconciler: Reconciler, options: Options, security: Security, told: Told, *, asynchronous: bool, loop: Any
+    ) -> None:
         self.options = options
         self.reconciler = reconciler
         self._told = told
@@ -70,7 +73,11 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         if self._state.ownership.ends_at_exit:
             guard(self._state.dispatcher)
         super().__init__(
-            worker={"cls": WorkerJob, "options": {}}, asynchronous=asynchronous, loop=loop, name=options.cluster.name, security=security
+            worker={"cls": WorkerJob, "options": {}},
+            asynchronous=asynchronous,
+            loop=loop,
+            name=options.cluster.name,
+            security=security,
         )
 
     # Views, which SpecCluster has as attributes of its own; its constructor sets them
@@ -190,7 +197,9 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         await self._correct_state()
 
     def _check_usable(self) -> None:
-        """Raise `ClusterError` where nothing more can be asked of the cluster: it has failed, or this program has closed it."""
+        """Raise `ClusterError` where nothing more can be asked of the cluster: it has failed, or this program has
+        closed it.
+        """
         if self._state.failures.lost:
             raise ClusterError(self._state.failures.lost)
         if self.status in (Status.closing, Status.closed):
@@ -230,7 +239,9 @@ class Adapter(SpecCluster):  # type: ignore[misc]
             failure = f"Cluster failed to start: {str(error) or repr(error)}"
             self._state.failures.lose(failure)
             await self._close()
-            told = isinstance(error, ClusterError | BatchError)  # all of it is in the message: it need not be shown twice
+            told = isinstance(
+                error, ClusterError | BatchError
+            )  # all of it is in the message: it need not be shown twice
             raise ClusterError(failure) from (None if told else error)
 
     async def _show_start(self, starting: asyncio.Task[None]) -> None:
@@ -240,7 +251,9 @@ class Adapter(SpecCluster):  # type: ignore[misc]
             while not starting.done():
                 entries = [job for job in state.scheduler.entries if job.job_id] if state.scheduler is not None else []
                 if entries:
-                    progress.update(f"cluster {state.name}: waiting for the scheduler", what_jobs_wait_for(state, entries))
+                    progress.update(
+                        f"cluster {state.name}: waiting for the scheduler", what_jobs_wait_for(state, entries)
+                    )
                 else:
                     what = "looking up its jobs" if state.ownership.attached else "starting the scheduler"
                     progress.update(f"cluster {state.name}: {what}")
@@ -272,7 +285,9 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         self._periodic.watch_scheduler(client, heartbeat=not state.scheduler.in_process)
 
     async def _compare_with_scheduler(self, client: RpcClient) -> None:
-        """Raise or warn where this program and the scheduler do not fit together; a scheduler that is busy is not compared."""
+        """Raise or warn where this program and the scheduler do not fit together; a scheduler that is busy is not
+        compared.
+        """
         environment = self.reconciler.environment
         if environment.mode == "off":
             return
@@ -313,7 +328,9 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         if state.scheduler is not None and state.scheduler.in_process:
             raise ClusterError("scheduler='local': the scheduler runs in this program, and ends with it")
         if not state.managed:
-            raise ClusterError(state.ownership.why or state.failures.lost or f"cluster {state.name} is {self.status.name}")
+            raise ClusterError(
+                state.ownership.why or state.failures.lost or f"cluster {state.name} is {self.status.name}"
+            )
         submits = [job.submit_task for job in state.registry.worker_jobs if job.submit_task is not None]
         await asyncio.gather(*submits, return_exceptions=True)
         state.dispatcher.directory.detach()

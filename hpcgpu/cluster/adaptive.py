@@ -51,7 +51,8 @@ class AdaptiveState:
 
 
 class GPUAdaptive:
-    """Adaptive scaling of one group of workers, by whole jobs. The cluster's event loop drives it; see `hpcgpu.scaling.policy`.
+    """Adaptive scaling of one group of workers, by whole jobs. The cluster's event loop drives it; see
+    `hpcgpu.scaling.policy`.
 
     Parameters
     ----------

@@ -1,4 +1,6 @@
-"""Makes this program the manager of a cluster that another program started: takes its jobs over, as the journal and the queue tell."""
+"""Makes this program the manager of a cluster that another program started: takes its jobs over, as the journal and the
+queue tell.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob)
         The queue does not answer.
     """
     directory, dispatcher = state.dispatcher.directory, state.dispatcher
-    await in_thread(live_jobs, directory, dispatcher.batch)  # a queue that does not answer must not cost the cluster its manager
+    await in_thread(
+        live_jobs, directory, dispatcher.batch
+    )  # a queue that does not answer must not cost the cluster its manager
     dispatcher.manager = directory.take_over(program()).number
     jobs: dict[str, Submit] = await in_thread(submitted, directory, dispatcher.batch)
     used = [units.sequence(submit.name, state.name) for submit in directory.submits()]
@@ -79,7 +83,8 @@ async def _check(state: ClusterState, scheduler: SchedulerJob, directory: Cluste
     """Raise `ClusterError` where nothing is left to attach to."""
     if state.scheduler is None and not any(submit.kind == "scheduler" for submit in directory.submits()):
         raise ClusterError(
-            f"cluster {state.name} cannot be taken over: its journal in {directory.path} does not tell its scheduler job. "
+            f"cluster {state.name} cannot be taken over: its journal in {directory.path} does not tell its scheduler "
+            "job. "
             f"`hpcgpu stop {state.name}` ends it"
         )
     if state.scheduler is None or scheduler.ended:
@@ -107,7 +112,8 @@ def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: 
 
 
 def _restore_sizes(state: ClusterState, sizes: Mapping[str, int | None]) -> None:
-    """Let each group have the jobs that it has, or fewer, where the user asked for fewer and the last manager did not come so far.
+    """Let each group have the jobs that it has, or fewer, where the user asked for fewer and the last manager did not
+    come so far.
 
     A job that is drained counts where there is nothing else in its place: it was to be replaced.
     """

@@ -1,4 +1,6 @@
-"""Ends the jobs of a cluster: cancels them first, sees the queue empty, and leaves the directory as what came of it says."""
+"""Ends the jobs of a cluster: cancels them first, sees the queue empty, and leaves the directory as what came of it
+says.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +73,14 @@ class Closing:
                     directory.close()
         if self.left or self.trouble:
             why = self.trouble or "they are ending"
-            state.tell.warn(f"these jobs of cluster {state.name} may still be in the queue: {' '.join(self.left)} ({why})")
-        if unreported := "" if state.failed else "\n".join(text.split("\n", 1)[0] for text in state.failures.unreported):
+            state.tell.warn(
+                f"these jobs of cluster {state.name} may still be in the queue: {' '.join(self.left)} ({why})"
+            )
+        if (
+            unreported := ""
+            if state.failed
+            else "\n".join(text.split("\n", 1)[0] for text in state.failures.unreported)
+        ):
             state.tell.warn(unreported)
         for job in state.registry.active.values():
             job.drain(Drain.UNWANTED)
@@ -84,6 +92,12 @@ class Closing:
             unguard(dispatcher)
 
     def _nothing_submitted(self) -> bool:
-        """Whether the cluster failed to start and no job of it ever was in the queue: its directory tells nothing then."""
+        """Whether the cluster failed to start and no job of it ever was in the queue: its directory tells nothing
+        then.
+        """
         submits = self.state.dispatcher.directory.submits()
-        return bool(self.state.failures.lost) and not self.state.ownership.attached and all(submit.refused for submit in submits)
+        return (
+            bool(self.state.failures.lost)
+            and not self.state.ownership.attached
+            and all(submit.refused for submit in submits)
+        )

@@ -36,7 +36,9 @@ class Dispatcher:
         Returns epoch seconds.
     """
 
-    def __init__(self, batch: BatchSystem, directory: ClusterDirectory, manager: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, batch: BatchSystem, directory: ClusterDirectory, manager: int, clock: Callable[[], float] = time.time
+    ) -> None:
         self.clock = clock
         self.batch = batch
         self.directory = directory
@@ -58,18 +60,31 @@ class Dispatcher:
         self.monitor.watch(job_id, name, now=submitted)
 
     def check_manager(self) -> None:
-        """Raise `Superseded` when another program has taken the cluster over, `NameLost` when its name belongs to a later one."""
+        """Raise `Superseded` when another program has taken the cluster over, `NameLost` when its name belongs to a
+        later one.
+        """
         if not self.directory.is_of(self.token):
-            raise NameLost(f"cluster {self.directory.path.name} lost its name: {self.directory.path} is the directory of another one now")
+            raise NameLost(
+                f"cluster {self.directory.path.name} lost its name: {self.directory.path} is the directory of another "
+                "one now"
+            )
         latest = self.directory.manager()
         if latest is not None and latest.number > self.manager:
             raise Superseded(
-                f"cluster {self.directory.path.name} was taken over by {latest}; this program does not scale it any more. "
+                f"cluster {self.directory.path.name} was taken over by {latest}; this program does not scale it any "
+                "more. "
                 f"from_name({self.directory.path.name!r}) takes it back"
             )
 
     async def submit(
-        self, script: Path, *, name: str, kind: str, group: str = "default", after: str | None = None, exclude: Collection[str] = ()
+        self,
+        script: Path,
+        *,
+        name: str,
+        kind: str,
+        group: str = "default",
+        after: str | None = None,
+        exclude: Collection[str] = (),
     ) -> str:
         """Submit a job and watch it; see `BatchSystem.submit`. At most four commands run at a time.
 
@@ -81,7 +96,9 @@ class Dispatcher:
         async with self.submits:
             return await in_thread(self._submit, script, name, kind, group, after, exclude)
 
-    def _submit(self, script: Path, name: str, kind: str, group: str, after: str | None, exclude: Collection[str]) -> str:
+    def _submit(
+        self, script: Path, name: str, kind: str, group: str, after: str | None, exclude: Collection[str]
+    ) -> str:
         with self._changed:
             if self.closing:
                 raise BatchError("the cluster is closing")
@@ -92,7 +109,9 @@ class Dispatcher:
             try:
                 self.check_manager()  # after the intent: who takes over now either reads that, or is seen here
                 logs, wanted = saved.logs(self.directory), lambda: not self.closing
-                job_id = self.batch.submit(script, job_name=name, logs=logs, after=after, exclude=exclude, wanted=wanted)
+                job_id = self.batch.submit(
+                    script, job_name=name, logs=logs, after=after, exclude=exclude, wanted=wanted
+                )
             except AmbiguousSubmit:
                 self._uncertain.add(name)
                 raise
@@ -104,7 +123,9 @@ class Dispatcher:
             # First of all, so that nothing that fails below can lose it.
             self._ids[name] = job_id
             self.monitor.watch(job_id, name, now=self.clock())
-            self._note(self.directory.submitted, name, job_id)  # where that fails the intent is on disk: the job can be found by its name
+            self._note(
+                self.directory.submitted, name, job_id
+            )  # where that fails the intent is on disk: the job can be found by its name
             if self.closing:  # while sbatch was under way
                 self.cancelled.add(job_id)
                 self.batch.cancel([job_id])
@@ -117,7 +138,9 @@ class Dispatcher:
                 self._changed.notify_all()
 
     def _leave_none_behind(self, name: str, job_id: str) -> None:
-        """Cancel what was submitted while another manager took over, or the name was lost: nobody else may have learned of it."""
+        """Cancel what was submitted while another manager took over, or the name was lost: nobody else may have learned
+        of it.
+        """
         try:
             self.check_manager()
         except (Superseded, NameLost) as error:
@@ -130,7 +153,8 @@ class Dispatcher:
     def will_cancel(self, names: Collection[str]) -> None:
         """Write into the journal that these jobs are not wanted any more, before anything is done about it.
 
-        A manager that takes the cluster over completes what this one began, and takes the jobs neither for wanted nor for failed.
+        A manager that takes the cluster over completes what this one began, and takes the jobs neither for wanted nor
+        for failed.
 
         Raises
         ------
@@ -155,7 +179,9 @@ class Dispatcher:
         self._note(self.directory.ended, name, job_id)
 
     def _note(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Write into the journal what must not fail because the disk is full; not into that of a later cluster of this name."""
+        """Write into the journal what must not fail because the disk is full; not into that of a later cluster of this
+        name.
+        """
         try:
             if self.directory.is_of(self.token):
                 write(*arguments)
@@ -186,11 +212,12 @@ class Dispatcher:
         self.batch.cancel(ids, only_pending=only_pending)
 
     def cancel_all(self, timeout: float) -> None:
-        """Cancel every job of the cluster and keep new ones from being submitted. Blocks; works at interpreter exit too.
+        """Cancel every job of the cluster and keep new ones from being submitted. Blocks; works at interpreter exit
+        too.
 
-        Right after the command to the queue the credentials are removed, and the directory is marked: this program may be killed while it
-        waits. Does nothing where another program manages the cluster by now: the jobs are not this one's any more. Where the name was lost
-        it cancels what it submitted.
+        Right after the command to the queue the credentials are removed, and the directory is marked: this program may
+        be killed while it waits. Does nothing where another program manages the cluster by now: the jobs are not this
+        one's any more. Where the name was lost it cancels what it submitted.
 
         Parameters
         ----------
@@ -241,7 +268,9 @@ class Dispatcher:
                 self.directory.begin_close()
 
     def left(self) -> list[str]:
-        """Jobs that may still be in the queue: ids in the order of their submits, and names of those whose id is not known."""
+        """Jobs that may still be in the queue: ids in the order of their submits, and names of those whose id is not
+        known.
+        """
         # What was cancelled and is not known any more has gone; what the queue merely forgot may run.
         views = self.monitor.views
         gone = self.monitor.ended() | {i for i in self.cancelled if i in views and views[i].missing_since is not None}

@@ -1,4 +1,6 @@
-"""Ends jobs that are not wanted any more: those that wait at once, the others when their workers have finished and their data has moved."""
+"""Ends jobs that are not wanted any more: those that wait at once, the others when their workers have finished and
+their data has moved.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +59,15 @@ class Drainer:
         self.state.spawn(self._drain(jobs, why, deadline))
 
     def go_on(self) -> None:
-        """Go on with what an earlier manager had begun; jobs that run are drained when the scheduler is there, for their data."""
+        """Go on with what an earlier manager had begun; jobs that run are drained when the scheduler is there, for
+        their data.
+        """
         state = self.state
-        begun = [(job, job.phase) for job in state.registry.worker_jobs if isinstance(job.phase, Draining) and not job.phase.begun]
+        begun = [
+            (job, job.phase)
+            for job in state.registry.worker_jobs
+            if isinstance(job.phase, Draining) and not job.phase.begun
+        ]
         ready = [(job, phase) for job, phase in begun if job.pending or state.client is not None]
         for why in (Drain.ZERO, Drain.UNWANTED):
             chosen = [job for job, phase in ready if phase.why is why]
@@ -164,11 +172,14 @@ class Drainer:
             job.forget_idleness()
             if why is Drain.WALLTIME:
                 continue
-            if job.group.adaptive is not None:  # data that somebody came to want since the decision: the next one knows of it
+            if (
+                job.group.adaptive is not None
+            ):  # data that somebody came to want since the decision: the next one knows of it
                 job.group.adaptive.note(f"job {job.name} stays: its data fits nowhere else", now=now)
             elif deleted:
                 state.tell.warn(
-                    f"job {job.name} of the deleted group {job.group.name} stays until its data is released: it fits nowhere else"
+                    f"job {job.name} of the deleted group {job.group.name} stays until its data is released: it fits "
+                    "nowhere else"
                 )
             else:
                 state.tell.warn(f"job {job.name} stays: its data fits nowhere else. Free some of it, and scale again")
@@ -203,7 +214,9 @@ async def move_data(client: SchedulerClient, jobs: Collection[WorkerJob]) -> lis
     return stuck
 
 
-async def close_finished(client: SchedulerClient, jobs: Collection[WorkerJob], *, at_once: bool) -> tuple[list[WorkerJob], list[WorkerJob]]:
+async def close_finished(
+    client: SchedulerClient, jobs: Collection[WorkerJob], *, at_once: bool
+) -> tuple[list[WorkerJob], list[WorkerJob]]:
     """Close the workers of those of these jobs that have finished what they ran, once the results have moved.
 
     Parameters
@@ -247,7 +260,13 @@ def _retired(job: WorkerJob) -> set[str]:
 
 def _remaining(jobs: Collection[WorkerJob]) -> dict[str, str]:
     """Return the workers that have not been told to retire: names by address."""
-    return {address: name for job in jobs if job.draining for address, name in job.workers.items() if address not in _retired(job)}
+    return {
+        address: name
+        for job in jobs
+        if job.draining
+        for address, name in job.workers.items()
+        if address not in _retired(job)
+    }
 
 
 def _names(jobs: Collection[WorkerJob]) -> list[str]:

@@ -1,6 +1,7 @@
 """Leaves no job behind when the program ends: at exit, on SIGTERM, and on SIGHUP (a closed ssh session).
 
-dask-jobqueue leaves all of them in the queue on the last two. SIGINT needs no handler: Python turns it into KeyboardInterrupt.
+dask-jobqueue leaves all of them in the queue on the last two. SIGINT needs no handler: Python turns it into
+KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _forget_in_child() -> None:
-    """A child of multiprocessing must not cancel its parent's jobs when it ends, and must end at once when it is terminated.
+    """A child of multiprocessing must not cancel its parent's jobs when it ends, and must end at once when it is
+    terminated.
 
-    A handler in Python runs between two instructions only: a signal just before a wait for a lock would go unseen, and the child, and
-    the pool that waits for it, would wait for ever.
+    A handler in Python runs between two instructions only: a signal just before a wait for a lock would go unseen, and
+    the child, and the pool that waits for it, would wait for ever.
     """
     _guarded.clear()
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -1,7 +1,7 @@
 """What the user holds: a Dask cluster whose scheduler and workers are jobs of a batch queue.
 
-It begins, attaches, scales and detaches; `hpcgpu.cluster.reading` is what it tells. `hpcgpu.cluster.reconciler` keeps its jobs, and
-`hpcgpu.cluster.adapter` makes that a SpecCluster.
+It begins, attaches, scales and detaches; `hpcgpu.cluster.reading` is what it tells. `hpcgpu.cluster.reconciler` keeps
+its jobs, and `hpcgpu.cluster.adapter` makes that a SpecCluster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from hpcgpu.cluster.groups import WorkerGroup
 from hpcgpu.cluster.ownership import Ownership
 from hpcgpu.cluster.reading import Readable
 from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT, Reconciler
-from hpcgpu.cluster.registry import Registry
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.telling import Told
 from hpcgpu.configuration.resolve import resolve, resolve_group
@@ -39,7 +38,7 @@ from hpcgpu.errors import BatchError, ClusterError, ClusterExists, OptionError, 
 from hpcgpu.options import values
 from hpcgpu.options.arguments import checked
 from hpcgpu.options.common import DEFAULT, Options, WorkerOptions
-from hpcgpu.remote.lookup import locate, system_of
+from hpcgpu.remote.lookup import locate
 from hpcgpu.scaling import units
 from hpcgpu.scaling.policy import Limits
 from hpcgpu.scripts import render
@@ -76,7 +75,12 @@ class GPUCluster(Readable):
     """
 
     def __init__(
-        self, *given: Any, scheduler: dict[str, Any] | str | None = None, asynchronous: bool = False, loop: Any = None, **options: Any
+        self,
+        *given: Any,
+        scheduler: dict[str, Any] | str | None = None,
+        asynchronous: bool = False,
+        loop: Any = None,
+        **options: Any,
     ) -> None:
         if given:
             cls = type(self).__name__
@@ -93,7 +97,9 @@ class GPUCluster(Readable):
                 if (there := starting.existing(asked, self.batch)) is None:
                     raise
         if there is not None:
-            self._attach(there, asked.cluster.shutdown_on_close, wait=asked.cluster.wait, asynchronous=asynchronous, loop=loop)
+            self._attach(
+                there, asked.cluster.shutdown_on_close, wait=asked.cluster.wait, asynchronous=asynchronous, loop=loop
+            )
             self._tell_differences(asked)
             return
         ends = asked.cluster.shutdown_on_close
@@ -129,18 +135,12 @@ class GPUCluster(Readable):
             Further worker groups of a cluster to which it attaches.
         """
         self.directory = directory
-        settings = options.cluster
-        dispatcher = Dispatcher(self.batch, directory, manager)
-        registry = Registry(settings.name, dispatcher, settings.log_directory or directory.logs, settings.worker_restarts)
-        for name, worker in {DEFAULT: options.worker, **(groups or {})}.items():
-            script = render.script_name(self.system, "worker", *([name] if name != DEFAULT else []))
-            registry.add_group(name, worker, directory.path / script)
-        registry.groups[DEFAULT].resize(Limits(maximum=settings.jobs, fixed=True))
+        registry = starting.registry_of(options, groups or {}, Dispatcher(self.batch, directory, manager))
         told = Told(lambda: self._status == Status.starting)
-        state = ClusterState(settings.name, dispatcher, registry, ownership, told, time.time)
-        reconciler = Reconciler(state, EnvironmentCheck(settings.environment_check))
-        encrypted = settings.security and (not ownership.attached or directory.tls.is_dir())  # else it has ended: see `attach`
-        security = credentials.security(directory) if encrypted else Security()
+        state = ClusterState(options.cluster.name, registry.dispatcher, registry, ownership, told, time.time)
+        reconciler = Reconciler(state, EnvironmentCheck(options.cluster.environment_check))
+        ended = ownership.attached and not directory.tls.is_dir()  # `attach` says so
+        security = credentials.security(directory) if options.cluster.security and not ended else Security()
         super().__init__(reconciler, options, security, told, asynchronous=asynchronous, loop=loop)
 
     def _undo_start(self) -> None:
@@ -161,12 +161,18 @@ class GPUCluster(Readable):
 
     @classmethod
     def from_name(
-        cls, name: str | Path, *, shutdown_on_close: bool = True, wait: bool = True, asynchronous: bool = False, loop: Any = None
+        cls,
+        name: str | Path,
+        *,
+        shutdown_on_close: bool = True,
+        wait: bool = True,
+        asynchronous: bool = False,
+        loop: Any = None,
     ) -> Self:
-        """Attach to a cluster that another program started: one that was detached, whose program died, or on another login node.
+        """Attach to a cluster that another program started, on this login node or on another.
 
-        The program that managed it until now notices, and stops scaling it. When this program ends without `close`, a detached cluster
-        goes on.
+        The cluster was detached, or its program died, or its program still runs. That program then notices, and stops
+        scaling it. When this program ends without `close`, a detached cluster goes on.
 
         Parameters
         ----------
@@ -198,20 +204,17 @@ class GPUCluster(Readable):
         self._attach(locate(name), shutdown_on_close, wait=wait, asynchronous=asynchronous, loop=loop)
         return self
 
-    def _attach(self, directory: ClusterDirectory, ends_jobs: bool, *, wait: bool, asynchronous: bool, loop: Any) -> None:
+    def _attach(
+        self, directory: ClusterDirectory, ends_jobs: bool, *, wait: bool, asynchronous: bool, loop: Any
+    ) -> None:
         """Become the manager of a cluster that exists."""
-        name = directory.path.name
-        if (system := system_of(directory)) != self.system:
-            raise ClusterError(f"cluster {name} is not one of {type(self).__name__}: its batch system is {system!r}")
-        if directory.closing:
-            raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
-        kept = saved.read(directory)
-        if kept.options.scheduler is None:
-            raise ClusterError(f"cluster {name} cannot be taken over: its scheduler runs in the program that made it (scheduler='local')")
-        settings = replace(kept.options.cluster, cluster_directory=directory.path.parent, name=name, jobs=0, wait=wait)
+        kept = starting.attachable(directory, self.system)
+        name, parent = directory.path.name, directory.path.parent
+        settings = replace(kept.options.cluster, cluster_directory=parent, name=name, jobs=0, wait=wait)
         self.batch = batch_system(self.system)
         self.batch.check()
-        options, ownership = replace(kept.options, cluster=settings), Ownership(ends_jobs, not directory.detached, attached=True)
+        options = replace(kept.options, cluster=settings)
+        ownership = Ownership(ends_jobs, not directory.detached, attached=True)
         try:
             # 0: a cluster that exists is taken over once that is known to succeed, see `hpcgpu.cluster.attaching`
             self._begin(options, directory, 0, ownership, asynchronous=asynchronous, loop=loop, groups=kept.groups)
@@ -225,17 +228,16 @@ class GPUCluster(Readable):
     def _tell_differences(self, asked: Options) -> None:
         """Say which options a cluster has that are not those asked for: it existed before."""
         if differ := starting.differences(asked, self.options):
-            message = f"cluster {self._state.name} already existed: it keeps its own {', '.join(differ)}"
-            self._log(message)
+            self._log(message := f"cluster {self._state.name} already existed: it keeps its own {', '.join(differ)}")
             warn(message)
 
     @property
     def managing(self) -> bool:
-        """Whether this program keeps the cluster's jobs: it was not closed, is not lost, and no other program has taken it over."""
+        """Whether this program keeps the cluster's jobs: it is open, has not failed, and nobody has taken it over."""
         return self.status in (Status.starting, Status.running) and self._state.managed
 
     def detach(self) -> Awaitable[None] | None:
-        """Leave the cluster to itself: its jobs go on, without this program and after it; `from_name` attaches to it again.
+        """Leave the cluster to itself: its jobs go on without this program; `from_name` attaches to it again.
 
         Jobs that wait in the queue stay there. The cluster ends by ``idle_timeout`` if it has one, by its walltime, by
         ``hpcgpu stop NAME``, or when a program that attached to it closes it.
@@ -253,10 +255,7 @@ class GPUCluster(Readable):
 
     # Scaling
 
-    @checked(
-        n_workers="write scale(n), which counts Dask workers",
-        workers="write scale(n), which counts Dask workers",
-    )
+    @checked(n_workers="write scale(n): it counts Dask workers", workers="write scale(n): it counts Dask workers")
     def scale(
         self,
         n: int | None = None,
@@ -267,7 +266,9 @@ class GPUCluster(Readable):
         gpus: int | None = None,
         worker_group: str = DEFAULT,
     ) -> Awaitable[None] | None:
-        """Set the size of a group of workers, in one of these units; rounded up to whole jobs. Ends its adaptive scaling.
+        """Set the size of a group of workers, in one of these units; ends its adaptive scaling.
+
+        The size is rounded up to whole jobs.
 
         Data moves to the jobs that stay. Where none is left, after ``scale(0)``, it is lost.
 
@@ -346,13 +347,14 @@ class GPUCluster(Readable):
         backlog : int, optional
             Jobs that may wait in the queue at a time. Default: as many as the maximum.
         idle_timeout : float or str, optional
-            How long a job without work is kept, seconds or "5m". Default: as long as it takes to get another one, as learned from the
-            queue; 5 s at least, 30 s at most. Give more for interactive work.
+            How long a job without work is kept, seconds or "5m". Default: as long as it takes to get another one, as
+            learned from the queue; 5 s at least, 30 s at most. Give more for interactive work.
         target_duration : float or str, optional
             In what time the known work should be done; the larger, the fewer jobs. Default: dask's
             ``distributed.adaptive.target-duration``.
         maximum_gpu_hours : float, optional
-            Budget of the group's GPUs, counted from the starts and ends of its jobs. When it is used up, all its jobs are drained.
+            Budget of the group's GPUs, counted from the starts and ends of its jobs. When it is used up, all its jobs
+            are drained.
         worker_group : str, optional
             See `add_worker_group`.
 
@@ -429,8 +431,8 @@ class GPUCluster(Readable):
         jobs : int, default 0
             Worker jobs to begin with.
         **options
-            Of a worker job, see `hpcgpu.options.common.WorkerOptions`. Account, walltime, environment and whatever else the scheduler job
-            inherits are those of the default group where not given.
+            Of a worker job, see `hpcgpu.options.common.WorkerOptions`. Account, walltime, environment and whatever else
+            the scheduler job inherits are those of the default group where not given.
 
         Raises
         ------
@@ -452,11 +454,9 @@ class GPUCluster(Readable):
         self._resize(group, Limits(maximum=target, fixed=True), None)
 
     def delete_worker_group(self, name: str) -> None:
-        """Drain all jobs of a group, and delete the group. A job whose data fits nowhere else stays until the data is released.
+        """Drain all jobs of a group, and delete the group.
 
-        Parameters
-        ----------
-        name : str
+        A job whose data fits nowhere else stays until the data is released.
 
         Raises
         ------

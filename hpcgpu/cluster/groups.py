@@ -57,7 +57,8 @@ class WorkerGroup:
         self.demand = Demand()
         self.waits: list[float] = []
         self.adaptive: GPUAdaptive | None = None
-        #: Why it has the jobs that it has, as of the last decision, and whether that keeps jobs out that it should have.
+        #: Why it has the jobs that it has, as of the last decision, and whether that keeps jobs out that it should
+        #: have.
         self.reason, self.held = "its jobs are about to be submitted", False
         self._hysteresis = Hysteresis()
 
@@ -123,7 +124,8 @@ class WorkerGroup:
         )
 
     def leaves(self, job: WorkerJob) -> float | None:
-        """Return from when on another job is needed in a job's place: its walltime ends, or some of its workers are lost for good.
+        """Return from when on another job is needed in a job's place: its walltime ends, or some of its workers are
+        lost for good.
 
         While nothing is submitted, what is left of a job that lost workers is better than nothing.
         """
@@ -139,7 +141,9 @@ class WorkerGroup:
     def look_for_absent(self, job: WorkerJob, *, now: float) -> bool:
         """Take note of the workers that a job lacks; whether it lacks them for good, which is said once."""
         names, work = units.workers_of(job.name, self.options), job.work
-        work.absence = repair.observe(work.absence, names, self.options.nodes_per_job, set(job.workers.values()), now=now)
+        work.absence = repair.observe(
+            work.absence, names, self.options.nodes_per_job, set(job.workers.values()), now=now
+        )
         if not work.absence:
             work.lost_at = None
         if job.lost_workers or not work.absence or work.absence.left(self.options.death_timeout, now=now) > 0:
@@ -154,7 +158,9 @@ class WorkerGroup:
             return []
         staying = [job for job in self.jobs if job.active]
         short = [job for job in staying if job.lost_workers]
-        comes = bool(self.failures.full) or any(job.job_id and not job.workers and not job.lost_workers for job in staying)
+        comes = bool(self.failures.full) or any(
+            job.job_id and not job.workers and not job.lost_workers for job in staying
+        )
         whole = sum(bool(job.workers) and not job.work.absence for job in staying)
         ready = [job for job in short if now >= job.retry_at]
         return ready[: repair.may_go(len(short), whole, target, comes=comes)]
@@ -197,12 +203,17 @@ class WorkerGroup:
             work.actors = sum(load["actors"] for load in loads)
             work.memory = sum(load["memory_limit"] or math.inf for load in loads)
             work.worked = work.worked or bool(work.processing or work.nbytes)
-            work.complete = work.complete or len(job.workers) >= self.options.workers_per_job  # one may be lost for good later
-            work.idle_since = (work.idle_since or now) if work.complete and job.workers and not work.processing else None
+            work.complete = (
+                work.complete or len(job.workers) >= self.options.workers_per_job
+            )  # one may be lost for good later
+            work.idle_since = (
+                (work.idle_since or now) if work.complete and job.workers and not work.processing else None
+            )
 
 
 def demands(load: Load, groups: Iterable[WorkerGroup]) -> dict[str, Demand]:
-    """Return what the scheduler wishes for each group: `Scheduler.adaptive_target`, which knows neither groups nor resources, for groups.
+    """Return what the scheduler wishes for each group: `Scheduler.adaptive_target`, which knows neither groups nor
+    resources, for groups.
 
     Parameters
     ----------
@@ -219,7 +230,9 @@ def demands(load: Load, groups: Iterable[WorkerGroup]) -> dict[str, Demand]:
 
 
 def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iterable[WaitingWork]) -> Demand:
-    there = [workers[name] for job in group.jobs if not job.draining for name in job.workers.values() if name in workers]
+    there = [
+        workers[name] for job in group.jobs if not job.draining for name in job.workers.values() if name in workers
+    ]
     kinds = list(waiting)
     tasks = sum(worker["processing"] for worker in there) + sum(kind["tasks"] for kind in kinds)
     seconds = sum(worker["occupancy"] for worker in there) + sum(kind["seconds"] for kind in kinds)
@@ -234,7 +247,9 @@ def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iter
 
 
 def _tasks_at_once(group: WorkerGroup, kinds: Iterable[WaitingWork]) -> int:
-    """Tasks that one worker runs at a time: as many as threads, or as its resources allow the neediest of those that wait."""
+    """Tasks that one worker runs at a time: as many as threads, or as its resources allow the neediest of those that
+    wait.
+    """
     there = dict(group.options.worker_resources())
     slots = [there[name] // amount for kind in kinds for name, amount in kind["resources"].items() if amount > 0]
     return max(1, int(min([units.threads_per_worker(group.options), *slots])))

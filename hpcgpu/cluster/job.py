@@ -203,7 +203,9 @@ class Job:
         return self.logs / self.dispatcher.batch.log_name(self.name, self.job_id or "")
 
     def log_tail(self, lines: int = _LOG_TAIL, node: int | None = None) -> str:
-        """Return the end of the log, and what our own extension said before it; of one node of several, where its lines are labelled."""
+        """Return the end of the log, and what our own extension said before it; of one node of several, where its lines
+        are labelled.
+        """
         try:
             with open(self.log, "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_READ))

@@ -1,4 +1,6 @@
-"""Who the jobs of a cluster belong to: this program, itself (detached), another manager, or nobody any more (closed)."""
+"""Who the jobs of a cluster belong to: this program, itself (detached), another manager, or nobody any more
+(closed).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The phases of a job: planned, submitting, queued, running, draining, ended. What exists in one phase only is that phase's data.
+"""The phases of a job: planned, submitting, queued, running, draining, ended. What exists in one phase only is that
+phase's data.
 
 The methods of `hpcgpu.cluster.job.Job` move a job from one phase to the next; nothing else does.
 """
@@ -32,7 +33,8 @@ class Work:
     joined_at : float or None
         Epoch seconds at which the first worker was seen.
     processing, nbytes, wanted, actors : int
-        Tasks that its workers have, bytes that they hold, those of them that somebody still wants, and actors that live on them.
+        Tasks that its workers have, bytes that they hold, those of them that somebody still wants, and actors that live
+        on them.
     memory : float
         Bytes that its workers may use; infinite without a limit.
     worked : bool

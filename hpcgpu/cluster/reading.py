@@ -1,4 +1,6 @@
-"""What a cluster tells its user: its jobs, workers, logs, scripts, fabric and dashboard, and when its workers are there."""
+"""What a cluster tells its user: its jobs, workers, logs, scripts, fabric and dashboard, and when its workers are
+there.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Readable(Adapter):
 
     @property
     def fabric(self) -> Fabric:
-        """What the workers really talk over, asked of UCX on the workers themselves: protocol, transports, RDMA, NVLink.
+        """What the workers really talk over, asked of UCX on the workers themselves: protocol, transports, RDMA,
+        NVLink.
 
         An awaitable where the cluster is asynchronous.
 
@@ -47,7 +50,9 @@ class Readable(Adapter):
         """
         self._check_usable()
         if self.status != Status.running:
-            raise ClusterError(f"cluster {self.name} is {self.status.name}: its fabric is known while its scheduler runs")
+            raise ClusterError(
+                f"cluster {self.name} is {self.status.name}: its fabric is known while its scheduler runs"
+            )
         return self.sync(self._fabric)  # type: ignore[no-any-return]
 
     async def _fabric(self) -> Fabric:
@@ -64,7 +69,9 @@ class Readable(Adapter):
 
     @property
     def dashboard_link(self) -> str:
-        """Where the dashboard is; empty while there is none. The dashboard asks for a token, see `dashboard_link_with_token`."""
+        """Where the dashboard is; empty while there is none. The dashboard asks for a token, see
+        `dashboard_link_with_token`.
+        """
         return dashboard.link(self._contact)
 
     def dashboard_link_with_token(self) -> str:
@@ -113,10 +120,11 @@ class Readable(Adapter):
 
     @property
     def jobs(self) -> JobTable:
-        """Every job of the cluster, also those that have ended: id, kind, name, state, reason in words, seconds waited, node, workers.
+        """Every job of the cluster, also those that have ended: id, kind, name, state, reason in words, seconds waited,
+        node, workers.
 
-        Connected workers are shown as they are now. What the queue says may be some seconds old: the table says how old.
-        `settle` asks it anew.
+        Connected workers are shown as they are now. What the queue says may be some seconds old: the table says how
+        old. `settle` asks it anew.
         """
         state = self._state
         jobs, answered = list(state.registry.jobs.values()), state.dispatcher.monitor.answered_at
@@ -134,7 +142,8 @@ class Readable(Adapter):
         return (self.directory.path / render.script_name(self.system, "worker")).read_text()
 
     def get_client(self) -> Client:
-        """Return a client of the cluster: the current one if it is, else a new one; an awaitable where the cluster is asynchronous.
+        """Return a client of the cluster: the current one if it is, else a new one; an awaitable where the cluster is
+        asynchronous.
 
         Raises
         ------
@@ -189,7 +198,11 @@ class Readable(Adapter):
         text = f"{type(self).__name__}({self.name!r}, {self.scheduler_address!r}, status={self.status.name}"
         text += f", workers={len(self.scheduler_info['workers'])}/{len(self.plan)}, worker jobs: {jobs})"
         paused = [group.failures.paused for group in self._state.registry.groups.values() if group.failures.paused]
-        told = [text.split("\n", 1)[0] for text in (failures.lost, *paused, *self.reconciler.shortages(), *failures.unreported) if text]
+        told = [
+            text.split("\n", 1)[0]
+            for text in (failures.lost, *paused, *self.reconciler.shortages(), *failures.unreported)
+            if text
+        ]
         return "\n".join([text, *told])
 
 

@@ -1,6 +1,7 @@
 """Keeps the jobs of a cluster as they should be: observes the queue and the scheduler, decides, and acts.
 
-A plain class with its collaborators as arguments. It waits for nothing but answers; `hpcgpu.cluster.periodic` calls it again and again.
+A plain class with its collaborators as arguments. It waits for nothing but answers; `hpcgpu.cluster.periodic` calls it
+again and again.
 """
 
 from __future__ import annotations
@@ -118,7 +119,12 @@ class Reconciler:
             self._silent_since, self._silence_told = None, False
             return
         self._silent_since = now if self._silent_since is None else self._silent_since
-        if now - self._silent_since > SILENCE and not self._silence_told and state.scheduler is not None and state.client is not None:
+        if (
+            now - self._silent_since > SILENCE
+            and not self._silence_told
+            and state.scheduler is not None
+            and state.client is not None
+        ):
             self._silence_told = True
             logs = "".join(f" Log: {job.log}" for job in state.scheduler.entries)
             who = f"the scheduler at {state.client.address}"
@@ -152,11 +158,18 @@ class Reconciler:
     def _new_end(self, job: WorkerJob) -> Ended | None:
         """Return how a job ended that nobody drained, until that is counted among the failures of its group."""
         phase = job.phase
-        new = isinstance(phase, Ended) and not phase.drained and not phase.handled and job.job_id not in self.state.dispatcher.cancelled
+        new = (
+            isinstance(phase, Ended)
+            and not phase.drained
+            and not phase.handled
+            and job.job_id not in self.state.dispatcher.cancelled
+        )
         return phase if isinstance(phase, Ended) and new else None
 
     async def refresh(self) -> None:
-        """Take the scheduler's list of workers, for its stream falls silent when another manager subscribes, and their load."""
+        """Take the scheduler's list of workers, for its stream falls silent when another manager subscribes, and their
+        load.
+        """
         if self.state.client is not None:
             with suppress(OSError, TimeoutError):
                 self.observe_workers(await self.state.client.workers())
@@ -173,7 +186,13 @@ class Reconciler:
                 if job.job_id in ended and not job.phase.noted:
                     job.phase.noted = True
                     state.dispatcher.note_end(job.name, job.job_id)
-            elif job.workers and not work.absence and not work.stable and work.joined_at is not None and now - work.joined_at > STABLE:
+            elif (
+                job.workers
+                and not work.absence
+                and not work.stable
+                and work.joined_at is not None
+                and now - work.joined_at > STABLE
+            ):
                 work.stable = True
                 job.group.failures.jobs_run_well()
         self._release_unschedulable()
@@ -195,7 +214,10 @@ class Reconciler:
         """Take note that the cluster is lost, and cancel its worker jobs."""
         scheduler = self.state.scheduler
         assert scheduler is not None
-        await self.fail(f"the scheduler of cluster {self.state.name} is gone, its worker jobs are cancelled: {scheduler.failure_report()}")
+        await self.fail(
+            f"the scheduler of cluster {self.state.name} is gone, its worker jobs are cancelled: "
+            f"{scheduler.failure_report()}"
+        )
 
     async def fail(self, failure: str) -> None:
         """Take note that the cluster is lost, tell it, and cancel its jobs."""
@@ -214,14 +236,19 @@ class Reconciler:
         state.changed.set()
 
     async def _worker_job_ended(self, job: WorkerJob, phase: Ended) -> None:
-        """Tell of a job that ended without being drained; the next decision replaces it, unless too many have failed in a row."""
+        """Tell of a job that ended without being drained; the next decision replaces it, unless too many have failed in
+        a row.
+        """
         state, group, now = self.state, job.group, self.state.now
         if phase.presumed:
             if group.limits.fixed:
                 there = sum(other.group is group for other in state.registry.active.values())
                 group.resize(replace(group.limits, maximum=min(there, group.limits.maximum)))
             return
-        outcome, message = job.outcome, job.failure_report()  # reads the log: nothing comes between what is known and what is told
+        outcome, message = (
+            job.outcome,
+            job.failure_report(),
+        )  # reads the log: nothing comes between what is known and what is told
         group.failures.job_ended(outcome, job.queue_status.node, now=now)
         self._tell_of_end(group, message)
         if outcome.crashed and phase.work.joined_at is not None and state.client is not None:
@@ -268,7 +295,9 @@ class Reconciler:
             for job in lost:
                 self._tell_of_absent(job)
             self._drain_before_walltime(group, jobs)
-            if not any(self._new_end(job) for job in group.jobs):  # else it would be replaced before it counts as a failure
+            if not any(
+                self._new_end(job) for job in group.jobs
+            ):  # else it would be replaced before it counts as a failure
                 self._decide_size(group)
         self.submitter.submit_planned()
 
@@ -331,7 +360,9 @@ class Reconciler:
                 parts.append(f"{what}paused: {group.failures.paused}")
             elif group.adaptive is not None:
                 limits = group.limits
-                parts.append(f"{what}adaptive, {limits.minimum} to {limits.maximum} jobs: {group.adaptive.state.reason}")
+                parts.append(
+                    f"{what}adaptive, {limits.minimum} to {limits.maximum} jobs: {group.adaptive.state.reason}"
+                )
         return "; ".join([*parts, *self.shortages()])
 
     def shortages(self) -> list[str]:

@@ -1,4 +1,6 @@
-"""All jobs of one cluster, and the groups of its worker jobs. What SpecCluster calls ``workers`` and ``worker_spec`` are views of it."""
+"""All jobs of one cluster, and the groups of its worker jobs. What SpecCluster calls ``workers`` and ``worker_spec``
+are views of it.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class Registry:
             There is none.
         """
         if not isinstance(name, str) or name not in self.groups:
-            raise OptionError(f"no worker group named {name!r}: there are {', '.join(self.groups)}; add_worker_group adds one")
+            raise OptionError(
+                f"no worker group named {name!r}: there are {', '.join(self.groups)}; add_worker_group adds one"
+            )
         return self.groups[name]
 
     def delete_group(self, group: WorkerGroup) -> None:

@@ -1,8 +1,9 @@
 """A cluster inside an existing allocation: ``srun python program.py``, where every task runs the same program.
 
-Task 0 becomes the scheduler, task 1 goes on with the program, the others become workers, one for each GPU. Scheduler and workers are
-started as in the jobs of a cluster: from the same templates, by `hpcgpu.runtime.launch`. As one `dask cuda worker` brings all workers of
-a node, which lets them share GPU memory by CUDA IPC, one task of each node starts it and the others wait.
+Task 0 becomes the scheduler, task 1 goes on with the program, the others become workers, one for each GPU. Scheduler
+and workers are started as in the jobs of a cluster: from the same templates, by `hpcgpu.runtime.launch`. As one `dask
+cuda worker` brings all workers of a node, which lets them share GPU memory by CUDA IPC, one task of each node starts it
+and the others wait.
 """
 
 from __future__ import annotations
@@ -41,11 +42,21 @@ if TYPE_CHECKING:
 __all__ = ["OPTIONS", "SlurmGPURunner", "Task"]
 
 #: Options that have a meaning in an existing job.
-OPTIONS = {"protocol", "interface", "client_interface", "ucx_env", "security", "cluster_directory", "death_timeout", "quiet"} | {
+OPTIONS = {
+    "protocol",
+    "interface",
+    "client_interface",
+    "ucx_env",
+    "security",
+    "cluster_directory",
+    "death_timeout",
+    "quiet",
+} | {
     *("nthreads", "memory", "resources", "local_directory", "worker_extra_args", "walltime_margin"),
     *(name for name, f in names(WorkerOptions).items() if f.metadata["flag"]),
 }
-#: Seconds after which the scheduler ends when it has not heard from the program: it was killed, or holds Python's lock all the time.
+#: Seconds after which the scheduler ends when it has not heard from the program: it was killed, or holds Python's lock
+#: all the time.
 _LEASE = 300.0
 _HEARTBEAT = 10.0
 #: Seconds that scheduler and workers have to end.
@@ -88,7 +99,10 @@ class Task:
             This is not a task of a job step.
         """
         if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ or "SLURM_JOB_ID" not in environ:
-            raise ClusterError("SlurmGPURunner works in a job step: start the program by srun, such as `srun --ntasks=6 python program.py`")
+            raise ClusterError(
+                "SlurmGPURunner works in a job step: start the program by srun, such as `srun --ntasks=6 python "
+                "program.py`"
+            )
         node = int(environ["SLURM_NODEID"])
         listed = visible_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
         restart = environ.get("SLURM_RESTART_COUNT", "0")
@@ -115,16 +129,16 @@ def tasks_per_node(text: str) -> list[int]:
 class SlurmGPURunner:
     """A GPU Dask cluster of the tasks of one job step; ``with SlurmGPURunner() as cluster:`` goes on in task 1 alone.
 
-    Start it by ``srun``, with two tasks more than workers are wanted; each task must see all GPUs of its node, so that neither
-    ``--gpus-per-task`` nor ``--gpu-bind`` may be given. More worker tasks than a node has GPUs do no harm: on nodes with four GPUs,
-    ``--ntasks-per-node=6`` makes four workers on each. The scheduler shares the first GPU of its node. Without GPUs each task is a
-    worker.
+    Start it by ``srun``, with two tasks more than workers are wanted; each task must see all GPUs of its node, so that
+    neither ``--gpus-per-task`` nor ``--gpu-bind`` may be given. More worker tasks than a node has GPUs do no harm: on
+    nodes with four GPUs, ``--ntasks-per-node=6`` makes four workers on each. The scheduler shares the first GPU of its
+    node. Without GPUs each task is a worker.
 
     Parameters
     ----------
     **options
-        `protocol`, `interface`, `client_interface`, `security`, `cluster_directory`, `death_timeout`, `quiet` and the options of a Dask
-        worker, see `hpcgpu.options.schema`. `memory` is that of a node.
+        `protocol`, `interface`, `client_interface`, `security`, `cluster_directory`, `death_timeout`, `quiet` and the
+        options of a Dask worker, see `hpcgpu.options.schema`. `memory` is that of a node.
 
     Raises
     ------
@@ -137,23 +151,33 @@ class SlurmGPURunner:
     NotTrusted
         Another user can write to the cluster directory.
     SystemExit
-        In all tasks but the one of the program: a task of the scheduler or of workers has ended, or there are fewer than three tasks.
+        In all tasks but the one of the program: a task of the scheduler or of workers has ended, or there are fewer
+        than three tasks.
     """
 
     def __init__(self, **options: Unpack[RunnerArguments]) -> None:
         for name in options:
             if name not in OPTIONS:
                 known = ", ".join(sorted(OPTIONS))
-                raise OptionError(f"{name} is not an option of SlurmGPURunner, which runs in an existing job. Its options are {known}")
+                raise OptionError(
+                    f"{name} is not an option of SlurmGPURunner, which runs in an existing job. Its options are {known}"
+                )
         self.task = task = Task.of(os.environ)
         if task.tasks < 3:
             if task.rank == 0:
                 print(
-                    f"hpcgpu: {task.tasks} tasks are too few: scheduler, program and a worker need one each (srun --ntasks=3)",
+                    f"hpcgpu: {task.tasks} tasks are too few: scheduler, program and a worker need one each (srun "
+                    "--ntasks=3)",
                     file=sys.stderr,
                 )
             sys.exit(2)
-        given = {"gpus_per_node": min(1, task.gpus), **options, "name": f"runner-{task.step}", "nodes_per_job": task.nodes, "scheduler": {}}
+        given = {
+            "gpus_per_node": min(1, task.gpus),
+            **options,
+            "name": f"runner-{task.step}",
+            "nodes_per_job": task.nodes,
+            "scheduler": {},
+        }
         self.options: Options = resolve("slurm", given)
         cluster = self.options.cluster
         self.directory = ClusterDirectory(cluster.cluster_directory / cluster.name)
@@ -206,7 +230,9 @@ class SlurmGPURunner:
         worker = self.options.worker
         if not self.task.gpus:  # each by itself, under a name of its own
             os.environ["SLURM_JOB_NAME"] = f"{os.environ.get('SLURM_JOB_NAME', 'worker')}-{self.task.rank}"
-            self._become(render.command("slurm", "worker", self._with(replace(worker, nodes_per_job=1)), self.directory.path))
+            self._become(
+                render.command("slurm", "worker", self._with(replace(worker, nodes_per_job=1)), self.directory.path)
+            )
         self._wait_for("task-1", "the program's task")
         others = sum((self.directory.path / name).read_text() == str(self.task.node) for name in ("task-0", "task-1"))
         if not self._first_of_node():
@@ -214,17 +240,22 @@ class SlurmGPURunner:
         workers = min(self.task.on_node - others, self.task.gpus)
         if idle := self.task.gpus - workers:
             print(
-                f"hpcgpu: {idle} of the {self.task.gpus} GPUs of node {self.task.node} are idle: it has {workers} worker tasks",
+                f"hpcgpu: {idle} of the {self.task.gpus} GPUs of node {self.task.node} are idle: it has {workers} "
+                "worker tasks",
                 file=sys.stderr,
             )
-        self._become(render.command("slurm", "worker", self._with(replace(worker, gpus_per_node=workers)), self.directory.path))
+        self._become(
+            render.command("slurm", "worker", self._with(replace(worker, gpus_per_node=workers)), self.directory.path)
+        )
 
     def _with(self, worker: WorkerOptions) -> Options:
         return replace(self.options, worker=worker)
 
     def _first_of_node(self) -> bool:
         try:
-            os.close(os.open(self.directory.path / f"node-{self.task.node}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            os.close(
+                os.open(self.directory.path / f"node-{self.task.node}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            )
         except FileExistsError:
             return False
         return True
@@ -251,7 +282,8 @@ class SlurmGPURunner:
         while not (self.directory.path / name).exists():
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{what} did not write {self.directory.path / name} within {self.options.worker.death_timeout:g} s (death_timeout): it "
+                    f"{what} did not write {self.directory.path / name} within {self.options.worker.death_timeout:g} s "
+                    "(death_timeout): it "
                     f"has failed, or the nodes do not share this directory (cluster_directory)"
                 )
             self.directory.refresh()
@@ -261,12 +293,16 @@ class SlurmGPURunner:
 
     def _become_client(self) -> None:
         self.directory.write("task-1", str(self.task.node))
-        contact = wait_for_contact(self.directory, timeout=self.options.worker.death_timeout, quiet=self.options.cluster.quiet)
+        contact = wait_for_contact(
+            self.directory, timeout=self.options.worker.death_timeout, quiet=self.options.cluster.quiet
+        )
         self.scheduler_address = contact.client
         self.security = credentials.security(self.directory)
         self.status = Status.running
         self._closing = threading.Event()
-        self._alive = threading.Thread(target=lambda: asyncio.run(self._keep_alive()), name="hpcgpu-heartbeat", daemon=True)
+        self._alive = threading.Thread(
+            target=lambda: asyncio.run(self._keep_alive()), name="hpcgpu-heartbeat", daemon=True
+        )
         self._alive.start()
 
     async def _keep_alive(self) -> None:
@@ -312,7 +348,9 @@ class SlurmGPURunner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __await__(self) -> Generator[Any, Any, Self]:

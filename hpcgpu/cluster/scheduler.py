@@ -1,4 +1,6 @@
-"""What a cluster needs of its Dask scheduler: a job, the job of a cluster to which it attaches, or one in this process."""
+"""What a cluster needs of its Dask scheduler: a job, the job of a cluster to which it attaches, or one in this
+process.
+"""
 
 from __future__ import annotations
 

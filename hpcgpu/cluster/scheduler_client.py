@@ -23,7 +23,9 @@ Workers = Mapping[str, Mapping[str, Any]]
 
 
 class SchedulerClient(Protocol):
-    """A connection to the scheduler. Each call raises `OSError` or `TimeoutError` where the scheduler does not answer."""
+    """A connection to the scheduler. Each call raises `OSError` or `TimeoutError` where the scheduler does not
+    answer.
+    """
 
     @property
     def address(self) -> str:
@@ -52,7 +54,9 @@ class SchedulerClient(Protocol):
         ...
 
     async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
-        """Move the data of workers away, and close them or leave them without new tasks; return the addresses of those that are empty."""
+        """Move the data of workers away, and close them or leave them without new tasks; return the addresses of those
+        that are empty.
+        """
         ...
 
     async def unfinished(self, names: Iterable[str]) -> Mapping[str, int]:

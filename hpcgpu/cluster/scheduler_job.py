@@ -89,7 +89,9 @@ class SchedulerJob(Job):
         self.answers = answers
 
     def end_is_near(self, *, now: float) -> str:
-        """Return a warning when four fifths of its walltime are over, and when 15 min are left, once each; empty otherwise."""
+        """Return a warning when four fifths of its walltime are over, and when 15 min are left, once each; empty
+        otherwise.
+        """
         status = self.queue_status
         if status.state is not JobState.RUNNING or status.start is None or status.end is None:
             return ""
@@ -99,7 +101,8 @@ class SchedulerJob(Job):
             return ""
         self._warned.update(due)
         return (
-            f"the walltime of the scheduler job {self.job_id} ends in {max(0.0, left) / 60:.0f} min, and the cluster with it: fetch your "
+            f"the walltime of the scheduler job {self.job_id} ends in {max(0.0, left) / 60:.0f} min, and the cluster "
+            "with it: fetch your "
             f"results. For the next one, scheduler={{'walltime': ...}} gives it more time"
         )
 
@@ -132,8 +135,10 @@ class SchedulerJob(Job):
                 running_since = running_since or time.monotonic()
                 if time.monotonic() - running_since > self.timeout:
                     raise ClusterError(
-                        f"scheduler job {self.job_id} runs on {status.node}, but published no contact within {self.timeout:g} s. "
-                        f"If {self.dispatcher.directory.path} is not on a filesystem that login and compute nodes share, "
+                        f"scheduler job {self.job_id} runs on {status.node}, but published no contact within "
+                        f"{self.timeout:g} s. "
+                        f"If {self.dispatcher.directory.path} is not on a filesystem that login and compute nodes "
+                        "share, "
                         f"set cluster_directory. Log: {self.log}\n{self.log_tail()}"
                     )
             await asyncio.sleep(pause)

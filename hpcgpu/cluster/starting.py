@@ -1,10 +1,14 @@
-"""Begins a cluster: refuses what cannot work on this machine, makes its directory, starts the scheduler and the jobs behind it."""
+"""Begins a cluster.
+
+Refuses what cannot work on this machine, makes the cluster's directory, starts the scheduler and the jobs behind it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,24 +18,38 @@ from hpcgpu.batch import registry
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.checks.login import of_all_nodes
 from hpcgpu.cluster.attaching import attach, program
+from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.inprocess import InProcessScheduler
 from hpcgpu.cluster.periodic import Periodic
 from hpcgpu.cluster.reconciler import Reconciler
+from hpcgpu.cluster.registry import Registry
 from hpcgpu.cluster.scheduler_job import SchedulerJob
 from hpcgpu.display.warn import warn
-from hpcgpu.errors import NotTrusted, OptionError
+from hpcgpu.errors import ClusterError, NotTrusted, OptionError
 from hpcgpu.fabric import interfaces
 from hpcgpu.fabric import settings as fabric_settings
-from hpcgpu.options.common import DEFAULT, Options
+from hpcgpu.options.common import DEFAULT, Options, WorkerOptions
 from hpcgpu.posix import paths
 from hpcgpu.posix.ownership import check_place, private_directory
-from hpcgpu.remote.lookup import batch_of, live_jobs, unended
+from hpcgpu.remote.lookup import batch_of, live_jobs, system_of, unended
 from hpcgpu.runtime import scratch
+from hpcgpu.scaling.policy import Limits
 from hpcgpu.scripts import render
 from hpcgpu.store import claims, credentials, saved
 from hpcgpu.store.directory import ClusterDirectory
 
-__all__ = ["Starter", "alive", "check", "check_local_directory", "claim", "differences", "existing", "warn_of_doubts"]
+__all__ = [
+    "Starter",
+    "alive",
+    "attachable",
+    "check",
+    "check_local_directory",
+    "claim",
+    "differences",
+    "existing",
+    "registry_of",
+    "warn_of_doubts",
+]
 
 
 class Starter:
@@ -112,13 +130,18 @@ def check(options: Options) -> None:
 def warn_of_doubts(options: Options) -> None:
     """Warn of options that are likely not what the user wants."""
     if not options.cluster.security:
-        warn("security=False: whoever can reach the scheduler's or a worker's port can run code as you; compute networks are shared")
+        warn(
+            "security=False: whoever can reach the scheduler's or a worker's port can run code as you; compute "
+            "networks are shared"
+        )
     for doubt in fabric_settings.doubts(options.worker):
         warn(doubt)
 
 
 def existing(options: Options, batch: BatchSystem) -> ClusterDirectory | None:
-    """Return the directory of a cluster of this name that has jobs in the queue, where the user wants to attach to one."""
+    """Return the directory of a cluster of this name that has jobs in the queue, where the user wants to attach to
+    one.
+    """
     settings = options.cluster
     path = settings.cluster_directory / settings.name
     if settings.if_exists != "connect" or not (path / "cluster.json").exists():
@@ -168,12 +191,15 @@ def claim(options: Options, batch: BatchSystem) -> tuple[ClusterDirectory, int]:
 
     try:
         queue = batch.identity()
-        directory = claims.claim(path, alive, system=options.system, queue=queue, encrypted=settings.security, complete=complete)
+        directory = claims.claim(
+            path, alive, system=options.system, queue=queue, encrypted=settings.security, complete=complete
+        )
     except NotTrusted as error:
         raise OptionError(f"cluster_directory={str(settings.cluster_directory)!r}: {error}") from error
     except OSError as error:
         raise OptionError(
-            f"cluster_directory={str(settings.cluster_directory)!r} cannot be written: {error.strerror}. It must be on a filesystem "
+            f"cluster_directory={str(settings.cluster_directory)!r} cannot be written: {error.strerror}. It must be on "
+            "a filesystem "
             f"that login and compute nodes share"
         ) from error
     return directory, manager
@@ -185,7 +211,9 @@ def alive(directory: ClusterDirectory) -> list[str]:
 
 
 def check_local_directory(given: str, *, everywhere: bool) -> None:
-    """Refuse a place for temporary files that cannot be used, where this machine sees what nodes see; jobs look for themselves."""
+    """Refuse a place for temporary files that cannot be used, where this machine sees what nodes see; jobs look for
+    themselves.
+    """
     try:
         path = Path(paths.expand(given, os.environ))
         there = next(place for place in (path, *path.parents) if place.exists())
@@ -209,3 +237,35 @@ def _check_writable(option: str, path: Path) -> None:
         raise OptionError(f"{option}={str(path)!r} cannot be made: {error.strerror}") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise OptionError(f"{option}={str(path)!r} cannot be written")
+
+
+def registry_of(options: Options, groups: Mapping[str, WorkerOptions], dispatcher: Dispatcher) -> Registry:
+    """Return the registry of a cluster whose jobs are not known yet, with its default group and these others."""
+    settings, directory = options.cluster, dispatcher.directory
+    jobs = Registry(settings.name, dispatcher, settings.log_directory or directory.logs, settings.worker_restarts)
+    for name, worker in {DEFAULT: options.worker, **groups}.items():
+        script = render.script_name(options.system, "worker", *([name] if name != DEFAULT else []))
+        jobs.add_group(name, worker, directory.path / script)
+    jobs.groups[DEFAULT].resize(Limits(maximum=settings.jobs, fixed=True))
+    return jobs
+
+
+def attachable(directory: ClusterDirectory, system: str) -> saved.Saved:
+    """Return the saved options of a cluster that this program can take over.
+
+    Raises
+    ------
+    ClusterError
+        It has another batch system, was closed, or its scheduler was in the program that made it.
+    """
+    name = directory.path.name
+    if (its := system_of(directory)) != system:
+        raise ClusterError(f"cluster {name} is one of batch system {its!r}, not {system!r}")
+    if directory.closing:
+        raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
+    kept = saved.read(directory)
+    if kept.options.scheduler is None:
+        raise ClusterError(
+            f"cluster {name} cannot be taken over: its scheduler runs in the program that made it (scheduler='local')"
+        )
+    return kept

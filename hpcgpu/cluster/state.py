@@ -92,7 +92,9 @@ class ClusterState:
 
     @property
     def managed(self) -> bool:
-        """Whether this program keeps the cluster's jobs: it is neither closed nor lost, and no other program has taken it over."""
+        """Whether this program keeps the cluster's jobs: it is neither closed nor lost, and no other program has taken
+        it over.
+        """
         return self.ownership.owner and not self.closing and not self.failures.lost
 
     @property
@@ -101,7 +103,9 @@ class ClusterState:
         return self.client is not None and self.client.listening
 
     async def poll(self, job_ids: Collection[str] | None = None) -> None:
-        """Ask the queue once about these jobs (default: all that have not ended), and move each to the phase that it proves."""
+        """Ask the queue once about these jobs (default: all that have not ended), and move each to the phase that it
+        proves.
+        """
         await self.dispatcher.poll(job_ids)
         self.registry.observe(now=self.now)
 
@@ -131,7 +135,9 @@ class ClusterState:
             unguard(self.dispatcher)
             self.report(why)
 
-    def spawn(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None) -> asyncio.Task[None]:
+    def spawn(
+        self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None
+    ) -> asyncio.Task[None]:
         """Run something in the background; what it raises is told, not lost."""
         kept = self.tasks if tasks is None else tasks
         task = asyncio.ensure_future(work)

@@ -47,7 +47,10 @@ class Submitter:
     def _not_submitted(self, job: WorkerJob, error: Exception) -> None:
         state, group, now = self.state, job.group, self.state.now
         unknown = isinstance(error, AmbiguousSubmit)
-        message = f"{'it is not known whether ' * unknown}worker job {job.name} was {'not ' * (not unknown)}submitted: {error}"
+        message = (
+            f"{'it is not known whether ' * unknown}worker job {job.name} was "
+            f"{'not ' * (not unknown)}submitted: {error}"
+        )
         if isinstance(error, SubmitLimited) and any(other.alive for other in group.jobs):
             group.failures.site_is_full(str(error), now=now)
             state.tell.log(f"{message}. There are as many jobs as the site allows")

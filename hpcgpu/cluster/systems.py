@@ -22,7 +22,9 @@ class SlurmGPUCluster(GPUCluster):
 
     system = "slurm"
 
-    if TYPE_CHECKING:  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+    if (
+        TYPE_CHECKING
+    ):  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
 
         def __init__(
             self,
@@ -43,7 +45,9 @@ class PBSGPUCluster(GPUCluster):
 
     system = "pbs"
 
-    if TYPE_CHECKING:  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+    if (
+        TYPE_CHECKING
+    ):  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
 
         def __init__(
             self,
@@ -60,11 +64,15 @@ class PBSGPUCluster(GPUCluster):
 
 
 class LocalGPUCluster(GPUCluster):
-    """A GPU Dask cluster on this machine, through hpcgpu's embedded queue. Queue, account and the like mean nothing to it."""
+    """A GPU Dask cluster on this machine, through hpcgpu's embedded queue. Queue, account and the like mean nothing to
+    it.
+    """
 
     system = "local"
 
-    if TYPE_CHECKING:  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+    if (
+        TYPE_CHECKING
+    ):  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
 
         def __init__(
             self,
@@ -83,7 +91,10 @@ class LocalGPUCluster(GPUCluster):
         super()._check(options)
         if options.worker.nodes_per_job > 1:
             raise OptionError(f"nodes_per_job={options.worker.nodes_per_job}: the local queue has one node")
-        for option, name in [("interface", options.worker.interface), ("client_interface", options.cluster.client_interface)]:
+        for option, name in [
+            ("interface", options.worker.interface),
+            ("client_interface", options.cluster.client_interface),
+        ]:
             if name is not None and (trouble := interfaces.missing(name, interfaces.addresses())):
                 raise OptionError(f"{option}: {trouble}")
 

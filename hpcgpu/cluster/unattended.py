@@ -31,7 +31,8 @@ _TIMEOUT = 120.0
 
 
 def ask(directory: ClusterDirectory, group: str, arguments: AdaptArguments) -> str:
-    """Let the scheduler job scale a group of workers from now on, or as soon as it starts; return what was reached, for people.
+    """Let the scheduler job scale a group of workers from now on, or as soon as it starts; return what was reached, for
+    people.
 
     Parameters
     ----------
@@ -39,7 +40,8 @@ def ask(directory: ClusterDirectory, group: str, arguments: AdaptArguments) -> s
     group : str
         Of workers.
     arguments : AdaptArguments
-        Of `hpcgpu.cluster.gpucluster.GPUCluster.adapt`: ``minimum_jobs``, ``maximum_jobs``, ``idle_timeout``, ``maximum_gpu_hours``.
+        Of `hpcgpu.cluster.gpucluster.GPUCluster.adapt`: ``minimum_jobs``, ``maximum_jobs``, ``idle_timeout``,
+        ``maximum_gpu_hours``.
 
     Raises
     ------
@@ -95,7 +97,9 @@ def main(path: Path) -> None:
     directory = ClusterDirectory(path)
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: end.set())
-    warnings.simplefilter("ignore", ClusterWarning)  # of the cluster: printed below; of its directory: said when it began
+    warnings.simplefilter(
+        "ignore", ClusterWarning
+    )  # of the cluster: printed below; of its directory: said when it began
     cluster = cluster_class(directory.system).from_name(path, shutdown_on_close=False)
     printed = 0
     try:

@@ -29,16 +29,26 @@ def what_jobs_wait_for(state: ClusterState, jobs: Iterable[Job]) -> str:
 
 
 def wanted_workers(state: ClusterState) -> int:
-    """Return how many workers there should be: of a fixed size all, of adaptive scaling those of its minimum or of the jobs there are."""
+    """Return how many workers there should be: of a fixed size all, of adaptive scaling those of its minimum or of the
+    jobs there are.
+    """
     return sum(
         group.options.workers_per_job
-        * (group.limits.maximum if group.limits.fixed else max(group.limits.minimum, sum(job.active for job in group.jobs)))
+        * (
+            group.limits.maximum
+            if group.limits.fixed
+            else max(group.limits.minimum, sum(job.active for job in group.jobs))
+        )
         for group in state.registry.groups.values()
     )
 
 
-async def wait_for_workers(state: ClusterState, n_workers: int | None, timeout: float | str | None, *, quiet: bool) -> None:
-    """Wait until so many workers are connected and ready; see `hpcgpu.cluster.gpucluster.GPUCluster.wait_for_workers`."""
+async def wait_for_workers(
+    state: ClusterState, n_workers: int | None, timeout: float | str | None, *, quiet: bool
+) -> None:
+    """Wait until so many workers are connected and ready; see
+    `hpcgpu.cluster.gpucluster.GPUCluster.wait_for_workers`.
+    """
     deadline = time.monotonic() + parse_timedelta(timeout) if timeout is not None else math.inf
     with Progress(quiet) as progress:
         while True:
@@ -50,12 +60,16 @@ async def wait_for_workers(state: ClusterState, n_workers: int | None, timeout: 
             there = len(state.known_workers)
             if there >= wanted and await _ready(state) >= wanted:
                 return
-            missing = [job for job in state.registry.active.values() if len(job.workers) < job.group.options.workers_per_job]
+            missing = [
+                job for job in state.registry.active.values() if len(job.workers) < job.group.options.workers_per_job
+            ]
             _check_within_reach(state, wanted, missing)
             if time.monotonic() > deadline:
                 raise WorkerStartTimeoutError(there, wanted, timeout)
             workers = "1 worker" if wanted == 1 else f"{wanted} workers"
-            progress.update(f"cluster {state.name}: waiting for {workers}", f"{there} there; {_why_not_there(state, missing)}")
+            progress.update(
+                f"cluster {state.name}: waiting for {workers}", f"{there} there; {_why_not_there(state, missing)}"
+            )
             with suppress(TimeoutError):
                 await asyncio.wait_for(state.changed.wait(), 0.5)
 
@@ -78,10 +92,14 @@ def _why_not_there(state: ClusterState, missing: Collection[WorkerJob]) -> str:
 
 
 def _check_within_reach(state: ClusterState, wanted: int, missing: Iterable[WorkerJob]) -> None:
-    """Raise if so many workers can never be there: the plan has fewer, or its jobs cannot start, and nothing will change it."""
+    """Raise if so many workers can never be there: the plan has fewer, or its jobs cannot start, and nothing will
+    change it.
+    """
     active, groups = state.registry.active.values(), state.registry.groups.values()
     own = {address for job in active for address in job.workers}
-    within_reach = len(state.known_workers - own) + sum(group.within_reach * group.options.workers_per_job for group in groups)
+    within_reach = len(state.known_workers - own) + sum(
+        group.within_reach * group.options.workers_per_job for group in groups
+    )
     within_reach -= sum(len(job.work.absence.since) for job in active if job.lost_workers and job.group.failures.paused)
     unschedulable = [job for job in missing if state.failures.unschedulable([job.name])]
     if within_reach - sum(job.group.options.workers_per_job for job in unschedulable) < wanted:
@@ -90,4 +108,7 @@ def _check_within_reach(state: ClusterState, wanted: int, missing: Iterable[Work
         jobs = sum(group.within_reach for group in groups)
         paused = next((group.failures.paused for group in groups if group.failures.paused), "")
         why = paused or f"call scale({wanted})"
-        raise ClusterError(f"cluster {state.name} asks for {within_reach} workers in {jobs} jobs, so {wanted} will never be there: {why}")
+        raise ClusterError(
+            f"cluster {state.name} asks for {within_reach} workers in {jobs} jobs, so {wanted} will never be there: "
+            f"{why}"
+        )

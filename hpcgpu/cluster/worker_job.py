@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerJob"]
 
-#: What Slurm without cgroups (seen on 22.05.8, where the state is FAILED), and the kernel's killer, write into a job's log.
+#: What Slurm without cgroups (seen on 22.05.8, where the state is FAILED), and the kernel's killer, write into a job's
+#: log.
 _MEMORY_KILL = re.compile(r"exceeded (job )?memory limit|oom[-_ ]kill|out[- ]of[- ]memory handler", re.IGNORECASE)
 
 
@@ -43,7 +44,12 @@ class WorkerJob(Job):
     async def submit(self, after: str | None) -> None:
         """Submit it; `after` is the id of a job that must have started before it may."""
         job_id = await self.dispatcher.submit(
-            self.script, name=self.name, kind=self.kind, group=self.group.name, after=after, exclude=self.group.excluded()
+            self.script,
+            name=self.name,
+            kind=self.kind,
+            group=self.group.name,
+            after=after,
+            exclude=self.group.excluded(),
         )
         self.has_id(job_id)
 
@@ -54,7 +60,9 @@ class WorkerJob(Job):
         self.workers[address] = worker
         self.observe(now=now)
         work = self.work
-        work.absence = replace(work.absence, joined=work.absence.joined | {worker})  # it may be lost before the next decision
+        work.absence = replace(
+            work.absence, joined=work.absence.joined | {worker}
+        )  # it may be lost before the next decision
 
     @property
     def lost_workers(self) -> bool:

@@ -1,4 +1,6 @@
-"""Configuration: the template, every option as a commented line of YAML, and which options count and where they come from."""
+"""Configuration: the template, every option as a commented line of YAML, and which options count and where they come
+from.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from hpcgpu.options.spelling import ALIASES
 __all__ = ["Effective", "effective", "template"]
 
 _HEAD = """\
-## Configuration of hpcgpu, read by dask: ~/.config/dask/hpcgpu.yaml, /etc/dask/hpcgpu.yaml, or $DASK_CONFIG/hpcgpu.yaml.
+## Configuration of hpcgpu. Dask reads it from ~/.config/dask/hpcgpu.yaml, /etc/dask/hpcgpu.yaml, or
+## $DASK_CONFIG/hpcgpu.yaml.
 ## Remove the "# " in front of what you set; null means not set. The section of a batch system, such as `slurm:`, may
 ## hold any of these keys too. They count for that batch system alone, before the general ones.
 """
@@ -33,18 +36,28 @@ def template() -> str:
     """Return the template; with every line's comment mark removed it is valid YAML that sets the defaults."""
     lines = ["hpcgpu:", "", "  ## The cluster", "", *_entries(names(ClusterOptions).values(), 2)]
     lines += ["  ## Worker jobs; amounts are per node", "", *_entries(names(WorkerOptions).values(), 2)]
-    lines += ["  ## The scheduler job: these, and all of a worker job's options down to `interface`", "", "  # scheduler:"]
+    lines += [
+        "  ## The scheduler job: these, and all of a worker job's options down to `interface`",
+        "",
+        "  # scheduler:",
+    ]
     lines += _entries(own(SchedulerOptions, JobOptions).values(), 4)
     for system in registry.systems():
         options = option_classes(system.name).own()
-        lines += [f"  ## Jobs of {system.title} alone", "", f"  # {system.name}:", *_entries(options.values(), 4)] if options else []
+        lines += (
+            [f"  ## Jobs of {system.title} alone", "", f"  # {system.name}:", *_entries(options.values(), 4)]
+            if options
+            else []
+        )
     return _HEAD + "\n".join(lines).rstrip() + "\n"
 
 
 def _entries(fields: Iterable[Field[Any]], indent: int) -> Iterator[str]:
     margin = " " * indent
     for f in fields:
-        yield from textwrap.wrap(f.metadata["doc"], 110, initial_indent=f"{margin}## ", subsequent_indent=f"{margin}## ")
+        yield from textwrap.wrap(
+            f.metadata["doc"], 110, initial_indent=f"{margin}## ", subsequent_indent=f"{margin}## "
+        )
         yield f"{margin}# {f.name.replace('_', '-')}: {_default(f)}"
         yield ""
 
@@ -64,8 +77,8 @@ class Effective:
     name : str
     value : object
     source : str
-        ``"argument"``, ``"environment"``, a configuration file, ``"inherited"`` (by the scheduler job from the worker jobs), or
-        ``"default"``.
+        ``"argument"``, ``"environment"``, a configuration file, ``"inherited"`` (by the scheduler job from the worker
+        jobs), or ``"default"``.
     """
 
     name: str
@@ -99,13 +112,20 @@ def effective(system: str, arguments: Mapping[str, Any]) -> list[Effective]:
 
 
 def _sources(system: str, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return by option where its value comes from: the general section, the system's own, then the arguments; the last one counts."""
+    """Return by option where its value comes from: the general section, the system's own, then the arguments; the last
+    one counts.
+    """
     layers = [(dask.config.collect_env(os.environ), "environment")]
-    layers = [*((content, str(path)) for path, content in dask.config.collect_yaml(dask.config.paths, return_paths=True)), *layers]
+    layers = [
+        *((content, str(path)) for path, content in dask.config.collect_yaml(dask.config.paths, return_paths=True)),
+        *layers,
+    ]
     sections = [(content.get("hpcgpu") or {}, where) for content, where in layers]
     found: dict[str, str] = {}
     systems = registry.names()
-    general = [({key: value for key, value in section.items() if key not in systems}, where) for section, where in sections]
+    general = [
+        ({key: value for key, value in section.items() if key not in systems}, where) for section, where in sections
+    ]
     of_system = [(section.get(system) or {}, where) for section, where in sections]
     for section, where in [*general, *of_system, (arguments, "argument")]:
         found |= dict.fromkeys(_given(section), where)

@@ -52,9 +52,11 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
     Parameters
     ----------
     system : str
-        The batch system, which names the section of the configuration: ``hpcgpu.slurm.queue`` counts before ``hpcgpu.queue``.
+        The batch system, which names the section of the configuration: ``hpcgpu.slurm.queue`` counts before
+        ``hpcgpu.queue``.
     arguments : mapping
-        Keyword arguments as the user gave them; None counts as not given. ``scheduler`` is a dict of `SchedulerOptions`, or "local".
+        Keyword arguments as the user gave them; None counts as not given. ``scheduler`` is a dict of
+        `SchedulerOptions`, or "local".
 
     Raises
     ------
@@ -63,21 +65,29 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
     """
     classes = option_classes(system)
     given = _joined(classes, arguments)
-    cluster = _build(ClusterOptions, {k: v for k, v in given.options.items() if k in names(ClusterOptions)}, given.origins)
+    cluster = _build(
+        ClusterOptions, {k: v for k, v in given.options.items() if k in names(ClusterOptions)}, given.origins
+    )
     if not cluster.name:
         cluster = dataclasses.replace(cluster, name=f"{_user()}-{uuid.uuid4().hex[:8]}")
-    worker = _build(classes.worker, {k: v for k, v in given.options.items() if k in names(classes.worker)}, given.origins)
+    worker = _build(
+        classes.worker, {k: v for k, v in given.options.items() if k in names(classes.worker)}, given.origins
+    )
     _check_gpus(worker)
     classes.check(worker)
     if given.scheduler == "local":
         if cluster.protocol == "ucx":
             raise OptionError(
-                "scheduler='local' does not work with protocol='ucx': UCX would hold GPU memory in this program, and must start before "
-                "anything else in it uses CUDA. Leave scheduler out, so that it gets a job with a GPU, or use protocol='tcp'"
+                "scheduler='local' does not work with protocol='ucx': UCX would hold GPU memory in this program, and "
+                "must start before "
+                "anything else in it uses CUDA. Leave scheduler out, so that it gets a job with a GPU, or use "
+                "protocol='tcp'"
             )
         return Options(cluster, worker, None, system)
     if not isinstance(given.scheduler, Mapping):
-        raise OptionError(f"scheduler must be a dict of options of the scheduler job, or 'local', not {given.scheduler!r}")
+        raise OptionError(
+            f"scheduler must be a dict of options of the scheduler job, or 'local', not {given.scheduler!r}"
+        )
     return Options(cluster, worker, _scheduler_options(classes, given, cluster, worker), system)
 
 
@@ -93,9 +103,13 @@ def _joined(classes: OptionClasses, arguments: Mapping[str, Any]) -> _Given:
     where = f"profile {site!r}: "
     scheduler = arguments.get("scheduler")
     if isinstance(scheduler, Mapping):
-        scheduler = _canonical(classes, {k: v for k, v in scheduler.items() if v is not None}, "scheduler: ", ("scheduler",))
+        scheduler = _canonical(
+            classes, {k: v for k, v in scheduler.items() if v is not None}, "scheduler: ", ("scheduler",)
+        )
     above = scheduler if isinstance(scheduler, Mapping) else {}
-    of_scheduler = {name.removeprefix("scheduler."): section for name, section in sections.items() if name.startswith("scheduler.")}
+    of_scheduler = {
+        name.removeprefix("scheduler."): section for name, section in sections.items() if name.startswith("scheduler.")
+    }
     scheduler = layered(known.pop("scheduler", None), config.pop("scheduler", None), scheduler)
     merged = _canonical(classes, config, "", own, sections) | given
     if profile is not None:
@@ -106,7 +120,9 @@ def _joined(classes: OptionClasses, arguments: Mapping[str, Any]) -> _Given:
         **{name: f"dask config {section}: " for name, section in sections.items()},
         **dict.fromkeys(given, ""),
     }
-    return _Given(merged, origins, scheduler, {name: section for name, section in of_scheduler.items() if name not in above})
+    return _Given(
+        merged, origins, scheduler, {name: section for name, section in of_scheduler.items() if name not in above}
+    )
 
 
 def _profile(site: Any, classes: OptionClasses) -> profiles.Profile:
@@ -130,7 +146,8 @@ def cluster_directories() -> list[Path]:
 
 
 def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> WorkerOptions:
-    """Read the options of a further group of workers; account, walltime, environment and the like are the default group's.
+    """Read the options of a further group of workers; account, walltime, environment and the like are the default
+    group's.
 
     Parameters
     ----------
@@ -162,7 +179,8 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
     without_gpu = base.scheduler is not None and base.scheduler.gpus_per_node == 0
     if base.cluster.protocol == "ucx" and group.gpus_per_node and without_gpu:
         raise OptionError(
-            f"{where}GPUs do not work with protocol='ucx' and a scheduler without a GPU: over UCX the scheduler itself holds GPU memory. "
+            f"{where}GPUs do not work with protocol='ucx' and a scheduler without a GPU: over UCX the scheduler itself "
+            "holds GPU memory. "
             f"Start the cluster with scheduler={{'gpus_per_node': 1}}, or with protocol='tcp'"
         )
     _check_gpus(group)
@@ -170,7 +188,9 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
     return group
 
 
-def _scheduler_options(classes: OptionClasses, given: _Given, cluster: ClusterOptions, worker: WorkerOptions) -> SchedulerOptions:
+def _scheduler_options(
+    classes: OptionClasses, given: _Given, cluster: ClusterOptions, worker: WorkerOptions
+) -> SchedulerOptions:
     """Options of the scheduler job: its own, what it inherits, and one GPU where the workers have GPUs."""
     own = {k: v for k, v in given.scheduler.items() if v is not None}
     own = _canonical(classes, own, "scheduler: ", ("scheduler",), given.scheduler_sections)
@@ -179,10 +199,13 @@ def _scheduler_options(classes: OptionClasses, given: _Given, cluster: ClusterOp
     inherited = _inherited(own, built, worker)
     options = dataclasses.replace(built, **inherited)
     if options.gpus_per_node > 1:
-        raise OptionError(f"scheduler: gpus_per_node={options.gpus_per_node}, but the scheduler uses one GPU: write 1 or 0")
+        raise OptionError(
+            f"scheduler: gpus_per_node={options.gpus_per_node}, but the scheduler uses one GPU: write 1 or 0"
+        )
     if cluster.protocol == "ucx" and options.gpus_per_node == 0 and worker.gpus_per_node:
         raise OptionError(
-            "scheduler: gpus_per_node=0 does not work with protocol='ucx': over UCX the scheduler itself holds GPU memory. "
+            "scheduler: gpus_per_node=0 does not work with protocol='ucx': over UCX the scheduler itself holds GPU "
+            "memory. "
             "Give it a GPU, or use protocol='tcp'"
         )
     classes.check(options, "scheduler: ")
@@ -190,9 +213,13 @@ def _scheduler_options(classes: OptionClasses, given: _Given, cluster: ClusterOp
 
 
 def _inherited(own: Mapping[str, Any], built: SchedulerOptions, worker: WorkerOptions) -> dict[str, Any]:
-    """Return what the scheduler job takes from the workers: what is marked so, the environment, and what chooses nodes."""
+    """Return what the scheduler job takes from the workers: what is marked so, the environment, and what chooses
+    nodes.
+    """
     fields = {name: f for name, f in names(type(built)).items() if name in names(type(worker))}
-    inherited = {name: getattr(worker, name) for name, f in fields.items() if f.metadata["inherited"] and name not in own}
+    inherited = {
+        name: getattr(worker, name) for name, f in fields.items() if f.metadata["inherited"] and name not in own
+    }
     if "env" in own:
         inherited["env"] = tuple((dict(worker.env) | dict(built.env)).items())
     if "gpus_per_node" not in own:
@@ -211,9 +238,15 @@ def _check_gpus(worker: WorkerOptions) -> None:
 
 
 def _canonical(
-    classes: OptionClasses, given: Mapping[str, Any], where: str, owners: tuple[str, ...], sections: Mapping[str, str] | None = None
+    classes: OptionClasses,
+    given: Mapping[str, Any],
+    where: str,
+    owners: tuple[str, ...],
+    sections: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Replace aliases by their option's name and refuse unknown options; `sections` says which of them dask config holds, and where."""
+    """Replace aliases by their option's name and refuse unknown options; `sections` says which of them dask config
+    holds, and where.
+    """
     known: dict[str, set[str]] = {
         "cluster": set(names(ClusterOptions)),
         "worker": set(names(classes.worker)),
@@ -233,7 +266,9 @@ def _canonical(
             if reason := elsewhere(name, classes):
                 raise OptionError(where + reason)
             if isinstance(value, Mapping) and section is not None and key not in FOREIGN:
-                raise OptionError(f"{where}unknown section {key!r}: the sections are {', '.join(registry.names())} and scheduler")
+                raise OptionError(
+                    f"{where}unknown section {key!r}: the sections are {', '.join(registry.names())} and scheduler"
+                )
             raise OptionError(where + unknown(key, allowed, {o: n for o, n in known.items() if o not in owners}))
         result[name] = value
     return result
@@ -248,7 +283,9 @@ def _build(cls: type[_T], given: Mapping[str, Any], origins: Mapping[str, str]) 
         try:
             parsed[name] = parse(where + name, value)
         except OptionError:
-            if where.startswith("dask config "):  # refuse it again by a message that names the file, which takes time to find
+            if where.startswith(
+                "dask config "
+            ):  # refuse it again by a message that names the file, which takes time to find
                 section = where.removeprefix("dask config ").removesuffix(": ")
                 parse(f"{described(section, section, name, value)}: {name}", value)
             raise

@@ -16,7 +16,9 @@ __all__ = ["check_names", "configured", "described", "layered", "plain"]
 
 
 def layered(*layers: Any) -> Any:
-    """Return the options of the scheduler job: of the layers, the last that names one counts; "local" replaces what is before it."""
+    """Return the options of the scheduler job: of the layers, the last that names one counts; "local" replaces what is
+    before it.
+    """
     result: Any = {}
     for layer in layers:
         if isinstance(layer, Mapping) and isinstance(result, Mapping):
@@ -27,7 +29,8 @@ def layered(*layers: Any) -> Any:
 
 
 def configured(system: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what dask config says for this batch system, its own section before the general one, and by option the section.
+    """Return what dask config says for this batch system, its own section before the general one, and by option the
+    section.
 
     Null counts as not given.
     """
@@ -35,7 +38,10 @@ def configured(system: str) -> tuple[dict[str, Any], dict[str, str]]:
     merged: dict[str, Any] = {}
     found: dict[str, str] = {}
     own_sections = registry.names()
-    layers = {"hpcgpu": {k: v for k, v in general.items() if k not in own_sections}, f"hpcgpu.{system}": general.get(system)}
+    layers = {
+        "hpcgpu": {k: v for k, v in general.items() if k not in own_sections},
+        f"hpcgpu.{system}": general.get(system),
+    }
     for section, layer in layers.items():
         own = plain(_section(section, layer), section)
         merged |= own | {"scheduler": layered(merged.get("scheduler"), own["scheduler"])} if "scheduler" in own else own
@@ -52,7 +58,8 @@ def _section(name: str, content: Any) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         above, _, last = name.rpartition(".")
         raise OptionError(
-            f"{described(name, above, last, content)} must hold options and their values, such as `cores: 4`, not {content!r:.100}"
+            f"{described(name, above, last, content)} must hold options and their values, such as `cores: 4`, not "
+            f"{content!r:.100}"
         )
     return content
 

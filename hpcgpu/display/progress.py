@@ -71,15 +71,17 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._live is not None:
             self._live.stop()
 
     def update(self, what: str, detail: str = "") -> None:
         """Show ``what: detail``.
 
-        Away from a terminal a line is printed when `what` changes, when `detail` changes in more than its numbers (but not more often
-        than each 10 s), and each minute.
+        Away from a terminal a line is printed when `what` changes, when `detail` changes in more than its numbers (but
+        not more often than each 10 s), and each minute.
         """
         if self.quiet:
             return

@@ -37,7 +37,10 @@ class JobTable(list[JobInfo]):
         return f"States as the queue told them {duration(self.age)} ago." if self and self.age >= _FRESH else ""
 
     def _rows(self) -> list[tuple[str, ...]]:
-        return [(job.id, job.kind, job.name, job.state, duration(job.waited), job.node, str(job.workers), job.reason) for job in self]
+        return [
+            (job.id, job.kind, job.name, job.state, duration(job.waited), job.node, str(job.workers), job.reason)
+            for job in self
+        ]
 
     def __repr__(self) -> str:
         return self.text(140)
@@ -49,6 +52,8 @@ class JobTable(list[JobInfo]):
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{column}</th>" for column in _COLUMNS)
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows())
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows()
+        )
         note = f"<p>{html.escape(self._note())}</p>" if self._note() else ""
         return f"<table><tr>{head}</tr>{body}</table>{note}"

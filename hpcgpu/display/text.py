@@ -14,7 +14,9 @@ __all__ = ["columns"]
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]], width: int = 140) -> str:
-    """Return a table without lines, each row folded into the width. What is in it is text, neither markup nor commands to a terminal."""
+    """Return a table without lines, each row folded into the width. What is in it is text, neither markup nor commands
+    to a terminal.
+    """
     table = Table(*(Column(Text(printable(cell))) for cell in head), box=None)
     for row in rows:
         table.add_row(*(Text(printable(cell, None, lines=True)) for cell in row))

@@ -6,7 +6,8 @@ __all__ = ["counted"]
 
 
 def counted(number: float, noun: str, plural: str = "") -> str:
-    """Return a number with its noun in the singular or plural: ``1 worker``, ``2 workers``, ``0 jobs``, ``1.5 GPU hours``.
+    """Return a number with its noun in the singular or plural: ``1 worker``, ``2 workers``, ``0 jobs``, ``1.5 GPU
+    hours``.
 
     Parameters
     ----------

@@ -1,4 +1,6 @@
-"""Whether client, scheduler and workers have the same environment; each difference is reported once. Reads this process only."""
+"""Whether client, scheduler and workers have the same environment; each difference is reported once. Reads this process
+only.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ class EnvironmentCheck:
     Parameters
     ----------
     mode : str
-        The option `environment_check`: ``"error"`` makes fatal differences errors, ``"warn"`` warnings, ``"off"`` reports nothing.
+        The option `environment_check`: ``"error"`` makes fatal differences errors, ``"warn"`` warnings, ``"off"``
+        reports nothing.
     """
 
     def __init__(self, mode: str) -> None:
@@ -42,16 +45,26 @@ class EnvironmentCheck:
         """
         if self.mode == "off" or self.scheduler is None or not self._has_new(workers):
             return "", ""
-        new = [difference for difference in compare(self._client, self.scheduler, workers) if _key(difference) not in self._reported]
+        new = [
+            difference
+            for difference in compare(self._client, self.scheduler, workers)
+            if _key(difference) not in self._reported
+        ]
         self._reported |= {_key(difference) for difference in new}
         fatal = [d for d in new if d.grade is Grade.FATAL]
         if fatal and self.mode == "error":
-            return f"client, scheduler and workers are incompatible (environment_check='warn' makes this a warning):\n{table(new)}", ""
+            return (
+                "client, scheduler and workers are incompatible (environment_check='warn' makes this a "
+                f"warning):\n{table(new)}",
+                "",
+            )
         serious = [d for d in new if d.grade is not Grade.NOTE]
         return "", f"client, scheduler and workers have different software or GPUs:\n{table(new)}" if serious else ""
 
     def _has_new(self, workers: Mapping[str, Mapping[str, str]]) -> bool:
-        """Whether there is an environment that was not compared yet: most workers of a large cluster join with one that was."""
+        """Whether there is an environment that was not compared yet: most workers of a large cluster join with one that
+        was.
+        """
         kinds = {frozenset(workers[name].items()) for name in workers.keys() - self._compared}
         new = not self._kinds or not kinds <= self._kinds
         self._compared |= workers.keys()
@@ -61,9 +74,13 @@ class EnvironmentCheck:
 
 def _key(difference: Difference) -> tuple[str, frozenset[tuple[str, str]]]:
     """Return the key by which a difference counts as known: it does not depend on which worker has it."""
-    return difference.what, frozenset((name if name in ("client", "scheduler") else "", value) for name, value in difference.values.items())
+    return difference.what, frozenset(
+        (name if name in ("client", "scheduler") else "", value) for name, value in difference.values.items()
+    )
 
 
 def environments(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """Return by name the environments of workers, from the scheduler's list of them by address. Workers without our preload say nothing."""
+    """Return by name the environments of workers, from the scheduler's list of them by address. Workers without our
+    preload say nothing.
+    """
     return {str(worker["name"]): worker["hpcgpu"] for worker in workers.values() if "hpcgpu" in worker}

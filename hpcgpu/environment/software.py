@@ -1,7 +1,8 @@
-"""What software and GPU a process has, and where the processes of one cluster differ: `collect` reads, `compare` is pure.
+"""What software and GPU a process has, and where the processes of one cluster differ: `collect` reads, `compare` is
+pure.
 
-Dask requires client, scheduler and workers to agree in software; graphs with GPU objects need a GPU of matching capability on the
-scheduler.
+Dask requires client, scheduler and workers to agree in software; graphs with GPU objects need a GPU of matching
+capability on the scheduler.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class Difference:
 def collect(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return what this process has, by name, without what it does not have. Uses NVML, never CUDA.
 
-    The CUDA runtime is the one in the names of Dask's GPU libraries, or conda's. Its pip packages (``nvidia-cuda-runtime``) do not count:
-    other libraries install them too.
+    The CUDA runtime is the one in the names of Dask's GPU libraries, or conda's. Its pip packages
+    (``nvidia-cuda-runtime``) do not count: other libraries install them too.
     """
     found = {"python": platform.python_version()}
     made_for = set()
@@ -129,7 +130,12 @@ def _gpu(visible: str | None) -> dict[str, str]:
             note("compute capability", lambda: "{}.{}".format(*library.nvmlDeviceGetCudaComputeCapability(device)))
             note("GPU", lambda: _text(library.nvmlDeviceGetName(device)))
             note("GPU memory", lambda: f"{library.nvmlDeviceGetMemoryInfo(device).total / 2**30:.0f} GiB")
-            note("MIG", lambda: "yes" if (visible or "").startswith("MIG-") or library.nvmlDeviceGetMigMode(device)[0] else "no")
+            note(
+                "MIG",
+                lambda: (
+                    "yes" if (visible or "").startswith("MIG-") or library.nvmlDeviceGetMigMode(device)[0] else "no"
+                ),
+            )
     return found
 
 
@@ -167,18 +173,26 @@ def _grouped(workers: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str,
     kinds: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for name, party in workers.items():
         kinds.setdefault(tuple(sorted(party.items())), []).append(name)
-    return {f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]: dict(kind) for kind, names in kinds.items()}
+    return {
+        f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]: dict(kind)
+        for kind, names in kinds.items()
+    }
 
 
 def _judge(what: str, values: Mapping[str, str]) -> tuple[Grade, str] | None:
     """Return how bad it is that these values differ, and what to do; None if they do not, or it does not matter."""
     if what in (*_ON_GPUS, *_GPU):
-        values = {name: value for name, value in values.items() if name != CLIENT or (value != "-" and what in _ON_GPUS)}
+        values = {
+            name: value for name, value in values.items() if name != CLIENT or (value != "-" and what in _ON_GPUS)
+        }
     if len(set(values.values())) < 2:
         return None
     if what == "python":
         fatal = len({_minor(value) for value in values.values()}) > 1
-        advice = "Dask cannot send functions between minor versions of Python: use the same environment everywhere, see `python`"
+        advice = (
+            "Dask cannot send functions between minor versions of Python: use "
+            "the same environment everywhere, see `python`"
+        )
         return (Grade.FATAL, advice) if fatal else (Grade.NOTE, "")
     if what in _FATAL:
         return Grade.FATAL, f"{what} works only with the same version of itself: install one version everywhere"
@@ -200,17 +214,24 @@ def _minor(version: str) -> str:
 
 
 def _old_driver(name: str, party: Mapping[str, str]) -> Difference | None:
-    """Return that a driver is too old for the CUDA runtime; each driver runs what has its major version (CUDA compatibility guide)."""
+    """Return that a driver is too old for the CUDA runtime; each driver runs what has its major version (CUDA
+    compatibility guide).
+    """
     driver, runtime = party.get("CUDA of the driver", ""), party.get("CUDA runtime", "")
     if name == CLIENT or not driver or not runtime or int(runtime.split(".")[0]) <= int(driver.split(".")[0]):
         return None
     major = driver.split(".")[0]
-    advice = f"the driver {party.get('driver', '')} supports CUDA {driver}: install hpcgpu with the extra cu{major}, or use newer drivers"
+    advice = (
+        f"the driver {party.get('driver', '')} supports CUDA {driver}: install hpcgpu "
+        f"with the extra cu{major}, or use newer drivers"
+    )
     return Difference("CUDA runtime", Grade.FATAL, {name: f"{runtime}, the driver has {driver}"}, advice)
 
 
 def _without_numba(name: str, party: Mapping[str, str]) -> Difference | None:
-    """Return that Dask cannot send GPU arrays: its serialization of them is made with numba (``distributed/protocol/{rmm,numba}.py``)."""
+    """Return that Dask cannot send GPU arrays: its serialization of them is made with numba
+    (``distributed/protocol/{rmm,numba}.py``).
+    """
     if name == CLIENT or "cupy" not in party or "numba" in party:
         return None
     advice = "without it Dask cannot send CuPy arrays: install numba-cuda"

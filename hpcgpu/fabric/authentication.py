@@ -1,9 +1,10 @@
-"""Mutual authentication of UCX connections, which UCX itself does not have: a peer outside the cluster is refused before anything is read.
+"""Mutual authentication of UCX connections, which UCX itself does not have: a peer outside the cluster is refused
+before anything is read.
 
-Each side proves that it knows the cluster's key, by three raw messages of fixed size, before distributed reads a frame; reading one
-unpickles. The key is never sent. Nonces are fresh on both sides. The roles and the address that the connector used are part of
-what is signed. So nobody can replay or reflect a message, or relay it from an address where a member of the cluster listened before.
-What follows on the connection is neither encrypted nor signed.
+Each side proves that it knows the cluster's key, by three raw messages of fixed size, before distributed reads a frame;
+reading one unpickles. The key is never sent. Nonces are fresh on both sides. The roles and the address that the
+connector used are part of what is signed. So nobody can replay or reflect a message, or relay it from an address where
+a member of the cluster listened before. What follows on the connection is neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class _Endpoint(Protocol):
 
 
 def place(host: str, port: int) -> bytes:
-    """Return an address as it is signed: 16 bytes of IPv6, to which IPv4 is mapped, and 2 of the port. Loopback is one: each machine's own.
+    """Return an address as it is signed: 16 bytes of IPv6, to which IPv4 is mapped, and 2 of the port. Loopback is one:
+    each machine's own.
 
     Raises
     ------
@@ -62,7 +64,9 @@ def place(host: str, port: int) -> bytes:
     address = ipaddress.ip_address(host.split("%", maxsplit=1)[0])
     if address.is_loopback:  # Debian gives a machine's name the address 127.0.1.1
         address = ipaddress.ip_address("127.0.0.1")
-    return (address.packed if address.version == 6 else b"\0" * 10 + b"\xff" * 2 + address.packed) + port.to_bytes(2, "big")
+    return (address.packed if address.version == 6 else b"\0" * 10 + b"\xff" * 2 + address.packed) + port.to_bytes(
+        2, "big"
+    )
 
 
 def _proof(key: bytes, role: bytes, hello: bytes, listener_nonce: bytes) -> bytes:
@@ -98,13 +102,15 @@ class Connector:
         magic, nonce, proof = challenge[:16], challenge[16:48], challenge[48:]
         if magic != _MAGIC or not hmac.compare_digest(proof, _proof(self._key, b"listener ", self._hello, nonce)):
             raise AuthenticationError(
-                "the other side did not prove that it belongs to this cluster: use hpcgpu.connect(NAME), or the security of this cluster"
+                "the other side did not prove that it belongs to this cluster: use hpcgpu.connect(NAME), or the "
+                "security of this cluster"
             )
         return _proof(self._key, b"connector", self._hello, nonce)
 
 
 class Listener:
-    """The side that listens, without I/O: the first message goes to `challenge`, whose result is sent, the answer to `check`.
+    """The side that listens, without I/O: the first message goes to `challenge`, whose result is sent, the answer to
+    `check`.
 
     Parameters
     ----------
@@ -194,11 +200,15 @@ def _key(connection_args: Mapping[str, Any]) -> bytes | None:
 
 
 def install() -> None:
-    """Let distributed authenticate each connection of scheme ``ucx`` that has a key. UCX is imported when the first is made."""
+    """Let distributed authenticate each connection of scheme ``ucx`` that has a key. UCX is imported when the first is
+    made.
+    """
     from distributed.comm.registry import backends
 
     _key_of_process()
-    if importlib.util.find_spec("distributed_ucxx") is not None and not getattr(backends.get("ucx"), "authenticates", False):
+    if importlib.util.find_spec("distributed_ucxx") is not None and not getattr(
+        backends.get("ucx"), "authenticates", False
+    ):
         backends["ucx"] = _backend()
 
 
@@ -256,12 +266,16 @@ def _connector() -> Any:
             try:
                 ipaddress.ip_address(host.split("%")[0])
             except ValueError:  # what is signed must be what is dialled
-                [(*_, found), *_] = await asyncio.get_running_loop().getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+                [(*_, found), *_] = await asyncio.get_running_loop().getaddrinfo(
+                    host, port, family=socket.AF_INET, type=socket.SOCK_STREAM
+                )
                 host = found[0]
             address = unparse_host_port(host, port)
             try:
                 comm = await super().connect(address, deserialize, **connection_args)
-            except ucxx.exceptions.UCXError as error:  # distributed-ucxx lets some through, and distributed tries again what is an OSError
+            except (
+                ucxx.exceptions.UCXError
+            ) as error:  # distributed-ucxx lets some through, and distributed tries again what is an OSError
                 raise CommClosedError(f"ucx://{address}: {str(error) or type(error).__name__}") from error
             if key is None:
                 return comm
@@ -295,7 +309,9 @@ def _listener() -> Any:
                     await asyncio.wait_for(accept(comm.ep, key, own), TIMEOUT)
                 except (AuthenticationError, *_broken()) as error:
                     comm.abort()
-                    why = str(error) or ("the peer sent nothing" if isinstance(error, TimeoutError) else type(error).__name__)
+                    why = str(error) or (
+                        "the peer sent nothing" if isinstance(error, TimeoutError) else type(error).__name__
+                    )
                     logger.warning("refused a connection from %s to %s: %s", peer, comm.local_address, why)
                     raise CommClosedError("not authenticated") from error
             await super().on_connection(comm, handshake_overrides)

@@ -55,10 +55,15 @@ def refusal(error: BaseException | None, peer: str, what: str = "the cluster's c
     """
     if not isinstance(error, ssl.SSLError) or not any(alert in (error.reason or "") for alert in _ALERTS):
         return ""
-    return f"{peer} refuses {what}, although it is valid by the clock of this machine: check the clock of the machine at {peer}"
+    return (
+        f"{peer} refuses {what}, although it is valid by the clock of this "
+        f"machine: check the clock of the machine at {peer}"
+    )
 
 
-def explain(error: BaseException | None, authorities: Iterable[Mapping[str, Any]], *, peer: str, now: float, host: str) -> str:
+def explain(
+    error: BaseException | None, authorities: Iterable[Mapping[str, Any]], *, peer: str, now: float, host: str
+) -> str:
     """Return a sentence if a connection failed because of the certificate's dates; empty otherwise.
 
     Parameters
@@ -72,7 +77,10 @@ def explain(error: BaseException | None, authorities: Iterable[Mapping[str, Any]
     now, host
         See `trouble`.
     """
-    dates = [(ssl.cert_time_to_seconds(str(one["notBefore"])), ssl.cert_time_to_seconds(str(one["notAfter"]))) for one in authorities]
+    dates = [
+        (ssl.cert_time_to_seconds(str(one["notBefore"])), ssl.cert_time_to_seconds(str(one["notAfter"])))
+        for one in authorities
+    ]
     here = next(filter(None, (trouble(begin, end, now=now, host=host) for begin, end in dates)), "")
     if isinstance(error, ssl.SSLCertVerificationError):
         return here if error.verify_code in (_NOT_YET, _EXPIRED) else ""

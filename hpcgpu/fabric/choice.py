@@ -15,7 +15,8 @@ from hpcgpu.fabric import interfaces
 
 __all__ = ["Node", "TransportChoice", "decide", "incompatibility", "look", "nearest", "without_rdma"]
 
-#: Bytes of locked memory below which UCX cannot register its buffers with an InfiniBand card; many systems give 64 KiB or 8 MiB.
+#: Bytes of locked memory below which UCX cannot register its buffers with an InfiniBand card; many systems give 64 KiB
+#: or 8 MiB.
 _LOCKED_MEMORY = 2**30
 #: The kind of an interface in sysfs, from ``linux/if_arp.h``.
 _ARPHRD_INFINIBAND = "32"
@@ -101,7 +102,10 @@ def decide(node: Node, protocol: str, interface: str | None, *, gpu: bool) -> Tr
     chosen = interface or found
     if protocol != "auto":
         return TransportChoice(
-            "ucx" if protocol == "ucx" else "tcp", chosen, network, f"{protocol.upper()}{_over(chosen)}: requested by the option protocol"
+            "ucx" if protocol == "ucx" else "tcp",
+            chosen,
+            network,
+            f"{protocol.upper()}{_over(chosen)}: requested by the option protocol",
         )
     if lacking := _lacking(node, interface, gpu=gpu):
         return TransportChoice("tcp", chosen, network, f"TCP{_over(chosen)}: {lacking}")
@@ -121,18 +125,27 @@ def incompatibility(choice: TransportChoice, node: Node, protocol: str, interfac
         The options of the worker.
     """
     if choice.protocol == "ucx" and not node.has_ucxx:
-        return "the scheduler uses UCX, but distributed-ucxx is not installed for this Python: use the same environment in all jobs"
-    own = decide(node, "auto", interface, gpu=True)
-    if protocol == "auto" and choice.protocol == "ucx" and own.protocol != "ucx" and not node.ucx_trouble:  # Dask will see for itself
         return (
-            f"the scheduler's node chose {choice.why}, but this node chose {own.why}. Exclude such nodes (Slurm: constraint, or "
+            "the scheduler uses UCX, but distributed-ucxx is not installed for this "
+            "Python: use the same environment in all jobs"
+        )
+    own = decide(node, "auto", interface, gpu=True)
+    if (
+        protocol == "auto" and choice.protocol == "ucx" and own.protocol != "ucx" and not node.ucx_trouble
+    ):  # Dask will see for itself
+        return (
+            f"the scheduler's node chose {choice.why}, but this node chose {own.why}. Exclude such nodes (Slurm: "
+            "constraint, or "
             f"--exclude in job_extra_directives; PBS: select_extra or queue), or set protocol='tcp'"
         )
     if interface is None and choice.network and own.network != choice.network:
-        what = {"infiniband": "an InfiniBand interface with an IPv4 address", "slingshot": "a Slingshot interface"}[choice.network]
+        what = {"infiniband": "an InfiniBand interface with an IPv4 address", "slingshot": "a Slingshot interface"}[
+            choice.network
+        ]
         return (
             f"the scheduler listens on {choice.interface}, but this node does not have {what}. It has: "
-            f"{', '.join(sorted(node.addresses)) or 'no interface with an IPv4 address'}. Set interface to a network that all nodes have"
+            f"{', '.join(sorted(node.addresses)) or 'no interface with an IPv4 address'}. Set interface to a network "
+            "that all nodes have"
         )
     return ""
 
@@ -147,7 +160,8 @@ def _network(node: Node) -> tuple[str, str | None]:
 
 
 def nearest(node: Node, network: str, name: str, reaching: Collection[str]) -> str | None:
-    """Return the interface of a worker's node that is nearest to the scheduler's: a node may have several rails, each a separate network.
+    """Return the interface of a worker's node that is nearest to the scheduler's: a node may have several rails, each a
+    separate network.
 
     Parameters
     ----------
@@ -159,12 +173,16 @@ def nearest(node: Node, network: str, name: str, reaching: Collection[str]) -> s
     reaching : collection of str
         Interfaces in whose network the scheduler's address is.
     """
-    own = node.infiniband if network == "infiniband" else tuple(sorted(n for n in node.addresses if n.startswith("hsn")))
+    own = (
+        node.infiniband if network == "infiniband" else tuple(sorted(n for n in node.addresses if n.startswith("hsn")))
+    )
     return min(own, key=lambda candidate: (candidate not in reaching, candidate != name, candidate), default=None)
 
 
 def _lacking(node: Node, interface: str | None, *, gpu: bool) -> str:
-    """Return the first thing that is missing for UCX over InfiniBand; empty if nothing is. `interface` is the user's option."""
+    """Return the first thing that is missing for UCX over InfiniBand; empty if nothing is. `interface` is the user's
+    option.
+    """
     if not gpu:
         return "the scheduler job has no GPU, which UCX needs"
     if not node.has_ucxx:
@@ -184,12 +202,14 @@ def _lacking_in_ucx(node: Node) -> str:
         return f"UCX_TLS={node.ucx_tls} excludes {' and '.join(left_out)}"
     if "InfiniBand" in left_out:
         return (
-            "this UCX was built without InfiniBand, as PyPI's wheels are. Use conda-forge's ucx, or the site's UCX with "
+            "this UCX was built without InfiniBand, as PyPI's wheels are. Use conda-forge's ucx, or the site's UCX "
+            "with "
             "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
         )
     if left_out:
         return (
-            "this UCX was built without CUDA, so it cannot send GPU memory. Sites often have UCX with CUDA as a separate module or package"
+            "this UCX was built without CUDA, so it cannot send GPU memory. Sites often "
+            "have UCX with CUDA as a separate module or package"
         )
     return ""
 
@@ -197,7 +217,8 @@ def _lacking_in_ucx(node: Node) -> str:
 def _lacking_settings(node: Node, interface: str | None) -> str:
     if node.locked_memory is not None and node.locked_memory < _LOCKED_MEMORY:
         return (
-            f"a process may lock {node.locked_memory // 1024} KiB of memory only (ulimit -l), too little for InfiniBand. Slurm copies the "
+            f"a process may lock {node.locked_memory // 1024} KiB of memory only (ulimit -l), too little for "
+            "InfiniBand. Slurm copies the "
             f"limit of the login node unless job_extra_directives has '--propagate=NONE'. `ulimit -l $(ulimit -Hl)` in "
             f"job_script_prologue raises it as far as the site allows"
         )
@@ -205,7 +226,8 @@ def _lacking_settings(node: Node, interface: str | None) -> str:
         return f"{interface} has no IPv4 address, which UCX needs to connect"
     if interface is None and not node.infiniband:
         return (
-            "no interface of the InfiniBand card has an IPv4 address (IPoIB), which UCX needs to connect. If another one leads to the "
+            "no interface of the InfiniBand card has an IPv4 address (IPoIB), which UCX needs to connect. If another "
+            "one leads to the "
             "card, such as a bond, set interface to that one"
         )
     return ""
@@ -219,7 +241,10 @@ def without_rdma(node: Node, choice: TransportChoice) -> str:
     """Return why the InfiniBand that a node has is not used; empty if it is, or there is none."""
     if not node.ports or (choice.protocol == "ucx" and _offers(node, ("rc", "dc"))):
         return ""
-    return f"the InfiniBand of this node is not used: {_lacking(node, choice.interface, gpu=True) or 'protocol asks for TCP'}"
+    return (
+        "the InfiniBand of this node is not used: "
+        f"{_lacking(node, choice.interface, gpu=True) or 'protocol asks for TCP'}"
+    )
 
 
 def _over(interface: str | None) -> str:
@@ -240,7 +265,9 @@ def look(*, ucx: bool = True, sysfs: Path = Path("/sys/class/infiniband")) -> No
     transports, trouble = _ucx_transports() if ucx and has_ucxx and ports else ((), "")
     addresses = interfaces.addresses()
     cards = {port.split("/")[0] for port in ports}
-    names = sorted(path.name for card in cards for path in (sysfs / card / "device" / "net").glob("*") if _carries_ipoib(path))
+    names = sorted(
+        path.name for card in cards for path in (sysfs / card / "device" / "net").glob("*") if _carries_ipoib(path)
+    )
     return Node(
         has_ucxx=has_ucxx,
         ports=tuple(ports),
@@ -261,7 +288,8 @@ def _carries_ipoib(interface: Path) -> bool:
 
 
 def _ucx_transports() -> tuple[tuple[str, ...], str]:
-    """Query UCX in a separate process: the query starts UCX, and in this process Dask must start it, after CUDA (`ucxx.init`).
+    """Query UCX in a separate process: the query starts UCX, and in this process Dask must start it, after CUDA
+    (`ucxx.init`).
 
     Returns
     -------

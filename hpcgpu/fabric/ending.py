@@ -1,7 +1,8 @@
 """The end of a process that used UCX: UCX's objects live as long as the process.
 
-At its end, Python destroys the objects that are left in no fixed order, while UCX's thread may still use them. Then a segmentation fault
-ends a program that had succeeded (seen with UCX 1.21). Nothing is lost if they are not destroyed: the kernel closes what they hold.
+At its end, Python destroys the objects that are left in no fixed order, while UCX's thread may still use them. Then a
+segmentation fault ends a program that had succeeded (seen with UCX 1.21). Nothing is lost if they are not destroyed:
+the kernel closes what they hold.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ _PACKAGES = ("ucxx", "distributed_ucxx")
 
 
 def spare_ucx() -> None:
-    """From now on this process ends without destroying UCX's objects. Its exit status and its exit hooks stay as they are."""
+    """From now on this process ends without destroying UCX's objects. Its exit status and its exit hooks stay as they
+    are.
+    """
     atexit.register(_keep, os.getpid())
 
 

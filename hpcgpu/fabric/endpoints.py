@@ -1,7 +1,7 @@
 """What UCX itself says of a connection: who the other side is, and which transports carry it.
 
-ucxx has no call for either; UCX has ``ucp_ep_query`` (UCX 1.12 and later, ``ucp/api/ucp.h``), which is asked here in the library that ucxx
-has loaded. Nothing is imported or loaded before that.
+ucxx has no call for either; UCX has ``ucp_ep_query`` (UCX 1.12 and later, ``ucp/api/ucp.h``), which is asked here in
+the library that ucxx has loaded. Nothing is imported or loaded before that.
 """
 
 from __future__ import annotations

@@ -54,4 +54,6 @@ def first_device(library: Any, visible: str | None) -> Any:
     if not devices:
         raise LookupError("this process sees no GPU")
     first = devices[0]
-    return library.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else library.nvmlDeviceGetHandleByUUID(first)
+    return (
+        library.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else library.nvmlDeviceGetHandleByUUID(first)
+    )

@@ -47,14 +47,19 @@ def missing(interface: str, present: Mapping[str, str]) -> str:
     if interface in present:
         return ""
     listed = ", ".join(f"{name} ({address})" for name, address in sorted(present.items())) or "none"
-    return f"interface {interface!r} does not exist on {socket.gethostname()}, or has no IPv4 address. Interfaces with an address: {listed}"
+    return (
+        f"interface {interface!r} does not exist on {socket.gethostname()}, or has no "
+        f"IPv4 address. Interfaces with an address: {listed}"
+    )
 
 
 def default_interface(present: Mapping[str, str]) -> str | None:
     """Return the interface of the default route, which others most likely reach this machine by."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # a datagram socket sends nothing on connect; the address is for documentation (RFC 5737)
+            probe.connect(
+                ("192.0.2.1", 9)
+            )  # a datagram socket sends nothing on connect; the address is for documentation (RFC 5737)
         except OSError:
             return None
         own = probe.getsockname()[0]

@@ -32,8 +32,8 @@ async def describe(peers: Sequence[str], dask_worker: Worker) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``transports`` by peer, ``troubles`` by peer that cannot be connected to, ``nvlinks`` (active NVLinks of this worker's GPU) and
-        ``rates`` (see `line_rates`).
+        ``transports`` by peer, ``troubles`` by peer that cannot be connected to, ``nvlinks`` (active NVLinks of this
+        worker's GPU) and ``rates`` (see `line_rates`).
     """
     transports, troubles = {}, {}
     for peer in peers:
@@ -126,7 +126,9 @@ async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Wo
         for size, buffer in zip(sizes, buffers, strict=True):
             fastest = min([await _transfer(other, buffer) for _ in range(_TRANSFERS)])
             result["bandwidth"][size] = size / max(fastest - trip, 1e-9)
-    except Exception as error:  # a receiver without memory, or without what it takes to rebuild a buffer: any error of any library
+    except (
+        Exception
+    ) as error:  # a receiver without memory, or without what it takes to rebuild a buffer: any error of any library
         result["trouble"] = f"not measured: {error or repr(error)}"
     return result
 

@@ -1,4 +1,6 @@
-"""What the workers' connections really use, and how fast they are: measured on the workers. Choice and tables are pure."""
+"""What the workers' connections really use, and how fast they are: measured on the workers. Choice and tables are
+pure.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Link:
         Names of the workers.
     same_node : bool
     transports : tuple of str
-        What carries it, with the device of each, as UCX says: ``rc_mlx5/mlx5_0:1``, ``cuda_ipc/cuda``; over TCP ``tls/ib0``.
+        What carries it, with the device of each, as UCX says: ``rc_mlx5/mlx5_0:1``, ``cuda_ipc/cuda``; over TCP
+        ``tls/ib0``.
     nvlinks : int
         Active NVLinks of the first worker's GPU.
     trouble : str
@@ -58,7 +61,11 @@ class Link:
     @property
     def nvlink(self) -> bool:
         """Whether data in GPU memory goes from GPU to GPU by CUDA IPC, and the GPU has NVLinks that are up."""
-        return self.same_node and self.nvlinks > 0 and any(transport.startswith("cuda_ipc") for transport in self.transports)
+        return (
+            self.same_node
+            and self.nvlinks > 0
+            and any(transport.startswith("cuda_ipc") for transport in self.transports)
+        )
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,10 @@ class Fabric:
 
     def _rows(self) -> list[tuple[str, ...]]:
         where = {True: "same node", False: "across nodes"}
-        return [(link.first, link.second, where[link.same_node], link.trouble or ", ".join(link.transports)) for link in self.links]
+        return [
+            (link.first, link.second, where[link.same_node], link.trouble or ", ".join(link.transports))
+            for link in self.links
+        ]
 
     def __repr__(self) -> str:
         facts = "\n".join(f"{name}: {value}" for name, value in self._facts())
@@ -123,8 +133,12 @@ class Fabric:
 
     def _repr_html_(self) -> str:
         facts = "".join(f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in self._facts())
-        links = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows())
-        return f"<table>{facts}</table><table><tr><th>from</th><th>to</th><th></th><th>transports</th></tr>{links}</table>"
+        links = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows()
+        )
+        return (
+            f"<table>{facts}</table><table><tr><th>from</th><th>to</th><th></th><th>transports</th></tr>{links}</table>"
+        )
 
 
 @dataclass(frozen=True)
@@ -180,7 +194,13 @@ def choose(workers: Mapping[str, str], most: int = _MOST) -> list[tuple[str, str
 
 async def _run(scheduler: Any, worker: str, function: Any, **arguments: Any) -> Any:
     """Run a function of `hpcgpu.fabric.links` on one worker."""
-    message = {"op": "run", "function": pickle.dumps(function), "args": (), "kwargs": pickle.dumps(arguments), "wait": True}
+    message = {
+        "op": "run",
+        "function": pickle.dumps(function),
+        "args": (),
+        "kwargs": pickle.dumps(arguments),
+        "wait": True,
+    }
     answers = await asyncio.wait_for(scheduler.broadcast(msg=message, workers=[worker]), _TIMEOUT)
     answer = answers[worker]
     if answer["status"] != "OK":
@@ -190,11 +210,15 @@ async def _run(scheduler: Any, worker: str, function: Any, **arguments: Any) -> 
 
 
 def _nodes(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the node of each worker, as the batch system names it; workers outside our jobs report only their address."""
+    """Return the node of each worker, as the batch system names it; workers outside our jobs report only their
+    address.
+    """
     return {address: str(worker.get(NODE) or worker["host"]) for address, worker in workers.items()}
 
 
-async def look(scheduler: Any, workers: Mapping[str, Mapping[str, Any]]) -> tuple[list[Link], dict[str, dict[str, float]]]:
+async def look(
+    scheduler: Any, workers: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Link], dict[str, dict[str, float]]]:
     """Look up what carries the connections between workers.
 
     Parameters
@@ -237,13 +261,18 @@ async def look(scheduler: Any, workers: Mapping[str, Mapping[str, Any]]) -> tupl
 
 
 def line_rate(transports: Iterable[str], rates: Mapping[str, float]) -> float:
-    """Return the line rate of the fastest card that carries a connection, in bytes a second; 0 where sysfs does not tell."""
+    """Return the line rate of the fastest card that carries a connection, in bytes a second; 0 where sysfs does not
+    tell.
+    """
     devices = {transport.split("/", 1)[1] for transport in transports if "/" in transport}
     return max((rate for device, rate in rates.items() if device in devices), default=0.0) * 1e9 / 8
 
 
-async def bench(scheduler: Any, workers: Mapping[str, Mapping[str, Any]], sizes: Sequence[int], *, device: bool) -> list[Measurement]:
-    """Measure one connection within a node and one across nodes, with buffers in host memory and, if asked for, in GPU memory.
+async def bench(
+    scheduler: Any, workers: Mapping[str, Mapping[str, Any]], sizes: Sequence[int], *, device: bool
+) -> list[Measurement]:
+    """Measure one connection within a node and one across nodes, with buffers in host memory and, if asked for, in GPU
+    memory.
 
     One after the other, so that none disturbs another.
 
@@ -256,14 +285,18 @@ async def bench(scheduler: Any, workers: Mapping[str, Mapping[str, Any]], sizes:
     addresses = {str(worker["name"]): address for address, worker in workers.items()}
     if found and all(link.trouble for link in found):
         raise OSError(f"the workers cannot connect to each other: {found[0].trouble}")
-    chosen = [next((link for link in found if link.same_node is same and not link.trouble), None) for same in (True, False)]
+    chosen = [
+        next((link for link in found if link.same_node is same and not link.trouble), None) for same in (True, False)
+    ]
     result = []
     for link in filter(None, chosen):
         first, second = addresses[link.first], addresses[link.second]
         await _run(scheduler, second, links.receive)
         for buffer in ("host", "device") if device else ("host",):
             try:
-                answer = await _run(scheduler, first, links.measure, peer=second, sizes=list(sizes), device=buffer == "device")
+                answer = await _run(
+                    scheduler, first, links.measure, peer=second, sizes=list(sizes), device=buffer == "device"
+                )
             except (OSError, TimeoutError) as error:
                 answer = {"trouble": str(error) or f"no answer within {_TIMEOUT:g} s"}
             rate = 0.0 if link.same_node else line_rate(link.transports, rates[link.first])
@@ -279,7 +312,11 @@ def bench_table(measurements: Iterable[Measurement], width: int = 140) -> str:
     for one in listed:
         cells = [f"{one.bandwidth[size] / 1e9:.2f} GB/s" if size in one.bandwidth else "" for size in sizes]
         best = max(one.bandwidth.values(), default=0.0)
-        share = f"{one.line_rate / 1e9:.1f} GB/s, {best / one.line_rate:.0%} used" if one.line_rate and best else "not known"
+        share = (
+            f"{one.line_rate / 1e9:.1f} GB/s, {best / one.line_rate:.0%} used"
+            if one.line_rate and best
+            else "not known"
+        )
         latency = f"{one.latency * 1e6:.0f} µs" if one.latency else "-"
         where = "same node" if one.link.same_node else "across nodes"
         rows.append((where, one.buffer, latency, *cells, share, ", ".join(one.link.transports), one.trouble))

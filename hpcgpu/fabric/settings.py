@@ -1,4 +1,6 @@
-"""What must be the same for UCX on scheduler and workers, as environment variables of their jobs: one place for both."""
+"""What must be the same for UCX on scheduler and workers, as environment variables of their jobs: one place for
+both.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ __all__ = ["Transports", "doubts", "environment", "private_transports"]
 
 
 class Transports(Protocol):
-    """The options that choose UCX's transports, as the worker jobs have them; see `hpcgpu.options.common.WorkerOptions`."""
+    """The options that choose UCX's transports, as the worker jobs have them; see
+    `hpcgpu.options.common.WorkerOptions`.
+    """
 
     @property
     def enable_tcp_over_ucx(self) -> bool | None: ...
@@ -27,7 +31,12 @@ class Transports(Protocol):
 
 
 #: dask-cuda's flags, and the keys of distributed-ucxx that they set (``dask_cuda.initialize``).
-_KEYS = {"enable_tcp_over_ucx": "TCP", "enable_infiniband": "INFINIBAND", "enable_nvlink": "NVLINK", "enable_rdmacm": "RDMACM"}
+_KEYS = {
+    "enable_tcp_over_ucx": "TCP",
+    "enable_infiniband": "INFINIBAND",
+    "enable_nvlink": "NVLINK",
+    "enable_rdmacm": "RDMACM",
+}
 _PREFIX = "DASK_DISTRIBUTED_UCXX__"
 
 
@@ -54,14 +63,16 @@ def environment(worker: Transports, ucx_env: Iterable[tuple[str, str]]) -> dict[
 def private_transports(environ: Mapping[str, str], config: Mapping[str, object]) -> dict[str, str]:
     """Return the variable that keeps UCX from shared memory which members of the user's group can attach to.
 
-    UCX creates System V segments with mode 0660, whatever the umask is (seen with UCX 1.21). Its other uses of shared memory are private.
+    UCX creates System V segments with mode 0660, whatever the umask is (seen with UCX 1.21). Its other uses of shared
+    memory are private.
 
     Parameters
     ----------
     environ : mapping
         Of the job. A site or user that has set ``UCX_TLS`` has chosen.
     config : mapping
-        The section ``distributed-ucxx`` of Dask's configuration: its transports, where it names some, do not have this one.
+        The section ``distributed-ucxx`` of Dask's configuration: its transports, where it names some, do not have this
+        one.
     """
     section = {key.replace("_", "-").lower(): value for key, value in config.items()}
     variables = section.get("environment") or {}
@@ -71,7 +82,9 @@ def private_transports(environ: Mapping[str, str], config: Mapping[str, object])
 
 
 def _chosen(worker: Transports) -> dict[str, bool | None]:
-    """Return the flags as dask-cuda completes them: whoever only switches transports off means all others (``get_ucx_config`` there)."""
+    """Return the flags as dask-cuda completes them: whoever only switches transports off means all others
+    (``get_ucx_config`` there).
+    """
     flags = {name: getattr(worker, name) for name in _KEYS}
     transports = [flags[name] for name in _KEYS if name != "enable_rdmacm"]
     if False in transports and True not in transports:
@@ -86,7 +99,8 @@ def doubts(worker: Transports) -> list[str]:
     result = []
     if named and chosen["enable_nvlink"] is None:
         result.append(
-            f"{' and '.join(named)} without enable_nvlink excludes NVLink: UCX then uses only the transports that are set. Set "
+            f"{' and '.join(named)} without enable_nvlink excludes NVLink: UCX then uses only the transports that are "
+            "set. Set "
             f"enable_nvlink=True or False, or set none of these options, so that UCX chooses"
         )
     if worker.enable_rdmacm and not any(value for name, value in chosen.items() if name != "enable_rdmacm"):

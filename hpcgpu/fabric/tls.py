@@ -1,16 +1,20 @@
 """Dask's TLS connections, with what is missing upstream: `install` puts our backend in the place of distributed's.
 
-1. **OpenSSL's error queue is empty before we read or write.** OpenSSL asks for that (SSL_get_error(3)), and CPython does not see to it
-   (python/cpython#148594): some errors leave entries behind, and every later read in that thread that finds nothing to read yet reports
-   them, on connections that are in order. Since OpenSSL 3.4, a peer that closes without close_notify leaves such an entry.
-2. **A connection ends with close_notify**, so that peers which do not clear the queue, such as a client without hpcgpu, get no such entry.
-3. **Handshakes have a time limit**: a peer that connects and sends nothing would hold a file descriptor forever. A peer that leaves right
+1. **OpenSSL's error queue is empty before we read or write.** OpenSSL asks for that (SSL_get_error(3)), and CPython
+does not see to it
+   (python/cpython#148594): some errors leave entries behind, and every later read in that thread that finds nothing to
+   read yet reports them, on connections that are in order. Since OpenSSL 3.4, a peer that closes without close_notify
+   leaves such an entry.
+2. **A connection ends with close_notify**, so that peers which do not clear the queue, such as a client without hpcgpu,
+get no such entry. 3. **Handshakes have a time limit**: a peer that connects and sends nothing would hold a file
+descriptor forever. A peer that leaves right
    after the handshake, to see whether a scheduler answers, is not an error.
 4. **If a certificate has expired or is not yet valid, the error says so.**
 
-The queue is cleared without private names and without OpenSSL's library, which may be hidden in Python: a handshake clears the queue before
-all else (``state_machine`` in ssl/statem/statem.c), and a server whose client says nothing, asked to go on with its handshake, does nothing
-more. That takes 1 µs. `ssl.SSLContext.sslsocket_class`, which is public, gives connections our class of socket.
+The queue is cleared without private names and without OpenSSL's library, which may be hidden in Python: a handshake
+clears the queue before all else (``state_machine`` in ssl/statem/statem.c), and a server whose client says nothing,
+asked to go on with its handshake, does nothing more. That takes 1 µs. `ssl.SSLContext.sslsocket_class`, which is
+public, gives connections our class of socket.
 """
 
 from __future__ import annotations
@@ -104,13 +108,17 @@ class Socket(ssl.SSLSocket):
         """Send close_notify, if that needs no waiting. The peer's own is not waited for."""
         if self._process == os.getpid() and self.fileno() != -1 and self.gettimeout() == 0:
             clear_errors()
-            with contextlib.suppress(OSError, ValueError):  # as a rule SSLWantReadError: it is sent, the peer's has not come
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # as a rule SSLWantReadError: it is sent, the peer's has not come
                 self.unwrap()
             clear_errors()
 
 
 def _explain(error: BaseException, context: ssl.SSLContext, peer: str) -> str:
-    return certificates.explain(error.__cause__, context.get_ca_certs(), peer=peer, now=time.time(), host=socket.gethostname())
+    return certificates.explain(
+        error.__cause__, context.get_ca_certs(), peer=peer, now=time.time(), host=socket.gethostname()
+    )
 
 
 class TLS(tcp.TLS):  # type: ignore[misc]

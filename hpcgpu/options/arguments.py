@@ -17,7 +17,8 @@ _R = TypeVar("_R")
 
 
 def checked(**advice: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Make a method that refuses arguments by an `OptionError` that says what to write, where Python raises a bare `TypeError`.
+    """Make a method that refuses arguments by an `OptionError` that says what to write, where Python raises a bare
+    `TypeError`.
 
     Parameters
     ----------
@@ -33,7 +34,9 @@ def checked(**advice: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise OptionError(_refusal(method.__name__, signature, args[1:], kwargs, advice) or str(error)) from None
+                raise OptionError(
+                    _refusal(method.__name__, signature, args[1:], kwargs, advice) or str(error)
+                ) from None
             return method(*args, **kwargs)
 
         return call
@@ -41,7 +44,9 @@ def checked(**advice: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     return decorate
 
 
-def _refusal(call: str, signature: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any], advice: Mapping[str, str]) -> str:
+def _refusal(
+    call: str, signature: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any], advice: Mapping[str, str]
+) -> str:
     """Return what is wrong with these arguments; empty if it is something else."""
     parameters = [parameter for name, parameter in signature.parameters.items() if name != "self"]
     known = [parameter.name for parameter in parameters]
@@ -54,7 +59,9 @@ def _refusal(call: str, signature: inspect.Signature, given: Sequence[Any], name
             return f"{call}: there is no argument {name!r}: {hint}"
     taken = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     if len(given) > len(taken):
-        numbers = all(value is None or isinstance(value, int | float | str) for value in given) and len(given) <= len(known)
+        numbers = all(value is None or isinstance(value, int | float | str) for value in given) and len(given) <= len(
+            known
+        )
         meant = [f"{name}={value!r:.60}" for name, value in zip(known, given, strict=False) if value is not None]
         if not numbers or not meant or {name for name, _ in zip(known, given, strict=False)} & named.keys():
             meant = [f"{parameters[len(taken)].name}=..."]

@@ -28,7 +28,10 @@ class JobOptions:
     instead: ClassVar[Mapping[str, str]] = {}
 
     queue: str | None = option(
-        parse=values.word, inherited=True, nodes="chosen", doc="Queue (Slurm: partition) to submit to; several joined by commas."
+        parse=values.word,
+        inherited=True,
+        nodes="chosen",
+        doc="Queue (Slurm: partition) to submit to; several joined by commas.",
     )
     account: str | None = option(parse=values.word, inherited=True, doc="Account to charge.")
     walltime: int | None = option(
@@ -39,16 +42,20 @@ class JobOptions:
     cores: int | None = option(parse=values.positive, doc="CPU cores per node.")
     memory: int | None = option(
         parse=values.memory,
-        doc="Memory per node, such as '60GB'. Default: none is requested; on PBS 4 GiB for each GPU, and 4 GiB without GPUs.",
+        doc="Memory per node, such as '60GB'. Default: none is requested; on PBS "
+        "4 GiB for each GPU, and 4 GiB without GPUs.",
     )
-    gpus_per_node: int = option(1, parse=values.natural, doc="GPUs per node; one Dask worker runs on each. 0 makes CPU workers.")
+    gpus_per_node: int = option(
+        1, parse=values.natural, doc="GPUs per node; one Dask worker runs on each. 0 makes CPU workers."
+    )
     gpu_type: str | None = option(
         parse=values.word, nodes="inherited", doc="Type of GPU, by the batch system's name for it, such as 'a100'."
     )
     gpu_request: str | None = option(
         parse=values.choice("none"),
         inherited=True,
-        doc="How GPUs are requested. Default: by the batch system's own option; 'none' requests none, for sites that give whole nodes.",
+        doc="How GPUs are requested. Default: by the batch system's own option; 'none' "
+        "requests none, for sites that give whole nodes.",
     )
     job_extra_directives: tuple[str, ...] = option(
         (), parse=values.lines, doc="Further directives, one option in each entry: ['--exclusive', '--mail-type=END']."
@@ -57,24 +64,37 @@ class JobOptions:
         (), parse=values.lines, inherited=True, doc="Directives to leave out, by option name: ['--mem', '-N']."
     )
     job_script_prologue: tuple[str, ...] | Path = option(
-        (), parse=values.prologue, inherited=True, doc="Shell lines to run first (['module load cuda']), or the path of a file to source."
+        (),
+        parse=values.prologue,
+        inherited=True,
+        doc="Shell lines to run first (['module load cuda']), or the path of a file to source.",
     )
     env: tuple[tuple[str, str], ...] = option(
-        (), parse=values.environment, inherited=True, doc="Environment variables of the job, a dict. Values are not expanded."
+        (),
+        parse=values.environment,
+        inherited=True,
+        doc="Environment variables of the job, a dict. Values are not expanded.",
     )
     python: str = option(
-        sys.executable, parse=values.program, inherited=True, doc="Python interpreter of the job. Default: the one of this program."
+        sys.executable,
+        parse=values.program,
+        inherited=True,
+        doc="Python interpreter of the job. Default: the one of this program.",
     )
-    shebang: str = option("#!/usr/bin/env bash", parse=values.shebang, inherited=True, doc="First line of the job script.")
+    shebang: str = option(
+        "#!/usr/bin/env bash", parse=values.shebang, inherited=True, doc="First line of the job script."
+    )
     local_directory: str | None = option(
         parse=values.path_on_node,
         inherited=True,
-        doc="Fast directory on the node for spilled data and temporary files of Dask. The job expands variables such as $TMPDIR.",
+        doc="Fast directory on the node for spilled data and temporary files of "
+        "Dask. The job expands variables such as $TMPDIR.",
     )
     interface: str | None = option(
         parse=values.interface,
         inherited=True,
-        doc="Network interface between workers and scheduler, such as 'ib0'. Default, and 'auto': the job takes the one of Slingshot or "
+        doc="Network interface between workers and scheduler, such as 'ib0'. Default, "
+        "and 'auto': the job takes the one of Slingshot or "
         "InfiniBand if that has an IPv4 address, else the one of the default route.",
     )
     ucx_env: tuple[tuple[str, str], ...] = option(
@@ -91,10 +111,12 @@ class WorkerOptions(JobOptions):
 
     nodes_per_job: int = option(1, parse=values.positive, doc="Nodes of one job.")
     nthreads: int | None = option(
-        parse=values.positive, doc="Threads of one Dask worker. Default: 1 with a GPU (dask-cuda's default), else `cores`."
+        parse=values.positive,
+        doc="Threads of one Dask worker. Default: 1 with a GPU (dask-cuda's default), else `cores`.",
     )
     resources: tuple[tuple[str, float], ...] | None = option(
-        parse=values.resources, doc="Abstract resources of one Dask worker, a dict. Default: {'GPU': 1} with a GPU, else none."
+        parse=values.resources,
+        doc="Abstract resources of one Dask worker, a dict. Default: {'GPU': 1} with a GPU, else none.",
     )
     death_timeout: float = option(
         300.0,
@@ -105,26 +127,33 @@ class WorkerOptions(JobOptions):
     walltime_margin: float | None = option(
         parse=values.duration,
         inherited=True,
-        doc="How long before the end of a job's walltime its workers begin to retire, at least; earlier if they hold much data. Default: "
+        doc="How long before the end of a job's walltime its workers begin to retire, at "
+        "least; earlier if they hold much data. Default: "
         "a tenth of the walltime, between 30 s and 5 min.",
     )
     worker_extra_args: tuple[str, ...] = option(
         (), parse=values.lines, doc="Further arguments of the worker command. They are not expanded."
     )
     device_memory_limit: str | None = option(
-        parse=values.size_or_fraction, flag="--device-memory-limit", doc="GPU memory at which a worker begins to spill (dask-cuda)."
+        parse=values.size_or_fraction,
+        flag="--device-memory-limit",
+        doc="GPU memory at which a worker begins to spill (dask-cuda).",
     )
     rmm_pool_size: str | None = option(
         parse=values.size_or_fraction, flag="--rmm-pool-size", doc="GPU memory pool of a worker (dask-cuda, RMM)."
     )
     rmm_maximum_pool_size: str | None = option(
-        parse=values.size_or_fraction, flag="--rmm-maximum-pool-size", doc="Upper limit of the GPU memory pool (dask-cuda, RMM)."
+        parse=values.size_or_fraction,
+        flag="--rmm-maximum-pool-size",
+        doc="Upper limit of the GPU memory pool (dask-cuda, RMM).",
     )
     rmm_managed_memory: bool | None = option(
         parse=values.boolean, flag="--rmm-managed-memory", doc="Use managed memory for the pool (dask-cuda, RMM)."
     )
     rmm_async: bool | None = option(
-        parse=values.boolean, flag="--rmm-async", doc="Use CUDA's stream-ordered allocator instead of a pool (dask-cuda, RMM)."
+        parse=values.boolean,
+        flag="--rmm-async",
+        doc="Use CUDA's stream-ordered allocator instead of a pool (dask-cuda, RMM).",
     )
     rmm_release_threshold: str | None = option(
         parse=values.size_or_fraction,
@@ -135,7 +164,9 @@ class WorkerOptions(JobOptions):
         parse=values.boolean, flag="--enable-cudf-spill", doc="Use cuDF's own spilling instead of dask-cuda's."
     )
     pre_import: str | None = option(
-        parse=values.word, flag="--pre-import", doc="Modules that workers import at their start, joined by commas: 'cudf,rmm' (dask-cuda)."
+        parse=values.word,
+        flag="--pre-import",
+        doc="Modules that workers import at their start, joined by commas: 'cudf,rmm' (dask-cuda).",
     )
     enable_tcp_over_ucx: bool | None = option(
         parse=values.boolean,
@@ -156,7 +187,10 @@ class WorkerOptions(JobOptions):
         doc="Let UCX use NVLink (dask-cuda). Default: UCX chooses its transports.",
     )
     enable_rdmacm: bool | None = option(
-        parse=values.boolean, inherited=True, flag="--enable-rdmacm", doc="Let UCX use the RDMA connection manager (dask-cuda)."
+        parse=values.boolean,
+        inherited=True,
+        flag="--enable-rdmacm",
+        doc="Let UCX use the RDMA connection manager (dask-cuda).",
     )
 
     @property
@@ -189,7 +223,8 @@ class WorkerOptions(JobOptions):
             if flag.startswith("-") and not argument.strip().startswith(f"{flag}=") and flag != argument.strip():
                 name, _, value = argument.strip().partition(" ")
                 raise OptionError(
-                    f"worker_extra_args[{i}]={argument!r} holds an option and its value in one: write {name!r}, {value.strip()!r}"
+                    f"worker_extra_args[{i}]={argument!r} holds an option and its value in one: write {name!r}, "
+                    f"{value.strip()!r}"
                 )
 
 
@@ -199,7 +234,8 @@ class SchedulerOptions(JobOptions):
 
     dashboard_address: str | None = option(
         parse=values.listen_address,
-        doc="Address on which the dashboard listens in the job, such as '127.0.0.1:0'. Default: a free port of the address by which "
+        doc="Address on which the dashboard listens in the job, such as '127.0.0.1:0'. "
+        "Default: a free port of the address by which "
         "clients reach the scheduler. ':0' is a free port of all addresses.",
     )
 
@@ -208,52 +244,68 @@ class SchedulerOptions(JobOptions):
 class ClusterOptions:
     """The cluster as a whole."""
 
-    name: str = option("", parse=values.cluster_name, doc="Name of the cluster, of its directory, and the beginning of its jobs' names.")
-    profile: str | None = option(parse=values.profile_name, doc="Profile of the site, such as 'perlmutter'; see `hpcgpu profiles list`.")
+    name: str = option(
+        "",
+        parse=values.cluster_name,
+        doc="Name of the cluster, of its directory, and the beginning of its jobs' names.",
+    )
+    profile: str | None = option(
+        parse=values.profile_name, doc="Profile of the site, such as 'perlmutter'; see `hpcgpu profiles list`."
+    )
     jobs: int = option(0, parse=values.natural, doc="Worker jobs to submit at the start.")
     protocol: str = option(
         "auto",
         parse=values.choice("auto", "ucx", "tcp", "tls"),
-        doc="Protocol between workers and scheduler: 'ucx', 'tcp' ('tls' means tcp, which is encrypted by default), or 'auto': ucx if the "
+        doc="Protocol between workers and scheduler: 'ucx', 'tcp' ('tls' means tcp, which "
+        "is encrypted by default), or 'auto': ucx if the "
         "scheduler's node has all that ucx needs, else tcp.",
     )
     client_interface: str | None = option(
         parse=values.interface,
-        doc="Interface of the scheduler's node by which clients reach it. Default, and 'auto': the one of its default route.",
+        doc="Interface of the scheduler's node by which clients reach it. Default, "
+        "and 'auto': the one of its default route.",
     )
     security: bool = option(
-        True, parse=values.boolean, doc="TLS with credentials made for this cluster. False lets anyone who reaches a port run code as you."
+        True,
+        parse=values.boolean,
+        doc="TLS with credentials made for this cluster. False lets anyone who reaches a port run code as you.",
     )
     cluster_directory: Path = option(
         Path("~/.hpcgpu/clusters").expanduser(),
         parse=values.directory,
-        doc="Directory on the shared filesystem. Each cluster has a directory of its name in it. Variables such as $SCRATCH are expanded.",
+        doc="Directory on the shared filesystem. Each cluster has a directory of its name "
+        "in it. Variables such as $SCRATCH are expanded.",
     )
     log_directory: Path | None = option(
         parse=values.directory, doc="Directory of the jobs' logs. Default: `logs` in the cluster's own directory."
     )
     template_directory: Path | None = option(
-        parse=values.existing_directory, doc="Directory of your own templates. Templates that it does not have come from hpcgpu."
+        parse=values.existing_directory,
+        doc="Directory of your own templates. Templates that it does not have come from hpcgpu.",
     )
     idle_timeout: float | None = option(
         parse=values.duration,
-        doc="The scheduler, and with it the cluster, ends after this time without work, seconds or '1h'. Default: never.",
+        doc="The scheduler, and with it the cluster, ends after this time "
+        "without work, seconds or '1h'. Default: never.",
     )
     lease: float | None = option(
         600.0,
         parse=values.duration_or_none,
-        doc="The scheduler, and with it the cluster, ends when it has not heard from this program for this time: after a crash or kill -9. "
+        doc="The scheduler, and with it the cluster, ends when it has not heard from this "
+        "program for this time: after a crash or kill -9. "
         "0 means never.",
     )
     worker_restarts: int = option(
         2,
         parse=values.natural,
-        doc="How many worker jobs may fail in a row and are replaced. After one more failure the cluster pauses and warns.",
+        doc="How many worker jobs may fail in a row and are replaced. After one "
+        "more failure the cluster pauses and warns.",
     )
     poll_interval: float = option(
         10.0,
         parse=values.duration,
-        doc="Seconds between two polls of the queue; up to four times as long while nothing is pending or nothing changes.",
+        doc="Seconds between two polls of the queue; up to four times as long "
+        "while nothing is pending or nothing changes.",
     )
     shutdown_on_close: bool = option(
         True,
@@ -264,17 +316,20 @@ class ClusterOptions:
     wait: bool = option(
         True,
         parse=values.boolean,
-        doc="Wait until the scheduler runs. False returns as soon as the scheduler job is submitted, for queues that take hours.",
+        doc="Wait until the scheduler runs. False returns as soon as the scheduler "
+        "job is submitted, for queues that take hours.",
     )
     if_exists: str = option(
         "error",
         parse=values.choice("error", "connect"),
-        doc="What to do if a cluster of this name has jobs in the queue: 'error', or 'connect' to take it over as from_name does.",
+        doc="What to do if a cluster of this name has jobs in the queue: 'error', "
+        "or 'connect' to take it over as from_name does.",
     )
     environment_check: str = option(
         "error",
         parse=values.choice("error", "warn", "off"),
-        doc="What to do if client, scheduler and workers have software or GPUs that do not work together: 'error', or 'warn'. Smaller "
+        doc="What to do if client, scheduler and workers have software or GPUs that do "
+        "not work together: 'error', or 'warn'. Smaller "
         "differences are warnings. 'off' compares nothing.",
     )
     quiet: bool = option(False, parse=values.boolean, doc="Show no progress messages.")
@@ -282,7 +337,9 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """All options of one cluster, read and checked. `scheduler` is None when the scheduler runs in the client's process."""
+    """All options of one cluster, read and checked. `scheduler` is None when the scheduler runs in the client's
+    process.
+    """
 
     cluster: ClusterOptions
     worker: WorkerOptions
@@ -299,7 +356,8 @@ _OWNED_ARGUMENTS = {
     "--death-timeout": "the option death_timeout",
     **dict.fromkeys(
         ("--lifetime", "--lifetime-stagger", "--lifetime-restart", "--no-lifetime-restart"),
-        "hpcgpu, from the walltime of the job: remove it. The option walltime_margin says how long before the end of the walltime workers "
+        "hpcgpu, from the walltime of the job: remove it. The option walltime_margin says how long before the end of "
+        "the walltime workers "
         "retire and a new job replaces theirs",
     ),
     **dict.fromkeys(("--nanny", "--no-nanny"), "hpcgpu: workers always have a nanny"),
@@ -316,5 +374,9 @@ _OWNED_ARGUMENTS = {
     spelling: f"the option {f.name}"
     for f in dataclasses.fields(WorkerOptions)
     if f.metadata["flag"]
-    for spelling in (f.metadata["flag"], f.metadata["flag"].replace("--enable-", "--disable-"), f.metadata["flag"].replace("--", "--no-"))
+    for spelling in (
+        f.metadata["flag"],
+        f.metadata["flag"].replace("--enable-", "--disable-"),
+        f.metadata["flag"].replace("--", "--no-"),
+    )
 }

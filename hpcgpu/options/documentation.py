@@ -1,4 +1,6 @@
-"""Gives the cluster classes the signature and the parameter list of their options, from the one definition in `hpcgpu.options.schema`."""
+"""Gives the cluster classes the signature and the parameter list of their options, from the one definition in
+`hpcgpu.options.schema`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def parameters(cls: type) -> str:
     for name, f in names(cls).items():
         default = "" if f.default in (None, (), "", MISSING) else f", default {f.default!r}"
         kind = kind_of(f)
-        entries.append(f"{name} : {kind}{default or ', optional'}\n{textwrap.indent(textwrap.fill(f.metadata['doc'], 100), '    ')}")
+        entries.append(
+            f"{name} : "
+            f"{kind}{default or ', optional'}\n{textwrap.indent(textwrap.fill(f.metadata['doc'], 100), '    ')}"
+        )
     return "\n".join(entries)
 
 
@@ -65,12 +70,16 @@ def describe(cls: Any, worker: type[WorkerOptions], scheduler: type[SchedulerOpt
     """
     options = names(ClusterOptions) | names(worker)
     keyword = inspect.Parameter.KEYWORD_ONLY
-    signature = [inspect.Parameter("scheduler", keyword, default=None), inspect.Parameter("asynchronous", keyword, default=False)]
+    signature = [
+        inspect.Parameter("scheduler", keyword, default=None),
+        inspect.Parameter("asynchronous", keyword, default=False),
+    ]
     signature += [inspect.Parameter(name, keyword, default=None) for name in options]
     cls.__signature__ = inspect.Signature(signature)
     cls.__doc__ = f"""{inspect.getdoc(cls)}
 
-Every option may also come from dask's configuration (``hpcgpu.{cls.system}.*``, ``hpcgpu.*``). None counts as not given.
+Every option may also come from dask's configuration (``hpcgpu.{cls.system}.*``, ``hpcgpu.*``).
+None counts as not given.
 
 Parameters
 ----------

@@ -1,4 +1,6 @@
-"""Which file says what the configuration holds: for messages, as dask merges all files and forgets where a value comes from."""
+"""Which file says what the configuration holds: for messages, as dask merges all files and forgets where a value comes
+from.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ __all__ = ["file_of"]
 
 
 def file_of(section: str, name: str, value: Any, spell: Callable[[str], str]) -> str:
-    """Return the path of the file of dask's configuration that holds this value, or "the environment"; empty if none does.
+    """Return the path of the file of dask's configuration that holds this value, or "the environment"; empty if none
+    does.
 
     Parameters
     ----------
@@ -28,7 +31,9 @@ def file_of(section: str, name: str, value: Any, spell: Callable[[str], str]) ->
     """
     layers: list[tuple[str, Any]] = []
     with suppress(OSError, ValueError):  # a file was changed since dask read it
-        layers = [(str(path), content) for path, content in dask.config.collect_yaml(dask.config.paths, return_paths=True)]
+        layers = [
+            (str(path), content) for path, content in dask.config.collect_yaml(dask.config.paths, return_paths=True)
+        ]
     layers.append(("the environment", dask.config.collect_env(os.environ)))
     for where, content in reversed(layers):  # the last one counts
         part = content

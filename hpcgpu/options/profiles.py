@@ -1,8 +1,8 @@
-"""Site profiles: what a site wants of its users' jobs, as data. ``NAME.yaml`` in hpcgpu/profiles, or in the user's own directory, which
-counts first.
+"""Site profiles: what a site wants of its users' jobs, as data. ``NAME.yaml`` in hpcgpu/profiles, or in the user's own
+directory, which counts first.
 
-A profile says ``about``, ``source`` and ``date`` of what it knows, the batch ``system``, the ``options`` that it sets, and those that it
-``needs`` of the user.
+A profile says ``about``, ``source`` and ``date`` of what it knows, the batch ``system``, the ``options`` that it sets,
+and those that it ``needs`` of the user.
 """
 
 from __future__ import annotations
@@ -95,12 +95,15 @@ def load(name: str) -> Profile:
     if path is None:
         if maker := _OTHER_GPUS.get(name.lower()):
             raise OptionError(
-                f"profile={name!r}: the GPUs there are {maker}'s. hpcgpu starts dask-cuda workers, which need NVIDIA's CUDA, and cannot "
+                f"profile={name!r}: the GPUs there are {maker}'s. hpcgpu starts dask-cuda workers, which need NVIDIA's "
+                "CUDA, and cannot "
                 f"use them; gpus_per_node=0 makes CPU workers, without a profile"
             )
         near = difflib.get_close_matches(name, names(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise OptionError(f"no profile {name!r}: {hint}There are {', '.join(names())}; `hpcgpu profiles new {name}` drafts one")
+        raise OptionError(
+            f"no profile {name!r}: {hint}There are {', '.join(names())}; `hpcgpu profiles new {name}` drafts one"
+        )
     return _read(name, path)
 
 
@@ -113,11 +116,16 @@ def _read(name: str, path: Path) -> Profile:
         raise OptionError(f"profile {name!r}: {error}") from error
     except (OSError, yaml.YAMLError) as error:
         raise OptionError(f"profile {name!r} cannot be read from {path}: {error}") from error
-    if not isinstance(content, dict) or not {"system", "options"} <= content.keys() or not isinstance(content["options"], dict):
+    if (
+        not isinstance(content, dict)
+        or not {"system", "options"} <= content.keys()
+        or not isinstance(content["options"], dict)
+    ):
         raise OptionError(f"profile {name!r} in {path} must hold `system` and `options`")
     if unknown := set(content) - _KEYS:
         raise OptionError(
-            f"profile {name!r} in {path}: unknown keys {', '.join(sorted(map(str, unknown)))}; there are {', '.join(sorted(_KEYS))}"
+            f"profile {name!r} in {path}: unknown keys {', '.join(sorted(map(str, unknown)))}; there are "
+            f"{', '.join(sorted(_KEYS))}"
         )
     return Profile(
         name=name,

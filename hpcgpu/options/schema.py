@@ -1,7 +1,8 @@
 """The machinery that declares options: name, type, default, meaning, how each is read.
 
-The options themselves are dataclasses: in `hpcgpu.options.common` those that all batch systems share, in ``hpcgpu.batch.NAME.options``
-those of one batch system. Keyword arguments, dask config, its template, signatures, docstrings and messages come from them.
+The options themselves are dataclasses: in `hpcgpu.options.common` those that all batch systems share, in
+``hpcgpu.batch.NAME.options`` those of one batch system. Keyword arguments, dask config, its template, signatures,
+docstrings and messages come from them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ __all__ = ["accepted", "names", "option", "own"]
 
 
 def option(
-    default: Any = None, *, parse: Callable[[str, Any], Any], doc: str, inherited: bool = False, flag: str = "", nodes: str = ""
+    default: Any = None,
+    *,
+    parse: Callable[[str, Any], Any],
+    doc: str,
+    inherited: bool = False,
+    flag: str = "",
+    nodes: str = "",
 ) -> Any:
     """Declare an option.
 
@@ -32,10 +39,12 @@ def option(
     flag : str, optional
         The option of the worker command that this value is passed on with.
     nodes : {"", "chosen", "inherited"}
-        ``"chosen"``: it chooses the nodes of a job. ``"inherited"``: likewise, and the scheduler job takes the worker's value unless it
-        chooses its nodes itself, by any such option.
+        ``"chosen"``: it chooses the nodes of a job. ``"inherited"``: likewise, and the scheduler job takes the worker's
+        value unless it chooses its nodes itself, by any such option.
     """
-    return field(default=default, metadata={"parse": parse, "doc": doc, "inherited": inherited, "flag": flag, "nodes": nodes})
+    return field(
+        default=default, metadata={"parse": parse, "doc": doc, "inherited": inherited, "flag": flag, "nodes": nodes}
+    )
 
 
 def names(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:

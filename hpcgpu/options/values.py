@@ -1,7 +1,7 @@
 """Turns what a user writes into values, or raises an error that says what to write instead. Every function is pure.
 
-Each takes the option's name first, so that every message names the option. The annotation of `value` says what users may write: the
-signatures that type checkers see, the documentation and the command line are made from it.
+Each takes the option's name first, so that every message names the option. The annotation of `value` says what users
+may write: the signatures that type checkers see, the documentation and the command line are made from it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def cluster_name(name: str, value: str) -> str:
     line = text(name, value)
     if not _NAME.fullmatch(line):
         raise OptionError(
-            f"{name}={line!r} is not a valid cluster name: use up to 50 letters, digits and . _ -, and begin with a letter or digit"
+            f"{name}={line!r} is not a valid cluster name: use up to 50 letters, digits and . _ -, and begin with a "
+            "letter or digit"
         )
     return line
 
@@ -199,7 +200,9 @@ def walltime(name: str, value: str | timedelta) -> int:
 
 
 def duration(
-    name: str, value: str | float | timedelta, advice: str = "write a number of seconds or a text with a unit, such as '5m'"
+    name: str,
+    value: str | float | timedelta,
+    advice: str = "write a number of seconds or a text with a unit, such as '5m'",
 ) -> float:
     """Seconds, from a number, a text with a unit, or a timedelta."""
     try:
@@ -239,7 +242,9 @@ def memory(name: str, value: str | float) -> int:
 
 
 def size_or_fraction(name: str, value: str | float) -> str:
-    """An amount of device memory as dask-cuda takes it: bytes, a text with a unit, a fraction of the GPU's memory, or "auto"."""
+    """An amount of device memory as dask-cuda takes it: bytes, a text with a unit, a fraction of the GPU's memory, or
+    "auto".
+    """
     if isinstance(value, float) and 0 < value <= 1:
         return str(value)
     if value == "auto":
@@ -257,7 +262,10 @@ def lines(name: str, value: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     """A list of single lines, such as directives or arguments."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise OptionError(f"{name} must be a list of strings, not {_shown(value)}")
-    return tuple(text(f"{name}[{i}]", line) if "\t" not in str(line) else _tabbed(f"{name}[{i}]", line) for i, line in enumerate(value))
+    return tuple(
+        text(f"{name}[{i}]", line) if "\t" not in str(line) else _tabbed(f"{name}[{i}]", line)
+        for i, line in enumerate(value)
+    )
 
 
 def _tabbed(name: str, value: Any) -> str:
@@ -270,7 +278,10 @@ def prologue(name: str, value: list[str] | tuple[str, ...] | str | Path) -> tupl
     if isinstance(value, str | Path):
         file = path(name, value)
         if not os.path.isfile(file):  # noqa: PTH113  False also for a name that no filesystem takes
-            raise OptionError(f"{name}={_shown(str(value))} is not a file: give a list of shell lines, or the path of a file to source")
+            raise OptionError(
+                f"{name}={_shown(str(value))} is not a file: give a list of shell lines, or the path of a file to "
+                "source"
+            )
         return Path(file).absolute()
     return lines(name, value)
 
@@ -354,7 +365,10 @@ def path_on_node(name: str, value: str | Path) -> str:
     except ValueError as error:
         raise OptionError(f"{name}={line!r}: {error}") from error
     if not line.startswith(("/", "~", "$")):
-        raise OptionError(f"{name}={_shown(line)} is a relative path: write one that begins with '/', or with a variable such as '$TMPDIR'")
+        raise OptionError(
+            f"{name}={_shown(line)} is a relative path: write one that begins with '/', or with a variable such as "
+            "'$TMPDIR'"
+        )
     return line
 
 

@@ -1,11 +1,13 @@
-"""Who can change what is at a path: only what this user or root alone can change is executed, unpickled or taken as a credential.
+"""Who can change what is at a path: only what this user or root alone can change is executed, unpickled or taken as a
+credential.
 
-One rule for all. A path is walked from the root, through symbolic links, as the kernel walks it. Each place on the way must belong to this
-user, to root, or to a user listed in ``HPCGPU_TRUSTED_UIDS``, and nobody else may write to it. The sticky bit keeps others from renaming
-and removing what is not theirs (``man 7 inode``), so that a directory above may be like ``/tmp``.
+One rule for all. A path is walked from the root, through symbolic links, as the kernel walks it. Each place on the way
+must belong to this user, to root, or to a user listed in ``HPCGPU_TRUSTED_UIDS``, and nobody else may write to it. The
+sticky bit keeps others from renaming and removing what is not theirs (``man 7 inode``), so that a directory above may
+be like ``/tmp``.
 
-What modes do not show is not seen here: ACLs of NFSv4, GPFS and Lustre servers. POSIX ACLs are: the mode then shows their mask in the place
-of the group (``man 5 acl``). What is seen is true at the time of the look.
+What modes do not show is not seen here: ACLs of NFSv4, GPFS and Lustre servers. POSIX ACLs are: the mode then shows
+their mask in the place of the group (``man 5 acl``). What is seen is true at the time of the look.
 """
 
 from __future__ import annotations
@@ -54,15 +56,16 @@ class Weakness:
 
 
 def check(path: Path, *, group_may_write: bool = False) -> None:
-    """Refuse what somebody else can change, or could have made; warn where members of a group can put something else in its place.
+    """Refuse what somebody else can change, or could have made; warn where members of a group can put something else in
+    its place.
 
     Parameters
     ----------
     path : Path
         A file, or a directory all of whose content is trusted.
     group_may_write : bool, default False
-        Whether it is a file that people write: it may belong to a listed user, such as the one who installs a site's software, and it is
-        only a warning that its group may write to it, as under umask 002.
+        Whether it is a file that people write: it may belong to a listed user, such as the one who installs a site's
+        software, and it is only a warning that its group may write to it, as under umask 002.
 
     Raises
     ------
@@ -77,8 +80,8 @@ def check(path: Path, *, group_may_write: bool = False) -> None:
 def check_tree(path: Path, files: Iterable[Path]) -> None:
     """Do the same for a directory and for files in it.
 
-    Whose a file is counts always. Its mode does not where nobody else can enter the directory: a script may have written it under another
-    umask.
+    Whose a file is counts always. Its mode does not where nobody else can enter the directory: a script may have
+    written it under another umask.
 
     Parameters
     ----------
@@ -105,7 +108,8 @@ def check_tree(path: Path, files: Iterable[Path]) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Do the same for a directory in which private directories are made: it may be like ``/tmp``, and a group may write to it.
+    """Do the same for a directory in which private directories are made: it may be like ``/tmp``, and a group may write
+    to it.
 
     Raises
     ------
@@ -118,7 +122,8 @@ def check_place(path: Path) -> None:
 
 
 def private_directory(path: Path) -> None:
-    """Make a directory, and those above it that are missing, for this user alone; `Path.mkdir` gives the latter the umask's mode.
+    """Make a directory, and those above it that are missing, for this user alone; `Path.mkdir` gives the latter the
+    umask's mode.
 
     Raises
     ------
@@ -133,7 +138,9 @@ def private_directory(path: Path) -> None:
 def _judge(path: Path, found: list[Weakness]) -> None:
     for weakness in found:
         if not weakness.by_group:
-            raise NotTrusted(f"{path} is not used, because other users can change it: {weakness.why}. {weakness.advice}")
+            raise NotTrusted(
+                f"{path} is not used, because other users can change it: {weakness.why}. {weakness.advice}"
+            )
     named = "; ".join(f"{weakness.why}. {weakness.advice}" for weakness in found)
     if named and named not in _warned:  # once each, however many clusters are below
         _warned.add(named)
@@ -192,14 +199,22 @@ def _weakness(place: Path, about: os.stat_result, *, above: bool, listed: bool =
     if about.st_uid not in trusted:
         advice = "Use a directory of your own"
         if listed:
-            advice += f", or set {VARIABLE}={about.st_uid} here and in the jobs (option env) if you trust that user as yourself"
+            advice += (
+                f", or set {VARIABLE}={about.st_uid} here and in the jobs (option "
+                "env) if you trust that user as yourself"
+            )
         return Weakness(place, what, advice)
     if link or (above and about.st_mode & stat.S_ISVTX):
         return None
     if about.st_mode & stat.S_IWOTH:
         return Weakness(place, f"{what}, so that everybody can write there", _chmod(place, about, "o-w"))
     if about.st_mode & stat.S_IWGRP and not _private_group(place, about):
-        return Weakness(place, f"{what}, so that the group {_group(about.st_gid)} can write there", _chmod(place, about, "g-w"), True)
+        return Weakness(
+            place,
+            f"{what}, so that the group {_group(about.st_gid)} can write there",
+            _chmod(place, about, "g-w"),
+            True,
+        )
     return None
 
 
@@ -243,7 +258,9 @@ def _listed() -> set[int]:
 
 @functools.cache
 def _unmapped() -> set[int]:
-    """The user id that a container without root's privileges shows for root and all others: directories above ours are root's mostly."""
+    """The user id that a container without root's privileges shows for root and all others: directories above ours are
+    root's mostly.
+    """
     try:
         first = Path("/proc/self/uid_map").read_text().split()[:3]
         return set() if first == ["0", "0", "4294967295"] else {int(Path("/proc/sys/kernel/overflowuid").read_text())}

@@ -1,4 +1,6 @@
-"""Text that others wrote, as it can be shown: what queues, logs and other users' files say is data, never a command to a terminal."""
+"""Text that others wrote, as it can be shown: what queues, logs and other users' files say is data, never a command to
+a terminal.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ __all__ = ["printable"]
 def printable(text: str, limit: int | None = 2000, *, lines: bool = False) -> str:
     r"""Return a text in which what a terminal or a reader could be deceived by is escaped, as ``\x1b`` or ``\u202e``.
 
-    These are control characters, escape sequences with them, marks that change the direction of writing, and all else that
-    `str.isprintable` does not know as such.
+    These are control characters, escape sequences with them, marks that change the direction of writing, and all else
+    that `str.isprintable` does not know as such.
 
     Parameters
     ----------
@@ -24,7 +26,10 @@ def printable(text: str, limit: int | None = 2000, *, lines: bool = False) -> st
         if limit is None or len(shown) <= limit:
             return shown
     half = limit // 2 - 20  # what stands between takes less than 40
-    return f"{_escaped(text[:half], lines)[:half]} … ({len(text) - 2 * half} characters left out) … {_escaped(text[-half:], lines)[-half:]}"
+    return (
+        f"{_escaped(text[:half], lines)[:half]} … ({len(text) - 2 * half} characters "
+        f"left out) … {_escaped(text[-half:], lines)[-half:]}"
+    )
 
 
 def _escaped(text: str, lines: bool) -> str:

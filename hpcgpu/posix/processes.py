@@ -10,7 +10,8 @@ __all__ = ["alive", "identity"]
 def identity(pid: int) -> list[int]:
     """Pid and start time of a live process, else nothing.
 
-    The time is in ticks since boot: psutil's `create_time` counts from the epoch, so it moves whenever the clock is set.
+    The time is in ticks since boot: psutil's `create_time` counts from the epoch, so it moves whenever the clock is
+    set.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -1,4 +1,5 @@
-"""Reads the JSON that hpcgpu keeps in files, and checks its shape: a damaged file is an error with a sentence, never a surprise later.
+"""Reads the JSON that hpcgpu keeps in files, and checks its shape: a damaged file is an error with a sentence, never a
+surprise later.
 
 Pure but for `read`. Nothing here knows what the files are for.
 """
@@ -37,7 +38,8 @@ def read(path: Path, shape: type[_T], *, surrogates: bool = False) -> _T:
 
 
 def parse(content: bytes, shape: type[_T], what: str, *, surrogates: bool = False) -> _T:
-    """Return JSON as an object of a shape: a dataclass, a `TypedDict`, or a type such as ``dict[str, int]``. A path is ``{"path": TEXT}``.
+    """Return JSON as an object of a shape: a dataclass, a `TypedDict`, or a type such as ``dict[str, int]``. A path is
+    ``{"path": TEXT}``.
 
     Keys that the dataclass does not have are left out: a later release may have written them.
 
@@ -134,7 +136,9 @@ def _object(value: Any, shape: Any, where: str, surrogates: bool) -> Any:
     hints, given = _hints(shape), {}
     for field in dataclasses.fields(shape):
         if field.name in value:
-            given[field.name] = convert(value[field.name], hints[field.name], _inside(where, field.name), surrogates=surrogates)
+            given[field.name] = convert(
+                value[field.name], hints[field.name], _inside(where, field.name), surrogates=surrogates
+            )
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{_inside(where, field.name)} is missing")
     return shape(**given)
@@ -146,7 +150,11 @@ def _typed_dict(value: Any, shape: Any, where: str, surrogates: bool) -> dict[st
     if missing := sorted(shape.__required_keys__ - value.keys()):
         raise ValueError(f"{_inside(where, missing[0])} is missing")
     hints = _hints(shape)
-    return {name: convert(value[name], hints[name], _inside(where, name), surrogates=surrogates) for name in hints if name in value}
+    return {
+        name: convert(value[name], hints[name], _inside(where, name), surrogates=surrogates)
+        for name in hints
+        if name in value
+    }
 
 
 @functools.cache

@@ -16,8 +16,9 @@ _T = TypeVar("_T")
 async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
     """Run a blocking function in a daemon thread of its own.
 
-    Not an executor: its threads are joined before atexit callbacks run, and a hanging queue command would keep the interpreter from
-    cancelling the other jobs. At interpreter exit no thread can be started; the function then runs here.
+    Not an executor: its threads are joined before atexit callbacks run, and a hanging queue command would keep the
+    interpreter from cancelling the other jobs. At interpreter exit no thread can be started; the function then runs
+    here.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_T] = loop.create_future()

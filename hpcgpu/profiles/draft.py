@@ -30,7 +30,8 @@ def draft(system: System) -> str:
 def render(system: str, queues: Sequence[Queue], today: str, others: str = "") -> str:
     """Return the draft: the kind of node with the most GPUs is filled in, the others are comments."""
     lines = [
-        "# A profile for hpcgpu, drafted from what the batch system says. Look through it, and add what the site's pages say.",
+        "# A profile for hpcgpu, drafted from what the batch system says. Look through it, and add what the site's "
+        "pages say.",
         "about: ",
         "source: ",
         f"date: {today}",

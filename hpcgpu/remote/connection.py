@@ -36,7 +36,8 @@ def connect(
     environment_check: str = "error",
     **arguments: Any,
 ) -> Client | Awaitable[Client]:
-    """Return a Dask client for a cluster that another program started, or ``hpcgpu start``; wait for its scheduler if that still waits.
+    """Return a Dask client for a cluster that another program started, or ``hpcgpu start``; wait for its scheduler if
+    that still waits.
 
     Parameters
     ----------
@@ -87,7 +88,11 @@ def connect(
 
 
 async def _connected(
-    directory: ClusterDirectory, timeout: float | None, quiet: bool, comparison: EnvironmentCheck, arguments: dict[str, Any]
+    directory: ClusterDirectory,
+    timeout: float | None,
+    quiet: bool,
+    comparison: EnvironmentCheck,
+    arguments: dict[str, Any],
 ) -> Client:
     contact = await in_thread(lambda: wait_for_contact(directory, timeout=timeout, quiet=quiet))
     client = await _client(directory, contact, {"asynchronous": True, **arguments})
@@ -113,7 +118,10 @@ async def _compare(client: Client, comparison: EnvironmentCheck) -> None:
 
 def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, Any]) -> Client:
     ClusterDirectory.there(directory.path)  # the wait for the scheduler may have been long
-    return Client(contact.client, **{"name": f"hpcgpu-{directory.path.name}", "security": credentials.security(directory), **arguments})
+    return Client(
+        contact.client,
+        **{"name": f"hpcgpu-{directory.path.name}", "security": credentials.security(directory), **arguments},
+    )
 
 
 def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = None, quiet: bool = False) -> Contact:
@@ -146,9 +154,12 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
                 log = saved.logs(directory) / batch.log_name(status.name, status.job_id)
                 raise ClusterError(f"the scheduler of cluster {name} is gone: {_words(status)}. Log: {log}")
             if timeout is not None and now - began > timeout:
-                raise TimeoutError(f"the scheduler of cluster {name} did not answer within {timeout:g} s: {_words(status, contact)}")
+                raise TimeoutError(
+                    f"the scheduler of cluster {name} did not answer within {timeout:g} s: {_words(status, contact)}"
+                )
             progress.update(
-                f"cluster {name}: waiting for its scheduler", f"{_words(status, contact)}, for {duration(time.time() - submitted)}"
+                f"cluster {name}: waiting for its scheduler",
+                f"{_words(status, contact)}, for {duration(time.time() - submitted)}",
             )
             time.sleep(0.5)
 
@@ -156,8 +167,10 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
 def _words(status: JobStatus | None, contact: Contact | None = None) -> str:
     if contact is not None and (status is None or status.state is JobState.RUNNING):
         return (
-            f"it listens on {contact.client}, which does not answer {socket.gethostname()}: set client_interface to a network that this "
-            f"machine reaches, or run this program on a compute node; `hpcgpu check --in-job` shows which networks it reaches"
+            f"it listens on {contact.client}, which does not answer {socket.gethostname()}: set client_interface to a "
+            "network that this "
+            "machine reaches, or run this program on a compute node; `hpcgpu check --in-job` shows which networks it "
+            "reaches"
         )
     if status is None:
         return "the queue says nothing about its job"

@@ -64,7 +64,10 @@ class Reader:
     def _files(self) -> Iterator[tuple[str, Path]]:
         for submit in self.directory.submits():
             if submit.job_id is not None and self.job in (None, submit.job_id, submit.name):
-                yield f"{submit.kind} job {submit.job_id} ({submit.name})", self.logs / self.batch.log_name(submit.name, submit.job_id)
+                yield (
+                    f"{submit.kind} job {submit.job_id} ({submit.name})",
+                    self.logs / self.batch.log_name(submit.name, submit.job_id),
+                )
         if self.job is None:
             yield "manager in the scheduler job", self.directory.logs / LOG
 

@@ -1,4 +1,6 @@
-"""The clusters of this user, as their directories tell: which there are, what of them lives, how to end one whose client is gone."""
+"""The clusters of this user, as their directories tell: which there are, what of them lives, how to end one whose
+client is gone.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ __all__ = [
 ]
 
 
-#: Seconds without any change after which a cluster without jobs is closed where it is not known whether its program lives.
+#: Seconds without any change after which a cluster without jobs is closed where it is not known whether its program
+#: lives.
 _UNSEEN = 600.0
 #: Seconds that a submit may take whose client was killed.
 _SUBMIT = 10.0
@@ -89,7 +92,9 @@ class Found:
 
 
 def directories(root: Path) -> list[ClusterDirectory]:
-    """Return the directories of clusters in a directory: those with a journal or a ``cluster.json``, also those renamed ``NAME~...``."""
+    """Return the directories of clusters in a directory: those with a journal or a ``cluster.json``, also those renamed
+    ``NAME~...``.
+    """
     paths = {path.parent for name in ("cluster.json", "journal.jsonl") for path in root.glob(f"*/{name}")}
     return [ClusterDirectory(path) for path in sorted(paths) if not path.name.startswith(".")]
 
@@ -99,7 +104,8 @@ def _warn(path: Path, error: NotTrusted) -> None:
 
 
 def find(roots: Iterable[Path], refuse: Callable[[Path, NotTrusted], None] = _warn) -> list[Found]:
-    """Return the clusters of these directories that were not closed, oldest first. A damaged one is among them, and says so.
+    """Return the clusters of these directories that were not closed, oldest first. A damaged one is among them, and
+    says so.
 
     Those that were renamed for a later one of their name are among them while they have jobs.
 
@@ -145,7 +151,13 @@ def _look(directory: ClusterDirectory) -> Found:
     except (BatchError, Damaged, OSError) as error:
         trouble = list(dict.fromkeys([*trouble, str(error)]))
     return Found(
-        directory=directory, system=system, created=created, jobs=jobs, trouble="; ".join(trouble), known=known, readable=not other
+        directory=directory,
+        system=system,
+        created=created,
+        jobs=jobs,
+        trouble="; ".join(trouble),
+        known=known,
+        readable=not other,
     )
 
 
@@ -213,11 +225,17 @@ def _named(name: str) -> ClusterDirectory:
     there = [ClusterDirectory.there(root / name, any_format=True) for root in roots if _is_cluster(root / name)]
     chosen = [directory for directory in there if not directory.closed] or there
     if len(chosen) > 1:
-        raise NoCluster(f"several clusters are named {name}: give the path of one of them: {', '.join(str(d.path) for d in chosen)}")
+        raise NoCluster(
+            f"several clusters are named {name}: give the path of one of them: {', '.join(str(d.path) for d in chosen)}"
+        )
     if not chosen:
-        others = sorted(d.path.name for root in roots for d in directories(root) if "~" not in d.path.name and not d.closed)
+        others = sorted(
+            d.path.name for root in roots for d in directories(root) if "~" not in d.path.name and not d.closed
+        )
         there_are = printable(", ".join(others) or "none")
-        raise NoCluster(f"there is no cluster named {name!r} in {', '.join(map(str, roots))}. Existing clusters: {there_are}")
+        raise NoCluster(
+            f"there is no cluster named {name!r} in {', '.join(map(str, roots))}. Existing clusters: {there_are}"
+        )
     return chosen[0]
 
 
@@ -226,7 +244,8 @@ def _is_cluster(path: Path) -> bool:
 
 
 def check_queue(directory: ClusterDirectory, batch: BatchSystem) -> None:
-    """Refuse to ask the queue of one system for the jobs of a cluster that is in the queue of another one, with the same home.
+    """Refuse to ask the queue of one system for the jobs of a cluster that is in the queue of another one, with the
+    same home.
 
     A queue that does not say which it is, and a cluster that was made where none did, are not refused.
 
@@ -241,7 +260,8 @@ def check_queue(directory: ClusterDirectory, batch: BatchSystem) -> None:
     here = batch.identity() if there else ""
     if there != here and here:
         raise OtherQueue(
-            f"cluster {directory.path.name} is in the queue {printable(there)!r} of batch system {batch.name!r}, but this machine uses the "
+            f"cluster {directory.path.name} is in the queue {printable(there)!r} of batch system {batch.name!r}, but "
+            "this machine uses the "
             f"queue {here!r}. Run this on a machine that uses {printable(there)!r}. "
             f"If that queue no longer exists, remove {directory.path}"
         )
@@ -265,7 +285,8 @@ def _told(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus
 
 
 def submitted(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, Submit]:
-    """Return by id the jobs of a cluster that are not known to have ended. Of which no id is known, the queue is asked by name.
+    """Return by id the jobs of a cluster that are not known to have ended. Of which no id is known, the queue is asked
+    by name.
 
     Raises
     ------
@@ -283,7 +304,11 @@ def submitted(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, Subm
 
 
 def stop(
-    directory: ClusterDirectory, batch: BatchSystem, *, timeout: float = 30.0, sleep: Callable[[float], None] = time.sleep
+    directory: ClusterDirectory,
+    batch: BatchSystem,
+    *,
+    timeout: float = 30.0,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> list[JobStatus]:
     """Cancel every job of a cluster, and no other; return those that are left after the timeout.
 
@@ -308,7 +333,9 @@ def stop(
             directory.close()
             return []
         if time.monotonic() > deadline:
-            left = [job for job in jobs if job.state is not JobState.COMPLETING]  # an epilog may take minutes; nothing else can come of it
+            left = [
+                job for job in jobs if job.state is not JobState.COMPLETING
+            ]  # an epilog may take minutes; nothing else can come of it
             if jobs and not left and not _submitting(directory, now=time.time()):
                 directory.close()
             return left
@@ -318,16 +345,21 @@ def stop(
 
 
 def _submitting(directory: ClusterDirectory, *, now: float) -> bool:
-    """Whether a submit may still be under way that a killed client began: its command has a session of its own, and lives on."""
-    return any(s.job_id is None and not s.refused and not s.ended and now - s.time < _SUBMIT for s in directory.submits())
+    """Whether a submit may still be under way that a killed client began: its command has a session of its own, and
+    lives on.
+    """
+    return any(
+        s.job_id is None and not s.refused and not s.ended and now - s.time < _SUBMIT for s in directory.submits()
+    )
 
 
 def standing(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobStatus], list[str]]:
-    """Return the jobs of a cluster that have not ended, and the ids (or names, without an id) of those that nobody knows.
+    """Return the jobs of a cluster that have not ended, and the ids (or names, without an id) of those that nobody
+    knows.
 
-    The queue alone says which live. Not knowing is no proof: only the journal, the queue or the accounting can say that a job has ended.
-    There are two exceptions, where a job that is not known has ended too: the embedded queue never forgets a live job, on the machine that
-    it is on; and a scheduler that ends removes the keys of its cluster.
+    The queue alone says which live. Not knowing is no proof: only the journal, the queue or the accounting can say that
+    a job has ended. There are two exceptions, where a job that is not known has ended too: the embedded queue never
+    forgets a live job, on the machine that it is on; and a scheduler that ends removes the keys of its cluster.
 
     Raises
     ------
@@ -340,23 +372,31 @@ def standing(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobS
     accounted = batch.ended(set(jobs) - set(told))
     over = {i for i, status in accounted.items() if status.state.ended and i in jobs and status.name == jobs[i].name}
     found = list(jobs.values())
-    no_id = [s.name for s in directory.submits() if s.job_id is None and not s.refused and not s.ended and s not in found]
+    no_id = [
+        s.name for s in directory.submits() if s.job_id is None and not s.refused and not s.ended and s not in found
+    ]
     manager = directory.manager()
     remembered = batch.remembers and manager is not None and manager.lives is not None
-    return live, [] if remembered or _ended_by_itself(directory) else [*(i for i in jobs if i not in told and i not in over), *no_id]
+    return live, [] if remembered or _ended_by_itself(directory) else [
+        *(i for i in jobs if i not in told and i not in over),
+        *no_id,
+    ]
 
 
 def _ended_by_itself(directory: ClusterDirectory) -> bool:
-    """Whether the scheduler job has removed the keys at its end. `stop` removes them too, before the jobs have ended."""
+    """Whether the scheduler job has removed the keys at its end. `stop` removes them too, before the jobs have
+    ended.
+    """
     return not directory.tls.is_dir() and not directory.dashboard_token() and not directory.closing
 
 
 def close_ended(found: Iterable[Found], *, now: Callable[[], float] = time.time) -> list[Found]:
-    """Mark as closed, and take the credentials of, the clusters that have ended though nobody closed them; return the others.
+    """Mark as closed, and take the credentials of, the clusters that have ended though nobody closed them; return the
+    others.
 
-    A cluster has ended when each of its jobs is known to have ended (see `standing`), its scheduler does not answer, and nobody may be
-    about to submit a job: the program that managed it has ended, or, where that is not known, nothing has changed for a while. A cluster
-    with jobs that nobody knows is returned with a word on that.
+    A cluster has ended when each of its jobs is known to have ended (see `standing`), its scheduler does not answer,
+    and nobody may be about to submit a job: the program that managed it has ended, or, where that is not known, nothing
+    has changed for a while. A cluster with jobs that nobody knows is returned with a word on that.
     """
     left = []
     for one in found:
@@ -376,7 +416,8 @@ def close_ended(found: Iterable[Found], *, now: Callable[[], float] = time.time)
 
 def _unknown(directory: ClusterDirectory, jobs: list[str]) -> str:
     return (
-        f"the queue of this machine does not know its jobs {', '.join(jobs)}. If they have ended, and are not in the queue of another "
+        f"the queue of this machine does not know its jobs {', '.join(jobs)}. If they have ended, and are not in the "
+        "queue of another "
         f"machine, run: hpcgpu stop {directory.path.name}"
     )
 

@@ -1,4 +1,6 @@
-"""What a cluster is now, seen from any program: its journal, its queue and its scheduler joined. Changes nothing, manages nothing."""
+"""What a cluster is now, seen from any program: its journal, its queue and its scheduler joined. Changes nothing,
+manages nothing.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ class ClusterStatus:
     ----------
     name, system, directory : str
     state : str
-        ``"waiting"`` (its scheduler job waits or starts), ``"running"``, ``"closed"``, ``"ended"`` (no job is left, though nobody closed
-        it) or ``"unreachable"`` (its scheduler job runs, and the scheduler does not answer).
+        ``"waiting"`` (its scheduler job waits or starts), ``"running"``, ``"closed"``, ``"ended"`` (no job is left,
+        though nobody closed it) or ``"unreachable"`` (its scheduler job runs, and the scheduler does not answer).
     workers, gpus : int
         Dask workers that are connected, and GPUs of the worker jobs that run.
     scheduler, dashboard : str

@@ -1,4 +1,5 @@
-"""What `hpcgpu check --in-job` runs in each job: looks around, writes what it saw into the directory, and lets itself be connected to.
+"""What `hpcgpu check --in-job` runs in each job: looks around, writes what it saw into the directory, and lets itself
+be connected to.
 
 It only looks; what that means is decided on the login node (`hpcgpu.checks.jobs`).
 """
@@ -47,7 +48,9 @@ def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> dict[
     batch = batch_system(arguments.system)
     own = batch.own_job(os.environ)
     node = choice.look()
-    chosen = choice.decide(node, arguments.protocol, arguments.interface, gpu=bool(arguments.gpus) or arguments.kind == "worker")
+    chosen = choice.decide(
+        node, arguments.protocol, arguments.interface, gpu=bool(arguments.gpus) or arguments.kind == "worker"
+    )
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     on_node = gpus_on_node()
     found: dict[str, Any] = {
@@ -107,7 +110,8 @@ def _local_directory(path: str) -> str:
 def serve(address: str, directory: ClusterDirectory) -> tuple[socket.socket, int]:
     """Listen by TLS as the scheduler does, and tell the time to whoever has the cluster's credentials.
 
-    Each peer has a thread, so that strangers who stay silent delay nobody. When too many are silent the oldest one is disconnected.
+    Each peer has a thread, so that strangers who stay silent delay nobody. When too many are silent the oldest one is
+    disconnected.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(directory.tls / "cert.pem", directory.tls / "key.pem")
@@ -125,7 +129,9 @@ def serve(address: str, directory: ClusterDirectory) -> tuple[socket.socket, int
                 silent.append(peer)
                 threading.Thread(target=answer, args=(peer,), daemon=True).start()
                 if len(silent) > _SILENT:
-                    socket.socket.shutdown(silent.popleft(), socket.SHUT_RDWR)  # not SSLSocket's: its thread goes on using TLS
+                    socket.socket.shutdown(
+                        silent.popleft(), socket.SHUT_RDWR
+                    )  # not SSLSocket's: its thread goes on using TLS
 
     def answer(peer: ssl.SSLSocket) -> None:
         with peer, contextlib.suppress(OSError):
@@ -143,12 +149,18 @@ def serve(address: str, directory: ClusterDirectory) -> tuple[socket.socket, int
 
 def main(argv: Sequence[str]) -> int:
     """Examine the job, write the result, and wait until the login node has read it."""
-    parser = argparse.ArgumentParser(prog="python -m hpcgpu.runtime.check", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        prog="python -m hpcgpu.runtime.check", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
     job_arguments(parser)
     parser.add_argument("--local-directory", help="directory for spilling")
     arguments = parser.parse_args(argv)
     if not (arguments.directory / "cluster.json").exists():
-        print(f"hpcgpu: {arguments.directory} does not exist on {socket.gethostname()}: it must be on a shared filesystem", file=sys.stderr)
+        print(
+            f"hpcgpu: {arguments.directory} does not exist on {socket.gethostname()}: it must be on a shared "
+            "filesystem",
+            file=sys.stderr,
+        )
         return 1
     try:
         directory = ClusterDirectory.there(arguments.directory)
@@ -160,9 +172,16 @@ def main(argv: Sequence[str]) -> int:
     name = arguments.client_interface or interfaces.default_interface(addresses) or found["transport"]["interface"]
     address = addresses.get(name or "", socket.gethostname())
     listener, port = serve(address, directory)
-    directory.write(f"{arguments.kind}.json", json.dumps({**found, "address": [address, port], "via": name or "", "time": time.time()}))
+    directory.write(
+        f"{arguments.kind}.json",
+        json.dumps({**found, "address": [address, port], "via": name or "", "time": time.time()}),
+    )
     deadline = time.monotonic() + _TIMEOUT
-    while time.monotonic() < deadline and not (directory.path / f"{arguments.kind}.seen").exists() and not directory.closed:
+    while (
+        time.monotonic() < deadline
+        and not (directory.path / f"{arguments.kind}.seen").exists()
+        and not directory.closed
+    ):
         directory.refresh()
         time.sleep(0.2)
     listener.close()

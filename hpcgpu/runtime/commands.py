@@ -24,7 +24,9 @@ __all__ = ["scheduler_command", "worker_command"]
 _SCHEDULER_POOL = "1GB"
 
 
-def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, batch: BatchSystem, own: OwnJob) -> list[str]:
+def worker_command(
+    arguments: argparse.Namespace, directory: ClusterDirectory, batch: BatchSystem, own: OwnJob
+) -> list[str]:
     """Wait for the scheduler and return the full command of a worker."""
     check_interface(arguments.interface)
     end = end_of_walltime(own, batch)
@@ -36,8 +38,11 @@ def worker_command(arguments: argparse.Namespace, directory: ClusterDirectory, b
     ClusterDirectory.there(directory.path)  # the wait may have been long
     interface = agreed_interface(contact, arguments.protocol, arguments.interface)
     if end is not None:
-        os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = f"{lifetime(end - time.time(), arguments.walltime_margin):.0f}s"
-        # The user's own Dask configuration may have these for other clusters: they would move the end past the walltime.
+        os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = (
+            f"{lifetime(end - time.time(), arguments.walltime_margin):.0f}s"
+        )
+        # The user's own Dask configuration may have these for other clusters: they would move the end past the
+        # walltime.
         os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER"] = "0s"
         os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__RESTART"] = "False"
     # Names must be unique: the cluster gives each job a name of its own, a job submitted by hand has the cluster's.
@@ -80,7 +85,9 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     if "--dashboard-address" not in command:  # where clients and their proxies reach the scheduler, and nowhere else
         command += ["--dashboard-address", f"{node.addresses.get(outer or '', '127.0.0.1')}:0"]
     os.environ["HPCGPU_SCHEDULER_JOB"] = own.job_id
-    os.environ["HPCGPU_FABRIC"] = json.dumps({"fabric": chosen.why, "network": chosen.network, "interface": chosen.interface or ""})
+    os.environ["HPCGPU_FABRIC"] = json.dumps(
+        {"fabric": chosen.why, "network": chosen.network, "interface": chosen.interface or ""}
+    )
     os.environ["HPCGPU_LEASE"] = f"{arguments.lease:g}"
     print(f"hpcgpu: {chosen.why}", file=sys.stderr)
     return command
@@ -102,7 +109,10 @@ def agreed_interface(contact: Contact, protocol: str, interface: str | None) -> 
     if interface is not None or not contact.network:
         return interface
     return choice.nearest(
-        node, contact.network, contact.interface, interfaces.reaching(contact.workers.split("://", 1)[1].rpartition(":")[0])
+        node,
+        contact.network,
+        contact.interface,
+        interfaces.reaching(contact.workers.split("://", 1)[1].rpartition(":")[0]),
     )
 
 

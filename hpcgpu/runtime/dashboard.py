@@ -1,8 +1,9 @@
 """The dashboard of a cluster: its link, and the token that every page asks for.
 
-A page of Dask's dashboard takes up to half a second of the scheduler's event loop, and shows what the cluster computes. `Guard` therefore
-looks for the token as soon as the header of a request is read, before a handler is chosen. A browser brings the token once, as
-``?token=``, and gets a cookie for it; programs send ``Authorization: token TOKEN``, or ``Bearer TOKEN``. `/health` is open.
+A page of Dask's dashboard takes up to half a second of the scheduler's event loop, and shows what the cluster computes.
+`Guard` therefore looks for the token as soon as the header of a request is read, before a handler is chosen. A browser
+brings the token once, as ``?token=``, and gets a cookie for it; programs send ``Authorization: token TOKEN``, or
+``Bearer TOKEN``. `/health` is open.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Guard(Router):
     def __init__(self, application: Router, token: str) -> None:
         self.application = application
         self.token = token.encode()
-        # A browser sends the cookies of a host to every port of it: each cluster has a name of its own, and the value is not the token.
+        # A browser sends the cookies of a host to every port of it: each cluster has a name of its own, and the value
+        # is not the token.
         self.cookie = f"hpcgpu-{self._digest('name')[:16]}"
         self.value = self._digest("value").encode()
 
@@ -89,7 +91,9 @@ class Guard(Router):
         return any(hmac.compare_digest(token, self.token) for token in request.query_arguments.get("token", []))
 
     def _has_cookie(self, headers: HTTPHeaders) -> bool:
-        """Whether a browser was here with the token. A page of another server must not use its cookie: it may be on the same host."""
+        """Whether a browser was here with the token. A page of another server must not use its cookie: it may be on the
+        same host.
+        """
         origin = headers.get("Origin")
         if origin is not None and origin.partition("://")[2] != headers.get("Host"):
             return False
@@ -97,10 +101,11 @@ class Guard(Router):
         return any(name == self.cookie and hmac.compare_digest(value.encode(), self.value) for name, _, value in pairs)
 
     def _signed_in(self, request: HTTPServerRequest) -> dict[str, str]:
-        """Headers that keep the cookie and lead to the same page without the token: it must not stay in history, nor in logs.
+        """Headers that keep the cookie and lead to the same page without the token: it must not stay in history, nor in
+        logs.
 
-        The location is relative: a proxy may have put something in front of the path. With ``SameSite=Strict`` a browser would not send
-        the cookie where a link in a notebook is followed.
+        The location is relative: a proxy may have put something in front of the path. With ``SameSite=Strict`` a
+        browser would not send the cookie where a link in a notebook is followed.
         """
         arguments = urlencode([pair for pair in parse_qsl(request.query, keep_blank_values=True) if pair[0] != "token"])
         secure = "; Secure" if request.protocol == "https" else ""
@@ -113,9 +118,13 @@ class Guard(Router):
 
 
 class _Answer(HTTPMessageDelegate):
-    """A short answer that is written when the header is read; tornado then closes the connection without reading a body."""
+    """A short answer that is written when the header is read; tornado then closes the connection without reading a
+    body.
+    """
 
-    def __init__(self, request: HTTPServerRequest, code: int, reason: str, headers: dict[str, str], text: str = "") -> None:
+    def __init__(
+        self, request: HTTPServerRequest, code: int, reason: str, headers: dict[str, str], text: str = ""
+    ) -> None:
         self.request = request
         self.start_line = ResponseStartLine("HTTP/1.1", code, reason)
         self.text = text.encode()
@@ -129,12 +138,16 @@ class _Answer(HTTPMessageDelegate):
     def headers_received(self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders) -> None:
         connection = self.request.connection
         assert connection is not None
-        connection.write_headers(self.start_line, HTTPHeaders(self.headers), self.text if self.request.method != "HEAD" else None)
+        connection.write_headers(
+            self.start_line, HTTPHeaders(self.headers), self.text if self.request.method != "HEAD" else None
+        )
         connection.finish()
 
 
 def guard(server: HTTPServer, directory: ClusterDirectory) -> None:
-    """Let an HTTP server of a cluster answer those who have its token, and nobody else. It must not have answered anybody yet."""
+    """Let an HTTP server of a cluster answer those who have its token, and nobody else. It must not have answered
+    anybody yet.
+    """
     token = directory.dashboard_token()
     if not token:
         logger.warning("%s has no dashboard token: the dashboard refuses all requests", directory.path)
@@ -145,7 +158,8 @@ def guard(server: HTTPServer, directory: ClusterDirectory) -> None:
 
 
 def guard_servers_of_this_process() -> None:
-    """Guard every HTTP server that distributed starts from now on in this process, which belongs to the cluster of its environment.
+    """Guard every HTTP server that distributed starts from now on in this process, which belongs to the cluster of its
+    environment.
 
     distributed has no hook between the start of a server and its first answer: preloads run later. So this replaces
     ``ServerNode.start_http_server``, by which scheduler and workers start it; see `hpcgpu.upstream`.

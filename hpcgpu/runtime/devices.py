@@ -1,7 +1,8 @@
 """Puts right which GPU dask-cuda takes a worker's CPU affinity and memory limit from.
 
-It makes the list of a worker's GPUs by rotating CUDA_VISIBLE_DEVICES so that the worker's own is first, and then asks NVML for the GPU at
-the worker's index of that list: of four GPUs it takes 0, 2, 0, 2 for 0, 1, 2, 3 (``CUDAWorker.__init__`` since dask-cuda #671; in 26.10).
+It makes the list of a worker's GPUs by rotating CUDA_VISIBLE_DEVICES so that the worker's own is first, and then asks
+NVML for the GPU at the worker's index of that list: of four GPUs it takes 0, 2, 0, 2 for 0, 1, 2, 3
+(``CUDAWorker.__init__`` since dask-cuda #671; in 26.10).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the manager needs of the Dask scheduler beyond distributed's own RPCs; added to it by our preload.
 
-It tells the load, lets running tasks finish on workers that leave, does not count a worker that its job's end took against the tasks it
-ran, and ends a scheduler whose manager is gone.
+It tells the load, lets running tasks finish on workers that leave, does not count a worker that its job's end took
+against the tasks it ran, and ends a scheduler whose manager is gone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _CHARGEABLE = 600.0
 _FIRST_HEARTBEAT = 60.0
 #: Seconds of silence after which a manager counts as gone.
 _SILENT = 60.0
-#: Seconds after which a worker knows for sure that it leaves: a heartbeat from then on tells what it executes to its end.
+#: Seconds after which a worker knows for sure that it leaves: a heartbeat from then on tells what it executes to its
+#: end.
 _NOTICED = 2.0
 
 
@@ -66,7 +67,9 @@ def install(scheduler: Scheduler, lease: float | None = None) -> Extension:
 
 
 def _error_message(error: BaseException, *arguments: Any, **options: Any) -> Any:
-    """Stand in for distributed's own where the scheduler makes messages of errors: that of a graph with GPU objects gets advice."""
+    """Stand in for distributed's own where the scheduler makes messages of errors: that of a graph with GPU objects
+    gets advice.
+    """
     return error_message(hostcopy.with_advice(error), *arguments, **options)
 
 
@@ -109,7 +112,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     # The manager's lease
 
     async def heartbeat(self, manager: int = 0, about: str = "") -> int:
-        """Record a manager's heartbeat, and how its scaling is; return the highest number of any manager. Earlier ones do not count."""
+        """Record a manager's heartbeat, and how its scaling is; return the highest number of any manager. Earlier ones
+        do not count.
+        """
         if manager >= self._manager and manager != self._left:
             self._manager, self._heard, self._about, self._present = manager, time.monotonic(), about, True
         return self._manager
@@ -121,7 +126,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             self._present = False
 
     async def state(self) -> dict[str, Any]:
-        """Return who manages the cluster: the manager's ``number``, whether it is ``present``, what it says, what went wrong with it.
+        """Return who manages the cluster: the manager's ``number``, whether it is ``present``, what it says, what went
+        wrong with it.
 
         The latter two are ``about`` and ``trouble``.
         """
@@ -139,7 +145,11 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         str
             Why that cannot be; empty if it can.
         """
-        return await self.unattended.start() if self.unattended is not None else "its scheduler does not run in a scheduler job"
+        return (
+            await self.unattended.start()
+            if self.unattended is not None
+            else "its scheduler does not run in a scheduler job"
+        )
 
     async def environment(self) -> dict[str, str]:
         """Return what software and GPU the scheduler has, see `hpcgpu.environment.software`."""
@@ -154,7 +164,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             await asyncio.sleep(min(left, lease))
         if self.lease is None:
             return
-        logger.error("hpcgpu: no heartbeat from the cluster's manager for %g s (option lease): this scheduler ends", lease)
+        logger.error(
+            "hpcgpu: no heartbeat from the cluster's manager for %g s (option lease): this scheduler ends", lease
+        )
         await self.scheduler.close(reason="hpcgpu-lease")
 
     # Load
@@ -187,20 +199,29 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
                 kind = kinds.setdefault(tuple(sorted((ts.resource_restrictions or {}).items())), [0.0, 0.0])
                 kind[0] += weight
                 kind[1] += weight * self.scheduler._get_prefix_duration(ts.prefix)
-        return [WaitingWork(resources=dict(kind), tasks=math.ceil(tasks), seconds=seconds) for kind, (tasks, seconds) in kinds.items()]
+        return [
+            WaitingWork(resources=dict(kind), tasks=math.ceil(tasks), seconds=seconds)
+            for kind, (tasks, seconds) in kinds.items()
+        ]
 
     # Workers that leave
 
     async def unfinished(self, names: Iterable[str]) -> dict[str, int]:
-        """Return how many tasks retiring workers still execute, by name; those that they have not begun go to others."""
+        """Return how many tasks retiring workers still execute, by name; those that they have not begun go to
+        others.
+        """
         wanted, now, counts = set(names), time.time(), {}
-        self._leaving_since = {name: since for name, since in self._leaving_since.items() if now - since < _CHARGEABLE or name in wanted}
+        self._leaving_since = {
+            name: since for name, since in self._leaving_since.items() if now - since < _CHARGEABLE or name in wanted
+        }
         for ws in list(self.scheduler.workers.values()):
             if str(ws.name) not in wanted:
                 continue
             since = self._leaving_since.setdefault(str(ws.name), now)
             executing = set(ws.executing)
-            if ws.last_seen >= since + _NOTICED:  # heartbeats are seconds apart in large clusters, and wait for Python's lock
+            if (
+                ws.last_seen >= since + _NOTICED
+            ):  # heartbeats are seconds apart in large clusters, and wait for Python's lock
                 for ts in set(ws.processing) - executing:
                     self.scheduler._reschedule(ts.key, ws.address, stimulus_id=f"hpcgpu-leaving-{time.time()}")
             counts[str(ws.name)] = len(ws.processing)
@@ -219,7 +240,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     # Results for clients without a GPU
 
     async def gather(self, comm: Comm, keys: Collection[Any], serializers: list[str] | None = None) -> Any:
-        """Collect results as `Scheduler.gather` does; in host memory for a client that has no GPU and does not choose itself."""
+        """Collect results as `Scheduler.gather` does; in host memory for a client that has no GPU and does not choose
+        itself.
+        """
         return await self.scheduler.gather(keys=keys, serializers=self._serializers(comm, serializers))
 
     async def broadcast(self, comm: Comm, serializers: list[str] | None = None, **arguments: Any) -> Any:
@@ -230,15 +253,19 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         ours = all("hpcgpu" in ws.extra for ws in self.scheduler.workers.values())
         if chosen is not None or comm.local_address.startswith("ucx"):
             return chosen
-        # Device memory that came over UCX cannot go on over TCP, so that a client with a GPU gets frames of the host, and rebuilds.
+        # Device memory that came over UCX cannot go on over TCP, so that a client with a GPU gets frames of the host,
+        # and rebuilds.
         return hostcopy.SERIALIZERS if ours and not comm.remote_info.get(HAS_GPU) else ["dask", "pickle", "error"]
 
     # Whom a worker's loss is charged to
 
-    async def remove_uncharged(self, address: str, *, stimulus_id: str, expected: bool = False, close: bool = True) -> Any:
+    async def remove_uncharged(
+        self, address: str, *, stimulus_id: str, expected: bool = False, close: bool = True
+    ) -> Any:
         """Remove a worker without charging its tasks: whether it crashed or its job ended is only known later.
 
-        Distributed would count each loss against ``allowed-failures`` at once, so that four preempted jobs fail a task (KilledWorker).
+        Distributed would count each loss against ``allowed-failures`` at once, so that four preempted jobs fail a task
+        (KilledWorker).
         """
         ws = self.scheduler.workers.get(self.scheduler.coerce_address(address))
         tasks = {ts.key for ts in ws.processing} if ws is not None and not expected else set()
@@ -276,15 +303,18 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         stimulus = f"hpcgpu-killed-worker-{time.time()}"
         error = KilledWorker(task=ts.key, last_worker=worker, allowed_failures=self.scheduler.allowed_failures)
         logger.error("Task %s marked as failed because %d workers died while trying to run it", ts.key, ts.suspicious)
-        recommendations = self.scheduler.transition(ts.key, "erred", exception=pickle.dumps(error), cause=ts.key, stimulus_id=stimulus)
+        recommendations = self.scheduler.transition(
+            ts.key, "erred", exception=pickle.dumps(error), cause=ts.key, stimulus_id=stimulus
+        )
         self.scheduler.transitions(recommendations, stimulus)
 
 
 def _wanted(worker: WorkerState, at_most: int) -> int:
-    """Return the bytes that a worker holds, in memory or spilled, and that somebody wants; its share of what several workers hold.
+    """Return the bytes that a worker holds, in memory or spilled, and that somebody wants; its share of what several
+    workers hold.
 
-    Clients want futures and persisted collections. Published datasets, variables and queues have clients of their own in the scheduler.
-    Tasks that are not computed yet want what they depend on. `at_most` results are looked at.
+    Clients want futures and persisted collections. Published datasets, variables and queues have clients of their own
+    in the scheduler. Tasks that are not computed yet want what they depend on. `at_most` results are looked at.
     """
     sample = list(itertools.islice(worker.has_what, at_most))
     wanted = sum(max(1, ts.get_nbytes()) / max(1, len(ts.who_has or ())) for ts in sample if ts.who_wants or ts.waiters)

@@ -14,7 +14,8 @@ __all__ = ["visible_gpus"]
 def visible_gpus(
     wanted: int, environ: Mapping[str, str], on_node: int | None, *, whole_nodes: bool = False, kind: str = "worker"
 ) -> str | None:
-    """Return the value that CUDA_VISIBLE_DEVICES must have for a job that asked for `wanted` GPUs; None to leave it as it is.
+    """Return the value that CUDA_VISIBLE_DEVICES must have for a job that asked for `wanted` GPUs; None to leave it as
+    it is.
 
     Its entries may be indices, UUIDs or MIG UUIDs, and are only counted.
 
@@ -41,16 +42,22 @@ def visible_gpus(
     entries = visible_devices(environ.get(VARIABLE))
     if entries is None:
         if not on_node:
-            raise LaunchError(f"this job asked for {counted(wanted, 'GPU')} and sees none: no CUDA_VISIBLE_DEVICES, no driver. {advice}")
+            raise LaunchError(
+                f"this job asked for {counted(wanted, 'GPU')} and sees none: no CUDA_VISIBLE_DEVICES, no driver. "
+                f"{advice}"
+            )
         if on_node != wanted and not (whole_nodes and on_node > wanted):
             whole = "scheduler={'gpu_request': 'none'}" if kind == "scheduler" else f"gpus_per_node={on_node}"
             raise LaunchError(
-                f"the batch system does not say which GPUs are this job's (no CUDA_VISIBLE_DEVICES). The job asked for {wanted} and "
-                f"the node has {on_node}. If jobs get whole nodes, set {whole}. If not, set CUDA_VISIBLE_DEVICES in job_script_prologue"
+                "the batch system does not say which GPUs are this job's (no CUDA_VISIBLE_DEVICES). The job asked for "
+                f"{wanted} and "
+                f"the node has {on_node}. If jobs get whole nodes, set {whole}. If not, set CUDA_VISIBLE_DEVICES in "
+                "job_script_prologue"
             )
         return ",".join(map(str, range(wanted)))
     if len(entries) < wanted:
         raise LaunchError(
-            f"this job asked for {counted(wanted, 'GPU')} and sees {len(entries)} (CUDA_VISIBLE_DEVICES={environ[VARIABLE]!r}). {advice}"
+            f"this job asked for {counted(wanted, 'GPU')} and sees {len(entries)} "
+            f"(CUDA_VISIBLE_DEVICES={environ[VARIABLE]!r}). {advice}"
         )
     return ",".join(entries[:wanted])

@@ -1,7 +1,8 @@
 """Results that live in GPU memory, for clients that have no GPU: a serializer that sends a copy in host memory.
 
-A client on a login node cannot hold device memory, and a scheduler that got a result over UCX cannot pass device memory on over TCP: by
-default its connection breaks (`distributed.comm.tcp` takes the buffer of each frame, and a `rmm.DeviceBuffer` has none).
+A client on a login node cannot hold device memory, and a scheduler that got a result over UCX cannot pass device memory
+on over TCP: by default its connection breaks (`distributed.comm.tcp` takes the buffer of each frame, and a
+`rmm.DeviceBuffer` has none).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from distributed.protocol.serialize import register_serialization_family
 __all__ = ["SERIALIZERS", "host_copy", "register", "with_advice"]
 
 _ARRAYS, _OTHERS = "hpcgpu-host", "hpcgpu-host-pickle"
-#: Serializers of what goes to a client without a GPU: objects in GPU memory, what Dask knows, objects that hold such ones; the last turns
-#: failures into messages.
+#: Serializers of what goes to a client without a GPU: objects in GPU memory, what Dask knows, objects that hold such
+#: ones; the last turns failures into messages.
 SERIALIZERS = [_ARRAYS, "dask", _OTHERS, "error"]
 #: Libraries of GPU objects, and how their objects are copied to the host.
 _COPIES: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -52,14 +53,18 @@ def host_copy(value: Any) -> Any:
         return copy(value)
     if hasattr(kind, "__cuda_array_interface__") and _has_interface(value):
         raise _OnDevice(
-            f"a result is a {kind.__module__}.{kind.__qualname__} in GPU memory. This client has no GPU, and hpcgpu cannot copy this "
-            f"type. Return a host copy from the task (such as .cpu().numpy(), .copy_to_host(), .get()), or keep the result on the workers"
+            f"a result is a {kind.__module__}.{kind.__qualname__} in GPU memory. This client has no GPU, and hpcgpu "
+            "cannot copy this "
+            "type. Return a host copy from the task (such as .cpu().numpy(), .copy_to_host(), .get()), or keep the "
+            "result on the workers"
         )
     return value
 
 
 def _has_interface(value: Any) -> bool:
-    """Whether it is in GPU memory. torch has the attribute for each tensor, and raises on the CPU, but also where gradients are kept."""
+    """Whether it is in GPU memory. torch has the attribute for each tensor, and raises on the CPU, but also where
+    gradients are kept.
+    """
     try:
         if getattr(value, "is_cuda", None) is not None:
             return bool(value.is_cuda)
@@ -107,7 +112,10 @@ def _pickle(value: Any) -> tuple[dict[str, Any], list[Any]]:
     except _OnDevice as error:
         return _failed(error)
     frames = [buffer.raw() for buffer in buffers]
-    return _Header(serializer="pickle", writeable=tuple(not frame.readonly for frame in frames)), [file.getvalue(), *frames]
+    return _Header(serializer="pickle", writeable=tuple(not frame.readonly for frame in frames)), [
+        file.getvalue(),
+        *frames,
+    ]
 
 
 def _failed(error: _OnDevice) -> tuple[dict[str, Any], list[Any]]:
@@ -125,7 +133,8 @@ def register() -> None:
 
 
 def with_advice(error: BaseException) -> BaseException:
-    """Return an error with advice if the scheduler could not rebuild a graph because of GPU objects in it; otherwise the error itself.
+    """Return an error with advice if the scheduler could not rebuild a graph because of GPU objects in it; otherwise
+    the error itself.
 
     Dask's own text speaks of different environments alone.
     """
@@ -137,8 +146,10 @@ def with_advice(error: BaseException) -> BaseException:
     if found is None:
         return error
     advice = RuntimeError(
-        f"the graph holds GPU objects ({found.group()}), which the scheduler could not rebuild: {words}. The scheduler needs a GPU and the "
-        f"workers' software for that. Start it with a GPU (scheduler={{'gpus_per_node': 1}}), create such objects in tasks, or send them "
+        f"the graph holds GPU objects ({found.group()}), which the scheduler could not rebuild: {words}. The scheduler "
+        "needs a GPU and the "
+        f"workers' software for that. Start it with a GPU (scheduler={{'gpus_per_node': 1}}), create such objects in "
+        "tasks, or send them "
         f"with client.scatter and use the future in the graph"
     )
     advice.__cause__ = cause

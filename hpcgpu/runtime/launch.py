@@ -1,11 +1,12 @@
-"""First step of every job, ``python -m hpcgpu.runtime.launch``: checks what the job was given, then becomes the stock Dask command.
+"""First step of every job, ``python -m hpcgpu.runtime.launch``: checks what the job was given, then becomes the stock
+Dask command.
 
-It fails at once and says why when that command could not succeed. The command runs in this very process, so that signals from the batch
-system reach Dask and nothing stands between. A worker imports Dask while it waits for the scheduler: on a busy shared filesystem that
-takes longer than all the rest.
+It fails at once and says why when that command could not succeed. The command runs in this very process, so that
+signals from the batch system reach Dask and nothing stands between. A worker imports Dask while it waits for the
+scheduler: on a busy shared filesystem that takes longer than all the rest.
 
-The story of a job is `prepare`, from top to bottom. Each step is a function of its own, here or in the module that it is about:
-`gpus`, `place`, `reach` (is the scheduler there?), `commands`, `becoming`.
+The story of a job is `prepare`, from top to bottom. Each step is a function of its own, here or in the module that it
+is about: `gpus`, `place`, `reach` (is the scheduler there?), `commands`, `becoming`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tuple[list[str], Path]:
-    """Return the full command of the job, and the directory for its temporary files. What the job must do at its end goes to `at_end`.
+    """Return the full command of the job, and the directory for its temporary files. What the job must do at its end
+    goes to `at_end`.
 
     Raises
     ------
@@ -138,13 +140,23 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m hpcgpu.runtime.launch", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        prog="python -m hpcgpu.runtime.launch", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
     job_arguments(parser)
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the job")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for the scheduler")
-    parser.add_argument("--walltime-margin", type=float, help="seconds before the end of the walltime at which workers retire")
-    parser.add_argument("--lease", type=float, default=0.0, help="seconds without a manager after which the scheduler ends; 0: never")
-    parser.add_argument("--rmm-pool", action="store_true", help="give the scheduler a small pool of GPU memory under UCX, as workers have")
+    parser.add_argument(
+        "--walltime-margin", type=float, help="seconds before the end of the walltime at which workers retire"
+    )
+    parser.add_argument(
+        "--lease", type=float, default=0.0, help="seconds without a manager after which the scheduler ends; 0: never"
+    )
+    parser.add_argument(
+        "--rmm-pool",
+        action="store_true",
+        help="give the scheduler a small pool of GPU memory under UCX, as workers have",
+    )
     split = list(argv).index("--")
     arguments = parser.parse_args(argv[:split])
     arguments.command = list(argv[split + 1 :])

@@ -1,4 +1,5 @@
-"""The manager that runs in the scheduler job, for adaptive scaling without a living client: starts and ends its process.
+"""The manager that runs in the scheduler job, for adaptive scaling without a living client: starts and ends its
+process.
 
 It is a process of its own, ``python -m hpcgpu.cluster.unattended``: what it does must not hold up the scheduler.
 """
@@ -43,8 +44,8 @@ class Unattended:
     async def start(self) -> str:
         """Start it, or start it anew; return why that cannot be, empty if it can.
 
-        Whether jobs may be submitted from this node is only known of the commands: a site that refuses them from compute nodes says so at
-        the first submit.
+        Whether jobs may be submitted from this node is only known of the commands: a site that refuses them from
+        compute nodes says so at the first submit.
         """
         if trouble := await asyncio.to_thread(self._queue_answers):
             return trouble
@@ -65,11 +66,14 @@ class Unattended:
         return ""
 
     async def _watch_over(self, process: asyncio.subprocess.Process) -> None:
-        """Take note when the manager ends by itself; one that was taken over, or whose cluster has ended, exits with 0."""
+        """Take note when the manager ends by itself; one that was taken over, or whose cluster has ended, exits with
+        0.
+        """
         code = await process.wait()
         if code and process is self._process:
             self.trouble = (
-                f"adaptive scaling stopped: the manager in the scheduler job ended with exit code {code}. Log: {self.directory.logs / LOG}"
+                "adaptive scaling stopped: the manager in the scheduler job ended with exit "
+                f"code {code}. Log: {self.directory.logs / LOG}"
             )
             logger.error("hpcgpu: %s", self.trouble)
 

@@ -1,4 +1,6 @@
-"""Where a job puts its files, what its tasks can import, how long it lives, and the credentials of a cluster that lives in it."""
+"""Where a job puts its files, what its tasks can import, how long it lives, and the credentials of a cluster that lives
+in it.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,15 @@ def expanded(path: str, environ: Mapping[str, str]) -> str:
     except ValueError as error:
         raise LaunchError(f"local_directory={path!r}: {error}") from error
     if not os.path.isabs(found):  # noqa: PTH117  text
-        raise LaunchError(f"local_directory={path!r} means {found!r} in this job, a relative path: it must begin with '/'")
+        raise LaunchError(
+            f"local_directory={path!r} means {found!r} in this job, a relative path: it must begin with '/'"
+        )
     return found
 
 
 def temporary_place(arguments: argparse.Namespace) -> Path:
-    """Take the option `local_directory` out of the command, and return the directory in which that for Dask's temporary files is made.
+    """Take the option `local_directory` out of the command, and return the directory in which that for Dask's temporary
+    files is made.
 
     Raises
     ------
@@ -62,7 +67,8 @@ def temporary_place(arguments: argparse.Namespace) -> Path:
 
 
 def import_from_working_directory() -> None:
-    """Let tasks import modules from where the job was submitted, as Dask's own command does, unless others can put modules there.
+    """Let tasks import modules from where the job was submitted, as Dask's own command does, unless others can put
+    modules there.
 
     The job script starts Python with ``-P``: without it Python would look there first of all, for its own modules too.
     """
@@ -88,7 +94,9 @@ def lifetime(remaining: float, asked: float | None = None) -> float:
 
 
 def end_of_walltime(own: OwnJob, batch: BatchSystem) -> float | None:
-    """Return when the walltime of this job is over, epoch seconds; the queue is asked where the environment does not tell."""
+    """Return when the walltime of this job is over, epoch seconds; the queue is asked where the environment does not
+    tell.
+    """
     if own.end is not None:
         return own.end
     with contextlib.suppress(BatchError):  # compute nodes may lack the queue's commands
@@ -104,7 +112,8 @@ def make_credentials(directory: ClusterDirectory, own: OwnJob | None, batch: Bat
 
 
 def remove_secrets(directory: ClusterDirectory, token: str, job_id: str) -> None:
-    """Remove the credentials of a cluster whose scheduler job ends; scripts of ``hpcgpu render`` may be launched again, with theirs.
+    """Remove the credentials of a cluster whose scheduler job ends; scripts of ``hpcgpu render`` may be launched again,
+    with theirs.
 
     Only the job of the contact does; where there is none (any more) that of the journal.
     """

@@ -1,4 +1,6 @@
-"""Whether a cluster's scheduler can be reached, and the wait for one that cannot yet: in worker jobs, and in programs that connect."""
+"""Whether a cluster's scheduler can be reached, and the wait for one that cannot yet: in worker jobs, and in programs
+that connect.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SchedulerWatch", "answers", "check_alone", "scheduler_of", "wait_for_scheduler"]
 
-#: Seconds without a contact after which a worker job first polls for the scheduler job, and its poll interval: there are many worker jobs.
+#: Seconds without a contact after which a worker job first polls for the scheduler job, and its poll interval: there
+#: are many worker jobs.
 _FIRST_POLL, _POLL_INTERVAL = 5.0, 15.0
 
 
@@ -45,7 +48,9 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
                 context.check_hostname = False
                 context.load_cert_chain(directory.tls / "cert.pem", directory.tls / "key.pem")
                 with context.wrap_socket(connection) as encrypted:
-                    encrypted.recv(1)  # under TLS 1.3 this tells whether the scheduler takes our certificate; it speaks first
+                    encrypted.recv(
+                        1
+                    )  # under TLS 1.3 this tells whether the scheduler takes our certificate; it speaks first
                     with contextlib.suppress(OSError):
                         encrypted.unwrap()
     except ssl.SSLError as error:
@@ -59,7 +64,9 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
 
 
 def scheduler_of(directory: ClusterDirectory, contact: Contact) -> rpc:
-    """Return a connection to the scheduler of a cluster, to be used as ``async with``; its methods are the scheduler's handlers."""
+    """Return a connection to the scheduler of a cluster, to be used as ``async with``; its methods are the scheduler's
+    handlers.
+    """
     from distributed.core import rpc
 
     return rpc(contact.client, connection_args=credentials.security(directory).get_connection_args("client"))
@@ -78,7 +85,11 @@ class SchedulerWatch:
     """
 
     def __init__(
-        self, directory: ClusterDirectory, batch: BatchSystem, cadence: Cadence | None = None, before: Callable[[], None] = lambda: None
+        self,
+        directory: ClusterDirectory,
+        batch: BatchSystem,
+        cadence: Cadence | None = None,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         self.directory = directory
         self.monitor = Monitor(batch, cadence=cadence or Cadence())
@@ -90,9 +101,11 @@ class SchedulerWatch:
         return self.monitor.trouble
 
     def poll(self, *, now: float) -> JobStatus | None:
-        """Poll if it is time to. Return what is known of the job; None where nothing is, because it has no id yet or the last poll failed.
+        """Poll if it is time to. Return what is known of the job; None where nothing is, because it has no id yet or
+        the last poll failed.
 
-        A job that is presumed to have ended is `JobState.FAILED`, with the reason: see `hpcgpu.batch.monitor.presumed_ended`.
+        A job that is presumed to have ended is `JobState.FAILED`, with the reason: see
+        `hpcgpu.batch.monitor.presumed_ended`.
         """
         submit = next((s for s in self.directory.submits() if s.kind == "scheduler" and not s.refused), None)
         if submit is None or submit.job_id is None:
@@ -135,9 +148,13 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout:
             reported = watch.trouble
             print(f"hpcgpu: cannot ask the queue about the scheduler job: {reported}" * bool(reported), file=sys.stderr)
         if status is not None and status.state.ended:
-            raise LaunchError(f"the scheduler job {status.job_id} has ended ({explain(status)}): this worker job ends too")
+            raise LaunchError(
+                f"the scheduler job {status.job_id} has ended ({explain(status)}): this worker job ends too"
+            )
         if now - began > timeout:
-            raise LaunchError(f"no scheduler answered within {timeout:g} s (death_timeout): {_silence(contact, directory)}")
+            raise LaunchError(
+                f"no scheduler answered within {timeout:g} s (death_timeout): {_silence(contact, directory)}"
+            )
         time.sleep(pause)
         pause = min(1.0, pause * 1.2)
 
@@ -146,9 +163,13 @@ def _silence(contact: Contact | None, directory: ClusterDirectory) -> str:
     """Return why a scheduler may not have answered, and what to do."""
     if contact is None:
         written = directory.path / "contact.json"
-        return f"it did not write {written}. See its log in {directory.logs}. If it only starts slowly, raise death_timeout"
+        return (
+            f"it did not write {written}. See its log in {directory.logs}. If "
+            "it only starts slowly, raise death_timeout"
+        )
     return (
-        f"{contact.client} does not answer {socket.gethostname()}: set client_interface to a network that worker nodes reach too, or ask "
+        f"{contact.client} does not answer {socket.gethostname()}: set client_interface to a network that worker nodes "
+        "reach too, or ask "
         f"the site about a firewall"
     )
 
@@ -166,8 +187,11 @@ def check_alone(directory: ClusterDirectory, job_id: str) -> None:
         return
     host, _, port = contact.client.partition("://")[2].rpartition(":")
     with contextlib.suppress(OSError, ValueError):
-        socket.create_connection((host, int(port)), timeout=5).close()  # one that is too busy for a handshake takes a connection too
+        socket.create_connection(
+            (host, int(port)), timeout=5
+        ).close()  # one that is too busy for a handshake takes a connection too
         raise LaunchError(
-            f"cluster {name} already has a scheduler, in job {contact.job_id}. A second one would take its clients and workers. To "
+            f"cluster {name} already has a scheduler, in job {contact.job_id}. A second one would take its clients and "
+            "workers. To "
             f"start again, first run: hpcgpu stop {name}"
         )

@@ -1,7 +1,7 @@
 """Which workers may take the data of one that retires: data of a GPU worker goes to GPU workers.
 
-distributed gives data to the running worker that uses least memory. It knows no GPUs, and objects in GPU memory would go to workers that
-cannot hold them.
+distributed gives data to the running worker that uses least memory. It knows no GPUs, and objects in GPU memory would
+go to workers that cannot hold them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _ON_GPU = re.compile(r"(cupyx?|cudf|dask_cudf|pylibcudf|cuml|cugraph|cuspatial|r
 
 
 def install() -> None:
-    """Let the active memory manager choose among suitable workers: upstream has no hook for it, so its private method is wrapped."""
+    """Let the active memory manager choose among suitable workers: upstream has no hook for it, so its private method
+    is wrapped.
+    """
     upstream = ActiveMemoryManagerExtension._find_recipient
     if getattr(upstream, "knows_gpus", False):
         return
@@ -51,7 +53,8 @@ def suitable(candidates: Set[Any], holders: Set[Any], kind: str | None) -> set[A
     Returns
     -------
     set of WorkerState
-        Those with GPUs where the result is of a worker with a GPU. If there are none, all, unless the result is known to be in GPU memory.
+        Those with GPUs where the result is of a worker with a GPU. If there are none, all, unless the result is known
+        to be in GPU memory.
     """
     if not any(_has_gpu(holder) for holder in holders):
         return set(candidates)

@@ -1,4 +1,6 @@
-"""Preload of the scheduler: adds our extension, publishes its addresses in the cluster directory, takes them away when it ends."""
+"""Preload of the scheduler: adds our extension, publishes its addresses in the cluster directory, takes them away when
+it ends.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ __all__ = ["dask_setup", "dask_teardown", "publish"]
 
 
 def publish(
-    scheduler: Scheduler, directory: ClusterDirectory, *, job_id: str, fabric: str, network: str = "", interface: str = ""
+    scheduler: Scheduler,
+    directory: ClusterDirectory,
+    *,
+    job_id: str,
+    fabric: str,
+    network: str = "",
+    interface: str = "",
 ) -> Contact:
     """Write the contact of a scheduler that listens. Its first listener is for workers, its last for clients."""
     addresses = [listener.contact_address for listener in scheduler.listeners]

@@ -1,8 +1,8 @@
 """Temporary files of Dask where nobody else has been: a fresh directory for each process of ours that is a Dask server.
 
-Dask takes any directory ``dask-scratch-space`` that it can write to, puts it on `sys.path`, and unpickles what it has spilled there
-(`distributed.diskutils`, `distributed.core.Server`). On a node of several users somebody else may have made it. The directory of a process
-that was killed stays until the next one of this user starts on the node.
+Dask takes any directory ``dask-scratch-space`` that it can write to, puts it on `sys.path`, and unpickles what it has
+spilled there (`distributed.diskutils`, `distributed.core.Server`). On a node of several users somebody else may have
+made it. The directory of a process that was killed stays until the next one of this user starts on the node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ __all__ = ["made", "place", "refusal"]
 
 
 def place(local_directory: str | None = None) -> Path:
-    """Return the directory for temporary files, made if it is not there: the one given, that of Dask's configuration, or the node's.
+    """Return the directory for temporary files, made if it is not there: the one given, that of Dask's configuration,
+    or the node's.
 
     Raises
     ------
@@ -108,11 +109,15 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _sweep(base: Path, prefix: str) -> None:
-    """Remove what processes of this user have left here that were killed; not where others could make us remove something else."""
+    """Remove what processes of this user have left here that were killed; not where others could make us remove
+    something else.
+    """
     if weaknesses(base, shared=True):
         return
     for path in base.glob(f"{prefix}*"):
-        if not re.fullmatch("[a-z0-9_]{8}", path.name.removeprefix(prefix)):  # of a host whose name begins like this one's
+        if not re.fullmatch(
+            "[a-z0-9_]{8}", path.name.removeprefix(prefix)
+        ):  # of a host whose name begins like this one's
             continue
         with contextlib.suppress(OSError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

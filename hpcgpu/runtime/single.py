@@ -38,7 +38,9 @@ class _Trouble(Exception):
 async def _workers_there(contact: Contact, directory: ClusterDirectory, workers: int) -> None:
     from distributed import Client
 
-    async with Client(contact.client, security=credentials.security(directory), asynchronous=True, set_as_default=False) as client:
+    async with Client(
+        contact.client, security=credentials.security(directory), asynchronous=True, set_as_default=False
+    ) as client:
         await client.wait_for_workers(workers)
 
 
@@ -77,7 +79,9 @@ class Single:
             cluster["the scheduler"] = await asyncio.create_subprocess_exec(*scheduler, start_new_session=True)
             cluster["the workers"] = await asyncio.create_subprocess_exec(*workers, start_new_session=True)
             contact = await self._unless_ended(cluster, _scheduler_there(self.directory), "the scheduler")
-            await self._unless_ended(cluster, _workers_there(contact, self.directory, self.workers), counted(self.workers, "worker"))
+            await self._unless_ended(
+                cluster, _workers_there(contact, self.directory, self.workers), counted(self.workers, "worker")
+            )
             return await self._program(cluster, program, contact)
         except _Trouble as trouble:
             print(f"hpcgpu: {trouble}", file=sys.stderr, flush=True)
@@ -99,18 +103,23 @@ class Single:
             done, _ = await asyncio.wait(events, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
             if self.signalled in done:
                 raise _Trouble(
-                    f"{signal.Signals(self.signalled.result()).name} came while the job waited for {what}: the program was not started"
+                    f"{signal.Signals(self.signalled.result()).name} came while the job waited for {what}: the program "
+                    "was not started"
                 )
             if ended := next((name for end, name in ends.items() if end in done), None):
                 raise _Trouble(f"{ended} ended too early: the program was not started. See the reason above")
             if task not in done:
-                raise _Trouble(f"the job waited {self.timeout:g} s (death_timeout) for {what}: the program was not started")
+                raise _Trouble(
+                    f"the job waited {self.timeout:g} s (death_timeout) for {what}: the program was not started"
+                )
             return task.result()
         finally:
             for waiting in (task, *ends):
                 waiting.cancel()
 
-    async def _program(self, cluster: dict[str, asyncio.subprocess.Process], command: Sequence[str], contact: Contact) -> int:
+    async def _program(
+        self, cluster: dict[str, asyncio.subprocess.Process], command: Sequence[str], contact: Contact
+    ) -> int:
         environment = {
             **os.environ,
             **credentials.environment(self.directory),
@@ -133,9 +142,12 @@ class Single:
             await _end(program, _GRACE)
             if self.signalled in done:
                 raise _Trouble(
-                    f"{signal.Signals(self.signalled.result()).name} came, by the end of the walltime or by scancel: the program was ended"
+                    f"{signal.Signals(self.signalled.result()).name} came, by the end of the walltime or by scancel: "
+                    "the program was ended"
                 )
-            raise _Trouble(f"{next(name for end, name in ends.items() if end in done)} ended: the program was ended too")
+            raise _Trouble(
+                f"{next(name for end, name in ends.items() if end in done)} ended: the program was ended too"
+            )
         finally:
             for waiting in (over, *ends):
                 waiting.cancel()
@@ -158,14 +170,18 @@ async def _end(process: asyncio.subprocess.Process, grace: float) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Make the cluster's directory, run, take the credentials away."""
-    parser = argparse.ArgumentParser(prog="python -m hpcgpu.runtime.single", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        prog="python -m hpcgpu.runtime.single", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
     parser.add_argument("--workers", type=int, required=True, help="Dask workers to wait for")
     parser.add_argument("--timeout", type=float, required=True, help="seconds that they may take")
     parser.add_argument("--insecure", action="store_true", help="without TLS")
     parser.add_argument("system", help="batch system")
     parser.add_argument("directory", type=Path, help="cluster directory, which is made")
     parser.add_argument(
-        "commands", nargs=argparse.REMAINDER, help="length and words of the scheduler's command, of the workers', the program's"
+        "commands",
+        nargs=argparse.REMAINDER,
+        help="length and words of the scheduler's command, of the workers', the program's",
     )
     arguments = parser.parse_args(argv)
     words = list(arguments.commands)

@@ -1,5 +1,5 @@
-"""Preload of worker processes: from its import on connections are those of `hpcgpu.fabric`, pages ask for the dashboard's token, and
-clients without a GPU get host copies of results.
+"""Preload of worker processes: from its import on connections are those of `hpcgpu.fabric`, pages ask for the
+dashboard's token, and clients without a GPU get host copies of results.
 
 It also tells the scheduler what software and GPU the worker has.
 """

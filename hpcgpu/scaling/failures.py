@@ -56,8 +56,8 @@ def classify(state: JobState, *, lasted: float | None, worked: bool = False) -> 
     ----------
     state : JobState
     lasted : float or None
-        Seconds since its first worker connected; None if none ever did. COMPLETED is expected after a while: workers retire before
-        the walltime ends.
+        Seconds since its first worker connected; None if none ever did. COMPLETED is expected after a while: workers
+        retire before the walltime ends.
     worked : bool, default False
         Whether its workers had tasks or data. Then COMPLETED is expected at any time: somebody retired or closed them.
     """
@@ -117,10 +117,11 @@ class Failures:
             self._job_failed(now)
 
     def workers_lost(self, node: str, *, within: float, now: float) -> None:
-        """Take note of a running job that lacks workers for good. The first in a row may be bad luck, the next ones count as failures.
+        """Take note of a running job that lacks workers for good. The first in a row may be bad luck, the next ones
+        count as failures.
 
-        Several jobs that lose workers within so many seconds count once: a network that fails for a moment is one event. A job and the one
-        that replaces it never do, for workers are waited for that long.
+        Several jobs that lose workers within so many seconds count once: a network that fails for a moment is one
+        event. A job and the one that replaces it never do, for workers are waited for that long.
         """
         if now < self._same_loss_until:
             return
@@ -135,7 +136,10 @@ class Failures:
         self.failed += 1
         self._back_off(self.failed, now)
         if self.failed > self.restarts:
-            self.paused = f"{self.failed} worker jobs failed in a row; they are not replaced any more (worker_restarts={self.restarts})"
+            self.paused = (
+                f"{self.failed} worker jobs failed in a row; they are not replaced "
+                f"any more (worker_restarts={self.restarts})"
+            )
 
     def submit_refused(self, words: str, *, for_good: bool, now: float) -> None:
         """Take note of a submit that was refused."""
@@ -192,7 +196,9 @@ class ClusterFailures:
     _never: dict[str, int] = field(default_factory=dict)
 
     def lose(self, why: str) -> None:
-        """Take note that the cluster is lost. The first line is kept, which says where the log is: who is told of it now sees the rest."""
+        """Take note that the cluster is lost. The first line is kept, which says where the log is: who is told of it
+        now sees the rest.
+        """
         self.lost = self.lost or why.split("\n", 1)[0]
 
     def observe(self, statuses: Mapping[str, JobStatus]) -> None:

@@ -1,6 +1,7 @@
 """How many jobs a group of workers should have, and which to release: state in, decision out. No I/O, no clock.
 
-The same function decides for a fixed size (`scale`) and for an adaptive one (`adapt`). Times are epoch seconds, durations seconds.
+The same function decides for a fixed size (`scale`) and for an adaptive one (`adapt`). Times are epoch seconds,
+durations seconds.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class JobView:
         Whether it waits in the queue, so that cancelling it costs nothing but its place there.
     submitted : float
     leaves : float or None
-        From when on another job is needed in its place: its walltime ends, or workers of it are lost for good. None if that is not so.
+        From when on another job is needed in its place: its walltime ends, or workers of it are lost for good. None if
+        that is not so.
     workers : int
         Connected workers.
     processing : int
@@ -199,11 +201,15 @@ class Decision:
 
 
 def expected_wait(waits: Sequence[float], jobs: Iterable[JobView], now: float) -> float | None:
-    """Return how long a job that is submitted now would wait: the median of the last ten, and no less than the oldest that still waits.
+    """Return how long a job that is submitted now would wait: the median of the last ten, and no less than the oldest
+    that still waits.
 
     None when nothing is known.
     """
-    known = [*([statistics.median(waits[-_RECENT_WAITS:])] if waits else []), *(now - job.submitted for job in jobs if job.pending)]
+    known = [
+        *([statistics.median(waits[-_RECENT_WAITS:])] if waits else []),
+        *(now - job.submitted for job in jobs if job.pending),
+    ]
     return max(known) if known and waits else None
 
 
@@ -246,7 +252,10 @@ def decide(
         left = limits.gpu_seconds - history.gpu_seconds
         burning = limits.gpus_per_job * sum(not job.pending for job in jobs)
         if left <= burning * _BUDGET_MARGIN:
-            why = f"the budget of {counted(limits.gpu_seconds / 3600, 'GPU hour')} is used up ({history.gpu_seconds / 3600:.2f})"
+            why = (
+                f"the budget of {counted(limits.gpu_seconds / 3600, 'GPU hour')} is "
+                f"used up ({history.gpu_seconds / 3600:.2f})"
+            )
             cancel, retire = _parted(staying)
             return Decision(target=0, cancel=cancel, retire=retire, reason=why, over=True)
     # A job that ends before a replacement could start does not count, so that the replacement is submitted in time.
@@ -261,7 +270,9 @@ def decide(
         submit, why_not = _submit(wish - len(lasting), for_data, staying, demand, limits, history, wait, now=now)
         leaving = len(staying) - len(lasting)
         reason = f"{why}; {_existing(staying)}" + (f", {leaving} to be replaced" if leaving else "")
-        return Decision(target=wish, submit=submit, reason=reason + (f"; {why_not}" if why_not else f"; submitting {submit}"))
+        return Decision(
+            target=wish, submit=submit, reason=reason + (f"; {why_not}" if why_not else f"; submitting {submit}")
+        )
     if limits.fixed:
         chosen = staying if wish == 0 else sorted(lasting, key=_dispensable)[: len(lasting) - wish]
         cancel, retire = _parted(chosen)
@@ -295,7 +306,9 @@ def _holders(jobs: Sequence[JobView], lasting: Sequence[JobView]) -> int:
     """
     wanted, stay = sum(job.wanted for job in jobs), {job.name for job in lasting}
     # Jobs that end are counted last, in place of their replacements.
-    models = sorted((job for job in jobs if job.memory), key=lambda job: (job.name not in stay, not job.actors, -job.memory))
+    models = sorted(
+        (job for job in jobs if job.memory), key=lambda job: (job.name not in stay, not job.actors, -job.memory)
+    )
     count, space = 0, 0.0
     for job in models:
         if space * _HOLD_SHARE >= wanted and not (job.name in stay and job.actors):
@@ -324,8 +337,12 @@ def _amount(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
-def _dispensed(idle: Iterable[JobView], jobs: Sequence[JobView], lasting: Sequence[JobView], most: int) -> list[JobView]:
-    """Return the idle jobs to release, `most` at most: none with actors, and none whose wanted data the others could not hold."""
+def _dispensed(
+    idle: Iterable[JobView], jobs: Sequence[JobView], lasting: Sequence[JobView], most: int
+) -> list[JobView]:
+    """Return the idle jobs to release, `most` at most: none with actors, and none whose wanted data the others could
+    not hold.
+    """
     wanted = sum(job.wanted for job in jobs)
     staying, gone = {job.name: job.memory for job in lasting}, list[JobView]()
     for job in sorted(idle, key=lambda job: (job.wanted, _dispensable(job))):
@@ -347,7 +364,9 @@ def _submit(
     *,
     now: float,
 ) -> tuple[int, str]:
-    """Return how many jobs to request, and why none if none; `for_data` of the missing ones replace jobs that hold wanted data."""
+    """Return how many jobs to request, and why none if none; `for_data` of the missing ones replace jobs that hold
+    wanted data.
+    """
     if history.paused:
         return 0, f"paused: {history.paused}"
     if history.full:
@@ -383,7 +402,9 @@ def _shrink(
     keep: float,
     now: float,
 ) -> Decision:
-    """Release the jobs that have been too many for long enough: pending ones first, then idle ones that wanted data does not need."""
+    """Release the jobs that have been too many for long enough: pending ones first, then idle ones that wanted data
+    does not need.
+    """
     since = min(now, hysteresis.surplus_since) if hysteresis.surplus_since is not None else now
     pending = sorted((job for job in lasting if job.pending), key=_dispensable)
     waiting = now - since < keep
@@ -391,7 +412,9 @@ def _shrink(
         reason = f"{why}; {_existing(lasting)}; {surplus} too many for {now - since:.0f} s, kept for {keep:.0f} s"
         return Decision(target=wish, reason=reason, hysteresis=Hysteresis(since))
     cancel = pending[:surplus]
-    idle = [job for job in lasting if job.idle_since is not None and now - job.idle_since >= keep and not job.processing]
+    idle = [
+        job for job in lasting if job.idle_since is not None and now - job.idle_since >= keep and not job.processing
+    ]
     retire = _dispensed(idle, jobs, lasting, surplus - len(cancel))
     reason = f"{why}; {_existing(lasting)}"
     if cancel:
@@ -399,7 +422,9 @@ def _shrink(
     if retire:
         reason += f"; draining {counted(len(retire), 'job')} idle for {keep:.0f} s"
     if not cancel and not retire:
-        reason += "; no idle job can end: the others cannot hold its data" if idle else "; no job is idle for long enough"
+        reason += (
+            "; no idle job can end: the others cannot hold its data" if idle else "; no job is idle for long enough"
+        )
     return Decision(
         target=wish,
         cancel=tuple(job.name for job in cancel),
@@ -412,8 +437,9 @@ def _shrink(
 def _dispensable(job: JobView) -> tuple[bool, bool, bool, bool, float, int, int, float, float]:
     """Sort key: the job that costs least is released first.
 
-    Pending jobs, youngest first; then those whose workers have not connected yet; then idle ones, longest idle first, fewest bytes, least
-    walltime left; then those with the fewest tasks. Jobs with actors come last, as actors cannot move.
+    Pending jobs, youngest first; then those whose workers have not connected yet; then idle ones, longest idle first,
+    fewest bytes, least walltime left; then those with the fewest tasks. Jobs with actors come last, as actors cannot
+    move.
     """
     return (
         not job.pending,

@@ -1,7 +1,8 @@
-"""Whether and when a running job with missing workers is replaced. Pure: the connected workers and the time in, a decision out.
+"""Whether and when a running job with missing workers is replaced. Pure: the connected workers and the time in, a
+decision out.
 
-A nanny that restarts its worker needs seconds, and the processes of one job do not start at the same moment. A worker that is away for
-longer than ``death_timeout`` has ended for good: its own process stops looking for the scheduler then.
+A nanny that restarts its worker needs seconds, and the processes of one job do not start at the same moment. A worker
+that is away for longer than ``death_timeout`` has ended for good: its own process stops looking for the scheduler then.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ class Absence:
     def outlook(self, timeout: float, *, now: float) -> str:
         """Return what is missing, and what happens next."""
         what = "it does" if len(self.since) == 1 else "they do"
-        return f"{self.words(now=now)}; replaced if {what} not come back within {max(0.0, self.left(timeout, now=now)):.0f} s"
+        return (
+            f"{self.words(now=now)}; replaced if {what} not come back within "
+            f"{max(0.0, self.left(timeout, now=now)):.0f} s"
+        )
 
 
 def observe(before: Absence, names: Sequence[str], nodes: int, there: Collection[str], *, now: float) -> Absence:
@@ -83,14 +87,16 @@ def observe(before: Absence, names: Sequence[str], nodes: int, there: Collection
     """
     joined = before.joined | set(there)
     absent = [name for name in names if name not in there] if joined and len(there) < len(names) else []
-    return Absence(names=tuple(names), nodes=nodes, since={name: before.since.get(name, now) for name in absent}, joined=joined)
+    return Absence(
+        names=tuple(names), nodes=nodes, since={name: before.since.get(name, now) for name in absent}, joined=joined
+    )
 
 
 def may_go(short: int, whole: int, target: int, *, comes: bool) -> int:
     """Return how many of the jobs that are to be replaced may go now.
 
-    Each works on until another job's workers are there in its place. One at a time may go before: where the site has no room for both, the
-    other can only start then.
+    Each works on until another job's workers are there in its place. One at a time may go before: where the site has no
+    room for both, the other can only start then.
 
     Parameters
     ----------

@@ -42,7 +42,8 @@ def jobs_for(
     gpus: int | None = None,
     call: str = "scale: {}",
 ) -> int:
-    """Return the number of jobs that have this number of workers, this much memory, and so on; the largest of them, rounded up.
+    """Return the number of jobs that have this number of workers, this much memory, and so on; the largest of them,
+    rounded up.
 
     Parameters
     ----------
@@ -93,11 +94,16 @@ def limits(
     most = {unit: value for unit, value in maximum.items() if value is not None}
     if not most:
         raise OptionError("adapt: give a maximum, such as maximum_jobs=4")
-    least = max((jobs_for(worker, **{u: v}, call=f"adapt: minimum{_UNITS[u]}") for u, v in minimum.items() if v is not None), default=0)
+    least = max(
+        (jobs_for(worker, **{u: v}, call=f"adapt: minimum{_UNITS[u]}") for u, v in minimum.items() if v is not None),
+        default=0,
+    )
     largest = min(_jobs_within(worker, unit, value) for unit, value in most.items())
     given = ", ".join(f"maximum{_UNITS[unit]}={value!r}" for unit, value in most.items())
     if largest < least:
-        raise OptionError(f"adapt: the minimum is {counted(least, 'job')}, more than {given}, which is {counted(largest, 'job')}")
+        raise OptionError(
+            f"adapt: the minimum is {counted(least, 'job')}, more than {given}, which is {counted(largest, 'job')}"
+        )
     if backlog is not None:
         positive("adapt: backlog", backlog)
     if maximum_gpu_hours is not None:
@@ -139,7 +145,9 @@ def _brings(worker: WorkerOptions, unit: str, jobs: int, name: str) -> int:
 
 
 def _amount(name: str, unit: str, value: Any) -> int:
-    """Return an amount of a unit, 0 or more. A float without a fraction, or a number of numpy's, is a whole number too."""
+    """Return an amount of a unit, 0 or more. A float without a fraction, or a number of numpy's, is a whole number
+    too.
+    """
     if unit == "memory":
         with suppress(ValueError, TypeError, AttributeError, KeyError, IndexError, OverflowError):
             if parse_bytes(value) == 0:
@@ -155,7 +163,13 @@ def _amount(name: str, unit: str, value: Any) -> int:
 
 #: By unit, its name in the arguments of `adapt`, and the words for it.
 _UNITS = {"n": "", "jobs": "_jobs", "gpus": "_gpus", "cores": "_cores", "memory": "_memory"}
-_WORDS = {"n": "workers", "jobs": "jobs", "gpus": "GPUs", "cores": "threads of workers (nthreads)", "memory": "of memory"}
+_WORDS = {
+    "n": "workers",
+    "jobs": "jobs",
+    "gpus": "GPUs",
+    "cores": "threads of workers (nthreads)",
+    "memory": "of memory",
+}
 _MAXIMUM = "adapt: maximum{}"
 
 

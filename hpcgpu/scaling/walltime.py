@@ -16,7 +16,8 @@ def margin(walltime: float, asked: float | None = None, nbytes: int = 0) -> floa
     walltime : float
         Seconds that the job may run.
     asked : float, optional
-        The least that the user wants (`walltime_margin`). Default: a tenth of the walltime, 30 s at least and 5 min at most.
+        The least that the user wants (`walltime_margin`). Default: a tenth of the walltime, 30 s at least and 5 min at
+        most.
     nbytes : int, default 0
         What its workers hold.
     """

@@ -1,6 +1,7 @@
 """Scripts that stand alone: a cluster directory that a person without Python launches, and one job that runs all.
 
-The directory is made as that of any other cluster: `hpcgpu list`, `hpcgpu stop`, `hpcgpu.connect` and ``from_name`` know it.
+The directory is made as that of any other cluster: `hpcgpu list`, `hpcgpu stop`, `hpcgpu.connect` and ``from_name``
+know it.
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ def make_single(system: str, arguments: Mapping[str, Any], path: Path, program: 
     private_directory(path)
     script = path / f"{path.name}.{registered(system).suffix}"
     try:
-        with os.fdopen(os.open(script, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o700), "w") as file:  # env may hold what is nobody's business
+        with os.fdopen(
+            os.open(script, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o700), "w"
+        ) as file:  # env may hold what is nobody's business
             file.write(text)
     except FileExistsError as error:
         raise OptionError(f"{script} already exists: remove it, or choose another directory") from error
@@ -111,12 +114,16 @@ def _resolve(system: str, arguments: Mapping[str, Any], path: Path) -> Options:
 
 
 def _make_room(path: Path) -> None:
-    """Mark scripts that may be replaced without loss as closed: they are renamed then, as somebody may have changed them."""
+    """Mark scripts that may be replaced without loss as closed: they are renamed then, as somebody may have changed
+    them.
+    """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not (path / "launch.sh").exists() or not (path / "cluster.json").exists():
         raise OptionError(f"{path} already exists and is not a cluster directory: choose another directory")
     directory = ClusterDirectory.there(path)
     if directory.submits() or directory.contact() is not None or any(directory.logs.glob("*")):
-        raise OptionError(f"the scripts in {path} were launched before, and their journal and logs are kept: choose another directory")
+        raise OptionError(
+            f"the scripts in {path} were launched before, and their journal and logs are kept: choose another directory"
+        )
     directory.close()

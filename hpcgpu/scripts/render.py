@@ -1,6 +1,7 @@
 """Renders the templates into job scripts, and quotes every value for where it stands.
 
-A value in a directive is read by the batch system's own parser (`Syntax.quote`), a value in the body by the shell (`shell_word`).
+A value in a directive is read by the batch system's own parser (`Syntax.quote`), a value in the body by the shell
+(`shell_word`).
 """
 
 from __future__ import annotations
@@ -36,16 +37,22 @@ def shell_word(value: object) -> str:
     text = str(value)
     if all(c.isprintable() for c in text):
         return shlex.quote(text)
-    escaped = "".join(c if c.isprintable() and c not in "\\'" else "".join(f"\\x{b:02x}" for b in c.encode()) for c in text)
+    escaped = "".join(
+        c if c.isprintable() and c not in "\\'" else "".join(f"\\x{b:02x}" for b in c.encode()) for c in text
+    )
     return f"$'{escaped}'"
 
 
 def script_name(system: str, kind: str, group: str = "default") -> str:
-    """File name of the script of one kind of job: ``worker.sbatch``, ``worker-GROUP.sbatch`` for a group of workers with a name."""
+    """File name of the script of one kind of job: ``worker.sbatch``, ``worker-GROUP.sbatch`` for a group of workers
+    with a name.
+    """
     return f"{kind if group == 'default' else f'{kind}-{group}'}.{registered(system).suffix}"
 
 
-def render(system: str, kind: str, options: Options, directory: Path, group: str = "default", *, command: str = "") -> str:
+def render(
+    system: str, kind: str, options: Options, directory: Path, group: str = "default", *, command: str = ""
+) -> str:
     """Return the text of a job script.
 
     Parameters
@@ -71,11 +78,14 @@ def render(system: str, kind: str, options: Options, directory: Path, group: str
     if job is None:
         raise OptionError("scheduler='local': the scheduler runs in this process, there is no scheduler job")
     script = directory / script_name(system, kind, group)
-    return _job_script(registered(system), kind, options, job, directory, script, command=f"{command or kind}_command.j2")
+    return _job_script(
+        registered(system), kind, options, job, directory, script, command=f"{command or kind}_command.j2"
+    )
 
 
 def render_bundle(system: str, options: Options, directory: Path) -> dict[str, str]:
-    """Return by file name what starts a cluster without Python: both job scripts, ``launch.sh``, ``stop.sh``, ``README``.
+    """Return by file name what starts a cluster without Python: both job scripts, ``launch.sh``, ``stop.sh``,
+    ``README``.
 
     Parameters
     ----------
@@ -125,7 +135,9 @@ def check_launch(system: str) -> None:
 def check_single(system: str) -> None:
     """Raise `OptionError` for a batch system whose templates have no script for one job that runs all."""
     if not (registered(system).templates / f"single.{registered(system).suffix}.j2").exists():
-        raise OptionError(f"{registered(system).title} has no script that runs scheduler, workers and a program in one job")
+        raise OptionError(
+            f"{registered(system).title} has no script that runs scheduler, workers and a program in one job"
+        )
 
 
 def command(system: str, kind: str, options: Options, directory: Path) -> str:
@@ -143,11 +155,17 @@ def command(system: str, kind: str, options: Options, directory: Path) -> str:
     job = options.worker if kind == "worker" else options.scheduler
     assert job is not None
     found = registered(system)
-    text = _environment(found, options).get_template(f"{kind}_command.j2").render(_context(found, kind, options, directory), job=job)
+    text = (
+        _environment(found, options)
+        .get_template(f"{kind}_command.j2")
+        .render(_context(found, kind, options, directory), job=job)
+    )
     return text.replace('"$python"', shell_word(job.python)).replace('"$directory"', shell_word(directory)).strip()
 
 
-def _job_script(system: System, kind: str, options: Options, job: JobOptions, directory: Path, script: Path, **own: Any) -> str:
+def _job_script(
+    system: System, kind: str, options: Options, job: JobOptions, directory: Path, script: Path, **own: Any
+) -> str:
     syntax = system.scripts()
     directives = Directives(syntax, job.job_directives_skip, job.job_extra_directives)
     text = (

@@ -22,10 +22,11 @@ from hpcgpu.store.identity import FORMAT, About
 
 __all__ = ["abandon", "claim"]
 
-#: Seconds for which a start on another machine may do nothing that is seen, before its name is free again; also the age of a directory
-#: that was never completed, after which it is removed.
+#: Seconds for which a start on another machine may do nothing that is seen, before its name is free again; also the age
+#: of a directory that was never completed, after which it is removed.
 _STARTING = 600.0
-#: Times that a name is tried for. More than two are only needed when others start and end clusters of that name meanwhile.
+#: Times that a name is tried for. More than two are only needed when others start and end clusters of that name
+#: meanwhile.
 _TRIES = 20
 
 
@@ -40,14 +41,14 @@ def claim(
 ) -> ClusterDirectory:
     """Create the directory of a new cluster, exclusively, and complete at once: nobody ever sees it half-made.
 
-    It is made under a hidden name, ``.NAME~RANDOM``, and gets its own by rename(2), which fails with ENOTEMPTY where a directory is
-    that holds something. That is atomic on NFS too, with one doubt: "if the operation failed", the man page says, the file may have
-    been renamed all the same. So the name is read back. What was interrupted or met a full disk leaves a hidden directory, which a
-    later start removes.
+    It is made under a hidden name, ``.NAME~RANDOM``, and gets its own by rename(2), which fails with ENOTEMPTY where a
+    directory is that holds something. That is atomic on NFS too, with one doubt: "if the operation failed", the man
+    page says, the file may have been renamed all the same. So the name is read back. What was interrupted or met a full
+    disk leaves a hidden directory, which a later start removes.
 
-    The directory of an earlier cluster of that name is kept, renamed ``NAME~DATE-TOKEN``, if that cluster was closed or none of its
-    jobs is alive. The token is its own: of several who replace it only the first succeeds, and none can move the new one away by
-    mistake, as the name that it would get is taken, by a directory that holds something.
+    The directory of an earlier cluster of that name is kept, renamed ``NAME~DATE-TOKEN``, if that cluster was closed or
+    none of its jobs is alive. The token is its own: of several who replace it only the first succeeds, and none can
+    move the new one away by mistake, as the name that it would get is taken, by a directory that holds something.
 
     Parameters
     ----------
@@ -58,7 +59,8 @@ def claim(
     system : str, optional
         Name of the batch system.
     queue : str, optional
-        Which of its queues the jobs are in, see `hpcgpu.batch.base.BatchSystem.identity`; empty where that is not known.
+        Which of its queues the jobs are in, see `hpcgpu.batch.base.BatchSystem.identity`; empty where that is not
+        known.
     encrypted : bool, default True
         Whether nothing of the cluster may ever run without its credentials.
     complete : callable, optional
@@ -78,7 +80,9 @@ def claim(
     _sweep(path.parent, now=time.time())
     directory, draft = ClusterDirectory(path), ClusterDirectory(_hidden(path))
     token, earlier = secrets.token_hex(16), list[ClusterDirectory]()
-    about = About(name=path.name, token=token, created=time.time(), format=FORMAT, encrypted=encrypted, system=system, queue=queue)
+    about = About(
+        name=path.name, token=token, created=time.time(), format=FORMAT, encrypted=encrypted, system=system, queue=queue
+    )
     try:
         draft.path.mkdir(mode=0o700)
         draft.logs.mkdir(mode=0o700)
@@ -115,7 +119,9 @@ def _take_name(
         if (moved := _move_aside(directory, alive)) is not None:
             earlier.append(moved)
         directory.refresh()
-    raise ClusterExists(f"another program has just started a cluster named {directory.path.name!r}, in {directory.path}")
+    raise ClusterExists(
+        f"another program has just started a cluster named {directory.path.name!r}, in {directory.path}"
+    )
 
 
 def _move_aside(directory: ClusterDirectory, alive: Callable[[ClusterDirectory], list[str]]) -> ClusterDirectory | None:
@@ -132,9 +138,13 @@ def _move_aside(directory: ClusterDirectory, alive: Callable[[ClusterDirectory],
     except Damaged:
         mark, date = f"{here.st_ino:08x}", "damaged"
     except (FileNotFoundError, NotADirectoryError):
-        if not _still(path, here) or (path / "cluster.json").exists():  # another program moved it, or has the name by now
+        if (
+            not _still(path, here) or (path / "cluster.json").exists()
+        ):  # another program moved it, or has the name by now
             return None
-        raise ClusterExists(f"{path} exists, and is not the directory of a cluster: choose another name, or remove it") from None
+        raise ClusterExists(
+            f"{path} exists, and is not the directory of a cluster: choose another name, or remove it"
+        ) from None
     try:
         why = _in_use(directory, alive, now=time.time())
     except OSError:
@@ -166,7 +176,9 @@ def _in_use(directory: ClusterDirectory, alive: Callable[[ClusterDirectory], lis
     try:
         live = alive(directory)
     except Damaged as error:
-        return f"{error}. So it is not known whether jobs of cluster {name!r} run. Choose another name, or remove {path}"
+        return (
+            f"{error}. So it is not known whether jobs of cluster {name!r} run. Choose another name, or remove {path}"
+        )
     if live:
         return (
             f"a cluster named {name!r} exists: its jobs {', '.join(live)} are in the queue (see {path}). "
@@ -180,7 +192,10 @@ def _just_starting(directory: ClusterDirectory, *, now: float) -> str:
     path, name = directory.path, directory.path.name
     submits, manager, contact = directory.submits(), directory.manager(), directory.contact()
     if not submits and (path / "launch.sh").exists():
-        return f"{path} holds the scripts of a cluster named {name!r} that was not launched yet. Launch it, or remove that directory"
+        return (
+            f"{path} holds the scripts of a cluster named {name!r} that was not "
+            "launched yet. Launch it, or remove that directory"
+        )
     unknown = [s.time for s in submits if s.job_id is None and not s.refused and not s.ended]
     in_program = contact is not None and not contact.job_id  # its scheduler is in the program itself
     if submits and not unknown and not in_program:
@@ -190,7 +205,8 @@ def _just_starting(directory: ClusterDirectory, *, now: float) -> str:
     if lives or (lives is None and (in_program or now - began < _STARTING)):
         what = "runs in" if in_program else "is just being started by"
         return (
-            f"a cluster named {name!r} {what} {manager or 'another program'}, in {path}. Try again later, or end it by: hpcgpu stop {name}"
+            f"a cluster named {name!r} {what} {manager or 'another program'}, in {path}. "
+            f"Try again later, or end it by: hpcgpu stop {name}"
         )
     return ""
 
@@ -229,5 +245,10 @@ def _sweep(root: Path, *, now: float) -> None:
         with contextlib.suppress(OSError):
             about = path.lstat()
             old = now - about.st_mtime > _STARTING
-            if old and re.fullmatch(r"[.][A-Za-z0-9][\w.-]*~[0-9a-f]{8}", path.name) and about.st_uid == os.getuid() and path.is_dir():
+            if (
+                old
+                and re.fullmatch(r"[.][A-Za-z0-9][\w.-]*~[0-9a-f]{8}", path.name)
+                and about.st_uid == os.getuid()
+                and path.is_dir()
+            ):
                 shutil.rmtree(path, ignore_errors=True)

@@ -29,8 +29,8 @@ class Contact:
     fabric : str
         Why workers talk over this protocol.
     network, interface : str
-        What was found for them on the scheduler's node: ``"infiniband"``, ``"slingshot"`` or nothing, and the interface of it; see
-        `hpcgpu.fabric.choice.TransportChoice`.
+        What was found for them on the scheduler's node: ``"infiniband"``, ``"slingshot"`` or nothing, and the interface
+        of it; see `hpcgpu.fabric.choice.TransportChoice`.
     """
 
     token: str

@@ -1,7 +1,8 @@
-"""Credentials of one cluster, held by its scheduler, workers and client alike: a TLS key with a self-signed certificate, a key for UCX.
+"""Credentials of one cluster, held by its scheduler, workers and client alike: a TLS key with a self-signed
+certificate, a key for UCX.
 
-distributed's own ``Security.temporary`` makes certificates that begin to be valid now: a node whose clock is behind the login node's
-would refuse them. These begin a day earlier.
+distributed's own ``Security.temporary`` makes certificates that begin to be valid now: a node whose clock is behind the
+login node's would refuse them. These begin a day earlier.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def create(directory: ClusterDirectory, walltime: float | None = None, *, waits:
     ----------
     directory : ClusterDirectory
     walltime : float, optional
-        Of the scheduler job, seconds: the certificate is valid for so long after 90 days in the queue. Default: for a year.
+        Of the scheduler job, seconds: the certificate is valid for so long after 90 days in the queue. Default: for a
+        year.
     waits : bool, default True
         Whether that job has yet to wait; for one that runs it is a day, for clocks that differ.
     """
@@ -63,7 +65,9 @@ def create(directory: ClusterDirectory, walltime: float | None = None, *, waits:
 
 
 def trouble(directory: ClusterDirectory, *, now: float) -> str:
-    """Return why the certificate cannot be used at this time by this machine's clock; empty if it can, or there is none."""
+    """Return why the certificate cannot be used at this time by this machine's clock; empty if it can, or there is
+    none.
+    """
     from cryptography import x509
 
     if not directory.tls.is_dir():
@@ -98,7 +102,9 @@ def security(directory: ClusterDirectory) -> Security:
 
 
 def environment(directory: ClusterDirectory) -> dict[str, str]:
-    """Return the dask configuration of a process in a job, as environment variables: paths only. Empty when TLS is off."""
+    """Return the dask configuration of a process in a job, as environment variables: paths only. Empty when TLS is
+    off.
+    """
     if not directory.tls.is_dir():
         return {}
     cert, key = str(directory.tls / "cert.pem"), str(directory.tls / "key.pem")

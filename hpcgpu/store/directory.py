@@ -1,10 +1,12 @@
 """The cluster directory: what clients and jobs of one cluster share through the filesystem.
 
-Everything is written under another name and renamed, which is atomic on NFS too; no locks. Nothing here knows Dask or a batch system.
-What is read is checked: a file that holds something else raises `hpcgpu.posix.records.Damaged`, or counts as not there where that is safe.
+Everything is written under another name and renamed, which is atomic on NFS too; no locks. Nothing here knows Dask or a
+batch system. What is read is checked: a file that holds something else raises `hpcgpu.posix.records.Damaged`, or counts
+as not there where that is safe.
 
-Each part is a class of its own, in a module of its own: who the directory belongs to (`identity`), the journal of submits (`journal`), the
-contact of the scheduler (`contact`), the manager (`managers`). How a cluster gets its directory, and its name, is in `claims`.
+Each part is a class of its own, in a module of its own: who the directory belongs to (`identity`), the journal of
+submits (`journal`), the contact of the scheduler (`contact`), the manager (`managers`). How a cluster gets its
+directory, and its name, is in `claims`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class ClusterDirectory(Contacts, Journal, Managers):
 
     @classmethod
     def there(cls, path: Path, *, any_format: bool = False) -> Self:
-        """Return the directory of an existing cluster. Others must not have made it: what it holds is executed, and gives access.
+        """Return the directory of an existing cluster. Others must not have made it: what it holds is executed, and
+        gives access.
 
         Parameters
         ----------
@@ -60,7 +63,9 @@ class ClusterDirectory(Contacts, Journal, Managers):
         """
         self = cls(path)
         files = (*path.iterdir(), *(self.tls.iterdir() if self.tls.is_dir() else ()))
-        ownership.check_tree(path, (file for file in files if file != self.logs))  # logs are the batch system's, and only shown
+        ownership.check_tree(
+            path, (file for file in files if file != self.logs)
+        )  # logs are the batch system's, and only shown
         if not any_format:
             self.check_format()
         return self
@@ -75,7 +80,11 @@ class ClusterDirectory(Contacts, Journal, Managers):
     def damage(self) -> list[str]:
         """Return what is wrong with the files that this module writes, one sentence each."""
         found = [f"{self.path / 'journal.jsonl'}: {trouble}" for trouble in self.journal_damage()]
-        shapes: dict[str, Any] = {"cluster.json": About, "contact.json": Contact, "adapt.json": dict[str, AdaptArguments]}
+        shapes: dict[str, Any] = {
+            "cluster.json": About,
+            "contact.json": Contact,
+            "adapt.json": dict[str, AdaptArguments],
+        }
         shapes |= {path.name: ManagerRecord for path in sorted(self.path.glob("manager-*.json"))}
         for name, shape in shapes.items():
             try:

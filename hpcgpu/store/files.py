@@ -38,6 +38,8 @@ class Files:
         return target
 
     def refresh(self) -> None:
-        """Make the NFS client ask the server what is in the directory, by a changed mode, instead of trusting what it was."""
+        """Make the NFS client ask the server what is in the directory, by a changed mode, instead of trusting what it
+        was.
+        """
         with contextlib.suppress(OSError):
             self.path.chmod(0o700)

@@ -1,8 +1,9 @@
 """Which cluster a directory belongs to, ``cluster.json``; and in which format its files are.
 
-All readers read this file first. Its number `FORMAT` counts for all files of the directory: it grows whenever one of them changes so that
-another version of hpcgpu would misread it. A cluster of another format is refused, with a sentence. `hpcgpu stop` can cancel its jobs all
-the same: the fields of `Name`, and the lines of the journal that tell of submits, are the same in all formats.
+All readers read this file first. Its number `FORMAT` counts for all files of the directory: it grows whenever one of
+them changes so that another version of hpcgpu would misread it. A cluster of another format is refused, with a
+sentence. `hpcgpu stop` can cancel its jobs all the same: the fields of `Name`, and the lines of the journal that tell
+of submits, are the same in all formats.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Identity(Files):
     """What ``cluster.json`` of one directory says."""
 
     def other_format(self) -> str:
-        """Return why this version cannot read the directory, and what to do, as a sentence; empty if it can, or nothing tells."""
+        """Return why this version cannot read the directory, and what to do, as a sentence; empty if it can, or nothing
+        tells.
+        """
         try:
             written = records.read(self.path / "cluster.json", _Format)
         except (OSError, Damaged):  # what reads the file for its content says that
@@ -66,8 +69,10 @@ class Identity(Files):
             return ""
         version = f"hpcgpu {printable(written.version, 40)}" if written.version else "another version of hpcgpu"
         return (
-            f"{version} made cluster {self.path.name!r}, and this is hpcgpu {__version__}, which cannot read its files in {self.path} "
-            f"(format {written.format or 0}, not {FORMAT}): use that version, or cancel its jobs by: hpcgpu stop {self.path.name}"
+            f"{version} made cluster {self.path.name!r}, and this is hpcgpu {__version__}, which cannot read its files "
+            f"in {self.path} "
+            f"(format {written.format or 0}, not {FORMAT}): use that version, or cancel its jobs by: hpcgpu stop "
+            f"{self.path.name}"
         )
 
     def check_format(self) -> None:
@@ -93,7 +98,9 @@ class Identity(Files):
             return False
 
     def is_of(self, token: str) -> bool:
-        """Whether this is still the directory of the cluster with that token, not a later one of its name; true if it cannot be read."""
+        """Whether this is still the directory of the cluster with that token, not a later one of its name; true if it
+        cannot be read.
+        """
         try:
             return self.token() == token
         except (OSError, ValueError):

@@ -1,7 +1,8 @@
 """The journal of a cluster, ``journal.jsonl``: the intent is on disk before a job is submitted, its id after it.
 
-Each line is an event. A line that is damaged costs itself alone. In every format of the directory (see `hpcgpu.store.identity`) the lines
-``intent``, ``submitted``, ``closing`` and ``closed`` are as they are here: so any version of hpcgpu can cancel the jobs of any cluster.
+Each line is an event. A line that is damaged costs itself alone. In every format of the directory (see
+`hpcgpu.store.identity`) the lines ``intent``, ``submitted``, ``closing`` and ``closed`` are as they are here: so any
+version of hpcgpu can cancel the jobs of any cluster.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ class Journal(Files):
         self._append({"event": "ended", "name": name} | ({"id": job_id} if job_id is not None else {}))
 
     def cancel(self, names: Iterable[str]) -> None:
-        """Record that these jobs are not wanted any more; written before their workers retire, and before they are cancelled."""
+        """Record that these jobs are not wanted any more; written before their workers retire, and before they are
+        cancelled.
+        """
         self._append({"event": "cancel", "names": list(names)})
 
     def keep(self, names: Iterable[str]) -> None:
@@ -106,7 +109,9 @@ class Journal(Files):
 
     def sizes(self) -> dict[str, int | None]:
         """Return by group how many worker jobs the user wants, as far as that was said."""
-        sizes = [(str(record.get("group")), record.get("jobs")) for record in self._journal() if record["event"] == "size"]
+        sizes = [
+            (str(record.get("group")), record.get("jobs")) for record in self._journal() if record["event"] == "size"
+        ]
         return {group: jobs if isinstance(jobs, int) else None for group, jobs in sizes}
 
     def detach(self) -> None:
@@ -147,7 +152,9 @@ class Journal(Files):
         for record in self._journal():
             if record["event"] == "intent":
                 group, time_ = record.get("group", "default"), record.get("time", 0.0)
-                if record["name"] in jobs and jobs[record["name"]].job_id is not None:  # of a manager that had been taken over already
+                if (
+                    record["name"] in jobs and jobs[record["name"]].job_id is not None
+                ):  # of a manager that had been taken over already
                     earlier.append(jobs.pop(record["name"]))
                 jobs[record["name"]] = Submit(record["name"], record["kind"], group, time_)
             elif record["event"] in ("cancel", "keep"):

@@ -1,4 +1,6 @@
-"""Who manages a cluster: the program that took the highest number, ``manager-NUMBER.json``; and what it is requested to do."""
+"""Who manages a cluster: the program that took the highest number, ``manager-NUMBER.json``; and what it is requested to
+do.
+"""
 
 from __future__ import annotations
 

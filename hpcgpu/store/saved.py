@@ -1,4 +1,5 @@
-"""The options of a cluster as its directory keeps them, ``options.json``: those it was made with, whatever the configuration is now.
+"""The options of a cluster as its directory keeps them, ``options.json``: those it was made with, whatever the
+configuration is now.
 
 Values are kept as they were read, checked and completed, so that nothing is decided twice.
 """
@@ -67,11 +68,15 @@ def read(directory: ClusterDirectory) -> Saved:
         )
         return Saved(options, {name: _build(classes.worker, group) for name, group in content["groups"].items()})
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise OptionError(f"the options of cluster {directory.path.name!r} cannot be read from {file}: {error}") from error
+        raise OptionError(
+            f"the options of cluster {directory.path.name!r} cannot be read from {file}: {error}"
+        ) from error
 
 
 def logs(directory: ClusterDirectory) -> Path:
-    """Return the directory of the jobs' logs: the option `log_directory` if it can be read, else that in the cluster's own."""
+    """Return the directory of the jobs' logs: the option `log_directory` if it can be read, else that in the cluster's
+    own.
+    """
     try:
         return read(directory).options.cluster.log_directory or directory.logs
     except OptionError:  # another release's, or none: a cluster of one job

@@ -35,7 +35,9 @@ def as_before() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def connection(address: str, listening: dict[str, Any], connecting: dict[str, Any]) -> AsyncIterator[tuple[Any, Any]]:
+async def connection(
+    address: str, listening: dict[str, Any], connecting: dict[str, Any]
+) -> AsyncIterator[tuple[Any, Any]]:
     """Yield both ends of a connection of distributed."""
     accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -60,17 +62,23 @@ async def test_both_ends_of_a_tls_connection_have_the_socket_of_hpcgpu() -> None
     assert isinstance(backends["tls"], tcp.TLSBackend)
     tls.install()
     security = Security.temporary()
-    ends = connection("tls://127.0.0.1:0", security.get_listen_args("scheduler"), security.get_connection_args("client"))
+    ends = connection(
+        "tls://127.0.0.1:0", security.get_listen_args("scheduler"), security.get_connection_args("client")
+    )
     async with ends as (here, there):
         for side, comm, caller in (("connects", here, "_get_connect_args"), ("listens", there, "_get_server_args")):
-            assert type(comm.stream.socket) is tls.Socket, f"who {side} has a {type(comm.stream.socket)}: {caller} is not asked"
+            assert type(comm.stream.socket) is tls.Socket, (
+                f"who {side} has a {type(comm.stream.socket)}: {caller} is not asked"
+            )
         assert isinstance(here, tls.TLS) and here._context is here.stream.socket.context, "_read_extra is not called"
         await there.write("both ways")
         assert await asyncio.wait_for(here.read(), TIMEOUT) == "both ways"
 
 
 @canary
-async def test_who_connects_and_says_nothing_is_dropped_by_the_method_that_hpcgpu_overrides(caplog: pytest.LogCaptureFixture) -> None:
+async def test_who_connects_and_says_nothing_is_dropped_by_the_method_that_hpcgpu_overrides(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.WARNING)
     tls.install()
     security = Security.temporary()
@@ -124,7 +132,9 @@ async def test_a_worker_can_be_asked_for_its_connections() -> None:
         told = (await client.run(links.describe, peers=[two.address], workers=[one.address]))[one.address]
         assert told["transports"] == {two.address: ["tcp/lo"]} and not told["troubles"], told
         await client.run(links.receive, workers=[two.address])
-        speed = (await client.run(links.measure, peer=two.address, sizes=[1000], device=False, workers=[one.address]))[one.address]
+        speed = (await client.run(links.measure, peer=two.address, sizes=[1000], device=False, workers=[one.address]))[
+            one.address
+        ]
         assert speed.get("latency", 0) > 0 and "trouble" not in speed, speed
 
 
@@ -135,7 +145,9 @@ def ucx() -> None:
 
 
 @canary
-async def test_ucx_connections_are_authenticated_before_distributed_reads(ucx: None, caplog: pytest.LogCaptureFixture) -> None:
+async def test_ucx_connections_are_authenticated_before_distributed_reads(
+    ucx: None, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     own = {authentication.ARGUMENT: KEY}
     async with connection("ucx://127.0.0.1", own, own) as (here, there):
@@ -144,7 +156,9 @@ async def test_ucx_connections_are_authenticated_before_distributed_reads(ucx: N
     foreign = {authentication.ARGUMENT: bytes(32)}
     with pytest.raises(OSError):
         async with connection("ucx://127.0.0.1", own, {**foreign, "timeout": 5}):
-            raise AssertionError("a connection with another key was accepted: on_connection is not called, or connection_args has no key")
+            raise AssertionError(
+                "a connection with another key was accepted: on_connection is not called, or connection_args has no key"
+            )
 
 
 @canary
@@ -156,4 +170,6 @@ async def test_ucx_names_the_peer_and_the_transports_of_a_connection(ucx: None) 
         assert told.transports, "ucp_ep_query names no transports"
     code = "import os, ucxx; print('transports', *ucxx.get_active_transports(), flush=True); os._exit(0)"
     said = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
-    assert any(line.startswith("transports ") for line in said.stdout.splitlines()), f"get_active_transports: {said.stderr[-500:]}"
+    assert any(line.startswith("transports ") for line in said.stdout.splitlines()), (
+        f"get_active_transports: {said.stderr[-500:]}"
+    )

@@ -53,12 +53,16 @@ def start() -> None:
 def test_dask_cuda_takes_the_wrong_gpu_by_the_function_that_hpcgpu_replaces(made: list[dict[str, Any]]) -> None:
     start()
     wrong = [worker["affinity"] for worker in made]
-    assert wrong == [4, 6, 4, 6], f"dask-cuda takes the GPUs {wrong} of 4, 5, 6, 7: if it is right, remove hpcgpu/runtime/devices.py"
+    assert wrong == [4, 6, 4, 6], (
+        f"dask-cuda takes the GPUs {wrong} of 4, 5, 6, 7: if it is right, remove hpcgpu/runtime/devices.py"
+    )
     made.clear()
     devices.correct_device_index()
     start()
     for what in ("affinity", "memory"):
-        assert [worker[what] for worker in made] == [4, 5, 6, 7], f"nvml_device_index is not asked for the {what} of a worker"
+        assert [worker[what] for worker in made] == [4, 5, 6, 7], (
+            f"nvml_device_index is not asked for the {what} of a worker"
+        )
 
 
 @canary
@@ -85,7 +89,9 @@ def test_the_scheduler_gets_the_ucx_settings_that_dask_cuda_gives_workers() -> N
     pytest.importorskip("distributed_ucxx")
     names = ["enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm"]
     choices = [dict(zip(names, values, strict=True)) for values in itertools.product([None, True, False], repeat=4)]
-    done = subprocess.run([sys.executable, "-c", CODE, json.dumps(choices)], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, json.dumps(choices)], capture_output=True, text=True, timeout=100
+    )
     theirs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(theirs) == 81, f"get_ucx_config: {done.stderr}"
     for flags, expected in zip(choices, theirs, strict=True):

@@ -42,7 +42,11 @@ async def until(condition: Callable[[], object]) -> None:
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """What hpcgpu replaces in this process is put back."""
-    places = (ActiveMemoryManagerExtension, "_find_recipient"), (ServerNode, "start_http_server"), (distributed.scheduler, "error_message")
+    places = (
+        (ActiveMemoryManagerExtension, "_find_recipient"),
+        (ServerNode, "start_http_server"),
+        (distributed.scheduler, "error_message"),
+    )
     for place, name in places:
         if hasattr(place, name):  # else the canary says so
             monkeypatch.setattr(place, name, getattr(place, name))
@@ -101,11 +105,15 @@ async def test_the_scheduler_removes_lost_workers_by_the_method_that_hpcgpu_repl
         await until(lambda: s.workers[lost.address].processing)
         lost.batched_stream.comm.abort()
         await until(lambda: lost.address not in s.workers)
-        assert removed == [lost.address], "a worker whose connection broke is removed in another way than by Scheduler.remove_worker"
+        assert removed == [lost.address], (
+            "a worker whose connection broke is removed in another way than by Scheduler.remove_worker"
+        )
         assert s.tasks[task.key].suspicious == 0, "Scheduler.remove_worker charges the loss though it is expected"
         await left.close(nanny=False)
         await until(lambda: left.address not in s.workers)
-        assert removed[-1] == left.address, "a worker that closes is removed in another way than by Scheduler.handlers['unregister']"
+        assert removed[-1] == left.address, (
+            "a worker that closes is removed in another way than by Scheduler.handlers['unregister']"
+        )
 
 
 @canary
@@ -146,7 +154,9 @@ async def test_the_scheduler_estimates_how_long_a_task_takes() -> None:
         await until(lambda: task.key in s.tasks)
         with dask.config.set({"distributed.scheduler.unknown-task-duration": "7s"}):
             assert s._get_prefix_duration(s.tasks[task.key].prefix) > 0
-        assert [ts.key for ts in (*s.queued, *s.unrunnable)] == [task.key], "tasks without workers are neither queued nor unrunnable"
+        assert [ts.key for ts in (*s.queued, *s.unrunnable)] == [task.key], (
+            "tasks without workers are neither queued nor unrunnable"
+        )
 
 
 @canary
@@ -177,7 +187,8 @@ async def test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_h
         with pytest.raises(RuntimeError) as caught:
             await asyncio.wait_for(c.submit(len, Unreadable()).result(), TIMEOUT)
         assert "the graph holds GPU objects (cupy)" in str(caught.value), (
-            f"distributed.scheduler.error_message is not asked, or the text is not 'deserialization of the task graph': {caught.value}"
+            "distributed.scheduler.error_message is not asked, or the text is not 'deserialization of the task "
+            f"graph': {caught.value}"
         )
 
 
@@ -200,7 +211,8 @@ async def test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replac
             async with rpc(s.address, connection_args=arguments) as raw:
                 assert (await raw.gather(keys=["seven"]))["data"] == {"seven": 7}
         assert [(name, has) for name, has, _ in seen] == [("gather", None), ("broadcast", None), ("gather", True)], (
-            f"handlers.gather and handlers.broadcast saw {seen}; the third has handshake_overrides, which Comm.remote_info holds"
+            f"handlers.gather and handlers.broadcast saw {seen}; the third has handshake_overrides, which "
+            "Comm.remote_info holds"
         )
         assert all(address.startswith("tcp://") for *_, address in seen)
 
@@ -230,8 +242,14 @@ async def test_data_of_a_retiring_worker_goes_where_the_method_that_hpcgpu_repla
     recipients.install()
     recipients.install()  # once more changes nothing
     with dask.config.set({"distributed.scheduler.active-memory-manager.measure": "managed"}):
-        async with scheduler() as s, workers(s, "retires", "cpu", "gpu", gpus=(1, 0, 1)) as (retires, _, gpu), client(s) as c:
-            assert s.workers[gpu.address].extra[recipients.GPUS] == 1, "Worker.startup_information does not reach the scheduler"
+        async with (
+            scheduler() as s,
+            workers(s, "retires", "cpu", "gpu", gpus=(1, 0, 1)) as (retires, _, gpu),
+            client(s) as c,
+        ):
+            assert s.workers[gpu.address].extra[recipients.GPUS] == 1, (
+                "Worker.startup_information does not reach the scheduler"
+            )
             filling = c.submit(bytes, 10_000, workers=["gpu"])  # distributed itself takes the worker that has least
             data = c.submit(bytes, 1000, workers=["retires"])
             await asyncio.wait_for(c.gather([filling, data], direct=False), TIMEOUT)

@@ -48,7 +48,9 @@ BLOCKS = [pytest.param(runs, text, id=f"{page.name}:{line}") for page in PAGES f
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages as HTML; they build without a warning."""
     folder = tmp_path_factory.mktemp("html")
-    done = subprocess.run([sys.executable, "-m", "sphinx", "-W", "-q", "docs", str(folder)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "-q", "docs", str(folder)], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -64,7 +66,9 @@ def test_the_pages_show_scripts_from_the_templates(built: Path) -> None:
 
 def test_what_is_copied_from_the_text_of_an_option_works(built: Path) -> None:
     shown = words_of(built / "options.html")
-    texts = [f.metadata["doc"] for cls in (ClusterOptions, SlurmWorkerOptions, PBSWorkerOptions) for f in names(cls).values()]
+    texts = [
+        f.metadata["doc"] for cls in (ClusterOptions, SlurmWorkerOptions, PBSWorkerOptions) for f in names(cls).values()
+    ]
     flags = {flag for text in texts for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
     assert "--gres" in flags
     assert [flag for flag in flags if flag not in shown] == []
@@ -133,7 +137,9 @@ def test_the_files_that_a_page_names_exist(page: str) -> None:
 
 def test_the_page_on_architecture_has_every_layer_in_its_order() -> None:
     shown = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
-    order = re.search(r"^LAYERS = (\(.*?\))$", (ROOT / "tests" / "unit" / "test_layers.py").read_text(), re.MULTILINE | re.DOTALL)
+    order = re.search(
+        r"^LAYERS = (\(.*?\))$", (ROOT / "tests" / "unit" / "test_layers.py").read_text(), re.MULTILINE | re.DOTALL
+    )
     assert order
     assert shown == [name for name in ast.literal_eval(order[1]) if name != "__main__"]
 

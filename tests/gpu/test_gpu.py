@@ -25,7 +25,9 @@ def needed() -> None:
 
 
 @pytest.fixture(params=["tcp", "ucx"])
-def cluster(request: pytest.FixtureRequest, queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalGPUCluster]:
+def cluster(
+    request: pytest.FixtureRequest, queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LocalGPUCluster]:
     """Two workers and the scheduler on one GPU: the queue is told that it has three."""
     if request.param == "ucx":
         pytest.importorskip("distributed_ucxx")
@@ -50,7 +52,9 @@ def on_gpu(n: int) -> Any:
     return cupy.arange(n)
 
 
-def test_arrays_on_the_gpu_reach_a_client_without_one(cluster: LocalGPUCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_on_the_gpu_reach_a_client_without_one(
+    cluster: LocalGPUCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("cupy")
     monkeypatch.setattr("hpcgpu.fabric.security._holds_gpu_objects", lambda: False)
     with Client(cluster, set_as_default=False) as client:

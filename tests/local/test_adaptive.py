@@ -132,17 +132,25 @@ def test_a_task_that_kills_its_workers_fails_all_the_same(queue: LocalQueue) -> 
         client.submit(killer).result(timeout=250)
 
 
-def test_workers_retire_before_the_walltime_and_the_job_is_replaced_without_loss(queue: LocalQueue, until: Until) -> None:
+def test_workers_retire_before_the_walltime_and_the_job_is_replaced_without_loss(
+    queue: LocalQueue, until: Until
+) -> None:
     options = CPU | {"walltime": "40s", "walltime_margin": "16s", "scheduler": {"walltime": "10m"}}
     with LocalGPUCluster(**options, jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
         first = next(iter(cluster.workers))
         [data] = client.scatter([list(range(1000))])
         until(lambda: cluster.workers and first not in cluster.workers, "another job takes its place")
-        until(lambda: any(not job.pending and job.workers for job in cluster.workers.values()), "the other job is there")
+        until(
+            lambda: any(not job.pending and job.workers for job in cluster.workers.values()), "the other job is there"
+        )
         until(lambda: [job.state for job in cluster.jobs if job.name == first] != ["running"], "the first job ends")
         assert data.result() == list(range(1000)), "data was lost with the walltime"
-        assert [job.state for job in cluster.jobs if job.name == first] in (["completed"], ["cancelled"], ["completing"])
+        assert [job.state for job in cluster.jobs if job.name == first] in (
+            ["completed"],
+            ["cancelled"],
+            ["completing"],
+        )
 
 
 def test_a_task_that_outlasts_walltimes_is_run_again_and_not_blamed(queue: LocalQueue, until: Until) -> None:
@@ -157,7 +165,9 @@ def test_a_task_that_outlasts_walltimes_is_run_again_and_not_blamed(queue: Local
         assert not cluster.reconciler.groups["default"].failures.failed, "the end of a walltime counts as a failure"
 
 
-def test_jobs_that_worked_and_end_by_themselves_are_replaced_and_are_no_failures(queue: LocalQueue, until: Until) -> None:
+def test_jobs_that_worked_and_end_by_themselves_are_replaced_and_are_no_failures(
+    queue: LocalQueue, until: Until
+) -> None:
     with LocalGPUCluster(**CPU, jobs=1, worker_restarts=0) as cluster, Client(cluster) as client:
         for _ in range(2):
             cluster.wait_for_workers(1)
@@ -173,7 +183,9 @@ def test_jobs_that_worked_and_end_by_themselves_are_replaced_and_are_no_failures
         assert not cluster.reconciler.groups["default"].failures.failed
 
 
-def test_the_budget_of_gpu_hours_ends_the_jobs(queue: LocalQueue, until: Until, fake_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_of_gpu_hours_ends_the_jobs(
+    queue: LocalQueue, until: Until, fake_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hpcgpu.scaling.policy._USEFUL", 1.0)
     monkeypatch.setattr("hpcgpu.scaling.policy._BUDGET_MARGIN", 1.0)
     monkeypatch.setattr("hpcgpu.cluster.reconciler.BUDGET_END", 1.0)
@@ -181,33 +193,50 @@ def test_the_budget_of_gpu_hours_ends_the_jobs(queue: LocalQueue, until: Until, 
         adaptive = cluster.adapt(maximum_jobs=1, maximum_gpu_hours=80 / 3600, **ADAPT)
         future = client.submit(wait_for, "go")
         until(lambda: any(client.processing().values()), "the task runs")
-        until(lambda: "budget" in adaptive.state.reason and len(live(queue)) == 1, "the budget is used up and the job is gone")
+        until(
+            lambda: "budget" in adaptive.state.reason and len(live(queue)) == 1,
+            "the budget is used up and the job is gone",
+        )
         assert not future.done()
-        until(lambda: [job.state for job in cluster.jobs if job.kind == "worker"] == ["cancelled"], "and no other was asked for")
+        until(
+            lambda: [job.state for job in cluster.jobs if job.kind == "worker"] == ["cancelled"],
+            "and no other was asked for",
+        )
         used = adaptive.state.gpu_hours
         assert used * 3600 >= 72
         cluster.sync(cluster.reconciler.state.poll)
         assert adaptive.state.gpu_hours == used
 
 
-def test_the_end_of_the_scheduler_s_walltime_is_announced_and_then_a_clear_error(queue: LocalQueue, until: Until) -> None:
+def test_the_end_of_the_scheduler_s_walltime_is_announced_and_then_a_clear_error(
+    queue: LocalQueue, until: Until
+) -> None:
     near = "the walltime of the scheduler job 1 ends in [01] min, and the cluster with it: fetch your results"
     with told(near), LocalGPUCluster(**CPU, scheduler={"walltime": "30s"}) as cluster:
         until(lambda: cluster.status.name == "failed", "the cluster takes note of its end")
-        with pytest.raises(ClusterError, match=r"the scheduler of cluster .* is gone.*timeout: it reached the end of its walltime"):
+        with pytest.raises(
+            ClusterError, match=r"the scheduler of cluster .* is gone.*timeout: it reached the end of its walltime"
+        ):
             cluster.wait_for_workers(1)
 
 
-def test_jobs_that_never_connect_pause_adaptive_scaling_until_it_is_resumed(queue: LocalQueue, until: Until, home: Path) -> None:
+def test_jobs_that_never_connect_pause_adaptive_scaling_until_it_is_resumed(
+    queue: LocalQueue, until: Until, home: Path
+) -> None:
     broken = home / "broken"
     broken.touch()
-    prologue = [f"if [ -e {broken} ] && [ \"$HPCGPU_JOB_NAME\" != demo-scheduler ]; then echo 'no such module'; exit 3; fi"]
+    prologue = [
+        f"if [ -e {broken} ] && [ \"$HPCGPU_JOB_NAME\" != demo-scheduler ]; then echo 'no such module'; exit 3; fi"
+    ]
     options = CPU | {"worker_restarts": 1, "name": "demo"}
     with LocalGPUCluster(**options, job_script_prologue=prologue) as cluster, Client(cluster) as client:
         with told("no such module"):
             adaptive = cluster.adapt(maximum_jobs=1, **ADAPT)
             future = client.submit(slow, 1)
-            until(lambda: adaptive.state.paused and "2 worker jobs failed in a row" in repr(cluster), "it pauses, and says so")
+            until(
+                lambda: adaptive.state.paused and "2 worker jobs failed in a row" in repr(cluster),
+                "it pauses, and says so",
+            )
         with pytest.raises(ClusterError, match="2 worker jobs failed in a row"):
             cluster.wait_for_workers(1)
         count = len(cluster.jobs)
@@ -236,7 +265,10 @@ def grumpy(queue: LocalQueue, home: Path, monkeypatch: pytest.MonkeyPatch) -> Gr
 
 
 def test_a_job_that_took_too_much_memory_is_told_with_its_limit(queue: LocalQueue, until: Until) -> None:
-    line = 'if [ "$HPCGPU_JOB_NAME" != demo-scheduler ]; then echo "slurmstepd: error: Exceeded job memory limit" >&2; exit 1; fi'
+    line = (
+        'if [ "$HPCGPU_JOB_NAME" != demo-scheduler ]; then echo "slurmstepd: '
+        'error: Exceeded job memory limit" >&2; exit 1; fi'
+    )
     options = CPU | {"memory": "2GB", "worker_restarts": 0, "name": "demo", "job_script_prologue": [line]}
     match = r"it used more memory than it asked for \(1.86 GiB per node\)"
     with LocalGPUCluster(**options) as cluster, told(match):
@@ -244,7 +276,9 @@ def test_a_job_that_took_too_much_memory_is_told_with_its_limit(queue: LocalQueu
         until(lambda: cluster.reconciler.groups["default"].failures.paused, "the job ends")
 
 
-def test_a_submit_that_is_refused_for_now_is_tried_again(grumpy: Grumpy, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submit_that_is_refused_for_now_is_tried_again(
+    grumpy: Grumpy, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hpcgpu.scaling.failures._BACKOFF", (0.0, 0.0, 0.0, 0.0, 0.0))
     with LocalGPUCluster(**CPU) as cluster:
         grumpy.refusal = BatchUnavailable("the controller is away")
@@ -295,7 +329,9 @@ def test_adaptive_asks_for_the_group_that_can_run_what_waits(queue: LocalQueue, 
         cluster.adapt(maximum_jobs=2, **ADAPT)
         cluster.adapt(maximum_jobs=2, worker_group="highmem", **ADAPT)
         future = client.submit(wait_for, "go", resources={"MEMORY": 70e9})
-        until(lambda: [j.group.name for j in cluster.workers.values()] == ["highmem"], "a job of the group is asked for")
+        until(
+            lambda: [j.group.name for j in cluster.workers.values()] == ["highmem"], "a job of the group is asked for"
+        )
         until(lambda: any(client.processing().values()), "the task runs")
         Event("go", client=client).set()
         assert future.result() == f"{cluster.name}-0"
@@ -320,12 +356,20 @@ def test_a_group_inherits_account_walltime_and_environment(queue: LocalQueue) ->
     with LocalGPUCluster(**CPU, walltime="1h", account="m1", env={"A": "1"}) as cluster:
         cluster.add_worker_group("big", gpus_per_node=0, cores=3, env={"B": "2"})
         options = cluster.reconciler.groups["big"].options
-        assert (options.walltime, options.account, dict(options.env), options.cores) == (3600, "m1", {"A": "1", "B": "2"}, 3)
+        assert (options.walltime, options.account, dict(options.env), options.cores) == (
+            3600,
+            "m1",
+            {"A": "1", "B": "2"},
+            3,
+        )
         assert (cluster.directory.path / "worker-big.sh").exists()
 
 
 def test_when_the_client_is_killed_the_cluster_ends_by_itself(queue: LocalQueue, until: Until) -> None:
-    code = f"from hpcgpu import LocalGPUCluster\nc = LocalGPUCluster(**{CPU | {'jobs': 1, 'lease': 15}!r})\nc.wait_for_workers()\nprint('up', flush=True)\nimport time; time.sleep(600)"
+    code = (
+        f"from hpcgpu import LocalGPUCluster\nc = LocalGPUCluster(**{CPU | {'jobs': 1, 'lease': 15}!r})\n"
+        "c.wait_for_workers()\nprint('up', flush=True)\nimport time; time.sleep(600)"
+    )
     program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert program.stdout is not None and program.stdout.readline() == "up\n"
     program.send_signal(signal.SIGKILL)

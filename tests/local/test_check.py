@@ -50,36 +50,51 @@ def test_a_job_of_each_kind_is_looked_at_and_none_is_left(queue: LocalQueue, hom
         assert lines[where, "filesystem"]["grade"] == "ok"
     assert lines["worker job", "the scheduler's fabric"]["grade"] == "ok" and ("all", "environment") in lines
     done = hpcgpu("check", "--in-job", *ON_CPUS)
-    assert [line for line in done.stdout.splitlines() if line.split() == ["login", "scheduler", "job", "worker", "job"]] != []
+    assert [
+        line for line in done.stdout.splitlines() if line.split() == ["login", "scheduler", "job", "worker", "job"]
+    ] != []
     version = dask.__version__
     assert any(line.split() == ["dask", version, version, version] for line in done.stdout.splitlines()), (
         "and all that each has, as a table"
     )
-    assert live(queue) == [] and not list((home / "clusters").glob("check-*")), "nothing is left of a check that went well"
+    assert live(queue) == [] and not list((home / "clusters").glob("check-*")), (
+        "nothing is left of a check that went well"
+    )
 
 
 def test_gpus_are_looked_at(queue: LocalQueue, fake_gpus: None, home: Path) -> None:
     lines = report("--in-job", "--system", "local", "--gpus-per-node", "2", "--scheduler", "gpus_per_node=1")
-    assert lines["worker job", "GPUs"]["found"].startswith("2 x Fake GPU") and "indices (" in lines["worker job", "GPUs"]["found"]
+    assert (
+        lines["worker job", "GPUs"]["found"].startswith("2 x Fake GPU")
+        and "indices (" in lines["worker job", "GPUs"]["found"]
+    )
     assert lines["worker job", "fabric"]["found"].startswith("TCP: ")
     assert "compute capability" in lines["worker job", "driver"]["found"]
 
 
 @pytest.mark.parametrize(("visible", "seen"), [(None, True), ("", False), ("NoDevFiles", False), ("1,0", True)])
 def test_only_a_gpu_that_a_process_sees_is_its_own(fake_gpus: None, visible: str | None, seen: bool) -> None:
-    code = f"from hpcgpu.environment.software import collect; print('GPU' in collect({'{}' if visible is None else {'CUDA_VISIBLE_DEVICES': visible}}))"
+    code = (
+        "from hpcgpu.environment.software import collect; print('GPU' in "
+        f"collect({'{}' if visible is None else {'CUDA_VISIBLE_DEVICES': visible}}))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     assert done.stdout == f"{seen}\n", done.stderr
 
 
-def test_what_is_wrong_in_the_job_is_a_failure_with_advice_and_keeps_the_logs(queue: LocalQueue, home: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_in_the_job_is_a_failure_with_advice_and_keeps_the_logs(
+    queue: LocalQueue, home: Path, tmp_path: Path
+) -> None:
     env = other(tmp_path, "dask", "2020.1.0")["PYTHONPATH"]
     bad = ("--local-directory", "$NOWHERE/x", "--env", f"PYTHONPATH={env}", "--interface", "nope0")
     lines = report("--in-job", *ON_CPUS, *bad, code=1)
     assert lines["worker job", "local_directory"]["grade"] == "failure"
     assert "the variable NOWHERE is not set" in lines["worker job", "local_directory"]["found"]
     assert "interface 'nope0' does not exist" in lines["scheduler job", "fabric"]["found"]
-    assert (lines["all", "dask"]["grade"], lines["all", "python"]["grade"] if ("all", "python") in lines else "") == ("failure", "")
+    assert (lines["all", "dask"]["grade"], lines["all", "python"]["grade"] if ("all", "python") in lines else "") == (
+        "failure",
+        "",
+    )
     [kept] = (home / "clusters").glob("check-*")
     assert (kept / "logs").is_dir() and not (kept / "tls").exists(), "logs stay, credentials do not"
 
@@ -87,7 +102,9 @@ def test_what_is_wrong_in_the_job_is_a_failure_with_advice_and_keeps_the_logs(qu
 def test_a_job_that_breaks_shows_its_log(queue: LocalQueue, home: Path) -> None:
     lines = report("--in-job", *ON_CPUS, "--job-script-prologue", "echo no such module; exit 3", code=1)
     assert lines["worker job", "job"]["grade"] == "failure"
-    assert "exit code 3" in lines["worker job", "job"]["found"] and "no such module" in lines["worker job", "job"]["found"]
+    assert (
+        "exit code 3" in lines["worker job", "job"]["found"] and "no such module" in lines["worker job", "job"]["found"]
+    )
 
 
 def test_what_can_never_run_is_said_in_the_queue_s_words(queue: LocalQueue, home: Path) -> None:
@@ -103,7 +120,9 @@ def test_jobs_that_wait_too_long_are_given_up(queue: LocalQueue, home: Path) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_check_leaves_no_job(queue: LocalQueue, home: Path, until: Until, number: signal.Signals) -> None:
+def test_an_interrupted_check_leaves_no_job(
+    queue: LocalQueue, home: Path, until: Until, number: signal.Signals
+) -> None:
     check = subprocess.Popen(
         command("check", "--in-job", *ON_CPUS, "--job-script-prologue", "sleep 300"), stderr=subprocess.PIPE, text=True
     )
@@ -116,7 +135,9 @@ def test_an_interrupted_check_leaves_no_job(queue: LocalQueue, home: Path, until
 
 def test_commands_that_are_missing_are_a_failure(home: Path) -> None:
     lines = report("--in-job", "--system", "slurm", code=1, PATH="/nowhere")
-    assert lines["login", "queue"]["grade"] == "failure" and "`sbatch` was not found" in lines["login", "queue"]["found"]
+    assert (
+        lines["login", "queue"]["grade"] == "failure" and "`sbatch` was not found" in lines["login", "queue"]["found"]
+    )
     assert not any(where != "login" for where, _ in lines), "no job was tried"
     assert lines["login", "jobs"]["advice"] == "correct this first: queue"
 

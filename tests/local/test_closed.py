@@ -73,7 +73,9 @@ def test_logs_of_a_closed_asynchronous_cluster_can_be_read_when_its_loop_is_gone
 def test_a_detached_cluster_says_how_to_attach_to_it(queue: LocalQueue) -> None:
     cluster = LocalGPUCluster(name="left", **CPU)
     cluster.detach()
-    with pytest.raises(ClusterError, match=r"cluster left was detached from this program: from_name\('left'\) attaches to it"):
+    with pytest.raises(
+        ClusterError, match=r"cluster left was detached from this program: from_name\('left'\) attaches to it"
+    ):
         cluster.scale(1)
     assert "Cluster" in cluster.get_logs()
     LocalGPUCluster.from_name("left", wait=True).close()
@@ -85,7 +87,13 @@ def test_the_end_of_the_log_is_told_once_and_the_repr_of_a_failed_cluster_is_one
     with told("(?s)the scheduler of cluster lost is gone.*Log: .*\n.*Scheduler at"):
         queue.cancel([cluster.scheduler.job_id])
     log = str(cluster.scheduler.log)
-    for call in (CALLS["scale"], CALLS["add_worker_group"], CALLS["wait_for_workers"], CALLS["get_client"], CALLS["fabric"]):
+    for call in (
+        CALLS["scale"],
+        CALLS["add_worker_group"],
+        CALLS["wait_for_workers"],
+        CALLS["get_client"],
+        CALLS["fabric"],
+    ):
         with pytest.raises(ClusterError) as caught:
             call(cluster)
         assert "\n" not in str(caught.value) and log in str(caught.value)
@@ -114,4 +122,7 @@ def test_close_says_which_jobs_it_waits_for_and_how_long(queue: LocalQueue, caps
     cluster = LocalGPUCluster(name="slow", **{**CPU, "quiet": False})
     capsys.readouterr()
     cluster.close()
-    assert f"hpcgpu: cluster slow: waiting for its jobs to end: job {cluster.scheduler.job_id}, for 30 s at most" in capsys.readouterr().err
+    assert (
+        f"hpcgpu: cluster slow: waiting for its jobs to end: job {cluster.scheduler.job_id}, for 30 s at most"
+        in capsys.readouterr().err
+    )

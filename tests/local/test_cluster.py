@@ -1,6 +1,7 @@
 """The whole cluster on the embedded queue: what the user sees, and what is broken in plain SpecCluster.
 
-Row numbers are those of the list of SpecCluster's traps in docs/architecture.md; each such test fails on a plain SpecCluster.
+Row numbers are those of the list of SpecCluster's traps in docs/architecture.md; each such test fails on a plain
+SpecCluster.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def test_a_cluster_comes_up_computes_and_leaves_no_job(queue: LocalQueue) -> Non
     assert (cluster.directory.path / "journal.jsonl").exists()
 
 
-def test_workers_of_gpu_jobs_are_named_after_their_job_and_have_a_gpu_resource(queue: LocalQueue, fake_gpus: None) -> None:
+def test_workers_of_gpu_jobs_are_named_after_their_job_and_have_a_gpu_resource(
+    queue: LocalQueue, fake_gpus: None
+) -> None:
     with LocalGPUCluster(jobs=2, **GPU, name="names") as cluster:
         cluster.wait_for_workers(4)
         workers = cluster.scheduler_info["workers"].values()
@@ -51,10 +54,17 @@ def test_workers_of_gpu_jobs_are_named_after_their_job_and_have_a_gpu_resource(q
         assert all(w["resources"] == {"GPU": 1.0} for w in workers)
         with Client(cluster) as client:
             devices = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
-        assert sorted(map(sorted, (d.split(",") for d in devices.values()))) == [["0", "1"], ["0", "1"], ["2", "3"], ["2", "3"]]
+        assert sorted(map(sorted, (d.split(",") for d in devices.values()))) == [
+            ["0", "1"],
+            ["0", "1"],
+            ["2", "3"],
+            ["2", "3"],
+        ]
 
 
-def test_scale_counts_workers_and_rounds_up_to_jobs(queue: LocalQueue, fake_gpus: None, until: Until) -> None:  # rows 1 and 15
+def test_scale_counts_workers_and_rounds_up_to_jobs(
+    queue: LocalQueue, fake_gpus: None, until: Until
+) -> None:  # rows 1 and 15
     with LocalGPUCluster(jobs=0, **GPU, cores=8, memory="8GB") as cluster:
         for arguments, jobs in [
             ({"n": 3}, 2),
@@ -75,11 +85,14 @@ def test_names_are_never_used_twice(queue: LocalQueue, until: Until) -> None:  #
         cluster.scale(jobs=0)
         cluster.scale(jobs=1)
         until(
-            lambda: f"{cluster.name}-1" in {w["name"] for w in cluster.scheduler_info["workers"].values()}, "a worker of a new name joins"
+            lambda: f"{cluster.name}-1" in {w["name"] for w in cluster.scheduler_info["workers"].values()},
+            "a worker of a new name joins",
         )
 
 
-def test_adaptive_with_several_workers_a_job_does_not_oscillate(queue: LocalQueue, fake_gpus: None, until: Until) -> None:  # rows 1, 16
+def test_adaptive_with_several_workers_a_job_does_not_oscillate(
+    queue: LocalQueue, fake_gpus: None, until: Until
+) -> None:  # rows 1, 16
     with LocalGPUCluster(**GPU) as cluster:
         adaptive = cluster.adapt(minimum=4, maximum=4, idle_timeout="100ms")
         cluster.wait_for_workers(4)
@@ -93,7 +106,9 @@ def test_adaptive_with_several_workers_a_job_does_not_oscillate(queue: LocalQueu
         adaptive.stop()
 
 
-def test_scaling_down_moves_the_data_of_all_workers_of_the_job(queue: LocalQueue, fake_gpus: None, until: Until) -> None:  # row 2
+def test_scaling_down_moves_the_data_of_all_workers_of_the_job(
+    queue: LocalQueue, fake_gpus: None, until: Until
+) -> None:  # row 2
     with LocalGPUCluster(jobs=2, **GPU) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(4)
         futures = client.scatter(list(range(40)))
@@ -104,7 +119,9 @@ def test_scaling_down_moves_the_data_of_all_workers_of_the_job(queue: LocalQueue
         until(lambda: len(live(queue)) == 2, "the job is gone from the queue")
 
 
-def test_adaptive_giving_up_one_worker_keeps_the_job_of_its_sibling(queue: LocalQueue, fake_gpus: None) -> None:  # row 5
+def test_adaptive_giving_up_one_worker_keeps_the_job_of_its_sibling(
+    queue: LocalQueue, fake_gpus: None
+) -> None:  # row 5
     with LocalGPUCluster(jobs=2, **GPU, name="sibling") as cluster, Client(cluster) as client:
         cluster.wait_for_workers(4)
         sibling = next(a for a, w in cluster.scheduler_info["workers"].items() if w["name"] == "sibling-1-0")
@@ -117,11 +134,14 @@ def test_adaptive_giving_up_one_worker_keeps_the_job_of_its_sibling(queue: Local
         assert client.gather(future) == {"only": "copy"}
 
 
-def test_a_pending_job_is_given_up_before_a_running_one(queue: LocalQueue, fake_gpus: None, until: Until) -> None:  # row 3
+def test_a_pending_job_is_given_up_before_a_running_one(
+    queue: LocalQueue, fake_gpus: None, until: Until
+) -> None:  # row 3
     with LocalGPUCluster(jobs=3, **GPU, name="pend") as cluster:  # the queue has GPUs for two of them
         cluster.wait_for_workers(4)
         until(
-            lambda: "it waits for a free GPU, or for a free slot of this machine [Resources]" in repr(cluster.jobs), "the third job waits"
+            lambda: "it waits for a free GPU, or for a free slot of this machine [Resources]" in repr(cluster.jobs),
+            "the third job waits",
         )
         [waiting] = [job.name for job in cluster.jobs if job.state == "pending"]
         cluster.scale(jobs=2)
@@ -205,7 +225,9 @@ def test_a_scheduler_that_cannot_start_is_an_error_with_its_log_and_leaves_no_jo
 
 def test_closing_while_the_scheduler_job_waits_leaves_no_job(queue: LocalQueue, home: Path) -> None:  # row 9
     async def main() -> None:
-        cluster = LocalGPUCluster(jobs=1, gpus_per_node=1, poll_interval=0.5, quiet=True, asynchronous=True, name="waits")
+        cluster = LocalGPUCluster(
+            jobs=1, gpus_per_node=1, poll_interval=0.5, quiet=True, asynchronous=True, name="waits"
+        )
         starting = asyncio.ensure_future(cluster._start())
         while len(in_queue(queue, "waits")) < 2:
             await asyncio.sleep(0.05)
@@ -223,7 +245,9 @@ def test_closing_while_the_scheduler_job_waits_leaves_no_job(queue: LocalQueue, 
 def test_a_cancelled_await_leaves_no_job(queue: LocalQueue, home: Path) -> None:
     async def main() -> None:
         async def start() -> None:
-            await LocalGPUCluster(jobs=1, gpus_per_node=1, poll_interval=0.5, quiet=True, asynchronous=True, name="waits")
+            await LocalGPUCluster(
+                jobs=1, gpus_per_node=1, poll_interval=0.5, quiet=True, asynchronous=True, name="waits"
+            )
 
         task = asyncio.ensure_future(start())
         while len(in_queue(queue, "waits")) < 2:
@@ -252,7 +276,9 @@ def test_asynchronous_use(queue: LocalQueue) -> None:
     assert live(queue) == []
 
 
-def test_a_scheduler_that_dies_is_named_and_its_workers_are_cancelled(queue: LocalQueue, until: Until) -> None:  # row 11
+def test_a_scheduler_that_dies_is_named_and_its_workers_are_cancelled(
+    queue: LocalQueue, until: Until
+) -> None:  # row 11
     cluster = LocalGPUCluster(jobs=1, **CPU)
     cluster.wait_for_workers(1)
     scheduler = next(job for job in cluster.jobs if job.kind == "scheduler")
@@ -292,7 +318,10 @@ def test_jobs_keep_the_cluster_s_name_whatever_the_scheduler_s_metadata_say(queu
 
 
 def test_a_worker_that_its_nanny_restarts_does_not_cost_the_job(queue: LocalQueue, until: Until) -> None:  # row 17
-    with dask.config.set({"distributed.deploy.lost-worker-timeout": "100ms"}), LocalGPUCluster(jobs=1, **CPU) as cluster:
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "100ms"}),
+        LocalGPUCluster(jobs=1, **CPU) as cluster,
+    ):
         cluster.wait_for_workers(1)
         [address] = cluster.scheduler_info["workers"]
         with Client(cluster) as client:
@@ -300,7 +329,10 @@ def test_a_worker_that_its_nanny_restarts_does_not_cost_the_job(queue: LocalQueu
             status = lambda dask_worker: dask_worker.status.name  # noqa: E731
             until(lambda: set(client.run(status, nanny=True).values()) == {"running"}, "the nanny has started")
             psutil.Process(pid).kill()
-            until(lambda: cluster.scheduler_info["workers"] and address not in cluster.scheduler_info["workers"], "a new worker")
+            until(
+                lambda: cluster.scheduler_info["workers"] and address not in cluster.scheduler_info["workers"],
+                "a new worker",
+            )
             assert client.submit(int).result() == 0
         assert [j.state for j in cluster.jobs if j.kind == "worker"] == ["running"]
         assert set(cluster.worker_spec) == {f"{cluster.name}-0"}
@@ -308,7 +340,9 @@ def test_a_worker_that_its_nanny_restarts_does_not_cost_the_job(queue: LocalQueu
 
 def test_waiting_for_more_workers_than_were_asked_for_fails_at_once(queue: LocalQueue) -> None:
     with LocalGPUCluster(jobs=1, **CPU) as cluster:
-        with pytest.raises(ClusterError, match=r"asks for 1 workers in 1 jobs, so 5 will never be there: call scale\(5\)"):
+        with pytest.raises(
+            ClusterError, match=r"asks for 1 workers in 1 jobs, so 5 will never be there: call scale\(5\)"
+        ):
             cluster.wait_for_workers(5)
         with pytest.raises(ValueError, match="positive integer"):
             cluster.wait_for_workers(0)
@@ -335,7 +369,9 @@ def test_without_security_the_user_is_told_what_that_means(queue: LocalQueue) ->
 
 
 async def knock(address: str) -> None:
-    """Connect as somebody without credentials. Not a Client with a thread of its own: one that failed may deadlock when it is collected."""
+    """Connect as somebody without credentials. Not a Client with a thread of its own: one that failed may deadlock when
+    it is collected.
+    """
     async with Client(address, timeout="2s", asynchronous=True):
         pass
 
@@ -382,10 +418,15 @@ def test_the_same_name_twice_is_refused_and_a_closed_name_may_be_used_again(queu
         ({"memory": "10 parsecs"}, "memory='10 parsecs' is not an amount of memory"),
         ({"name": 'x"; rm -rf ~'}, "is not a valid cluster name"),
         ({"quue": "gpu"}, "did you mean 'queue'"),
-        ({"gpus_per_node": 1, "protocol": "ucx", "scheduler": {"gpus_per_node": 0}}, "Give it a GPU, or use protocol='tcp'"),
+        (
+            {"gpus_per_node": 1, "protocol": "ucx", "scheduler": {"gpus_per_node": 0}},
+            "Give it a GPU, or use protocol='tcp'",
+        ),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_submitted(queue: LocalQueue, home: Path, options: dict[str, Any], message: str) -> None:
+def test_bad_input_is_refused_before_anything_is_submitted(
+    queue: LocalQueue, home: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(OptionError, match=message):
         LocalGPUCluster(**({"gpus_per_node": 0, "quiet": True} | options))
     assert list((queue.directory / "jobs").glob("*.json")) == []
@@ -404,7 +445,9 @@ def test_bad_input_is_refused_before_anything_is_submitted(queue: LocalQueue, ho
         ({"cores": 0}, "cores must be 1 or more"),
     ],
 )
-def test_slurm_never_sees_what_cannot_be(home: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str) -> None:
+def test_slurm_never_sees_what_cannot_be(
+    home: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
+) -> None:
     (home / "bin").mkdir()
     for command in ("sbatch", "squeue", "scancel"):
         (home / "bin" / command).write_text(f"#!/bin/sh\ntouch {home}/asked\n")
@@ -417,7 +460,9 @@ def test_slurm_never_sees_what_cannot_be(home: Path, monkeypatch: pytest.MonkeyP
 
 def test_where_slurm_is_not_installed_that_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(home))
-    with pytest.raises(BatchError, match=r"`sbatch` was not found on the PATH. hpcgpu needs Slurm's commands: run this on a login node"):
+    with pytest.raises(
+        BatchError, match=r"`sbatch` was not found on the PATH. hpcgpu needs Slurm's commands: run this on a login node"
+    ):
         SlurmGPUCluster(queue="gpu")
     assert not (home / "clusters").exists()
 
@@ -442,7 +487,9 @@ def test_scale_refuses_what_cannot_be(queue: LocalQueue) -> None:
                 cluster.scale(**arguments)
 
 
-def test_a_queue_that_does_not_answer_changes_nothing(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, until: Until) -> None:
+def test_a_queue_that_does_not_answer_changes_nothing(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, until: Until
+) -> None:
     with LocalGPUCluster(jobs=1, **CPU) as cluster:
         cluster.wait_for_workers(1)
         polls: list[None] = []
@@ -518,7 +565,13 @@ def test_no_secret_stands_in_scripts_logs_arguments_or_reprs(queue: LocalQueue) 
         cluster.wait_for_workers(1)
         key = "".join((cluster.directory.tls / "key.pem").read_text().splitlines()[1:-1])
         own = [p for p in psutil.process_iter(["cmdline"]) if cluster.name in " ".join(p.info["cmdline"] or [])]
-        texts = [cluster.job_script(), cluster.scheduler_script(), repr(cluster), repr(cluster.jobs), repr(cluster.options)]
+        texts = [
+            cluster.job_script(),
+            cluster.scheduler_script(),
+            repr(cluster),
+            repr(cluster.jobs),
+            repr(cluster.options),
+        ]
         texts += [*cluster.get_logs().values(), *(" ".join(p.info["cmdline"]) for p in own)]
         assert own
         assert all(key[:40] not in text.replace("\n", "") for text in texts)

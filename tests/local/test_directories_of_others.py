@@ -1,4 +1,6 @@
-"""Nobody else gets in through the filesystem: not by a directory that others may change, nor by one that others have made."""
+"""Nobody else gets in through the filesystem: not by a directory that others may change, nor by one that others have
+made.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ from hpcgpu import LocalGPUCluster
 with LocalGPUCluster(**{CPU!r}) as cluster:
     pass
 """
-    environ = {k: v for k, v in os.environ.items() if k not in ("HPCGPU_QUEUE_DIRECTORY", "DASK_HPCGPU__CLUSTER_DIRECTORY")}
+    environ = {
+        k: v for k, v in os.environ.items() if k not in ("HPCGPU_QUEUE_DIRECTORY", "DASK_HPCGPU__CLUSTER_DIRECTORY")
+    }
     subprocess.run([sys.executable, "-c", code], check=True, env=environ | {"HOME": str(tmp_path)}, cwd=tmp_path)
     made = [tmp_path / ".hpcgpu", *(tmp_path / ".hpcgpu").rglob("*")]
     assert len(made) > 10
@@ -100,7 +104,9 @@ def foreign(home: Path, trap: Trap) -> Path:
 
 @needs_root
 @pytest.mark.parametrize("where", ["path", "name"])
-def test_a_cluster_directory_of_somebody_else_is_refused(queue: LocalQueue, foreign: Path, trap: Trap, where: str) -> None:
+def test_a_cluster_directory_of_somebody_else_is_refused(
+    queue: LocalQueue, foreign: Path, trap: Trap, where: str
+) -> None:
     name: Any = foreign if where == "path" else foreign.name
     for use in (
         lambda: hpcgpu.connect(name, timeout=1),
@@ -116,7 +122,9 @@ def test_a_cluster_directory_of_somebody_else_is_refused(queue: LocalQueue, fore
 
 @needs_root
 @pytest.mark.parametrize(
-    "command", [["status"], ["stop"], ["logs"], ["scale", "--jobs", "1"], ["adapt", "--maximum-jobs", "1"]], ids=lambda words: words[0]
+    "command",
+    [["status"], ["stop"], ["logs"], ["scale", "--jobs", "1"], ["adapt", "--maximum-jobs", "1"]],
+    ids=lambda words: words[0],
 )
 def test_the_commands_refuse_it_too(queue: LocalQueue, foreign: Path, trap: Trap, command: list[str]) -> None:
     words = [sys.executable, "-m", "hpcgpu", command[0], str(foreign), *command[1:]]
@@ -128,7 +136,9 @@ def test_the_commands_refuse_it_too(queue: LocalQueue, foreign: Path, trap: Trap
 @needs_root
 def test_the_list_shows_own_clusters_and_says_why_it_leaves_one_out(queue: LocalQueue, foreign: Path) -> None:
     claims.claim(foreign.parent / "own", lambda submits: [], system="local")
-    done = subprocess.run([sys.executable, "-m", "hpcgpu", "list", "--json"], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcgpu", "list", "--json"], check=True, capture_output=True, text=True
+    )
     assert [cluster["name"] for cluster in json.loads(done.stdout)] == ["own"]
     assert f"{foreign} belongs to uid {STRANGER}" in done.stderr
 
@@ -136,14 +146,23 @@ def test_the_list_shows_own_clusters_and_says_why_it_leaves_one_out(queue: Local
 @needs_root
 def test_stop_all_says_which_cluster_it_has_not_stopped_and_fails(queue: LocalQueue, foreign: Path) -> None:
     claims.claim(foreign.parent / "own", lambda submits: [], system="local")
-    done = subprocess.run([sys.executable, "-m", "hpcgpu", "stop", "--all"], check=False, capture_output=True, text=True)
-    assert done.returncode == 1 and "own: 0 jobs cancelled, no job is left" in done.stdout, "the others are stopped all the same"
-    assert f"gift: not stopped: {foreign} is not used" in done.stderr and "Correct this, then run: hpcgpu stop gift" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcgpu", "stop", "--all"], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "own: 0 jobs cancelled, no job is left" in done.stdout, (
+        "the others are stopped all the same"
+    )
+    assert (
+        f"gift: not stopped: {foreign} is not used" in done.stderr
+        and "Correct this, then run: hpcgpu stop gift" in done.stderr
+    )
     assert f"{foreign} belongs to uid {STRANGER}" in done.stderr and (foreign / "contact.json").exists()
 
 
 @needs_root
-def test_a_job_refuses_a_cluster_directory_that_became_somebody_elses(queue: LocalQueue, home: Path, until: Any) -> None:
+def test_a_job_refuses_a_cluster_directory_that_became_somebody_elses(
+    queue: LocalQueue, home: Path, until: Any
+) -> None:
     with LocalGPUCluster(**CPU, name="taken", jobs=1) as cluster:
         cluster.wait_for_workers(1)
         os.chown(cluster.directory.path / "tls" / "key.pem", STRANGER, STRANGER)

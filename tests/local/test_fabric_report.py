@@ -14,7 +14,9 @@ from tests.helpers import CPU, GPU, hpcgpu
 
 
 @pytest.mark.parametrize(("protocol", "spoken", "transport"), [("ucx", "ucx", "tcp/"), ("tcp", "tls", "tls/")])
-def test_a_cluster_tells_what_its_workers_talk_over(queue: LocalQueue, fake_gpus: None, protocol: str, spoken: str, transport: str) -> None:
+def test_a_cluster_tells_what_its_workers_talk_over(
+    queue: LocalQueue, fake_gpus: None, protocol: str, spoken: str, transport: str
+) -> None:
     if protocol == "ucx":
         pytest.importorskip("distributed_ucxx")
     options = GPU | {"protocol": protocol, "scheduler": {"gpus_per_node": 1}, "name": "woven"}
@@ -24,14 +26,20 @@ def test_a_cluster_tells_what_its_workers_talk_over(queue: LocalQueue, fake_gpus
         assert (fabric.protocol, fabric.why) == (spoken, f"{protocol.upper()}: requested by the option protocol")
         [link] = fabric.links
         assert {link.first, link.second} == {"woven-0-0", "woven-0-1"} and link.same_node
-        assert link.transports and all(name.startswith(transport) for name in link.transports), "as UCX says of the connection"
+        assert link.transports and all(name.startswith(transport) for name in link.transports), (
+            "as UCX says of the connection"
+        )
         assert (fabric.rdma, fabric.nvlink) == (None, False)
         done = hpcgpu("bench-fabric", "woven", "--size", "64KiB", "--size", "1MiB", "--json")
         assert done.returncode == 0, done.stderr
         host, device = json.loads(done.stdout)
         assert host["buffer"] == "host" and host["latency"] > 0
-        assert all(host["bandwidth"][size] > 0 for size in ("65536", "1048576")) and host["link"]["transports"] == list(link.transports)
-        assert device["buffer"] == "device" and device["trouble"].startswith("GPU memory cannot be used"), "the GPUs pretend"
+        assert all(host["bandwidth"][size] > 0 for size in ("65536", "1048576")) and host["link"]["transports"] == list(
+            link.transports
+        )
+        assert device["buffer"] == "device" and device["trouble"].startswith("GPU memory cannot be used"), (
+            "the GPUs pretend"
+        )
         done = hpcgpu("bench-fabric", "woven", "--size", "64KiB", "--host-only")
         assert "same node  host" in done.stdout and "GB/s" in done.stdout and done.stdout.count("\n") == 2
 
@@ -55,10 +63,14 @@ def test_a_worker_s_node_that_cannot_do_what_was_decided_says_why(queue: LocalQu
     with LocalGPUCluster(**CPU, name="split", worker_restarts=0) as cluster:
         contact = cluster.directory.contact()
         assert contact is not None
-        cluster.directory.publish(replace(contact, network="infiniband", interface="ib0"))  # as a scheduler's node with InfiniBand decides
+        cluster.directory.publish(
+            replace(contact, network="infiniband", interface="ib0")
+        )  # as a scheduler's node with InfiniBand decides
         cluster.scale(jobs=1)
         with (
             pytest.warns(ClusterWarning),
-            pytest.raises(ClusterError, match="the scheduler listens on ib0, but this node does not have an InfiniBand interface"),
+            pytest.raises(
+                ClusterError, match="the scheduler listens on ib0, but this node does not have an InfiniBand interface"
+            ),
         ):
             cluster.wait_for_workers(1)

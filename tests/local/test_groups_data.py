@@ -19,7 +19,10 @@ Until = Callable[..., None]
 
 def workers(client: Client) -> dict[str, Any]:
     """What the scheduler knows of its workers, by name."""
-    return {about["name"]: {**about, "address": address} for address, about in client.scheduler_info(n_workers=-1)["workers"].items()}
+    return {
+        about["name"]: {**about, "address": address}
+        for address, about in client.scheduler_info(n_workers=-1)["workers"].items()
+    }
 
 
 def held(client: Client) -> dict[str, int]:
@@ -32,7 +35,10 @@ def held(client: Client) -> dict[str, int]:
 def test_data_of_gpu_workers_moves_to_gpu_workers_and_not_to_those_of_a_group_without(
     queue: LocalQueue, fake_gpus: None, home: Path, until: Until, resources: dict[str, float] | None
 ) -> None:
-    with LocalGPUCluster(**GPU | {"gpus_per_node": 1}, jobs=2, resources=resources) as cluster, Client(cluster) as client:
+    with (
+        LocalGPUCluster(**GPU | {"gpus_per_node": 1}, jobs=2, resources=resources) as cluster,
+        Client(cluster) as client,
+    ):
         cluster.add_worker_group("cpu", gpus_per_node=0, cores=1, jobs=1)
         cluster.wait_for_workers(3)
         (cpu,) = (job.name for job in cluster.reconciler.groups["cpu"].jobs)

@@ -1,6 +1,8 @@
-"""A client without a GPU gets results that live in GPU memory as host copies, or a sentence; it never loses its connection.
+"""A client without a GPU gets results that live in GPU memory as host copies, or a sentence; it never loses its
+connection.
 
-The GPU libraries pretend: their objects live in host memory, claim to be on a device, and refuse to be pickled as device memory does.
+The GPU libraries pretend: their objects live in host memory, claim to be on a device, and refuse to be pickled as
+device memory does.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Tensor:
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where tasks find the GPU libraries; this process does not, and dask-cuda, which looks for the real ones, does not either."""
+    """Where tasks find the GPU libraries; this process does not, and dask-cuda, which looks for the real ones, does not
+    either.
+    """
     path = tmp_path_factory.mktemp("libraries")
     for name, text in _PRETENDED.items():
         (path / f"{name}.py").write_text(text)
@@ -59,7 +63,9 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(params=["tcp", "ucx"])
-def cluster(request: pytest.FixtureRequest, queue: LocalQueue, libraries: str, fake_gpus: None) -> Iterator[LocalGPUCluster]:
+def cluster(
+    request: pytest.FixtureRequest, queue: LocalQueue, libraries: str, fake_gpus: None
+) -> Iterator[LocalGPUCluster]:
     asked = GPU | {"protocol": request.param, "env": {"PRETENDED": libraries}, "name": "results"}
     if request.param == "ucx":
         pytest.importorskip("distributed_ucxx")
@@ -102,7 +108,9 @@ def held() -> Any:
     import cudf
     import cupy
 
-    return types.SimpleNamespace(array=cupy.ndarray([4]), deep=[{"frame": cudf.DataFrame({"b": [5]})}], plain=fractions.Fraction(1, 3))
+    return types.SimpleNamespace(
+        array=cupy.ndarray([4]), deep=[{"frame": cudf.DataFrame({"b": [5]})}], plain=fractions.Fraction(1, 3)
+    )
 
 
 @travels
@@ -140,7 +148,9 @@ def test_results_arrive_as_host_copies(cluster: LocalGPUCluster) -> None:
 
 def test_what_cannot_be_copied_is_said_and_the_connection_lives(cluster: LocalGPUCluster) -> None:
     with Client(cluster, set_as_default=False) as client:
-        with pytest.raises(TypeError, match=r"a result is a torch.Tensor in GPU memory.* Return a host copy from the task"):
+        with pytest.raises(
+            TypeError, match=r"a result is a torch.Tensor in GPU memory.* Return a host copy from the task"
+        ):
             client.submit(tensor).result(timeout=250)
         with pytest.raises(TypeError, match=r"a result is a torch.Tensor in GPU memory"):
             client.submit(held_tensor).result(timeout=250)
@@ -153,9 +163,17 @@ def test_every_kind_of_client_gets_them(cluster: LocalGPUCluster, libraries: str
     with hpcgpu.connect("results", quiet=True) as client:
         assert type(client.submit(array).result(timeout=250)) is np.ndarray
     # A client that knows nothing of hpcgpu
-    code = "from distributed import Client\n\ndef array():\n    import os, sys; sys.path.insert(0, os.environ['PRETENDED'])\n    import cupy\n    return cupy.ndarray([1, 2, 3])\n"
-    code += f"client = Client({cluster.scheduler_address!r})\nprint(type(client.submit(array).result(timeout=250)).__module__)\nclient.close()\n"
-    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | credentials.environment(cluster.directory)
+    code = (
+        "from distributed import Client\n\ndef array():\n    import os, sys; sys.path.insert(0, "
+        "os.environ['PRETENDED'])\n    import cupy\n    return cupy.ndarray([1, 2, 3])\n"
+    )
+    code += (
+        "client = "
+        f"Client({cluster.scheduler_address!r})\nprint(type(client.submit(array).result(timeout=250)).__module__)\nclient.close()\n"
+    )
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | credentials.environment(
+        cluster.directory
+    )
     done = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True, timeout=250)
     assert done.stdout == "numpy\n", done.stderr
 
@@ -165,10 +183,14 @@ def test_nannies_answer_too(cluster: LocalGPUCluster) -> None:
         assert list(client.run(travels(lambda: 7), nanny=True).values()) == [7, 7]
 
 
-def test_a_client_with_a_gpu_gets_what_it_can_rebuild(cluster: LocalGPUCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_with_a_gpu_gets_what_it_can_rebuild(
+    cluster: LocalGPUCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hpcgpu.fabric.security._holds_gpu_objects", lambda: True)
     with Client(cluster, set_as_default=False) as client:
-        with pytest.raises(TypeError, match="Could not serialize object of type ndarray"):  # Dask's part for CuPy needs the real one
+        with pytest.raises(
+            TypeError, match="Could not serialize object of type ndarray"
+        ):  # Dask's part for CuPy needs the real one
             client.submit(array).result(timeout=250)
         assert client.submit(sum, [1, 2]).result(timeout=250) == 3, "its connection carries no device memory, and lives"
 
@@ -193,7 +215,8 @@ def test_a_graph_with_gpu_objects_is_explained_where_the_scheduler_cannot_rebuil
 
     with LocalGPUCluster(**CPU, jobs=1) as cluster, Client(cluster, set_as_default=False) as client:
         with pytest.raises(
-            RuntimeError, match=r"the graph holds GPU objects \(cupy\), which the scheduler could not rebuild: .*No module"
+            RuntimeError,
+            match=r"the graph holds GPU objects \(cupy\), which the scheduler could not rebuild: .*No module",
         ) as caught:
             client.submit(type, cupy.ndarray()).result(timeout=250)
         assert "Start it with a GPU (scheduler={'gpus_per_node': 1})" in str(caught.value)

@@ -1,4 +1,6 @@
-"""Nobody who does not hold the cluster's credentials gets in, over any port that its processes listen on; UCX has a module of its own."""
+"""Nobody who does not hold the cluster's credentials gets in, over any port that its processes listen on; UCX has a
+module of its own.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,19 @@ def cluster(queue: LocalQueue) -> Iterator[LocalGPUCluster]:
 
 
 def processes(cluster: LocalGPUCluster) -> set[psutil.Process]:
-    of_jobs = [process for process in psutil.process_iter() if str(cluster.directory.path) in " ".join(_command(process))]
+    of_jobs = [
+        process for process in psutil.process_iter() if str(cluster.directory.path) in " ".join(_command(process))
+    ]
     return {child for process in of_jobs for child in (process, *process.children(recursive=True))}
 
 
 def listening(cluster: LocalGPUCluster) -> list[tuple[str, int]]:
     """Address and port of all that the cluster's processes listen on."""
     sockets = {
-        connection.laddr for process in processes(cluster) for connection in process.net_connections("tcp") if connection.status == "LISTEN"
+        connection.laddr
+        for process in processes(cluster)
+        for connection in process.net_connections("tcp")
+        if connection.status == "LISTEN"
     }
     return sorted((address.ip, address.port) for address in sockets)
 
@@ -78,14 +85,19 @@ def test_every_process_makes_its_tls_connections_as_we_do(cluster: LocalGPUClust
         assert transport() == ours, "client"
 
 
-def test_peers_that_say_nothing_hold_neither_the_cluster_nor_its_file_descriptors(cluster: LocalGPUCluster, until: Until) -> None:
+def test_peers_that_say_nothing_hold_neither_the_cluster_nor_its_file_descriptors(
+    cluster: LocalGPUCluster, until: Until
+) -> None:
     with Client(cluster) as client, ExitStack() as silent:
         count = len(psutil.Process(client.run_on_scheduler(os.getpid)).net_connections("tcp"))
         host, port = ports(cluster)[0]
         for _ in range(200):
             silent.enter_context(socket.create_connection((host, port), timeout=60))
         scheduler = psutil.Process(client.run_on_scheduler(os.getpid))
-        until(lambda: len(scheduler.net_connections("tcp")) >= count + 200, "the scheduler has taken the silent connections")
+        until(
+            lambda: len(scheduler.net_connections("tcp")) >= count + 200,
+            "the scheduler has taken the silent connections",
+        )
         assert client.submit(sum, [1, 2, 3]).result(timeout=60) == 6
         until(lambda: len(scheduler.net_connections("tcp")) < count + 20, "their file descriptors are free again")
         assert client.submit(sum, [1, 2, 4]).result(timeout=60) == 7
@@ -217,7 +229,10 @@ def test_http_is_on_no_more_addresses_than_clients_need(cluster: LocalGPUCluster
 
 def test_the_scheduler_listens_where_it_is_reached_and_nowhere_else(queue: LocalQueue) -> None:
     present = interfaces.addresses()
-    for options, address in (({}, present[interfaces.default_interface(present) or "lo"]), ({"interface": "lo"}, "127.0.0.1")):
+    for options, address in (
+        ({}, present[interfaces.default_interface(present) or "lo"]),
+        ({"interface": "lo"}, "127.0.0.1"),
+    ):
         with LocalGPUCluster(**CPU, **options, client_interface="lo") as cluster:
             workers, clients = ports_of_the_scheduler(cluster)
             found = listening(cluster)
@@ -237,14 +252,19 @@ def test_the_dashboard_can_be_kept_to_its_node_or_opened(queue: LocalQueue) -> N
             port = int(cluster.dashboard_link.removesuffix("/status").rpartition(":")[2])
             addresses = {ip for ip, p in listening(cluster) if p == port}
             assert addresses and addresses <= expected
-            with urllib.request.urlopen(cluster.dashboard_link.removesuffix("/status") + "/health", timeout=10) as answer:
+            with urllib.request.urlopen(
+                cluster.dashboard_link.removesuffix("/status") + "/health", timeout=10
+            ) as answer:
                 assert answer.read() == b"ok", "the link leads there"
 
 
 def test_a_scheduler_in_the_program_shows_itself_to_its_own_machine_only(queue: LocalQueue) -> None:
     with LocalGPUCluster(**CPU, scheduler="local") as cluster:
         assert cluster.dashboard_link.startswith("http://127.0.0.1:")
-        assert request(cluster.dashboard_link)[0] == 403 and request(cluster.dashboard_link, **authorization(cluster))[0] == 200
+        assert (
+            request(cluster.dashboard_link)[0] == 403
+            and request(cluster.dashboard_link, **authorization(cluster))[0] == 200
+        )
         with urllib.request.urlopen(cluster.dashboard_link.removesuffix("/status") + "/health", timeout=10) as answer:
             assert answer.read() == b"ok"
 
@@ -279,14 +299,26 @@ def test_http_takes_no_commands(cluster: LocalGPUCluster) -> None:
 
 
 def test_without_the_token_no_page_says_anything(cluster: LocalGPUCluster) -> None:
-    routes = ["/", "/status", "/info/main/workers.html", "/json/identity.json", "/metrics", "/sitemap.json", "/individual-plots.json"]
+    routes = [
+        "/",
+        "/status",
+        "/info/main/workers.html",
+        "/json/identity.json",
+        "/metrics",
+        "/sitemap.json",
+        "/individual-plots.json",
+    ]
     routes += ["/statics/css/base.css", "/static/js/bokeh.min.js", "/status/ws", "/proxy/1/127.0.0.1/status", "/none"]
     for page in pages(cluster):
         for route in routes:
             code, text = request(f"{page}{route}")
-            assert code == 403 and "hpcgpu dashboard NAME" in text and cluster.name not in text, f"{page}{route}: {code}"
+            assert code == 403 and "hpcgpu dashboard NAME" in text and cluster.name not in text, (
+                f"{page}{route}: {code}"
+            )
         assert request(f"{page}/metrics", **authorization(cluster))[0] == 200, "Prometheus sends a header"
-    code, text = request(f"{cluster.dashboard_link.removesuffix('/status')}/info/main/workers.html", **authorization(cluster))
+    code, text = request(
+        f"{cluster.dashboard_link.removesuffix('/status')}/info/main/workers.html", **authorization(cluster)
+    )
     assert code == 200 and f"{cluster.name}-0" in text
 
 
@@ -314,12 +346,23 @@ def test_the_token_is_shown_nowhere_but_where_it_is_asked_for(cluster: LocalGPUC
     request(cluster.dashboard_link_with_token())
     request(f"{cluster.dashboard_link}none?token={token}")
     with Client(cluster, set_as_default=False) as client:
-        shown = [repr(cluster), cluster._repr_html_(), repr(client), client._repr_html_(), client.dashboard_link, cluster.dashboard_link]
+        shown = [
+            repr(cluster),
+            cluster._repr_html_(),
+            repr(client),
+            client._repr_html_(),
+            client.dashboard_link,
+            cluster.dashboard_link,
+        ]
         shown += [str(cluster.get_logs()), str(client.get_worker_logs()), str(client.get_scheduler_logs())]
     for process in processes(cluster):
         with suppress(psutil.Error):
             shown += [" ".join(process.cmdline()), str(process.environ())]
-    shown += [path.read_text() for path in cluster.directory.path.rglob("*") if path.is_file() and path.name != "dashboard.token"]
+    shown += [
+        path.read_text()
+        for path in cluster.directory.path.rglob("*")
+        if path.is_file() and path.name != "dashboard.token"
+    ]
     assert token not in "".join(shown) and len(shown) > 15
     assert token in cluster.dashboard_link_with_token()
 

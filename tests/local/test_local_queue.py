@@ -116,7 +116,9 @@ def test_everything_on_disk_is_private(site: Site) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     site.queue.cancel([job])
     site.ended(job)
-    assert [path.name for path in (site.queue.directory / "jobs").iterdir()] == [f"{job}.json"]  # no environment left behind
+    assert [path.name for path in (site.queue.directory / "jobs").iterdir()] == [
+        f"{job}.json"
+    ]  # no environment left behind
 
 
 @pytest.mark.parametrize(("body", "code"), [("exit 3", 3), ("kill -9 $$", 137)])
@@ -197,7 +199,9 @@ def test_walltime_ends_a_script_that_ignores_term(site: Site) -> None:
     assert running.start is not None and running.end == running.start + 5
     status = site.ended(job)
     assert (status.state, status.reason, status.exit_code) == (JobState.TIMEOUT, "TimeLimit", 137)
-    own = site.queue.own_job({"HPCGPU_JOB_ID": job, "HPCGPU_JOB_NAME": "job", "HPCGPU_JOB_END": site.log(job).split()[0]})
+    own = site.queue.own_job(
+        {"HPCGPU_JOB_ID": job, "HPCGPU_JOB_NAME": "job", "HPCGPU_JOB_END": site.log(job).split()[0]}
+    )
     assert own is not None and own.end == pytest.approx(running.end, abs=0.01)
     assert site.queue.own_job({}) is None
 
@@ -262,7 +266,9 @@ def test_refused_in_plain_words(site: Site) -> None:
 
 
 def testread_directives() -> None:
-    head = '#!/bin/bash\n# a comment\n\n#HPCGPU --job-name="a \\"b\\" \\\\ c"\n#HPCGPU --time=1-02:03:04  \n#HPCGPU2 --x\n'
+    head = (
+        '#!/bin/bash\n# a comment\n\n#HPCGPU --job-name="a \\"b\\" \\\\ c"\n#HPCGPU --time=1-02:03:04  \n#HPCGPU2 --x\n'
+    )
     assert read_directives(head + "true\n#HPCGPU --gpus=2\n") == {"name": 'a "b" \\ c', "walltime": 93784.0}
     assert read_directives("#HPCGPU --time=00:01:00\n#HPCGPU --gpus=2")["walltime"] == 60
 
@@ -316,7 +322,9 @@ def test_removed_queue_stays_removed(site: Site) -> None:
 
 
 def test_two_clients_share_one_queue(site: Site) -> None:
-    (site.home / "script.sh").write_text(f"#HPCGPU --output={site.home}/%j.log\n#HPCGPU --gpus=1\necho $CUDA_VISIBLE_DEVICES\n")
+    (site.home / "script.sh").write_text(
+        f"#HPCGPU --output={site.home}/%j.log\n#HPCGPU --gpus=1\necho $CUDA_VISIBLE_DEVICES\n"
+    )
     client = (
         "import pathlib, sys; from hpcgpu.batch.local.queue import LocalQueue\n"
         "queue = LocalQueue(pathlib.Path(sys.argv[1]))\n"
@@ -335,7 +343,10 @@ def test_two_clients_share_one_queue(site: Site) -> None:
 
 def test_submit_from_inside_a_job_makes_a_job_of_its_own(site: Site) -> None:
     (site.home / "inner.sh").write_text(f"#HPCGPU --output={site.home}/inner.log\necho $HPCGPU_JOB_ID; {FOREVER}\n")
-    client = "from pathlib import Path as P; from hpcgpu.batch.local.queue import *; LocalQueue().submit(P('inner.sh'), job_name='inner')"
+    client = (
+        "from pathlib import Path as P; from hpcgpu.batch.local.queue import *; "
+        "LocalQueue().submit(P('inner.sh'), job_name='inner')"
+    )
     outer = site.submit(f'PYTHONPATH={ROOT} {sys.executable} -c "{client}"')
     assert site.ended(outer).state is JobState.COMPLETED, site.log(outer)
     (inner,) = site.queue.find("inner")
@@ -362,7 +373,9 @@ def test_machine_belongs_to_the_directory(site: Site, monkeypatch: pytest.Monkey
     assert (site.home / "other" / "queue.json").exists()
 
 
-def test_half_written_records_are_of_failed_jobs_and_old_ones_forgotten(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_written_records_are_of_failed_jobs_and_old_ones_forgotten(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hpcgpu.batch.local.queue._RETAINED", 2)
     with site.queue._locked():
         for number in range(1, 5):
@@ -370,7 +383,10 @@ def test_half_written_records_are_of_failed_jobs_and_old_ones_forgotten(site: Si
     assert list(site.queue.poll("1234")) == ["3", "4"]
     for name in ("5.env", "5.json", "last-id"):
         (site.queue.directory / ("" if name == "last-id" else "jobs") / name).write_text('{"job_')
-    assert {job_id: job.state for job_id, job in site.queue.poll(["4", "5"]).items()} == {"4": JobState.COMPLETED, "5": JobState.FAILED}
+    assert {job_id: job.state for job_id, job in site.queue.poll(["4", "5"]).items()} == {
+        "4": JobState.COMPLETED,
+        "5": JobState.FAILED,
+    }
     job = site.submit("true")
     assert job == "6"
     site.ended(job)

@@ -1,4 +1,6 @@
-"""A running job that has lost some of its workers: what is said of it, and that it is replaced, but not for a worker that comes back."""
+"""A running job that has lost some of its workers: what is said of it, and that it is replaced, but not for a worker
+that comes back.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ from tests.helpers import GPU as PBS_GPU
 
 Until = Callable[..., None]
 
-FOUR: dict[str, Any] = {"gpus_per_node": 4, "scheduler": {"gpus_per_node": 0}, "protocol": "tcp", "poll_interval": 0.5, "quiet": True}
+FOUR: dict[str, Any] = {
+    "gpus_per_node": 4,
+    "scheduler": {"gpus_per_node": 0},
+    "protocol": "tcp",
+    "poll_interval": 0.5,
+    "quiet": True,
+}
 
 
 def names(cluster: GPUCluster) -> set[str]:
@@ -30,7 +38,9 @@ def names(cluster: GPUCluster) -> set[str]:
 
 
 def time_passes(cluster: GPUCluster, job: str, until: Until) -> None:
-    """Let the time be over that this manager waits for the workers of a job; their processes keep `death_timeout` as it was."""
+    """Let the time be over that this manager waits for the workers of a job; their processes keep `death_timeout` as it
+    was.
+    """
     group = cluster.reconciler.groups["default"]
     options, group.options = group.options, replace(group.options, death_timeout=0.5)
     until(lambda: cluster.reconciler.jobs[job].lost_workers, "the time is over")
@@ -38,7 +48,9 @@ def time_passes(cluster: GPUCluster, job: str, until: Until) -> None:
 
 
 def lose(client: Client, name: str) -> None:
-    """Cut the connection between the scheduler and a worker, as a network does that fails for a moment: worker and nanny end."""
+    """Cut the connection between the scheduler and a worker, as a network does that fails for a moment: worker and
+    nanny end.
+    """
 
     def cut(dask_scheduler: Any) -> None:
         [worker] = [ws for ws in dask_scheduler.workers.values() if str(ws.name) == name]
@@ -47,13 +59,18 @@ def lose(client: Client, name: str) -> None:
     client.run_on_scheduler(cut)
 
 
-def test_a_job_that_loses_one_of_four_workers_says_so_and_is_replaced(queue: LocalQueue, fake_gpus: None, until: Until) -> None:
+def test_a_job_that_loses_one_of_four_workers_says_so_and_is_replaced(
+    queue: LocalQueue, fake_gpus: None, until: Until
+) -> None:
     with LocalGPUCluster(name="short", jobs=1, **FOUR) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(4)
         lose(client, "short-0-2")
         until(lambda: names(cluster) == {f"short-0-{i}" for i in (0, 1, 3)}, "a worker is gone")
         words = r"lost 1 of 4 workers \d+ s ago; replaced if it does not come back within \d+ s"
-        until(lambda: re.fullmatch(words, next(j.reason for j in cluster.jobs if j.kind == "worker")), "the table of jobs says so")
+        until(
+            lambda: re.fullmatch(words, next(j.reason for j in cluster.jobs if j.kind == "worker")),
+            "the table of jobs says so",
+        )
         assert re.search(rf"worker job \w+ \(short-0\) {words}", repr(cluster))
         assert re.search(rf"runs on \S+, {words}", waiting_for(job for job in cluster.jobs if job.kind == "worker"))
         with told(r"worker job \w+ \(short-0\) on \S+: lost 1 of 4 workers .*another job takes its place\. Log: "):
@@ -65,7 +82,9 @@ def test_a_job_that_loses_one_of_four_workers_says_so_and_is_replaced(queue: Loc
     assert live(queue) == []
 
 
-def test_the_data_of_a_job_that_lost_a_worker_moves_to_the_job_that_replaces_it(queue: LocalQueue, fake_gpus: None, until: Until) -> None:
+def test_the_data_of_a_job_that_lost_a_worker_moves_to_the_job_that_replaces_it(
+    queue: LocalQueue, fake_gpus: None, until: Until
+) -> None:
     with LocalGPUCluster(name="moves", jobs=1, **FOUR | {"gpus_per_node": 2}) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(2)
         lose(client, "moves-0-0")
@@ -78,7 +97,9 @@ def test_the_data_of_a_job_that_lost_a_worker_moves_to_the_job_that_replaces_it(
     assert live(queue) == []
 
 
-def test_a_worker_that_its_nanny_restarts_does_not_cost_the_job(queue: LocalQueue, fake_gpus: None, until: Until) -> None:  # row 17
+def test_a_worker_that_its_nanny_restarts_does_not_cost_the_job(
+    queue: LocalQueue, fake_gpus: None, until: Until
+) -> None:  # row 17
     with LocalGPUCluster(name="again", jobs=1, **FOUR) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(4)
         pids = client.run(os.getpid)
@@ -116,27 +137,44 @@ def test_jobs_that_lose_workers_one_after_the_other_are_kept_in_the_end_and_wait
 
 #: Fails on one node, on all nodes.
 FAILS = ["""if [ "${HPCGPU_NODE-}" = 1 ] && [ ! -e "$HOME/healed" ]; then echo "no driver here" >&2; exit 3; fi"""]
-ALL_FAIL = ["""if [ "${HPCGPU_PBS_JOB-}" = all-0 ]; then echo "no driver on node $HPCGPU_NODE" >&2; exit "$((3 + HPCGPU_NODE))"; fi"""]
+ALL_FAIL = [
+    'if [ "${HPCGPU_PBS_JOB-}" = all-0 ]; then '
+    """echo "no driver on node $HPCGPU_NODE" >&2; exit "$((3 + HPCGPU_NODE))"; fi"""
+]
 
 
-def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replaced(fake_gpus: None, pbs: Site, until: Until) -> None:
+def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replaced(
+    fake_gpus: None, pbs: Site, until: Until
+) -> None:
     with PBSGPUCluster(name="half", jobs=1, nodes_per_job=2, job_script_prologue=FAILS, **PBS_GPU) as cluster:
         cluster.wait_for_workers(2)
         assert names(cluster) == {"half-0-0-0", "half-0-0-1"}
-        words = r"2 of 4 workers on its node 1 missing, \d+ s after the first connected; replaced if they do not come back within \d+ s"
-        until(lambda: re.fullmatch(words, next(j.reason for j in cluster.jobs if j.kind == "worker")), "the table of jobs says so")
+        words = (
+            r"2 of 4 workers on its node 1 missing, \d+ s after the first connected; "
+            r"replaced if they do not come back within \d+ s"
+        )
+        until(
+            lambda: re.fullmatch(words, next(j.reason for j in cluster.jobs if j.kind == "worker")),
+            "the table of jobs says so",
+        )
         (pbs.home / "healed").touch()
-        with told(r"on its node 1 .*takes its place(.|\n)*1: no driver here\n1: hpcgpu: node 1 \(\S+\) ended with exit status 3"):
+        with told(
+            r"on its node 1 .*takes its place(.|\n)*1: no driver here\n1: hpcgpu: node 1 \(\S+\) ended with exit "
+            r"status 3"
+        ):
             time_passes(cluster, "half-0", until)
         cluster.wait_for_workers(4)
         assert names(cluster) == {f"half-1-{node}-{gpu}" for node in range(2) for gpu in range(2)}
     assert pbs.alive() == {}
 
 
-def test_a_job_of_two_nodes_all_of_which_fail_has_failed_though_pbsdsh_ends_well(fake_gpus: None, pbs: Site, until: Until) -> None:
+def test_a_job_of_two_nodes_all_of_which_fail_has_failed_though_pbsdsh_ends_well(
+    fake_gpus: None, pbs: Site, until: Until
+) -> None:
     with PBSGPUCluster(name="all", jobs=0, nodes_per_job=2, job_script_prologue=ALL_FAIL, **PBS_GPU) as cluster:
         with told(
-            r"\(all-0\) failed: it ended with an error, exit code 4 (.|\n)*none of its workers had connected(.|\n)*no driver on node"
+            r"\(all-0\) failed: it ended with an error, exit code 4 (.|\n)*none of its workers had connected(.|\n)*no "
+            r"driver on node"
         ):
             cluster.scale(jobs=1)
             cluster.wait_for_workers(4)

@@ -50,12 +50,18 @@ def hpcgpu(*arguments: str) -> str:
     return done.output
 
 
-def test_of_four_programs_that_start_one_name_one_wins_and_no_job_is_left(queue: LocalQueue, home: Path, until: Until) -> None:
+def test_of_four_programs_that_start_one_name_one_wins_and_no_job_is_left(
+    queue: LocalQueue, home: Path, until: Until
+) -> None:
     for _ in range(ROUNDS):
-        programs = [subprocess.Popen(START, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+        programs = [
+            subprocess.Popen(START, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)
+        ]
         said = [(program.communicate(timeout=250)[1], program.returncode) for program in programs]
         assert sorted(code for _, code in said) == [0, 2, 2, 2], said
-        assert all("Error: a cluster named 'demo' " in text and "Traceback" not in text for text, code in said if code == 2), said
+        assert all(
+            "Error: a cluster named 'demo' " in text and "Traceback" not in text for text, code in said if code == 2
+        ), said
         (listed,) = json.loads(hpcgpu("list", "--json"))
         assert sorted(job["id"] for job in listed["jobs"]) == running(queue), "every job that runs is listed"
         assert listed["trouble"] == "" and listed["name"] == "demo"
@@ -63,7 +69,9 @@ def test_of_four_programs_that_start_one_name_one_wins_and_no_job_is_left(queue:
         assert live(queue) == []
 
 
-def test_a_program_that_is_killed_while_it_waits_for_its_jobs_to_end_leaves_no_keys(queue: LocalQueue, home: Path, until: Until) -> None:
+def test_a_program_that_is_killed_while_it_waits_for_its_jobs_to_end_leaves_no_keys(
+    queue: LocalQueue, home: Path, until: Until
+) -> None:
     directory = ClusterDirectory(home / "clusters" / "killed")
     program = start_program({**CPU, "jobs": 1, "name": "killed"}, then="pass")
     until(lambda: directory.closing, "the program ends")
@@ -76,7 +84,9 @@ def test_a_program_that_is_killed_while_it_waits_for_its_jobs_to_end_leaves_no_k
 
 
 @pytest.mark.parametrize("ending", ["cancelled", "by itself"])
-def test_the_scheduler_job_removes_the_keys_at_its_end(queue: LocalQueue, home: Path, until: Until, ending: str) -> None:
+def test_the_scheduler_job_removes_the_keys_at_its_end(
+    queue: LocalQueue, home: Path, until: Until, ending: str
+) -> None:
     options: dict[str, Any] = {"idle_timeout": "3s"} if ending == "by itself" else {}
     program = start_program({**CPU, **options, "jobs": 0, "name": "alone", "shutdown_on_close": False})
     assert program.stdout is not None and program.stdout.readline() == "up\n"
@@ -102,9 +112,16 @@ def test_a_second_scheduler_that_is_submitted_by_hand_ends_and_leaves_the_cluste
         until(lambda: queue.poll([second])[second].state.ended, "it ends")
         assert queue.poll([second])[second].exit_code == 1
         log = "".join(path.read_text() for path in cluster.directory.logs.glob(f"*-{second}.log"))
-        assert f"cluster one already has a scheduler, in job {contact.job_id if contact else ''}. A second one would take" in log
+        assert (
+            f"cluster one already has a scheduler, in job {contact.job_id if contact else ''}. A second one would take"
+            in log
+        )
         assert "first run: hpcgpu stop one" in log
-        assert cluster.directory.tls.is_dir() and cluster.directory.dashboard_token() and cluster.directory.contact() == contact
+        assert (
+            cluster.directory.tls.is_dir()
+            and cluster.directory.dashboard_token()
+            and cluster.directory.contact() == contact
+        )
         cluster.scale(jobs=2)
         cluster.wait_for_workers(2)
         assert client.submit(sum, [1, 2]).result() == 3

@@ -50,7 +50,12 @@ def test_workers_of_gpu_jobs_have_their_gpus(fake_gpus: None, pbs: Site) -> None
         assert all(w["resources"] == {"GPU": 1.0} for w in workers)
         with Client(cluster) as client:
             devices = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
-        assert sorted(map(sorted, (d.split(",") for d in devices.values()))) == [["0", "1"], ["0", "1"], ["2", "3"], ["2", "3"]]
+        assert sorted(map(sorted, (d.split(",") for d in devices.values()))) == [
+            ["0", "1"],
+            ["0", "1"],
+            ["2", "3"],
+            ["2", "3"],
+        ]
     assert pbs.alive() == {}
 
 
@@ -68,7 +73,8 @@ def test_a_job_of_two_nodes_brings_workers_on_each_through_pbsdsh(fake_gpus: Non
 def test_a_job_of_two_nodes_through_an_mpi_launcher(pbs: Site) -> None:
     pbs.replace(
         "mpiexec",
-        '#!/bin/bash\n[ "$1 $2 $3 $4" = "-n 2 --ppn 1" ] || exit 9\nshift 4\nPMI_RANK=0 "$@" &\nPMI_RANK=1 "$@" &\nwait\n',
+        '#!/bin/bash\n[ "$1 $2 $3 $4" = "-n 2 --ppn 1" ] || exit 9\nshift '
+        '4\nPMI_RANK=0 "$@" &\nPMI_RANK=1 "$@" &\nwait\n',
     )
     with PBSGPUCluster(jobs=1, nodes_per_job=2, pbs_launcher="mpiexec --ppn 1", name="mpi", **CPU) as cluster:
         cluster.wait_for_workers(2)
@@ -80,9 +86,15 @@ def test_waiting_jobs_are_given_up_first(fake_gpus: None, pbs: Site, until: Unti
         cluster.wait_for_workers(2)
         cluster.scale(jobs=3)
         until(lambda: sorted(pbs.alive("full-0", "full-1", "full-2").values()) == ["Q", "R", "R"], "one job waits")
-        until(lambda: any("no free node has what it asks for" in job.reason for job in cluster.jobs), "the user is told why")
+        until(
+            lambda: any("no free node has what it asks for" in job.reason for job in cluster.jobs),
+            "the user is told why",
+        )
         cluster.scale(jobs=2)
-        until(lambda: sorted(pbs.alive("full-0", "full-1", "full-2").values()) == ["R", "R"], "the one that waits is cancelled")
+        until(
+            lambda: sorted(pbs.alive("full-0", "full-1", "full-2").values()) == ["R", "R"],
+            "the one that waits is cancelled",
+        )
         cluster.wait_for_workers(4)
         cluster.scale(jobs=1)
         until(lambda: len(pbs.alive("full-0", "full-1", "full-2")) == 1, "a running one is given up")
@@ -100,9 +112,15 @@ def test_a_job_that_is_deleted_by_somebody_is_told_and_replaced(pbs: Site, until
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"cores": 999}, r"no node can ever give what it asks for.*\[Can Never Run: Insufficient amount of resource: ncpus \(R: 999"),
+        (
+            {"cores": 999},
+            r"no node can ever give what it asks for.*\[Can Never Run: Insufficient amount of resource: ncpus \(R: 999",
+        ),
         ({"cores": 17}, r"no node of its queue is large enough.*\[Not Running: .*; no node has ncpus=17"),
-        ({"select_extra": "gpu_type=h100"}, r"no node of its queue is large enough.*no node has ncpus=1.*gpu_type=h100"),
+        (
+            {"select_extra": "gpu_type=h100"},
+            r"no node of its queue is large enough.*no node has ncpus=1.*gpu_type=h100",
+        ),
     ],
 )
 def test_a_request_that_no_node_can_fill_is_said(pbs: Site, options: dict[str, Any], words: str) -> None:
@@ -155,7 +173,9 @@ def test_a_server_that_is_away_for_a_while_costs_nothing(pbs: Site, until: Until
 def test_a_refusal_is_in_pbs_s_own_words(pbs: Site) -> None:
     with pytest.raises(ClusterError, match=r"PBS refused job .*qsub: Unknown queue"):
         PBSGPUCluster(queue="nosuch", **CPU)
-    with pytest.raises(ClusterError, match=r"Job violates queue and/or server resource limits\. Check `walltime` first"):
+    with pytest.raises(
+        ClusterError, match=r"Job violates queue and/or server resource limits\. Check `walltime` first"
+    ):
         PBSGPUCluster(queue="gpu", walltime="2h", **CPU)
     assert pbs.alive() == {}
 
@@ -173,6 +193,8 @@ def test_logs_are_the_user_s_own(pbs: Site) -> None:
 
 
 def test_the_demo_runs_on_pbs(fake_gpus: None, pbs: Site) -> None:
-    done = subprocess.run([sys.executable, "-m", "hpcgpu", "demo", "--system", "pbs"], capture_output=True, text=True, timeout=250)
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcgpu", "demo", "--system", "pbs"], capture_output=True, text=True, timeout=250
+    )
     assert done.returncode == 0 and "This runs on PBS, with one GPU a job." in done.stdout, done.stdout + done.stderr
     assert "no job of this cluster is left" in done.stdout and pbs.alive() == {}

@@ -1,4 +1,6 @@
-"""Scaling, failures, walltimes, signals and clusters that outlive their program on a PBS that pretends: what the real Slurm is tested for."""
+"""Scaling, failures, walltimes, signals and clusters that outlive their program on a PBS that pretends: what the real
+Slurm is tested for.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_jobs_of_two_gpus_shuffle_an_array(fake_gpus: None, pbs: Site) -> None:
             host = np.arange(400 * 400, dtype="f8").reshape(400, 400)
             columns = da.from_array(host, chunks=(50, 400)).persist().rechunk((400, 50)).T
             assert np.array_equal(columns.compute(), host.T)
-            received = client.run(lambda dask_worker: sum(entry["total"] for entry in dask_worker.transfer_incoming_log))
+            received = client.run(
+                lambda dask_worker: sum(entry["total"] for entry in dask_worker.transfer_incoming_log)
+            )
             assert sum(n > 0 for n in received.values()) >= 3, "the workers did not talk to each other"
 
 
@@ -71,7 +75,9 @@ def test_adaptive_brings_jobs_for_work_and_gives_them_back(pbs: Site, until: Unt
         assert "draining" in adaptive.log[-1][1]
 
 
-def test_a_request_that_pbs_refuses_pauses_adaptive_scaling(pbs: Site, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_pbs_refuses_pauses_adaptive_scaling(
+    pbs: Site, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hpcgpu.scaling.failures._BACKOFF", (0.0,) * 5)
     with PBSGPUCluster(**CPU) as cluster, Client(cluster) as client:
         cluster.add_worker_group("odd", gpus_per_node=0, cores=1, queue="nosuch", resources={"ODD": 1})
@@ -90,7 +96,9 @@ def test_a_job_that_never_connects_is_explained_with_its_log(pbs: Site, until: U
     broken.touch()
     prologue = [f"if [ -e {broken} ] && [ $HPCGPU_PBS_JOB = odd-0 ]; then echo 'no such module' >&2; exit 3; fi"]
     with PBSGPUCluster(**CPU | {"worker_restarts": 0}, name="odd", job_script_prologue=prologue) as cluster:
-        with told(r"failed: it ended with an error, exit code 3 .*none of its workers had connected(.|\n)*no such module"):
+        with told(
+            r"failed: it ended with an error, exit code 3 .*none of its workers had connected(.|\n)*no such module"
+        ):
             adaptive = cluster.adapt(minimum_jobs=1, maximum_jobs=1)
             until(lambda: adaptive.state.paused, "it pauses")
         broken.unlink()
@@ -127,7 +135,9 @@ def test_a_job_that_its_walltime_kills_is_no_failure(pbs: Site, until: Until) ->
 def test_workers_retire_before_the_walltime_that_really_remains(pbs: Site) -> None:
     with PBSGPUCluster(**CPU, walltime="01:00:00", jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
-        [lifetime] = client.run(lambda: float(os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"].rstrip("s"))).values()
+        [lifetime] = client.run(
+            lambda: float(os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"].rstrip("s"))
+        ).values()
         assert 3600 - 150 - 120 < lifetime <= 3600 - 150, "half-way into the margin of 5 min"
 
 
@@ -168,7 +178,9 @@ def test_a_worker_script_may_be_submitted_by_hand(pbs: Site, until: Until) -> No
 
 def test_groups_ask_for_what_they_need(fake_gpus: None, pbs: Site, until: Until) -> None:
     with PBSGPUCluster(**GPU | {"gpus_per_node": 1}, jobs=1, name="groups") as cluster, Client(cluster) as client:
-        cluster.add_worker_group("big", gpus_per_node=0, cores=2, memory="2GB", queue="workq", jobs=1, resources={"MEMORY": 100e9})
+        cluster.add_worker_group(
+            "big", gpus_per_node=0, cores=2, memory="2GB", queue="workq", jobs=1, resources={"MEMORY": 100e9}
+        )
         script = (cluster.directory.path / "worker-big.pbs").read_text()
         assert "#PBS -q workq" in script and "ngpus" not in script
         cluster.wait_for_workers(2)

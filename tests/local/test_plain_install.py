@@ -20,7 +20,8 @@ PROGRAM = """
 from hpcgpu import LocalGPUCluster
 
 if __name__ == "__main__":
-    with LocalGPUCluster(gpus_per_node=2, jobs=1, scheduler={"gpus_per_node": 0}, quiet=True, poll_interval=0.5) as cluster:
+    options = {"gpus_per_node": 2, "jobs": 1, "scheduler": {"gpus_per_node": 0}, "quiet": True, "poll_interval": 0.5}
+    with LocalGPUCluster(**options) as cluster:
         cluster.wait_for_workers(timeout=200)
         with cluster.get_client() as client:
             print(len(client.scheduler_info(n_workers=-1)["workers"]), client.submit(sum, [1, 2, 3]).result())
@@ -28,7 +29,9 @@ if __name__ == "__main__":
 
 
 def distributions(requirements: Iterable[str]) -> dict[str, metadata.Distribution]:
-    """The installed distributions that these requirements bring, by name, each with the extras that are asked for and no others."""
+    """The installed distributions that these requirements bring, by name, each with the extras that are asked for and
+    no others.
+    """
     found: dict[str, metadata.Distribution] = {}
     wanted = [Requirement(text) for text in requirements]
     done: set[tuple[str, str]] = set()
@@ -46,7 +49,9 @@ def distributions(requirements: Iterable[str]) -> dict[str, metadata.Distributio
 
 
 def plain_environment(folder: Path) -> Path:
-    """Make an environment with the dependencies of the project and nothing else, from what is installed; return its Python."""
+    """Make an environment with the dependencies of the project and nothing else, from what is installed; return its
+    Python.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     [site] = folder.glob("lib/python*/site-packages")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -68,5 +73,7 @@ def test_workers_on_gpus_start_without_an_extra(queue: LocalQueue, home: Path, f
     program = home / "program.py"
     program.write_text(PROGRAM)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([str(python), str(program)], capture_output=True, text=True, timeout=300, env=environment, cwd=home)
+    done = subprocess.run(
+        [str(python), str(program)], capture_output=True, text=True, timeout=300, env=environment, cwd=home
+    )
     assert done.stdout.split() == ["2", "6"], done.stderr

@@ -17,7 +17,18 @@ from hpcgpu.batch.local.queue import LocalQueue
 PLUGIN = Path(__file__).parents[1] / "plugin"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 #: Three small jobs without GPUs.
-SMALL = ("--gpus-per-node", "0", "--cores", "1", "--scheduler", "gpus-per-node=0", "--protocol", "tcp", "--poll-interval", "0.5")
+SMALL = (
+    "--gpus-per-node",
+    "0",
+    "--cores",
+    "1",
+    "--scheduler",
+    "gpus-per-node=0",
+    "--protocol",
+    "tcp",
+    "--poll-interval",
+    "0.5",
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +37,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plugin") / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     [own] = folder.glob("lib/python*/site-packages")
-    (own / "parent.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages()))
+    (own / "parent.pth").write_text(
+        "".join(f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages())
+    )
     pip = [str(folder / "bin" / "python"), "-m", "pip", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--no-deps", "--no-build-isolation", "--no-index", str(PLUGIN)], check=True)
     return folder
@@ -86,7 +99,9 @@ def test_a_program_uses_its_cluster(queue: LocalQueue, run: Run, home: Path) -> 
 
 
 def test_the_plugin_s_words_reach_the_user(queue: LocalQueue, cli: Run) -> None:
-    done = cli("start", "demo", "--system", "abacus", "--jobs", "1", "--gpus-per-node", "1", "--scheduler", "gpus-per-node=5")
+    done = cli(
+        "start", "demo", "--system", "abacus", "--jobs", "1", "--gpus-per-node", "1", "--scheduler", "gpus-per-node=5"
+    )
     assert done.returncode == 2 and "the scheduler uses one GPU" in done.stderr
     done = cli("start", "demo", "--system", "abacus", "--nodes-per-job", "2", *SMALL)
     assert done.returncode == 2 and "an Abacus has one frame, so write 1" in done.stderr
@@ -113,7 +128,10 @@ def test_render_writes_scripts_that_stand_alone(queue: LocalQueue, environment: 
     assert launched.returncode == 0 and "worker job 2" in launched.stdout, launched.stderr
     assert stopped.returncode == 0 and "Cancelling" in stopped.stdout, stopped.stderr
     done = cli("render", "abacus", "--single-job", "-o", str(home / "single"), "--", "true")
-    assert done.returncode == 2 and "Abacus has no script that runs scheduler, workers and a program in one job" in done.stderr
+    assert (
+        done.returncode == 2
+        and "Abacus has no script that runs scheduler, workers and a program in one job" in done.stderr
+    )
 
 
 def test_check_and_profiles_ask_it_for_its_queues(queue: LocalQueue, cli: Run) -> None:

@@ -30,7 +30,9 @@ def test_launch_compute_launch_more_adopt_and_stop(pbs: Site, home: Path, until:
     directory = make("pbs", OPTIONS, home / "a.cluster-of-mine").path
     done = script(directory / "launch.sh", "2")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("scheduler job 0.pbs01 (a.cluster-of-mine-scheduler)\nworker job 1.pbs01 (a.cluster-of-mine-0)\n")
+    assert done.stdout.startswith(
+        "scheduler job 0.pbs01 (a.cluster-of-mine-scheduler)\nworker job 1.pbs01 (a.cluster-of-mine-0)\n"
+    )
     with hpcgpu.connect(directory, quiet=True) as client:
         client.wait_for_workers(2)
         assert client.submit(sum, [1, 2, 3]).result() == 6
@@ -59,7 +61,9 @@ def _names(pbs: Site) -> list[str]:
     return [job["variables"]["HPCGPU_PBS_JOB"] for job in jobs]
 
 
-def test_stop_deletes_jobs_that_are_held_for_ever_and_no_others(fake_gpus: None, pbs: Site, home: Path, until: Until) -> None:
+def test_stop_deletes_jobs_that_are_held_for_ever_and_no_others(
+    fake_gpus: None, pbs: Site, home: Path, until: Until
+) -> None:
     blocker = fill(pbs, home)
     directory = make("pbs", {"gpus_per_node": 1, "protocol": "tcp"}, home / "held").path
     assert script(directory / "launch.sh", "2").returncode == 0

@@ -97,12 +97,16 @@ def test_a_job_that_the_queue_forgot_is_cancelled_all_the_same(odd: Odd, queue: 
         odd.forgets = True
         for _ in range(3):
             cluster.sync(cluster.reconciler.state.poll)
-        assert [job.state for job in cluster.jobs if job.kind == "worker"] == ["running"], "a connected worker proves that its job runs"
+        assert [job.state for job in cluster.jobs if job.kind == "worker"] == ["running"], (
+            "a connected worker proves that its job runs"
+        )
     odd.forgets = False
     until(lambda: not live(queue), "they end")
 
 
-def test_a_submit_that_is_under_way_when_the_cluster_closes_is_told_and_cancels_itself(odd: Odd, queue: LocalQueue, until: Until) -> None:
+def test_a_submit_that_is_under_way_when_the_cluster_closes_is_told_and_cancels_itself(
+    odd: Odd, queue: LocalQueue, until: Until
+) -> None:
     cluster = LocalGPUCluster(**CPU)
     odd.gate = threading.Event()
     cluster.scale(jobs=1)
@@ -117,7 +121,10 @@ def test_a_submit_that_is_under_way_when_the_cluster_closes_is_told_and_cancels_
 
 def test_a_submit_of_which_nothing_is_known_is_told_by_its_name(odd: Odd, queue: LocalQueue) -> None:
     odd.submit_error = AmbiguousSubmit("Slurm did not say whether it accepted job 'lost-scheduler'")
-    with warnings.catch_warnings(record=True) as caught, pytest.raises(ClusterError, match="did not say whether it accepted"):
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        pytest.raises(ClusterError, match="did not say whether it accepted"),
+    ):
         warnings.simplefilter("always")
         LocalGPUCluster(**CPU, name="lost")
     assert any("may still be in the queue: lost-scheduler" in str(warning.message) for warning in caught)
@@ -125,8 +132,12 @@ def test_a_submit_of_which_nothing_is_known_is_told_by_its_name(odd: Odd, queue:
     queue.cancel(live(queue))
 
 
-@pytest.mark.parametrize("error", [BatchError("`squeue` was not found on the PATH"), OSError(11, "Resource temporarily unavailable")])
-def test_one_poll_that_goes_wrong_does_not_end_the_watch(odd: Odd, queue: LocalQueue, until: Until, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [BatchError("`squeue` was not found on the PATH"), OSError(11, "Resource temporarily unavailable")]
+)
+def test_one_poll_that_goes_wrong_does_not_end_the_watch(
+    odd: Odd, queue: LocalQueue, until: Until, error: Exception
+) -> None:
     with LocalGPUCluster(**CPU, jobs=1) as cluster:
         cluster.wait_for_workers()
         odd.poll_error = error
@@ -183,7 +194,9 @@ def test_a_journal_that_cannot_be_written_after_the_submit_loses_no_job(
     assert live(queue) == []
 
 
-def test_a_full_disk_is_told_and_nothing_is_submitted(queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_and_nothing_is_submitted(
+    queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(self: Any, name: str, kind: str, group: str) -> None:
         raise OSError(28, "No space left on device")
 
@@ -217,11 +230,17 @@ with LocalGPUCluster(**{options}) as cluster:
 """
 
 
-@pytest.mark.parametrize(("lease", "said"), [(600, "3\n"), (10, "no heartbeat from the cluster's manager for 10 s (option lease)")])
-def test_a_client_that_was_suspended_goes_on_or_learns_why_not(queue: LocalQueue, until: Until, lease: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("lease", "said"), [(600, "3\n"), (10, "no heartbeat from the cluster's manager for 10 s (option lease)")]
+)
+def test_a_client_that_was_suspended_goes_on_or_learns_why_not(
+    queue: LocalQueue, until: Until, lease: int, said: str
+) -> None:
     code = SUSPENDED.replace("{options}", repr(CPU | {"jobs": 1, "lease": lease}))
     soon = os.environ | {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "10s"}
-    program = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=soon)
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=soon
+    )
     assert program.stdout is not None and program.stdout.readline() == "up\n"
     program.send_signal(signal.SIGSTOP)
     if lease == 10:
@@ -242,7 +261,9 @@ async def test_scaling_before_the_start_waits_for_the_scheduler_job(queue: Local
 
 def test_variables_of_the_user_cannot_break_the_script(queue: LocalQueue) -> None:
     prologue = ["python=/nowhere", "directory=/nowhere"]
-    with LocalGPUCluster(**CPU, jobs=1, env={"directory": "/data", "python": "python3"}, job_script_prologue=prologue) as cluster:
+    with LocalGPUCluster(
+        **CPU, jobs=1, env={"directory": "/data", "python": "python3"}, job_script_prologue=prologue
+    ) as cluster:
         cluster.wait_for_workers()
 
 

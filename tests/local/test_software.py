@@ -19,7 +19,9 @@ def test_a_scheduler_with_another_dask_is_an_error_with_the_table(queue: LocalQu
     with pytest.raises(ClusterError, match="client, scheduler and workers are incompatible") as caught:
         LocalGPUCluster(**CPU, jobs=1, env=other(tmp_path, "dask", "2020.1.0"))
     lines = str(caught.value).splitlines()
-    assert [line.split()[:2] + line.split()[-1:] for line in lines if line.strip().startswith("fatal")] == [["fatal", "dask", "2020.1.0"]]
+    assert [line.split()[:2] + line.split()[-1:] for line in lines if line.strip().startswith("fatal")] == [
+        ["fatal", "dask", "2020.1.0"]
+    ]
     assert "dask: dask works only with the same version of itself: install one version everywhere" in lines
     assert live(queue) == [], "no job is left"
 
@@ -38,10 +40,14 @@ def test_a_worker_that_joins_with_other_software_is_told(queue: LocalQueue, tmp_
     with LocalGPUCluster(**CPU, jobs=1) as cluster:
         cluster.wait_for_workers(1)
         with told(r"warning +numpy .*1\.0\.0"):
-            cluster.add_worker_group("old", jobs=1, cores=1, memory="1GiB", gpus_per_node=0, env=other(tmp_path, "numpy", "1.0.0"))
+            cluster.add_worker_group(
+                "old", jobs=1, cores=1, memory="1GiB", gpus_per_node=0, env=other(tmp_path, "numpy", "1.0.0")
+            )
             cluster.wait_for_workers(2)
         with pytest.warns(ClusterWarning), pytest.raises(ClusterError, match="are incompatible"):
-            cluster.add_worker_group("alien", jobs=1, cores=1, memory="1GiB", gpus_per_node=0, env=other(tmp_path, "dask", "2020.1.0"))
+            cluster.add_worker_group(
+                "alien", jobs=1, cores=1, memory="1GiB", gpus_per_node=0, env=other(tmp_path, "dask", "2020.1.0")
+            )
             cluster.wait_for_workers(3)
 
 

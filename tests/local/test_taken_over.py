@@ -1,4 +1,6 @@
-"""What a new manager makes of jobs that an earlier one ended, or was about to end: none of them comes back, none counts as a failure."""
+"""What a new manager makes of jobs that an earlier one ended, or was about to end: none of them comes back, none counts
+as a failure.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,18 @@ def submits(cluster: GPUCluster) -> list[str]:
 def keeps_exactly_one(cluster: GPUCluster, kept: str, before: list[str], until: Until) -> None:
     """The cluster has this worker job alone, asks for no other, and holds nothing against what was ended on purpose."""
     cluster.wait_for_workers(1)
-    until(lambda: [j.name for j in cluster.jobs if j.kind == "worker" and j.state in ("pending", "running")] == [kept], "one job is left")
+    until(
+        lambda: [j.name for j in cluster.jobs if j.kind == "worker" and j.state in ("pending", "running")] == [kept],
+        "one job is left",
+    )
     cluster.sync(cluster.reconciler.observe_queue)
     cluster.settle()
     assert submits(cluster) == before, "it submitted a job"
     assert cluster.reconciler.groups["default"].limits.maximum == 1
-    assert (cluster.reconciler.groups["default"].failures.failed, cluster.reconciler.groups["default"].failures.paused) == (0, "")
+    assert (
+        cluster.reconciler.groups["default"].failures.failed,
+        cluster.reconciler.groups["default"].failures.paused,
+    ) == (0, "")
     assert {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()} == {kept}
 
 
@@ -96,9 +104,15 @@ cluster.settle()
 """
 
 
-@pytest.mark.parametrize("when", ["before the event", "before the data moves", "before the command", "after the command"])
-def test_a_manager_that_is_killed_while_it_scales_leaves_the_size_that_was_asked_for(queue: LocalQueue, until: Until, when: str) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED % CPU, when], capture_output=True, text=True, timeout=250, env=dict(os.environ))
+@pytest.mark.parametrize(
+    "when", ["before the event", "before the data moves", "before the command", "after the command"]
+)
+def test_a_manager_that_is_killed_while_it_scales_leaves_the_size_that_was_asked_for(
+    queue: LocalQueue, until: Until, when: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED % CPU, when], capture_output=True, text=True, timeout=250, env=dict(os.environ)
+    )
     assert done.returncode == -9, done.stderr
     before = [submit.name for submit in locate("killed").submits()]
     with LocalGPUCluster.from_name("killed") as cluster:
@@ -110,7 +124,9 @@ def test_a_manager_that_is_killed_while_it_scales_leaves_the_size_that_was_asked
     assert live(queue) == []
 
 
-def test_a_job_that_an_earlier_manager_cancelled_and_that_is_still_ending_is_no_failure(queue: LocalQueue, until: Until) -> None:
+def test_a_job_that_an_earlier_manager_cancelled_and_that_is_still_ending_is_no_failure(
+    queue: LocalQueue, until: Until
+) -> None:
     """Its prologue takes its time when it is told to end, as an epilog does."""
     slow = ["""if [ "$HPCGPU_JOB_NAME" = slow-1 ]; then trap 'sleep 3; exit 1' TERM; sleep 600 & wait; fi"""]
     cluster = LocalGPUCluster(name="slow", jobs=2, job_script_prologue=slow, shutdown_on_close=False, **CPU)

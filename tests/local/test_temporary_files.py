@@ -21,7 +21,9 @@ Until = Callable[..., None]
 
 @pytest.fixture
 def prepared(home: Path) -> Path:
-    """The node's directory for temporary files, in which somebody else was first: Dask takes any directory of these names."""
+    """The node's directory for temporary files, in which somebody else was first: Dask takes any directory of these
+    names.
+    """
     node = home / "dask"
     node.mkdir()
     node.chmod(0o1777)
@@ -35,7 +37,9 @@ def prepared(home: Path) -> Path:
 
 
 def looking(parameter: str) -> Callable[..., tuple[str, int, bool]]:
-    """A function for `Client.run`: where a server has its temporary files, their mode, and whether it would import what was prepared."""
+    """A function for `Client.run`: where a server has its temporary files, their mode, and whether it would import what
+    was prepared.
+    """
 
     def look(server: Any) -> tuple[str, int, bool]:
         import importlib.util
@@ -76,7 +80,9 @@ def test_neither_does_a_scheduler_in_this_program(queue: LocalQueue, prepared: P
     assert sorted(prepared.iterdir()) == theirs
 
 
-def test_a_local_directory_that_others_can_change_is_refused_before_anything_is_submitted(queue: LocalQueue, home: Path) -> None:
+def test_a_local_directory_that_others_can_change_is_refused_before_anything_is_submitted(
+    queue: LocalQueue, home: Path
+) -> None:
     (home / "open").mkdir()
     (home / "open").chmod(0o777)
     with pytest.raises(OptionError, match=f"local_directory='{home}/open/mine': .*chmod o-w {home}/open"):
@@ -87,7 +93,9 @@ def test_a_local_directory_that_others_can_change_is_refused_before_anything_is_
 def test_a_job_refuses_what_only_its_node_sees_and_says_why(queue: LocalQueue, home: Path, until: Until) -> None:
     (home / "open").mkdir()
     (home / "open").chmod(0o777)
-    with LocalGPUCluster(**CPU, name="node", local_directory="$SCRATCH/mine", env={"SCRATCH": str(home / "open")}) as cluster:
+    with LocalGPUCluster(
+        **CPU, name="node", local_directory="$SCRATCH/mine", env={"SCRATCH": str(home / "open")}
+    ) as cluster:
         job = queue.submit(cluster.directory.path / "worker.sh", job_name="by-hand")
         until(lambda: queue.poll([job])[job].state.ended, "it refuses")
         assert queue.poll([job])[job].exit_code == 1

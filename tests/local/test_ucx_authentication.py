@@ -101,7 +101,9 @@ def test_what_is_meant_for_another_listener_is_refused() -> None:
             Listener(KEY, [HERE]).challenge(Connector(KEY, elsewhere).hello())
     member, listener = Connector(KEY, place("10.0.0.9", 4711)), Listener(KEY, [HERE])
     hello = member.hello()
-    challenge = listener.challenge(hello[:-18] + HERE)  # by somebody in between, who writes what the listener wants to read
+    challenge = listener.challenge(
+        hello[:-18] + HERE
+    )  # by somebody in between, who writes what the listener wants to read
     with pytest.raises(AuthenticationError):
         member.respond(challenge)
 
@@ -222,7 +224,9 @@ async def test_a_thousand_silent_peers_do_not_keep_others_out(many_files: int) -
     assert len(messages) == 10
 
 
-async def test_a_silent_peer_is_refused_in_time(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_silent_peer_is_refused_in_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(authentication, "TIMEOUT", 0.2)
     async with echo([]) as address:
         endpoint = await raw(address)
@@ -303,8 +307,11 @@ asyncio.run(main())
 
 
 def test_ucx_still_dies_of_a_malformed_message() -> None:
-    # Nothing above UCX can keep that out, as docs/security.rst says. When this fails UCX has mended it: mend the page too.
-    with subprocess.Popen([sys.executable, "-c", LISTENS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    # Nothing above UCX can keep that out, as docs/security.rst says. When this fails UCX has mended it: mend the page
+    # too.
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTENS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdout is not None
         address = next(line for line in process.stdout if line.startswith("ucx://")).strip()
         host, port = address.removeprefix("ucx://").split(":")
@@ -316,14 +323,19 @@ def test_ucx_still_dies_of_a_malformed_message() -> None:
 # A whole cluster
 
 
-def test_a_cluster_over_ucx_lets_its_own_in_and_nobody_else(queue: LocalQueue, fake_gpus: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cluster_over_ucx_lets_its_own_in_and_nobody_else(
+    queue: LocalQueue, fake_gpus: None, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.ERROR)
     options = GPU | {"protocol": "ucx", "scheduler": {"gpus_per_node": 1}}
     with LocalGPUCluster(jobs=1, **options, name="fabric") as cluster:
         cluster.wait_for_workers(2)
         key = cluster.directory.tls / "ucx.key"
         assert key.stat().st_mode & 0o777 == 0o600 and len(bytes.fromhex(key.read_text())) == 32
-        assert key.read_text() not in "".join(map(str, cluster.get_logs().values())) + repr(cluster.security) + cluster.job_script()
+        assert (
+            key.read_text()
+            not in "".join(map(str, cluster.get_logs().values())) + repr(cluster.security) + cluster.job_script()
+        )
         [first, second] = workers = list(cluster.scheduler_info["workers"])
         assert all(address.startswith("ucx://") for address in workers)
 
@@ -331,7 +343,9 @@ def test_a_cluster_over_ucx_lets_its_own_in_and_nobody_else(queue: LocalQueue, f
             async with Client(address, asynchronous=True, timeout=timeout, **security) as client:
                 return int(await client.submit(sum, [1, 2, 3]))
 
-        assert asyncio.run(knock(cluster.scheduler.address, security=cluster.security)) == 6, "a client with the credentials, over UCX"
+        assert asyncio.run(knock(cluster.scheduler.address, security=cluster.security)) == 6, (
+            "a client with the credentials, over UCX"
+        )
         nanny = cluster.scheduler_info["workers"][first]["nanny"]
         for address in (cluster.scheduler.address, first, nanny):
             with pytest.raises(OSError):
@@ -344,10 +358,14 @@ def test_a_cluster_over_ucx_lets_its_own_in_and_nobody_else(queue: LocalQueue, f
     assert not key.exists()
 
 
-def test_no_group_can_attach_to_the_shared_memory_of_workers(queue: LocalQueue, fake_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_group_can_attach_to_the_shared_memory_of_workers(
+    queue: LocalQueue, fake_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("UCX_TLS")  # UCX's own choice, as on a real node
     earlier = shared_memory()
-    with LocalGPUCluster(jobs=1, **(GPU | {"protocol": "ucx", "scheduler": {"gpus_per_node": 1}}), name="shared") as cluster:
+    with LocalGPUCluster(
+        jobs=1, **(GPU | {"protocol": "ucx", "scheduler": {"gpus_per_node": 1}}), name="shared"
+    ) as cluster:
         cluster.wait_for_workers(2)
         first, second = cluster.scheduler_info["workers"]
         with Client(cluster) as client:

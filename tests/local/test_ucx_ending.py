@@ -1,4 +1,6 @@
-"""A process that spoke UCX ends with its own exit status, and UCX's objects are not destroyed under UCX's own thread."""
+"""A process that spoke UCX ends with its own exit status, and UCX's objects are not destroyed under UCX's own
+thread.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,10 @@ def test_scheduler_nanny_and_worker_of_a_cluster_end_so(
             assert client.submit(sum, futures).result() == 36
             assert set(client.run(lambda: os.environ["LD_PRELOAD"]).values()) == {str(spy)}
         cluster.scale(0)  # the workers retire and end by themselves
-        until(lambda: [job.kind for job in cluster.jobs if job.state == "running"] == ["scheduler"], "the worker jobs have ended")
+        until(
+            lambda: [job.kind for job in cluster.jobs if job.state == "running"] == ["scheduler"],
+            "the worker jobs have ended",
+        )
         logs = cluster.directory.logs
     found = {log.name: log.read_text() for log in logs.iterdir()}
     assert len(found) >= 3

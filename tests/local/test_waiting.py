@@ -1,4 +1,6 @@
-"""What the user reads while workers are waited for: the reason always stands there, and fits a terminal of 80 columns."""
+"""What the user reads while workers are waited for: the reason always stands there, and fits a terminal of 80
+columns.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def waiting(cluster: GPUCluster, n: int) -> str:
     return said[0]
 
 
-def test_a_limit_of_the_site_that_keeps_jobs_out_is_the_reason(queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_of_the_site_that_keeps_jobs_out_is_the_reason(
+    queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with LocalGPUCluster(jobs=1, **CPU) as cluster:
         cluster.wait_for_workers(1)
 
@@ -54,7 +58,10 @@ def test_a_limit_of_the_site_that_keeps_jobs_out_is_the_reason(queue: LocalQueue
             lambda: "; 1 job exists; the site accepts no more jobs now" in cluster.reconciler.groups["default"].reason,
             "the limit is known, by both submits",
         )
-        assert f"1 there; the size is set to 3 jobs; 1 job exists; the site accepts no more jobs now: {LIMIT}" in waiting(cluster, 3)
+        assert (
+            f"1 there; the size is set to 3 jobs; 1 job exists; the site accepts no more jobs now: {LIMIT}"
+            in waiting(cluster, 3)
+        )
 
 
 def test_adaptive_scaling_without_work_is_the_reason(queue: LocalQueue) -> None:
@@ -71,13 +78,21 @@ def test_a_failure_before_the_next_try_is_the_reason(queue: LocalQueue, until: U
         with told("hpcgpu replaces it in"):
             queue.cancel([job.job_id for job in cluster.workers.values()])
             until(lambda: "0 jobs exist; next submit in" in group.reason, "it is known to have ended")
-        assert "the size is set to 1 job; 0 jobs exist; next submit in" in (text := waiting(cluster, 1)) and "after a failure" in text
+        assert (
+            "the size is set to 1 job; 0 jobs exist; next submit in" in (text := waiting(cluster, 1))
+            and "after a failure" in text
+        )
 
 
 def progress_on(stream: io.StringIO, *, terminal: bool, kind: str = "xterm") -> Progress:
     progress = Progress(quiet=False)
     progress.console = Console(
-        file=stream, width=80, force_terminal=terminal, highlight=False, soft_wrap=progress.console.soft_wrap, _environ={"TERM": kind}
+        file=stream,
+        width=80,
+        force_terminal=terminal,
+        highlight=False,
+        soft_wrap=progress.console.soft_wrap,
+        _environ={"TERM": kind},
     )
     return progress
 

@@ -1,4 +1,6 @@
-"""Adaptive scaling and what clients still want: jobs that hold it stay, as few as can hold it; nothing is computed twice."""
+"""Adaptive scaling and what clients still want: jobs that hold it stay, as few as can hold it; nothing is computed
+twice.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ def decisions(cluster: LocalGPUCluster, until: Until, count: int = 8) -> None:
     group.take_load = take  # type: ignore[method-assign]
 
 
-def test_results_that_a_client_holds_stay_on_one_job_until_they_are_released(queue: LocalQueue, home: Path, until: Until) -> None:
+def test_results_that_a_client_holds_stay_on_one_job_until_they_are_released(
+    queue: LocalQueue, home: Path, until: Until
+) -> None:
     executions = home / "executions"
     with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client:
         adaptive = cluster.adapt(minimum_jobs=0, maximum_jobs=2, **ADAPT)
@@ -144,7 +148,9 @@ def test_results_that_a_client_holds_stay_on_one_job_until_they_are_released(que
         decisions(cluster, until)
         assert len(live(queue)) == 2, "the job that holds the results went"
         assert client.gather(futures) == list(range(20))
-        assert sorted(map(int, executions.read_text().split())) == list(range(20)), "results were lost, and computed again"
+        assert sorted(map(int, executions.read_text().split())) == list(range(20)), (
+            "results were lost, and computed again"
+        )
         assert worker_jobs(cluster) == submitted, "jobs were submitted again"
         del futures
         until(lambda: not cluster.workers and len(live(queue)) == 1, "all jobs go once the results are released")
@@ -167,7 +173,9 @@ def test_whatever_is_wanted_by_somebody_keeps_its_job(queue: LocalQueue, home: P
                 release()
             del holds[:-1]
             decisions(cluster, until, 5)
-            assert [job.state for job in cluster.jobs if job.kind == "worker"] == ["running"], f"{hold.__name__} does not keep its job"
+            assert [job.state for job in cluster.jobs if job.kind == "worker"] == ["running"], (
+                f"{hold.__name__} does not keep its job"
+            )
             kept = "1 actor" if hold == holders.actor else "that clients still need"
             until(
                 lambda kept=kept: "1 job needed to hold" in adaptive.state.reason and kept in adaptive.state.reason,
@@ -188,7 +196,9 @@ def test_data_that_came_to_be_wanted_after_the_decision_stays_and_an_explicit_ze
         assert future.result() == 1
         [name] = cluster.workers
         cluster.loop.add_callback(lambda: cluster.reconciler.drainer.drain([name], Drain.UNWANTED))
-        until(lambda: any(f"job {name} stays: its data fits nowhere else" in text for _, text in adaptive.log), "it stays")
+        until(
+            lambda: any(f"job {name} stays: its data fits nowhere else" in text for _, text in adaptive.log), "it stays"
+        )
         assert not [warning for warning in recwarn if "fits nowhere" in str(warning.message)], "nothing is wrong"
         until(lambda: "1 job needed to hold" in adaptive.state.reason, "it is kept")
         assert future.result() == 1 and (home / "executions").read_text() == "1\n"
@@ -196,7 +206,9 @@ def test_data_that_came_to_be_wanted_after_the_decision_stays_and_an_explicit_ze
         until(lambda: len(live(queue)) == 1, "the job goes with its data")
 
 
-def test_results_move_to_another_job_in_time_when_the_walltime_of_theirs_ends(queue: LocalQueue, home: Path, until: Until) -> None:
+def test_results_move_to_another_job_in_time_when_the_walltime_of_theirs_ends(
+    queue: LocalQueue, home: Path, until: Until
+) -> None:
     options = CPU | {"walltime": "60s", "walltime_margin": "30s", "scheduler": {"walltime": "10m"}}
     with LocalGPUCluster(**options) as cluster, Client(cluster) as client:
         cluster.adapt(minimum_jobs=0, maximum_jobs=1, **ADAPT)
@@ -231,7 +243,10 @@ def test_a_blip_of_the_network_while_data_moves_loses_none(queue: LocalQueue, ho
         cluster.wait_for_workers(2)
         futures = client.scatter(list(range(10)))
         until(lambda: len([held for held in client.has_what().values() if held]) == 2, "both hold some")
-        retire, blips = cluster.scheduler_comm.retire_workers, [OSError("connection reset"), OSError("connection reset")]
+        retire, blips = (
+            cluster.scheduler_comm.retire_workers,
+            [OSError("connection reset"), OSError("connection reset")],
+        )
 
         async def flaky(**arguments: Any) -> Any:
             if blips:

@@ -1,8 +1,10 @@
-"""A PBS that pretends: qsub, qstat, qdel, qselect, qhold, qrls, pbsnodes and pbsdsh as programs over the embedded local queue.
+"""A PBS that pretends: qsub, qstat, qdel, qselect, qhold, qrls, pbsnodes and pbsdsh as programs over the embedded local
+queue.
 
-It behaves as a real OpenPBS 23.06.06 was recorded to (output, exit codes, words on stderr), and really runs the scripts: a job gets the bare
-environment of its node, begins in its owner's home and writes its log in place. A fault is a dict: `stdout` (instead of the answer),
-`before`, `after`, `stderr`, `rc`; `cut` (characters of the answer that arrive); `lost` (the command has no effect); `hang`; `always`.
+It behaves as a real OpenPBS 23.06.06 was recorded to (output, exit codes, words on stderr), and really runs the
+scripts: a job gets the bare environment of its node, begins in its owner's home and writes its log in place. A fault is
+a dict: `stdout` (instead of the answer), `before`, `after`, `stderr`, `rc`; `cut` (characters of the answer that
+arrive); `lost` (the command has no effect); `hang`; `always`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from hpcgpu.batch.local.queue import LocalQueue
 COMMANDS = ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls", "pbsnodes", "pbsdsh")
 SERVER = "pbs01"
 HERE = Path(__file__).parent
-USAGE = "usage: qsub [-a date_time] [-A account_string] [-c interval]\n\t[-C directive_prefix] [-e path] [-f ] [-h ] [-I [-X]] [-j oe|eo]\n"
+USAGE = (
+    "usage: qsub [-a date_time] [-A account_string] [-c interval]\n\t[-C directive_prefix] "
+    "[-e path] [-f ] [-h ] [-I [-X]] [-j oe|eo]\n"
+)
 NODES = {f"n{i}": {"ncpus": "16", "ngpus": "2", "mem": "64gb", "gpu_type": "a100"} for i in range(2)}
 
 State = dict[str, Any]
@@ -126,7 +131,9 @@ class Site:
             advance(state)
             jobs = {i: job for i, job in state["jobs"].items() if "end" not in job}
             return {
-                f"{i}.{SERVER}": job["state"] for i, job in jobs.items() if not names or job["variables"].get("HPCGPU_PBS_JOB") in names
+                f"{i}.{SERVER}": job["state"]
+                for i, job in jobs.items()
+                if not names or job["variables"].get("HPCGPU_PBS_JOB") in names
             }
 
         return self.change(act)
@@ -153,7 +160,9 @@ def advance(state: State) -> None:
             else:
                 job["state"] = "Q"
                 if not (comment := _never(state, job)):
-                    job["local"] = queue.submit(_wrapped(state, number, job), job_name=job["variables"].get("HPCGPU_PBS_JOB", job["name"]))
+                    job["local"] = queue.submit(
+                        _wrapped(state, number, job), job_name=job["variables"].get("HPCGPU_PBS_JOB", job["name"])
+                    )
                     changed = True
                 job["comment"] = comment
 
@@ -170,7 +179,9 @@ def _follow(state: State, job: State, status: Any) -> bool:
         job["stime"] = status.start
     job["state"] = "E" if status.state is JobState.COMPLETING else "R"
     if status.start is not None:
-        job["comment"] = f"Job run at {time.strftime('%a %b %d at %H:%M', time.localtime(status.start))} on (n0:ncpus=1)"
+        job["comment"] = (
+            f"Job run at {time.strftime('%a %b %d at %H:%M', time.localtime(status.start))} on (n0:ncpus=1)"
+        )
     if status.state.ended:
         _finish(job, status)
     return job["state"] != before
@@ -187,7 +198,11 @@ def _finish(job: State, status: Any) -> None:
         job |= {"substate": 93, "exit": -29, "comment": f"{job['comment']} and exceeded resource walltime"}
     else:
         code = status.exit_code or 0
-        job |= {"substate": 93 if code else 92, "exit": code, "comment": f"{job['comment']} and {'failed' if code else 'finished'}"}
+        job |= {
+            "substate": 93 if code else 92,
+            "exit": code,
+            "comment": f"{job['comment']} and {'failed' if code else 'finished'}",
+        }
 
 
 def _delete(job: State) -> None:
@@ -198,7 +213,9 @@ def _delete(job: State) -> None:
 
 
 def _held(state: State, job: State) -> bool:
-    """Whether a job is held, by its user or by what it depends on. One that waits for a job deleted before it began stays held."""
+    """Whether a job is held, by its user or by what it depends on. One that waits for a job deleted before it began
+    stays held.
+    """
     if job["depend"]:
         other = state["jobs"].get(job["depend"].split(".")[0])
         if other is None or "stime" in other:
@@ -267,7 +284,10 @@ def _wrapped(state: State, job_number: str, job: State) -> Path:
     lines = ["#!/bin/bash", f'#HPCGPU --output="{quoted}"', f"#HPCGPU --gpus={count * int(chunk.get('ngpus', '0'))}"]
     if walltime := job["resources"].get("walltime"):
         lines.append(f"#HPCGPU --time={_seconds(walltime)}")
-    lines += [f"cd {shlex.quote(state['home'])}", f"exec env -i {' '.join(words)} /bin/bash {shlex.quote(job['script'])}"]
+    lines += [
+        f"cd {shlex.quote(state['home'])}",
+        f"exec env -i {' '.join(words)} /bin/bash {shlex.quote(job['script'])}",
+    ]
     path = folder / f"{job_id}.sh"
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -321,7 +341,9 @@ def qsub(state: State, arguments: list[str]) -> str:
     for item in given["l"]:
         name, _, value = item.partition("=")
         resources.setdefault(name, value)
-    if unknown := next((r for r in resources if r not in {"select", "place", "walltime", "ncpus", "ngpus", "mem", "filesystems"}), None):
+    if unknown := next(
+        (r for r in resources if r not in {"select", "place", "walltime", "ncpus", "ngpus", "mem", "filesystems"}), None
+    ):
         raise Refused(f"qsub: Unknown resource Resource_List.{unknown}\n", 187)
     if "walltime" in resources and not re.fullmatch(r"[\d:]+", resources["walltime"]):
         raise Refused("qsub: Illegal attribute or resource value Resource_List.walltime\n", 166)
@@ -380,7 +402,11 @@ def qstat(state: State, arguments: list[str]) -> tuple[str, str, int]:
     if arguments == ["--version"]:
         return "pbs_version = 23.06.06\n", "", 0
     if arguments == ["-B", "-f"]:
-        return f"Server: {SERVER}\n    server_state = Active\n    server_host = {SERVER}\n    scheduling = True\n\n", "", 0
+        return (
+            f"Server: {SERVER}\n    server_state = Active\n    server_host = {SERVER}\n    scheduling = True\n\n",
+            "",
+            0,
+        )
     advance(state)
     flags, ids = [a for a in arguments if a.startswith("-")], [a for a in arguments if not a.startswith("-")]
     assert "-f" in flags, "nothing else is parsed"
@@ -390,7 +416,10 @@ def qstat(state: State, arguments: list[str]) -> tuple[str, str, int]:
         ids = [i for i, job in state["jobs"].items() if history or "end" not in job]
     for job_id, job, wrong in _ask(state, "qstat", ids):
         if job is not None and "end" in job and not history:
-            wrong = (f"qstat: {job_id}.{SERVER} Job has finished, use -x or -H to obtain historical job information\n", 35)
+            wrong = (
+                f"qstat: {job_id}.{SERVER} Job has finished, use -x or -H to obtain historical job information\n",
+                35,
+            )
         if wrong:
             err, code = err + wrong[0], wrong[1]
         elif job is not None:
@@ -421,9 +450,15 @@ def _full(job_id: str, job: State) -> str:
         **{f"Resource_List.{name}": value for name, value in job["resources"].items()},
         **({"stime": time.ctime(job["stime"])} if begun else {}),
         **({"obittime": time.ctime(job["end"])} if begun and ended else {}),
-        "substate": str(job["substate"] if ended else {"R": 42, "E": 50, "H": 22 if job["depend"] else 20}.get(job["state"], 10)),
+        "substate": str(
+            job["substate"] if ended else {"R": 42, "E": 50, "H": 22 if job["depend"] else 20}.get(job["state"], 10)
+        ),
         "Variable_List": ",".join(
-            [f"PBS_O_HOME={os.environ.get('HOME')}", *(f"{k}={v}" for k, v in job["variables"].items()), f"PBS_O_WORKDIR={job['workdir']}"]
+            [
+                f"PBS_O_HOME={os.environ.get('HOME')}",
+                *(f"{k}={v}" for k, v in job["variables"].items()),
+                f"PBS_O_WORKDIR={job['workdir']}",
+            ]
         ),
         **({"comment": job["comment"]} if job["comment"] else {}),
         **({"Exit_status": str(job["exit"])} if "exit" in job else {}),
@@ -439,7 +474,9 @@ def fold(name: str, value: str) -> str:
     """One attribute, folded by a newline and a tab: lists behind a comma, the rest anywhere, also before nothing."""
     line = f"    {name} = {value}"
     if name != "Variable_List":
-        return "\n\t".join([line[:79], *(line[i : i + 71] for i in range(79, len(line) + (len(line) == 79), 71))]) + "\n"
+        return (
+            "\n\t".join([line[:79], *(line[i : i + 71] for i in range(79, len(line) + (len(line) == 79), 71))]) + "\n"
+        )
     lines = [""]
     for part in re.findall("[^,]*,|[^,]+$", line):
         if lines[-1] and len(lines[-1]) + len(part) > 79:
@@ -474,7 +511,9 @@ def qrls(state: State, arguments: list[str]) -> tuple[str, str, int]:
 
 
 def _hold(state: State, command: str, arguments: list[str], held: bool) -> tuple[str, str, int]:
-    """Set or clear a user's hold; of a running job that is not checkpointed it is the attribute only (``man qhold``)."""
+    """Set or clear a user's hold; of a running job that is not checkpointed it is the attribute only (``man
+    qhold``).
+    """
     advance(state)
     assert arguments[:2] == ["-h", "u"]
     err, code = "", 0
@@ -513,16 +552,25 @@ def pbsnodes(state: State, arguments: list[str]) -> str:
     blocks = []
     for name, resources in state["nodes"].items():
         lines = [name, f"     Mom = {name}", "     ntype = PBS", "     state = free"]
-        lines += [f"     resources_available.{key} = {value}" for key, value in {**resources, "host": name, "vnode": name}.items()]
+        lines += [
+            f"     resources_available.{key} = {value}"
+            for key, value in {**resources, "host": name, "vnode": name}.items()
+        ]
         blocks.append("\n".join([*lines, "     sharing = default_shared", ""]))
     return "\n".join(blocks) + "\n"
 
 
 def pbsdsh(arguments: list[str]) -> int:
-    """Run a program on a node, in a bare environment; its exit code is lost, stderr alone tells of it [trap 8, recorded]."""
+    """Run a program on a node, in a bare environment; its exit code is lost, stderr alone tells of it [trap 8,
+    recorded].
+    """
     assert arguments[0] == "-n" and arguments[2] == "--"
     node = int(arguments[1])
-    kept = {k: v for k, v in os.environ.items() if k.startswith("PBS_") or k in {"HOME", "HPCGPU_JOB_ID", "HPCGPU_QUEUE_DIRECTORY"}}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k.startswith("PBS_") or k in {"HOME", "HPCGPU_JOB_ID", "HPCGPU_QUEUE_DIRECTORY"}
+    }
     nodes = len(Path(os.environ["PBS_NODEFILE"]).read_text().split())
     environment = {"PATH": "/bin:/usr/bin"} | kept | {"PBS_TASKNUM": str(node + 2)}
     with opened(Path(os.environ["HPCGPU_FAKE_PBS"])) as state:
@@ -547,7 +595,9 @@ def main(name: str, folder: Path, arguments: list[str]) -> int:
         fault = {} if not faults else faults[0] if faults[0].get("always") else faults.pop(0)
         if state["down"]:
             words = (
-                f"Couldn't connect to cluster: {SERVER}" if name == "qdel" else f"{name}: cannot connect to server {SERVER} (errno=15010)"
+                f"Couldn't connect to cluster: {SERVER}"
+                if name == "qdel"
+                else f"{name}: cannot connect to server {SERVER} (errno=15010)"
             )
             out, err, code = "", f"Connection refused\n{words}\n", 162 if name in {"qsub", "qdel"} else 255
         elif fault.get("lost"):

@@ -25,7 +25,15 @@ class Site:
         self.bin.mkdir()
         self.script.write_text("#!/bin/bash\n")
         self.state = folder / "state.json"
-        nothing = {"cluster": cluster, "next_id": 101, "jobs": {}, "faults": {}, "late": {}, "calls": [], "accounting": {}}
+        nothing = {
+            "cluster": cluster,
+            "next_id": 101,
+            "jobs": {},
+            "faults": {},
+            "late": {},
+            "calls": [],
+            "accounting": {},
+        }
         self.state.write_text(json.dumps(nothing))
         program = (HERE / "fake_slurm.py").read_text()
         for name in COMMANDS:

@@ -1,9 +1,10 @@
-"""sbatch, squeue, scancel, scontrol and sacct, pretended: one program, installed under each name beside a locked state file.
+"""sbatch, squeue, scancel, scontrol and sacct, pretended: one program, installed under each name beside a locked state
+file.
 
-A command writes down how it was called, takes its next fault if there is one, and otherwise answers as Slurm 22.05 and 24.11 do. A fault
-is a dict: `before`, `stdout` (instead of the answer), `after`, `stderr`, `rc`; `cut` (characters of the answer that arrive); `lost` (the
-command has no effect); `late` (it takes effect only when the next command of that name is called); `hang`; `gate` (a file that it
-waits for); `always` (for each call from now on).
+A command writes down how it was called, takes its next fault if there is one, and otherwise answers as Slurm 22.05 and
+24.11 do. A fault is a dict: `before`, `stdout` (instead of the answer), `after`, `stderr`, `rc`; `cut` (characters of
+the answer that arrive); `lost` (the command has no effect); `late` (it takes effect only when the next command of that
+name is called); `hang`; `gate` (a file that it waits for); `always` (for each call from now on).
 """
 
 import fcntl
@@ -75,7 +76,8 @@ def scancel(site, arguments):
 def scontrol(site, arguments):
     """`scontrol show config`, as 22.05 begins it."""
     return (
-        f"Configuration data as of 2026-11-21T10:00:00\nCgroupMountpoint        = /sys/fs/cgroup\nClusterName             = {site['cluster']}\n",
+        "Configuration data as of 2026-11-21T10:00:00\nCgroupMountpoint        = /sys/fs/cgroup\nClusterName          "
+        f"   = {site['cluster']}\n",
         "",
         0,
     )

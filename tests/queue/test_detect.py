@@ -1,4 +1,6 @@
-"""One function decides which batch system a machine has: the one that answers, not the one whose commands are installed."""
+"""One function decides which batch system a machine has: the one that answers, not the one whose commands are
+installed.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,10 @@ from tests.conftest import live
 
 #: What Slurm's commands say where they are installed and no controller is known [probe].
 NO_CONTROLLER = (
-    "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsqueue: error: fetch_config: DNS SRV lookup failed\n"
-    "squeue: error: _establish_config_source: failed to fetch config\nsqueue: fatal: Could not establish a configuration source\n"
+    "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsqueue: error: fetch_config: DNS SRV "
+    "lookup failed\n"
+    "squeue: error: _establish_config_source: failed to fetch config\nsqueue: fatal: Could not establish a "
+    "configuration source\n"
 )
 
 
@@ -49,7 +53,13 @@ def test_when_none_answers_each_is_named_with_its_words_and_the_way_out(pbs: PBS
     pbs.set(down=True)
     with pytest.raises(BatchError) as caught:
         chosen_system("auto")
-    for words in ("`sbatch` is installed", "DNS SRV lookup failed", "`qsub` is installed", "cannot connect to server", "--system local"):
+    for words in (
+        "`sbatch` is installed",
+        "DNS SRV lookup failed",
+        "`qsub` is installed",
+        "cannot connect to server",
+        "--system local",
+    ):
         assert words in str(caught.value)
 
 
@@ -76,7 +86,9 @@ def test_a_slurm_of_which_a_command_is_missing_is_reported(site: Site, monkeypat
 
 def test_start_does_not_take_a_slurm_that_does_not_answer(site: Site, queue: LocalQueue, home: Path) -> None:
     silence(site)
-    done = subprocess.run([sys.executable, "-m", "hpcgpu", "start", "lost"], capture_output=True, text=True, env=os.environ, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcgpu", "start", "lost"], capture_output=True, text=True, env=os.environ, timeout=120
+    )
     assert done.returncode == 1
     assert "Slurm cannot be used" in done.stderr and "--system local" in done.stderr
     assert not site.calls("sbatch") and not live(queue) and not (home / "clusters" / "lost").exists()
@@ -87,11 +99,15 @@ def test_start_does_not_take_a_slurm_that_does_not_answer(site: Site, queue: Loc
     [
         NO_CONTROLLER.replace("squeue", "sbatch"),
         "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n",
-        "sbatch: error: s_p_parse_file: unable to status file /etc/slurm/slurm.conf: No such file or directory, retrying in 1sec up to 60sec\n",
-        'sbatch: error: If munged is up, restart with --num-threads=10\nsbatch: error: Munge encode failed: Failed to access "/run/munge/munge.'
-        'socket.2": No such file or directory\nsbatch: error: Batch job submission failed: Invalid authentication credential\n',
+        "sbatch: error: s_p_parse_file: unable to status file /etc/slurm/slurm.conf: No such file or directory, "
+        "retrying in 1sec up to 60sec\n",
+        "sbatch: error: If munged is up, restart with --num-threads=10\nsbatch: error: "
+        'Munge encode failed: Failed to access "/run/munge/munge.'
+        'socket.2": No such file or directory\nsbatch: error: Batch job submission '
+        "failed: Invalid authentication credential\n",
         "sbatch: error: Batch job submission failed: Protocol authentication error\n",
-        'sbatch: error: get_addr_info: getaddrinfo() failed: Name or service not known\nsbatch: error: Unable to resolve "slurmctl"\n',
+        "sbatch: error: get_addr_info: getaddrinfo() failed: Name or service not "
+        'known\nsbatch: error: Unable to resolve "slurmctl"\n',
         "sbatch: error: slurm_persist_conn_open_without_init: failed to open persistent connection: No route to host\n",
     ],
     ids=lambda words: words.splitlines()[-1][-50:],
@@ -103,7 +119,9 @@ def test_a_controller_that_cannot_be_reached_has_not_refused_the_job(slurm: Slur
     assert len(site.calls("sbatch")) == 4
 
 
-@pytest.mark.parametrize("words", ["Unable to open file job.sbatch", "Requested node configuration is not available", "Invalid account"])
+@pytest.mark.parametrize(
+    "words", ["Unable to open file job.sbatch", "Requested node configuration is not available", "Invalid account"]
+)
 def test_a_refusal_is_not_taken_for_a_controller_that_is_away(slurm: Slurm, site: Site, words: str) -> None:
     site.fault("sbatch", stdout="", stderr=f"sbatch: error: {words}\n", rc=1, lost=True)
     with pytest.raises(BatchError, match=f"Slurm refused job 'ada-w1': .*{words}"):

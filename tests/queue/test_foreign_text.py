@@ -1,4 +1,6 @@
-"""Whatever a queue's commands print is data: it is shown escaped and bounded, and nothing that was not asked for is believed."""
+"""Whatever a queue's commands print is data: it is shown escaped and bounded, and nothing that was not asked for is
+believed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,20 @@ from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.errors import BatchError
 from hpcgpu.profiles.draft import draft
 
-COMMANDS = ("sbatch", "squeue", "scancel", "sacct", "sinfo", "qsub", "qstat", "qdel", "qselect", "qhold", "qrls", "pbsnodes")
+COMMANDS = (
+    "sbatch",
+    "squeue",
+    "scancel",
+    "sacct",
+    "sinfo",
+    "qsub",
+    "qstat",
+    "qdel",
+    "qselect",
+    "qhold",
+    "qrls",
+    "pbsnodes",
+)
 EVIL = "\x1b]0;owned\x07\x1b[2J[/red][link=x]\u202e\x00\x9b31m"
 ANSWERS: dict[str, bytes] = {
     "nothing": b"",
@@ -31,7 +46,9 @@ ANSWERS: dict[str, bytes] = {
     "squeue: escapes": f"7|PENDING|n{EVIL}|1|2|demo-0|{EVIL}".encode(),
     "squeue: megabytes": b"7|PENDING|" + b"n" * 1_000_000 + b"|1|2|demo-0|" + b"r" * 1_000_000,
     "squeue: other ids": b"8|RUNNING|n|1|2|demo-0|None\n9|RUNNING|n|1|2|demo-0|None\n7|RUNNING|n|1|2|demo-0|None\n",
-    "squeue: ids that are none": "²|RUNNING|n|1|2|demo-0|None\n٧|RUNNING|n|1|2|demo-0|None\n-7|RUNNING|n|²|٣|demo-0|None\n".encode(),
+    "squeue: ids that are none": (
+        "²|RUNNING|n|1|2|demo-0|None\n٧|RUNNING|n|1|2|demo-0|None\n-7|RUNNING|n|²|٣|demo-0|None\n"
+    ).encode(),
     "squeue: numbers that are none": "7|RUNNING|n|²|٣|demo-0|None\n".encode(),
     "squeue: huge numbers": b"7|RUNNING|n|"
     + b"9" * 5000
@@ -45,9 +62,13 @@ ANSWERS: dict[str, bytes] = {
     "sbatch: ids that are none": "٧\n²;cluster\nSubmitted batch job ٧\n".encode(),
     "sbatch: a huge id": b"9" * 5000 + b"\n",
     "qsub: ids that are none": "٧.pbs01\n7.pbs\u212a\n7.\x1b[2Ja\n".encode(),
-    "qstat: escapes": f"Job Id: 7.pbs\n    job_state = Q\n    comment = {EVIL}\n    exec_host = n{EVIL}/0\n    Variable_List = HPCGPU_JOB=demo-0\n\n".encode(),
-    "qstat: megabytes": b"Job Id: 7.pbs\n    job_state = Q\n    comment = Not Running: " + b"limit " * 300_000 + b"\n\n",
-    "qstat: other ids": b"Job Id: 8.pbs\n    job_state = R\n    Variable_List = HPCGPU_JOB=demo-0\n\nJob Id: \xff\n    job_state = R\n\n",
+    "qstat: escapes": f"Job Id: 7.pbs\n    job_state = Q\n    comment = {EVIL}\n    exec_host = "
+    f"n{EVIL}/0\n    Variable_List = HPCGPU_JOB=demo-0\n\n".encode(),
+    "qstat: megabytes": b"Job Id: 7.pbs\n    job_state = Q\n    comment = Not Running: "
+    + b"limit " * 300_000
+    + b"\n\n",
+    "qstat: other ids": b"Job Id: 8.pbs\n    job_state = R\n    Variable_List = HPCGPU_JOB=demo-0\n\nJob "
+    b"Id: \xff\n    job_state = R\n\n",
     "qstat: huge numbers": b"Job Id: 7.pbs\n    job_state = F\n    Exit_status = "
     + b"9" * 5000
     + b"\n    stime = Fri Nov 99999999999999999999 21:10:43 9999999999999\n    Resource_List.walltime = "
@@ -70,7 +91,9 @@ class Answers:
         self.bin.mkdir()
         for name in COMMANDS:
             script = self.bin / name
-            script.write_text(f'#!/bin/sh\ncat "{folder}/stdout"\ncat "{folder}/stderr" >&2\nexit $(cat "{folder}/rc")\n')
+            script.write_text(
+                f'#!/bin/sh\ncat "{folder}/stdout"\ncat "{folder}/stderr" >&2\nexit $(cat "{folder}/rc")\n'
+            )
             script.chmod(0o755)
         self.folder = folder
 
@@ -112,7 +135,9 @@ def meets_the_promise(what: str, call: Callable[[], object], own: str) -> None:
         is_harmless(str(error))
         return
     if what in ("poll", "ended"):
-        assert isinstance(result, dict) and set(result) <= {own}, f"{what} answers of jobs that it was not asked for: {list(result)[:5]}"
+        assert isinstance(result, dict) and set(result) <= {own}, (
+            f"{what} answers of jobs that it was not asked for: {list(result)[:5]}"
+        )
         for status in result.values():
             assert isinstance(status, JobStatus)
             for text in (status.job_id, status.name, status.reason, status.node, explain(status)):
@@ -148,7 +173,9 @@ def test_answers_that_were_damaged_at_random(batch: CommandBatch, answers: Answe
         damaged = bytearray(b"".join(generator.choices(pieces, k=3)) or b"7")
         for _ in range(generator.randrange(30)):
             damaged[generator.randrange(len(damaged))] = generator.choice(b"\x00\x1b\xff7|.=\n\t ")
-        answers.are(bytes(damaged), bytes(damaged[: generator.randrange(len(damaged) + 1)]), generator.choice((0, 1, 35, 153)))
+        answers.are(
+            bytes(damaged), bytes(damaged[: generator.randrange(len(damaged) + 1)]), generator.choice((0, 1, 35, 153))
+        )
         for what, call in calls(batch, script).items():
             if what in ("poll", "ended", "submit", "find"):
                 meets_the_promise(what, call, own)

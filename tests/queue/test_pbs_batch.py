@@ -1,7 +1,7 @@
 """`PBS` against a PBS that pretends, against commands that misbehave, and against what a real OpenPBS 23.06.06 printed.
 
-``openpbs-qstat.txt`` and ``openpbs-pbsnodes.txt`` are recordings. Of jobs 7, 26, 27, 28 and 40 attributes were recorded as JSON, and are
-written here as ``qstat -f`` writes them; 41 is job 0 while it ran.
+``openpbs-qstat.txt`` and ``openpbs-pbsnodes.txt`` are recordings. Of jobs 7, 26, 27, 28 and 40 attributes were recorded
+as JSON, and are written here as ``qstat -f`` writes them; 41 is job 0 while it ran.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ def test_what_a_real_openpbs_printed() -> None:
     assert ended.start is not None and ended.end == ended.start + 8
     running = jobs["41.pbs01"]
     assert running.start is not None and running.end == running.start + 120, "stime and walltime"
-    assert parse_attributes(RECORDED)["0.pbs01"]["Resource_List.select"] == "1:ncpus=4:mpiprocs=1:ngpus=2:mem=100mb:gpu_type=a100"
+    assert (
+        parse_attributes(RECORDED)["0.pbs01"]["Resource_List.select"]
+        == "1:ncpus=4:mpiprocs=1:ngpus=2:mem=100mb:gpu_type=a100"
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,11 @@ def test_what_a_real_openpbs_printed() -> None:
     [
         ("4", Outlook.NEVER, "no node can ever give what it asks for"),
         ("16", Outlook.NEVER, "you hold it: release it with `qrls` [Hold_Types = u]"),
-        ("22", Outlook.WAIT, "it starts once the scheduler job has started [Hold_Types = s, depend = after:21.pbs01@pbs01]"),
+        (
+            "22",
+            Outlook.WAIT,
+            "it starts once the scheduler job has started [Hold_Types = s, depend = after:21.pbs01@pbs01]",
+        ),
         ("18", Outlook.WAIT, "it reached the end of its walltime"),
         ("19", Outlook.WAIT, "a user or the batch system cancelled it, exit code 143 [Job run at"),
         ("0", Outlook.WAIT, "it ended with an error, exit code 3 [Job run at"),
@@ -116,10 +123,18 @@ def test_recorded_states_in_words(job: str, prospect: Outlook, words: str) -> No
     [
         ("Not Running: Insufficient amount of resource: ngpus (R: 2 A: 0 T: 16)", Outlook.WAIT, "no free node"),
         ("Not Running: Insufficient amount of resource: ngpus (R: 1 A: 0 T: 0)", Outlook.NEVER, "no node can ever"),
-        ("Not Running: Insufficient amount of resource: ncpus (R: 64 A: 63 T: 64); no node has ncpus=64", Outlook.NEVER, "large enough"),
+        (
+            "Not Running: Insufficient amount of resource: ncpus (R: 64 A: 63 T: 64); no node has ncpus=64",
+            Outlook.NEVER,
+            "large enough",
+        ),
         ("Not Running: Not enough free nodes available", Outlook.WAIT, "no free node"),
         ("Not Running: Queue gpu job limit reached for user ada", Outlook.LIMIT, "limit on running jobs"),
-        ("Not Running: would exceed user ada's limit on resource ngpus in complex", Outlook.LIMIT, "limit on running jobs"),
+        (
+            "Not Running: would exceed user ada's limit on resource ngpus in complex",
+            Outlook.LIMIT,
+            "limit on running jobs",
+        ),
         ("Not Running: Job would conflict with reservation or top job", Outlook.SITE, "shorter `walltime`"),
         ("Not Running: Job would cross dedicated time boundary", Outlook.SITE, "shorter `walltime`"),
         ("Not Running: Job would break strict sorted order", Outlook.WAIT, "higher priority"),
@@ -150,7 +165,11 @@ def test_comments_in_words(comment: str, prospect: Outlook, words: str) -> None:
         ({"Exit_status": "265", "substate": "93"}, JobState.FAILED, 137),
         ({"Exit_status": "271", "substate": "91"}, JobState.CANCELLED, 143),
         ({"Exit_status": "0", "substate": "91"}, JobState.CANCELLED, 0),
-        ({"Exit_status": "271", "substate": "93", "comment": "... and exceeded resource mem"}, JobState.OUT_OF_MEMORY, 143),
+        (
+            {"Exit_status": "271", "substate": "93", "comment": "... and exceeded resource mem"},
+            JobState.OUT_OF_MEMORY,
+            143,
+        ),
         ({"Exit_status": "271", "substate": "91", "comment": "Job preempted by deletion"}, JobState.PREEMPTED, 143),
         ({"substate": "91", "comment": "execution node n7 down"}, JobState.NODE_FAIL, None),
     ],
@@ -200,7 +219,9 @@ def test_what_no_node_can_ever_fill(select: str, place: str, words: str | None) 
 
 
 def test_of_nodes_that_belong_to_queues_only_those_of_the_queue_count() -> None:
-    nodes = parse_pbsnodes("n0\n     queue = gpu\n     resources_available.ncpus = 8\n\nn1\n     resources_available.ncpus = 64\n")
+    nodes = parse_pbsnodes(
+        "n0\n     queue = gpu\n     resources_available.ncpus = 8\n\nn1\n     resources_available.ncpus = 64\n"
+    )
     job = {"queue": "gpu", "Resource_List.select": "1:ncpus=64"}
     assert str(Shortage.of(job, nodes)) == "no node has ncpus=64"
     assert Shortage.of(job | {"queue": "workq"}, nodes) is None
@@ -276,7 +297,13 @@ def test_submit_passes_name_dependency_and_log(batch: PBS, pbs: Site) -> None:
     second = submit(batch, pbs, "a-cluster-of-mine-8", after=first)
     assert pbs.calls("qsub")[1] == [
         *("-N", "a-cluster-of-8", "-v", "HPCGPU_PBS_JOB=a-cluster-of-mine-8"),
-        *("-o", f"{pbs.folder}/logs/a-cluster-of-mine-8.log", "-W", f"depend=after:{first}", str(pbs.folder / "job.pbs")),
+        *(
+            "-o",
+            f"{pbs.folder}/logs/a-cluster-of-mine-8.log",
+            "-W",
+            f"depend=after:{first}",
+            str(pbs.folder / "job.pbs"),
+        ),
     ]
     assert batch.poll([second])[second].name == "a-cluster-of-mine-8"
     assert batch.find("a-cluster-of-mine-7") == [first], "another job has the same short name"
@@ -300,7 +327,10 @@ def test_noise_around_the_id_is_tolerated(batch: PBS, pbs: Site, fault: dict[str
 
 
 def test_long_server_names_and_no_ids() -> None:
-    assert parse_job_id("1234.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov\n") == "1234.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov"
+    assert (
+        parse_job_id("1234.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov\n")
+        == "1234.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov"
+    )
     assert parse_job_id("no job here\n12\n3.5\n") is None
 
 
@@ -323,7 +353,9 @@ def test_an_answer_that_was_lost_is_looked_up_before_the_job_is_submitted_again(
 
 def test_without_a_look_up_no_second_job_is_risked(batch: PBS, pbs: Site) -> None:
     pbs.fault("qsub", stdout="", stderr="qsub: End of File\n", rc=1, lost=True)
-    pbs.fault("qselect", stdout="", stderr="qselect: cannot connect to server pbs01 (errno=15010)\n", rc=255, always=True)
+    pbs.fault(
+        "qselect", stdout="", stderr="qselect: cannot connect to server pbs01 (errno=15010)\n", rc=255, always=True
+    )
     with pytest.raises(AmbiguousSubmit, match=r"ada-1.*cannot connect"):
         submit(batch, pbs)
     assert len(pbs.calls("qsub")) == 1
@@ -331,7 +363,9 @@ def test_without_a_look_up_no_second_job_is_risked(batch: PBS, pbs: Site) -> Non
 
 def test_a_server_that_is_away_is_waited_for_and_is_no_refusal(batch: PBS, pbs: Site, naps: list[float]) -> None:
     pbs.set(down=True)
-    with pytest.raises(BatchUnavailable, match=r"Connection refused qsub: cannot connect to server pbs01 \(errno=15010\)") as caught:
+    with pytest.raises(
+        BatchUnavailable, match=r"Connection refused qsub: cannot connect to server pbs01 \(errno=15010\)"
+    ) as caught:
         submit(batch, pbs)
     assert type(caught.value) is BatchUnavailable
     assert len(pbs.calls("qsub")) == batch.attempts == len(naps) + 1
@@ -461,7 +495,9 @@ def test_only_pending_spares_what_runs(batch: PBS, pbs: Site) -> None:
     path = script(pbs, "exec sleep 600", "-l select=2:ngpus=2")
     full = [batch.submit(path, job_name=f"ada-{i}") for i in (2, 3)]
     held = submit(batch, pbs, "ada-4", after=full[1])
-    assert [states(batch, i)[i] for i in (running, full[0], full[1], held)] == [JobState.RUNNING] * 2 + [JobState.PENDING] * 2
+    assert [states(batch, i)[i] for i in (running, full[0], full[1], held)] == [JobState.RUNNING] * 2 + [
+        JobState.PENDING
+    ] * 2
     batch.cancel([running, full[1], held], only_pending=True)
     assert set(batch.poll([running, blocker, *full, held])) == {running, blocker, full[0]}
     assert pbs.run("qstat", "-f", running).stdout.count("Hold_Types = n") == 1, "the hold was taken off again"
@@ -537,7 +573,10 @@ def test_a_history_that_fails_does_not_take_away_what_the_queue_said(batch: PBS,
         monitor.watch(known, "w", now=0)
     for now in (1, 2):  # one answer may leave out what lives
         monitor.take(monitor.ask(monitor.alive()), now=now)
-    assert {i: view.status.state for i, view in monitor.views.items()} == {job_id: JobState.RUNNING, "999.pbs01": JobState.FAILED}
+    assert {i: view.status.state for i, view in monitor.views.items()} == {
+        job_id: JobState.RUNNING,
+        "999.pbs01": JobState.FAILED,
+    }
     batch.cancel([job_id])
 
 
@@ -574,7 +613,9 @@ def test_the_queue_is_asked_for_the_end_of_the_walltime(batch: PBS, pbs: Site) -
     assert end_of_walltime(gone, batch) is None
 
 
-def test_no_variable_of_the_user_changes_what_qsub_reads(batch: PBS, pbs: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_variable_of_the_user_changes_what_qsub_reads(
+    batch: PBS, pbs: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = pbs.folder / "environment"
     pbs.replace("qsub", f"#!/bin/sh\nenv > {seen}\necho 5.pbs01\n")
     monkeypatch.setenv("PBS_DPREFIX", "#evil")

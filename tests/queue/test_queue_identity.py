@@ -1,4 +1,6 @@
-"""Two systems that share a home directory: what one asks of its own queue says nothing of the clusters in the queue of the other."""
+"""Two systems that share a home directory: what one asks of its own queue says nothing of the clusters in the queue of
+the other.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ from hpcgpu.store.directory import ClusterDirectory
 def cluster(site: Site, slurm: Slurm, tmp_path: Path) -> ClusterDirectory:
     """A cluster with a job in the queue of Slurm cluster alpha."""
     directory = claims.claim(
-        tmp_path / "clusters" / "demo", lambda earlier: [], system="slurm", queue=slurm.identity(), complete=lambda draft: draft.tls.mkdir()
+        tmp_path / "clusters" / "demo",
+        lambda earlier: [],
+        system="slurm",
+        queue=slurm.identity(),
+        complete=lambda draft: draft.tls.mkdir(),
     )
     directory.intend("demo-scheduler", "scheduler")
     directory.submitted("demo-scheduler", site.job(7, "RUNNING", j="demo-scheduler"))
@@ -51,15 +57,22 @@ def test_stop_on_the_login_node_of_another_system_changes_nothing_and_names_both
 ) -> None:
     done = hpcgpu(cluster, "stop", which)
     assert done.exit_code == 1 and "no job is left" not in done.output
-    assert "demo: cluster demo is in the queue 'alpha' of batch system 'slurm', but this machine uses the queue 'beta'" in done.stderr
+    assert (
+        "demo: cluster demo is in the queue 'alpha' of batch system 'slurm', but this machine uses the queue 'beta'"
+        in done.stderr
+    )
     assert cluster.tls.is_dir() and not cluster.closing
     with pytest.raises(OtherQueue):
         stop(cluster, Slurm())
     assert cluster.tls.is_dir() and not cluster.closing and site.jobs(T="RUNNING") == ["7"]
 
 
-def test_list_on_the_login_node_of_another_system_keeps_the_cluster_and_says_where_it_is(cluster: ClusterDirectory, beta: Site) -> None:
-    beta.change(lambda state: state["accounting"].update({"7": "7|COMPLETED|0:0|n1|1|2|demo-scheduler"}))  # its own job of that id
+def test_list_on_the_login_node_of_another_system_keeps_the_cluster_and_says_where_it_is(
+    cluster: ClusterDirectory, beta: Site
+) -> None:
+    beta.change(
+        lambda state: state["accounting"].update({"7": "7|COMPLETED|0:0|n1|1|2|demo-scheduler"})
+    )  # its own job of that id
     os.utime(cluster.path, (1, 1))
     (row,) = json.loads(hpcgpu(cluster, "list", "--json").stdout)
     assert row["name"] == "demo" and "is in the queue 'alpha'" in row["trouble"] and row["jobs"] == []

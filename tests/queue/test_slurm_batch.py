@@ -1,4 +1,6 @@
-"""`Slurm` against commands that misbehave: what it promises of submit, poll, accounting and cancel when the site does its worst."""
+"""`Slurm` against commands that misbehave: what it promises of submit, poll, accounting and cancel when the site does
+its worst.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ from hpcgpu.runtime.place import end_of_walltime
 DOWN = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n"
 QUEUE_DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
 SOCKET = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
-REFUSED = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid partition name specified\n"
+REFUSED = (
+    "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job "
+    "submission failed: Invalid partition name specified\n"
+)
 
 
 def submit(slurm: Slurm, site: Site, **more: str) -> str:
@@ -107,14 +112,18 @@ def test_socket_timed_out_may_mean_accepted(slurm: Slurm, site: Site) -> None:
     assert len(site.calls("sbatch")) == 1
 
 
-def test_an_attempt_that_is_accepted_after_it_was_given_up_does_not_stay_beside_its_repetition(slurm: Slurm, site: Site) -> None:
+def test_an_attempt_that_is_accepted_after_it_was_given_up_does_not_stay_beside_its_repetition(
+    slurm: Slurm, site: Site
+) -> None:
     site.fault("sbatch", stdout="", stderr=SOCKET, rc=1, late=True)
     job_id = submit(slurm, site)
     assert site.jobs(j="ada-w1", T="PENDING") == [job_id]
     assert len(site.jobs(j="ada-w1", T="CANCELLED")) == 1
 
 
-def test_a_repetition_that_is_refused_because_the_first_attempt_was_accepted_after_all(slurm: Slurm, site: Site) -> None:
+def test_a_repetition_that_is_refused_because_the_first_attempt_was_accepted_after_all(
+    slurm: Slurm, site: Site
+) -> None:
     site.fault("sbatch", stdout="", stderr=SOCKET, rc=1, late=True)
     site.fault("sbatch", stdout="", stderr="sbatch: error: QOSMaxSubmitJobPerUserLimit", rc=1, lost=True)
     assert submit(slurm, site) == "101"
@@ -179,7 +188,9 @@ def test_a_controller_that_stays_down_is_no_refusal(slurm: Slurm, site: Site) ->
 
 def test_a_refusal_is_final_and_in_slurms_own_words(slurm: Slurm, site: Site) -> None:
     site.fault("sbatch", stdout="", stderr=REFUSED, rc=1, lost=True, always=True)
-    with pytest.raises(SubmitRefused, match=r"'ada-w1'.*invalid partition specified: nope.*Invalid partition name specified"):
+    with pytest.raises(
+        SubmitRefused, match=r"'ada-w1'.*invalid partition specified: nope.*Invalid partition name specified"
+    ):
         submit(slurm, site)
     assert len(site.calls("sbatch")) == 1
     assert not site.jobs()
@@ -192,7 +203,9 @@ def test_a_refusal_without_words_names_the_exit_code(slurm: Slurm, site: Site) -
 
 
 @pytest.mark.parametrize("mode", [None, 0o644], ids=["missing", "not executable"])
-def test_a_missing_sbatch_is_named_with_what_to_do(slurm: Slurm, site: Site, monkeypatch: pytest.MonkeyPatch, mode: int | None) -> None:
+def test_a_missing_sbatch_is_named_with_what_to_do(
+    slurm: Slurm, site: Site, monkeypatch: pytest.MonkeyPatch, mode: int | None
+) -> None:
     if mode is None:
         site.remove("sbatch", monkeypatch)
     else:
@@ -213,7 +226,13 @@ def test_three_hundred_jobs_are_polled_by_one_command(slurm: Slurm, site: Site) 
     answer = slurm.poll(str(i) for i in range(1000, 1300))
     assert len(answer) == 300
     status = answer["1299"]
-    assert (status.state, status.node, status.start, status.end, status.reason) == (JobState.RUNNING, "n1", 1.7e9, 1.7e9 + 3600, "")
+    assert (status.state, status.node, status.start, status.end, status.reason) == (
+        JobState.RUNNING,
+        "n1",
+        1.7e9,
+        1.7e9 + 3600,
+        "",
+    )
     assert len(site.calls("squeue")) == 1
 
 
@@ -287,7 +306,9 @@ def test_an_error_that_does_not_pass_is_not_tried_again(slurm: Slurm, site: Site
 # environment
 
 
-def test_no_variable_of_the_user_or_of_an_outer_job_reaches_a_command(slurm: Slurm, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_variable_of_the_user_or_of_an_outer_job_reaches_a_command(
+    slurm: Slurm, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in (
         "SBATCH_PARTITION",
         "SBATCH_GRES",
@@ -358,7 +379,9 @@ def test_an_unknown_id_does_not_hide_that_the_controller_went_down(slurm: Slurm,
 
 
 def test_a_cancel_that_did_not_arrive_is_said(slurm: Slurm, site: Site) -> None:
-    site.fault("scancel", stderr="scancel: error: Kill job error on job id 5: Access/permission denied\n", rc=1, lost=True)
+    site.fault(
+        "scancel", stderr="scancel: error: Kill job error on job id 5: Access/permission denied\n", rc=1, lost=True
+    )
     with pytest.raises(BatchUnavailable, match="permission denied"):
         slurm.cancel(["5"])
 
@@ -434,7 +457,9 @@ def test_the_queue_is_asked_for_the_end_where_the_environment_does_not_tell(slur
 
 
 @pytest.mark.parametrize("trouble", ["unknown", "down", "missing"])
-def test_an_end_that_nobody_tells_is_none(slurm: Slurm, site: Site, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+def test_an_end_that_nobody_tells_is_none(
+    slurm: Slurm, site: Site, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
     if trouble == "down":
         site.fault("squeue", stdout="", stderr=QUEUE_DOWN, rc=1, always=True)
     elif trouble == "missing":
@@ -480,7 +505,9 @@ def test_a_child_that_does_not_hold_the_output_outlives_its_command(site: Site) 
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["main thread", "worker thread"])
-def test_ctrl_c_in_the_terminal_does_not_kill_a_submit_half_way(site: Site, until: Callable[..., None], thread: bool) -> None:
+def test_ctrl_c_in_the_terminal_does_not_kill_a_submit_half_way(
+    site: Site, until: Callable[..., None], thread: bool
+) -> None:
     gate, saved = site.folder / "gate", site.folder / "id"
     site.fault("sbatch", gate=str(gate))
     program = f"""
@@ -496,7 +523,11 @@ with ThreadPoolExecutor() as pool:
 """
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     submitter = subprocess.Popen(
-        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": path}, start_new_session=True, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": path},
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     until(lambda: site.calls("sbatch"), "sbatch is under way")
     os.killpg(submitter.pid, signal.SIGINT)

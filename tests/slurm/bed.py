@@ -80,11 +80,15 @@ def which(command: str) -> str | None:
 def call(*command: str, timeout: float = 60, check: bool = True, env: dict[str, str] | None = None) -> str:
     """The output of a command; BedError if it fails."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, env=env)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, env=env
+        )
     except subprocess.TimeoutExpired as error:
         raise BedError(f"{' '.join(command)}: no answer in {timeout:g} s") from error
     if check and done.returncode:
-        raise BedError(f"{' '.join(command)}: exit status {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+        raise BedError(
+            f"{' '.join(command)}: exit status {done.returncode}: {done.stderr.strip() or done.stdout.strip()}"
+        )
     return done.stdout
 
 
@@ -168,7 +172,12 @@ def start_munge() -> None:
     if munge_works():
         return
     user = pwd.getpwnam("munge")
-    for path, mode in (("/etc/munge", 0o700), ("/var/lib/munge", 0o700), ("/var/log/munge", 0o700), ("/run/munge", 0o755)):
+    for path, mode in (
+        ("/etc/munge", 0o700),
+        ("/var/lib/munge", 0o700),
+        ("/var/log/munge", 0o700),
+        ("/run/munge", 0o755),
+    ):
         Path(path).mkdir(parents=True, exist_ok=True)
         os.chown(path, user.pw_uid, user.pw_gid)
         os.chmod(path, mode)
@@ -221,7 +230,9 @@ def processes() -> Iterator[Process]:
             if name in DAEMONS:  # only for these: it is slow
                 with suppress(OSError):
                     files = [os.readlink(link) for link in (entry / "cwd", *(entry / "fd").iterdir())]
-            yield Process(int(entry.name), int(parent), name, (entry / "cmdline").read_bytes(), environment, tuple(files))
+            yield Process(
+                int(entry.name), int(parent), name, (entry / "cmdline").read_bytes(), environment, tuple(files)
+            )
 
 
 class SlurmBed:

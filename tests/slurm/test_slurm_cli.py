@@ -20,7 +20,20 @@ from hpcgpu import SlurmGPUCluster
 
 Until = Callable[..., None]
 
-ASKED = ("--queue", "gpu", "--walltime", "30m", "--gpus-per-node", "2", "--cores", "1", "--protocol", "tcp", "--poll-interval", "1")
+ASKED = (
+    "--queue",
+    "gpu",
+    "--walltime",
+    "30m",
+    "--gpus-per-node",
+    "2",
+    "--cores",
+    "1",
+    "--protocol",
+    "tcp",
+    "--poll-interval",
+    "1",
+)
 
 
 def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -71,8 +84,12 @@ def test_the_scheduler_job_scales_the_cluster_from_its_compute_node(bed: SlurmBe
     bed.wait_empty()
 
 
-def test_start_does_not_wait_for_a_full_partition_and_an_interrupt_leaves_no_job(bed: SlurmBed, home: Path, until: Until) -> None:
-    done = call("start", "later", *ASKED, "--scheduler", "job_extra_directives=--begin=now+1hour", "--no-wait", "--jobs", "1")
+def test_start_does_not_wait_for_a_full_partition_and_an_interrupt_leaves_no_job(
+    bed: SlurmBed, home: Path, until: Until
+) -> None:
+    done = call(
+        "start", "later", *ASKED, "--scheduler", "job_extra_directives=--begin=now+1hour", "--no-wait", "--jobs", "1"
+    )
     assert done.returncode == 0, done.stderr
     until(
         lambda: any("its earliest start time is in the future" in job["reason"] for job in status("later")["jobs"]),
@@ -87,7 +104,16 @@ def test_start_does_not_wait_for_a_full_partition_and_an_interrupt_leaves_no_job
     assert done.returncode == 1 and "cluster later is in the queue 'another' of batch system 'slurm'" in done.stderr
     about.write_text(here)
     assert call("stop", "later").returncode == 0
-    argv = [sys.executable, "-m", "hpcgpu", "start", "never", *ASKED, "--scheduler", "job_extra_directives=--begin=now+1hour"]
+    argv = [
+        sys.executable,
+        "-m",
+        "hpcgpu",
+        "start",
+        "never",
+        *ASKED,
+        "--scheduler",
+        "job_extra_directives=--begin=now+1hour",
+    ]
     program = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
     until(lambda: running(bed) == 1, "its scheduler job waits")
     program.send_signal(signal.SIGINT)
@@ -98,7 +124,10 @@ def test_start_does_not_wait_for_a_full_partition_and_an_interrupt_leaves_no_job
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_run_brings_a_cluster_up_for_one_program(bed: SlurmBed, home: Path, code: int) -> None:
-    program = f"import sys; from distributed import Client; print(Client().submit(sum, [1, 2]).result(), flush=True); sys.exit({code})"
+    program = (
+        "import sys; from distributed import Client; print(Client().submit(sum, "
+        f"[1, 2]).result(), flush=True); sys.exit({code})"
+    )
     done = call("run", *ASKED, "--jobs", "1", "--quiet", "--", sys.executable, "-c", program)
     assert (done.returncode, done.stdout) == (code, "3\n"), done.stderr
     bed.wait_empty()
@@ -117,7 +146,10 @@ def test_check_looks_around_in_a_job_of_each_kind(bed: SlurmBed, home: Path) -> 
     lines = {(line["where"], line["what"]): line for line in json.loads(done.stdout)["lines"]}
     assert "slurm-wlm" in lines["login", "queue"]["found"]
     assert "gpu: 4 x a100 a node" in lines["login", "GPU queues"]["found"]
-    assert lines["worker job", "GPUs"]["found"].startswith("4 x ") and "indices (0,1,2,3)" in lines["worker job", "GPUs"]["found"]
+    assert (
+        lines["worker job", "GPUs"]["found"].startswith("4 x ")
+        and "indices (0,1,2,3)" in lines["worker job", "GPUs"]["found"]
+    )
     assert lines["scheduler job", "GPUs"]["found"].startswith("1 x ")
     assert "by TLS" in lines["scheduler job", "reachable from here"]["found"]
     bed.wait_empty()

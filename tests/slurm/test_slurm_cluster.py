@@ -38,7 +38,9 @@ def test_three_jobs_of_four_gpus_shuffle_an_array(bed: SlurmBed, protocol: str) 
         cluster.wait_for_workers(12)
         workers = cluster.scheduler_info["workers"]
         assert {a.split("://")[0] for a in workers} == {"tls" if protocol == "tcp" else "ucx"}
-        assert {w["name"] for w in workers.values()} == {f"{cluster.name}-{job}-{gpu}" for job in range(3) for gpu in range(4)}
+        assert {w["name"] for w in workers.values()} == {
+            f"{cluster.name}-{job}-{gpu}" for job in range(3) for gpu in range(4)
+        }
         assert cluster.scheduler_address.startswith("tls://"), "the client speaks TLS whatever the workers speak"
         with Client(cluster) as client:
             host = np.arange(1200 * 1200, dtype="f8").reshape(1200, 1200)
@@ -72,7 +74,17 @@ def test_the_scheduler_goes_elsewhere_when_the_preferred_node_is_down(bed: Slurm
 
 
 def test_the_scheduler_goes_elsewhere_when_the_preferred_node_is_taken(bed: SlurmBed, until: Until) -> None:
-    command = ["sbatch", "--parsable", "-p", "shared", "-w", "s0", "--gres=gpu:t4:1", "--output=/dev/null", "--wrap=sleep 600"]
+    command = [
+        "sbatch",
+        "--parsable",
+        "-p",
+        "shared",
+        "-w",
+        "s0",
+        "--gres=gpu:t4:1",
+        "--output=/dev/null",
+        "--wrap=sleep 600",
+    ]
     blocker = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     until(lambda: [j.state for j in bed.squeue()] == ["RUNNING"], "the t4 node is taken")
     with SlurmGPUCluster(**SMALL) as cluster:
@@ -89,17 +101,25 @@ def test_the_scheduler_goes_elsewhere_when_the_preferred_node_is_taken(bed: Slur
         ({"constraint": "nope"}, "Invalid feature specification"),
     ],
 )
-def test_what_slurm_refuses_is_an_error_with_its_words_and_leaves_no_job(bed: SlurmBed, options: dict[str, Any], words: str) -> None:
+def test_what_slurm_refuses_is_an_error_with_its_words_and_leaves_no_job(
+    bed: SlurmBed, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ClusterError, match=words):
         SlurmGPUCluster(**A100 | options, jobs=1)
     assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
 
 
 def test_connections_across_nodes_are_told_and_measured(bed: SlurmBed, home: Path) -> None:
-    with SlurmGPUCluster(**SMALL | {"gpus_per_node": 2, "nodes_per_job": 2, "protocol": "ucx"}, name="woven", jobs=1) as cluster:
+    with SlurmGPUCluster(
+        **SMALL | {"gpus_per_node": 2, "nodes_per_job": 2, "protocol": "ucx"}, name="woven", jobs=1
+    ) as cluster:
         cluster.wait_for_workers(4)
-        kinds = [(link.first.split("-")[2] == link.second.split("-")[2], link.same_node) for link in cluster.fabric.links]
-        assert sorted(kinds) == [(False, False), (True, True), (True, True)], "one connection in each node, one between them"
+        kinds = [
+            (link.first.split("-")[2] == link.second.split("-")[2], link.same_node) for link in cluster.fabric.links
+        ]
+        assert sorted(kinds) == [(False, False), (True, True), (True, True)], (
+            "one connection in each node, one between them"
+        )
         assert cluster.fabric.rdma is False and cluster.fabric.transports
         argv = [sys.executable, "-m", "hpcgpu", "bench-fabric", "woven", "--size", "64KiB", "--host-only"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=250)
@@ -107,7 +127,9 @@ def test_connections_across_nodes_are_told_and_measured(bed: SlurmBed, home: Pat
 
 
 def test_an_interface_that_the_node_does_not_have_is_named_with_those_it_has(bed: SlurmBed) -> None:
-    with pytest.raises(ClusterError, match=r"interface 'nope0' does not exist on .*Interfaces with an address: .*lo \(127.0.0.1\)"):
+    with pytest.raises(
+        ClusterError, match=r"interface 'nope0' does not exist on .*Interfaces with an address: .*lo \(127.0.0.1\)"
+    ):
         SlurmGPUCluster(**SMALL, interface="nope0", jobs=1)
     assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
 
@@ -132,7 +154,11 @@ def test_a_worker_job_cancelled_from_outside_is_replaced_once(bed: SlurmBed, unt
 
 
 def test_a_scheduler_job_cancelled_while_it_waits_is_named_and_no_worker_job_stays(bed: SlurmBed, until: Until) -> None:
-    script = [sys.executable, "-c", f"from hpcgpu import SlurmGPUCluster; SlurmGPUCluster(**{SMALL | {'jobs': 2, 'name': 'waits'}!r})"]
+    script = [
+        sys.executable,
+        "-c",
+        f"from hpcgpu import SlurmGPUCluster; SlurmGPUCluster(**{SMALL | {'jobs': 2, 'name': 'waits'}!r})",
+    ]
     for node in ("n0", "n1", "n2", "n3", "s0"):
         bed.node_down(node)
     try:
@@ -151,7 +177,10 @@ def test_a_scheduler_job_cancelled_while_it_waits_is_named_and_no_worker_job_sta
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_no_job(bed: SlurmBed, until: Until, number: signal.Signals) -> None:
-    code = f"from hpcgpu import SlurmGPUCluster\nc = SlurmGPUCluster(**{SMALL | {'jobs': 2}!r})\nprint('up', flush=True)\nc.wait_for_workers(2)\nimport time; time.sleep(600)"
+    code = (
+        f"from hpcgpu import SlurmGPUCluster\nc = SlurmGPUCluster(**{SMALL | {'jobs': 2}!r})\nprint('up', "
+        "flush=True)\nc.wait_for_workers(2)\nimport time; time.sleep(600)"
+    )
     program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert program.stdout is not None and program.stdout.readline() == "up\n"
     program.send_signal(number)
@@ -165,7 +194,9 @@ def test_a_worker_script_may_be_submitted_by_hand(bed: SlurmBed, until: Until) -
         script = cluster.directory.path / "worker.sbatch"
         assert script.read_text() == cluster.job_script()
         subprocess.run(["bash", "-n", str(script)], check=True)
-        job = subprocess.run(["sbatch", "--parsable", str(script)], check=True, capture_output=True, text=True).stdout.strip()
+        job = subprocess.run(
+            ["sbatch", "--parsable", str(script)], check=True, capture_output=True, text=True
+        ).stdout.strip()
         until(lambda: cluster.scheduler_info["workers"], "the worker joins")
         [worker] = cluster.scheduler_info["workers"].values()
         assert worker["name"] == f"{cluster.name}-by-hand-{job}"
@@ -175,7 +206,9 @@ def test_a_worker_script_may_be_submitted_by_hand(bed: SlurmBed, until: Until) -
 def test_workers_retire_before_the_walltime_that_really_remains(bed: SlurmBed) -> None:
     with SlurmGPUCluster(**SMALL | {"walltime": "01:00:00"}, jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
-        [lifetime] = client.run(lambda: float(os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"].rstrip("s"))).values()
+        [lifetime] = client.run(
+            lambda: float(os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"].rstrip("s"))
+        ).values()
         assert 3600 - 150 - 120 < lifetime <= 3600 - 150, "half-way into the margin of 5 min"
 
 
@@ -195,7 +228,9 @@ def test_a_controller_that_is_away_costs_no_job(bed: SlurmBed, until: Until) -> 
 
 
 def test_the_demo_runs_on_slurm_and_leaves_no_job(bed: SlurmBed, tmp_path: Path) -> None:
-    program = subprocess.run([sys.executable, "-m", "hpcgpu", "demo"], capture_output=True, text=True, timeout=250, check=False)
+    program = subprocess.run(
+        [sys.executable, "-m", "hpcgpu", "demo"], capture_output=True, text=True, timeout=250, check=False
+    )
     assert program.returncode == 0, program.stderr
     assert "This runs on Slurm, with one GPU a job." in program.stdout
     assert "336,776 flights (pandas alone gives the same)" in program.stdout

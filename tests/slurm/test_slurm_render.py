@@ -18,8 +18,15 @@ from tests.slurm.helpers import A100
 
 Until = Callable[..., None]
 
-SMALL: dict[str, Any] = {k: v for k, v in A100.items() if k not in ("quiet",)} | {"gpus_per_node": 2, "cores": 1, "memory": "1GB"}
-ONE: dict[str, Any] = {k: v for k, v in SMALL.items() if k not in ("scheduler", "gpu_type")} | {"queue": "gpu", "walltime": "10m"}
+SMALL: dict[str, Any] = {k: v for k, v in A100.items() if k not in ("quiet",)} | {
+    "gpus_per_node": 2,
+    "cores": 1,
+    "memory": "1GB",
+}
+ONE: dict[str, Any] = {k: v for k, v in SMALL.items() if k not in ("scheduler", "gpu_type")} | {
+    "queue": "gpu",
+    "walltime": "10m",
+}
 
 
 def run(*argv: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +41,13 @@ def test_launch_three_jobs_connect_by_the_contact_file_and_stop(bed: SlurmBed, h
     directory = make("slurm", SMALL, home / "demo").path
     done = run(str(directory / "launch.sh"), "3")
     assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["scheduler", *["worker"] * 3, "Logs:", "Connect:", "End"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "scheduler",
+        *["worker"] * 3,
+        "Logs:",
+        "Connect:",
+        "End",
+    ]
     with hpcgpu.connect(directory, quiet=True) as client:
         client.wait_for_workers(6)
         assert client.gather(client.map(lambda x: x + 1, range(20))) == list(range(1, 21))
@@ -51,7 +64,9 @@ def test_launch_three_jobs_connect_by_the_contact_file_and_stop(bed: SlurmBed, h
 
 def test_an_interrupted_launch_leaves_no_job(bed: SlurmBed, home: Path, until: Until) -> None:
     directory = make("slurm", SMALL, home / "half").path
-    launch = subprocess.Popen([str(directory / "launch.sh"), "500"], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    launch = subprocess.Popen(
+        [str(directory / "launch.sh"), "500"], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     until(lambda: len(bed.squeue()) >= 2, "the first jobs are submitted")
     launch.send_signal(signal.SIGINT)
     _, words = launch.communicate(timeout=250)
@@ -74,7 +89,10 @@ def single(home: Path, name: str, rest: str, **options: Any) -> Path:
     """Write a script whose program computes on four workers of two nodes, then does the rest."""
     (home / f"{name}.py").write_text(PROGRAM.format(rest=rest))
     return make_single(
-        "slurm", ONE | {"nodes_per_job": 2} | options, home / name, [options.get("python", _python()), str(home / f"{name}.py")]
+        "slurm",
+        ONE | {"nodes_per_job": 2} | options,
+        home / name,
+        [options.get("python", _python()), str(home / f"{name}.py")],
     )
 
 
@@ -113,11 +131,16 @@ def test_a_single_job_without_workers_fails_and_says_why(bed: SlurmBed, home: Pa
 
 
 def test_a_single_job_at_its_walltime_ends_its_program_first(bed: SlurmBed, home: Path, until: Until) -> None:
-    program = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0))); print('ready', flush=True); time.sleep(1000)"
+    program = (
+        "import signal, time; signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), "
+        "sys.exit(0))); print('ready', flush=True); time.sleep(1000)"
+    )
     script = single(home, "slow", program)
     job = run("sbatch", "--parsable", str(script)).stdout.strip()
     until(lambda: list(script.parent.glob("*.log")) and "ready" in log(script), "the program runs", timeout=250)
     run("scancel", "--signal=USR1", "--batch", job)  # as Slurm does 60 s before the end, by --signal
     until(lambda: empty(bed), "all is torn down", timeout=250)
-    assert "saved" in log(script) and "SIGUSR1 came, by the end of the walltime or by scancel: the program was ended" in log(script)
+    assert "saved" in log(
+        script
+    ) and "SIGUSR1 came, by the end of the walltime or by scancel: the program was ended" in log(script)
     assert "#SBATCH --signal=B:USR1@60" in script.read_text()

@@ -20,7 +20,9 @@ Until = Callable[..., None]
 
 
 def test_jobs_that_were_scaled_away_stay_away(bed: SlurmBed, until: Until) -> None:
-    """The first program sees none of them end: Slurm still knows them, as completing or cancelled, when the next one comes."""
+    """The first program sees none of them end: Slurm still knows them, as completing or cancelled, when the next one
+    comes.
+    """
     cluster = SlurmGPUCluster(name="few", jobs=3, shutdown_on_close=False, **CPU)
     cluster.wait_for_workers(3)
     cluster.detach()
@@ -37,7 +39,9 @@ def test_jobs_that_were_scaled_away_stay_away(bed: SlurmBed, until: Until) -> No
         assert again.reconciler.groups["default"].failures.failed == 0
 
 
-def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replaced(bed: SlurmBed, until: Until, home: Path) -> None:
+def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replaced(
+    bed: SlurmBed, until: Until, home: Path
+) -> None:
     """The launcher of node 1 fails, as one does whose interface or GPU is missing there."""
     healed = home / "healed"
     python = home / "python"
@@ -49,10 +53,18 @@ def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replac
     python.chmod(0o755)
     with SlurmGPUCluster(name="half", jobs=1, **options) as cluster:
         cluster.wait_for_workers(2)
-        words = r"2 of 4 workers on its node 1 missing, \d+ s after the first connected; replaced if they do not come back within \d+ s"
-        until(lambda: re.fullmatch(words, next(j.reason for j in cluster.jobs if j.kind == "worker")), "the table of jobs says so")
+        words = (
+            r"2 of 4 workers on its node 1 missing, \d+ s after the first connected; "
+            r"replaced if they do not come back within \d+ s"
+        )
+        until(
+            lambda: re.fullmatch(words, next(j.reason for j in cluster.jobs if j.kind == "worker")),
+            "the table of jobs says so",
+        )
         healed.touch()
-        with told(r"on its node 1 .*takes its place(?=(.|\n)*1: no driver here)(?=(.|\n)*task 1: Exited with exit code 3)"):
+        with told(
+            r"on its node 1 .*takes its place(?=(.|\n)*1: no driver here)(?=(.|\n)*task 1: Exited with exit code 3)"
+        ):
             time_passes(cluster, "half-0", until)
         cluster.wait_for_workers(4)
         until(lambda: list(cluster.workers) == ["half-1"], "the job that was short goes when the other is complete")

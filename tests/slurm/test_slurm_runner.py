@@ -22,7 +22,8 @@ with hpcgpu.SlurmGPURunner(protocol={protocol!r}, quiet=True) as cluster:
         client.wait_for_workers({workers})
         workers = client.scheduler_info(n_workers=-1)["workers"]
         print("schemes", sorted({{address.split(":")[0] for address in workers}}), flush=True)
-        first = client.run(lambda: (os.environ.get("SLURM_NODEID"), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]))
+        visible = lambda: os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+        first = client.run(lambda: (os.environ.get("SLURM_NODEID"), visible()))
         print("gpus", sorted(first.values()), flush=True)
         print("names", len({{worker["name"] for worker in workers.values()}}), "workers", cluster.n_workers, flush=True)
         futures = client.map(lambda x: x + 1, range(100))
@@ -31,13 +32,16 @@ with hpcgpu.SlurmGPURunner(protocol={protocol!r}, quiet=True) as cluster:
 """
 
 
-def srun(home: Path, tasks: str, *, gpus: int, nodes: int, workers: int, protocol: str = "tcp", rest: str = "") -> tuple[int, str]:
+def srun(
+    home: Path, tasks: str, *, gpus: int, nodes: int, workers: int, protocol: str = "tcp", rest: str = ""
+) -> tuple[int, str]:
     """Run the program by srun in a job of its own; return exit code and output."""
     (home / "program.py").write_text(PROGRAM.format(protocol=protocol, workers=workers, rest=rest))
     script = home / "job.sh"
     gres = f"#SBATCH --gres=gpu:{gpus}\n" if gpus else ""
     script.write_text(
-        f"#!/bin/bash\n#SBATCH -p gpu\n#SBATCH -N {nodes}\n#SBATCH --ntasks-per-node=6\n{gres}#SBATCH -t 10\n#SBATCH -o {home}/out.log\n"
+        f"#!/bin/bash\n#SBATCH -p gpu\n#SBATCH -N {nodes}\n#SBATCH --ntasks-per-node=6\n{gres}#SBATCH -t 10\n#SBATCH "
+        f"-o {home}/out.log\n"
         f"srun {tasks} {sys.executable} {home}/program.py\n"
     )
     done = subprocess.run(["sbatch", "--wait", str(script)], capture_output=True, text=True, timeout=250)
@@ -55,7 +59,9 @@ def test_two_nodes_of_four_gpus_compute(bed: SlurmBed, home: Path, protocol: str
     code, out = srun(home, "--ntasks-per-node=6", gpus=4, nodes=2, workers=8, protocol=protocol)
     assert code == 0, out
     assert f"schemes ['{'ucx' if protocol == 'ucx' else 'tls'}']" in out
-    assert "gpus [('0', '0'), ('0', '1'), ('0', '2'), ('0', '3'), ('1', '0'), ('1', '1'), ('1', '2'), ('1', '3')]" in out
+    assert (
+        "gpus [('0', '0'), ('0', '1'), ('0', '2'), ('0', '3'), ('1', '0'), ('1', '1'), ('1', '2'), ('1', '3')]" in out
+    )
     assert "names 8 workers 8\n" in out and "answer 5050\n" in out
     assert "are idle" not in out and left(bed, home) == []
 

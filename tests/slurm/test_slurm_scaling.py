@@ -1,4 +1,6 @@
-"""Scaling through a real queue: each kind of failure, walltimes, a controller that is away, a client that is killed, worker groups."""
+"""Scaling through a real queue: each kind of failure, walltimes, a controller that is away, a client that is killed,
+worker groups.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_adaptive_brings_jobs_for_work_and_gives_them_back(bed: SlurmBed, until:
         assert adaptive.state.expected_wait is not None and "draining" in adaptive.log[-1][1]
 
 
-def test_a_request_that_slurm_refuses_pauses_adaptive_scaling(bed: SlurmBed, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_slurm_refuses_pauses_adaptive_scaling(
+    bed: SlurmBed, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hpcgpu.scaling.failures._BACKOFF", (0.0,) * 5)
     with SlurmGPUCluster(**CPU) as cluster, Client(cluster) as client:
         cluster.add_worker_group("odd", gpus_per_node=0, constraint="nope", resources={"ODD": 1})
@@ -110,7 +114,9 @@ def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, unt
         ]
         with told(r"preempted: a job of higher priority preempted it(.|\n)*hpcgpu replaces it"):
             blocker = subprocess.run(urgent, check=True, capture_output=True, text=True).stdout.strip()
-            until(lambda: job.name not in cluster.workers and cluster.workers, "another job takes its place", timeout=250)
+            until(
+                lambda: job.name not in cluster.workers and cluster.workers, "another job takes its place", timeout=250
+            )
         cluster.wait_for_workers(1)
         Event("go", client=client).set()
         assert future.result(timeout=250) != job.name
@@ -142,7 +148,11 @@ def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, 
         try:
             with told(r"node_fail: its node failed"):
                 bed.node_down(node)
-                until(lambda: job.name not in cluster.workers and cluster.workers, "another job takes its place", timeout=250)
+                until(
+                    lambda: job.name not in cluster.workers and cluster.workers,
+                    "another job takes its place",
+                    timeout=250,
+                )
             cluster.wait_for_workers(1)
             cluster.sync(cluster.reconciler.state.poll)
             [other] = cluster.workers.values()
@@ -154,7 +164,9 @@ def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, 
             bed.node_up(node)
 
 
-def test_a_controller_that_is_away_loses_no_job_and_doubles_none(bed: SlurmBed, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_is_away_loses_no_job_and_doubles_none(
+    bed: SlurmBed, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hpcgpu.scaling.failures._BACKOFF", (0.0, 1.0, 1.0, 1.0, 1.0))
     with SlurmGPUCluster(**CPU) as cluster, Client(cluster) as client:
         adaptive = cluster.adapt(maximum_jobs=2, **ADAPT | {"idle_timeout": "10m"})
@@ -180,7 +192,8 @@ def test_answers_of_squeue_that_cannot_be_change_nothing(
     wrapper.write_text(
         f"#!/bin/sh\ncase $(cat {fault} 2>/dev/null) in\n"
         f'slow) sleep 20; echo xxxxxx >> {tmp_path}/seen; exec {real} "$@";;\n'
-        f'empty) echo x >> {tmp_path}/seen; exit 0;;\ncut) {real} "$@" | cut -c1-9; echo x >> {tmp_path}/seen;;\n*) exec {real} "$@";;\nesac\n'
+        f'empty) echo x >> {tmp_path}/seen; exit 0;;\ncut) {real} "$@" | cut -c1-9; echo '
+        f'x >> {tmp_path}/seen;;\n*) exec {real} "$@";;\nesac\n'
     )
     wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -191,14 +204,20 @@ def test_answers_of_squeue_that_cannot_be_change_nothing(
             (tmp_path / "seen").write_text("")
             fault.write_text(kind)
             until(
-                lambda: cluster.loop.add_callback(cluster.reconciler.state.poll_now.set) or len((tmp_path / "seen").read_text()) >= 6,
+                lambda: (
+                    cluster.loop.add_callback(cluster.reconciler.state.poll_now.set)
+                    or len((tmp_path / "seen").read_text()) >= 6
+                ),
                 "three such answers",
             )
             assert client.submit(sum, [1, 2], pure=False).result() == 3
             assert cluster.status.name == "running" and len(cluster.workers) == 1
         fault.unlink()
         until(
-            lambda: cluster.loop.add_callback(cluster.reconciler.state.poll_now.set) or {j.state for j in cluster.jobs} == {"running"},
+            lambda: (
+                cluster.loop.add_callback(cluster.reconciler.state.poll_now.set)
+                or {j.state for j in cluster.jobs} == {"running"}
+            ),
             "all is as it was",
         )
         assert len(submits(cluster)) == 1
@@ -218,8 +237,13 @@ def test_when_the_client_is_killed_both_kinds_of_job_end_by_themselves(bed: Slur
 
 
 def test_groups_ask_for_what_they_need(bed: SlurmBed, until: Until) -> None:
-    with SlurmGPUCluster(**CPU | {"gpus_per_node": 2, "gpu_type": "a100"}, jobs=1) as cluster, Client(cluster) as client:
-        cluster.add_worker_group("big", gpus_per_node=0, cores=2, memory="2GB", queue="shared", jobs=1, resources={"MEMORY": 100e9})
+    with (
+        SlurmGPUCluster(**CPU | {"gpus_per_node": 2, "gpu_type": "a100"}, jobs=1) as cluster,
+        Client(cluster) as client,
+    ):
+        cluster.add_worker_group(
+            "big", gpus_per_node=0, cores=2, memory="2GB", queue="shared", jobs=1, resources={"MEMORY": 100e9}
+        )
         script = (cluster.directory.path / "worker-big.sbatch").read_text()
         assert "#SBATCH --partition=shared" in script and "--gres" not in script
         cluster.wait_for_workers(3)
@@ -227,4 +251,7 @@ def test_groups_ask_for_what_they_need(bed: SlurmBed, until: Until) -> None:
         assert client.submit(where, resources={"MEMORY": 70e9}, pure=False).result() == f"{cluster.name}-1"
         assert client.submit(where, resources={"GPU": 1}, pure=False).result().startswith(f"{cluster.name}-0-")
         cluster.delete_worker_group("big")
-        until(lambda: sorted(in_queue(bed)) == sorted([f"{cluster.name}-scheduler", f"{cluster.name}-0"]), "its job is given up")
+        until(
+            lambda: sorted(in_queue(bed)) == sorted([f"{cluster.name}-scheduler", f"{cluster.name}-0"]),
+            "its job is given up",
+        )

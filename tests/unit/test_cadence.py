@@ -9,7 +9,9 @@ import pytest
 from hpcgpu.batch.cadence import Cadence, pause
 
 
-def polls(cadence: Cadence, states: dict[str, str], *, begin: float, seconds: float, waiting: bool = True) -> list[float]:
+def polls(
+    cadence: Cadence, states: dict[str, str], *, begin: float, seconds: float, waiting: bool = True
+) -> list[float]:
     """Poll whenever it is due, with these states as the answer; return when."""
     times, now = [], max(begin, cadence.next_poll)
     while now < begin + seconds:

@@ -48,7 +48,10 @@ def test_when_too_many_strangers_are_silent_the_oldest_are_disconnected(
 ) -> None:
     monkeypatch.setattr(check, "_PEER_TIMEOUT", 600.0)
     with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(4 * check._SILENT)]
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            for _ in range(4 * check._SILENT)
+        ]
         assert not meet(directory, port).unreachable
         for stranger in strangers[: 3 * check._SILENT]:
             assert stranger.recv(1) == b"", "disconnected"
@@ -58,7 +61,9 @@ def test_when_too_many_strangers_are_silent_the_oldest_are_disconnected(
                 stranger.recv(1)
 
 
-def test_a_peer_that_is_slow_or_gone_ends_nothing(directory: ClusterDirectory, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_is_slow_or_gone_ends_nothing(
+    directory: ClusterDirectory, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(check, "_PEER_TIMEOUT", 0.1)
     for said in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01"):
         with socket.create_connection(("127.0.0.1", port)) as gone:

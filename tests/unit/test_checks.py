@@ -43,7 +43,13 @@ def seen(kind: str = "worker", **changes: Any) -> Seen:
         "job": "17",
         "host": "n3",
         "python": "/opt/env/bin/python",
-        "environment": {"python": "3.12.4", "GPU": "A100", "GPU memory": "40 GiB", "driver": "580", "CUDA of the driver": "13.0"},
+        "environment": {
+            "python": "3.12.4",
+            "GPU": "A100",
+            "GPU memory": "40 GiB",
+            "driver": "580",
+            "CUDA of the driver": "13.0",
+        },
         "visible": "0,1,2,3",
         "gpus_on_node": 4,
         "transport": asdict(decide(INFINIBAND, "auto", None, gpu=True)),
@@ -83,7 +89,9 @@ def test_a_healthy_job_is_ok_in_every_line() -> None:
         ({"environment": {"python": "3.12.4"}}, "driver", "failure", "NVML"),
     ],
 )
-def test_what_is_wrong_in_a_job_is_told_with_what_to_do(changes: dict[str, Any], what: str, grade: str, said: str) -> None:
+def test_what_is_wrong_in_a_job_is_told_with_what_to_do(
+    changes: dict[str, Any], what: str, grade: str, said: str
+) -> None:
     line = found(seen(**changes))[what]
     assert line.grade == grade and said in line.found
     assert line.advice or line.grade == "ok" or what == "GPUs", "the GPUs' own words say what to do"
@@ -113,7 +121,9 @@ def test_a_job_that_was_seen_too_late_is_not_called_unreachable() -> None:
 def test_a_scheduler_that_may_open_few_files_is_a_warning() -> None:
     line = found(seen("scheduler", open_files=1024))["open files"]
     assert (line.grade, line.found) == ("warning", "at most 1024") and "ulimit -n" in line.advice
-    assert "open files" not in found(seen("scheduler", open_files=-1)) and "open files" not in found(seen(open_files=1024))
+    assert "open files" not in found(seen("scheduler", open_files=-1)) and "open files" not in found(
+        seen(open_files=1024)
+    )
 
 
 def test_infiniband_that_is_not_used_is_a_warning_with_the_reason() -> None:
@@ -125,9 +135,10 @@ def test_infiniband_that_is_not_used_is_a_warning_with_the_reason() -> None:
     assert lines["fabric"].grade == "warning", "UCX that was asked for, and then runs over TCP"
     lines = found(seen(transport=asdict(decide(INFINIBAND, "tcp", None, gpu=True))))
     assert lines["fabric"].advice == "the InfiniBand of this node is not used: protocol asks for TCP"
-    assert found(seen(node=asdict(Node()), transport=asdict(decide(Node(), "auto", None, gpu=True))))["fabric"].grade == "ok", (
-        "there is none"
-    )
+    assert (
+        found(seen(node=asdict(Node()), transport=asdict(decide(Node(), "auto", None, gpu=True))))["fabric"].grade
+        == "ok"
+    ), "there is none"
 
 
 def test_a_scheduler_on_a_lesser_network_than_the_workers_is_a_warning() -> None:
@@ -149,7 +160,9 @@ def test_clocks_may_differ_by_a_minute() -> None:
 def test_a_job_that_told_nothing_is_one_failure() -> None:
     job = Seen("scheduler")
     job.trouble = "job 7 will never start: PartitionTimeLimit"
-    assert list(judge(job, 1)) == [Line("scheduler job", "job", "failure", "job 7 will never start: PartitionTimeLimit")]
+    assert list(judge(job, 1)) == [
+        Line("scheduler job", "job", "failure", "job 7 will never start: PartitionTimeLimit")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +190,10 @@ def test_a_worker_s_node_without_the_scheduler_s_fabric_is_a_failure() -> None:
 def test_differences_of_software_are_lines() -> None:
     here = {"python": "3.12.4", "dask": "1"}
     [dask] = environment_lines(software.compare(here, here | {"dask": "2"}, {"worker": here | {"dask": "2"}}))
-    assert (dask.grade, dask.found) == ("failure", "login 1, scheduler 2, worker 2") and "install one version" in dask.advice
+    assert (dask.grade, dask.found) == (
+        "failure",
+        "login 1, scheduler 2, worker 2",
+    ) and "install one version" in dask.advice
     [told] = environment_lines(software.compare(here, None, {"worker": here | {"dask": "2"}}))
     assert told.found == "login 1, worker 2", "the scheduler job may have said nothing"
     [same] = environment_lines(software.compare(here, here, {"worker": here}))
@@ -196,15 +212,22 @@ def test_differences_of_software_are_lines() -> None:
         (("gpu,small", "t4", 4), "failure", "a node has fewer GPUs than gpus_per_node=4: write 1"),
     ],
 )
-def test_options_are_compared_with_the_queues_that_have_gpus(arguments: tuple[str | None, str | None, int], grade: str, said: str) -> None:
+def test_options_are_compared_with_the_queues_that_have_gpus(
+    arguments: tuple[str | None, str | None, int], grade: str, said: str
+) -> None:
     queue, gpu_type, wanted = arguments
-    line = judge_queues([Queue("gpu", 4, 64, 256000, "a100"), Queue("small", 1, 8, 32000, "t4")], queue, gpu_type, wanted=wanted)
+    line = judge_queues(
+        [Queue("gpu", 4, 64, 256000, "a100"), Queue("small", 1, 8, 32000, "t4")], queue, gpu_type, wanted=wanted
+    )
     assert line.grade == grade and said in line.advice and "gpu: 4 x a100 a node" in line.found
 
 
 def test_names_and_numbers_of_gpus_are_understood_as_the_queue_does() -> None:
     mixed = [Queue("gpu", 14, 64, 1, "a100_1g.5gb", others=2), Queue("gpu", 2, 64, 1, "a100", others=14)]
-    assert judge_queues(mixed, "gpu", "a100", wanted=2).grade == "ok" and judge_queues(mixed, "gpu", None, wanted=16).grade == "ok"
+    assert (
+        judge_queues(mixed, "gpu", "a100", wanted=2).grade == "ok"
+        and judge_queues(mixed, "gpu", None, wanted=16).grade == "ok"
+    )
     assert judge_queues(mixed, "gpu", "a100", wanted=3).advice.endswith("write 2")
     aliases = [PBSQueue("", 4, 64, 1, '"A100,cc80"'), PBSQueue("", 4, 64, 2, '"A100,cc80"')]
     line = judge_queues(aliases, None, "cc80", wanted=4, route=True)
@@ -229,7 +252,9 @@ def mine(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_directories_that_others_can_write_to_are_named(mine: Path) -> None:
-    assert [line.grade for line in directory_lines(mine, shared=False)] == ["ok", "ok"], "the directory of temporary files is sticky"
+    assert [line.grade for line in directory_lines(mine, shared=False)] == ["ok", "ok"], (
+        "the directory of temporary files is sticky"
+    )
     mine.parent.chmod(0o777)
     [_, line] = directory_lines(mine, shared=False)
     assert line.grade == "failure" and str(mine.parent) in line.found and f"chmod o-w {mine.parent}" in line.advice
@@ -256,7 +281,9 @@ def test_a_filesystem_of_one_machine_is_a_warning_where_others_must_see_it() -> 
 def test_lines_are_a_table_and_json() -> None:
     line = Line("login", "queue", "failure", "no", "do this")
     assert text([line], 1000).splitlines()[1].split() == ["login", "queue", "failure", "no", "->", "do", "this"]
-    assert as_json([line]) == [{"where": "login", "what": "queue", "grade": "failure", "found": "no", "advice": "do this"}]
+    assert as_json([line]) == [
+        {"where": "login", "what": "queue", "grade": "failure", "found": "no", "advice": "do this"}
+    ]
 
 
 class Forgetful(LocalQueue):
@@ -284,7 +311,9 @@ def test_jobs_that_the_queue_forgets_end_the_check(tmp_path: Path, monkeypatch: 
     assert all("the queue no longer knows job" in line.found and "No log at" in line.found for line in result.lines)
 
 
-def test_a_queue_that_is_away_at_the_end_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_is_away_at_the_end_is_said_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jobs, "time", Clock())
     options = resolve("local", {"gpus_per_node": 0, "cluster_directory": str(tmp_path / "clusters")})
     result = jobs.check_jobs(options, Forgetful(tmp_path / "queue", answers=3), quiet=True, timeout=25.0)
@@ -297,10 +326,15 @@ def test_a_release_that_was_not_tested_is_a_warning_with_the_range() -> None:
     dask = TESTED["dask"]
     assert not list(untested_lines({"dask": dask.highest, "distributed": TESTED["distributed"].lowest, "numpy": "1.0"}))
     [line] = untested_lines({"dask": "2999.1.0", "distributed": TESTED["distributed"].highest})
-    assert line.grade == "warning" and line.found == f"dask 2999.1.0: hpcgpu is tested with {dask.lowest} to {dask.highest}"
+    assert (
+        line.grade == "warning"
+        and line.found == f"dask 2999.1.0: hpcgpu is tested with {dask.lowest} to {dask.highest}"
+    )
     assert "try again with a release that is tested" in line.advice
 
 
-@pytest.mark.parametrize(("version", "inside"), [("2.9.9", False), ("2.10.0", True), ("2.10.0a3", True), ("10.1", True), ("10.1.1", False)])
+@pytest.mark.parametrize(
+    ("version", "inside"), [("2.9.9", False), ("2.10.0", True), ("2.10.0a3", True), ("10.1", True), ("10.1.1", False)]
+)
 def test_releases_are_compared_by_their_numbers(version: str, inside: bool) -> None:
     assert Release("2.10.0", "10.1.0").holds(version) is inside

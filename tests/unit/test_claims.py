@@ -80,8 +80,12 @@ def test_of_four_starts_of_one_name_exactly_one_wins(tmp_path: Path, ends: str) 
             process.join(60)
             process.kill()
     directories = {path.name: ClusterDirectory(path) for path in tmp_path.iterdir()}
-    assert sorted(directory.token() for directory in directories.values()) == sorted(tokens), "each is kept, and nothing else is there"
-    assert [name for name, directory in directories.items() if directory.tls.exists()] == ["demo"], "the credentials of the others are gone"
+    assert sorted(directory.token() for directory in directories.values()) == sorted(tokens), (
+        "each is kept, and nothing else is there"
+    )
+    assert [name for name, directory in directories.items() if directory.tls.exists()] == ["demo"], (
+        "the credentials of the others are gone"
+    )
 
 
 def claim_and_die(path: Path, step: int) -> None:

@@ -44,7 +44,10 @@ def test_the_help_of_render_depends_on_its_argument() -> None:
             ["config", "--system", "slurm", "--pbs-shape", "flat"],
             "--pbs-shape is an option of PBS jobs, and Slurm does not have it: remove it",
         ),
-        (["config", "--system", "pbs", "--qos", "high"], "--qos is an option of Slurm jobs: PBS has none; many sites have a queue instead"),
+        (
+            ["config", "--system", "pbs", "--qos", "high"],
+            "--qos is an option of Slurm jobs: PBS has none; many sites have a queue instead",
+        ),
         (["config", "--profile", "puhti", "--account", "x", "--place", "scatter"], "place is an option of PBS jobs"),
         (["config", "--system", "slurm", "--quue", "x"], "No such option"),
         (["config", "--system", "slrum"], "'slrum' is not one of 'auto'"),
@@ -57,7 +60,16 @@ def test_an_option_of_another_system_is_refused_with_the_system_that_has_it(argu
 
 def test_options_of_one_system_reach_its_scripts(tmp_path: Path) -> None:
     code, text = hpcgpu(
-        "render", "pbs", "-o", str(tmp_path / "demo"), "--place", "scatter", "--resource-list", "a=b", "--scheduler", "place=excl"
+        "render",
+        "pbs",
+        "-o",
+        str(tmp_path / "demo"),
+        "--place",
+        "scatter",
+        "--resource-list",
+        "a=b",
+        "--scheduler",
+        "place=excl",
     )
     assert code == 0, text
     assert "-l place=scatter" in (tmp_path / "demo" / "worker.pbs").read_text()

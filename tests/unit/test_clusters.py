@@ -84,7 +84,12 @@ def test_what_a_contact_and_a_manager_say_is_text(directory: ClusterDirectory) -
     contact = Contact(token=directory.token(), job_id="7", workers=evil, client=evil, fabric=evil * 10**6)
     directory.publish(contact)
     found = directory.contact()
-    assert found is not None and found.client == r"\x1b[2J\u202e" and found.fabric.isprintable() and len(found.fabric) <= 2000
+    assert (
+        found is not None
+        and found.client == r"\x1b[2J\u202e"
+        and found.fabric.isprintable()
+        and len(found.fabric) <= 2000
+    )
     assert str(directory.take_over(f"program {evil}")) and str(directory.manager()) == r"program \x1b[2J\u202e"
     for damaged in ("[]", "7", '"x"', '{"token": 1}'):
         (directory.path / "contact.json").write_text(damaged)
@@ -98,7 +103,9 @@ def test_a_job_that_only_has_its_epilog_left_does_not_keep_a_cluster(directory: 
     assert directory.closed
 
 
-def test_a_submit_that_a_killed_client_began_is_waited_for(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submit_that_a_killed_client_began_is_waited_for(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory.intend("demo-1", "worker")
     queue: Any = Queue(forgets=set())
     queue.find = lambda name: ["8"] if name == "demo-1" and queue.asked >= 5 else []
@@ -116,7 +123,10 @@ def test_a_submit_that_a_killed_client_began_is_waited_for(directory: ClusterDir
 def test_a_name_that_two_managers_used_hides_no_job(directory: ClusterDirectory) -> None:
     directory.intend("demo-0", "worker")  # of a manager that had been taken over
     directory.refused("demo-0")
-    assert [(s.name, s.job_id, s.refused) for s in directory.submits()] == [("demo-0", "7", False), ("demo-0", None, True)]
+    assert [(s.name, s.job_id, s.refused) for s in directory.submits()] == [
+        ("demo-0", "7", False),
+        ("demo-0", None, True),
+    ]
     queue: Any = Queue(forgets=set())
     assert [job.job_id for job in live_jobs(directory, queue)] == ["7"]
 
@@ -127,8 +137,12 @@ def test_a_refusal_does_not_hide_a_job_that_has_an_id(directory: ClusterDirector
 
 
 def worker_job(directory: ClusterDirectory, gpus: int = 1) -> WorkerJob:
-    registry = Registry("demo", Dispatcher(LocalQueue(directory.path / "queue", gpus=1), directory, 1), directory.logs, 2)
-    group = registry.add_group("default", resolve("slurm", {"gpus_per_node": gpus}).worker, directory.path / "worker.sbatch")
+    registry = Registry(
+        "demo", Dispatcher(LocalQueue(directory.path / "queue", gpus=1), directory, 1), directory.logs, 2
+    )
+    group = registry.add_group(
+        "default", resolve("slurm", {"gpus_per_node": gpus}).worker, directory.path / "worker.sbatch"
+    )
     job = registry.plan(group)
     job.has_id("7")
     return job
@@ -190,7 +204,9 @@ def test_a_job_that_lost_a_worker_for_good_can_still_be_idle(directory: ClusterD
     assert job.work.idle_since == 2.0
 
 
-def test_a_scheduler_job_that_the_queue_forgot_is_gone(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_job_that_the_queue_forgot_is_gone(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory.intend("demo-scheduler", "scheduler")
     directory.submitted("demo-scheduler", "9")
     monkeypatch.setattr(connection, "time", Clock())
@@ -198,7 +214,8 @@ def test_a_scheduler_job_that_the_queue_forgot_is_gone(directory: ClusterDirecto
     queue.ended = lambda job_ids: {}
     monkeypatch.setattr(connection, "batch_of", lambda directory: queue)
     with pytest.raises(
-        ClusterError, match=r"the scheduler of cluster demo is gone: scheduler job 9 .*the queue has not known it for \d\d s.*Log: "
+        ClusterError,
+        match=r"the scheduler of cluster demo is gone: scheduler job 9 .*the queue has not known it for \d\d s.*Log: ",
     ):
         connection.wait_for_contact(directory, quiet=True)
 
@@ -212,7 +229,12 @@ def test_the_journal_knows_which_jobs_are_not_wanted_any_more_and_how_many_are(t
     directory.cancel(["demo-1", "demo-2"])
     directory.keep(["demo-2"])  # it had started already
     directory.intend("demo-1", "worker")  # another job of that name
-    assert [(s.job_id, s.cancelled) for s in directory.submits()] == [("1", True), ("0", False), ("2", False), (None, False)]
+    assert [(s.job_id, s.cancelled) for s in directory.submits()] == [
+        ("1", True),
+        ("0", False),
+        ("2", False),
+        (None, False),
+    ]
     assert directory.sizes() == {"default": 1}
     directory.resize("default", None)  # the work decides from now on
     assert directory.sizes() == {"default": None}
@@ -258,7 +280,9 @@ class Tells:
 @pytest.fixture
 def lone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterDirectory:
     """A cluster of a program that has ended, and of a job that has ended by the accounting."""
-    directory = claims.claim(tmp_path / "lone", lambda earlier: [], system="slurm", complete=lambda draft: draft.tls.mkdir())
+    directory = claims.claim(
+        tmp_path / "lone", lambda earlier: [], system="slurm", complete=lambda draft: draft.tls.mkdir()
+    )
     directory.intend("lone", "scheduler")
     directory.submitted("lone", "5")
     record = directory.take_over("a program")
@@ -274,7 +298,9 @@ def tells(monkeypatch: pytest.MonkeyPatch, queue: Any) -> None:
 
 def elsewhere(directory: ClusterDirectory) -> None:
     """Its program is on another machine."""
-    (directory.path / "manager-000001.json").write_text(json.dumps({"program": "p", "host": "login2", "process": [1, 1]}))
+    (directory.path / "manager-000001.json").write_text(
+        json.dumps({"program": "p", "host": "login2", "process": [1, 1]})
+    )
 
 
 def listed(directory: ClusterDirectory, now: float = 0.0) -> list[lookup.Found]:
@@ -318,7 +344,9 @@ def test_a_scheduler_that_answers_proves_that_its_cluster_lives(lone: ClusterDir
         assert len(listed(lone)) == 1 and not lone.closed
 
 
-@pytest.mark.parametrize("ended", [{}, {"another": "completed"}, {"lone": "unknown"}], ids=["nothing", "of another name", "no state"])
+@pytest.mark.parametrize(
+    "ended", [{}, {"another": "completed"}, {"lone": "unknown"}], ids=["nothing", "of another name", "no state"]
+)
 @pytest.mark.parametrize("program", ["elsewhere", "ended here"])
 def test_a_job_that_nobody_knows_keeps_its_cluster_and_its_name(
     lone: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, ended: dict[str, str], program: str
@@ -330,7 +358,9 @@ def test_a_job_that_nobody_knows_keeps_its_cluster_and_its_name(
     assert not lone.closed and lone.tls.is_dir()
     if "lone" not in ended:
         assert "does not know its jobs 5" in one.trouble and "run: hpcgpu stop lone" in one.trouble
-    with pytest.raises(ClusterExists, match=r"a cluster named 'lone' .*( run: hpcgpu stop lone|its jobs 5 are in the queue)"):
+    with pytest.raises(
+        ClusterExists, match=r"a cluster named 'lone' .*( run: hpcgpu stop lone|its jobs 5 are in the queue)"
+    ):
         claims.claim(lone.path, starting.alive)
     assert lone.token() and lone.tls.is_dir()
     queue: Any = Tells()
@@ -367,7 +397,9 @@ def test_a_cluster_that_was_stopped_half_way_is_kept_while_nobody_knows_its_jobs
     assert len(listed(lone, now=3600.0)) == 1 and not lone.closed
 
 
-def test_the_embedded_queue_is_believed_on_its_own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lone: ClusterDirectory) -> None:
+def test_the_embedded_queue_is_believed_on_its_own_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lone: ClusterDirectory
+) -> None:
     queue = Tells()
     queue.remembers = True
     tells(monkeypatch, queue)
@@ -380,7 +412,9 @@ def test_the_embedded_queue_is_believed_on_its_own_machine(tmp_path: Path, monke
     assert listed(lone) == [] and lone.closed
 
 
-def test_a_cluster_that_was_renamed_is_listed_while_it_has_jobs(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_was_renamed_is_listed_while_it_has_jobs(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue: Any = Queue(forgets=set())
     monkeypatch.setattr(lookup, "batch_system", lambda name: queue)
     (directory.path / "worker.sbatch").touch()
@@ -395,5 +429,8 @@ def test_a_closed_cluster_is_not_among_those_that_there_are(tmp_path: Path) -> N
     for name in ("open", "shut"):
         claims.claim(tmp_path / name, lambda submits: [])
     ClusterDirectory(tmp_path / "shut").close()
-    with dask.config.set({"hpcgpu": {"cluster-directory": str(tmp_path)}}), pytest.raises(NoCluster, match=r"Existing clusters: open$"):
+    with (
+        dask.config.set({"hpcgpu": {"cluster-directory": str(tmp_path)}}),
+        pytest.raises(NoCluster, match=r"Existing clusters: open$"),
+    ):
         locate("other")

@@ -37,7 +37,11 @@ def test_the_template_without_its_comment_marks_sets_every_option_to_its_default
 
     config = uncommented()
     section = config["hpcgpu"]
-    expected = {name.replace("_", "-") for cls in (ClusterOptions, WorkerOptions) for name in names(cls)} | {"scheduler", "slurm", "pbs"}
+    expected = {name.replace("_", "-") for cls in (ClusterOptions, WorkerOptions) for name in names(cls)} | {
+        "scheduler",
+        "slurm",
+        "pbs",
+    }
     assert set(section) == expected
     assert set(section["scheduler"]) == {"dashboard-address"} <= {n.replace("_", "-") for n in names(SchedulerOptions)}
     assert {"qos", "gpu-request"} < set(section["slurm"]) and "pbs-shape" in section["pbs"]
@@ -48,7 +52,9 @@ def test_the_template_without_its_comment_marks_sets_every_option_to_its_default
 
 
 def test_configuration_comes_from_files_and_from_the_environment(tmp_path: Path) -> None:
-    (tmp_path / "hpcgpu.yaml").write_text("hpcgpu: {jobs: 3, slurm: {queue: file, walltime: '01:00:00', scheduler: {queue: small}}}\n")
+    (tmp_path / "hpcgpu.yaml").write_text(
+        "hpcgpu: {jobs: 3, slurm: {queue: file, walltime: '01:00:00', scheduler: {queue: small}}}\n"
+    )
     environ = os.environ | {"DASK_CONFIG": str(tmp_path), "DASK_HPCGPU__SLURM__QUEUE": "environment"}
     done = subprocess.run([sys.executable, "-c", SHOW], env=environ, check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["environment", "3600", "small", "3"]

@@ -60,7 +60,10 @@ class Queue:
 def complete(directory: ClusterDirectory) -> None:
     name = directory.path.name.strip(".").partition("~")[0]
     credentials.create(directory, 3600)
-    saved.write(directory, resolve("slurm", {"name": name, "gpus_per_node": 2, "env": {"A": "b"}, "cluster_directory": "/tmp/nowhere"}))
+    saved.write(
+        directory,
+        resolve("slurm", {"name": name, "gpus_per_node": 2, "env": {"A": "b"}, "cluster_directory": "/tmp/nowhere"}),
+    )
     directory.write("worker.sbatch", "")
     directory.take_over("python (process 1 on login1)")
     directory.detach()
@@ -69,7 +72,9 @@ def complete(directory: ClusterDirectory) -> None:
             directory.intend(job, "scheduler" if "scheduler" in job else "worker")
             directory.submitted(job, job_id)
     directory.request_adapt({"default": {"maximum_jobs": 2}})
-    directory.publish(Contact(token=directory.token(), job_id="7", workers="tls://127.0.0.1:1", client="tls://127.0.0.1:1"))
+    directory.publish(
+        Contact(token=directory.token(), job_id="7", workers="tls://127.0.0.1:1", client="tls://127.0.0.1:1")
+    )
 
 
 @pytest.fixture
@@ -115,7 +120,9 @@ FILES = (
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_damaged_file_costs_its_own_cluster_only(root: Path, queue: Queue, file: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_damaged_file_costs_its_own_cluster_only(
+    root: Path, queue: Queue, file: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     batch: Any = queue
     bad, whole = root / "bad", tmp_path_factory.mktemp("whole") / "bad"
     shutil.copytree(bad, whole)
@@ -165,15 +172,26 @@ def readable(content: bytes) -> bool:
         ),
         ("manager-abc.json", b"{}", ""),
         ("manager-000007.json", b"{", "manager-000007.json is damaged"),
-        ("contact.json", b'{"token": "", "job_id": "", "workers": 1, "client": "y"}', "contact.json is damaged: 'workers' is 1"),
+        (
+            "contact.json",
+            b'{"token": "", "job_id": "", "workers": 1, "client": "y"}',
+            "contact.json is damaged: 'workers' is 1",
+        ),
         ("options.json", b"{}", "the options of cluster 'bad' cannot be read"),
     ],
 )
-def test_what_is_damaged_is_named_and_its_jobs_can_be_stopped(root: Path, queue: Queue, file: str, content: bytes, said: str) -> None:
+def test_what_is_damaged_is_named_and_its_jobs_can_be_stopped(
+    root: Path, queue: Queue, file: str, content: bytes, said: str
+) -> None:
     with (root / "bad" / file).open("ab" if file == "journal.jsonl" else "wb") as damaged:
         damaged.write(content)
     listed = CliRunner().invoke(main, ["list"])
-    assert listed.exit_code == 0 and re.search(said, listed.output) and "9 (running)" in listed.output and "8 (running)" in listed.output
+    assert (
+        listed.exit_code == 0
+        and re.search(said, listed.output)
+        and "9 (running)" in listed.output
+        and "8 (running)" in listed.output
+    )
     shown = CliRunner().invoke(main, ["status", "bad"])
     assert shown.exit_code == 0 and (file == "options.json" or re.search(said, shown.output)), shown.output
     stopped = CliRunner().invoke(main, ["stop", "bad"])
@@ -205,7 +223,9 @@ def embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
 
 
 @pytest.mark.parametrize("file", ["queue.json", "last-id", "jobs/2.json", "jobs/2.env", "jobs/2.sh"])
-def test_a_damaged_file_of_the_embedded_queue_costs_its_own_job_only(embedded: LocalQueue, tmp_path: Path, file: str) -> None:
+def test_a_damaged_file_of_the_embedded_queue_costs_its_own_job_only(
+    embedded: LocalQueue, tmp_path: Path, file: str
+) -> None:
     whole, there = tmp_path / "whole", embedded.directory
     shutil.copytree(there, whole)
     for content in damages((there / file).read_bytes()):
@@ -227,13 +247,23 @@ def test_a_job_of_the_embedded_queue_whose_record_is_damaged_is_ended_and_says_w
     (embedded.directory / "jobs" / "notes.json").touch()
     (embedded.directory / "jobs" / "notes.env").touch()
     status = embedded.poll(["2"])["2"]
-    assert status.state is JobState.FAILED and "jobs/2.json is damaged or missing, so the queue ended the job" in status.reason
+    assert (
+        status.state is JobState.FAILED
+        and "jobs/2.json is damaged or missing, so the queue ended the job" in status.reason
+    )
 
 
 def test_what_is_read_has_the_shape_that_was_written() -> None:
     job = {"job_id": "1", "name": "a", "output": "o", "cwd": "/", "state": "running", "devices": ["0"], "start": 5}
     assert parse(json.dumps(job).encode(), JobRecord, "it").start == 5.0
-    for name, value in {"state": "gone", "devices": [0], "start": True, "name": None, "supervisor": "1", "walltime": 1e300}.items():
+    for name, value in {
+        "state": "gone",
+        "devices": [0],
+        "start": True,
+        "name": None,
+        "supervisor": "1",
+        "walltime": 1e300,
+    }.items():
         with pytest.raises(Damaged, match="it is damaged: "):
             parse(json.dumps({**job, name: value}).encode(), JobRecord, "it")
     for text in (b"", b"[" * 100_000, b"NaN", b"\xff", b"9" * 10_000, b'{"job_id": "\\ud800"}', b"null"):
@@ -241,7 +271,9 @@ def test_what_is_read_has_the_shape_that_was_written() -> None:
             parse(text, JobRecord, "it")
 
 
-@pytest.mark.parametrize("content", ['{"default": {"maximum_jobs": "2"}}', '{"default": {"maximum_jobs": [2]}}', '{"default": 3}', "[]"])
+@pytest.mark.parametrize(
+    "content", ['{"default": {"maximum_jobs": "2"}}', '{"default": {"maximum_jobs": [2]}}', '{"default": 3}', "[]"]
+)
 def test_a_request_to_adapt_of_another_shape_is_damage_and_is_not_followed(root: Path, content: str) -> None:
     directory = ClusterDirectory(root / "good")
     assert directory.adapt() == {"default": {"maximum_jobs": 2}}

@@ -83,20 +83,30 @@ def ask(port: int, path: str, method: str = "GET", body: Any = None, **headers: 
         return Reply(answer.status, answer.headers, b"" if answer.status == 101 else answer.read())
 
 
-UPGRADE = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Version": "13", "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+UPGRADE = {
+    "Upgrade": "websocket",
+    "Connection": "Upgrade",
+    "Sec_WebSocket_Version": "13",
+    "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
 
 
 @pytest.mark.parametrize(
-    "headers", [{}, UPGRADE, {"Authorization": "token wrong"}, {"Authorization": "token "}, {"Authorization": "Bearer é"}]
+    "headers",
+    [{}, UPGRADE, {"Authorization": "token wrong"}, {"Authorization": "token "}, {"Authorization": "Bearer é"}],
 )
-@pytest.mark.parametrize("path", ["/status", "/ws", "/sitemap.json", "/none", "/status?token=", "/status?token=wrong", "/status?token=%ff"])
+@pytest.mark.parametrize(
+    "path", ["/status", "/ws", "/sitemap.json", "/none", "/status?token=", "/status?token=wrong", "/status?token=%ff"]
+)
 def test_without_the_token_no_handler_is_reached(port: int, path: str, headers: dict[str, str]) -> None:
     answer = ask(port, path, **headers)
     assert answer.status == 403 and b"hpcgpu dashboard NAME" in answer.body
     assert answer.headers["Connection"] == "close" and not _Page.asked
 
 
-@pytest.mark.parametrize("path", ["//health", "/health/", "/health/../status", "/status#/health", "/%68ealth/../status", "/health;/status"])
+@pytest.mark.parametrize(
+    "path", ["//health", "/health/", "/health/../status", "/status#/health", "/%68ealth/../status", "/health;/status"]
+)
 def test_what_looks_like_health_is_no_way_around(port: int, path: str) -> None:
     assert ask(port, path).status == 403 and not _Page.asked
 
@@ -156,7 +166,9 @@ def test_the_redirect_leads_to_this_server_whatever_the_path(port: int, director
         assert location.startswith("./") and "/" not in location[2:]
 
 
-def test_a_cluster_without_a_token_shows_nothing_at_all(port: int, directory: ClusterDirectory, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cluster_without_a_token_shows_nothing_at_all(
+    port: int, directory: ClusterDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
     directory.remove_secrets()
     server = HTTPServer(RoutingApplication([]))
     guard(server, directory)
@@ -175,7 +187,11 @@ def test_the_plain_link_has_no_token_and_the_other_has(directory: ClusterDirecto
     contact = Contact(token="", job_id="1", workers="", client="", dashboard="10.0.0.1:8787")
     assert link(contact) == "http://10.0.0.1:8787/status"
     opened = urlsplit(link_with_token(directory, contact))
-    assert (opened.netloc, opened.path, opened.query) == ("10.0.0.1:8787", "/status", f"token={directory.dashboard_token()}")
+    assert (opened.netloc, opened.path, opened.query) == (
+        "10.0.0.1:8787",
+        "/status",
+        f"token={directory.dashboard_token()}",
+    )
     assert link(None) == link_with_token(directory, None) == ""
     directory.remove_secrets()
     assert link_with_token(directory, contact) == link(contact)

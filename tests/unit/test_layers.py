@@ -66,7 +66,9 @@ MODULES = {module(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports(name: str, *, types: bool = True) -> set[str]:
-    """All modules that one imports, wherever in it: the late imports inside functions count. `types`: also those for type checkers alone."""
+    """All modules that one imports, wherever in it: the late imports inside functions count. `types`: also those for
+    type checkers alone.
+    """
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -107,7 +109,11 @@ def test_no_module_imports_a_library_that_its_layer_must_not_know(name: str) -> 
 
 
 def test_of_the_layer_that_sees_clusters_from_outside_only_connect_needs_distributed() -> None:
-    users = {name for name in INNER if layer(name) == "remote" and any(used.split(".")[0] == "distributed" for used in imports(name))}
+    users = {
+        name
+        for name in INNER
+        if layer(name) == "remote" and any(used.split(".")[0] == "distributed" for used in imports(name))
+    }
     assert users == {"hpcgpu.remote.connection"}
 
 

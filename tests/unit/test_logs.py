@@ -42,7 +42,9 @@ class Queue:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> ClusterDirectory:
-    directory = claims.claim(tmp_path / "demo", lambda earlier: [], system="slurm", complete=lambda draft: draft.tls.mkdir())
+    directory = claims.claim(
+        tmp_path / "demo", lambda earlier: [], system="slurm", complete=lambda draft: draft.tls.mkdir()
+    )
     directory.intend("demo-0", "worker")
     directory.submitted("demo-0", "7")
     return directory
@@ -67,11 +69,15 @@ def test_it_ends_at_once_where_the_queue_or_the_accounting_says_that_the_jobs_ha
     assert follow(directory, queue, monkeypatch, 3600) == 0
 
 
-def test_a_job_that_nobody_knows_ends_it_after_the_grace_period(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_nobody_knows_ends_it_after_the_grace_period(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert 60 <= follow(directory, Queue(None), monkeypatch, 3600) <= 90
 
 
-def test_an_answer_without_the_job_or_none_at_all_does_not_end_it(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_without_the_job_or_none_at_all_does_not_end_it(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = Queue(JobState.RUNNING, None, BatchUnavailable("down"), JobState.RUNNING)
     assert follow(directory, queue, monkeypatch, 3600) >= 3600
     assert queue.polls < 130, "it asks less often, as nothing changes"

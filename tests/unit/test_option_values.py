@@ -1,4 +1,6 @@
-"""Values of the wrong type, variables in paths, names of other tools: each is refused by name, with what to write instead."""
+"""Values of the wrong type, variables in paths, names of other tools: each is refused by name, with what to write
+instead.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,38 @@ from hpcgpu.runtime.place import expanded
 from hpcgpu.scripts.render import render
 from hpcgpu.store.identity import FORMAT
 
-WRONG: list[Any] = [[], ["a"], [None], [["a"]], {}, {"a": "b"}, {1: 2}, {"a": [1]}, True, False, 1.5, math.nan, math.inf, -1, 0, 10**400]
-WRONG += ["", " ", "3", "1.5", "nan", "a\nb", "9" * 400, "\ud800", b"x", object(), datetime.date(2026, 1, 1), datetime.timedelta(0)]
+WRONG: list[Any] = [
+    [],
+    ["a"],
+    [None],
+    [["a"]],
+    {},
+    {"a": "b"},
+    {1: 2},
+    {"a": [1]},
+    True,
+    False,
+    1.5,
+    math.nan,
+    math.inf,
+    -1,
+    0,
+    10**400,
+]
+WRONG += [
+    "",
+    " ",
+    "3",
+    "1.5",
+    "nan",
+    "a\nb",
+    "9" * 400,
+    "\ud800",
+    b"x",
+    object(),
+    datetime.date(2026, 1, 1),
+    datetime.timedelta(0),
+]
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -66,7 +98,10 @@ def test_no_section_of_a_wrong_type_ends_in_a_traceback(section: str) -> None:
         ({"slurm": {"cores": [4]}}, "dask config hpcgpu.slurm: cores must be a whole number, not [4], such as 4"),
         ({"slurm": {"queue": True}}, "dask config hpcgpu.slurm: queue must be a string, not True: write it in quotes"),
         ({"slurm": {"walltime": 60}}, "dask config hpcgpu.slurm: walltime=60 has no unit: write '02:00:00'"),
-        ({"slurm": ["queue"]}, "dask config hpcgpu.slurm must hold options and their values, such as `cores: 4`, not ['queue']"),
+        (
+            {"slurm": ["queue"]},
+            "dask config hpcgpu.slurm must hold options and their values, such as `cores: 4`, not ['queue']",
+        ),
         ({"sge": {"queue": "gpu"}}, "unknown section 'sge': the sections are local, pbs, slurm and scheduler"),
         ({3: 4}, "3 is not the name of an option"),
     ],
@@ -81,11 +116,17 @@ def test_what_is_wrong_in_the_configuration_is_named_with_its_section(config: di
     ("content", "message"),
     [
         ("cores: '4'", "dask config hpcgpu in {file}: cores must be a whole number, not '4'"),
-        ("slurm: {gpu-per-node: 4}", "dask config hpcgpu.slurm in {file}: unknown option 'gpu_per_node': did you mean 'gpus_per_node'?"),
+        (
+            "slurm: {gpu-per-node: 4}",
+            "dask config hpcgpu.slurm in {file}: unknown option 'gpu_per_node': did you mean 'gpus_per_node'?",
+        ),
         ("slurm: {partition: true}", "dask config hpcgpu.slurm in {file}: queue must be a string, not True"),
         ("slurm: [queue]", "dask config hpcgpu.slurm in {file} must hold options and their values"),
         ("scheduler: {cores: x}", "dask config hpcgpu.scheduler in {file}: cores must be a whole number, not 'x'"),
-        ("slurm: {scheduler: {corse: 1}}", "dask config hpcgpu.slurm.scheduler in {file}: unknown option 'corse': did you mean 'cores'?"),
+        (
+            "slurm: {scheduler: {corse: 1}}",
+            "dask config hpcgpu.slurm.scheduler in {file}: unknown option 'corse': did you mean 'cores'?",
+        ),
         ("sge: {queue: gpu}", "dask config hpcgpu in {file}: unknown section 'sge'"),
     ],
 )
@@ -99,7 +140,10 @@ def test_what_is_wrong_in_a_file_is_named_with_the_file(
     other.write_text("distributed: {version: 2}\n")
     paths = [str(site), str(mine)]
     monkeypatch.setattr(dask.config, "paths", paths)
-    with dask.config.set({"hpcgpu": dask.config.collect(paths=paths, env={}).get("hpcgpu")}), pytest.raises(OptionError) as caught:
+    with (
+        dask.config.set({"hpcgpu": dask.config.collect(paths=paths, env={}).get("hpcgpu")}),
+        pytest.raises(OptionError) as caught,
+    ):
         resolve("slurm", {})
     assert message.format(file=mine / "hpcgpu.yaml") in str(caught.value)
 
@@ -109,15 +153,23 @@ def test_what_a_variable_of_the_environment_or_the_program_sets_is_not_put_on_a_
 ) -> None:
     (tmp_path / "hpcgpu.yaml").write_text("hpcgpu: {cores: x}\n")
     monkeypatch.setattr(dask.config, "paths", [str(tmp_path)])
-    with dask.config.set({"hpcgpu.cores": "y"}), pytest.raises(OptionError, match=r"^dask config hpcgpu: cores must be"):
+    with (
+        dask.config.set({"hpcgpu.cores": "y"}),
+        pytest.raises(OptionError, match=r"^dask config hpcgpu: cores must be"),
+    ):
         resolve("slurm", {})
     monkeypatch.setenv("DASK_HPCGPU__CORES", "y")
-    with dask.config.set({"hpcgpu.cores": "y"}), pytest.raises(OptionError, match=r"^dask config hpcgpu in the environment: cores must be"):
+    with (
+        dask.config.set({"hpcgpu.cores": "y"}),
+        pytest.raises(OptionError, match=r"^dask config hpcgpu in the environment: cores must be"),
+    ):
         resolve("slurm", {})
 
 
 def test_a_positional_argument_is_refused_by_what_to_write() -> None:
-    with pytest.raises(OptionError, match=r"SlurmGPUCluster takes options by their names: write SlurmGPUCluster\(name='demo', ...\)"):
+    with pytest.raises(
+        OptionError, match=r"SlurmGPUCluster takes options by their names: write SlurmGPUCluster\(name='demo', ...\)"
+    ):
         SlurmGPUCluster("demo")
 
 
@@ -128,7 +180,12 @@ def test_a_positional_argument_is_refused_by_what_to_write() -> None:
         ("adapt", (0,), {"maximum_jobs": 4}, "write adapt(minimum=0)"),
         ("adapt", (0,), {"minimum": 4}, "write adapt(minimum=...)"),
         ("adapt", (dict,), {"maximum": 4}, "write adapt(minimum=...)"),
-        ("adapt", (), {"maximum": 4, "interval": "10s"}, "there is no argument 'interval': hpcgpu decides whenever something has changed"),
+        (
+            "adapt",
+            (),
+            {"maximum": 4, "interval": "10s"},
+            "there is no argument 'interval': hpcgpu decides whenever something has changed",
+        ),
         ("adapt", (), {"maximum": 4, "wait_count": 3}, "there is no argument 'wait_count': write idle_timeout"),
         ("adapt", (), {"maximum": 4, "Adaptive": dict}, "there is no argument 'Adaptive': "),
         ("adapt", (), {"maximum_job": 4}, "there is no argument 'maximum_job': did you mean 'maximum_jobs'?"),
@@ -148,7 +205,9 @@ def test_arguments_of_scale_and_adapt_that_do_not_exist_are_refused_by_what_to_w
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["worker_command", "config_name", "resource_spec", "job_script_epilogue", "job_cls", "gres", "port"])
+@pytest.mark.parametrize(
+    "name", ["worker_command", "config_name", "resource_spec", "job_script_epilogue", "job_cls", "gres", "port"]
+)
 def test_names_of_other_tools_are_refused_with_what_replaces_them(name: str) -> None:
     with pytest.raises(OptionError) as caught:
         resolve("slurm", {name: "x"})
@@ -170,7 +229,9 @@ def test_every_name_that_the_page_on_dask_jobqueue_lists_is_known_or_refused_wit
 @pytest.mark.parametrize("argument", ["--preload-nanny x", "--dashboard-address :0", "-x y"])
 def test_an_option_of_the_worker_and_its_value_in_one_string_are_refused(argument: str) -> None:
     option, value = argument.split()
-    with pytest.raises(OptionError, match=re.escape(f"holds an option and its value in one: write {option!r}, {value!r}")):
+    with pytest.raises(
+        OptionError, match=re.escape(f"holds an option and its value in one: write {option!r}, {value!r}")
+    ):
         resolve("slurm", {"worker_extra_args": [argument]})
     resolve("slurm", {"worker_extra_args": [option, value, f"{option}={value} and more", "a b"]})
 
@@ -188,7 +249,9 @@ def test_variables_in_paths_are_expanded(name: str, tmp_path: Path, monkeypatch:
         options = resolve("slurm", {name: written})
         assert str(getattr(options.cluster, name, None) or getattr(options.worker, name)) == str(there)
     with dask.config.set({f"hpcgpu.slurm.{name}": "$SCRATCH/there"}):
-        assert str(getattr(resolve("slurm", {}).cluster, name, None) or getattr(resolve("slurm", {}).worker, name)) == str(there)
+        assert str(
+            getattr(resolve("slurm", {}).cluster, name, None) or getattr(resolve("slurm", {}).worker, name)
+        ) == str(there)
     monkeypatch.delenv("SCRATCH")
     for unset in ("$SCRATCH/there", "${SCRATCH}/there"):
         with pytest.raises(OptionError, match=rf"{name}='{re.escape(unset)}': the variable SCRATCH is not set"):
@@ -205,7 +268,9 @@ def test_variables_in_paths_are_expanded(name: str, tmp_path: Path, monkeypatch:
         resolve("slurm", {name: "$SCRATCH/there"})
 
 
-def test_variables_are_expanded_wherever_clusters_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_expanded_wherever_clusters_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SCRATCH", str(tmp_path))
     (tmp_path / "clusters" / "demo").mkdir(parents=True)
     (tmp_path / "clusters" / "demo" / "cluster.json").write_text(f'{{"format": {FORMAT}}}')
@@ -220,7 +285,9 @@ def test_a_directory_of_the_node_is_expanded_in_the_job() -> None:
     assert resolve("slurm", {"local_directory": "$SLURM_TMPDIR/dask"}).worker.local_directory == "$SLURM_TMPDIR/dask"
     assert expanded("$SLURM_TMPDIR/dask", {"SLURM_TMPDIR": "/local/5"}) == "/local/5/dask"
     assert expanded("~/dask", {}) == str(Path.home() / "dask")
-    with pytest.raises(LaunchError, match=r"local_directory='\$SLURM_TMPDIR/dask': the variable SLURM_TMPDIR is not set"):
+    with pytest.raises(
+        LaunchError, match=r"local_directory='\$SLURM_TMPDIR/dask': the variable SLURM_TMPDIR is not set"
+    ):
         expanded("$SLURM_TMPDIR/dask", {})
     with pytest.raises(OptionError, match=r"local_directory=.*\$\$ is a dollar sign"):
         resolve("slurm", {"local_directory": "/tmp/$(id)"})
@@ -235,10 +302,19 @@ def test_groups_of_workers_refuse_values_of_a_wrong_type_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["render", "slurm", "-o", "{tmp}/demo", "--log-directory", "/proc/nothing"], "/proc/nothing: No such file or directory"),
+        (
+            ["render", "slurm", "-o", "{tmp}/demo", "--log-directory", "/proc/nothing"],
+            "/proc/nothing: No such file or directory",
+        ),
         (["start", "demo", "--system", "local", "--config", "{tmp}/binary.yaml"], "binary.yaml is not YAML"),
-        (["start", "demo", "--system", "local", "--config", "{tmp}/wrong.yaml"], "queue must be a string, not True: write it in quotes"),
-        (["start", "demo", "--system", "local", "--cluster-directory", "$NOWHERE/x"], "the variable NOWHERE is not set"),
+        (
+            ["start", "demo", "--system", "local", "--config", "{tmp}/wrong.yaml"],
+            "queue must be a string, not True: write it in quotes",
+        ),
+        (
+            ["start", "demo", "--system", "local", "--cluster-directory", "$NOWHERE/x"],
+            "the variable NOWHERE is not set",
+        ),
         (["start", "demo", "--system", "local", "--profile", "9" * 400], "is not the name of a profile"),
         (["config", "--system", "slurm", "--cores", "0"], "cores must be 1 or more"),
         (["status", "$NOWHERE/x"], "the variable NOWHERE is not set"),

@@ -18,9 +18,16 @@ from hpcgpu.options import values
 
 
 def test_arguments_beat_the_system_s_section_which_beats_the_general_one_which_beats_defaults() -> None:
-    with dask.config.set({"hpcgpu": {"queue": "general", "account": "general", "slurm": {"queue": "section", "walltime": "1h"}}}):
+    with dask.config.set(
+        {"hpcgpu": {"queue": "general", "account": "general", "slurm": {"queue": "section", "walltime": "1h"}}}
+    ):
         options = resolve("slurm", {"walltime": "2h"}).worker
-        assert (options.walltime, options.queue, options.account, options.gpu_request) == (7200, "section", "general", "gres")
+        assert (options.walltime, options.queue, options.account, options.gpu_request) == (
+            7200,
+            "section",
+            "general",
+            "gres",
+        )
         assert resolve("local", {}).worker.queue == "general"
 
 
@@ -100,7 +107,10 @@ def test_what_cannot_be_is_refused_by_name_and_with_advice(given: dict[str, Any]
 @pytest.mark.parametrize("where", ["arguments", "configuration", "worker group", "cli"])
 def test_the_lifetime_of_workers_is_not_set_by_hand(arguments: list[str], where: str, tmp_path: Path) -> None:
     flag = arguments[0].replace("=", " ").split()[0]
-    message = f"worker_extra_args: {flag} is set by hpcgpu, from the walltime of the job: remove it. The option walltime_margin says"
+    message = (
+        f"worker_extra_args: {flag} is set by hpcgpu, from the walltime of the "
+        "job: remove it. The option walltime_margin says"
+    )
     with pytest.raises(OptionError, match=message):
         if where == "configuration":
             with dask.config.set({"hpcgpu.worker-extra-args": arguments}):
@@ -115,13 +125,21 @@ def test_the_lifetime_of_workers_is_not_set_by_hand(arguments: list[str], where:
     assert not (tmp_path / "demo").exists()
 
 
-@pytest.mark.parametrize("argument", ["--no-nanny", "--host", "--disable-infiniband", "--no-rmm-async", "--scheduler-file=x"])
+@pytest.mark.parametrize(
+    "argument", ["--no-nanny", "--host", "--disable-infiniband", "--no-rmm-async", "--scheduler-file=x"]
+)
 def test_arguments_that_hpcgpu_sets_itself_are_refused(argument: str) -> None:
     with pytest.raises(OptionError, match=f"worker_extra_args: {argument.split('=', maxsplit=1)[0]} is set by "):
         resolve("slurm", {"worker_extra_args": [argument]})
 
 
-PBS_OPTIONS = {"select_extra": "a=b", "resource_list": {"a": 1}, "place": "scatter", "pbs_shape": "flat", "pbs_launcher": "mpiexec"}
+PBS_OPTIONS = {
+    "select_extra": "a=b",
+    "resource_list": {"a": 1},
+    "place": "scatter",
+    "pbs_shape": "flat",
+    "pbs_launcher": "mpiexec",
+}
 
 
 @pytest.mark.parametrize("system", ["slurm", "local"])
@@ -130,7 +148,10 @@ def test_options_of_pbs_are_refused_elsewhere(system: str, name: str) -> None:
     refused = f"{name} is an option of PBS jobs, and .* does not have it: remove it"
     with pytest.raises(OptionError, match=refused):
         resolve(system, {name: PBS_OPTIONS[name]})
-    with dask.config.set({"hpcgpu": {name: PBS_OPTIONS[name]}}), pytest.raises(OptionError, match=f"dask config hpcgpu: {refused}"):
+    with (
+        dask.config.set({"hpcgpu": {name: PBS_OPTIONS[name]}}),
+        pytest.raises(OptionError, match=f"dask config hpcgpu: {refused}"),
+    ):
         resolve(system, {})
     with pytest.raises(OptionError, match=f"worker group 'big': {refused}"):
         resolve_group("big", {name: PBS_OPTIONS[name]}, resolve(system, {}))
@@ -143,7 +164,9 @@ def test_the_options_of_one_batch_system_are_not_options_of_another() -> None:
     assert slurm.own().keys() == {"gpu_request", "qos", "reservation", "constraint", "prefer"}
     assert pbs.own().keys() == PBS_OPTIONS.keys()
     assert local.own() == {}
-    with pytest.raises(OptionError, match="qos is an option of Slurm jobs, and the queue embedded in hpcgpu does not have it"):
+    with pytest.raises(
+        OptionError, match="qos is an option of Slurm jobs, and the queue embedded in hpcgpu does not have it"
+    ):
         resolve("local", {"qos": "high"})
 
 
@@ -164,7 +187,10 @@ def test_the_options_of_one_batch_system_are_not_options_of_another() -> None:
         ({"resource_list": {"a": "1,walltime=9:00"}}, "resource_list['a']='1,walltime=9:00' is not allowed"),
         ({"resource_list": ["a=1"]}, "resource_list must be a dict such as"),
         ({"pbs_shape": "round"}, "pbs_shape must be one of 'select', 'flat'"),
-        ({"pbs_shape": "flat", "nodes_per_job": 2}, "nodes_per_job=2 does not work with pbs_shape='flat': request more jobs"),
+        (
+            {"pbs_shape": "flat", "nodes_per_job": 2},
+            "nodes_per_job=2 does not work with pbs_shape='flat': request more jobs",
+        ),
         ({"pbs_shape": "flat", "select_extra": "a=b"}, "select_extra belongs to chunks"),
         ({"pbs_launcher": "mpiexec '"}, "pbs_launcher"),
         ({"pbs_launcher": " "}, "pbs_launcher is empty"),
@@ -178,10 +204,19 @@ def test_what_cannot_be_on_pbs(given: dict[str, Any], message: str) -> None:
 
 
 def test_the_scheduler_job_of_pbs_inherits_what_every_job_of_the_site_needs() -> None:
-    given = {"resource_list": {"filesystems": "eagle"}, "pbs_shape": "select", "select_extra": "system=polaris", "place": "scatter:excl"}
+    given = {
+        "resource_list": {"filesystems": "eagle"},
+        "pbs_shape": "select",
+        "select_extra": "system=polaris",
+        "place": "scatter:excl",
+    }
     scheduler = resolve("pbs", given | {"gpus_per_node": 4}).scheduler
     assert scheduler is not None
-    assert (scheduler.resource_list, scheduler.select_extra, scheduler.place) == ((("filesystems", "eagle"),), "system=polaris", None)
+    assert (scheduler.resource_list, scheduler.select_extra, scheduler.place) == (
+        (("filesystems", "eagle"),),
+        "system=polaris",
+        None,
+    )
     other = resolve("pbs", given | {"gpu_type": "a100", "scheduler": {"select_extra": "gpu_type=t4"}}).scheduler
     assert other is not None
     assert (other.select_extra, other.gpu_type) == ("gpu_type=t4", None)
@@ -221,7 +256,9 @@ def test_a_scheduler_without_a_gpu_is_refused_under_ucx_before_anything_starts()
     with pytest.raises(OptionError, match=r"gpus_per_node=0 does not work with protocol='ucx'.* use protocol='tcp'"):
         resolve("slurm", {"protocol": "ucx", "scheduler": {"gpus_per_node": 0}})
     base = resolve("slurm", {"protocol": "ucx", "gpus_per_node": 0})
-    with pytest.raises(OptionError, match="worker group 'big': GPUs do not work with protocol='ucx' and a scheduler without a GPU"):
+    with pytest.raises(
+        OptionError, match="worker group 'big': GPUs do not work with protocol='ucx' and a scheduler without a GPU"
+    ):
         resolve_group("big", {"gpus_per_node": 4}, base)
     for allowed in ("auto", "tcp"):
         resolve("slurm", {"protocol": allowed, "scheduler": {"gpus_per_node": 0}})

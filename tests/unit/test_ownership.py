@@ -51,7 +51,9 @@ def test_what_only_the_user_can_write_to_is_trusted(mine: Path) -> None:
 
 def test_what_everybody_can_write_to_is_refused_with_the_command_that_mends_it(mine: Path) -> None:
     mine.chmod(0o777)
-    with pytest.raises(NotTrusted, match=f"{mine} belongs to .* has mode 0777, so that everybody can write there. chmod o-w {mine}"):
+    with pytest.raises(
+        NotTrusted, match=f"{mine} belongs to .* has mode 0777, so that everybody can write there. chmod o-w {mine}"
+    ):
         check(mine)
     mine.chmod(0o700)
     mine.parent.chmod(0o777)
@@ -80,7 +82,9 @@ def test_a_group_above_is_a_warning_and_one_that_writes_to_the_thing_itself_is_r
         check(mine, group_may_write=True)
 
 
-def test_what_a_script_wrote_under_another_umask_is_trusted_where_nobody_else_can_enter(mine: Path, group: None) -> None:
+def test_what_a_script_wrote_under_another_umask_is_trusted_where_nobody_else_can_enter(
+    mine: Path, group: None
+) -> None:
     (mine / "ended-7-0").touch()
     (mine / "ended-7-0").chmod(0o664)
     check_tree(mine, mine.iterdir())
@@ -98,7 +102,9 @@ def test_a_file_of_somebody_else_in_a_directory_of_ours_is_refused(mine: Path) -
 
 
 @needs_root
-def test_who_installs_the_software_of_a_site_may_own_a_prologue_if_the_user_lists_them(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_installs_the_software_of_a_site_may_own_a_prologue_if_the_user_lists_them(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prologue = mine / "prologue.sh"
     prologue.touch()
     for path in (mine, prologue):
@@ -119,7 +125,13 @@ def test_a_group_of_ones_own_is_nobody_else(mine: Path) -> None:
 
 
 def test_an_acl_that_names_others_shows_as_a_group_that_may_write(mine: Path) -> None:
-    entries = [(0x01, 7, -1), (0x02, 7, STRANGER), (0x04, 0, -1), (0x10, 7, -1), (0x20, 0, -1)]  # owner, user, group, mask, others
+    entries = [
+        (0x01, 7, -1),
+        (0x02, 7, STRANGER),
+        (0x04, 0, -1),
+        (0x10, 7, -1),
+        (0x20, 0, -1),
+    ]  # owner, user, group, mask, others
     acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
     try:
         os.setxattr(mine, "system.posix_acl_access", acl)
@@ -151,7 +163,9 @@ def test_a_link_that_somebody_else_made_is_refused(mine: Path) -> None:
 
 
 @needs_root
-def test_a_user_that_is_listed_may_own_what_is_above_and_not_the_thing_itself(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_that_is_listed_may_own_what_is_above_and_not_the_thing_itself(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.chown(mine.parent, STRANGER, STRANGER)
     with pytest.raises(NotTrusted, match=f"set HPCGPU_TRUSTED_UIDS={STRANGER}"):
         check(mine)
@@ -170,7 +184,12 @@ def test_links_that_never_end_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", ["000", "002"])
-def test_directories_that_are_missing_are_made_for_the_user_alone_whatever_the_umask(tmp_path: Path, umask: str) -> None:
-    code = f"import os, pathlib; os.umask(0o{umask}); from hpcgpu.posix.ownership import private_directory as p; p(pathlib.Path('a/b/c'))"
+def test_directories_that_are_missing_are_made_for_the_user_alone_whatever_the_umask(
+    tmp_path: Path, umask: str
+) -> None:
+    code = (
+        f"import os, pathlib; os.umask(0o{umask}); from hpcgpu.posix.ownership import "
+        "private_directory as p; p(pathlib.Path('a/b/c'))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
     assert [f"{(tmp_path / path).stat().st_mode:o}" for path in ("a", "a/b", "a/b/c")] == ["40700"] * 3

@@ -93,7 +93,9 @@ class Site:
         used = self.limits.gpus_per_job * TICK * sum(job.started is not None for job in self.jobs)
         self.history = replace(self.history, gpu_seconds=self.history.gpu_seconds + used)
         views = [job.view() for job in self.jobs]
-        decision = decide(views, Demand(jobs=demand, seconds=seconds), self.limits, self.history, self.hysteresis, now=self.now)
+        decision = decide(
+            views, Demand(jobs=demand, seconds=seconds), self.limits, self.history, self.hysteresis, now=self.now
+        )
         self.hysteresis = decision.hysteresis
         self.decisions.append((self.now, decision))
         self.check(views, decision)
@@ -142,9 +144,13 @@ class Site:
             return
         if not self.limits.fixed:
             assert not any(by_name[name].processing for name in decision.retire), "a busy job is given up"
-            assert not any(by_name[name].actors for name in decision.retire), "a job is given up whose actors cannot move"
+            assert not any(by_name[name].actors for name in decision.retire), (
+                "a job is given up whose actors cannot move"
+            )
             if decision.retire and (wanted := sum(view.wanted for view in views)):
-                assert 0.5 * sum(view.memory for view in lasting) >= wanted, "data is wanted that the jobs that stay cannot hold"
+                assert 0.5 * sum(view.memory for view in lasting) >= wanted, (
+                    "data is wanted that the jobs that stay cannot hold"
+                )
             if self.limits.backlog is not None and decision.submit:
                 assert sum(view.pending for view in staying) + decision.submit <= self.limits.backlog
         if decision.retire:
@@ -155,7 +161,9 @@ class Site:
 
 
 limits = st.builds(
-    lambda minimum, more, backlog, idle: Limits(minimum=minimum, maximum=minimum + more, backlog=backlog, idle_timeout=idle),
+    lambda minimum, more, backlog, idle: Limits(
+        minimum=minimum, maximum=minimum + more, backlog=backlog, idle_timeout=idle
+    ),
     st.integers(0, 4),
     st.integers(1, 8),
     st.one_of(st.none(), st.integers(1, 3)),
@@ -178,8 +186,14 @@ def test_what_must_hold_holds_in_any_history(site: Site, load: list[tuple[int, i
             site.tick(demand)
 
 
-@given(sites, demands, st.lists(st.tuples(st.integers(0, 90), st.sampled_from([0, 0, 0, 1]), st.booleans()), min_size=12, max_size=12))
-def test_adaptive_scaling_never_gives_up_wanted_data(site: Site, load: list[tuple[int, int]], data: list[tuple[int, int, bool]]) -> None:
+@given(
+    sites,
+    demands,
+    st.lists(st.tuples(st.integers(0, 90), st.sampled_from([0, 0, 0, 1]), st.booleans()), min_size=12, max_size=12),
+)
+def test_adaptive_scaling_never_gives_up_wanted_data(
+    site: Site, load: list[tuple[int, int]], data: list[tuple[int, int, bool]]
+) -> None:
     site.walltime = None
     for (demand, ticks), (nbytes, actors, released) in zip(load, data, strict=False):
         if released:
@@ -192,8 +206,12 @@ def test_adaptive_scaling_never_gives_up_wanted_data(site: Site, load: list[tupl
 
 
 @settings(max_examples=50)
-@given(st.integers(0, 4), st.integers(1, 6), st.lists(st.integers(0, 90), min_size=1, max_size=6), st.integers(0, 10**6))
-def test_without_work_as_few_jobs_stay_as_can_hold_the_data(minimum: int, more: int, data: list[int], seed: int) -> None:
+@given(
+    st.integers(0, 4), st.integers(1, 6), st.lists(st.integers(0, 90), min_size=1, max_size=6), st.integers(0, 10**6)
+)
+def test_without_work_as_few_jobs_stay_as_can_hold_the_data(
+    minimum: int, more: int, data: list[int], seed: int
+) -> None:
     limits = Limits(minimum=minimum, maximum=minimum + more)
     site = Site(limits, seed, 10.0)
     for _ in range(20):
@@ -213,7 +231,9 @@ def test_without_work_as_few_jobs_stay_as_can_hold_the_data(minimum: int, more: 
 
 @settings(max_examples=30)
 @given(st.integers(1, 40), st.sampled_from([0.0, 10.0, 25.0]), st.integers(0, 10**6))
-def test_a_job_whose_walltime_ends_is_replaced_for_the_data_that_it_holds(nbytes: int, longest_wait: float, seed: int) -> None:
+def test_a_job_whose_walltime_ends_is_replaced_for_the_data_that_it_holds(
+    nbytes: int, longest_wait: float, seed: int
+) -> None:
     site = Site(Limits(maximum=2), seed, longest_wait, walltime=600.0)
     while not site.running():
         site.tick(1, seconds=0.0)
@@ -265,8 +285,16 @@ def test_submits_in_an_hour_are_bounded_whatever_the_load_does(site: Site, load:
     assert site.submits <= site.limits.maximum * 3600 / 5
 
 
-@given(st.integers(1, 4), st.integers(1, 6), st.floats(0.2, 4.0), st.integers(0, 10**6), st.sampled_from([0.0, 60.0, 600.0]))
-def test_the_budget_is_kept_to_within_one_interval(gpus: int, maximum: int, hours: float, seed: int, longest_wait: float) -> None:
+@given(
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.floats(0.2, 4.0),
+    st.integers(0, 10**6),
+    st.sampled_from([0.0, 60.0, 600.0]),
+)
+def test_the_budget_is_kept_to_within_one_interval(
+    gpus: int, maximum: int, hours: float, seed: int, longest_wait: float
+) -> None:
     site = Site(Limits(maximum=maximum, gpu_seconds=hours * 3600, gpus_per_job=gpus), seed, longest_wait)
     for _ in range(4000):
         site.tick(10)
@@ -377,16 +405,23 @@ def test_what_clients_still_want_keeps_as_few_jobs_as_can_hold_it_and_the_reason
     two = [holder("a", 1 * 10**9), holder("b", 10**9)]
     decision = decide(two, Demand(), SIXTEEN, History(), now=100.0)
     assert decision.retire == ("a",) and decision.target == 1
-    assert decision.reason.startswith("there is no work; 1 job needed to hold 2 GB of data that clients still need; 2 jobs exist")
+    assert decision.reason.startswith(
+        "there is no work; 1 job needed to hold 2 GB of data that clients still need; 2 jobs exist"
+    )
     last = decide([holder("b", 2 * 10**9)], Demand(), SIXTEEN, History(), now=100.0)
-    assert not last.acts and last.reason == "there is no work; 1 job needed to hold 2 GB of data that clients still need; 1 job exists"
+    assert (
+        not last.acts
+        and last.reason == "there is no work; 1 job needed to hold 2 GB of data that clients still need; 1 job exists"
+    )
     full = [holder("a", 4 * 10**9), holder("b", 4 * 10**9)]
     assert not decide(full, Demand(), SIXTEEN, History(), now=100.0).acts, "one could not hold it"
     assert decide([*full, holder("c", 0)], Demand(), SIXTEEN, History(), now=100.0).retire == ("c",)
     above = decide(full, Demand(), Limits(maximum=1), History(), now=100.0)
     assert not above.acts and "no idle job can end: the others cannot hold its data" in above.reason
     moving = [holder("a", 4 * 10**9, retiring=True), holder("b", 0), holder("c", 4 * 10**9)]
-    assert not decide(moving, Demand(), SIXTEEN, History(), now=100.0).acts, "what a job that leaves holds needs room too"
+    assert not decide(moving, Demand(), SIXTEEN, History(), now=100.0).acts, (
+        "what a job that leaves holds needs room too"
+    )
     unlimited = [idle(name, since=0.0, wanted=10**12, memory=math.inf) for name in "ab"]
     assert decide(unlimited, Demand(), SIXTEEN, History(), now=100.0).retire == ("a",)
     nobody_wants = [idle("a", since=0.0, nbytes=10**9, memory=10e9)]
@@ -399,7 +434,10 @@ def test_what_clients_still_want_keeps_as_few_jobs_as_can_hold_it_and_the_reason
 def test_a_job_with_actors_stays_and_others_go() -> None:
     jobs = [idle("a", since=0.0, actors=1, memory=10e9), idle("b", since=50.0, wanted=10, memory=10e9)]
     decision = decide(jobs, Demand(), SIXTEEN, History(), now=100.0)
-    assert decision.retire == ("b",) and "1 job needed to hold 10 B of data that clients still need and 1 actor" in decision.reason
+    assert (
+        decision.retire == ("b",)
+        and "1 job needed to hold 10 B of data that clients still need and 1 actor" in decision.reason
+    )
     assert decide(jobs, Demand(), Limits(maximum=1, fixed=True), History(), now=100.0).retire == ("b",)
 
 

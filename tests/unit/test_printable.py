@@ -39,7 +39,12 @@ def test_lines_and_tabs_stay_where_lines_are_wanted() -> None:
 
 def test_the_middle_of_a_long_text_is_left_out() -> None:
     shown = printable("begin" + "x" * 10_000_000 + "end")
-    assert shown.startswith("beginx") and shown.endswith("xend") and " … (9998048 characters left out) … " in shown and len(shown) <= 2000
+    assert (
+        shown.startswith("beginx")
+        and shown.endswith("xend")
+        and " … (9998048 characters left out) … " in shown
+        and len(shown) <= 2000
+    )
     assert len(printable("\x1b" * 1500)) <= 2000 and len(printable("\U000e0041" * 10**6, 100)) <= 100
     assert printable("x" * 10_000, None) == "x" * 10_000
 
@@ -56,7 +61,9 @@ def test_whatever_it_is_given_it_returns_printable_text_and_leaves_that_alone() 
 def test_what_a_queue_says_of_a_job_is_printable_whoever_wrote_the_batch_system() -> None:
     status = JobStatus(job_id="1", state=JobState.PENDING, name="a\x1b", reason="r\x00" * 10_000, node="n\n")
     for shown in (status, replace(status, state=JobState.RUNNING)):
-        assert (shown.name, shown.node) == (r"a\x1b", r"n\n") and shown.reason.isprintable() and len(shown.reason) <= 2000
+        assert (
+            (shown.name, shown.node) == (r"a\x1b", r"n\n") and shown.reason.isprintable() and len(shown.reason) <= 2000
+        )
 
 
 def test_tables_read_no_markup() -> None:

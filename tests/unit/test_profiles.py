@@ -25,7 +25,20 @@ from tests.helpers import golden
 
 #: What a user of each site gives.
 GIVEN: dict[str, Any] = {"account": "m1234", "queue": "debug", "walltime": "2h", "memory": "200GB"}
-ALL = ["casper", "derecho", "gadi", "hecc", "juwels-booster", "lonestar6", "mahti", "perlmutter", "polaris", "puhti", "roihu", "vista"]
+ALL = [
+    "casper",
+    "derecho",
+    "gadi",
+    "hecc",
+    "juwels-booster",
+    "lonestar6",
+    "mahti",
+    "perlmutter",
+    "polaris",
+    "puhti",
+    "roihu",
+    "vista",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -55,11 +68,17 @@ def test_arguments_count_before_configuration_before_the_profile() -> None:
     assert resolve("slurm", given).worker.queue == "gpu"
     with dask.config.set({"hpcgpu": {"slurm": {"queue": "gputest", "scheduler": {"cores": 2}}}}):
         options = resolve("slurm", given | {"memory": "100GB", "scheduler": {"memory": "8GB"}})
-        assert (options.worker.queue, options.worker.memory, options.worker.gpu_type) == ("gputest", 100 * 10**9, "v100")
+        assert (options.worker.queue, options.worker.memory, options.worker.gpu_type) == (
+            "gputest",
+            100 * 10**9,
+            "v100",
+        )
         assert options.scheduler is not None
         assert (options.scheduler.cores, options.scheduler.memory, options.scheduler.queue) == (2, 8 * 10**9, "gputest")
     with dask.config.set({"hpcgpu": {"profile": "puhti", "slurm": {"account": "a", "walltime": "1h"}}}):
-        assert resolve("slurm", {}).worker.gpu_type == "v100", "the configuration may name the profile, and what it needs"
+        assert resolve("slurm", {}).worker.gpu_type == "v100", (
+            "the configuration may name the profile, and what it needs"
+        )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +88,11 @@ def test_arguments_count_before_configuration_before_the_profile() -> None:
         ("slurm", {"profile": "polaris"}, "profile 'polaris' is for PBS: use PBSGPUCluster"),
         ("pbs", {"profile": "puhti"}, "profile 'puhti' is for Slurm: use SlurmGPUCluster"),
         ("slurm", {"profile": "puhti", "walltime": "1h"}, "profile 'puhti' needs account: CSC Puhti"),
-        ("slurm", {"profile": "frontier"}, "the GPUs there are AMD's. hpcgpu starts dask-cuda workers, which need NVIDIA's CUDA"),
+        (
+            "slurm",
+            {"profile": "frontier"},
+            "the GPUs there are AMD's. hpcgpu starts dask-cuda workers, which need NVIDIA's CUDA",
+        ),
         ("slurm", {"profile": "LUMI"}, "the GPUs there are AMD's"),
         ("pbs", {"profile": "aurora"}, "the GPUs there are Intel's"),
     ],
@@ -113,14 +136,20 @@ def test_a_draft_from_sinfo() -> None:
         "memory": "475000MiB",
         "scheduler": {"cores": 4},
     }
-    assert "The longest walltime is 2-00:00:00" in text and "# queue: small" in text and "# Features of the nodes: a100,ib" in text
+    assert (
+        "The longest walltime is 2-00:00:00" in text
+        and "# queue: small" in text
+        and "# Features of the nodes: a100,ib" in text
+    )
     assert yaml.safe_load(draft.render("slurm", [], "2026-01-01"))["options"] == {"gpus-per-node": 1}
 
 
 def test_a_draft_from_pbsnodes() -> None:
     recorded = (Path(__file__).parents[1] / "queue" / "openpbs-pbsnodes.txt").read_text()
     nodes = parse_pbsnodes(recorded)
-    hosts = {name: node | {"resources_available.host": name} for name, node in nodes.items()}  # the recorded ones are vnodes of one
+    hosts = {
+        name: node | {"resources_available.host": name} for name, node in nodes.items()
+    }  # the recorded ones are vnodes of one
     queues = parse_nodes(hosts)
     assert {(q.gpus, q.gpu_type, q.cores) for q in queues} == {(4, "a100", 16), (1, "t4", 4)}
     content = yaml.safe_load(draft.render("pbs", queues, "2026-01-01", "workq 0 5\n"))
@@ -143,15 +172,25 @@ def test_a_node_with_a_vnode_for_each_socket_is_one_node_and_nodes_that_differ_i
 
 
 def test_a_node_with_two_kinds_of_gpu_has_both() -> None:
-    queues = parse_sinfo("gpu|gpu:a100_1g.5gb:14(S:0),gpu:a100:1(S:0),gpu:a100:1(S:1),nvme:3600|64|500000|infinite|(null)\n").gpus
+    queues = parse_sinfo(
+        "gpu|gpu:a100_1g.5gb:14(S:0),gpu:a100:1(S:0),gpu:a100:1(S:1),nvme:3600|64|500000|infinite|(null)\n"
+    ).gpus
     assert [(q.gpu_type, q.gpus, q.others) for q in queues] == [("a100_1g.5gb", 14, 2), ("a100", 2, 14)]
 
 
 @pytest.mark.parametrize(
     ("partitions", "gpus"),
-    [(("cpu*", "gpu"), False), (("gpu*", "cpu"), True), (("cpu", "gpu"), True), (("cpu",), False), (("gpu*", "cpu*"), True)],
+    [
+        (("cpu*", "gpu"), False),
+        (("gpu*", "cpu"), True),
+        (("cpu", "gpu"), True),
+        (("cpu",), False),
+        (("gpu*", "cpu*"), True),
+    ],
 )
-def test_a_job_without_a_queue_can_get_gpus_where_the_default_partition_has_them(partitions: tuple[str, ...], gpus: bool) -> None:
+def test_a_job_without_a_queue_can_get_gpus_where_the_default_partition_has_them(
+    partitions: tuple[str, ...], gpus: bool
+) -> None:
     lines = [f"{name}|{'gpu:1' if name.startswith('gpu') else '(null)'}|8|1000|infinite|(null)" for name in partitions]
     found = parse_sinfo("\n".join(lines))
     assert found.by_default is gpus
@@ -160,7 +199,10 @@ def test_a_job_without_a_queue_can_get_gpus_where_the_default_partition_has_them
 
 def hpcgpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "hpcgpu", "profiles", *arguments], capture_output=True, text=True, env=os.environ | environment
+        [sys.executable, "-m", "hpcgpu", "profiles", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
     )
 
 

@@ -27,7 +27,10 @@ CALLS = {
     for name, member in inspect.getmembers(cls)
     if not name.startswith("_") and (getattr(member, "__module__", None) or "").startswith("hpcgpu.")
 } | {"connect": hpcgpu.connect}
-CLASSES = {name: getattr(hpcgpu, name) for name in ("GPUCluster", "SlurmGPUCluster", "PBSGPUCluster", "LocalGPUCluster", "SlurmGPURunner")}
+CLASSES = {
+    name: getattr(hpcgpu, name)
+    for name in ("GPUCluster", "SlurmGPUCluster", "PBSGPUCluster", "LocalGPUCluster", "SlurmGPURunner")
+}
 #: What a user must be told of, at least.
 TOLD = {
     **{
@@ -44,7 +47,16 @@ TOLD = {
     "GPUCluster.settle": {"ClusterError"},
     "GPUCluster.wait_for_workers": {"ClusterError", "OptionError", "WorkerStartTimeoutError"},
     "GPUCluster.get_client": {"ClusterError"},
-    "connect": {"NoCluster", "OtherFormat", "BatchError", "NotTrusted", "Damaged", "ClusterError", "OptionError", "TimeoutError"},
+    "connect": {
+        "NoCluster",
+        "OtherFormat",
+        "BatchError",
+        "NotTrusted",
+        "Damaged",
+        "ClusterError",
+        "OptionError",
+        "TimeoutError",
+    },
 }
 
 
@@ -58,7 +70,9 @@ def raises(documented: Any) -> set[str]:
 @pytest.mark.parametrize("name", [*CLASSES, *CALLS])
 def test_the_errors_that_a_call_documents_exist_and_the_ones_that_users_meet_are_documented(name: str) -> None:
     said = raises((CLASSES | CALLS)[name])
-    unknown = {error for error in said if not hasattr(errors, error) and not hasattr(builtins, error)} - {"WorkerStartTimeoutError"}
+    unknown = {error for error in said if not hasattr(errors, error) and not hasattr(builtins, error)} - {
+        "WorkerStartTimeoutError"
+    }
     assert not unknown, f"{name} documents errors that hpcgpu does not have: {unknown}"
     assert not (missing := TOLD.get(name, set()) - said), f"{name} does not document {missing}"
 
@@ -86,11 +100,14 @@ def _used(name: str) -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def surfaces() -> dict[str, dict[str, list[str]]]:
-    """Return `__all__` of each module, and all that the module has; read in a process of its own, as preloads change the one they are in."""
+    """Return `__all__` of each module, and all that the module has; read in a process of its own, as preloads change
+    the one they are in.
+    """
     code = """
 import importlib, json, sys
 modules = {name: importlib.import_module(name) for name in sys.argv[1:]}
-print(json.dumps({name: {"all": [*getattr(module, "__all__", ())], "has": dir(module)} for name, module in modules.items()}))
+names = {name: {"all": [*getattr(module, "__all__", ())], "has": dir(module)} for name, module in modules.items()}
+print(json.dumps(names))
 """
     names = [name for name in MODULES if name != "hpcgpu.__main__"]
     done = subprocess.run([sys.executable, "-c", code, *names], check=True, capture_output=True, text=True)
@@ -111,8 +128,12 @@ def test_what_is_in_the_all_of_a_module_exists_and_is_used(name: str) -> None:
     exported = set(surfaces()[name]["all"])
     assert not (absent := exported - set(surfaces()[name]["has"])), f"{name} has no {absent}"
     outside = "\n".join(text for path, text in SOURCES.items() if path != MODULES[name])
-    returned = " ".join(re.findall(r"->.*", SOURCES[MODULES[name]]))  # what its public functions return, a caller can name
-    hooks = {one for one in exported if one.startswith("dask_") or one == "setup"}  # Dask and Sphinx call these by their names
+    returned = " ".join(
+        re.findall(r"->.*", SOURCES[MODULES[name]])
+    )  # what its public functions return, a caller can name
+    hooks = {
+        one for one in exported if one.startswith("dask_") or one == "setup"
+    }  # Dask and Sphinx call these by their names
     unused = {one for one in exported - hooks if not re.search(rf"\b{re.escape(one)}\b", outside + returned)}
     assert not unused, f"{name}.__all__ has {', '.join(sorted(unused))}, which nothing else uses"
 

@@ -22,7 +22,12 @@ def test_data_of_gpu_workers_goes_to_gpu_workers(kind: str | None) -> None:
 
 
 def test_without_another_gpu_worker_gpu_objects_stay_and_the_rest_moves() -> None:
-    for kind in ("cupy.ndarray", "cudf.core.dataframe.DataFrame", "rmm.pylibrmm.device_buffer.DeviceBuffer", "torch.Tensor"):
+    for kind in (
+        "cupy.ndarray",
+        "cudf.core.dataframe.DataFrame",
+        "rmm.pylibrmm.device_buffer.DeviceBuffer",
+        "torch.Tensor",
+    ):
         assert suitable({CPU}, {GPU}, kind) == set()
     for kind in ("numpy.ndarray", "list", "cupyish.Thing", None):
         assert suitable({CPU}, {GPU}, kind) == {CPU}

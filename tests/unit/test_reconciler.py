@@ -66,7 +66,9 @@ class Queue(BatchSystem):
         if self.refusal is not None:
             raise self.refusal
         job_id, self.excluded = str(next(self.ids)), list(exclude)  # several are submitted at a time, in threads
-        self.jobs[job_id] = JobStatus(job_id=job_id, state=JobState.PENDING, name=job_name, reason="Priority", words=REASONS)
+        self.jobs[job_id] = JobStatus(
+            job_id=job_id, state=JobState.PENDING, name=job_name, reason="Priority", words=REASONS
+        )
         return job_id
 
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
@@ -107,7 +109,15 @@ class Client:
         return self.there
 
     async def load(self) -> Mapping[str, Any]:
-        load = {"processing": 0, "occupancy": 0.0, "nbytes": 0, "wanted": 0, "actors": 0, "nthreads": 1, "memory_limit": 0}
+        load = {
+            "processing": 0,
+            "occupancy": 0.0,
+            "nbytes": 0,
+            "wanted": 0,
+            "actors": 0,
+            "nthreads": 1,
+            "memory_limit": 0,
+        }
         return {"workers": {worker["name"]: load for worker in self.there.values()}, "waiting": []}
 
     async def heartbeat(self, manager: int, about: str) -> int:
@@ -137,7 +147,9 @@ class Site:
         self.now = 1e9
         self.queue, self.client = Queue(), Client()
         self.logged, self.warned = list[str](), list[str]()
-        self.options = resolve("slurm", {"name": "demo", "gpus_per_node": gpus, "walltime": "48h", "poll_interval": "10ms"})
+        self.options = resolve(
+            "slurm", {"name": "demo", "gpus_per_node": gpus, "walltime": "48h", "poll_interval": "10ms"}
+        )
         self.directory = claims.claim(path / "demo", lambda earlier: [], system="slurm")
         dispatcher = Dispatcher(self.queue, self.directory, self.directory.take_over("test").number, lambda: self.now)
         self.registry = Registry("demo", dispatcher, self.directory.logs, self.options.cluster.worker_restarts)
@@ -159,7 +171,9 @@ class Site:
         await self.scheduler.submit()
         assert self.scheduler.job_id is not None
         self.says("demo-scheduler", JobState.RUNNING)
-        self.directory.publish(Contact(token=self.directory.token(), job_id=self.scheduler.job_id, workers="ucx://s", client="tls://s"))
+        self.directory.publish(
+            Contact(token=self.directory.token(), job_id=self.scheduler.job_id, workers="ucx://s", client="tls://s")
+        )
         await self.scheduler.reach()
         self.state.client = self.client
         await self.scale(jobs)
@@ -226,7 +240,11 @@ class Site:
     @property
     def shown(self) -> dict[str, tuple[str, str]]:
         """State and reason of all jobs, as the user sees them."""
-        return {name: (info.state, info.reason) for name, job in self.registry.jobs.items() for info in [job.info(now=self.now)]}
+        return {
+            name: (info.state, info.reason)
+            for name, job in self.registry.jobs.items()
+            for info in [job.info(now=self.now)]
+        }
 
 
 @pytest.fixture
@@ -245,7 +263,10 @@ async def test_a_job_that_dies_before_its_worker_connects_is_told_and_replaced(s
     await site.scale(3)
     await site.ends("demo-2", JobState.FAILED, exit_code=3)
     [told] = site.warned
-    assert told.startswith("worker job 4 (demo-2) failed: ") and "exit code 3; none of its workers had connected. Log: " in told
+    assert (
+        told.startswith("worker job 4 (demo-2) failed: ")
+        and "exit code 3; none of its workers had connected. Log: " in told
+    )
     assert told.endswith("hpcgpu replaces it.")
     assert set(site.registry.active) == {"demo-0", "demo-1", "demo-3"}
     assert site.group.failures.failed == 1
@@ -283,7 +304,9 @@ async def test_after_too_many_failures_nothing_is_replaced_until_the_user_asks(s
     for _ in range(site.options.cluster.worker_restarts + 1):
         await site.passes(120, step=10)
         await site.ends(max(site.registry.active), JobState.FAILED)
-    assert site.group.failures.paused.startswith("3 worker jobs failed in a row; they are not replaced any more (worker_restarts=2)")
+    assert site.group.failures.paused.startswith(
+        "3 worker jobs failed in a row; they are not replaced any more (worker_restarts=2)"
+    )
     await site.passes(HOUR, step=10)
     assert set(site.registry.active) == {"demo-0"}
     with pytest.raises(ClusterError, match="3 worker jobs failed in a row"):
@@ -293,7 +316,9 @@ async def test_after_too_many_failures_nothing_is_replaced_until_the_user_asks(s
     assert len(site.registry.active) == 2
 
 
-async def test_a_job_that_failed_is_not_replaced_before_it_counts_as_a_failure(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_that_failed_is_not_replaced_before_it_counts_as_a_failure(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workers = site.client.workers
 
     async def decided_meanwhile() -> Mapping[str, Mapping[str, Any]]:
@@ -373,7 +398,9 @@ async def test_the_end_of_the_scheduler_job_ends_the_cluster(site: Site) -> None
     site.says("demo-scheduler", JobState.TIMEOUT)
     site.client.listening = False
     await site.polled()
-    assert site.state.failures.lost.startswith("the scheduler of cluster demo is gone, its worker jobs are cancelled: scheduler job 1")
+    assert site.state.failures.lost.startswith(
+        "the scheduler of cluster demo is gone, its worker jobs are cancelled: scheduler job 1"
+    )
     assert {state for state, _ in site.shown.values()} <= {"timeout", "completing", "cancelled"}
     assert site.registry.active == {} and not site.state.managed
     for _ in range(2):
@@ -387,7 +414,9 @@ async def test_a_scheduler_that_is_silent_though_its_job_runs_is_told_once(site:
         site.now += 1
         site.reconciler.observe_silence()
     [told] = site.warned
-    assert told.startswith("the scheduler at tls://scheduler has not answered for 60 s, though its job runs; hpcgpu keeps trying. Log: ")
+    assert told.startswith(
+        "the scheduler at tls://scheduler has not answered for 60 s, though its job runs; hpcgpu keeps trying. Log: "
+    )
     await site.ends("demo-0", JobState.FAILED)
     assert len(site.warned) == 1, "workers that end now may only have lost their scheduler"
     site.client.listening = True
@@ -401,7 +430,9 @@ async def test_another_manager_is_left_alone_with_the_cluster(site: Site) -> Non
     site.reconciler.resize(site.group, Limits(maximum=5, fixed=True), None)
     await site.settled()
     assert site.state.ownership.state is Owner.SUPERSEDED and len(site.queue.jobs) == 3
-    assert site.warned[0].startswith("cluster demo was taken over by another program; this program does not scale it any more")
+    assert site.warned[0].startswith(
+        "cluster demo was taken over by another program; this program does not scale it any more"
+    )
     await site.passes(100, step=10)
     assert len(site.queue.jobs) == 3
     assert site.state.ownership.leaves_jobs(cancelled=False, lost=False)
@@ -425,7 +456,9 @@ async def test_a_cluster_that_lost_its_name_cancels_its_jobs(site: Site) -> None
 async def test_a_job_whose_data_fits_nowhere_else_stays_and_counts(site: Site) -> None:
     site.client.full = True
     await site.scale(1)
-    assert [text for text in site.warned if "stays: its data fits nowhere else. Free some of it, and scale again" in text]
+    assert [
+        text for text in site.warned if "stays: its data fits nowhere else. Free some of it, and scale again" in text
+    ]
     assert len(site.registry.active) == 2 and site.group.limits.maximum == 2
     assert site.client.resumed == [next(name for name in ("demo-0", "demo-1") if name in site.warned[0])]
     assert [submit.cancelled for submit in site.directory.submits()] == [False] * 3
@@ -523,7 +556,9 @@ async def losing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Losing:
     return made
 
 
-async def test_jobs_that_lose_workers_together_work_on_until_others_are_there_and_all_are_replaced(losing: Losing) -> None:
+async def test_jobs_that_lose_workers_together_work_on_until_others_are_there_and_all_are_replaced(
+    losing: Losing,
+) -> None:
     first = list(losing.registry.active)
     for name in first:
         losing.lose_one(name)
@@ -533,7 +568,10 @@ async def test_jobs_that_lose_workers_together_work_on_until_others_are_there_an
     assert not losing.group.failures.paused
     assert len(losing.waiting) == JOBS, "one is asked for in place of each"
     assert losing.drained == first[:1], "only one makes room; the others work on for the hours that the queue takes"
-    assert all("it works on, and another job takes its place" in words for words in losing.warned) and len(losing.warned) == JOBS
+    assert (
+        all("it works on, and another job takes its place" in words for words in losing.warned)
+        and len(losing.warned) == JOBS
+    )
     for name in losing.waiting:
         await losing.starts(name)
         await losing.passes(60)
@@ -542,9 +580,13 @@ async def test_jobs_that_lose_workers_together_work_on_until_others_are_there_an
     assert losing.fewest >= (JOBS - 1) * (GPUS - 1)
 
 
-async def test_after_too_many_losses_the_jobs_go_on_without_and_nothing_is_drained_until_the_user_asks(losing: Losing) -> None:
+async def test_after_too_many_losses_the_jobs_go_on_without_and_nothing_is_drained_until_the_user_asks(
+    losing: Losing,
+) -> None:
     names = list(losing.registry.active)
-    losing.group.failures.submit_refused("no", for_good=False, now=losing.now + 3600)  # no other job can be asked for meanwhile
+    losing.group.failures.submit_refused(
+        "no", for_good=False, now=losing.now + 3600
+    )  # no other job can be asked for meanwhile
     for name in names[:4]:
         losing.lose_one(name)
         await losing.passes(400)  # each is an event of its own
@@ -553,7 +595,9 @@ async def test_after_too_many_losses_the_jobs_go_on_without_and_nothing_is_drain
     paused = losing.group.failures.paused
     assert paused.startswith("3 worker jobs failed in a row")
     await losing.passes(2 * HOUR, step=30)
-    assert list(losing.registry.active) == names, "those that lost workers before the pause stay too, and nothing is asked for"
+    assert list(losing.registry.active) == names, (
+        "those that lost workers before the pause stay too, and nothing is asked for"
+    )
     for name in names[:4]:
         assert losing.job(name).shortage(now=losing.now).endswith(f"it goes on without, {paused}")
     losing.group.failures.start_anew()

@@ -17,7 +17,9 @@ from hpcgpu.errors import ClusterWarning, OptionError
 
 @pytest.fixture
 def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Install a distribution that brings one batch system: a function of its name, its reference and the code of its module."""
+    """Install a distribution that brings one batch system: a function of its name, its reference and the code of its
+    module.
+    """
 
     def bring(name: str, reference: str, code: str) -> None:
         (tmp_path / f"{reference.partition(':')[0]}.py").write_text(code)
@@ -39,7 +41,8 @@ def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def plugin(name: str) -> str:
     return (
         "from pathlib import Path\nfrom hpcgpu.batch.system import System\n"
-        f"system = System(name={name!r}, title='Other', client='x:y', syntax='x:y', cluster_class='x:y', templates=Path('/x'), suffix='sh')\n"
+        f"system = System(name={name!r}, title='Other', client='x:y', syntax='x:y', cluster_class='x:y', "
+        "templates=Path('/x'), suffix='sh')\n"
     )
 
 
@@ -48,7 +51,10 @@ def test_the_three_systems_of_hpcgpu_are_there_and_each_has_what_it_refers_to() 
     for name in ("slurm", "pbs", "local"):
         one = system(name)
         assert one.batch().name == name == load(one.cluster_class).system
-        assert {path.name for path in one.templates.glob("*.j2")} >= {f"worker.{one.suffix}.j2", f"scheduler.{one.suffix}.j2"}
+        assert {path.name for path in one.templates.glob("*.j2")} >= {
+            f"worker.{one.suffix}.j2",
+            f"scheduler.{one.suffix}.j2",
+        }
         assert load(one.worker_options) and load(one.scheduler_options)
 
 
@@ -113,6 +119,8 @@ def test_one_system_is_found_without_reading_what_other_distributions_bring() ->
 def test_the_entry_points_that_are_installed_are_those_of_the_checkout() -> None:
     import tomllib
 
-    declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["entry-points"][registry.GROUP]
+    declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["entry-points"][
+        registry.GROUP
+    ]
     installed = importlib.metadata.distribution("hpcgpu").entry_points
     assert {entry.name: entry.value for entry in installed if entry.group == registry.GROUP} == declared

@@ -47,7 +47,8 @@ def test_the_scripts_that_launch_and_stop(system: str) -> None:
 def test_the_script_of_a_single_job() -> None:
     options = resolve("slurm", OPTIONS | {"nodes_per_job": 4, "cores": 8, "log_directory": "/home/me/train"})
     golden(
-        "slurm-single.sbatch", render_single("slurm", options, Path("/home/me/train/train"), ["python", "train.py", "--name", "it's 100%"])
+        "slurm-single.sbatch",
+        render_single("slurm", options, Path("/home/me/train/train"), ["python", "train.py", "--name", "it's 100%"]),
     )
 
 
@@ -56,7 +57,9 @@ def test_the_script_of_a_single_job() -> None:
 def test_launch_sh_shortens_names_for_pbs_as_the_cluster_does(name: str, end: str, tmp_path: Path) -> None:
     files = render_bundle("pbs", resolve("pbs", OPTIONS | {"name": name}), PLACE)
     function = files["launch.sh"][files["launch.sh"].index("short_name() {") :].split("\n}\n")[0] + "\n}\n"
-    done = subprocess.run(["bash", "-uc", f"name={name}\n{function}short_name {name}{end}"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-uc", f"name={name}\n{function}short_name {name}{end}"], capture_output=True, text=True, check=True
+    )
     assert done.stdout == pbs_name(f"{name}{end}")
 
 
@@ -79,7 +82,9 @@ def test_a_bundle_is_a_cluster_directory_that_nobody_else_reads(tmp_path: Path) 
     again = make("pbs", {"gpus_per_node": 4}, tmp_path / "demo")
     assert read(again).options.worker.gpus_per_node == 4, "one that was never launched is written anew"
     [aside] = tmp_path.glob("demo~*")
-    assert (aside / "train.py").read_text() == "mine" and not (aside / "tls").exists(), "and kept aside, without its credentials"
+    assert (aside / "train.py").read_text() == "mine" and not (aside / "tls").exists(), (
+        "and kept aside, without its credentials"
+    )
     (again.logs / "demo-scheduler-7.log").touch()
     with pytest.raises(OptionError, match="were launched before"):  # by hand
         make("pbs", {}, tmp_path / "demo")

@@ -16,7 +16,9 @@ def test_a_lost_worker_is_waited_for_and_then_counts_as_gone() -> None:
     whole = observe(Absence(), FOUR, 1, FOUR, now=0.0)
     assert not whole
     short = observe(whole, FOUR, 1, FOUR[:3], now=100.0)
-    assert short.outlook(300, now=112.0) == "lost 1 of 4 workers 12 s ago; replaced if it does not come back within 288 s"
+    assert (
+        short.outlook(300, now=112.0) == "lost 1 of 4 workers 12 s ago; replaced if it does not come back within 288 s"
+    )
     assert short.left(300, now=112.0) == 288
     later = observe(short, FOUR, 1, FOUR[:3], now=401.0)
     assert later.left(300, now=401.0) < 0, "the time runs from the loss"
@@ -40,7 +42,8 @@ def test_workers_that_never_came_are_not_called_lost_and_their_node_is_named() -
     absence = observe(Absence(), names, 2, names[:2], now=5.0)
     assert absence.node == 1
     assert absence.outlook(60, now=15.0) == (
-        "2 of 4 workers on its node 1 missing, 10 s after the first connected; replaced if they do not come back within 50 s"
+        "2 of 4 workers on its node 1 missing, 10 s after the first connected; replaced if they do not come back "
+        "within 50 s"
     )
 
 

@@ -29,7 +29,9 @@ def test_slurm_s_short_form_of_tasks_per_node(text: str, counts: list[int]) -> N
 
 def test_a_task_reads_its_place_from_the_environment() -> None:
     assert Task.of(STEP) == Task(rank=7, tasks=12, node=1, nodes=2, on_node=6, step="4711.0", gpus=3)
-    assert Task.of(STEP | {"SLURM_RESTART_COUNT": "2"}).step == "4711.0.2", "a requeued job finds nothing of its earlier run"
+    assert Task.of(STEP | {"SLURM_RESTART_COUNT": "2"}).step == "4711.0.2", (
+        "a requeued job finds nothing of its earlier run"
+    )
     assert Task.of({k: v for k, v in STEP.items() if k != "CUDA_VISIBLE_DEVICES"}).gpus == 0
     assert Task.of(STEP | {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}).gpus == 0
 
@@ -48,7 +50,9 @@ def test_too_few_tasks_are_said_once() -> None:
     code = "import hpcgpu; hpcgpu.SlurmGPURunner()"
     for rank, words in (("0", "hpcgpu: 2 tasks are too few"), ("1", "")):
         environment = STEP | {"SLURM_NTASKS": "2", "SLURM_PROCID": rank, "SLURM_NODEID": "0"}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**_environ(), **environment})
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env={**_environ(), **environment}
+        )
         assert done.returncode == 2 and done.stderr.startswith(words) and bool(done.stderr) == bool(words)
 
 

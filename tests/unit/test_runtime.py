@@ -74,7 +74,9 @@ def test_a_job_that_has_whole_nodes_takes_as_many_of_their_gpus_as_it_wants() ->
         (2, {}, 8, "If jobs get whole nodes, set gpus_per_node=8"),
     ],
 )
-def test_a_job_without_its_gpus_says_why(wanted: int, environ: dict[str, str], on_node: int | None, message: str) -> None:
+def test_a_job_without_its_gpus_says_why(
+    wanted: int, environ: dict[str, str], on_node: int | None, message: str
+) -> None:
     with pytest.raises(LaunchError, match=message):
         visible_gpus(wanted, environ, on_node)
 
@@ -83,7 +85,11 @@ def test_a_job_without_its_gpus_says_why(wanted: int, environ: dict[str, str], o
     ("words", "option"),
     [
         ("qsub: Job violates queue and/or server resource limits", "`walltime`"),
-        ("sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)", "`walltime`"),
+        (
+            "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some "
+            "limit)",
+            "`walltime`",
+        ),
         ("sbatch: error: invalid partition specified: nosuch", "`queue`"),
         ("Batch job submission failed: Invalid account or account/partition combination specified", "`account`"),
         ("Batch job submission failed: Invalid qos specification", "`qos`"),
@@ -128,7 +134,9 @@ class Gone(Slurm):
         return {}
 
 
-def test_a_worker_whose_scheduler_job_is_gone_gives_up(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_whose_scheduler_job_is_gone_gives_up(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     began = clock.now
     monkeypatch.setattr(reach, "time", clock)
@@ -187,7 +195,9 @@ def test_a_journal_that_a_crash_cut_short_is_read_to_there(directory: ClusterDir
     assert not directory.closed
 
 
-def test_a_name_whose_jobs_are_alive_is_refused_and_one_whose_jobs_are_not_is_kept_aside(directory: ClusterDirectory) -> None:
+def test_a_name_whose_jobs_are_alive_is_refused_and_one_whose_jobs_are_not_is_kept_aside(
+    directory: ClusterDirectory,
+) -> None:
     directory.intend("demo-0", "worker")
     directory.submitted("demo-0", "5")
     with pytest.raises(ClusterExists, match="its jobs 5 are in the queue"):
@@ -276,7 +286,13 @@ def test_any_reason_is_put_into_words(state: JobState, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [("0,1,2,3", [0, 1, 2, 3]), ("4,5,6,7", [4, 5, 6, 7]), ("3", [3]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"]), ("0,0", [0, 0])],
+    [
+        ("0,1,2,3", [0, 1, 2, 3]),
+        ("4,5,6,7", [4, 5, 6, 7]),
+        ("3", [3]),
+        ("GPU-a,GPU-b", ["GPU-a", "GPU-b"]),
+        ("0,0", [0, 0]),
+    ],
 )
 def test_each_worker_has_the_affinity_and_the_memory_of_its_own_gpu(
     visible: str, expected: list[Any], monkeypatch: pytest.MonkeyPatch
@@ -294,7 +310,9 @@ def test_each_worker_has_the_affinity_and_the_memory_of_its_own_gpu(
 
 def test_the_load_tells_the_bytes_that_somebody_wants_each_once() -> None:
     def result(*, wants: int = 0, waits: int = 0, copies: int = 1) -> Any:
-        return SimpleNamespace(who_wants=["client"] * wants, waiters=["task"] * waits, who_has=range(copies), get_nbytes=lambda: 100)
+        return SimpleNamespace(
+            who_wants=["client"] * wants, waiters=["task"] * waits, who_has=range(copies), get_nbytes=lambda: 100
+        )
 
     held = [result(wants=1), result(waits=1), result(wants=2, copies=2), result()]
     worker: Any = SimpleNamespace(has_what=[])
@@ -309,9 +327,15 @@ async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is
     moved: list[str] = []
     task = namedtuple("Task", "key")("task")
     worker = SimpleNamespace(name="demo-0", address="tls://a", executing={}, processing={task}, last_seen=time.time())
-    scheduler = SimpleNamespace(workers={"tls://a": worker}, _reschedule=lambda key, address, stimulus_id: moved.append(key))
+    scheduler = SimpleNamespace(
+        workers={"tls://a": worker}, _reschedule=lambda key, address, stimulus_id: moved.append(key)
+    )
     extension: Any = SimpleNamespace(scheduler=scheduler, _leaving_since={})
-    for after, expected in ((0.0, []), (1.0, []), (3.0, ["task"])):  # it may have begun the task before it knew that it leaves
+    for after, expected in (
+        (0.0, []),
+        (1.0, []),
+        (3.0, ["task"]),
+    ):  # it may have begun the task before it knew that it leaves
         worker.last_seen += after
         assert await Extension.unfinished(extension, ["demo-0"]) == {"demo-0": 1}
         assert moved == expected
@@ -321,7 +345,9 @@ def test_a_certificate_that_is_over_is_said(directory: ClusterDirectory) -> None
     credentials.create(directory, 3600, waits=False)
     name, day = directory.path.name, 86400
     assert credentials.trouble(directory, now=time.time() + day) == ""
-    assert f"the certificate of cluster {name} expired on 20" in credentials.trouble(directory, now=time.time() + day + 7200)
+    assert f"the certificate of cluster {name} expired on 20" in credentials.trouble(
+        directory, now=time.time() + day + 7200
+    )
     early = credentials.trouble(directory, now=time.time() - day - 60)
     assert f"the certificate of cluster {name} is not valid before 20" in early
     assert f"check the clock of {socket.gethostname()}" in early
@@ -333,7 +359,8 @@ def test_a_certificate_that_is_over_is_said(directory: ClusterDirectory) -> None
         (("rc_mlx5", "cuda_copy", "tcp"), "UCX over ib0: requested by the option protocol"),
         (
             ("tcp",),
-            "UCX over ib0: requested by the option protocol; the InfiniBand of this node is not used: this UCX was built without InfiniBand",
+            "UCX over ib0: requested by the option protocol; the InfiniBand of this node is not used: this UCX was "
+            "built without InfiniBand",
         ),
     ],
 )
@@ -346,7 +373,13 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
     monkeypatch.setattr(commands.authentication, "install", lambda: None)
     monkeypatch.setattr(commands.os, "environ", dict(os.environ))
     arguments = SimpleNamespace(
-        gpus=1, protocol="ucx", interface=None, client_interface=None, rmm_pool=False, lease=0.0, command=["python", "-m", "x"]
+        gpus=1,
+        protocol="ucx",
+        interface=None,
+        client_interface=None,
+        rmm_pool=False,
+        lease=0.0,
+        command=["python", "-m", "x"],
     )
     command = commands.scheduler_command(arguments, directory, OwnJob(job_id="17", name="demo-scheduler"))  # type: ignore[arg-type]
     assert "ucx,tls" in command or "ucx,tcp" in command

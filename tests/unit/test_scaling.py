@@ -27,7 +27,9 @@ def workers(**options: Any) -> WorkerOptions:
         ({}, {"jobs": 3, "gpus": 100}, (0, 3)),
     ],
 )
-def test_the_minimum_is_rounded_up_and_the_maximum_down(minimum: dict[str, Any], maximum: dict[str, Any], jobs: tuple[int, int]) -> None:
+def test_the_minimum_is_rounded_up_and_the_maximum_down(
+    minimum: dict[str, Any], maximum: dict[str, Any], jobs: tuple[int, int]
+) -> None:
     found = limits(workers(), minimum=minimum, maximum=maximum)
     assert (found.minimum, found.maximum) == jobs
 
@@ -37,7 +39,10 @@ def test_the_minimum_is_rounded_up_and_the_maximum_down(minimum: dict[str, Any],
     [
         ({"minimum": {}, "maximum": {}}, "adapt: give a maximum, such as maximum_jobs=4"),
         ({"minimum": {}, "maximum": {"n": 3}}, "adapt: maximum=3 is less than one job, which brings 4 workers"),
-        ({"minimum": {"jobs": 3}, "maximum": {"gpus": 8}}, "the minimum is 3 jobs, more than maximum_gpus=8, which is 2 jobs"),
+        (
+            {"minimum": {"jobs": 3}, "maximum": {"gpus": 8}},
+            "the minimum is 3 jobs, more than maximum_gpus=8, which is 2 jobs",
+        ),
         ({"minimum": {"jobs": -1}, "maximum": {"jobs": 1}}, "adapt: minimum_jobs must be 0 or more, not -1"),
         (
             {"minimum": {}, "maximum": {"jobs": float("inf")}},
@@ -45,10 +50,22 @@ def test_the_minimum_is_rounded_up_and_the_maximum_down(minimum: dict[str, Any],
         ),
         ({"minimum": {}, "maximum": {"jobs": 1}, "backlog": 0}, "adapt: backlog must be 1 or more, not 0"),
         ({"minimum": {}, "maximum": {"jobs": 1}, "idle_timeout": "soon"}, "adapt: idle_timeout='soon' is not a time"),
-        ({"minimum": {}, "maximum": {"jobs": 1}, "maximum_gpu_hours": 0}, "maximum_gpu_hours must be a number above 0, not 0"),
-        ({"minimum": {}, "maximum": {"jobs": 1}, "maximum_gpu_hours": "3"}, "maximum_gpu_hours must be a number above 0, not '3'"),
-        ({"minimum": {}, "maximum": {"cores": 3}}, "maximum_cores=3 is less than one job, which brings 8 threads of workers (nthreads)"),
-        ({"minimum": {}, "maximum": {"n": "8"}}, "adapt: maximum must be a whole number, not '8': write it without quotes"),
+        (
+            {"minimum": {}, "maximum": {"jobs": 1}, "maximum_gpu_hours": 0},
+            "maximum_gpu_hours must be a number above 0, not 0",
+        ),
+        (
+            {"minimum": {}, "maximum": {"jobs": 1}, "maximum_gpu_hours": "3"},
+            "maximum_gpu_hours must be a number above 0, not '3'",
+        ),
+        (
+            {"minimum": {}, "maximum": {"cores": 3}},
+            "maximum_cores=3 is less than one job, which brings 8 threads of workers (nthreads)",
+        ),
+        (
+            {"minimum": {}, "maximum": {"n": "8"}},
+            "adapt: maximum must be a whole number, not '8': write it without quotes",
+        ),
     ],
 )
 def test_limits_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:

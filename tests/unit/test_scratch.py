@@ -35,7 +35,9 @@ with scratch.made(pathlib.Path(sys.argv[1])) as path:
 
 
 def start(base: Path) -> tuple[subprocess.Popen[str], Path]:
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, base], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, base], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
 
@@ -60,7 +62,9 @@ def test_what_a_killed_process_left_goes_when_the_next_one_starts_and_no_other(t
     assert [path.name for path in tmp_path.iterdir()] == ["hpcgpu-of-another-user"]
 
 
-def test_one_that_another_process_swept_away_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_another_process_swept_away_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make, swept = tempfile.mkdtemp, list[str]()
 
     def swept_once(**arguments: Any) -> str:
@@ -116,7 +120,9 @@ def test_files_of_a_node_whose_name_begins_like_this_ones_stay(tmp_path: Path, m
 
 def refused(given: str, *, everywhere: bool = True) -> str:
     with pytest.raises(OptionError) as caught:
-        check_local_directory(resolve("local", {"local_directory": given}).worker.local_directory or "", everywhere=everywhere)
+        check_local_directory(
+            resolve("local", {"local_directory": given}).worker.local_directory or "", everywhere=everywhere
+        )
     return str(caught.value)
 
 
@@ -130,11 +136,17 @@ OTHER = "set local_directory to another directory, such as '$TMPDIR'"
 
 
 @pytest.mark.parametrize("look", [refused, refused_in_a_job])
-def test_a_refused_local_directory_is_said_with_why_and_what_to_write(look: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_refused_local_directory_is_said_with_why_and_what_to_write(
+    look: Callable[[str], str], tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     for name, why in (("file", ""), ("file/below", "Not a directory")):
         said = look(f"{tmp_path}/{name}")
-        assert said.startswith(f"local_directory='{tmp_path}/{name}': {tmp_path}/file") and why in said and "Errno" not in said
+        assert (
+            said.startswith(f"local_directory='{tmp_path}/{name}': {tmp_path}/file")
+            and why in said
+            and "Errno" not in said
+        )
         assert f"cannot be made on {socket.gethostname()}" in said and said.endswith(f"Please {OTHER}")
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -144,7 +156,9 @@ def test_a_refused_local_directory_is_said_with_why_and_what_to_write(look: Call
 
 @needs_root
 @pytest.mark.parametrize("look", [refused, refused_in_a_job])
-def test_a_local_directory_of_another_user_is_refused_by_whose_it_is(look: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_local_directory_of_another_user_is_refused_by_whose_it_is(
+    look: Callable[[str], str], tmp_path: Path
+) -> None:
     (tmp_path / "theirs").mkdir()
     os.chown(tmp_path / "theirs", 64321, 64321)
     said = look(f"{tmp_path}/theirs/mine")
@@ -154,7 +168,8 @@ def test_a_local_directory_of_another_user_is_refused_by_whose_it_is(look: Calla
 def test_a_relative_local_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for given in ("scratch/dask", "../dask", "."):
         assert refused(given) == (
-            f"local_directory={given!r} is a relative path: write one that begins with '/', or with a variable such as '$TMPDIR'"
+            f"local_directory={given!r} is a relative path: write one that begins with '/', or with a variable such as "
+            "'$TMPDIR'"
         )
     monkeypatch.setenv("SCRATCH", "here")
     assert refused_in_a_job("$SCRATCH/dask") == (
@@ -162,7 +177,9 @@ def test_a_relative_local_directory_is_refused(tmp_path: Path, monkeypatch: pyte
     )
 
 
-def test_a_local_directory_in_the_home_directory_is_looked_at_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_directory_in_the_home_directory_is_looked_at_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)

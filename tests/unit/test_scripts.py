@@ -39,13 +39,35 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "slurm-scheduler-prefer.sbatch": (
         "slurm",
         "scheduler",
-        {"queue": "gpu", "account": "m1", "gpus_per_node": 4, "gpu_type": "a100", "scheduler": {"queue": "shared", "prefer": "t4"}},
+        {
+            "queue": "gpu",
+            "account": "m1",
+            "gpus_per_node": 4,
+            "gpu_type": "a100",
+            "scheduler": {"queue": "shared", "prefer": "t4"},
+        },
     ),
-    "slurm-two-nodes.sbatch": ("slurm", "worker", {"nodes_per_job": 2, "gpus_per_node": 4, "cores": 8, "interface": "ib0"}),
-    "slurm-cpu.sbatch": ("slurm", "worker", {"gpus_per_node": 0, "cores": 8, "memory": "64GiB", "resources": {"MEMORY": 60e9}}),
-    "slurm-gpus-per-node.sbatch": ("slurm", "worker", {"gpus_per_node": 4, "gpu_request": "gpus-per-node", "constraint": "gpu&hbm80g"}),
+    "slurm-two-nodes.sbatch": (
+        "slurm",
+        "worker",
+        {"nodes_per_job": 2, "gpus_per_node": 4, "cores": 8, "interface": "ib0"},
+    ),
+    "slurm-cpu.sbatch": (
+        "slurm",
+        "worker",
+        {"gpus_per_node": 0, "cores": 8, "memory": "64GiB", "resources": {"MEMORY": 60e9}},
+    ),
+    "slurm-gpus-per-node.sbatch": (
+        "slurm",
+        "worker",
+        {"gpus_per_node": 4, "gpu_request": "gpus-per-node", "constraint": "gpu&hbm80g"},
+    ),
     "slurm-whole-nodes.sbatch": ("slurm", "worker", {"gpus_per_node": 4, "gpu_request": "none", "queue": "gh"}),
-    "slurm-ucx-rmm.sbatch": ("slurm", "worker", {"protocol": "ucx", "rmm_pool_size": 0.8, "enable_nvlink": False, "rmm_async": True}),
+    "slurm-ucx-rmm.sbatch": (
+        "slurm",
+        "worker",
+        {"protocol": "ucx", "rmm_pool_size": 0.8, "enable_nvlink": False, "rmm_async": True},
+    ),
     "slurm-ucx-rmm-scheduler.sbatch": (
         "slurm",
         "scheduler",
@@ -68,8 +90,16 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "job_extra_directives": ["-m n", '-W group_list="my group"', "-l site_needed=static"],
         },
     ),
-    "pbs-scheduler.pbs": ("pbs", "scheduler", {"queue": "gpu", "gpus_per_node": 4, "gpu_type": "a100", "select_extra": "cputype=milan"}),
-    "pbs-two-nodes.pbs": ("pbs", "worker", {"nodes_per_job": 2, "gpus_per_node": 4, "cores": 8, "interface": "ib0", "name": "two.of"}),
+    "pbs-scheduler.pbs": (
+        "pbs",
+        "scheduler",
+        {"queue": "gpu", "gpus_per_node": 4, "gpu_type": "a100", "select_extra": "cputype=milan"},
+    ),
+    "pbs-two-nodes.pbs": (
+        "pbs",
+        "worker",
+        {"nodes_per_job": 2, "gpus_per_node": 4, "cores": 8, "interface": "ib0", "name": "two.of"},
+    ),
     "pbs-mpiexec.pbs": (
         "pbs",
         "worker",
@@ -81,8 +111,16 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "pbs_launcher": "mpiexec --ppn 1",
         },
     ),
-    "pbs-flat.pbs": ("pbs", "worker", {"queue": "gpuvolta", "gpus_per_node": 4, "cores": 48, "memory": "190GB", "pbs_shape": "flat"}),
-    "pbs-cpu.pbs": ("pbs", "worker", {"gpus_per_node": 0, "cores": 8, "job_directives_skip": ["-l mem", "-c"], "place": "excl"}),
+    "pbs-flat.pbs": (
+        "pbs",
+        "worker",
+        {"queue": "gpuvolta", "gpus_per_node": 4, "cores": 48, "memory": "190GB", "pbs_shape": "flat"},
+    ),
+    "pbs-cpu.pbs": (
+        "pbs",
+        "worker",
+        {"gpus_per_node": 0, "cores": 8, "job_directives_skip": ["-l mem", "-c"], "place": "excl"},
+    ),
     "local-worker.sh": ("local", "worker", {"gpus_per_node": 2, "walltime": "1h"}),
     "local-scheduler.sh": ("local", "scheduler", {"gpus_per_node": 2, "idle_timeout": "1h"}),
 }
@@ -101,21 +139,33 @@ def test_golden(name: str) -> None:
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_golden_scripts_and_those_of_the_project_pass_shellcheck() -> None:
     scripts = [*sorted(GOLDEN.iterdir()), *sorted((Path(__file__).parents[2] / "ci").iterdir())]
-    subprocess.run(["shellcheck", *[str(path) for path in scripts if path.is_file() and path.suffix != ".txt"]], check=True)
+    subprocess.run(
+        ["shellcheck", *[str(path) for path in scripts if path.is_file() and path.suffix != ".txt"]], check=True
+    )
 
 
-@pytest.mark.parametrize(("value", "expected"), [("gpu", "gpu"), ("a b", '"a b"'), ("x\\y", '"x\\\\y"'), ('"', '"\\""'), ("#", '"#"')])
+@pytest.mark.parametrize(
+    ("value", "expected"), [("gpu", "gpu"), ("a b", '"a b"'), ("x\\y", '"x\\\\y"'), ('"', '"\\""'), ("#", '"#"')]
+)
 def test_directives_are_quoted_for_sbatch_s_own_parser(value: str, expected: str) -> None:
     assert quoted(value) == expected
 
 
 def test_a_directive_is_skipped_by_its_name_not_by_substring() -> None:
-    given = BASE | {"job_directives_skip": ["--mem"], "memory": "1GB", "job_extra_directives": ["-N run-new", "--ntasks=1"]}
+    given = BASE | {
+        "job_directives_skip": ["--mem"],
+        "memory": "1GB",
+        "job_extra_directives": ["-N run-new", "--ntasks=1"],
+    }
     with pytest.raises(OptionError, match="-N is set by nodes_per_job"):
         render("slurm", "worker", resolve("slurm", given), PLACE)
     text = render("slurm", "worker", resolve("slurm", given | {"job_directives_skip": ["-N", "--mem"]}), PLACE)
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
-    assert "#SBATCH -N run-new" in directives and "#SBATCH --ntasks=1" in directives and "#SBATCH --ntasks-per-node=1" in directives
+    assert (
+        "#SBATCH -N run-new" in directives
+        and "#SBATCH --ntasks=1" in directives
+        and "#SBATCH --ntasks-per-node=1" in directives
+    )
     assert not [line for line in directives if "--mem" in line or "--nodes" in line]
 
 
@@ -142,9 +192,13 @@ def test_a_directive_is_skipped_with_its_dashes_or_without(system: str, skip: st
 
 @pytest.mark.parametrize(("system", "skip"), [("slurm", "memm"), ("slurm", "-n"), ("pbs", "-l mm"), ("pbs", "--mem")])
 def test_a_skip_that_leaves_nothing_out_is_refused(system: str, skip: str) -> None:
-    with pytest.raises(OptionError, match=f"job_directives_skip: this script has no directive '{skip}'.* The directives are"):
+    with pytest.raises(
+        OptionError, match=f"job_directives_skip: this script has no directive '{skip}'.* The directives are"
+    ):
         render(system, "worker", resolve(system, BASE | {"job_directives_skip": [skip]}), PLACE)
-    render("local", "worker", resolve("local", BASE | {"job_directives_skip": [skip]}), PLACE)  # it may be meant for another batch system
+    render(
+        "local", "worker", resolve("local", BASE | {"job_directives_skip": [skip]}), PLACE
+    )  # it may be meant for another batch system
 
 
 def test_an_option_that_hpcgpu_owns_is_refused_among_the_extra_directives() -> None:
@@ -153,7 +207,8 @@ def test_an_option_that_hpcgpu_owns_is_refused_among_the_extra_directives() -> N
 
 
 @pytest.mark.parametrize(
-    ("value", "quoted"), [("a/b:c^d", "a/b:c^d"), ("a b", "'a b'"), ("it's", "'it'\"'\"'s'"), ("#", "'#'"), ("\\", "'\\'")]
+    ("value", "quoted"),
+    [("a/b:c^d", "a/b:c^d"), ("a b", "'a b'"), ("it's", "'it'\"'\"'s'"), ("#", "'#'"), ("\\", "'\\'")],
 )
 def test_pbs_directives_are_quoted_for_qsub_which_reads_as_a_shell_does(value: str, quoted: str) -> None:
     assert pbs.system.scripts().quote(value) == quoted
@@ -191,15 +246,28 @@ def test_pbs_directives_that_cannot_be(directives: list[str], message: str) -> N
 
 
 def test_pbs_directives_are_skipped_by_resource() -> None:
-    given = BASE | {"walltime": "1h", "job_directives_skip": ["-l walltime", "-k"], "job_extra_directives": ["-l walltime=2:00:00"]}
-    lines = [line for line in render("pbs", "worker", resolve("pbs", given), PLACE).splitlines() if line.startswith("#PBS")]
+    given = BASE | {
+        "walltime": "1h",
+        "job_directives_skip": ["-l walltime", "-k"],
+        "job_extra_directives": ["-l walltime=2:00:00"],
+    }
+    lines = [
+        line for line in render("pbs", "worker", resolve("pbs", given), PLACE).splitlines() if line.startswith("#PBS")
+    ]
     assert "#PBS -l walltime=2:00:00" in lines and "#PBS -l walltime=01:00:00" not in lines
-    assert [line for line in lines if line.startswith("#PBS -l select=")] and not [line for line in lines if line.startswith("#PBS -k")]
+    assert [line for line in lines if line.startswith("#PBS -l select=")] and not [
+        line for line in lines if line.startswith("#PBS -k")
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "parsed"),
-    [("--exclusive", ("--exclusive", None)), ("-C gpu", ("-C", "gpu")), ('--a="b c"', ("--a", "b c")), ("--a b", ("--a", "b"))],
+    [
+        ("--exclusive", ("--exclusive", None)),
+        ("-C gpu", ("-C", "gpu")),
+        ('--a="b c"', ("--a", "b c")),
+        ("--a b", ("--a", "b")),
+    ],
 )
 def test_directives_of_the_user_are_taken_apart(text: str, parsed: tuple[str, str | None]) -> None:
     assert parse_directive(text, slurm.system.scripts()) == parsed

@@ -7,7 +7,9 @@ from pathlib import Path
 from hpcgpu.display.jobinfo import JobInfo
 from hpcgpu.display.table import JobTable
 
-JOB = JobInfo(id="1", kind="worker", name="demo-0", state="running", reason="", waited=2.0, node="n1", workers=1, log=Path("/log"))
+JOB = JobInfo(
+    id="1", kind="worker", name="demo-0", state="running", reason="", waited=2.0, node="n1", workers=1, log=Path("/log")
+)
 
 
 def test_a_table_that_is_not_fresh_says_how_old_it_is() -> None:

@@ -1,4 +1,6 @@
-"""Dask's TLS connections as `hpcgpu.fabric.tls` makes them: what a healthy connection bears, how one ends, and who is dropped."""
+"""Dask's TLS connections as `hpcgpu.fabric.tls` makes them: what a healthy connection bears, how one ends, and who is
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def security() -> Security:
 
 
 def leave_error() -> None:
-    """Leave an entry in this thread's queue of OpenSSL errors, as CPython does when a connection breaks under OpenSSL 3.4 and later."""
+    """Leave an entry in this thread's queue of OpenSSL errors, as CPython does when a connection breaks under OpenSSL
+    3.4 and later.
+    """
     try:
         library = ctypes.PyDLL(_ssl.__file__)
         new, set_error = library.ERR_new, library.ERR_set_error
@@ -116,7 +120,8 @@ async def test_cpython_still_needs_that(upstream: None, security: Security) -> N
             await there.write("still here")
             with contextlib.suppress(CommClosedError):
                 assert await reading != "still here", (
-                    "this CPython clears OpenSSL's error queue itself (python/cpython#148594): once the oldest that hpcgpu supports does, "
+                    "this CPython clears OpenSSL's error queue itself (python/cpython#148594): once the oldest that "
+                    "hpcgpu supports does, "
                     "remove clear_errors from hpcgpu/fabric/tls.py"
                 )
         finally:
@@ -192,7 +197,9 @@ def test_a_peer_that_goes_away_without_a_word_does_not_break_another_connection(
 
 @pytest.mark.parametrize("unread", [False, True], ids=["idle", "with an unread answer"])
 @pytest.mark.parametrize("way", ["close", "shutdown and close"])
-def test_a_plain_peer_sees_our_end_of_a_connection_as_an_end_and_keeps_its_others(security: Security, way: str, unread: bool) -> None:
+def test_a_plain_peer_sees_our_end_of_a_connection_as_an_end_and_keeps_its_others(
+    security: Security, way: str, unread: bool
+) -> None:
     client, server = contexts(security, client=False, server=True)
     (peer, ours), (other, other_far) = raw_pair(client, server), raw_pair(client, server)
     peer.suppress_ragged_eofs = False  # an end without close_notify would raise
@@ -403,11 +410,15 @@ async def test_a_certificate_that_is_not_valid_now_is_said_with_its_date_and_thi
     for seen in (probed, waited):
         assert words.format(name="demo") in str(seen.value)
         assert socket.gethostname() in str(seen.value)
-    assert words.format(name="demo").replace("the certificate of cluster demo", "the cluster's certificate") in str(connected.value)
+    assert words.format(name="demo").replace("the certificate of cluster demo", "the cluster's certificate") in str(
+        connected.value
+    )
 
 
 async def test_a_scheduler_whose_clock_is_wrong_is_named(ours: None, tmp_path: Path) -> None:
-    """Its clock cannot be set here: the client shows another certificate than the one whose dates it knows, which has expired."""
+    """Its clock cannot be set here: the client shows another certificate than the one whose dates it knows, which has
+    expired.
+    """
     key, good = certificate(-DAY, DAY)
     old_key, old = certificate(-2 * DAY, -DAY, "old")
     there, here = cluster(tmp_path / "there", key, good + old), cluster(tmp_path / "here", old_key, old)
@@ -423,12 +434,17 @@ def test_what_is_said_of_dates() -> None:
     day = 86400.0
     assert certificates.trouble(0, 2 * day, now=day, host="login1") == ""
     assert certificates.trouble(day, 2 * day, now=0, host="login1", what="it") == (
-        "it is not valid before 1970-01-02 00:00:00 UTC, and the clock of login1 says 1970-01-01 00:00:00 UTC: check the clock of login1"
+        "it is not valid before 1970-01-02 00:00:00 UTC, and the clock of login1 says 1970-01-01 00:00:00 UTC: check "
+        "the clock of login1"
     )
-    assert "it expired on 1970-01-02 00:00:00 UTC" in certificates.trouble(0, day, now=2 * day, host="login1", what="it")
+    assert "it expired on 1970-01-02 00:00:00 UTC" in certificates.trouble(
+        0, day, now=2 * day, host="login1", what="it"
+    )
 
 
-@pytest.mark.parametrize("reason", ["SSLV3_ALERT_CERTIFICATE_EXPIRED", "SSL/TLS_ALERT_CERTIFICATE_EXPIRED", "SSLV3_ALERT_BAD_CERTIFICATE"])
+@pytest.mark.parametrize(
+    "reason", ["SSLV3_ALERT_CERTIFICATE_EXPIRED", "SSL/TLS_ALERT_CERTIFICATE_EXPIRED", "SSLV3_ALERT_BAD_CERTIFICATE"]
+)
 def test_a_peer_that_refuses_a_certificate_for_its_dates_has_a_wrong_clock(reason: str) -> None:
     error = ssl.SSLError(1, reason)
     error.reason = reason

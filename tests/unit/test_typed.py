@@ -41,8 +41,9 @@ from datetime import timedelta
 from hpcgpu import LocalGPUCluster, PBSGPUCluster, SlurmGPUCluster, SlurmGPURunner
 
 cluster = SlurmGPUCluster(
-    name="demo", jobs=2, gpus_per_node=4, walltime=timedelta(hours=2), memory="60GB", env={"A": "1"}, qos="high", partition="gpu",
-    scheduler={"queue": "small", "dashboard_address": ":0"}, rmm_pool_size=0.5, security=None, job_extra_directives=["--exclusive"],
+    name="demo", jobs=2, gpus_per_node=4, walltime=timedelta(hours=2), memory="60GB", env={"A": "1"}, qos="high",
+    partition="gpu", scheduler={"queue": "small", "dashboard_address": ":0"}, rmm_pool_size=0.5, security=None,
+    job_extra_directives=["--exclusive"],
 )
 cluster.add_worker_group("big", jobs=1, memory="1TB", gpus_per_node=0, constraint="bigmem")
 PBSGPUCluster(walltime="2h", scheduler="local", select_extra="system=polaris").add_worker_group("big", place="scatter")
@@ -58,10 +59,13 @@ WRONG = {
     "SlurmGPUCluster(walltime=60)": 'Argument "walltime" to "SlurmGPUCluster" has incompatible type "int"',
     "SlurmGPUCluster(gpus_per_node='4')": 'Argument "gpus_per_node" to "SlurmGPUCluster" has incompatible type "str"',
     "SlurmGPUCluster(protocol='http')": 'Argument "protocol" to "SlurmGPUCluster" has incompatible type',
-    "SlurmGPUCluster(job_extra_directives='--exclusive')": 'Argument "job_extra_directives" to "SlurmGPUCluster" has incompatible type "str"',
-    "SlurmGPUCluster(scheduler={'jobs': 1})": 'Argument "scheduler" to "SlurmGPUCluster" has incompatible type "dict[str, int]"',
+    "SlurmGPUCluster(job_extra_directives='--exclusive')": 'Argument "job_extra_directives" to "SlurmGPUCluster" '
+    'has incompatible type "str"',
+    "SlurmGPUCluster(scheduler={'jobs': 1})": 'Argument "scheduler" to "SlurmGPUCluster" has '
+    'incompatible type "dict[str, int]"',
     "SlurmGPUCluster(scheduler='remote')": 'Argument "scheduler" to "SlurmGPUCluster" has incompatible type',
-    "cluster.add_worker_group('big', cores='4')": 'Argument "cores" to "add_worker_group" of "SlurmGPUCluster" has incompatible type "str"',
+    "cluster.add_worker_group('big', cores='4')": 'Argument "cores" to "add_worker_group" of "SlurmGPUCluster" '
+    'has incompatible type "str"',
     "cluster.add_worker_group('big', place='x')": 'Unexpected keyword argument "place"',
     "SlurmGPURunner(queue='gpu')": 'Unexpected keyword argument "queue"',
 }
@@ -93,25 +97,35 @@ def _class(name: str, bases: str, fields: Mapping[str, Field[Any]]) -> str:
 def test_the_types_are_those_of_the_options() -> None:
     if os.environ.get("HPCGPU_UPDATE_GOLDEN"):
         TYPED.write_text(typed())
-    assert TYPED.read_text() == typed(), "hpcgpu/configuration/typed.py differs from the options: HPCGPU_UPDATE_GOLDEN=1 writes it anew"
+    assert TYPED.read_text() == typed(), (
+        "hpcgpu/configuration/typed.py differs from the options: HPCGPU_UPDATE_GOLDEN=1 writes it anew"
+    )
 
 
 def test_a_type_checker_accepts_right_options_and_reports_wrong_names_and_types(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM + "\n".join(WRONG) + "\n")
     given = ["--strict", "--no-error-summary", "--cache-dir", str(tmp_path / "cache")]
-    done = subprocess.run([sys.executable, "-m", "mypy", *given, str(program)], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *given, str(program)], capture_output=True, text=True, cwd=tmp_path
+    )
     first = PROGRAM.count("\n") + 1
     found = [line.split(":", 2)[1:] for line in done.stdout.splitlines() if ": error: " in line]
     reports = {int(number): text for number, text in found}
     assert not [text for number, text in reports.items() if number < first], done.stdout
     for number, (line, message) in enumerate(WRONG.items(), first):
-        assert message in reports.get(number, ""), f"{line}: {reports.get(number, 'accepted')}\n{done.stdout}{done.stderr}"
+        assert message in reports.get(number, ""), (
+            f"{line}: {reports.get(number, 'accepted')}\n{done.stdout}{done.stderr}"
+        )
 
 
 def test_a_signature_lists_the_options_of_its_own_batch_system() -> None:
-    slurm, pbs, local = (set(inspect.signature(cls).parameters) for cls in (SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster))
+    slurm, pbs, local = (
+        set(inspect.signature(cls).parameters) for cls in (SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster)
+    )
     assert {"queue", "scheduler", "qos", "jobs"} < slurm and "pbs_shape" not in slurm
     assert {"queue", "scheduler", "pbs_shape", "pbs_launcher"} < pbs and "qos" not in pbs
     assert local == slurm & pbs
-    assert "walltime : str or timedelta, optional" in (SlurmGPUCluster.__doc__ or "") and "pbs_shape" not in (SlurmGPUCluster.__doc__ or "")
+    assert "walltime : str or timedelta, optional" in (SlurmGPUCluster.__doc__ or "") and "pbs_shape" not in (
+        SlurmGPUCluster.__doc__ or ""
+    )

@@ -1,4 +1,6 @@
-"""The table of `hpcgpu.upstream` is all that hpcgpu uses of other projects beyond their documented interfaces, and each has a canary."""
+"""The table of `hpcgpu.upstream` is all that hpcgpu uses of other projects beyond their documented interfaces, and each
+has a canary.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def private(name: str) -> bool:
 
 
 def of_upstream(tree: ast.AST) -> dict[str, str]:
-    """Return what a module calls by which name: what it imports from upstream, and arguments that are declared as such."""
+    """Return what a module calls by which name: what it imports from upstream, and arguments that are declared as
+    such.
+    """
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -91,7 +95,11 @@ def private_attributes(module: str) -> Iterator[Found]:
     """Yield private names that are read or called on something that is not hpcgpu's own."""
     upstream, own = of_upstream(TREES[module]), own_names()
     for node in ast.walk(TREES[module]):
-        if isinstance(node, ast.Attribute) and private(node.attr) and ast.unparse(node.value) not in ("self", "cls", "super()"):
+        if (
+            isinstance(node, ast.Attribute)
+            and private(node.attr)
+            and ast.unparse(node.value) not in ("self", "cls", "super()")
+        ):
             if root(node) in upstream or node.attr not in own:
                 yield Found(module, node.attr, node.lineno)
 
@@ -100,7 +108,9 @@ def replaced(module: str) -> Iterator[Found]:
     """Yield what is put into the place of something of upstream."""
     upstream = of_upstream(TREES[module])
     for node in ast.walk(TREES[module]):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+        )
         for target in targets:
             if not isinstance(target, ast.Attribute | ast.Subscript) or root(target) not in upstream:
                 continue
@@ -130,7 +140,9 @@ def inherited(module: str) -> Iterator[Found]:
         theirs = {name for base in bases for name in members(base) if private(name)}
         if not theirs:
             continue
-        for node in ast.walk(next(n for n in ast.walk(TREES[module]) if isinstance(n, ast.ClassDef) and n.name == cls.__name__)):
+        for node in ast.walk(
+            next(n for n in ast.walk(TREES[module]) if isinstance(n, ast.ClassDef) and n.name == cls.__name__)
+        ):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in theirs:
                 yield Found(module, node.name, node.lineno)
             elif isinstance(node, ast.Attribute) and node.attr in theirs and root(node) == "self":
@@ -147,9 +159,13 @@ def listed(found: Found) -> bool:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_what_is_used_of_upstream_beyond_its_documents_is_in_the_table(module: str) -> None:
-    missing = sorted({f for look in (private_attributes, replaced, inherited) for f in look(module) if not listed(f)}, key=str)
+    missing = sorted(
+        {f for look in (private_attributes, replaced, inherited) for f in look(module) if not listed(f)}, key=str
+    )
     told = ", ".join(f"{name} (line {line})" for _, name, line in missing)
-    assert not missing, f"{module} relies on {told}: add a Use with a canary to hpcgpu/upstream.py, or choose another name"
+    assert not missing, (
+        f"{module} relies on {told}: add a Use with a canary to hpcgpu/upstream.py, or choose another name"
+    )
 
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.name)
@@ -158,12 +174,18 @@ def test_what_the_table_has_is_used_where_it_says(use: Use) -> None:
     for place in use.used_in:
         sources = [path.read_text() for name, path in MODULES.items() if f"{name}.".startswith(f"{place}.")]
         assert any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) for text in sources), (
-            f"{place} does not use {use.name}: take it out of hpcgpu/upstream.py, and its canary where it has nothing else"
+            f"{place} does not use {use.name}: take it out of hpcgpu/upstream.py, and its canary where it has nothing "
+            "else"
         )
 
 
 def test_the_scan_finds_what_is_known_to_be_there() -> None:
-    found = {(f.module, f.name) for module in MODULES for look in (private_attributes, replaced, inherited) for f in look(module)}
+    found = {
+        (f.module, f.name)
+        for module in MODULES
+        for look in (private_attributes, replaced, inherited)
+        for f in look(module)
+    }
     assert {
         ("hpcgpu.runtime.recipients", "_find_recipient"),
         ("hpcgpu.runtime.dashboard", "start_http_server"),
@@ -200,9 +222,15 @@ def test_each_use_says_why_and_names_no_issue_of_another_form() -> None:
 def test_the_lower_end_of_what_is_tested_is_the_lower_bound_of_what_is_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    bounds = dict(text.split(">=") for text in (*project["dependencies"], *extras["cu12"], *extras["cu13"]) if ">=" in text)
+    bounds = dict(
+        text.split(">=") for text in (*project["dependencies"], *extras["cu12"], *extras["cu13"]) if ">=" in text
+    )
     pinned = dict(line.split("==") for line in (ROOT / "ci" / "lowest.txt").read_text().splitlines() if "==" in line)
     for name, release in TESTED.items():
         names = [name] if name in bounds else [f"{name}-cu12", f"{name}-cu13"]
-        assert {bounds[each] for each in names} == {release.lowest}, f"pyproject.toml has another lower bound for {name}"
-        assert {pinned[each] for each in names if each in pinned} == {release.lowest}, f"ci/lowest.txt has another release of {name}"
+        assert {bounds[each] for each in names} == {release.lowest}, (
+            f"pyproject.toml has another lower bound for {name}"
+        )
+        assert {pinned[each] for each in names if each in pinned} == {release.lowest}, (
+            f"ci/lowest.txt has another release of {name}"
+        )

@@ -41,5 +41,7 @@ def test_a_warning_points_to_the_line_of_the_user_or_to_none(tmp_path: Path) -> 
 def test_there_is_one_category_of_warnings_which_users_can_filter() -> None:
     assert issubclass(hpcgpu.ClusterWarning, UserWarning)
     package = Path(hpcgpu.__file__).parent
-    others = {path.name for path in package.rglob("*.py") if re.search(r"\b(?!Cluster)[A-Z]\w*Warning\b", path.read_text())}
+    others = {
+        path.name for path in package.rglob("*.py") if re.search(r"\b(?!Cluster)[A-Z]\w*Warning\b", path.read_text())
+    }
     assert others == {"errors.py"}, "where ClusterWarning is made from UserWarning"

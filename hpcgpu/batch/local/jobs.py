@@ -26,13 +26,17 @@ class JobRecord:
     walltime: float | None = None  # seconds
     after: str | None = None  # the job that must start, or end, before
     state: JobState = JobState.PENDING
-    verdict: JobState | None = None  # for a job that is being ended: its state then, if that does not depend on the exit code
+    verdict: JobState | None = (
+        None  # for a job that is being ended: its state then, if that does not depend on the exit code
+    )
     reason: str = ""
     start: float | None = None
     end: float | None = None
     exit_code: int | None = None
     supervisor: list[int] = field(default_factory=list)  # pid and start time, see `_identity`
-    leader: list[int] = field(default_factory=list)  # the same of the script's shell, which leads the session of the job
+    leader: list[int] = field(
+        default_factory=list
+    )  # the same of the script's shell, which leads the session of the job
 
 
 def startable(records: Sequence[JobRecord], gpus: Sequence[str], slots: int) -> list[tuple[JobRecord, list[str]]]:
@@ -90,7 +94,9 @@ def read_directives(text: str) -> dict[str, Any]:
             continue
         match = re.fullmatch(r'#HPCGPU\s+--([\w-]+)=(?:"((?:[^"\\]|\\["\\])*)"|([^\s"]+))\s*', line)
         if match is None:
-            raise SubmitRefused(f'`{line}` is not a directive of the form `#HPCGPU --option=value` or `#HPCGPU --option="value"`')
+            raise SubmitRefused(
+                f'`{line}` is not a directive of the form `#HPCGPU --option=value` or `#HPCGPU --option="value"`'
+            )
         option, quoted, plain = match.groups()
         value = plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
         if option == "job-name":
@@ -101,9 +107,13 @@ def read_directives(text: str) -> dict[str, Any]:
             fields["gpus"] = int(value)
         elif option == "time" and (parts := re.fullmatch("(?:(?:([0-9]+)-)?([0-9]+):([0-9]+):)?([0-9]+)", value)):
             days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
-            fields["walltime"] = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds) or None  # 0: no limit, as in Slurm
+            fields["walltime"] = (
+                float(((days * 24 + hours) * 60 + minutes) * 60 + seconds) or None
+            )  # 0: no limit, as in Slurm
         elif option in ("gpus", "time"):
             raise SubmitRefused(f"`{value}` is not a valid value of the directive --{option}")
         else:
-            raise SubmitRefused(f"unknown directive --{option}: this queue knows --job-name, --output, --gpus and --time")
+            raise SubmitRefused(
+                f"unknown directive --{option}: this queue knows --job-name, --output, --gpus and --time"
+            )
     return fields

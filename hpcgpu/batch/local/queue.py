@@ -1,17 +1,20 @@
-"""A queue of jobs on this machine, embedded in its clients: the same contract as Slurm, for laptops, workstations and tests.
+"""A queue of jobs on this machine, embedded in its clients: the same contract as Slurm, for laptops, workstations and
+tests.
 
-There is no daemon. The queue is a directory: one file per job, and a lock under which every call of every client moves the
-queue on. Each running job has a supervisor process, which outlives the client, ends the job and starts what may run next::
+There is no daemon. The queue is a directory: one file per job, and a lock under which every call of every client moves
+the queue on. Each running job has a supervisor process, which outlives the client, ends the job and starts what may run
+next::
 
     lock            held for milliseconds by whoever reads or writes the rest
     queue.json      the machine: its name, GPUs and job slots
     last-id         the last job id given away
     jobs/ID.json    the record of a job, kept after its end
     jobs/ID.sh      its script, and
-    jobs/ID.env     its environment: both only while the job is alive, which is how the live jobs are found among the ended
+    jobs/ID.env     its environment: both only while the job is alive, which is how the live jobs are found among the
+    ended
 
-A damaged file costs its own job only: a job whose record cannot be read is ended, and its new record says why. Linux only: process
-identity comes from ``/proc``.
+A damaged file costs its own job only: a job whose record cannot be read is ended, and its new record says why. Linux
+only: process identity comes from ``/proc``.
 """
 
 from __future__ import annotations
@@ -52,8 +55,9 @@ _T = TypeVar("_T")
 _GRACE = 3.0  # seconds between TERM and KILL
 _RETAINED = 1000  # ended jobs that are remembered
 
-#: Starts the supervisor from a shell that ends at once, so that no client has to reap it. Until the supervisor waits for TERM,
-#: TERM is ignored: a cancel that comes earlier is in the record, which the supervisor reads before it starts the script.
+#: Starts the supervisor from a shell that ends at once, so that no client has to reap it. Until the supervisor waits
+#: for TERM, TERM is ignored: a cancel that comes earlier is in the record, which the supervisor reads before it starts
+#: the script.
 _DETACH = 'trap "" TERM; exec "$@" </dev/null >/dev/null 2>&1 & echo $!'
 
 _REASONS = {JobState.FAILED: "NonZeroExitCode", JobState.TIMEOUT: "TimeLimit"}
@@ -95,7 +99,8 @@ class LocalQueue(BatchSystem):
     directory : Path, optional
         Where the queue is; default ``$HPCGPU_QUEUE_DIRECTORY``, else ``~/.hpcgpu/queue``.
     gpus : int, optional
-        Number of GPUs, with ids from ``"0"``; default those in ``CUDA_VISIBLE_DEVICES`` if it is set, else all of the machine.
+        Number of GPUs, with ids from ``"0"``; default those in ``CUDA_VISIBLE_DEVICES`` if it is set, else all of the
+        machine.
     slots : int, optional
         How many jobs may run at once; default twice the number of cores, at least 8.
     """
@@ -137,10 +142,14 @@ class LocalQueue(BatchSystem):
             content, cwd = script.read_bytes(), str(Path.cwd())
         except OSError as error:
             raise SubmitRefused(f"cannot submit {script}: {error}") from error
-        fields = {"name": script.name, "output": "hpcgpu-%j.out"} | read_directives(content.decode(errors="surrogateescape"))
+        fields = {"name": script.name, "output": "hpcgpu-%j.out"} | read_directives(
+            content.decode(errors="surrogateescape")
+        )
         if job_name:
             fields["name"] = job_name
-        environ = {k: v for k, v in clean_environment(os.environ).items() if k != "LC_ALL" and not k.startswith("HPCGPU_JOB_")}
+        environ = {
+            k: v for k, v in clean_environment(os.environ).items() if k != "LC_ALL" and not k.startswith("HPCGPU_JOB_")
+        }
         if "LC_ALL" in os.environ:
             environ["LC_ALL"] = os.environ["LC_ALL"]
         with self._locked() as machine:
@@ -148,7 +157,9 @@ class LocalQueue(BatchSystem):
             job = JobRecord(**fields, job_id=str(last + 1), cwd=cwd, after=after)
             if job.gpus > len(machine.gpus):
                 plural = "" if job.gpus == 1 else "s"
-                raise SubmitRefused(f"job {job.name!r} asks for {job.gpus} GPU{plural}, this machine has {len(machine.gpus)}")
+                raise SubmitRefused(
+                    f"job {job.name!r} asks for {job.gpus} GPU{plural}, this machine has {len(machine.gpus)}"
+                )
             if after is not None and not (re.fullmatch("[0-9]+", after) and 0 < int(after) <= last):
                 raise SubmitRefused(f"job {job.name!r} waits for job {after}, which this queue does not know")
             _store(self.directory / "last-id", last + 1)
@@ -220,7 +231,9 @@ class LocalQueue(BatchSystem):
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield self._machine()
             finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # a close alone would not free it if another thread has forked meanwhile
+                fcntl.flock(
+                    lock, fcntl.LOCK_UN
+                )  # a close alone would not free it if another thread has forked meanwhile
                 os.close(lock)
         except NotTrusted as error:
             raise BatchError(f"the local queue cannot be used: {error}") from error
@@ -264,7 +277,10 @@ class LocalQueue(BatchSystem):
 
     def _ids(self, suffix: str) -> list[str]:
         """Ids of the jobs that have such a file, in order of submission."""
-        return sorted((path.stem for path in self._jobs.glob(f"*{suffix}") if re.fullmatch("[1-9][0-9]{0,17}", path.stem)), key=int)
+        return sorted(
+            (path.stem for path in self._jobs.glob(f"*{suffix}") if re.fullmatch("[1-9][0-9]{0,17}", path.stem)),
+            key=int,
+        )
 
     def _close(self, job: JobRecord, state: JobState, reason: str = "", exit_code: int | None = None) -> None:
         """Record the end of a job, and forget the oldest ended ones."""
@@ -277,13 +293,17 @@ class LocalQueue(BatchSystem):
             (self._jobs / f"{job_id}.json").unlink()
 
     def _advance(self, machine: _Machine) -> None:
-        """Move the queue on: close jobs that have lost their supervisor or their record, start what may start, say why the rest waits."""
+        """Move the queue on: close jobs that have lost their supervisor or their record, start what may start, say why
+        the rest waits.
+        """
         for job_id in self._ids(".env"):
             if self._read(job_id) is None:
                 lost = JobRecord(job_id=job_id, name="", output="", cwd="")
                 end_all(partial(members, self._marks(lost), None), grace=0)
                 self._close(
-                    lost, JobState.FAILED, f"its record {self._jobs / job_id}.json is damaged or missing, so the queue ended the job"
+                    lost,
+                    JobState.FAILED,
+                    f"its record {self._jobs / job_id}.json is damaged or missing, so the queue ended the job",
                 )
         for job in self._live():
             if job.state is not JobState.PENDING and not _alive(job.supervisor):
@@ -298,7 +318,9 @@ class LocalQueue(BatchSystem):
                 self._write(job)
 
     def _launch(self, job: JobRecord, devices: list[str]) -> None:
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("HPCGPU_JOB_")}  # it is no part of the job we may be
+        environ = {
+            k: v for k, v in os.environ.items() if not k.startswith("HPCGPU_JOB_")
+        }  # it is no part of the job we may be
         supervise = [sys.executable, "-m", "hpcgpu.batch.local.queue", "run", str(self.directory), job.job_id]
         done = subprocess.run(
             ["/bin/sh", "-c", _DETACH, "sh", *supervise],
@@ -319,7 +341,9 @@ class LocalQueue(BatchSystem):
         self._write(replace(job, supervisor=supervisor))
 
     def _marks(self, job: JobRecord) -> dict[str, str]:
-        """Variables that tell the processes of this job from all others, and clients inside of it which queue is theirs."""
+        """Variables that tell the processes of this job from all others, and clients inside of it which queue is
+        theirs.
+        """
         return {"HPCGPU_JOB_ID": job.job_id, "HPCGPU_QUEUE_DIRECTORY": str(self.directory)}
 
     def _run_script(self, job: JobRecord, machine: _Machine) -> subprocess.Popen[bytes]:
@@ -353,7 +377,11 @@ class LocalQueue(BatchSystem):
     def supervise(self, job_id: str) -> None:
         """Run a job from its start to its end; the whole life of a supervisor process."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
-        for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):  # the shell had them ignored, the script shall not
+        for signum in (
+            signal.SIGINT,
+            signal.SIGQUIT,
+            signal.SIGTERM,
+        ):  # the shell had them ignored, the script shall not
             signal.signal(signum, signal.SIG_DFL)
         with self._locked(make=False) as machine:
             job = self._supervised(job_id)
@@ -371,7 +399,10 @@ class LocalQueue(BatchSystem):
             self._write(job)
         verdict = wait_for_end(script.pid, job.end)
         job = replace(job, state=JobState.COMPLETING, verdict=verdict)
-        with contextlib.suppress(BatchError), self._locked(make=False):  # whatever happens to the disk, the processes must end
+        with (
+            contextlib.suppress(BatchError),
+            self._locked(make=False),
+        ):  # whatever happens to the disk, the processes must end
             if (current := self._supervised(job_id)) and current.verdict:
                 job = current
             elif current:

@@ -1,7 +1,7 @@
 """OpenPBS and PBS Pro: qsub, qstat, qdel; qselect to find a job by its name, pbsnodes to know what can never run.
 
-Text formats throughout: the JSON of qstat leaves out jobs and is often invalid. Facts marked [recorded] were seen on a real OpenPBS
-23.06.06, man pages are OpenPBS's.
+Text formats throughout: the JSON of qstat leaves out jobs and is often invalid. Facts marked [recorded] were seen on a
+real OpenPBS 23.06.06, man pages are OpenPBS's.
 """
 
 from __future__ import annotations
@@ -57,16 +57,24 @@ _COMMENTS = [
 _DELETED = "91"  # substate of a job that was deleted, before or after it began [recorded]
 
 #: Errors of qsub after which the job may all the same have been accepted.
-_AMBIGUOUS = re.compile(r"timed?[ -]?out|end of file|connection (reset|aborted)|protocol error|broken pipe", re.IGNORECASE)
-#: Errors after which it certainly was not, and which pass: nobody listens, exit code 162 of qsub and qdel, 255 of qstat [recorded].
+_AMBIGUOUS = re.compile(
+    r"timed?[ -]?out|end of file|connection (reset|aborted)|protocol error|broken pipe", re.IGNORECASE
+)
+#: Errors after which it certainly was not, and which pass: nobody listens, exit code 162 of qsub and qdel, 255 of qstat
+#: [recorded].
 _TRANSIENT = re.compile(
-    r"cannot connect to server|couldn't connect to cluster|connection refused|server (is )?(busy|shutting down|too busy)"
-    r"|no route to host|network is unreachable|resource temporarily unavailable|unknown host|pbsconf error|munge (en|de)code",
+    r"cannot connect to server|couldn't connect to cluster|connection refused|server (is )?(busy|shutting down|too "
+    r"busy)"
+    r"|no route to host|network is unreachable|resource temporarily unavailable|unknown host|pbsconf error|munge "
+    r"(en|de)code",
     re.IGNORECASE,
 )
 #: Limits on how many jobs a user may have in a queue or at the server (OpenPBS, ``svr_messages.c``).
-_LIMITED = re.compile(r"maximum number of jobs|would exceed .*limit|limit .*(reached|on number of jobs)|too many jobs", re.IGNORECASE)
-#: Ids that are unknown (exit code 153) or have ended (35) are an answer, not an error [recorded]; so is a job that is just ending.
+_LIMITED = re.compile(
+    r"maximum number of jobs|would exceed .*limit|limit .*(reached|on number of jobs)|too many jobs", re.IGNORECASE
+)
+#: Ids that are unknown (exit code 153) or have ended (35) are an answer, not an error [recorded]; so is a job that is
+#: just ending.
 _GONE = re.compile(r"unknown job id|job has finished|invalid for state of job", re.IGNORECASE)
 
 #: ``0.pbs01``, alone on its line [recorded].
@@ -85,8 +93,8 @@ def parse_job_id(stdout: str) -> str | None:
 def parse_attributes(stdout: str) -> dict[str, dict[str, str]]:
     """Return the attributes of each job from ``qstat -f``.
 
-    Long lines are folded by a newline and a tab, anywhere, and sometimes before nothing [recorded]. A job whose end did not arrive
-    is left out: what a truncated answer does not say must not be believed to be so.
+    Long lines are folded by a newline and a tab, anywhere, and sometimes before nothing [recorded]. A job whose end did
+    not arrive is left out: what a truncated answer does not say must not be believed to be so.
     """
     jobs: dict[str, dict[str, str]] = {}
     job_id, attributes = "", dict[str, str]()
@@ -131,7 +139,9 @@ def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
 
 
 def _end(job: Mapping[str, str]) -> tuple[JobState, int | None]:
-    """Return how a job ended. Success is an Exit_status of 0 and nothing else: substate 92 alone is none (trap 2) [recorded]."""
+    """Return how a job ended. Success is an Exit_status of 0 and nothing else: substate 92 alone is none (trap 2)
+    [recorded].
+    """
     comment = printable(job.get("comment", ""))
     told = next((state for pattern, state in _COMMENTS if pattern.search(comment)), None)
     if not re.fullmatch(r"-?[0-9]{1,9}", job.get("Exit_status", "")):
@@ -155,11 +165,15 @@ def _reason(job: Mapping[str, str]) -> str:
         held = [f"{name} = {job[name]}" for name in ("Hold_Types", "depend") if name in job]
         return ", ".join([*held, *filter(None, [job.get("comment")])])
     exit_status = job.get("Exit_status", "")
-    return " ".join(filter(None, [job.get("comment", ""), f"(Exit_status = {exit_status})" if exit_status.startswith("-") else ""]))
+    return " ".join(
+        filter(None, [job.get("comment", ""), f"(Exit_status = {exit_status})" if exit_status.startswith("-") else ""])
+    )
 
 
 def _epoch(text: str) -> float | None:
-    """Parse ``Fri Nov 20 21:10:43 2026``, local time of the command (``ctime``, whose names are English whatever the locale)."""
+    """Parse ``Fri Nov 20 21:10:43 2026``, local time of the command (``ctime``, whose names are English whatever the
+    locale).
+    """
     match = re.fullmatch(r"\w{3} (\w{3}) +(\d{1,2}) (\d\d?):(\d\d?):(\d\d?) (\d{4})", text.strip(), re.ASCII)
     if match is None or match[1] not in _MONTHS:
         return None
@@ -184,8 +198,8 @@ def _number(text: str) -> float | None:
 class PBS(CommandBatch):
     """OpenPBS and PBS Pro, through their commands; see `CommandBatch` for the parameters.
 
-    The name of a job is kept whole in a variable of the job, and shortened for ``-N``, see `pbs_name`. PBS cannot avoid single nodes:
-    `submit` takes no notice of `exclude`.
+    The name of a job is kept whole in a variable of the job, and shortened for ``-N``, see `pbs_name`. PBS cannot avoid
+    single nodes: `submit` takes no notice of `exclude`.
     """
 
     name = "pbs"
@@ -196,7 +210,9 @@ class PBS(CommandBatch):
     reasons = REASONS
     query: ClassVar[Mapping[str, str]] = {"LC_ALL": "C"}
 
-    def __init__(self, *, timeout: float = 60.0, attempts: int = 4, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, *, timeout: float = 60.0, attempts: int = 4, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         super().__init__(timeout=timeout, attempts=attempts, sleep=sleep)
         self._nodes: Mapping[str, Mapping[str, str]] = {}
         self._nodes_asked = -_NODES_LAST
@@ -206,7 +222,9 @@ class PBS(CommandBatch):
     identifies = re.compile(r"^Server: ([\w.-]{1,200})[ \t]*$", re.ASCII | re.MULTILINE)
 
     def check(self) -> None:
-        """Raise `BatchError` when PBS's commands are not there, or when they are Torque's or Slurm's imitations of them."""
+        """Raise `BatchError` when PBS's commands are not there, or when they are Torque's or Slurm's imitations of
+        them.
+        """
         for command in ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls"):
             require(command, "hpcgpu needs PBS's commands: run this on a login node, perhaps after `module load pbs`.")
         result = run(["qstat", "--version"], timeout=self.timeout, extra_env=self.query)
@@ -216,13 +234,18 @@ class PBS(CommandBatch):
         if shutil.which("sbatch") or "slurm" in words.lower():
             whose = "they look like Slurm's wrappers for PBS commands (slurm-wlm-torque): use SlurmGPUCluster"
         else:
-            whose = "they look like Torque's. hpcgpu does not support Torque, which has no chunks (-l select) and no job history"
+            whose = (
+                "they look like Torque's. hpcgpu does not support Torque, which "
+                "has no chunks (-l select) and no job history"
+            )
         raise BatchError(
             f"the qsub and qstat on the PATH are not those of OpenPBS or PBS Pro: {whose}. `qstat --version` says "
             f"{words[:200] or f'nothing, exit code {result.returncode}'!r}"
         )
 
-    def submit_command(self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]) -> list[str]:
+    def submit_command(
+        self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]
+    ) -> list[str]:
         argv = ["qsub", "-N", pbs_name(job_name), "-v", f"{VARIABLE}={job_name}"]
         if logs is not None:
             argv += ["-o", str(logs / self.log_name(job_name, ""))]
@@ -234,14 +257,16 @@ class PBS(CommandBatch):
         return parse_job_id(stdout)
 
     def log_name(self, job_name: str, job_id: str) -> str:
-        """Return the file name of a job's log: qsub must be told it before there is an id, and has no placeholder for one."""
+        """Return the file name of a job's log: qsub must be told it before there is an id, and has no placeholder for
+        one.
+        """
         return f"{job_name}.log"
 
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         """One qstat for all jobs; ended ones are left out without ``-x`` [recorded].
 
-        qsub accepts what no node can ever fill [recorded]. Where no node is large enough for a waiting job, its reason says so, which
-        PBS itself only says of what is larger than all nodes together.
+        qsub accepts what no node can ever fill [recorded]. Where no node is large enough for a waiting job, its reason
+        says so, which PBS itself only says of what is larger than all nodes together.
         """
         jobs = self._qstat(sorted(job_ids, key=_order))
         statuses = {job_id: _status(job_id, job) for job_id, job in jobs.items()}
@@ -278,14 +303,16 @@ class PBS(CommandBatch):
     def _held(self, ids: list[str]) -> list[str]:
         """Hold the jobs that wait, so that none can start meanwhile, and return them.
 
-        qdel has no filter by state. A hold does nothing to a running job that is not to be checkpointed (OpenPBS, ``req_holdjob.c``), hence
-        ``-c n`` in the scripts; it is taken off again.
+        qdel has no filter by state. A hold does nothing to a running job that is not to be checkpointed (OpenPBS,
+        ``req_holdjob.c``), hence ``-c n`` in the scripts; it is taken off again.
         """
         waiting: list[str] = []
         try:
             self.ask(["qhold", "-h", "u", *ids], answered=_gone)
             jobs = self._qstat(ids)
-            waiting = [job_id for job_id, job in jobs.items() if _STATES.get(job.get("job_state", "")) is JobState.PENDING]
+            waiting = [
+                job_id for job_id, job in jobs.items() if _STATES.get(job.get("job_state", "")) is JobState.PENDING
+            ]
         finally:  # whatever the server said, nothing that stays may stay held
             self._release([job_id for job_id in ids if job_id not in waiting])
         return waiting
@@ -307,13 +334,16 @@ class PBS(CommandBatch):
     def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
         """Return the job around this process. PBS has no variable for the end of the walltime.
 
-        The node's index comes from the script where pbsdsh starts it, else from an MPI launcher: there is one process on each node, so
-        that its rank is the index.
+        The node's index comes from the script where pbsdsh starts it, else from an MPI launcher: there is one process
+        on each node, so that its rank is the index.
         """
         job_id = environ.get("PBS_JOBID")
         if not job_id:
             return None
-        indices = (environ.get(n) for n in ("HPCGPU_NODE", "PALS_NODEID", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PBS_NODENUM"))
+        indices = (
+            environ.get(n)
+            for n in ("HPCGPU_NODE", "PALS_NODEID", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PBS_NODENUM")
+        )
         node = next((int(index) for index in indices if index and index.isdigit()), 0)
         return OwnJob(job_id=job_id, name=environ.get(VARIABLE) or environ.get("PBS_JOBNAME", job_id), node=node)
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SYNTAX"]
 
-#: Memory of a job for each Dask process, where the user names none: the cgroup hook gives 256 MB to a job that asks for none.
+#: Memory of a job for each Dask process, where the user names none: the cgroup hook gives 256 MB to a job that asks for
+#: none.
 _MEMORY = 4 * 2**30
 
 
@@ -23,7 +24,9 @@ def quoted(value: object) -> str:
     """Quote a value for a directive: qsub takes it apart as a shell does (OpenPBS, ``make_argv`` of ``qsub.c``)."""
     text = str(value)
     refuse_control_characters(text)
-    return text if text and all(c.isascii() and (c.isalnum() or c in "_./:,@%+=-^") for c in text) else shlex.quote(text)
+    return (
+        text if text and all(c.isascii() and (c.isalnum() or c in "_./:,@%+=-^") for c in text) else shlex.quote(text)
+    )
 
 
 def time(seconds: int | None) -> str | None:

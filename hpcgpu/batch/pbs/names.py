@@ -19,10 +19,12 @@ def pbs_prefix(name: str) -> str:
 
 
 def pbs_name(name: str) -> str:
-    """Return what stands for a job's name after ``-N``: at most 15 characters, which old releases and every ``qstat`` stop at.
+    """Return what stands for a job's name after ``-N``: at most 15 characters, which old releases and every ``qstat``
+    stop at.
 
-    The end is kept, ``-12`` or ``-scheduler``, and as much of the beginning as there is room for. Letters, digits and ``- _ +`` may stand
-    in it, a letter first (OpenPBS, ``check_job_name``). It need not be unique: jobs are told apart by `VARIABLE`.
+    The end is kept, ``-12`` or ``-scheduler``, and as much of the beginning as there is room for. Letters, digits and
+    ``- _ +`` may stand in it, a letter first (OpenPBS, ``check_job_name``). It need not be unique: jobs are told apart
+    by `VARIABLE`.
     """
     name = pbs_prefix(name)
     end = match[0] if (match := re.search(r"-(\d{1,8}|scheduler)$", name)) else ""

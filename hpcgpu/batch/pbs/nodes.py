@@ -1,7 +1,7 @@
 """Whether any node of a PBS is large enough for a job, from what pbsnodes says.
 
-PBS says "Can Never Run" only of what is more than all nodes together; a chunk that is larger than every node waits for ever, as "Not
-Running" (seen on OpenPBS 23.06.06). Pure functions; where something is not known, nothing is said.
+PBS says "Can Never Run" only of what is more than all nodes together; a chunk that is larger than every node waits for
+ever, as "Not Running" (seen on OpenPBS 23.06.06). Pure functions; where something is not known, nothing is said.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _SETTINGS = frozenset({"mpiprocs", "ompthreads"})
 
 
 def parse_pbsnodes(stdout: str) -> dict[str, dict[str, str]]:
-    """Return the attributes of each vnode from ``pbsnodes -av``: a name, indented ``name = value`` lines, an empty line."""
+    """Return the attributes of each vnode from ``pbsnodes -av``: a name, indented ``name = value`` lines, an empty
+    line.
+    """
     nodes: dict[str, dict[str, str]] = {}
     attributes: dict[str, str] = {}
     for line in printable(stdout, None, lines=True).split("\n"):

@@ -31,9 +31,13 @@ def chunk(name: str, value: str) -> str:
     """Resources of a chunk: ``name=value``, several joined by colons; a value with a comma stands in double quotes."""
     line = values.text(name, value)
     if not re.fullmatch(rf"{_RESOURCE}(:{_RESOURCE})*", line):
-        raise OptionError(f"{name}={line!r} is not a list of resources: write 'gpu_type=a100', several joined by colons")
+        raise OptionError(
+            f"{name}={line!r} is not a list of resources: write 'gpu_type=a100', several joined by colons"
+        )
     if "ncpus=" in line or "ngpus=" in line or re.search(r"(^|:)(mem|mpiprocs)=", line):
-        raise OptionError(f"{name}={line!r}: ncpus, ngpus and mem are the options cores, gpus_per_node and memory; mpiprocs is 1")
+        raise OptionError(
+            f"{name}={line!r}: ncpus, ngpus and mem are the options cores, gpus_per_node and memory; mpiprocs is 1"
+        )
     return line
 
 
@@ -46,9 +50,14 @@ def resource_list(name: str, value: Mapping[str, str | int]) -> tuple[tuple[str,
             raise OptionError(f"{name}: {key!r} is not a valid name of a resource")
         if owner := _OWNED_RESOURCES.get(key):
             raise OptionError(f"{name}: {key} is set by {owner}")
-        if isinstance(amount, bool) or not isinstance(amount, str | int) or not re.fullmatch(r'[\w.@+%/:^=-]+|"[^"\s]+"', str(amount)):
+        if (
+            isinstance(amount, bool)
+            or not isinstance(amount, str | int)
+            or not re.fullmatch(r'[\w.@+%/:^=-]+|"[^"\s]+"', str(amount))
+        ):
             raise OptionError(
-                f"{name}[{key!r}]={amount!r} is not allowed: write letters, digits and . _ - + : @ % = / ^, and commas in double quotes"
+                f"{name}[{key!r}]={amount!r} is not allowed: write letters, digits and . _ - + : @ % = / ^, and commas "
+                "in double quotes"
             )
     return tuple((key, str(amount)) for key, amount in value.items())
 
@@ -65,7 +74,9 @@ class PBSJobOptions(JobOptions):
     }
 
     select_extra: str | None = option(
-        parse=chunk, nodes="inherited", doc="Further resources of each chunk, such as 'system=polaris' or 'cputype=milan:job_type=x'."
+        parse=chunk,
+        nodes="inherited",
+        doc="Further resources of each chunk, such as 'system=polaris' or 'cputype=milan:job_type=x'.",
     )
     resource_list: tuple[tuple[str, str], ...] = option(
         (),
@@ -81,7 +92,8 @@ class PBSJobOptions(JobOptions):
         "select",
         parse=values.choice("select", "flat"),
         inherited=True,
-        doc="How resources are requested: 'select' in chunks (-l select=1:ncpus=...), 'flat' each by itself (-l ncpus=..., as on NCI's "
+        doc="How resources are requested: 'select' in chunks (-l select=1:ncpus=...), "
+        "'flat' each by itself (-l ncpus=..., as on NCI's "
         "Gadi).",
     )
 
@@ -93,7 +105,8 @@ class PBSWorkerOptions(PBSJobOptions, WorkerOptions):
     pbs_launcher: str = option(
         "pbsdsh",
         parse=values.command,
-        doc="What starts a process on each node of a job of several nodes: 'pbsdsh', or an MPI launcher such as 'mpiexec --ppn 1', which "
+        doc="What starts a process on each node of a job of several nodes: 'pbsdsh', or "
+        "an MPI launcher such as 'mpiexec --ppn 1', which "
         "gets -n with the number of nodes.",
     )
 
@@ -113,6 +126,10 @@ def check(job: PBSJobOptions, where: str) -> None:
     if job.pbs_shape != "flat":
         return
     if isinstance(job, PBSWorkerOptions) and job.nodes_per_job > 1:
-        raise OptionError(f"{where}nodes_per_job={job.nodes_per_job} does not work with pbs_shape='flat': request more jobs instead")
+        raise OptionError(
+            f"{where}nodes_per_job={job.nodes_per_job} does not work with pbs_shape='flat': request more jobs instead"
+        )
     if job.select_extra:
-        raise OptionError(f"{where}select_extra belongs to chunks, and pbs_shape='flat' has none: write resource_list={{...}}")
+        raise OptionError(
+            f"{where}select_extra belongs to chunks, and pbs_shape='flat' has none: write resource_list={{...}}"
+        )

@@ -31,7 +31,8 @@ def queues() -> Queues:
 
 
 def parse_nodes(nodes: Mapping[str, Mapping[str, str]]) -> list[PBSQueue]:
-    """Return the kinds of GPU nodes of a PBS, from what pbsnodes says of their vnodes: a host may have one for each socket.
+    """Return the kinds of GPU nodes of a PBS, from what pbsnodes says of their vnodes: a host may have one for each
+    socket.
 
     Each node has a little more or less memory than the next: the least of a kind counts.
     """
@@ -44,10 +45,15 @@ def parse_nodes(nodes: Mapping[str, Mapping[str, str]]) -> list[PBSQueue]:
         of_queue: dict[tuple[str, str], list[Mapping[str, str]]] = {}
         for vnode in host:
             if total([vnode], "ngpus"):
-                of_queue.setdefault((vnode.get("queue", ""), vnode.get("resources_available.gpu_type", "")), []).append(vnode)
+                of_queue.setdefault((vnode.get("queue", ""), vnode.get("resources_available.gpu_type", "")), []).append(
+                    vnode
+                )
         for (queue, gpu_type), vnodes in of_queue.items():
             gpus = total(vnodes, "ngpus")
             others = sum(total(v, "ngpus") for (name, _), v in of_queue.items() if name == queue) - gpus
             kind = (queue, gpus, total(vnodes, "ncpus"), gpu_type, others)
             kinds[kind] = min(total(vnodes, "mem") // 2**20, kinds.get(kind, 2**62))
-    return [PBSQueue(name, gpus, cores, memory, gpu_type, others=others) for (name, gpus, cores, gpu_type, others), memory in kinds.items()]
+    return [
+        PBSQueue(name, gpus, cores, memory, gpu_type, others=others)
+        for (name, gpus, cores, gpu_type, others), memory in kinds.items()
+    ]

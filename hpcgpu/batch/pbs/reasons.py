@@ -8,22 +8,28 @@ from hpcgpu.batch.base import Outlook, Reasons
 
 __all__ = ["REASONS"]
 
-#: Comments of jobs (OpenPBS, ``job_info.c`` of its scheduler; those recorded in tests/queue), and the attributes that hold a job. The first
-#: that is found counts.
+#: Comments of jobs (OpenPBS, ``job_info.c`` of its scheduler; those recorded in tests/queue), and the attributes that
+#: hold a job. The first that is found counts.
 _COMMENTS = [
     (
         r"Can Never Run: .*resource",
         Outlook.NEVER,
-        "no node can ever give what it asks for: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and `nodes_per_job`",
+        "no node can ever give what it asks for: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and "
+        "`nodes_per_job`",
     ),
     (r"Can Never Run", Outlook.NEVER, "it can never run as it is: change what it asks for"),
     (
         r"Not Running: .*; (no node has|\d+ times)",
         Outlook.NEVER,
-        "no node of its queue is large enough: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and `nodes_per_job`",
+        "no node of its queue is large enough: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and "
+        "`nodes_per_job`",
     ),
     # Before the holds, as it is held too.
-    (r".*too many failed attempts", Outlook.NEVER, "PBS could not start it several times and now holds it: ask the site's support"),
+    (
+        r".*too many failed attempts",
+        Outlook.NEVER,
+        "PBS could not start it several times and now holds it: ask the site's support",
+    ),
     (r"Hold_Types = \w*u", Outlook.NEVER, "you hold it: release it with `qrls`"),
     (r"(Hold_Types = s, )?depend = ", Outlook.WAIT, "it starts once the scheduler job has started"),
     (r"Hold_Types = \w*[osp]", Outlook.NEVER, "the system holds it: ask the site's support"),
@@ -40,7 +46,8 @@ _COMMENTS = [
     (
         r"Not Running: .*([Dd]edicated|reservation|primetime|cross into)",
         Outlook.SITE,
-        "it would still run when a reserved time begins, often maintenance: with a shorter `walltime` it may run before that",
+        "it would still run when a reserved time begins, often maintenance: with a shorter `walltime` it may run "
+        "before that",
     ),
     (
         r"Not Running: .*([Qq]ueue .*not (started|an execution)|not started|ineligible state|provision)",

@@ -1,7 +1,7 @@
 """Slurm: sbatch, squeue, scancel, and sacct where there is accounting.
 
-Text formats throughout: the JSON of squeue changed its schema in 22.05, 23.11 and 24.05. Facts marked [probe] were seen on a
-real Slurm 22.05.8.
+Text formats throughout: the JSON of squeue changed its schema in 22.05, 23.11 and 24.05. Facts marked [probe] were seen
+on a real Slurm 22.05.8.
 """
 
 from __future__ import annotations
@@ -50,10 +50,13 @@ _STATES = {
 }
 
 #: Errors after which the job may all the same have been accepted (Nextflow #970, for "Socket timed out").
-_AMBIGUOUS = re.compile(r"timed out|zero bytes were transmitted|connection (reset|aborted)|unexpected message", re.IGNORECASE)
+_AMBIGUOUS = re.compile(
+    r"timed out|zero bytes were transmitted|connection (reset|aborted)|unexpected message", re.IGNORECASE
+)
 #: Errors after which it certainly was not, and which pass.
 _TRANSIENT = re.compile(
-    r"unable to contact slurm controller|transport endpoint|connection (refused|failure)|resource temporarily unavailable"
+    r"unable to contact slurm controller|transport endpoint|connection (refused|failure)|resource temporarily "
+    r"unavailable"
     r"|temporarily unable|slurmctld.*(down|not respond)|slurm backup controller|communication (connection )?failure"
     # slurm.conf is not there, and no controller that could send it [probe]
     r"|dns srv lookup|fetch config|configuration source|unable to (status file|process configuration file)"
@@ -79,12 +82,16 @@ _JOB_ID = re.compile(r"([0-9]{1,18})(?:;\S+)?")
 
 
 def parse_state(word: str) -> JobState:
-    """Return the state for one of Slurm's names; ``CANCELLED by 1000`` and ``COMPLETING+`` count by their first word."""
+    """Return the state for one of Slurm's names; ``CANCELLED by 1000`` and ``COMPLETING+`` count by their first
+    word.
+    """
     return _STATES.get(re.split(r"[\s+,]", word.strip().upper(), maxsplit=1)[0], JobState.UNKNOWN)
 
 
 def parse_job_id(stdout: str) -> str | None:
-    """Return the id from ``sbatch --parsable``, tolerant of what site wrappers print around it (``jobid[;cluster]``)."""
+    """Return the id from ``sbatch --parsable``, tolerant of what site wrappers print around it
+    (``jobid[;cluster]``).
+    """
     lines = [line.strip() for line in stdout.splitlines()]
     for line in reversed(lines):
         if match := _JOB_ID.fullmatch(line):
@@ -177,9 +184,13 @@ class Slurm(CommandBatch):
     def check(self) -> None:
         """Raise `BatchError` when Slurm's commands are not there."""
         for command in ("sbatch", "squeue", "scancel"):
-            require(command, "hpcgpu needs Slurm's commands: run this on a login node, perhaps after `module load slurm`.")
+            require(
+                command, "hpcgpu needs Slurm's commands: run this on a login node, perhaps after `module load slurm`."
+            )
 
-    def submit_command(self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]) -> list[str]:
+    def submit_command(
+        self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]
+    ) -> list[str]:
         argv = ["sbatch", "--parsable", f"--job-name={job_name}"]
         if after is not None:
             argv.append(f"--dependency=after:{after}")
@@ -198,14 +209,24 @@ class Slurm(CommandBatch):
         return _only(ids, self._squeue([f"--jobs={','.join(ids)}", "--states=all"]))
 
     def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        """One sacct for all jobs; nothing where there is no accounting ("Slurm accounting storage is disabled", exit code 1).
+        """One sacct for all jobs; nothing where there is no accounting ("Slurm accounting storage is disabled", exit
+        code 1).
 
         A sacct that is missing or hangs tells nothing either: it must not take away what squeue said.
         """
         ids = sorted(job_ids)
         if not ids:
             return {}
-        argv = ["sacct", "-X", "-n", "-P", "-o", "JobIDRaw,State,ExitCode,NodeList,Start,End,JobName", "-j", ",".join(ids)]
+        argv = [
+            "sacct",
+            "-X",
+            "-n",
+            "-P",
+            "-o",
+            "JobIDRaw,State,ExitCode,NodeList,Start,End,JobName",
+            "-j",
+            ",".join(ids),
+        ]
         try:
             result = run(argv, timeout=min(self.timeout, _ACCOUNTING_TIMEOUT), extra_env=_QUERY)
         except BatchError:
@@ -231,7 +252,12 @@ class Slurm(CommandBatch):
         if not job_id:
             return None
         end = _epoch(environ.get("SLURM_JOB_END_TIME", ""))
-        return OwnJob(job_id=job_id, name=environ.get("SLURM_JOB_NAME", job_id), node=int(environ.get("SLURM_NODEID", "0")), end=end)
+        return OwnJob(
+            job_id=job_id,
+            name=environ.get("SLURM_JOB_NAME", job_id),
+            node=int(environ.get("SLURM_NODEID", "0")),
+            end=end,
+        )
 
     def _squeue(self, arguments: list[str], *, attempts: int | None = None) -> dict[str, JobStatus]:
         argv = ["squeue", "--noheader", f"--format={_SQUEUE_FORMAT}", *arguments]

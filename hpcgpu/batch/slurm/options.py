@@ -19,13 +19,18 @@ class SlurmJobOptions(JobOptions):
         "gres",
         parse=values.choice("gres", "gpus-per-node", "gpus", "none"),
         inherited=True,
-        doc="How GPUs are requested: by --gres, --gpus-per-node or --gpus; 'none' requests none, for sites that give whole nodes.",
+        doc="How GPUs are requested: by --gres, --gpus-per-node or --gpus; 'none' "
+        "requests none, for sites that give whole nodes.",
     )
     qos: str | None = option(parse=values.word, inherited=True, doc="Quality of service.")
     reservation: str | None = option(parse=values.word, inherited=True, doc="Reservation to run in.")
-    constraint: str | None = option(parse=values.filled, nodes="chosen", doc="Node features that are required, in Slurm's syntax.")
+    constraint: str | None = option(
+        parse=values.filled, nodes="chosen", doc="Node features that are required, in Slurm's syntax."
+    )
     prefer: str | None = option(
-        parse=values.filled, nodes="chosen", doc="Node features that are preferred but not required (Slurm 22.05 and later)."
+        parse=values.filled,
+        nodes="chosen",
+        doc="Node features that are preferred but not required (Slurm 22.05 and later).",
     )
 
 

@@ -24,7 +24,11 @@ _PENDING = [
     (r"JobHeldUser", Outlook.NEVER, "you hold it: release it with `scontrol release`"),
     (r"JobHeldAdmin|JobHoldMaxRequeue", Outlook.NEVER, "the system holds it: ask the site's support"),
     (r"(QOS|Assoc)MaxWall\w*", Outlook.NEVER, "its walltime is above your limit: ask for a shorter `walltime`"),
-    (r"(QOS|Assoc)Max\w*(PerJob|PerNode)\w*", Outlook.NEVER, "it asks for more than the limit for a single job: reduce what it asks for"),
+    (
+        r"(QOS|Assoc)Max\w*(PerJob|PerNode)\w*",
+        Outlook.NEVER,
+        "it asks for more than the limit for a single job: reduce what it asks for",
+    ),
     (r"(QOS|Assoc)Grp\w*", Outlook.LIMIT, "your group has reached its limit: other jobs must end first"),
     (
         r"(QOS|Assoc)Max\w*|Max\w*PerAccount|JobArrayTaskLimit",
@@ -37,7 +41,11 @@ _PENDING = [
         Outlook.SITE,
         "its nodes are reserved or down, often for maintenance: with a shorter `walltime` it may run before that",
     ),
-    (r"NodeDown|PartitionDown|PartitionInactive|Reservation\w*", Outlook.SITE, "its nodes or its queue are out of service"),
+    (
+        r"NodeDown|PartitionDown|PartitionInactive|Reservation\w*",
+        Outlook.SITE,
+        "its nodes or its queue are out of service",
+    ),
 ]
 
 
@@ -50,7 +58,8 @@ def pending(reason: str) -> tuple[Outlook, str] | None:
 REASONS = Reasons(
     pending=pending,
     failed={
-        "JobLaunchFailure": "the node could not start it, often because it cannot write the log there, or killed it because of its memory",
+        "JobLaunchFailure": "the node could not start it, often because it cannot write the "
+        "log there, or killed it because of its memory",
         "NonZeroExitCode": "its script failed",
         "RaisedSignal": "a signal ended it",
     },
@@ -59,6 +68,9 @@ REASONS = Reasons(
         (r"invalid account", "check `account`, and whether it may use `queue`"),
         (r"invalid partition", "check `queue`"),
         (r"invalid qos", "check `qos`"),
-        (r"node configuration is not available", "no node can satisfy it: check `gpu_type`, `constraint`, `cores` and `memory`"),
+        (
+            r"node configuration is not available",
+            "no node can satisfy it: check `gpu_type`, `constraint`, `cores` and `memory`",
+        ),
     ],
 )

@@ -75,7 +75,9 @@ class Abacus(CommandBatch):
         for command in ("ab-submit", "ab-list", "ab-cancel"):
             require(command, "Abacus' commands are needed: run this on a login node.")
 
-    def submit_command(self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]) -> list[str]:
+    def submit_command(
+        self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]
+    ) -> list[str]:
         return ["ab-submit", "--name", job_name, *(["--link", after] if after else []), str(script)]
 
     def read_job_id(self, stdout: str) -> str | None:

@@ -19,7 +19,12 @@ STATES = {
     JobState.CANCELLED: "withdrawn",
     JobState.TIMEOUT: "late",
 }
-REASONS = {"Resources": "no beads left", "Priority": "not your turn", "Dependency": "linked", "NonZeroExitCode": "bad sum"}
+REASONS = {
+    "Resources": "no beads left",
+    "Priority": "not your turn",
+    "Dependency": "linked",
+    "NonZeroExitCode": "bad sum",
+}
 OPTIONS = {"-name": "job-name", "-log": "output", "-beads": "gpus", "-minutes": "time"}
 
 
@@ -57,7 +62,11 @@ def submit() -> None:
 def show() -> None:
     """ab-list JOB..., or one of its options."""
     queue, given = LocalQueue(), sys.argv[1:]
-    facts = {"--version": "Abacus 1.0", "--frame": f"frame {queue.directory}", "--tiers": "wood 0 8 16000\nbrass 4 16 64000"}
+    facts = {
+        "--version": "Abacus 1.0",
+        "--frame": f"frame {queue.directory}",
+        "--tiers": "wood 0 8 16000\nbrass 4 16 64000",
+    }
     if given and given[0] in facts:
         print(facts[given[0]])
         return

@@ -16,7 +16,9 @@ __all__ = ["AbacusSchedulerOptions", "AbacusWorkerOptions", "check"]
 class AbacusJobOptions(JobOptions):
     """What a job asks of Abacus."""
 
-    tier: str | None = option(parse=values.choice("wood", "brass"), inherited=True, doc="Tier of beads: 'wood' or 'brass'.")
+    tier: str | None = option(
+        parse=values.choice("wood", "brass"), inherited=True, doc="Tier of beads: 'wood' or 'brass'."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
