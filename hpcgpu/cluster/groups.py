@@ -17,8 +17,8 @@ from hpcgpu.batch.reasons import Outlook, outlook
 from hpcgpu.options.common import WorkerOptions
 from hpcgpu.runtime.wire import Load, WaitingWork, WorkerLoad
 from hpcgpu.scaling import policy, repair, units
-from hpcgpu.scaling.failures import Failures
 from hpcgpu.scaling.policy import Demand, History, Hysteresis, JobView, Limits
+from hpcgpu.scaling.replacement import Failures
 from hpcgpu.scaling.walltime import margin
 
 if TYPE_CHECKING:

@@ -125,7 +125,7 @@ class InProcessScheduler:
         """Return nothing: it has no walltime."""
         return ""
 
-    def failure_report(self) -> str:
+    def loss_report(self, cluster: str) -> str:
         """Return what can be said of it."""
         return "the scheduler in this process has ended"
 

@@ -24,8 +24,8 @@ from hpcgpu.errors import BatchError
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import units
-from hpcgpu.scaling.failures import STABLE
 from hpcgpu.scaling.policy import Limits
+from hpcgpu.scaling.replacement import STABLE
 
 __all__ = ["CLOSE_TIMEOUT", "Reconciler"]
 
@@ -214,10 +214,7 @@ class Reconciler:
         """Take note that the cluster is lost, and cancel its worker jobs."""
         scheduler = self.state.scheduler
         assert scheduler is not None
-        await self.fail(
-            f"the scheduler of cluster {self.state.name} is gone, its worker jobs are cancelled: "
-            f"{scheduler.failure_report()}"
-        )
+        await self.fail(scheduler.loss_report(self.state.name))
 
     async def fail(self, failure: str) -> None:
         """Take note that the cluster is lost, tell it, and cancel its jobs."""

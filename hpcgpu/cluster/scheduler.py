@@ -78,8 +78,8 @@ class Scheduler(Protocol):
         """Return a warning that its walltime ends soon, once; empty otherwise."""
         ...
 
-    def failure_report(self) -> str:
-        """Return what happened to it when it has ended."""
+    def loss_report(self, cluster: str) -> str:
+        """Return what the user of this cluster is told when it has ended."""
         ...
 
     async def close(self) -> None:

@@ -106,6 +106,10 @@ class SchedulerJob(Job):
             f"results. For the next one, scheduler={{'walltime': ...}} gives it more time"
         )
 
+    def loss_report(self, cluster: str) -> str:
+        """Return what the user of this cluster is told when its job has ended, because somebody cancelled it, say."""
+        return f"the scheduler of cluster {cluster} is gone, its worker jobs are cancelled: {self.failure_report()}"
+
     async def submit(self) -> None:
         """Submit it, without waiting for anything; one to which this program attaches was submitted before."""
         if self.job_id is None:

@@ -16,7 +16,7 @@ from hpcgpu.cluster.registry import Registry
 from hpcgpu.cluster.scheduler import Scheduler
 from hpcgpu.cluster.scheduler_client import SchedulerClient
 from hpcgpu.errors import ClusterError
-from hpcgpu.scaling.failures import ClusterFailures
+from hpcgpu.scaling.replacement import ClusterFailures
 
 __all__ = ["ClusterState", "Tell"]
 

@@ -13,7 +13,7 @@ from hpcgpu.batch.base import JobState
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.job import Job
 from hpcgpu.cluster.phases import Draining, Ended
-from hpcgpu.scaling.failures import Outcome, classify
+from hpcgpu.scaling.replacement import Outcome, classify
 
 if TYPE_CHECKING:
     from hpcgpu.cluster.groups import WorkerGroup

@@ -1,1 +1,1 @@
-"""Decisions without I/O and without a clock: sizes, policy, failures, repair, walltime."""
+"""Decisions without I/O and without a clock: sizes, policy, replacement, repair, walltime."""

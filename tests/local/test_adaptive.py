@@ -103,7 +103,7 @@ def test_tasks_that_a_leaving_job_has_not_begun_go_to_others(queue: LocalQueue, 
 def test_jobs_that_are_cancelled_from_outside_do_not_count_against_a_task(
     queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.scaling.failures._BACKOFF", (0.0,) * 5)
+    monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (0.0,) * 5)
     options = CPU | {"worker_restarts": 20}
     with (
         LocalGPUCluster(**options, jobs=1, env=FAILURES) as cluster,
@@ -279,7 +279,7 @@ def test_a_job_that_took_too_much_memory_is_told_with_its_limit(queue: LocalQueu
 def test_a_submit_that_is_refused_for_now_is_tried_again(
     grumpy: Grumpy, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.scaling.failures._BACKOFF", (0.0, 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (0.0, 0.0, 0.0, 0.0, 0.0))
     with LocalGPUCluster(**CPU) as cluster:
         grumpy.refusal = BatchUnavailable("the controller is away")
         with told(r"was not submitted: the controller is away\nhpcgpu tries again in 0 s"):

@@ -78,7 +78,7 @@ def test_adaptive_brings_jobs_for_work_and_gives_them_back(pbs: Site, until: Unt
 def test_a_request_that_pbs_refuses_pauses_adaptive_scaling(
     pbs: Site, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.scaling.failures._BACKOFF", (0.0,) * 5)
+    monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (0.0,) * 5)
     with PBSGPUCluster(**CPU) as cluster, Client(cluster) as client:
         cluster.add_worker_group("odd", gpus_per_node=0, cores=1, queue="nosuch", resources={"ODD": 1})
         with told("qsub: Unknown queue"):

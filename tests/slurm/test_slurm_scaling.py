@@ -43,7 +43,7 @@ def test_adaptive_brings_jobs_for_work_and_gives_them_back(bed: SlurmBed, until:
 def test_a_request_that_slurm_refuses_pauses_adaptive_scaling(
     bed: SlurmBed, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.scaling.failures._BACKOFF", (0.0,) * 5)
+    monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (0.0,) * 5)
     with SlurmGPUCluster(**CPU) as cluster, Client(cluster) as client:
         cluster.add_worker_group("odd", gpus_per_node=0, constraint="nope", resources={"ODD": 1})
         with told("Invalid feature specification"):
@@ -167,7 +167,7 @@ def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, 
 def test_a_controller_that_is_away_loses_no_job_and_doubles_none(
     bed: SlurmBed, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.scaling.failures._BACKOFF", (0.0, 1.0, 1.0, 1.0, 1.0))
+    monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (0.0, 1.0, 1.0, 1.0, 1.0))
     with SlurmGPUCluster(**CPU) as cluster, Client(cluster) as client:
         adaptive = cluster.adapt(maximum_jobs=2, **ADAPT | {"idle_timeout": "10m"})
         assert client.submit(slow, 1).result() == 1

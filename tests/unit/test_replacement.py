@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcgpu.batch.base import JobState
-from hpcgpu.scaling.failures import Failures, Outcome, classify
+from hpcgpu.scaling.replacement import Failures, Outcome, classify
 
 
 @pytest.mark.parametrize(

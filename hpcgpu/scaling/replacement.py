@@ -1,4 +1,4 @@
-"""What went wrong with jobs: what kind of failure it was, when to try again, when to stop and say so. No I/O."""
+"""When a failed job is replaced, and when replacing stops: what kind of failure it was, how long to wait. No I/O."""
 
 from __future__ import annotations
 
