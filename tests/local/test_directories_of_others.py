@@ -85,6 +85,7 @@ class Trap:
 def trap() -> Iterator[Trap]:
     trap = Trap()
     yield trap
+    trap.listener.shutdown(socket.SHUT_RDWR)  # else its thread waits on for ever
     trap.listener.close()
 
 
