@@ -53,9 +53,9 @@ class CommandBatch(BatchSystem):
         What its words mean.
     query : mapping
         Environment of commands whose answer is parsed; not of the submit, which may hand its environment on to the job.
-    asks_version : tuple of str
+    version_command : tuple of str
         Command that prints the release.
-    asks_identity : tuple of str
+    identity_command : tuple of str
         Command that prints which queue this is ...
     identifies : re.Pattern
         ... and the line that does.
@@ -68,8 +68,8 @@ class CommandBatch(BatchSystem):
     per_job: ClassVar[re.Pattern[str]] = _NOTHING
     reasons: ClassVar[Reasons]
     query: ClassVar[Mapping[str, str]]
-    asks_version: ClassVar[tuple[str, ...]]
-    asks_identity: ClassVar[tuple[str, ...]]
+    version_command: ClassVar[tuple[str, ...]]
+    identity_command: ClassVar[tuple[str, ...]]
     identifies: ClassVar[re.Pattern[str]]
     _identity: str | None = None
 
@@ -82,9 +82,9 @@ class CommandBatch(BatchSystem):
 
     def version(self) -> str:
         """Return what the batch system says of its release."""
-        result = run(list(self.asks_version), timeout=self.timeout, extra_env=self.query)
+        result = run(list(self.version_command), timeout=self.timeout, extra_env=self.query)
         if result.returncode != 0:
-            raise BatchUnavailable(f"`{' '.join(self.asks_version)}` failed: {result.words}")
+            raise BatchUnavailable(f"`{' '.join(self.version_command)}` failed: {result.words}")
         return result.words
 
     def identity(self) -> str:
@@ -93,7 +93,7 @@ class CommandBatch(BatchSystem):
             match = None
             with contextlib.suppress(BatchError):
                 result = run(
-                    list(self.asks_identity), timeout=min(self.timeout, _IDENTITY_TIMEOUT), extra_env=self.query
+                    list(self.identity_command), timeout=min(self.timeout, _IDENTITY_TIMEOUT), extra_env=self.query
                 )
                 match = self.identifies.search(result.stdout) if result.returncode == 0 else None
             self._identity = match[1] if match else ""
@@ -137,13 +137,13 @@ class CommandBatch(BatchSystem):
         argv = self.submit_command(script, job_name, logs, after, exclude)
         uncertain = False  # no answer yet on whether the last attempt was accepted
         again = False  # an attempt that got no answer and was not found has been repeated
-        trouble = ""
+        problem = ""
         for _ in backoff(self.attempts, sleep=self.sleep):
             if uncertain:
                 try:
                     found = self.named(job_name, attempts=1)  # this loop asks again by itself
                 except BatchUnavailable as error:
-                    trouble = str(error)
+                    problem = str(error)
                     continue
                 if found:
                     return self._only(found[-1], job_name) if again else found[-1]
@@ -155,12 +155,12 @@ class CommandBatch(BatchSystem):
             try:
                 result = run(argv, timeout=self.timeout)
             except BatchUnavailable as error:
-                uncertain, trouble = True, str(error)
+                uncertain, problem = True, str(error)
                 continue
             job_id = self.read_job_id(result.stdout) if result.returncode == 0 else None
             if job_id is not None:
                 return self._only(job_id, job_name) if again else job_id
-            trouble = result.words
+            problem = result.words
             if result.returncode == 0 or self.ambiguous.search(result.words):
                 uncertain = True
             elif not self.transient.search(result.words):
@@ -176,12 +176,12 @@ class CommandBatch(BatchSystem):
             with contextlib.suppress(BatchUnavailable):
                 if found := self.named(job_name):
                     return self._only(found[-1], job_name) if again else found[-1]
-                if not uncertain and not self.transient.search(trouble):
+                if not uncertain and not self.transient.search(problem):
                     raise SubmitRefused(
-                        f"{self.title} refused job {job_name!r}: {trouble}{advice(trouble, self.reasons)}"
+                        f"{self.title} refused job {job_name!r}: {problem}{advice(problem, self.reasons)}"
                     )
-            raise AmbiguousSubmit(f"{self.title} did not say whether it accepted job {job_name!r}: {trouble}")
-        raise BatchUnavailable(f"{self.title} did not accept job {job_name!r}: {trouble}")
+            raise AmbiguousSubmit(f"{self.title} did not say whether it accepted job {job_name!r}: {problem}")
+        raise BatchUnavailable(f"{self.title} did not accept job {job_name!r}: {problem}")
 
     def find(self, job_name: str) -> list[str]:
         """Ids of the user's live jobs of that name."""
@@ -195,7 +195,7 @@ class CommandBatch(BatchSystem):
             self.cancel(i for i in self.find(job_name) if i != job_id)
         return job_id
 
-    def ask(self, argv: list[str], *, answered: Callable[[Result], bool], attempts: int | None = None) -> Result:
+    def call(self, argv: list[str], *, answered: Callable[[Result], bool], attempts: int | None = None) -> Result:
         """Run a command that may be repeated without harm until it succeeds.
 
         Parameters
@@ -205,17 +205,17 @@ class CommandBatch(BatchSystem):
             Whether a result with an exit code other than 0 is an answer too: ids that are unknown, for one.
         attempts : int, optional
         """
-        trouble = ""
+        problem = ""
         for _ in backoff(attempts or self.attempts, sleep=self.sleep):
             try:
                 result = run(argv, timeout=self.timeout, extra_env=self.query)
             except BatchUnavailable as error:
-                trouble = str(error)
+                problem = str(error)
                 continue
-            trouble = result.words or f"exit code {result.returncode}"
-            passing = self.transient.search(trouble) or self.ambiguous.search(trouble)
+            problem = result.words or f"exit code {result.returncode}"
+            passing = self.transient.search(problem) or self.ambiguous.search(problem)
             if result.returncode == 0 or (not passing and answered(result)):
                 return result
             if not passing:
                 break
-        raise BatchUnavailable(f"`{argv[0]}` failed: {trouble}")
+        raise BatchUnavailable(f"`{argv[0]}` failed: {problem}")

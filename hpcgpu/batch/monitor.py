@@ -1,6 +1,6 @@
 """The one poller of a cluster: joins what the queue answers over time into one view of every job.
 
-`observe` decides and is pure; `Monitor.ask` does the asking, as often as `hpcgpu.batch.cadence` says. Not knowing is
+`observe` decides and is pure; `Monitor.query` does the asking, as often as `hpcgpu.batch.cadence` says. Not knowing is
 not an answer: a failed poll keeps the last state. A job that the queue no longer knows is looked up in the accounting;
 `presumed_ended` is the one rule that says when it counts as ended.
 """
@@ -51,15 +51,15 @@ class View:
         Since when the queue no longer knows it.
     answers : int
         Answers in a row since then that left it out.
-    asked : bool
-        Whether the queue was asked at all since the submit.
+    polled : bool
+        Whether the queue has answered a query for it since the submit.
     """
 
     status: JobStatus
     submitted: float
     missing_since: float | None = None
     answers: int = 0
-    asked: bool = True
+    polled: bool = True
 
 
 def observe(
@@ -114,17 +114,17 @@ def observe(
 
 @dataclass(frozen=True)
 class Answer:
-    """What the batch system answered to one question: the ids asked for, or its excuse in `trouble`."""
+    """The answer of the batch system to one query for these jobs; `error` says why there is none."""
 
-    asked: frozenset[str]
+    job_ids: frozenset[str]
     queue: Mapping[str, JobStatus] = field(default_factory=dict)
     accounting: Mapping[str, JobStatus] = field(default_factory=dict)
-    trouble: str = ""
+    error: str = ""
 
 
 @dataclass
 class Monitor:
-    """The view of all jobs of one cluster. `ask` blocks and changes nothing; `take` changes the view and does not
+    """The view of all jobs of one cluster. `query` blocks and changes nothing; `record` changes the view and does not
     block.
 
     Parameters
@@ -133,20 +133,20 @@ class Monitor:
     grace : float, default 60
         Seconds for which a job may be unknown to the queue before it counts as ended.
     cadence : Cadence, optional
-        When the next poll is due; `take` keeps it.
+        When the next poll is due; `record` keeps it.
     """
 
     batch: BatchSystem
     grace: float = GRACE
     cadence: Cadence = field(default_factory=Cadence)
     views: dict[str, View] = field(default_factory=dict)
-    trouble: str = ""
+    error: str = ""
     #: Epoch seconds of the last answer on all jobs; None before the first.
     answered_at: float | None = None
 
     def watch(self, job_id: str, name: str, *, now: float) -> None:
         """Begin to watch a job that was just submitted."""
-        self.views[job_id] = View(JobStatus(job_id=job_id, state=JobState.PENDING, name=name), now, asked=False)
+        self.views[job_id] = View(JobStatus(job_id=job_id, state=JobState.PENDING, name=name), now, polled=False)
 
     def alive(self) -> frozenset[str]:
         """Ids of the jobs that have not ended, as far as is known."""
@@ -159,8 +159,8 @@ class Monitor:
         views = list(self.views.items())
         return frozenset(job_id for job_id, view in views if view.status.state.ended and view.missing_since is None)
 
-    def ask(self, job_ids: frozenset[str]) -> Answer:
-        """Ask the queue once for all these jobs, and the accounting for those that the queue left out."""
+    def query(self, job_ids: frozenset[str]) -> Answer:
+        """Query the queue once for these jobs, and the accounting for those that the queue left out."""
         if not job_ids:
             return Answer(job_ids)
         try:
@@ -168,10 +168,10 @@ class Monitor:
             missing = job_ids - set(queue)
             return Answer(job_ids, queue, self.batch.ended(missing) if missing else {})
         except BatchError as error:
-            return Answer(job_ids, trouble=str(error))
+            return Answer(job_ids, error=str(error))
 
-    def take(self, answer: Answer, *, now: float, waiting: bool | None = None) -> None:
-        """Join an answer with what is known.
+    def record(self, answer: Answer, *, now: float, waiting: bool | None = None) -> None:
+        """Record an answer.
 
         Parameters
         ----------
@@ -181,13 +181,13 @@ class Monitor:
         waiting : bool, optional
             Whether a change is waited for. Default: where a job is pending, or the queue does not know it.
         """
-        self.trouble = answer.trouble
-        if answer.trouble:
+        self.error = answer.error
+        if answer.error:
             self.cadence.failed(now=now)
             return
-        if answer.asked >= self.alive():
+        if answer.job_ids >= self.alive():
             self.answered_at = now
-        known = {job_id: self.views[job_id] for job_id in answer.asked}
+        known = {job_id: self.views[job_id] for job_id in answer.job_ids}
         self.views.update(observe(known, answer.queue, answer.accounting, now=now, grace=self.grace))
         states = {job_id: view.status.state for job_id, view in list(self.views.items())}
         unsettled = any(state in (JobState.PENDING, JobState.UNKNOWN) for state in states.values())
@@ -197,5 +197,5 @@ class Monitor:
         """Poll for all jobs that have not ended, if it is time to; return whether it was. Blocks."""
         if not self.cadence.due(now=now):
             return False
-        self.take(self.ask(self.alive()), now=now, waiting=waiting)
+        self.record(self.query(self.alive()), now=now, waiting=waiting)
         return True

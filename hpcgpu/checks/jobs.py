@@ -62,7 +62,7 @@ class Seen:
         Empty if the batch system refused the job.
     found : mapping
         What the job wrote; empty if it wrote nothing.
-    trouble : str
+    problem : str
         Why it wrote nothing.
     unreachable : str
         Why it could not be connected to; empty if it could.
@@ -78,7 +78,7 @@ class Seen:
         self.kind = kind
         self.job_id = ""
         self.found: Mapping[str, Any] = {}
-        self.trouble = ""
+        self.problem = ""
         self.unreachable = ""
         self.skew: float | None = None
         self.late = 0.0
@@ -96,7 +96,7 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
     """
     where, found = f"{seen.kind} job", seen.found
     if not found:
-        yield Line(where, "job", "failure", seen.trouble)
+        yield Line(where, "job", "failure", seen.problem)
         return
     yield Line(
         where, "job", "ok", f"{found['job']} ran on {found['host']}, {duration(seen.waited)} after it was submitted"
@@ -131,25 +131,25 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
         advice = "large clusters need more: raise the limit with `ulimit -n` in job_script_prologue"
         yield Line(where, "open files", "warning", f"at most {found['open_files']}", advice)
     if found["local_directory"]:
-        bad = found["local_directory"].startswith("trouble: ")
+        bad = found["local_directory"].startswith("error: ")
         advice = "set local_directory to a directory of your own that the node has" if bad else ""
         yield Line(
             where,
             "local_directory",
             "failure" if bad else "ok",
-            found["local_directory"].removeprefix("trouble: "),
+            found["local_directory"].removeprefix("error: "),
             advice,
         )
-    if seen.kind == "scheduler" and found["queue_trouble"]:
+    if seen.kind == "scheduler" and found["queue_error"]:
         advice = "`hpcgpu adapt` needs the queue's commands on compute nodes"
-        yield Line(where, "queue commands in the job", "warning", found["queue_trouble"], advice)
+        yield Line(where, "queue commands in the job", "warning", found["queue_error"], advice)
 
 
 def _gpu_lines(where: str, found: Mapping[str, Any], gpus: int) -> Iterator[Line]:
     if not gpus:
         return
-    if found["gpu_trouble"]:
-        yield Line(where, "GPUs", "failure", found["gpu_trouble"])
+    if found["gpu_error"]:
+        yield Line(where, "GPUs", "failure", found["gpu_error"])
         return
     about = found["environment"]
     named = f"{gpus} x {about.get('GPU', 'GPU')}" + (f", {about['GPU memory']}" if "GPU memory" in about else "")
@@ -185,9 +185,9 @@ def visibility(value: str | None) -> str:
 
 
 def _fabric_lines(where: str, found: Mapping[str, Any]) -> Iterator[Line]:
-    if found["interface_trouble"]:
+    if found["interface_error"]:
         yield Line(
-            where, "fabric", "failure", found["interface_trouble"], "set interface, or client_interface, to one of them"
+            where, "fabric", "failure", found["interface_error"], "set interface, or client_interface, to one of them"
         )
         return
     transports = ", ".join(found["node"]["transports"])
@@ -263,7 +263,7 @@ def _submit(seen: Seen, batch: BatchSystem, directory: ClusterDirectory, script:
         seen.job_id = batch.submit(script, job_name=job_name, logs=logs)
         directory.submitted(job_name, seen.job_id)
     except BatchError as error:
-        seen.trouble = str(error)
+        seen.problem = str(error)
         if not isinstance(error, AmbiguousSubmit):
             directory.refused(job_name)
 
@@ -309,8 +309,8 @@ def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: fl
         for kind, text in rendered.items():
             script = directory.write(render.script_name(options.system, kind), text)
             _submit(seen[kind], batch, directory, script, log_directory)
-            if seen[kind].trouble and kind == "worker" and options.worker.nodes_per_job != 1:
-                seen[kind].trouble += f" (the check asks for one node, not {options.worker.nodes_per_job})"
+            if seen[kind].problem and kind == "worker" and options.worker.nodes_per_job != 1:
+                seen[kind].problem += f" (the check asks for one node, not {options.worker.nodes_per_job})"
         _wait(directory, batch, seen, log_directory, quiet=quiet, timeout=timeout)
     finally:
         lines = _end(directory, batch)
@@ -338,10 +338,10 @@ def _end(directory: ClusterDirectory, batch: BatchSystem) -> list[Line]:
     try:
         left = stop(directory, batch)
     except BatchError as error:
-        trouble = f"the jobs of the check may still be in the queue: {error}"
+        problem = f"the jobs of the check may still be in the queue: {error}"
     else:
-        trouble = f"the jobs {' '.join(job.job_id for job in left)} are still in the queue" if left else ""
-    return [Line("login", "jobs", "failure", trouble, f"cancel them: hpcgpu stop {directory.path}")] if trouble else []
+        problem = f"the jobs {' '.join(job.job_id for job in left)} are still in the queue" if left else ""
+    return [Line("login", "jobs", "failure", problem, f"cancel them: hpcgpu stop {directory.path}")] if problem else []
 
 
 def _gpus(options: Options, kind: str) -> int:
@@ -368,7 +368,7 @@ def _wait(
     ended: dict[str, float] = {}
     with Progress(quiet) as progress:
         while waiting := {
-            kind: job_id for kind, job_id in jobs.items() if not seen[kind].found and not seen[kind].trouble
+            kind: job_id for kind, job_id in jobs.items() if not seen[kind].found and not seen[kind].problem
         }:
             directory.refresh()
             now = time.time()
@@ -379,7 +379,7 @@ def _wait(
                     _meet(seen[kind], json.loads(report.read_text()), directory, waited=now - began)
                     directory.write(f"{kind}.seen", "")
             looked = now
-            if monitor.poll_if_due(now=now, waiting=True) and not monitor.trouble:
+            if monitor.poll_if_due(now=now, waiting=True) and not monitor.error:
                 for job_id in waiting.values():
                     never = outlook(monitor.views[job_id].status) is Outlook.NEVER
                     unschedulable[job_id] = unschedulable[job_id] + 1 if never else 0
@@ -391,16 +391,16 @@ def _wait(
                     ended.setdefault(job_id, now)
                 log = logs / batch.log_name(view.status.name, job_id)
                 never = unschedulable[job_id] >= _POLLS_TO_BELIEVE
-                seen[kind].trouble = seen[kind].trouble or _lost(view, now - ended.get(job_id, now), never, log)
+                seen[kind].problem = seen[kind].problem or _lost(view, now - ended.get(job_id, now), never, log)
                 if timeout is not None and now - began > timeout:
-                    words = explain(view.status) if view.asked else "the queue does not answer"
-                    seen[kind].trouble = (
-                        seen[kind].trouble or f"job {job_id} sent no report within {duration(timeout)}: {words}"
+                    words = explain(view.status) if view.polled else "the queue does not answer"
+                    seen[kind].problem = (
+                        seen[kind].problem or f"job {job_id} sent no report within {duration(timeout)}: {words}"
                     )
             named = "; ".join(
                 f"{kind} job {job_id} {_state(monitor.views[job_id])}" for kind, job_id in waiting.items()
             )
-            why = f"the queue does not answer: {monitor.trouble}" if monitor.trouble else "waiting for the jobs"
+            why = f"the queue does not answer: {monitor.error}" if monitor.error else "waiting for the jobs"
             progress.update(f"check: {why}", f"{named}, for {duration(now - began)}")
             time.sleep(0.2)
 
@@ -416,7 +416,7 @@ def _lost(view: View, ended_for: float, never: bool, log: Path) -> str:
 
 
 def _state(view: View) -> str:
-    if not view.asked:
+    if not view.polled:
         return "submitted"
     reason = explain(view.status)
     return f"{view.status.state.value} ({reason})" if reason else view.status.state.value
@@ -433,7 +433,7 @@ def _tail(log: Path) -> str:
 def _meet(seen: Seen, found: Mapping[str, Any], directory: ClusterDirectory, *, waited: float) -> None:
     """Record the report of a job, and connect to it as a client does to the scheduler."""
     if found["token"] != directory.token():
-        seen.trouble = (
+        seen.problem = (
             "the job did not read the file that the login node wrote: the "
             "filesystem is not shared, or shows old content"
         )

@@ -112,7 +112,7 @@ def list_clusters(as_json: bool) -> None:
                     {"id": job.job_id, "name": job.name, "state": job.state.value, "reason": job.reason}
                     for job in cluster.jobs
                 ],
-                "trouble": cluster.trouble,
+                "problem": cluster.problem,
             }
             for cluster in found
         ]
@@ -124,7 +124,7 @@ def list_clusters(as_json: bool) -> None:
             "none" if cluster.known else "unknown"
         )
         age = duration(time.time() - cluster.created)
-        what = f"{jobs}; {cluster.trouble}" if cluster.trouble else jobs
+        what = f"{jobs}; {cluster.problem}" if cluster.problem else jobs
         table.append((cluster.directory.path.name, cluster.system or "unknown", age, what, str(cluster.directory.path)))
     if table:
         show(("name", "system", "age", "jobs", "directory"), table)
@@ -187,12 +187,12 @@ def _print(found: ClusterStatus) -> None:
     lines += [f"fabric     {found.fabric}"] * bool(found.fabric)
     lines += [f"manager    {found.manager or 'none: the number of jobs does not change'}"] * (found.state == "running")
     lines += [f"directory  {found.directory}"]
-    lines += [f"trouble    {found.trouble}"] * bool(found.trouble)
+    lines += [f"problem    {found.problem}"] * bool(found.problem)
     say("\n".join(lines) + "\n")
     if found.jobs:
         show_jobs(found.jobs)
     else:
-        click.echo("Its jobs are not known." if found.trouble else "The cluster has no jobs.")
+        click.echo("Its jobs are not known." if found.problem else "The cluster has no jobs.")
 
 
 @click.command()
@@ -253,12 +253,12 @@ def adapt(name: str, worker_group: str, **limits: Any) -> None:
     \b
     Example: hpcgpu adapt demo --minimum-jobs 1 --maximum-jobs 8
     """
-    from hpcgpu.cluster.unattended import ask
+    from hpcgpu.cluster.unattended import request
     from hpcgpu.remote.lookup import locate
     from hpcgpu.store.managers import AdaptArguments
 
     given = {key: value for key, value in limits.items() if value is not None}
-    say(ask(locate(name), worker_group, AdaptArguments(**given)))  # type: ignore[typeddict-item]  # click has read them
+    say(request(locate(name), worker_group, AdaptArguments(**given)))  # type: ignore[typeddict-item]  # click has read them
 
 
 def _forget_adapt(directory: ClusterDirectory, group: str) -> None:

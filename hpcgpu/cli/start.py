@@ -92,7 +92,7 @@ def start(
     Connect:  hpcgpu.connect("demo") in Python
     """
     from hpcgpu.cluster.discovery import cluster_class
-    from hpcgpu.cluster.unattended import ask
+    from hpcgpu.cluster.unattended import request
     from hpcgpu.errors import ClusterError
 
     if adapt and maximum_jobs is None:
@@ -115,7 +115,7 @@ def start(
     cluster.detach()
     try:
         scaling = (
-            ask(directory, "default", {"minimum_jobs": minimum_jobs, "maximum_jobs": maximum_jobs}) if adapt else ""
+            request(directory, "default", {"minimum_jobs": minimum_jobs, "maximum_jobs": maximum_jobs}) if adapt else ""
         )
     except ClusterError as error:
         raise ClusterError(

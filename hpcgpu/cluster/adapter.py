@@ -20,12 +20,12 @@ from distributed.security import Security
 from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.closing import Closing
 from hpcgpu.cluster.exit import guard, unguard
+from hpcgpu.cluster.messages import MessageLog
 from hpcgpu.cluster.periodic import Periodic
 from hpcgpu.cluster.reconciler import Reconciler
 from hpcgpu.cluster.scheduler_client import RpcClient
 from hpcgpu.cluster.starting import Starter
 from hpcgpu.cluster.state import ClusterState
-from hpcgpu.cluster.telling import Told
 from hpcgpu.cluster.waiting import what_jobs_wait_for
 from hpcgpu.cluster.worker_job import WorkerJob
 from hpcgpu.display.progress import Progress
@@ -49,7 +49,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
     reconciler : Reconciler
     options : Options
     security : Security
-    told : Told
+    messages : MessageLog
         What the reconciler tells the user.
     asynchronous, loop
         See `distributed.deploy.spec.SpecCluster`.
@@ -59,11 +59,18 @@ class Adapter(SpecCluster):  # type: ignore[misc]
     directory: ClusterDirectory
 
     def __init__(
-        self, reconciler: Reconciler, options: Options, security: Security, told: Told, *, asynchronous: bool, loop: Any
+        self,
+        reconciler: Reconciler,
+        options: Options,
+        security: Security,
+        messages: MessageLog,
+        *,
+        asynchronous: bool,
+        loop: Any,
     ) -> None:
         self.options = options
         self.reconciler = reconciler
-        self._told = told
+        self._messages = messages
         self._status = Status.created
         self._periodic = Periodic(reconciler, options.cluster)
         self._starter = Starter(reconciler, self._periodic, options, security)
@@ -164,7 +171,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
     # What upstream calls
 
     def _log(self, log: str) -> None:
-        self._told.log(log)
+        self._messages.log(log)
 
     def _update_worker_status(self, op: str, msg: Any) -> None:
         if op == "add":
@@ -274,7 +281,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         await self._starter.start()
         assert state.scheduler is not None
         address = state.scheduler.external_address or state.scheduler.address
-        state.tell.log(f"the scheduler is at {address}")
+        state.messages.log(f"the scheduler is at {address}")
         self.scheduler_comm = rpc(address, connection_args=self.security.get_connection_args("client"))
         await Cluster._start(self)
         state.client = client = RpcClient(self)

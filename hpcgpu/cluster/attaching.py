@@ -63,8 +63,8 @@ async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob)
     for job_id, submit in jobs.items():
         dispatcher.adopt(submit.name, job_id, submitted=submit.time)
     await dispatcher.poll()
-    if dispatcher.monitor.trouble:
-        raise BatchUnavailable(dispatcher.monitor.trouble)
+    if dispatcher.monitor.error:
+        raise BatchUnavailable(dispatcher.monitor.error)
     for job_id, submit in jobs.items():
         if submit.kind == "scheduler":
             scheduler.has_id(job_id)
@@ -76,7 +76,7 @@ async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob)
             _attach_worker_job(state, submit, job_id, directory.sizes())
     _restore_sizes(state, directory.sizes())
     await _check(state, scheduler, directory, security=options.cluster.security)
-    state.tell.log(f"took over {len(jobs)} jobs")
+    state.messages.log(f"took over {len(jobs)} jobs")
 
 
 async def _check(state: ClusterState, scheduler: SchedulerJob, directory: ClusterDirectory, *, security: bool) -> None:

@@ -33,7 +33,7 @@ class Closing:
     def __init__(self, state: ClusterState, *, quiet: bool) -> None:
         self.state = state
         self.quiet = quiet
-        self.trouble = ""
+        self.problem = ""
         self.left: list[str] = []
         self._deadline = time.monotonic() + CLOSE_TIMEOUT
 
@@ -42,7 +42,7 @@ class Closing:
         try:
             await asyncio.wait_for(in_thread(self.state.dispatcher.cancel_all, CLOSE_TIMEOUT / 2), CLOSE_TIMEOUT)
         except (BatchError, TimeoutError) as error:
-            self.trouble = str(error) or "the queue did not answer"
+            self.problem = str(error) or "the queue did not answer"
 
     async def wait(self) -> None:
         """Wait until the queue has none of them any more, or the time is over."""
@@ -50,7 +50,7 @@ class Closing:
         with Progress(self.quiet) as progress:
             for pause in (1.0, 1.0, *[2.0] * 30):  # a job takes its second to end; each look is a command to the queue
                 left = dispatcher.left()
-                if not left or self.trouble or time.monotonic() + pause > self._deadline:
+                if not left or self.problem or time.monotonic() + pause > self._deadline:
                     break
                 what = f"cluster {self.state.name}: waiting for its jobs to end"
                 progress.update(what, f"{ending(left)}, for {duration(self._deadline - time.monotonic())} at most")
@@ -69,11 +69,11 @@ class Closing:
                 claims.abandon(directory, dispatcher.token)
             else:
                 directory.remove_secrets()
-                if not self.left and not self.trouble:
+                if not self.left and not self.problem:
                     directory.close()
-        if self.left or self.trouble:
-            why = self.trouble or "they are ending"
-            state.tell.warn(
+        if self.left or self.problem:
+            why = self.problem or "they are ending"
+            state.messages.warn(
                 f"these jobs of cluster {state.name} may still be in the queue: {' '.join(self.left)} ({why})"
             )
         if (
@@ -81,14 +81,14 @@ class Closing:
             if state.failed
             else "\n".join(text.split("\n", 1)[0] for text in state.failures.unreported)
         ):
-            state.tell.warn(unreported)
+            state.messages.warn(unreported)
         for job in state.registry.active.values():
             job.drain(Drain.UNWANTED)
-        for job in state.registry.draining if not self.trouble else ():
+        for job in state.registry.draining if not self.problem else ():
             job.cancelled(now=state.now)
         if state.scheduler is not None:
             state.scheduler.heard(False)
-        if not self.left and not self.trouble:
+        if not self.left and not self.problem:
             unguard(dispatcher)
 
     def _nothing_submitted(self) -> bool:

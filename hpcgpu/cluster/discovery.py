@@ -24,6 +24,6 @@ async def discover() -> AsyncIterator[tuple[str, type[GPUCluster]]]:
     """Yield name and class of each cluster, for dask-ctl (entry point ``dask_cluster_discovery``)."""
     for found in find(cluster_directories()):
         if not found.readable:
-            warn(found.trouble)
+            warn(found.problem)
         elif found.system:
             yield found.directory.path.name, cluster_class(found.system)

@@ -51,7 +51,7 @@ class Dispatcher:
         self._ids: dict[str, str] = {}
         self._uncertain: set[str] = set()
         self._in_flight: set[str] = set()
-        self.trouble = ""
+        self.problem = ""
         self._changed = threading.Condition()
 
     def adopt(self, name: str, job_id: str, *, submitted: float) -> None:
@@ -186,13 +186,13 @@ class Dispatcher:
             if self.directory.is_of(self.token):
                 write(*arguments)
         except OSError as error:
-            self.trouble = f"the journal in {self.directory.path} cannot be written: {error.strerror}"
+            self.problem = f"the journal in {self.directory.path} cannot be written: {error.strerror}"
 
     async def poll(self, job_ids: Collection[str] | None = None) -> None:
         """Ask the queue once about these jobs (default: all that have not ended) and take what it answers."""
         alive = self.monitor.alive()
-        answer = await in_thread(self.monitor.ask, alive if job_ids is None else alive & frozenset(job_ids))
-        self.monitor.take(answer, now=self.clock())
+        answer = await in_thread(self.monitor.query, alive if job_ids is None else alive & frozenset(job_ids))
+        self.monitor.record(answer, now=self.clock())
 
     async def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
         """Cancel jobs by one command; those that are cancelled or have ended already are left out."""
@@ -240,12 +240,12 @@ class Dispatcher:
                 named = False
         ids = set(self._ids.values()) - self.monitor.ended()
         self.cancelled |= ids
-        troubles = []
+        problems = []
         try:
             if ids:
                 self.batch.cancel(ids)
         except BatchError as error:
-            troubles.append(str(error))
+            problems.append(str(error))
         if named:
             self._lock_out()
         for name in sorted(self._uncertain if named else ()):  # a job of that name would be the other cluster's
@@ -253,12 +253,12 @@ class Dispatcher:
                 self.batch.cancel(self.batch.find(name))
                 self._uncertain.discard(name)
             except BatchError as error:
-                troubles.append(f"whether job {name!r} exists is not known: {error}")
+                problems.append(f"whether job {name!r} exists is not known: {error}")
         with self._changed:
             if not self._changed.wait_for(lambda: not self._in_flight, timeout):
-                troubles.append(f"the submit of {', '.join(sorted(self._in_flight))} is still under way")
-        if troubles:
-            raise BatchUnavailable("; ".join(troubles))
+                problems.append(f"the submit of {', '.join(sorted(self._in_flight))} is still under way")
+        if problems:
+            raise BatchUnavailable("; ".join(problems))
 
     def _lock_out(self) -> None:
         """Remove the credentials, and mark the directory: nothing of this cluster can begin any more."""

@@ -95,7 +95,7 @@ class Drainer:
             state.report(f"jobs {names} could not be cancelled: {error}")
         except Exception as error:  # whatever it was, the jobs must not be forgotten
             self.stay(jobs, retry_at=state.now + RETRY)
-            state.tell.warn(f"internal error while jobs {names} were drained, hpcgpu tries again: {error!r}")
+            state.messages.warn(f"internal error while jobs {names} were drained, hpcgpu tries again: {error!r}")
         state.changed.set()
 
     async def _cancel_or_finish(self, jobs: list[WorkerJob], why: Drain, deadline: float | None) -> None:
@@ -105,8 +105,8 @@ class Drainer:
             ids = [job.job_id for job in waiting if job.job_id]
             await state.dispatcher.cancel(ids, only_pending=why is not Drain.BUDGET)
             await state.poll(ids)
-            if state.dispatcher.monitor.trouble:
-                raise BatchError(state.dispatcher.monitor.trouble)
+            if state.dispatcher.monitor.error:
+                raise BatchError(state.dispatcher.monitor.error)
         started = [job for job in waiting if job.alive and not job.pending]
         self.stay(started)  # they started just before they would have been cancelled: to be decided on anew
         running = [job for job in jobs if job not in waiting]
@@ -177,12 +177,14 @@ class Drainer:
             ):  # data that somebody came to want since the decision: the next one knows of it
                 job.group.adaptive.note(f"job {job.name} stays: its data fits nowhere else", now=now)
             elif deleted:
-                state.tell.warn(
+                state.messages.warn(
                     f"job {job.name} of the deleted group {job.group.name} stays until its data is released: it fits "
                     "nowhere else"
                 )
             else:
-                state.tell.warn(f"job {job.name} stays: its data fits nowhere else. Free some of it, and scale again")
+                state.messages.warn(
+                    f"job {job.name} stays: its data fits nowhere else. Free some of it, and scale again"
+                )
             if job.group.limits.fixed and not deleted:
                 job.group.resize(replace(job.group.limits, maximum=job.group.limits.maximum + 1))
 

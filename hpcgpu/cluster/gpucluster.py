@@ -25,11 +25,11 @@ from hpcgpu.cluster import starting
 from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.groups import WorkerGroup
+from hpcgpu.cluster.messages import MessageLog
 from hpcgpu.cluster.ownership import Ownership
 from hpcgpu.cluster.reading import Readable
 from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT, Reconciler
 from hpcgpu.cluster.state import ClusterState
-from hpcgpu.cluster.telling import Told
 from hpcgpu.configuration.resolve import resolve, resolve_group
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.warn import warn
@@ -136,12 +136,12 @@ class GPUCluster(Readable):
         """
         self.directory = directory
         registry = starting.registry_of(options, groups or {}, Dispatcher(self.batch, directory, manager))
-        told = Told(lambda: self._status == Status.starting)
-        state = ClusterState(options.cluster.name, registry.dispatcher, registry, ownership, told, time.time)
+        messages = MessageLog(lambda: self._status == Status.starting)
+        state = ClusterState(options.cluster.name, registry.dispatcher, registry, ownership, messages, time.time)
         reconciler = Reconciler(state, EnvironmentCheck(options.cluster.environment_check))
         ended = ownership.attached and not directory.tls.is_dir()  # `attach` says so
         security = credentials.security(directory) if options.cluster.security and not ended else Security()
-        super().__init__(reconciler, options, security, told, asynchronous=asynchronous, loop=loop)
+        super().__init__(reconciler, options, security, messages, asynchronous=asynchronous, loop=loop)
 
     def _undo_start(self) -> None:
         """Leave nothing behind of a cluster whose constructor raises."""

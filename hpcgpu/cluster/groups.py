@@ -138,7 +138,7 @@ class WorkerGroup:
             return None
         return status.end - margin(status.end - status.start, self.options.walltime_margin, job.work.nbytes)
 
-    def look_for_absent(self, job: WorkerJob, *, now: float) -> bool:
+    def record_absent(self, job: WorkerJob, *, now: float) -> bool:
         """Take note of the workers that a job lacks; whether it lacks them for good, which is said once."""
         names, work = units.workers_of(job.name, self.options), job.work
         work.absence = repair.observe(

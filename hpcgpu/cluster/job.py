@@ -225,7 +225,7 @@ class Job:
             state, reason = JobState.COMPLETING, "hpcgpu cancelled it"
         elif self.job_id is None:
             reason = "it is being submitted"
-        elif self.view is None or (not self.view.asked and not self.proven):
+        elif self.view is None or (not self.view.polled and not self.proven):
             reason = "the queue has not been asked about it yet"
         elif state is JobState.RUNNING:
             reason = self.shortage(now=now)

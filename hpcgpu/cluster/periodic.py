@@ -66,7 +66,7 @@ class Periodic:
             except NameLost as error:
                 await self.reconciler.fail(f"{error}: its jobs are cancelled")
             except Exception as error:  # whatever it was, the jobs need somebody to look after them
-                state.tell.warn(f"internal error while polling the queue, hpcgpu tries again: {error!r}")
+                state.messages.warn(f"internal error while polling the queue, hpcgpu tries again: {error!r}")
 
     async def _watch_stream(self, client: RpcClient) -> None:
         """Notice when the scheduler's stream of news ends, and open it again if the scheduler is still there."""

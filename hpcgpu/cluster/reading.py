@@ -60,7 +60,7 @@ class Readable(Adapter):
         contact = self._contact
         assert contact is not None
         workers = (await self.scheduler_comm.identity(n_workers=-1))["workers"]
-        links, _ = await report.look(self.scheduler_comm, workers)
+        links, _ = await report.query_links(self.scheduler_comm, workers)
         return Fabric(contact.workers.split("://", 1)[0], contact.fabric, contact.interface, links)
 
     @property
@@ -159,7 +159,7 @@ class Readable(Adapter):
     def _read_logs(self, cluster: bool, scheduler: bool, workers: bool | Iterable[str]) -> Logs:
         logs, jobs = Logs(), dict(self._state.registry.jobs)
         if cluster:
-            logs["Cluster"] = Log(self._told.text())
+            logs["Cluster"] = Log(self._messages.text())
         chosen = None if isinstance(workers, bool) else {units.job_of(w, jobs) or str(w) for w in workers}
         for job in jobs.values():
             wanted = scheduler if job.kind == "scheduler" else (workers if chosen is None else job.name in chosen)

@@ -97,7 +97,7 @@ class Reconciler:
         if fatal:
             self.state.report(fatal)
         if differing:
-            self.state.tell.warn(differing)
+            self.state.messages.warn(differing)
 
     async def observe_load(self) -> None:
         """Ask the scheduler what there is to do. Without an answer the last one counts."""
@@ -138,9 +138,9 @@ class Reconciler:
         if state.client is not None and state.scheduler is not None:
             state.scheduler.heard(state.client.listening)
         await state.poll()
-        if state.dispatcher.trouble:
-            state.tell.warn(state.dispatcher.trouble)
-            state.dispatcher.trouble = ""
+        if state.dispatcher.problem:
+            state.messages.warn(state.dispatcher.problem)
+            state.dispatcher.problem = ""
         state.failures.observe({name: job.queue_status for name, job in state.registry.jobs.items()})
         self._observe_jobs()
         state.changed.set()
@@ -198,7 +198,7 @@ class Reconciler:
         self._release_unschedulable()
         if state.client is not None and state.scheduler is not None:  # before that nobody would be told
             if warning := state.scheduler.end_is_near(now=now):
-                state.tell.warn(warning)
+                state.messages.warn(warning)
 
     def _release_unschedulable(self) -> None:
         """Cancel what adaptive scaling asked for and can never start: nobody may be there to read why."""
@@ -221,7 +221,7 @@ class Reconciler:
         state = self.state
         state.failures.lose(failure)
         state.failed = True
-        state.tell.warn(failure)
+        state.messages.warn(failure)
         for job in state.registry.active.values():
             job.drain(Drain.UNWANTED)
         try:
@@ -261,7 +261,7 @@ class Reconciler:
             return
         wait = group.failures.next_try - self.state.now
         when = f"{f' in {wait:.0f} s' if wait > 1 else ''}{' if there is work' if group.adaptive else ''}"
-        self.state.tell.warn(f"{message}\nhpcgpu replaces it{when}.")
+        self.state.messages.warn(f"{message}\nhpcgpu replaces it{when}.")
 
     # Decide
 
@@ -288,7 +288,7 @@ class Reconciler:
         for group in state.registry.all_groups():
             jobs = [job for job in state.registry.active.values() if job.group is group]
             # All are looked at before anything is said or done: several that lose workers together are one event.
-            lost = [job for job in jobs if state.listening and group.look_for_absent(job, now=state.now)]
+            lost = [job for job in jobs if state.listening and group.record_absent(job, now=state.now)]
             for job in lost:
                 self._tell_of_absent(job)
             self._drain_before_walltime(group, jobs)
@@ -303,7 +303,7 @@ class Reconciler:
         for job in jobs:
             ends = group.walltime_ends(job)
             if self.state.client is not None and ends is not None and self.state.now >= max(ends, job.retry_at):
-                self.state.tell.log(f"the walltime of job {job.name} ends soon: its workers retire")
+                self.state.messages.log(f"the walltime of job {job.name} ends soon: its workers retire")
                 self.drainer.drain([job.name], Drain.WALLTIME, deadline=job.queue_status.end)
 
     def _decide_size(self, group: WorkerGroup) -> None:
@@ -335,7 +335,7 @@ class Reconciler:
         if group.failures.paused:
             state.report(message)
         else:
-            state.tell.warn(message)
+            state.messages.warn(message)
 
     def scale_down(self, workers: set[str]) -> None:
         """Drain the jobs all of whose workers are named. Names of jobs count too."""

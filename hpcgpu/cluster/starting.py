@@ -108,7 +108,7 @@ class Starter:
             state.scheduler = job
         await state.scheduler.submit()
         for entry in state.scheduler.entries:
-            state.tell.log(f"submitted scheduler job {entry.job_id}")
+            state.messages.log(f"submitted scheduler job {entry.job_id}")
 
     def _scheduler_job(self) -> SchedulerJob:
         state = self.reconciler.state
@@ -123,8 +123,8 @@ def check(options: Options) -> None:
         if job is not None and job.local_directory is not None and "$" not in job.local_directory:
             check_local_directory(job.local_directory, everywhere=registry.system(options.system).one_machine)
     if options.scheduler is None and options.worker.interface:
-        if trouble := interfaces.missing(options.worker.interface, interfaces.addresses()):
-            raise OptionError(f"scheduler='local': {trouble}")
+        if problem := interfaces.missing(options.worker.interface, interfaces.addresses()):
+            raise OptionError(f"scheduler='local': {problem}")
 
 
 def warn_of_doubts(options: Options) -> None:

@@ -18,10 +18,10 @@ from hpcgpu.cluster.scheduler_client import SchedulerClient
 from hpcgpu.errors import ClusterError
 from hpcgpu.scaling.replacement import ClusterFailures
 
-__all__ = ["ClusterState", "Tell"]
+__all__ = ["ClusterState", "Messages"]
 
 
-class Tell(Protocol):
+class Messages(Protocol):
     """How the user learns of something."""
 
     def log(self, text: str) -> None:
@@ -45,7 +45,7 @@ class ClusterState:
     registry : Registry
         All jobs, and the groups of the worker jobs.
     ownership : Ownership
-    tell : Tell
+    messages : Messages
     clock : callable
         Returns epoch seconds.
     failures : ClusterFailures
@@ -71,7 +71,7 @@ class ClusterState:
     dispatcher: Dispatcher
     registry: Registry
     ownership: Ownership
-    tell: Tell
+    messages: Messages
     clock: Callable[[], float]
     failures: ClusterFailures = field(default_factory=ClusterFailures)
     scheduler: Scheduler | None = None
@@ -124,7 +124,7 @@ class ClusterState:
     def report(self, message: str) -> None:
         """Warn at once, and again at the next `wait_for_workers`, `repr` or `close`."""
         self.failures.unreported.append(message)
-        self.tell.warn(message)
+        self.messages.warn(message)
         self.changed.set()
 
     def supersede(self, why: str) -> None:

@@ -53,7 +53,7 @@ class Submitter:
         )
         if isinstance(error, SubmitLimited) and any(other.alive for other in group.jobs):
             group.failures.site_is_full(str(error), now=now)
-            state.tell.log(f"{message}. There are as many jobs as the site allows")
+            state.messages.log(f"{message}. There are as many jobs as the site allows")
             return
         for_good = isinstance(error, SubmitRefused | SubmitLimited) and group.adaptive is None
         group.failures.submit_refused(str(error), for_good=for_good, now=now)
@@ -62,4 +62,4 @@ class Submitter:
         if group.failures.paused or unknown or not isinstance(error, BatchError):
             state.report(message if for_good else f"{message}\n{group.failures.paused}".rstrip())
         else:
-            state.tell.warn(f"{message}\nhpcgpu tries again in {max(0.0, group.failures.next_try - now):.0f} s.")
+            state.messages.warn(f"{message}\nhpcgpu tries again in {max(0.0, group.failures.next_try - now):.0f} s.")

@@ -95,8 +95,8 @@ class LocalGPUCluster(GPUCluster):
             ("interface", options.worker.interface),
             ("client_interface", options.cluster.client_interface),
         ]:
-            if name is not None and (trouble := interfaces.missing(name, interfaces.addresses())):
-                raise OptionError(f"{option}: {trouble}")
+            if name is not None and (problem := interfaces.missing(name, interfaces.addresses())):
+                raise OptionError(f"{option}: {problem}")
 
 
 for _cls in (SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster):

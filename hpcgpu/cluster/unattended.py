@@ -24,13 +24,13 @@ from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
 from hpcgpu.store.managers import AdaptArguments
 
-__all__ = ["ask", "main"]
+__all__ = ["main", "request"]
 
 #: Seconds that the scheduler may take to start the manager: it asks the queue first.
 _TIMEOUT = 120.0
 
 
-def ask(directory: ClusterDirectory, group: str, arguments: AdaptArguments) -> str:
+def request(directory: ClusterDirectory, group: str, arguments: AdaptArguments) -> str:
     """Let the scheduler job scale a group of workers from now on, or as soon as it starts; return what was reached, for
     people.
 
@@ -72,13 +72,13 @@ def ask(directory: ClusterDirectory, group: str, arguments: AdaptArguments) -> s
     if contact is None:
         return f"{name}: adaptive scaling begins when its scheduler job does"
     try:
-        trouble = asyncio.run(asyncio.wait_for(_start(contact, directory), _TIMEOUT))
+        problem = asyncio.run(asyncio.wait_for(_start(contact, directory), _TIMEOUT))
     except (OSError, TimeoutError) as error:
-        trouble = f"its scheduler at {contact.client} does not answer ({error or type(error).__name__})"
-    if trouble:
+        problem = f"its scheduler at {contact.client} does not answer ({error or type(error).__name__})"
+    if problem:
         directory.request_adapt(earlier)
         raise ClusterError(
-            f"the scheduler job of cluster {name} cannot scale it: {trouble}. Let a program on a login node do it, by "
+            f"the scheduler job of cluster {name} cannot scale it: {problem}. Let a program on a login node do it, by "
             f"from_name({name!r}).adapt(...)"
         )
     return f"{name}: its scheduler job scales it from now on"
@@ -86,8 +86,8 @@ def ask(directory: ClusterDirectory, group: str, arguments: AdaptArguments) -> s
 
 async def _start(contact: Contact, directory: ClusterDirectory) -> str:
     async with scheduler_of(directory, contact) as scheduler:
-        if trouble := str(await scheduler.hpcgpu_manage()):
-            return trouble
+        if problem := str(await scheduler.hpcgpu_manage()):
+            return problem
         await scheduler.hpcgpu_release()
         return ""
 

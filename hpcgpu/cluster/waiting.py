@@ -24,8 +24,8 @@ __all__ = ["wait_for_workers", "wanted_workers", "what_jobs_wait_for"]
 def what_jobs_wait_for(state: ClusterState, jobs: Iterable[Job]) -> str:
     """Describe jobs that are waited for, and say so where the queue does not answer."""
     text = waiting_for(job.info(now=state.now) for job in jobs)
-    trouble = state.dispatcher.monitor.trouble
-    return f"{text} (the queue does not answer: {trouble})" if trouble else text
+    problem = state.dispatcher.monitor.error
+    return f"{text} (the queue does not answer: {problem})" if problem else text
 
 
 def wanted_workers(state: ClusterState) -> int:

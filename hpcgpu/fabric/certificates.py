@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["explain", "refusal", "trouble"]
+__all__ = ["explain", "problem", "refusal"]
 
 #: Of OpenSSL's X509_verify_cert_error_string: the certificate is not yet valid, it has expired.
 _NOT_YET, _EXPIRED = 9, 10
@@ -19,7 +19,7 @@ def _time(seconds: float) -> str:
     return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def trouble(begin: float, end: float, *, now: float, host: str, what: str = "the cluster's certificate") -> str:
+def problem(begin: float, end: float, *, now: float, host: str, what: str = "the cluster's certificate") -> str:
     """Return why a certificate cannot be used at this time; empty where it can.
 
     Parameters
@@ -75,13 +75,13 @@ def explain(
     peer : str
         Address of the other side.
     now, host
-        See `trouble`.
+        See `problem`.
     """
     dates = [
         (ssl.cert_time_to_seconds(str(one["notBefore"])), ssl.cert_time_to_seconds(str(one["notAfter"])))
         for one in authorities
     ]
-    here = next(filter(None, (trouble(begin, end, now=now, host=host) for begin, end in dates)), "")
+    here = next(filter(None, (problem(begin, end, now=now, host=host) for begin, end in dates)), "")
     if isinstance(error, ssl.SSLCertVerificationError):
         return here if error.verify_code in (_NOT_YET, _EXPIRED) else ""
     refused = refusal(error, peer)

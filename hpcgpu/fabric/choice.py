@@ -1,4 +1,4 @@
-"""Chooses protocol and network interface: `decide` and `incompatibility` are pure, `look` looks at this node."""
+"""Chooses protocol and network interface: `decide` and `incompatibility` are pure, `this_node` examines this node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcgpu.fabric import interfaces
 
-__all__ = ["Node", "TransportChoice", "decide", "incompatibility", "look", "nearest", "without_rdma"]
+__all__ = ["Node", "TransportChoice", "decide", "incompatibility", "nearest", "this_node", "without_rdma"]
 
 #: Bytes of locked memory below which UCX cannot register its buffers with an InfiniBand card; many systems give 64 KiB
 #: or 8 MiB.
@@ -36,7 +36,7 @@ class Node:
         Active InfiniBand ports, such as ``mlx5_0/1``.
     transports : tuple of str
         What UCX itself can use, such as ``rc_mlx5``.
-    ucx_trouble : str
+    ucx_error : str
         Why UCX could not tell.
     ucx_tls : str
         ``UCX_TLS``, which lets UCX use these alone; empty where it is not set.
@@ -51,7 +51,7 @@ class Node:
     has_ucxx: bool = False
     ports: tuple[str, ...] = ()
     transports: tuple[str, ...] = ()
-    ucx_trouble: str = ""
+    ucx_error: str = ""
     ucx_tls: str = ""
     locked_memory: int | None = None
     infiniband: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ def incompatibility(choice: TransportChoice, node: Node, protocol: str, interfac
         )
     own = decide(node, "auto", interface, gpu=True)
     if (
-        protocol == "auto" and choice.protocol == "ucx" and own.protocol != "ucx" and not node.ucx_trouble
+        protocol == "auto" and choice.protocol == "ucx" and own.protocol != "ucx" and not node.ucx_error
     ):  # Dask will see for itself
         return (
             f"the scheduler's node chose {choice.why}, but this node chose {own.why}. Exclude such nodes (Slurm: "
@@ -195,8 +195,8 @@ def _lacking(node: Node, interface: str | None, *, gpu: bool) -> str:
 
 
 def _lacking_in_ucx(node: Node) -> str:
-    if node.ucx_trouble:
-        return f"UCX did not start: {node.ucx_trouble}"
+    if node.ucx_error:
+        return f"UCX did not start: {node.ucx_error}"
     left_out = [what for what, names in (("InfiniBand", ("rc", "dc")), ("CUDA", ("cuda",))) if not _offers(node, names)]
     if left_out and node.ucx_tls:
         return f"UCX_TLS={node.ucx_tls} excludes {' and '.join(left_out)}"
@@ -251,7 +251,7 @@ def _over(interface: str | None) -> str:
     return f" over {interface}" if interface else ""
 
 
-def look(*, ucx: bool = True, sysfs: Path = Path("/sys/class/infiniband")) -> Node:
+def this_node(*, ucx: bool = True, sysfs: Path = Path("/sys/class/infiniband")) -> Node:
     """Return what this node has for a fabric.
 
     Parameters
@@ -262,7 +262,7 @@ def look(*, ucx: bool = True, sysfs: Path = Path("/sys/class/infiniband")) -> No
     """
     has_ucxx = importlib.util.find_spec("distributed_ucxx") is not None
     ports = active_infiniband_ports(sysfs)
-    transports, trouble = _ucx_transports() if ucx and has_ucxx and ports else ((), "")
+    transports, error = _ucx_transports() if ucx and has_ucxx and ports else ((), "")
     addresses = interfaces.addresses()
     cards = {port.split("/")[0] for port in ports}
     names = sorted(
@@ -272,7 +272,7 @@ def look(*, ucx: bool = True, sysfs: Path = Path("/sys/class/infiniband")) -> No
         has_ucxx=has_ucxx,
         ports=tuple(ports),
         transports=transports,
-        ucx_trouble=trouble,
+        ucx_error=error,
         ucx_tls=os.environ.get("UCX_TLS", ""),
         locked_memory=locked_memory(),
         infiniband=tuple(name for name in names if name in addresses),

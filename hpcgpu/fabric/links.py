@@ -32,21 +32,21 @@ async def describe(peers: Sequence[str], dask_worker: Worker) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``transports`` by peer, ``troubles`` by peer that cannot be connected to, ``nvlinks`` (active NVLinks of this
+        ``transports`` by peer, ``errors`` by peer that cannot be connected to, ``nvlinks`` (active NVLinks of this
         worker's GPU) and ``rates`` (see `line_rates`).
     """
-    transports, troubles = {}, {}
+    transports, errors = {}, {}
     for peer in peers:
         try:
             comm = await dask_worker.rpc.connect(peer)
         except OSError as error:
-            troubles[peer] = str(error)
+            errors[peer] = str(error)
             continue
         try:
             transports[peer] = _transports(comm)
         finally:
             dask_worker.rpc.reuse(peer, comm)
-    return {"transports": transports, "troubles": troubles, "nvlinks": _nvlinks(), "rates": line_rates()}
+    return {"transports": transports, "errors": errors, "nvlinks": _nvlinks(), "rates": line_rates()}
 
 
 def _transports(comm: Comm) -> list[str]:
@@ -105,13 +105,13 @@ async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Wo
     Returns
     -------
     dict
-        ``latency`` in seconds (half a round trip), ``bandwidth`` in bytes a second by size; or ``trouble`` in words.
+        ``latency`` in seconds (half a round trip), ``bandwidth`` in bytes a second by size; or ``error`` in words.
     """
     try:
         make = _device_buffer() if device else bytearray
         buffers = [make(size) for size in sizes]
     except Exception as error:  # each library has errors of its own for a GPU that is not there
-        return {"trouble": f"GPU memory cannot be used: {error}"}
+        return {"error": f"GPU memory cannot be used: {error}"}
     other = dask_worker.rpc(peer)
     result: dict[str, Any] = {"bandwidth": {}}
     try:
@@ -129,7 +129,7 @@ async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Wo
     except (
         Exception
     ) as error:  # a receiver without memory, or without what it takes to rebuild a buffer: any error of any library
-        result["trouble"] = f"not measured: {error or repr(error)}"
+        result["error"] = f"not measured: {error or repr(error)}"
     return result
 
 

@@ -17,7 +17,7 @@ from distributed.core import clean_exception
 from hpcgpu.display.text import columns
 from hpcgpu.fabric import links
 
-__all__ = ["NODE", "Fabric", "Link", "Measurement", "bench", "bench_table", "choose", "look"]
+__all__ = ["NODE", "Fabric", "Link", "Measurement", "bench", "bench_table", "choose", "query_links"]
 
 #: Pairs of workers that are queried, at most, of each of the two kinds.
 _MOST = 32
@@ -42,7 +42,7 @@ class Link:
         ``tls/ib0``.
     nvlinks : int
         Active NVLinks of the first worker's GPU.
-    trouble : str
+    error : str
         Why the transports are not known.
     """
 
@@ -51,7 +51,7 @@ class Link:
     same_node: bool
     transports: tuple[str, ...]
     nvlinks: int = 0
-    trouble: str = ""
+    error: str = ""
 
     @property
     def rdma(self) -> bool:
@@ -92,13 +92,13 @@ class Fabric:
     @property
     def rdma(self) -> bool | None:
         """Whether RDMA carries all connections across nodes; None while there is none."""
-        across = [link.rdma for link in self.links if not link.same_node and not link.trouble]
+        across = [link.rdma for link in self.links if not link.same_node and not link.error]
         return all(across) if across else None
 
     @property
     def nvlink(self) -> bool | None:
         """Whether NVLink carries all connections within nodes; None while there is none."""
-        within = [link.nvlink for link in self.links if link.same_node and not link.trouble]
+        within = [link.nvlink for link in self.links if link.same_node and not link.error]
         return all(within) if within else None
 
     @property
@@ -123,7 +123,7 @@ class Fabric:
     def _rows(self) -> list[tuple[str, ...]]:
         where = {True: "same node", False: "across nodes"}
         return [
-            (link.first, link.second, where[link.same_node], link.trouble or ", ".join(link.transports))
+            (link.first, link.second, where[link.same_node], link.error or ", ".join(link.transports))
             for link in self.links
         ]
 
@@ -156,7 +156,7 @@ class Measurement:
         Bytes a second by bytes of a message.
     line_rate : float
         Bytes a second that the card can do, from sysfs; 0 if it is not known, and within a node.
-    trouble : str
+    error : str
         Why it was not measured.
     """
 
@@ -165,7 +165,7 @@ class Measurement:
     latency: float = 0.0
     bandwidth: Mapping[int, float] = field(default_factory=dict)
     line_rate: float = 0.0
-    trouble: str = ""
+    error: str = ""
 
 
 def choose(workers: Mapping[str, str], most: int = _MOST) -> list[tuple[str, str, bool]]:
@@ -216,7 +216,7 @@ def _nodes(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return {address: str(worker.get(NODE) or worker["host"]) for address, worker in workers.items()}
 
 
-async def look(
+async def query_links(
     scheduler: Any, workers: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Link], dict[str, dict[str, float]]]:
     """Look up what carries the connections between workers.
@@ -243,7 +243,7 @@ async def look(
     for worker, answer in zip(peers, found, strict=True):
         if isinstance(answer, BaseException):  # it may be gone by now
             lost = dict.fromkeys(peers[worker], str(answer) or type(answer).__name__)
-            answers[worker] = {"transports": {}, "troubles": lost, "nvlinks": 0, "rates": {}}
+            answers[worker] = {"transports": {}, "errors": lost, "nvlinks": 0, "rates": {}}
         else:
             answers[worker] = answer
     described = [
@@ -253,7 +253,7 @@ async def look(
             same_node,
             tuple(answers[first]["transports"].get(second, ())),
             answers[first]["nvlinks"],
-            answers[first]["troubles"].get(second, ""),
+            answers[first]["errors"].get(second, ""),
         )
         for first, second, same_node in pairs
     ]
@@ -281,12 +281,12 @@ async def bench(
     OSError
         The workers cannot connect to each other.
     """
-    found, rates = await look(scheduler, workers)
+    found, rates = await query_links(scheduler, workers)
     addresses = {str(worker["name"]): address for address, worker in workers.items()}
-    if found and all(link.trouble for link in found):
-        raise OSError(f"the workers cannot connect to each other: {found[0].trouble}")
+    if found and all(link.error for link in found):
+        raise OSError(f"the workers cannot connect to each other: {found[0].error}")
     chosen = [
-        next((link for link in found if link.same_node is same and not link.trouble), None) for same in (True, False)
+        next((link for link in found if link.same_node is same and not link.error), None) for same in (True, False)
     ]
     result = []
     for link in filter(None, chosen):
@@ -298,7 +298,7 @@ async def bench(
                     scheduler, first, links.measure, peer=second, sizes=list(sizes), device=buffer == "device"
                 )
             except (OSError, TimeoutError) as error:
-                answer = {"trouble": str(error) or f"no answer within {_TIMEOUT:g} s"}
+                answer = {"error": str(error) or f"no answer within {_TIMEOUT:g} s"}
             rate = 0.0 if link.same_node else line_rate(link.transports, rates[link.first])
             result.append(Measurement(link, buffer, line_rate=rate, **answer))
     return result
@@ -319,7 +319,7 @@ def bench_table(measurements: Iterable[Measurement], width: int = 140) -> str:
         )
         latency = f"{one.latency * 1e6:.0f} µs" if one.latency else "-"
         where = "same node" if one.link.same_node else "across nodes"
-        rows.append((where, one.buffer, latency, *cells, share, ", ".join(one.link.transports), one.trouble))
+        rows.append((where, one.buffer, latency, *cells, share, ", ".join(one.link.transports), one.error))
     head = ("", "buffer", "latency", *map(_size, sizes), "line rate", "transports", "")
     return columns(head, rows, width)
 

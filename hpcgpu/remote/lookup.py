@@ -69,7 +69,7 @@ class Found:
         Epoch seconds.
     jobs : list of JobStatus
         Those of its jobs that have not ended.
-    trouble : str
+    problem : str
         What is not known, and what is wrong with its files.
     known : bool
         Whether the queue answered.
@@ -81,7 +81,7 @@ class Found:
     system: str
     created: float
     jobs: list[JobStatus]
-    trouble: str
+    problem: str
     known: bool
     readable: bool = True
 
@@ -123,39 +123,39 @@ def find(roots: Iterable[Path], refuse: Callable[[Path, NotTrusted], None] = _wa
 def _open(directory: ClusterDirectory, refuse: Callable[[Path, NotTrusted], None]) -> Found | None:
     """Return a cluster that was not closed; none otherwise. What cannot be read costs this one alone."""
     try:
-        return _look(directory) if not ClusterDirectory.there(directory.path, any_format=True).closed else None
+        return _examine(directory) if not ClusterDirectory.there(directory.path, any_format=True).closed else None
     except NotTrusted as error:
         refuse(directory.path, error)
         return None
     except FileNotFoundError:  # removed or renamed just now
         return None
     except OSError as error:
-        return Found(directory=directory, system="", created=0.0, jobs=[], trouble=str(error), known=False)
+        return Found(directory=directory, system="", created=0.0, jobs=[], problem=str(error), known=False)
 
 
-def _look(directory: ClusterDirectory) -> Found:
+def _examine(directory: ClusterDirectory) -> Found:
     jobs, system, created, known = list[JobStatus](), "", directory.modified, False
     other = directory.other_format()
-    trouble = [other] if other else directory.damage()
+    problem = [other] if other else directory.damage()
     with suppress(OSError, Damaged):
         created = directory.created
     if not other and (directory.path / "options.json").exists():
         try:
             saved.read(directory)
         except OptionError as error:
-            trouble.append(str(error))
+            problem.append(str(error))
     try:
         system = system_of(directory)
         jobs = live_jobs(directory, batch_system(system))
         known = True
     except (BatchError, Damaged, OSError) as error:
-        trouble = list(dict.fromkeys([*trouble, str(error)]))
+        problem = list(dict.fromkeys([*problem, str(error)]))
     return Found(
         directory=directory,
         system=system,
         created=created,
         jobs=jobs,
-        trouble="; ".join(trouble),
+        problem="; ".join(problem),
         known=known,
         readable=not other,
     )
@@ -275,10 +275,10 @@ def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus
     BatchUnavailable
         The queue does not answer, or is not that of the cluster.
     """
-    return [status for status in _told(submitted(directory, batch), batch).values() if not status.state.ended]
+    return [status for status in _query(submitted(directory, batch), batch).values() if not status.state.ended]
 
 
-def _told(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus]:
+def _query(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus]:
     """Return what the queue says of these jobs. One whose id belongs to another name by now is not the cluster's."""
     statuses = batch.poll(list(jobs))
     return {i: statuses[i] for i, submit in jobs.items() if i in statuses and statuses[i].name == submit.name}
@@ -367,9 +367,9 @@ def standing(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobS
         The queue does not answer.
     """
     jobs = submitted(directory, batch)
-    told = _told(jobs, batch)
-    live = [status for status in told.values() if not status.state.ended]
-    accounted = batch.ended(set(jobs) - set(told))
+    answer = _query(jobs, batch)
+    live = [status for status in answer.values() if not status.state.ended]
+    accounted = batch.ended(set(jobs) - set(answer))
     over = {i for i, status in accounted.items() if status.state.ended and i in jobs and status.name == jobs[i].name}
     found = list(jobs.values())
     no_id = [
@@ -378,7 +378,7 @@ def standing(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobS
     manager = directory.manager()
     remembered = batch.remembers and manager is not None and manager.lives is not None
     return live, [] if remembered or _ended_by_itself(directory) else [
-        *(i for i in jobs if i not in told and i not in over),
+        *(i for i in jobs if i not in answer and i not in over),
         *no_id,
     ]
 
@@ -400,11 +400,11 @@ def close_ended(found: Iterable[Found], *, now: Callable[[], float] = time.time)
     """
     left = []
     for one in found:
-        if one.known and not one.jobs and not one.trouble and _unmanaged(one.directory, now=now()):
+        if one.known and not one.jobs and not one.problem and _unmanaged(one.directory, now=now()):
             try:
                 live, unknown = standing(one.directory, batch_system(one.system))
                 if unknown:
-                    one = replace(one, trouble=_unknown(one.directory, unknown))
+                    one = replace(one, problem=_unknown(one.directory, unknown))
                 elif not live and _left_alone(one.directory, now=now()) and not _answers(one.directory):
                     _close(one.directory)
                     continue

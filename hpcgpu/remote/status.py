@@ -44,7 +44,7 @@ class StatusJSON(TypedDict):
     manager: str
     detached: bool
     jobs: list[JobJSON]
-    trouble: str
+    problem: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class ClusterStatus:
         Whether it outlives the programs that manage it.
     jobs : list of JobInfo
         Those that have not ended, and those of which the queue still knows how they did.
-    trouble : str
+    problem : str
         Why something of this is not known.
     """
 
@@ -85,7 +85,7 @@ class ClusterStatus:
     manager: str = ""
     detached: bool = False
     jobs: list[JobInfo] = field(default_factory=list)
-    trouble: str = ""
+    problem: str = ""
 
     def as_json(self) -> StatusJSON:
         """Return what ``--json`` prints."""
@@ -102,14 +102,14 @@ class ClusterStatus:
             manager=self.manager,
             detached=self.detached,
             jobs=[job.as_json() for job in self.jobs],
-            trouble=self.trouble,
+            problem=self.problem,
         )
 
 
 def status(directory: ClusterDirectory) -> ClusterStatus:
     """Ask queue and scheduler about a cluster."""
     batch = batch_of(directory)
-    trouble: list[str] = []
+    problem: list[str] = []
     submits, statuses = dict[str, Submit](), dict[str, JobStatus]()
     try:
         submits = submitted(directory, batch)
@@ -117,14 +117,14 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
         if gone := set(submits) - set(statuses):
             statuses |= batch.ended(gone)
     except BatchError as error:
-        trouble.append(str(error))
+        problem.append(str(error))
     contact = directory.contact()
     answer: Mapping[str, Any] = {}
     if contact is not None:
         try:
-            answer = asyncio.run(_ask(contact, directory))
+            answer = asyncio.run(_query(contact, directory))
         except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
-            trouble.append(f"the scheduler at {contact.client} does not answer: {error or type(error).__name__}")
+            problem.append(f"the scheduler at {contact.client} does not answer: {error or type(error).__name__}")
     workers = [str(worker["name"]) for worker in answer.get("workers", {}).values()]
     kept = _kept(directory)
     logs = saved.logs(directory)
@@ -136,7 +136,7 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
         name=directory.path.name,
         system=system_of(directory),
         directory=str(directory.path),
-        state=_state(directory, jobs, bool(answer), bool(trouble)),
+        state=_state(directory, jobs, bool(answer), bool(problem)),
         workers=len(workers),
         gpus=_gpus(kept, submits, jobs) if kept is not None else 0,
         scheduler=contact.client if contact is not None and answer else "",
@@ -145,25 +145,25 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
         manager=_manager(directory, answer),
         detached=directory.detached,
         jobs=jobs,
-        trouble="; ".join([*trouble, *directory.damage()]),
+        problem="; ".join([*problem, *directory.damage()]),
     )
 
 
-async def _ask(contact: Contact, directory: ClusterDirectory) -> dict[str, Any]:
+async def _query(contact: Contact, directory: ClusterDirectory) -> dict[str, Any]:
     async with scheduler_of(directory, contact) as scheduler:
         identity = await asyncio.wait_for(scheduler.identity(n_workers=-1), _TIMEOUT)
         return {**identity, "hpcgpu": await asyncio.wait_for(scheduler.hpcgpu_state(), _TIMEOUT)}
 
 
-def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, trouble: bool) -> str:
+def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, problem: bool) -> str:
     if directory.closed:
         return "closed"
     if answers:
         return "running"
     scheduler = next((job for job in jobs if job.kind == "scheduler"), None)
     if scheduler is None or JobState(scheduler.state).ended:
-        return "unreachable" if trouble else "ended"
-    return "unreachable" if trouble else "waiting"
+        return "unreachable" if problem else "ended"
+    return "unreachable" if problem else "waiting"
 
 
 def _info(submit: Submit, job_id: str, status: JobStatus | None, workers: list[str], log: Path) -> JobInfo:
@@ -205,8 +205,8 @@ def _manager(directory: ClusterDirectory, answer: Mapping[str, Any]) -> str:
     latest, said = directory.manager(), answer.get("hpcgpu")
     if said is None:
         return ""
-    if said.get("trouble"):
-        return str(said["trouble"])
+    if said.get("problem"):
+        return str(said["problem"])
     if latest is None or said["number"] < latest.number or not said["present"]:
         return str(said["about"]) if said["number"] == 0 else ""
     return f"{latest}: {said['about']}" if said["about"] else str(latest)

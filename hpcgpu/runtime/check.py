@@ -47,7 +47,7 @@ def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> dict[
     """Return what this job has: its node, its GPUs, its software, its networks."""
     batch = batch_system(arguments.system)
     own = batch.own_job(os.environ)
-    node = choice.look()
+    node = choice.this_node()
     chosen = choice.decide(
         node, arguments.protocol, arguments.interface, gpu=bool(arguments.gpus) or arguments.kind == "worker"
     )
@@ -65,22 +65,22 @@ def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> dict[
         "transport": asdict(chosen),
         "node": asdict(node),
         "open_files": _open_files(),
-        "gpu_trouble": "",
-        "interface_trouble": "",
-        "queue_trouble": "",
+        "gpu_error": "",
+        "interface_error": "",
+        "queue_error": "",
         "local_directory": "",
     }
     try:
         visible_gpus(arguments.gpus, os.environ, on_node, whole_nodes=arguments.whole_nodes, kind=arguments.kind)
     except LaunchError as error:
-        found["gpu_trouble"] = str(error)
+        found["gpu_error"] = str(error)
     for name in (arguments.interface, arguments.client_interface):
-        if name is not None and (trouble := interfaces.missing(name, node.addresses)):
-            found["interface_trouble"] = trouble
+        if name is not None and (problem := interfaces.missing(name, node.addresses)):
+            found["interface_error"] = problem
     try:
         batch.check()
     except BatchError as error:
-        found["queue_trouble"] = str(error)
+        found["queue_error"] = str(error)
     if arguments.local_directory:
         found["local_directory"] = _local_directory(arguments.local_directory)
     return found
@@ -102,9 +102,9 @@ def _local_directory(path: str) -> str:
         probe.unlink()
         return f"{place}: {shutil.disk_usage(place).free / 2**30:.0f} GiB free"
     except LaunchError as error:
-        return f"trouble: {error}"
+        return f"error: {error}"
     except (NotTrusted, OSError) as error:
-        return f"trouble: {scratch.refusal(path, error)}"
+        return f"error: {scratch.refusal(path, error)}"
 
 
 def serve(address: str, directory: ClusterDirectory) -> tuple[socket.socket, int]:

@@ -64,7 +64,7 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     """Choose protocol and interfaces and return the full command of the scheduler."""
     check_interface(arguments.interface)
     check_interface(arguments.client_interface, "client_interface")
-    node = choice.look(ucx=arguments.protocol in ("auto", "ucx") and bool(arguments.gpus))
+    node = choice.this_node(ucx=arguments.protocol in ("auto", "ucx") and bool(arguments.gpus))
     chosen = choice.decide(node, arguments.protocol, arguments.interface, gpu=bool(arguments.gpus))
     if arguments.protocol == "ucx" and arguments.gpus and (unused := choice.without_rdma(node, chosen)):
         chosen = replace(chosen, why=f"{chosen.why}; {unused}")
@@ -102,7 +102,7 @@ def agreed_interface(contact: Contact, protocol: str, interface: str | None) -> 
         This node cannot do that.
     """
     ucx = contact.workers.startswith("ucx")
-    node = choice.look(ucx=ucx and protocol == "auto")
+    node = choice.this_node(ucx=ucx and protocol == "auto")
     chosen = choice.TransportChoice("ucx" if ucx else "tcp", contact.interface or None, contact.network, contact.fabric)
     if why := choice.incompatibility(chosen, node, protocol, interface):
         raise LaunchError(why)
@@ -118,8 +118,8 @@ def agreed_interface(contact: Contact, protocol: str, interface: str | None) -> 
 
 def check_interface(name: str | None, option: str = "interface") -> None:
     """Raise `LaunchError` when this node has no such interface."""
-    if name is not None and (trouble := interfaces.missing(name, interfaces.addresses())):
-        raise LaunchError(f"{trouble}. Set `{option}` to one of them")
+    if name is not None and (problem := interfaces.missing(name, interfaces.addresses())):
+        raise LaunchError(f"{problem}. Set `{option}` to one of them")
 
 
 def keep_transports_private() -> None:

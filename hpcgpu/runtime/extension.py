@@ -129,11 +129,11 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         """Return who manages the cluster: the manager's ``number``, whether it is ``present``, what it says, what went
         wrong with it.
 
-        The latter two are ``about`` and ``trouble``.
+        The latter two are ``about`` and ``problem``.
         """
         present = self._present and time.monotonic() - self._heard < _SILENT
-        trouble = self.unattended.trouble if self.unattended is not None else ""
-        return {"number": self._manager, "present": present, "about": self._about, "trouble": trouble}
+        problem = self.unattended.problem if self.unattended is not None else ""
+        return {"number": self._manager, "present": present, "about": self._about, "problem": problem}
 
     async def manage(self) -> str:
         """Start the manager that runs in the scheduler job, as ``adapt.json`` in the cluster directory asks.

@@ -93,8 +93,8 @@ def open_directory(path: Path) -> ClusterDirectory:
     directory = ClusterDirectory.there(path)
     if directory.closing or (directory.encrypted and not directory.tls.is_dir()):
         raise LaunchError(f"the cluster in {directory.path} is closed: this job ends")
-    if trouble := credentials.trouble(directory, now=time.time()):
-        raise LaunchError(trouble)
+    if problem := credentials.problem(directory, now=time.time()):
+        raise LaunchError(problem)
     return directory
 
 

@@ -39,7 +39,7 @@ class Unattended:
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
         #: Why it does not run though it should; empty otherwise.
-        self.trouble = ""
+        self.problem = ""
 
     async def start(self) -> str:
         """Start it, or start it anew; return why that cannot be, empty if it can.
@@ -47,8 +47,8 @@ class Unattended:
         Whether jobs may be submitted from this node is only known of the commands: a site that refuses them from
         compute nodes says so at the first submit.
         """
-        if trouble := await asyncio.to_thread(self._queue_answers):
-            return trouble
+        if problem := await asyncio.to_thread(self._queue_answers):
+            return problem
         await self.stop()
         with open(self.directory.logs / LOG, "ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -61,7 +61,7 @@ class Unattended:
                 stdout=log,
                 stderr=log,
             )
-        self.trouble = ""
+        self.problem = ""
         self._watch = asyncio.ensure_future(self._watch_over(self._process))
         return ""
 
@@ -71,11 +71,11 @@ class Unattended:
         """
         code = await process.wait()
         if code and process is self._process:
-            self.trouble = (
+            self.problem = (
                 "adaptive scaling stopped: the manager in the scheduler job ended with exit "
                 f"code {code}. Log: {self.directory.logs / LOG}"
             )
-            logger.error("hpcgpu: %s", self.trouble)
+            logger.error("hpcgpu: %s", self.problem)
 
     def _queue_answers(self) -> str:
         batch = batch_system(self.directory.system)

@@ -55,7 +55,7 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
                         encrypted.unwrap()
     except ssl.SSLError as error:
         what = credentials.certificate_name(directory)
-        if why := credentials.trouble(directory, now=time.time()) or certificates.refusal(error, location, what):
+        if why := credentials.problem(directory, now=time.time()) or certificates.refusal(error, location, what):
             raise CertificateError(why) from error
         return True  # somebody is there; distributed says better what is wrong
     except (OSError, ValueError):  # ValueError: what is written there is no address
@@ -96,9 +96,9 @@ class SchedulerWatch:
         self._before = before
 
     @property
-    def trouble(self) -> str:
+    def error(self) -> str:
         """Why the last poll failed; empty if it did not."""
-        return self.monitor.trouble
+        return self.monitor.error
 
     def poll(self, *, now: float) -> JobStatus | None:
         """Poll if it is time to. Return what is known of the job; None where nothing is, because it has no id yet or
@@ -116,12 +116,12 @@ class SchedulerWatch:
             try:
                 self._before()
             except BatchError as error:
-                self.monitor.trouble = str(error)
+                self.monitor.error = str(error)
                 self.monitor.cadence.failed(now=now)
             else:
                 self.monitor.poll_if_due(now=now, waiting=True)
         view = self.monitor.views[submit.job_id]
-        return view.status if view.asked and not self.trouble else None
+        return view.status if view.polled and not self.error else None
 
 
 def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout: float) -> Contact:
@@ -144,8 +144,8 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout:
             raise LaunchError(str(error)) from error
         now = time.monotonic()
         status = watch.poll(now=now)
-        if watch.trouble != reported:  # compute nodes may lack the queue's commands
-            reported = watch.trouble
+        if watch.error != reported:  # compute nodes may lack the queue's commands
+            reported = watch.error
             print(f"hpcgpu: cannot ask the queue about the scheduler job: {reported}" * bool(reported), file=sys.stderr)
         if status is not None and status.state.ended:
             raise LaunchError(

@@ -73,9 +73,9 @@ async def dask_setup(scheduler: Scheduler) -> None:
     extension.unattended = Unattended(directory, environ["HPCGPU_SCHEDULER_JOB"])
     publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], **json.loads(environ["HPCGPU_FABRIC"]))
     if directory.adapt() is not None:  # after the contact: who asks later finds it, and asks the scheduler
-        if trouble := await extension.unattended.start():
-            print(f"hpcgpu: adaptive scaling is off: {trouble}", file=sys.stderr, flush=True)
-            await extension.heartbeat(about=f"adaptive scaling is off: {trouble}")
+        if problem := await extension.unattended.start():
+            print(f"hpcgpu: adaptive scaling is off: {problem}", file=sys.stderr, flush=True)
+            await extension.heartbeat(about=f"adaptive scaling is off: {problem}")
 
 
 async def dask_teardown(scheduler: Scheduler) -> None:

@@ -31,7 +31,7 @@ _GRACE = 20.0
 _TEARDOWN = 10.0
 
 
-class _Trouble(Exception):
+class _Aborted(Exception):
     """The program cannot run, or cannot go on running."""
 
 
@@ -83,8 +83,8 @@ class Single:
                 cluster, _workers_there(contact, self.directory, self.workers), counted(self.workers, "worker")
             )
             return await self._program(cluster, program, contact)
-        except _Trouble as trouble:
-            print(f"hpcgpu: {trouble}", file=sys.stderr, flush=True)
+        except _Aborted as problem:
+            print(f"hpcgpu: {problem}", file=sys.stderr, flush=True)
             return 128 + self.signalled.result() if self.signalled.done() else 1
         finally:
             await asyncio.gather(*(_end(process, _TEARDOWN) for process in cluster.values()))
@@ -102,14 +102,14 @@ class Single:
             events: list[asyncio.Future[Any]] = [task, self.signalled, *ends]
             done, _ = await asyncio.wait(events, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
             if self.signalled in done:
-                raise _Trouble(
+                raise _Aborted(
                     f"{signal.Signals(self.signalled.result()).name} came while the job waited for {what}: the program "
                     "was not started"
                 )
             if ended := next((name for end, name in ends.items() if end in done), None):
-                raise _Trouble(f"{ended} ended too early: the program was not started. See the reason above")
+                raise _Aborted(f"{ended} ended too early: the program was not started. See the reason above")
             if task not in done:
-                raise _Trouble(
+                raise _Aborted(
                     f"the job waited {self.timeout:g} s (death_timeout) for {what}: the program was not started"
                 )
             return task.result()
@@ -141,11 +141,11 @@ class Single:
                 return 128 - code if code < 0 else code
             await _end(program, _GRACE)
             if self.signalled in done:
-                raise _Trouble(
+                raise _Aborted(
                     f"{signal.Signals(self.signalled.result()).name} came, by the end of the walltime or by scancel: "
                     "the program was ended"
                 )
-            raise _Trouble(
+            raise _Aborted(
                 f"{next(name for end, name in ends.items() if end in done)} ended: the program was ended too"
             )
         finally:

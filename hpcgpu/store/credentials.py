@@ -19,7 +19,7 @@ from hpcgpu.store.directory import ClusterDirectory
 if TYPE_CHECKING:
     from distributed.security import Security
 
-__all__ = ["certificate_name", "create", "environment", "security", "trouble"]
+__all__ = ["certificate_name", "create", "environment", "problem", "security"]
 
 _CLOCK_SKEW = datetime.timedelta(days=1)
 #: How long the scheduler job may wait in the queue, and how long a scheduler without a walltime may live.
@@ -64,7 +64,7 @@ def create(directory: ClusterDirectory, walltime: float | None = None, *, waits:
     directory.write("tls/cert.pem", certificate.public_bytes(serialization.Encoding.PEM).decode())
 
 
-def trouble(directory: ClusterDirectory, *, now: float) -> str:
+def problem(directory: ClusterDirectory, *, now: float) -> str:
     """Return why the certificate cannot be used at this time by this machine's clock; empty if it can, or there is
     none.
     """
@@ -74,7 +74,7 @@ def trouble(directory: ClusterDirectory, *, now: float) -> str:
         return ""
     certificate = x509.load_pem_x509_certificate((directory.tls / "cert.pem").read_bytes())
     begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
-    return certificates.trouble(begin, end, now=now, host=socket.gethostname(), what=certificate_name(directory))
+    return certificates.problem(begin, end, now=now, host=socket.gethostname(), what=certificate_name(directory))
 
 
 def certificate_name(directory: ClusterDirectory) -> str:

@@ -79,7 +79,7 @@ class ClusterDirectory(Contacts, Journal, Managers):
 
     def damage(self) -> list[str]:
         """Return what is wrong with the files that this module writes, one sentence each."""
-        found = [f"{self.path / 'journal.jsonl'}: {trouble}" for trouble in self.journal_damage()]
+        found = [f"{self.path / 'journal.jsonl'}: {problem}" for problem in self.journal_damage()]
         shapes: dict[str, Any] = {
             "cluster.json": About,
             "contact.json": Contact,

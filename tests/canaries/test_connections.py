@@ -130,12 +130,12 @@ async def test_a_worker_can_be_asked_for_its_connections() -> None:
         two = await stack.enter_async_context(Worker(scheduler.address, nthreads=1, name="two", dashboard=False))
         client = await stack.enter_async_context(Client(scheduler.address, asynchronous=True, set_as_default=False))
         told = (await client.run(links.describe, peers=[two.address], workers=[one.address]))[one.address]
-        assert told["transports"] == {two.address: ["tcp/lo"]} and not told["troubles"], told
+        assert told["transports"] == {two.address: ["tcp/lo"]} and not told["errors"], told
         await client.run(links.receive, workers=[two.address])
         speed = (await client.run(links.measure, peer=two.address, sizes=[1000], device=False, workers=[one.address]))[
             one.address
         ]
-        assert speed.get("latency", 0) > 0 and "trouble" not in speed, speed
+        assert speed.get("latency", 0) > 0 and "error" not in speed, speed
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_transports_are_told_and_measured_with_buffers_on_the_gpu(cluster: Local
     done = hpcgpu("bench-fabric", "real", "--size", "16MiB", "--json")
     assert done.returncode == 0, done.stderr
     host, device = json.loads(done.stdout)
-    assert host["bandwidth"]["16777216"] > 0 and device["bandwidth"]["16777216"] > 0, device["trouble"]
+    assert host["bandwidth"]["16777216"] > 0 and device["bandwidth"]["16777216"] > 0, device["error"]
 
 
 def test_check_sees_the_gpu(queue: LocalQueue) -> None:

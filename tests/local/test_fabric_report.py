@@ -37,7 +37,7 @@ def test_a_cluster_tells_what_its_workers_talk_over(
         assert all(host["bandwidth"][size] > 0 for size in ("65536", "1048576")) and host["link"]["transports"] == list(
             link.transports
         )
-        assert device["buffer"] == "device" and device["trouble"].startswith("GPU memory cannot be used"), (
+        assert device["buffer"] == "device" and device["error"].startswith("GPU memory cannot be used"), (
             "the GPUs pretend"
         )
         done = hpcgpu("bench-fabric", "woven", "--size", "64KiB", "--host-only")

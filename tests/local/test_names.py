@@ -64,7 +64,7 @@ def test_of_four_programs_that_start_one_name_one_wins_and_no_job_is_left(
         ), said
         (listed,) = json.loads(hpcgpu("list", "--json"))
         assert sorted(job["id"] for job in listed["jobs"]) == running(queue), "every job that runs is listed"
-        assert listed["trouble"] == "" and listed["name"] == "demo"
+        assert listed["problem"] == "" and listed["name"] == "demo"
         assert "no job is left" in hpcgpu("stop", "--all")
         assert live(queue) == []
 

@@ -163,7 +163,7 @@ def test_a_server_that_is_away_for_a_while_costs_nothing(pbs: Site, until: Until
             cluster.batch.sleep = lambda seconds: None
             pbs.set(down=True)
             cluster.sync(cluster.reconciler.state.poll)
-            assert "cannot connect to server" in cluster.reconciler.state.dispatcher.monitor.trouble
+            assert "cannot connect to server" in cluster.reconciler.state.dispatcher.monitor.error
             assert {job.state for job in cluster.jobs} == {"running"}
             pbs.set(down=False)
             cluster.scale(jobs=2)

@@ -190,7 +190,7 @@ def test_a_journal_that_cannot_be_written_after_the_submit_loses_no_job(
         with told("cannot be written: No space left on device"):
             cluster.scale(jobs=1)
             cluster.wait_for_workers(1)
-            until(lambda: not cluster.reconciler.state.dispatcher.trouble, "it is told")
+            until(lambda: not cluster.reconciler.state.dispatcher.problem, "it is told")
     assert live(queue) == []
 
 

@@ -572,7 +572,7 @@ def test_a_history_that_fails_does_not_take_away_what_the_queue_said(batch: PBS,
     for known in (job_id, "999.pbs01"):
         monitor.watch(known, "w", now=0)
     for now in (1, 2):  # one answer may leave out what lives
-        monitor.take(monitor.ask(monitor.alive()), now=now)
+        monitor.record(monitor.query(monitor.alive()), now=now)
     assert {i: view.status.state for i, view in monitor.views.items()} == {
         job_id: JobState.RUNNING,
         "999.pbs01": JobState.FAILED,

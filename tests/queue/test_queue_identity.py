@@ -75,7 +75,7 @@ def test_list_on_the_login_node_of_another_system_keeps_the_cluster_and_says_whe
     )  # its own job of that id
     os.utime(cluster.path, (1, 1))
     (row,) = json.loads(hpcgpu(cluster, "list", "--json").stdout)
-    assert row["name"] == "demo" and "is in the queue 'alpha'" in row["trouble"] and row["jobs"] == []
+    assert row["name"] == "demo" and "is in the queue 'alpha'" in row["problem"] and row["jobs"] == []
     assert "demo" in (text := hpcgpu(cluster, "list").stdout) and "unknown" in text
     assert cluster.tls.is_dir() and not cluster.closed
     with pytest.raises(ClusterExists, match=r"is in the queue 'alpha' .* Or choose another name"):

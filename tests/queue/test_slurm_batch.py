@@ -413,21 +413,21 @@ def test_the_accounting_tells_how_jobs_ended(slurm: Slurm, site: Site) -> None:
     assert len(site.calls("sacct")) == 1
 
 
-@pytest.mark.parametrize("trouble", ["missing", "hangs"])
+@pytest.mark.parametrize("problem", ["missing", "hangs"])
 def test_an_accounting_that_is_missing_or_hangs_does_not_take_away_what_the_queue_said(
-    site: Site, monkeypatch: pytest.MonkeyPatch, trouble: str
+    site: Site, monkeypatch: pytest.MonkeyPatch, problem: str
 ) -> None:
     site.job(5, "RUNNING")
-    monitor = Monitor(Slurm(timeout=2 if trouble == "hangs" else 60), grace=0)
+    monitor = Monitor(Slurm(timeout=2 if problem == "hangs" else 60), grace=0)
     for job_id in ("5", "6"):
         monitor.watch(job_id, "w", now=0)
-    if trouble == "missing":
+    if problem == "missing":
         site.remove("sacct", monkeypatch)
     else:
         site.fault("sacct", hang=True)
     for now in (1, 2):  # one answer may leave out what lives
-        monitor.take(monitor.ask(monitor.alive()), now=now)
-    assert monitor.trouble == ""
+        monitor.record(monitor.query(monitor.alive()), now=now)
+    assert monitor.error == ""
     assert {i: view.status.state for i, view in monitor.views.items()} == {"5": JobState.RUNNING, "6": JobState.FAILED}
 
 
@@ -456,13 +456,13 @@ def test_the_queue_is_asked_for_the_end_where_the_environment_does_not_tell(slur
     assert len(site.calls("squeue")) == 1
 
 
-@pytest.mark.parametrize("trouble", ["unknown", "down", "missing"])
+@pytest.mark.parametrize("problem", ["unknown", "down", "missing"])
 def test_an_end_that_nobody_tells_is_none(
-    slurm: Slurm, site: Site, monkeypatch: pytest.MonkeyPatch, trouble: str
+    slurm: Slurm, site: Site, monkeypatch: pytest.MonkeyPatch, problem: str
 ) -> None:
-    if trouble == "down":
+    if problem == "down":
         site.fault("squeue", stdout="", stderr=QUEUE_DOWN, rc=1, always=True)
-    elif trouble == "missing":
+    elif problem == "missing":
         site.remove("squeue", monkeypatch)
     own = slurm.own_job({"SLURM_JOB_ID": "5"})
     assert own is not None

@@ -218,12 +218,12 @@ def test_a_controller_that_is_away_costs_no_job(bed: SlurmBed, until: Until) -> 
         bed.stop_controller()
         try:
             cluster.loop.add_callback(cluster.reconciler.state.poll_now.set)
-            until(lambda: cluster.reconciler.state.dispatcher.monitor.trouble, "a poll fails", timeout=250)
+            until(lambda: cluster.reconciler.state.dispatcher.monitor.error, "a poll fails", timeout=250)
             assert client.submit(sum, [1, 2]).result() == 3
             assert cluster.status.name == "running"
         finally:
             bed.start_controller()
-        until(lambda: not cluster.reconciler.state.dispatcher.monitor.trouble, "a poll succeeds", timeout=250)
+        until(lambda: not cluster.reconciler.state.dispatcher.monitor.error, "a poll succeeds", timeout=250)
         assert [job.state for job in cluster.jobs] == ["running", "running"]
 
 

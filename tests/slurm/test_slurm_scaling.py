@@ -174,7 +174,7 @@ def test_a_controller_that_is_away_loses_no_job_and_doubles_none(
         bed.stop_controller()
         try:
             futures = client.map(slow, range(100, 700))  # asks for the second job
-            until(lambda: cluster.reconciler.state.dispatcher.monitor.trouble, "a poll fails", timeout=250)
+            until(lambda: cluster.reconciler.state.dispatcher.monitor.error, "a poll fails", timeout=250)
         finally:
             bed.start_controller()
         until(lambda: adaptive.state.running == 2, "scaling goes on", timeout=250)

@@ -55,9 +55,9 @@ def seen(kind: str = "worker", **changes: Any) -> Seen:
         "transport": asdict(decide(INFINIBAND, "auto", None, gpu=True)),
         "node": asdict(INFINIBAND),
         "open_files": 65536,
-        "gpu_trouble": "",
-        "interface_trouble": "",
-        "queue_trouble": "",
+        "gpu_error": "",
+        "interface_error": "",
+        "queue_error": "",
         "local_directory": "",
         "address": ["10.0.0.3", 4711],
         "via": "eth0",
@@ -82,9 +82,9 @@ def test_a_healthy_job_is_ok_in_every_line() -> None:
 @pytest.mark.parametrize(
     ("changes", "what", "grade", "said"),
     [
-        ({"gpu_trouble": "this job asked for 4 GPUs and sees 2"}, "GPUs", "failure", "sees 2"),
-        ({"interface_trouble": "interface 'ib7' does not exist"}, "fabric", "failure", "ib7"),
-        ({"local_directory": "trouble: no space"}, "local_directory", "failure", "no space"),
+        ({"gpu_error": "this job asked for 4 GPUs and sees 2"}, "GPUs", "failure", "sees 2"),
+        ({"interface_error": "interface 'ib7' does not exist"}, "fabric", "failure", "ib7"),
+        ({"local_directory": "error: no space"}, "local_directory", "failure", "no space"),
         ({"local_directory": "/scratch: 900 GiB free"}, "local_directory", "ok", "900 GiB"),
         ({"environment": {"python": "3.12.4"}}, "driver", "failure", "NVML"),
     ],
@@ -159,7 +159,7 @@ def test_clocks_may_differ_by_a_minute() -> None:
 
 def test_a_job_that_told_nothing_is_one_failure() -> None:
     job = Seen("scheduler")
-    job.trouble = "job 7 will never start: PartitionTimeLimit"
+    job.problem = "job 7 will never start: PartitionTimeLimit"
     assert list(judge(job, 1)) == [
         Line("scheduler job", "job", "failure", "job 7 will never start: PartitionTimeLimit")
     ]

@@ -255,7 +255,7 @@ def test_what_is_given_up_is_written_by_the_manager_alone_and_a_full_disk_does_n
     (directory.path / "journal.jsonl").unlink()
     (directory.path / "journal.jsonl").mkdir()  # nothing can be written there
     second.will_cancel(["demo-0"])
-    assert "cannot be written" in second.trouble
+    assert "cannot be written" in second.problem
 
 
 class Tells:
@@ -357,7 +357,7 @@ def test_a_job_that_nobody_knows_keeps_its_cluster_and_its_name(
     (one,) = listed(lone, now=30 * 86400.0)
     assert not lone.closed and lone.tls.is_dir()
     if "lone" not in ended:
-        assert "does not know its jobs 5" in one.trouble and "run: hpcgpu stop lone" in one.trouble
+        assert "does not know its jobs 5" in one.problem and "run: hpcgpu stop lone" in one.problem
     with pytest.raises(
         ClusterExists, match=r"a cluster named 'lone' .*( run: hpcgpu stop lone|its jobs 5 are in the queue)"
     ):
@@ -371,7 +371,7 @@ def test_a_job_that_nobody_knows_keeps_its_cluster_and_its_name(
 @pytest.mark.parametrize("name", ["lone-0", "lone"], ids=["of its own name", "of the name of an earlier job"])
 def test_a_submit_without_an_answer_that_nobody_knows_keeps_its_cluster(lone: ClusterDirectory, name: str) -> None:
     lone.intend(name, "worker")
-    assert f"does not know its jobs {name}." in listed(lone, now=3600.0)[0].trouble and not lone.closed
+    assert f"does not know its jobs {name}." in listed(lone, now=3600.0)[0].problem and not lone.closed
     lone.refused(name)
     assert listed(lone, now=3600.0) == []
 

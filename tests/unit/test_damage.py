@@ -84,7 +84,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     async def nobody(*arguments: Any) -> None:
         raise OSError("nobody answers")
 
-    monkeypatch.setattr(status, "_ask", nobody)
+    monkeypatch.setattr(status, "_query", nobody)
     for name in ("bad", "good"):
         claims.claim(tmp_path / name, lambda earlier: [], system="slurm", complete=complete)
     with dask.config.set({"hpcgpu.cluster-directory": str(tmp_path)}):
@@ -131,9 +131,9 @@ def test_a_damaged_file_costs_its_own_cluster_only(
         queue.cancelled.clear()
         found = {one.directory.path.name: one for one in find([root])}
         assert found.keys() == {"bad", "good"}
-        assert [job.job_id for job in found["good"].jobs] == ["9"] and not found["good"].trouble
+        assert [job.job_id for job in found["good"].jobs] == ["9"] and not found["good"].problem
         if file.endswith(".json") and not readable(content):
-            assert file in found["bad"].trouble, content
+            assert file in found["bad"].problem, content
         if file != "journal.jsonl":
             assert {job.job_id for job in found["bad"].jobs} == {"7", "8"}
         assert status.status(locate("good")).jobs

@@ -123,7 +123,7 @@ def test_a_worker_takes_the_rail_that_reaches_the_scheduler() -> None:
 
 
 def test_ucx_that_does_not_start_is_said_and_no_reason_against_a_worker() -> None:
-    broken = replace(INFINIBAND, transports=(), ucx_trouble="ImportError: libucp.so.0")
+    broken = replace(INFINIBAND, transports=(), ucx_error="ImportError: libucp.so.0")
     assert decide(broken, "auto", None, gpu=True).why == "TCP over ib0: UCX did not start: ImportError: libucp.so.0"
     assert incompatibility(decide(INFINIBAND, "auto", None, gpu=True), broken, "auto", None) == "", (
         "Dask tells better what is wrong"
@@ -148,7 +148,7 @@ def test_a_node_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (place / "operstate").write_text(state + "\n")
     addresses = interfaces.addresses()
     monkeypatch.setattr(choice.interfaces, "addresses", lambda: addresses | {"eth2": "10.0.0.3", "ib8": "10.1.0.8"})
-    node = choice.look(ucx=False, sysfs=tmp_path)
+    node = choice.this_node(ucx=False, sysfs=tmp_path)
     assert node.ports == ("mlx5_0/1",) and node.infiniband == ("lo",), (
         "only cards and ports that are up, only InfiniBand, only with an address"
     )
@@ -167,8 +167,8 @@ def test_asking_ucx_leaves_it_to_dask_to_start_it(tmp_path: Path) -> None:
     (port / "state").write_text("4: ACTIVE\n")
     code = f"""
 from pathlib import Path
-from hpcgpu.fabric.choice import look
-print(look(sysfs=Path({str(tmp_path)!r})).transports)
+from hpcgpu.fabric.choice import this_node
+print(this_node(sysfs=Path({str(tmp_path)!r})).transports)
 from distributed_ucxx import ucxx
 ucxx.init_once()
 print("started")
@@ -303,7 +303,7 @@ def test_line_rates_are_read_from_sysfs(tmp_path: Path) -> None:
 
 def test_measurements_are_a_table_against_the_line_rate() -> None:
     fast = Measurement(Link("a", "b", False, RC), "device", 5e-6, {2**20: 1e9, 2**28: 20e9}, 25e9)
-    none = Measurement(Link("a", "c", True, IPC), "device", trouble="GPU memory cannot be used: no device")
+    none = Measurement(Link("a", "c", True, IPC), "device", error="GPU memory cannot be used: no device")
     head, first, second = report.bench_table([fast, none], 1000).splitlines()
     assert "1 MiB" in head and "256 MiB" in head
     assert first.split() == [
@@ -329,15 +329,15 @@ async def test_a_worker_that_is_gone_does_not_hide_the_others() -> None:
     async def broadcast(msg: dict[str, Any], workers: list[str]) -> dict[str, Any]:
         if workers == ["ucx://gone"]:
             raise OSError("Timed out trying to connect")
-        told = {"transports": {"ucx://b": ["tcp/eth0"]}, "troubles": {}, "nvlinks": 0, "rates": {}}
+        told = {"transports": {"ucx://b": ["tcp/eth0"]}, "errors": {}, "nvlinks": 0, "rates": {}}
         return {workers[0]: {"status": "OK", "result": told}}
 
     there = {
         address: {"name": address[6:], "host": host}
         for address, host in (("ucx://gone", "n0"), ("ucx://a", "n1"), ("ucx://b", "n2"))
     }
-    found, _ = await report.look(SimpleNamespace(broadcast=broadcast), there)
-    told = {(link.first, link.second): link.trouble or link.transports for link in found}
+    found, _ = await report.query_links(SimpleNamespace(broadcast=broadcast), there)
+    told = {(link.first, link.second): link.error or link.transports for link in found}
     assert told["a", "b"] == ("tcp/eth0",) and told["gone", "b"] == "Timed out trying to connect"
     assert Fabric("ucx", "", links=found).rdma is False, "what is not known says nothing"
 

@@ -133,8 +133,8 @@ def test_a_command_on_a_cluster_of_another_version_says_so_in_one_sentence(
 
 def test_list_shows_a_cluster_of_another_version_and_says_so(root: Path, queue: Queue) -> None:
     rows = {row["name"]: row for row in json.loads(CliRunner().invoke(main, ["list", "--json"]).output)}
-    assert rows["now"]["trouble"] == ""
-    assert rows["later"]["trouble"].startswith("hpcgpu 9.1 made cluster 'later'")
+    assert rows["now"]["problem"] == ""
+    assert rows["later"]["problem"].startswith("hpcgpu 9.1 made cluster 'later'")
     assert [job["id"] for job in rows["later"]["jobs"]] == ["2", "3"], (
         "its jobs are known from the journal and by their names"
     )

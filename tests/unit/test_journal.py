@@ -72,4 +72,4 @@ def test_a_journal_that_cannot_be_read_costs_its_own_cluster_only(tmp_path: Path
     (directory.path / "journal.jsonl").mkdir()  # as a stale handle of NFS: it is there, and cannot be read
     found = {one.directory.path.name: one for one in find([tmp_path])}
     assert set(found) == {"demo", "other"}
-    assert str(directory.path / "journal.jsonl") in found["demo"].trouble and not found["other"].trouble
+    assert str(directory.path / "journal.jsonl") in found["demo"].problem and not found["other"].problem

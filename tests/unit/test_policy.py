@@ -245,13 +245,13 @@ def test_a_job_whose_walltime_ends_is_replaced_for_the_data_that_it_holds(
 
 
 @given(sites, demands, st.lists(st.sampled_from(["pause", "full", "back off", "go on"]), min_size=1, max_size=12))
-def test_what_must_hold_holds_with_failures(site: Site, load: list[tuple[int, int]], troubles: list[str]) -> None:
-    for (demand, ticks), trouble in zip(load, troubles, strict=False):
+def test_what_must_hold_holds_with_failures(site: Site, load: list[tuple[int, int]], problems: list[str]) -> None:
+    for (demand, ticks), problem in zip(load, problems, strict=False):
         site.history = replace(
             site.history,
-            paused="3 jobs failed" if trouble == "pause" else "",
-            full="QOSMaxJobsPerUserLimit" if trouble == "full" else "",
-            next_try=site.now + 60 if trouble == "back off" else 0.0,
+            paused="3 jobs failed" if problem == "pause" else "",
+            full="QOSMaxJobsPerUserLimit" if problem == "full" else "",
+            next_try=site.now + 60 if problem == "back off" else 0.0,
         )
         for _ in range(ticks):
             site.tick(demand)

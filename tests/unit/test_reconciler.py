@@ -390,7 +390,7 @@ async def test_a_queue_that_does_not_answer_changes_nothing(site: Site) -> None:
     site.queue.silent = True
     before = site.shown
     await site.passes(HOUR, step=10)
-    assert site.shown == before and site.state.dispatcher.monitor.trouble == "squeue does not answer"
+    assert site.shown == before and site.state.dispatcher.monitor.error == "squeue does not answer"
     assert not site.warned
 
 

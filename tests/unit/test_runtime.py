@@ -236,17 +236,17 @@ def monitor() -> Monitor:
 
 def test_a_failed_poll_keeps_the_last_state() -> None:
     watched = monitor()
-    watched.take(Answer(frozenset({"1"}), {"1": status(JobState.RUNNING)}), now=1)
-    watched.take(Answer(frozenset({"1"}), trouble="down"), now=1e6)
-    assert watched.views["1"].status.state is JobState.RUNNING and watched.trouble == "down"
+    watched.record(Answer(frozenset({"1"}), {"1": status(JobState.RUNNING)}), now=1)
+    watched.record(Answer(frozenset({"1"}), error="down"), now=1e6)
+    assert watched.views["1"].status.state is JobState.RUNNING and watched.error == "down"
 
 
 def test_a_job_that_vanished_is_given_up_only_after_the_grace_period() -> None:
     watched = monitor()
-    watched.take(Answer(frozenset({"1"})), now=10)
-    watched.take(Answer(frozenset({"1"})), now=69)
+    watched.record(Answer(frozenset({"1"})), now=10)
+    watched.record(Answer(frozenset({"1"})), now=69)
     assert watched.views["1"].status.state is JobState.UNKNOWN
-    watched.take(Answer(frozenset({"1"})), now=70)
+    watched.record(Answer(frozenset({"1"})), now=70)
     assert watched.views["1"].status.state is JobState.FAILED
 
 
@@ -256,24 +256,24 @@ def test_a_single_answer_that_leaves_a_job_out_is_never_believed() -> None:
     assert presumed_ended(missing=1, answers=2, cancelled=True)
     assert not presumed_ended(missing=1, answers=2)
     watched = monitor()
-    watched.take(Answer(frozenset({"1"})), now=10)
-    watched.take(Answer(frozenset({"1"}), trouble="down"), now=500)
+    watched.record(Answer(frozenset({"1"})), now=10)
+    watched.record(Answer(frozenset({"1"}), error="down"), now=500)
     assert watched.views["1"].status.state is JobState.UNKNOWN, "a poll that failed says nothing"
 
 
 def test_the_monitor_polls_when_the_cadence_says_so() -> None:
     watched = monitor()
-    watched.take(Answer(frozenset({"1"}), {"1": status(JobState.RUNNING)}), now=100.0)
+    watched.record(Answer(frozenset({"1"}), {"1": status(JobState.RUNNING)}), now=100.0)
     assert not watched.poll_if_due(now=135.0), "nothing is waited for"
-    watched.take(Answer(frozenset({"1"})), now=140.0)
+    watched.record(Answer(frozenset({"1"})), now=140.0)
     assert watched.cadence.next_poll <= 151.0, "the queue does not know a job: that is settled soon"
 
 
 def test_the_accounting_is_believed_of_a_job_that_the_queue_forgot() -> None:
     watched = monitor()
-    watched.take(Answer(frozenset({"1"}), {}, {"1": status(JobState.OUT_OF_MEMORY)}), now=10)
+    watched.record(Answer(frozenset({"1"}), {}, {"1": status(JobState.OUT_OF_MEMORY)}), now=10)
     assert watched.views["1"].status.state is JobState.OUT_OF_MEMORY
-    watched.take(Answer(frozenset({"1"}), {"1": status(JobState.RUNNING)}), now=11)
+    watched.record(Answer(frozenset({"1"}), {"1": status(JobState.RUNNING)}), now=11)
     assert watched.views["1"].status.state is JobState.OUT_OF_MEMORY, "what ended stays ended"
 
 
@@ -344,11 +344,11 @@ async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is
 def test_a_certificate_that_is_over_is_said(directory: ClusterDirectory) -> None:
     credentials.create(directory, 3600, waits=False)
     name, day = directory.path.name, 86400
-    assert credentials.trouble(directory, now=time.time() + day) == ""
-    assert f"the certificate of cluster {name} expired on 20" in credentials.trouble(
+    assert credentials.problem(directory, now=time.time() + day) == ""
+    assert f"the certificate of cluster {name} expired on 20" in credentials.problem(
         directory, now=time.time() + day + 7200
     )
-    early = credentials.trouble(directory, now=time.time() - day - 60)
+    early = credentials.problem(directory, now=time.time() - day - 60)
     assert f"the certificate of cluster {name} is not valid before 20" in early
     assert f"check the clock of {socket.gethostname()}" in early
 
@@ -369,7 +369,7 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
 ) -> None:
     addresses = {"lo": "127.0.0.1", "ib0": "10.1.0.3"}
     node = Node(has_ucxx=True, ports=("mlx5_0/1",), transports=transports, infiniband=("ib0",), addresses=addresses)
-    monkeypatch.setattr(commands.choice, "look", lambda *, ucx: node if ucx else replace(node, transports=()))
+    monkeypatch.setattr(commands.choice, "this_node", lambda *, ucx: node if ucx else replace(node, transports=()))
     monkeypatch.setattr(commands.authentication, "install", lambda: None)
     monkeypatch.setattr(commands.os, "environ", dict(os.environ))
     arguments = SimpleNamespace(

@@ -432,12 +432,12 @@ async def test_a_scheduler_whose_clock_is_wrong_is_named(ours: None, tmp_path: P
 
 def test_what_is_said_of_dates() -> None:
     day = 86400.0
-    assert certificates.trouble(0, 2 * day, now=day, host="login1") == ""
-    assert certificates.trouble(day, 2 * day, now=0, host="login1", what="it") == (
+    assert certificates.problem(0, 2 * day, now=day, host="login1") == ""
+    assert certificates.problem(day, 2 * day, now=0, host="login1", what="it") == (
         "it is not valid before 1970-01-02 00:00:00 UTC, and the clock of login1 says 1970-01-01 00:00:00 UTC: check "
         "the clock of login1"
     )
-    assert "it expired on 1970-01-02 00:00:00 UTC" in certificates.trouble(
+    assert "it expired on 1970-01-02 00:00:00 UTC" in certificates.problem(
         0, day, now=2 * day, host="login1", what="it"
     )
 

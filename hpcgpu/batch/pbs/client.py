@@ -217,8 +217,8 @@ class PBS(CommandBatch):
         self._nodes: Mapping[str, Mapping[str, str]] = {}
         self._nodes_asked = -_NODES_LAST
 
-    asks_version = ("qstat", "--version")
-    asks_identity = ("qstat", "-B", "-f")
+    version_command = ("qstat", "--version")
+    identity_command = ("qstat", "-B", "-f")
     identifies = re.compile(r"^Server: ([\w.-]{1,200})[ \t]*$", re.ASCII | re.MULTILINE)
 
     def check(self) -> None:
@@ -294,7 +294,7 @@ class PBS(CommandBatch):
             ids = self._held(ids)
         try:
             if ids:
-                self.ask(["qdel", *ids], answered=_gone)
+                self.call(["qdel", *ids], answered=_gone)
         except BaseException:
             if only_pending:
                 self._release(ids)
@@ -308,7 +308,7 @@ class PBS(CommandBatch):
         """
         waiting: list[str] = []
         try:
-            self.ask(["qhold", "-h", "u", *ids], answered=_gone)
+            self.call(["qhold", "-h", "u", *ids], answered=_gone)
             jobs = self._qstat(ids)
             waiting = [
                 job_id for job_id, job in jobs.items() if _STATES.get(job.get("job_state", "")) is JobState.PENDING
@@ -321,12 +321,12 @@ class PBS(CommandBatch):
         """Take the user's hold off these jobs, as far as the server answers."""
         if ids:
             with contextlib.suppress(BatchError):
-                self.ask(["qrls", "-h", "u", *ids], answered=_gone, attempts=1)
+                self.call(["qrls", "-h", "u", *ids], answered=_gone, attempts=1)
 
     def named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
         """Ids of the live jobs of that name, by one qselect for the short name and one qstat for the whole one."""
         argv = ["qselect", "-u", pwd.getpwuid(os.getuid()).pw_name, "-N", pbs_name(job_name)]
-        found = self.ask(argv, answered=lambda result: False, attempts=attempts).stdout.split()
+        found = self.call(argv, answered=lambda result: False, attempts=attempts).stdout.split()
         jobs = self._qstat([word for word in found if _JOB_ID.fullmatch(word)], attempts=attempts)
         statuses = (_status(job_id, job) for job_id, job in jobs.items())
         return sorted((s.job_id for s in statuses if s.name == job_name and not s.state.ended), key=_order)
@@ -351,7 +351,7 @@ class PBS(CommandBatch):
         """Attributes of these jobs. Of several ids the known ones are printed, whatever the exit code [recorded]."""
         if not ids:
             return {}
-        jobs = parse_attributes(self.ask(["qstat", *options, "-f", *ids], answered=_gone, attempts=attempts).stdout)
+        jobs = parse_attributes(self.call(["qstat", *options, "-f", *ids], answered=_gone, attempts=attempts).stdout)
         return {job_id: job for job_id, job in jobs.items() if job_id in ids}
 
     def _shortage(self, job: Mapping[str, str]) -> Shortage | None:

@@ -177,8 +177,8 @@ class Slurm(CommandBatch):
     per_job = _PER_JOB
     query = _QUERY
 
-    asks_version = ("sbatch", "--version")
-    asks_identity = ("scontrol", "show", "config")
+    version_command = ("sbatch", "--version")
+    identity_command = ("scontrol", "show", "config")
     identifies = re.compile(r"^ClusterName\s*=\s*([\w.-]{1,200})[ \t]*$", re.ASCII | re.MULTILINE)
 
     def check(self) -> None:
@@ -239,7 +239,7 @@ class Slurm(CommandBatch):
         if not ids:
             return
         argv = ["scancel", *(["--state=PENDING"] if only_pending else []), *ids]
-        self.ask(argv, answered=lambda result: bool(_GONE.search(result.words)))
+        self.call(argv, answered=lambda result: bool(_GONE.search(result.words)))
 
     def named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
         """Ids of the live jobs of that name. One that has ended may be an earlier cluster's of the same name."""
@@ -261,5 +261,5 @@ class Slurm(CommandBatch):
 
     def _squeue(self, arguments: list[str], *, attempts: int | None = None) -> dict[str, JobStatus]:
         argv = ["squeue", "--noheader", f"--format={_SQUEUE_FORMAT}", *arguments]
-        result = self.ask(argv, answered=lambda result: "invalid job id" in result.words.lower(), attempts=attempts)
+        result = self.call(argv, answered=lambda result: "invalid job id" in result.words.lower(), attempts=attempts)
         return parse_squeue(result.stdout)

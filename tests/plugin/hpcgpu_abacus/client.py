@@ -67,8 +67,8 @@ class Abacus(CommandBatch):
     limited = re.compile("enough jobs of yours")
     reasons = REASONS
     query = {"LC_ALL": "C"}  # noqa: RUF012
-    asks_version = ("ab-list", "--version")
-    asks_identity = ("ab-list", "--frame")
+    version_command = ("ab-list", "--version")
+    identity_command = ("ab-list", "--frame")
     identifies = re.compile(r"^frame (\S+)$", re.MULTILINE)
 
     def check(self) -> None:
@@ -93,7 +93,7 @@ class Abacus(CommandBatch):
 
     def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
         if ids := sorted(job_ids):
-            self.ask(["ab-cancel", *(["--waiting"] if only_pending else []), *ids], answered=lambda result: False)
+            self.call(["ab-cancel", *(["--waiting"] if only_pending else []), *ids], answered=lambda result: False)
 
     def named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
         jobs = self._list("--mine", attempts=attempts)
@@ -105,7 +105,7 @@ class Abacus(CommandBatch):
         return OwnJob(job_id=job_id, name=environ.get("AB_NAME", job_id))
 
     def _list(self, *arguments: str, attempts: int | None = None) -> dict[str, JobStatus]:
-        return parse_list(self.ask(["ab-list", *arguments], answered=lambda result: False, attempts=attempts).stdout)
+        return parse_list(self.call(["ab-list", *arguments], answered=lambda result: False, attempts=attempts).stdout)
 
 
 def queues() -> Queues:

@@ -9,11 +9,11 @@ from contextlib import suppress
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import ClusterWarning
 
-__all__ = ["Told"]
+__all__ = ["MessageLog"]
 
 
-class Told:
-    """What was told; see `hpcgpu.cluster.state.Tell`.
+class MessageLog:
+    """What was told; see `hpcgpu.cluster.state.Messages`.
 
     Parameters
     ----------
