@@ -241,7 +241,7 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
 @click.option(
     "--maximum-gpu-hours",
     type=float,
-    help="Budget of GPU hours. When it is used up, all worker jobs are drained and cancelled.",
+    help="Budget of GPU hours. When it is used up, the jobs of the group end: running tasks get 20 s, data is lost.",
 )
 @click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
 def adapt(name: str, worker_group: str, **limits: Any) -> None:

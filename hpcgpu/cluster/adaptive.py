@@ -1,4 +1,4 @@
-"""What `GPUCluster.adapt` returns: the limits that the user gave, what is thought, and what was decided."""
+"""What `GPUCluster.adapt` returns: the limits that the user gave, the present state, and the decisions so far."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ _LOG_LENGTH = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveState:
-    """What adaptive scaling thinks now.
+    """The present state of adaptive scaling.
 
     Attributes
     ----------
     target : int
-        Jobs that it wants.
+        Number of jobs that it wants.
     jobs : int
-        Jobs that there are, or that wait.
+        Number of jobs that run or wait; jobs that drain do not count.
     running, pending : int
-        Of these.
+        How many of these run, and how many wait in the queue.
     waiting : dict of str to str
-        Reason in words, by job id, of those that wait.
+        Why each pending job waits, by job id.
     expected_wait : float or None
-        Seconds that a job submitted now would wait, as learned from those before it.
+        Seconds from the submit of another job until its workers connect, as learned from earlier jobs. None before the
+        first one.
     gpu_hours : float
-        Used so far.
+        GPU hours that the group has used so far.
     reason : str
-        Why it does, or does not, scale.
+        Why the group does, or does not, scale.
     paused : str
-        Why it submits nothing until `GPUAdaptive.resume`; empty while it is not paused.
+        Why nothing is submitted until `GPUAdaptive.resume`; empty if scaling is not paused.
     """
 
     target: int
@@ -51,8 +52,7 @@ class AdaptiveState:
 
 
 class GPUAdaptive:
-    """Adaptive scaling of one group of workers, by whole jobs. The cluster's event loop drives it; see
-    `hpcgpu.scaling.policy`.
+    """Adaptive scaling of one group of workers, by whole jobs. `GPUCluster.adapt` makes it.
 
     Parameters
     ----------
@@ -67,9 +67,10 @@ class GPUAdaptive:
     Attributes
     ----------
     minimum, maximum : int
-        In workers, always finite.
+        Limits of the group's size, in Dask workers.
     log : collections.deque of (float, str)
-        Every decision: epoch seconds, and what and why.
+        The last 1000 entries: epoch seconds, and a sentence. There is one for each decision that changes something, and
+        for each job that failed or lost workers.
     """
 
     def __init__(self, group: WorkerGroup, limits: Limits, target_duration: float, wake: Callable[[], None]) -> None:
@@ -97,7 +98,7 @@ class GPUAdaptive:
 
     @property
     def state(self) -> AdaptiveState:
-        """What it thinks now."""
+        """The present state, as an `AdaptiveState`."""
         now = time.time()
         jobs = [job for job in self.group.jobs if job.active]
         waiting = {job.job_id: job.info(now=now).reason for job in jobs if job.pending and job.job_id}
@@ -125,13 +126,13 @@ class GPUAdaptive:
         self.log.append((now, text))
 
     def resume(self) -> None:
-        """Go on after it paused on failures."""
+        """Submit jobs again after a pause because of failures, and count failures from zero."""
         self.group.failures.start_anew()
         self.note("resumed by the user", now=time.time())
         self._wake()
 
     def stop(self) -> None:
-        """Stop deciding; the jobs there stay."""
+        """End adaptive scaling. The group keeps the jobs that it has."""
         if self.running:
             self.group.adaptive = None
             alive = sum(job.active for job in self.group.jobs)

@@ -347,14 +347,14 @@ class GPUCluster(Readable):
         backlog : int, optional
             Jobs that may wait in the queue at a time. Default: as many as the maximum.
         idle_timeout : float or str, optional
-            How long a job without work is kept, seconds or "5m". Default: as long as it takes to get another one, as
-            learned from the queue; 5 s at least, 30 s at most. Give more for interactive work.
+            How long a job without work is kept, seconds or "5m". Default: the time that another job would take to
+            start, as learned from earlier jobs; 5 s at least, 30 s at most. Give more for interactive work.
         target_duration : float or str, optional
-            In what time the known work should be done; the larger, the fewer jobs. Default: dask's
+            The time in which the known work should be done: a longer time means fewer jobs. Default: dask's
             ``distributed.adaptive.target-duration``.
         maximum_gpu_hours : float, optional
             Budget of the group's GPUs, counted from the starts and ends of its jobs. When it is used up, all its jobs
-            are drained.
+            end: running tasks get 20 s, and the data is lost.
         worker_group : str, optional
             See `add_worker_group`.
 

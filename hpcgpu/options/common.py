@@ -122,7 +122,8 @@ class WorkerOptions(JobOptions):
         300.0,
         parse=values.duration,
         inherited=True,
-        doc="How long a running worker waits for the scheduler before it ends, seconds or '5m'.",
+        doc="How long a running job waits for the scheduler before it ends, and how long the cluster waits for a "
+        "missing worker before it replaces the job; seconds or '5m'.",
     )
     walltime_margin: float | None = option(
         parse=values.duration,
