@@ -3,7 +3,7 @@ interleaved.
 
 hpcgpu starts a scheduler job and jobs of four dask-cuda workers on pretended GPUs; dask-jobqueue its scheduler in this
 process and jobs of four worker processes. Run it with ``python benchmarks/startup.py``; it starts a Slurm of its own
-(tests/slurm/bed.py, as root).
+(tests/slurm/bed.py, as root), which schedules as Slurm does by default. With ``--fast`` it schedules every second.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--fast", action="store_true", help="on a Slurm that schedules every second")
     arguments = parser.parse_args()
     import bed as slurm_bed
     import build
@@ -125,7 +126,7 @@ def main() -> None:
         place = Path(temporary)
         os.environ.update(build.environment(build.build(place / "stub")))
         os.environ["DASK_HPCGPU__CLUSTER_DIRECTORY"] = str(place / "clusters")
-        bed = slurm_bed.SlurmBed(place / "slurm")
+        bed = slurm_bed.SlurmBed(place / "slurm", slurm_bed.FAST if arguments.fast else "")
         bed.start()
         os.environ.update(bed.environment())
         log = count_commands(place)

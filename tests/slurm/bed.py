@@ -47,6 +47,9 @@ BED_NEEDS = ("slurm-wlm", "munge")
 DAEMONS = ("slurmctld", "slurmd", "slurmstepd", "slurmscriptd")
 PORTS = range(12000, 32000)  # below the range that outgoing connections take theirs from
 CAP_MKNOD = 27
+#: Slurm looks at its queue every second, and at once when something changed. By default it does so every 30 s
+#: (backfill) and 60 s, and up to 3 s after a change.
+FAST = "sched_interval=1,bf_interval=1,batch_sched_delay=0"
 
 
 class BedError(RuntimeError):
@@ -236,10 +239,14 @@ def processes() -> Iterator[Process]:
 
 
 class SlurmBed:
-    """A Slurm cluster in `directory`; a `start()` there takes the place of whatever ran there before."""
+    """A Slurm cluster in `directory`; a `start()` there takes the place of whatever ran there before.
 
-    def __init__(self, directory: Path) -> None:
+    `scheduling` is Slurm's SchedulerParameters; without it Slurm schedules as it does by default.
+    """
+
+    def __init__(self, directory: Path, scheduling: str = "") -> None:
         self.directory = Path(directory).resolve()
+        self.scheduling = scheduling
         self.conf = self.directory / "slurm.conf"
         self.cluster = "bed" + hashlib.sha256(bytes(self.directory)).hexdigest()[:12]
 
@@ -249,7 +256,7 @@ class SlurmBed:
         """Start the cluster afresh and return when all nodes are idle."""
         if not is_root():
             self.directory.mkdir(parents=True, exist_ok=True)
-            return self._as_root("start", timeout=180)
+            return self._as_root("start", f"--scheduling={self.scheduling}", timeout=180)
         if reason := why_not():
             raise BedError(f"this machine cannot host the bed: {reason}")
         start_munge()
@@ -475,6 +482,7 @@ class SlurmBed:
     def _configuration(self, ports: list[int]) -> dict[str, str]:
         """The text of each configuration file. What Slurm renamed between versions is left to its default."""
         host, place = socket.gethostname().partition(".")[0], self.directory
+        scheduling = f"SchedulerParameters={self.scheduling}" if self.scheduling else "# scheduling by Slurm's defaults"
         nodes = "\n".join(
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} State=UNKNOWN {what}"
             for (name, what), port in zip(NODES.items(), ports[1:], strict=True)
@@ -509,7 +517,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU=1000
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+{scheduling}
 PriorityType=priority/basic
 PropagateResourceLimits=NONE
 ReturnToService=1
@@ -550,12 +558,14 @@ def main() -> None:
         command.add_argument("directory", type=Path)
         if action in ("node-down", "node-up", "stop-node"):
             command.add_argument("node", choices=NODES)
+        if action == "start":
+            command.add_argument("--scheduling", default="", help="Slurm's SchedulerParameters")
     arguments = parser.parse_args()
     if arguments.action == "install":
         return install()
     if arguments.action == "why-not":
         sys.exit(why_not())
-    bed = SlurmBed(arguments.directory)
+    bed = SlurmBed(arguments.directory, arguments.scheduling if "scheduling" in arguments else "")
     if arguments.action == "env":
         print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in bed.environment().items()))
     else:

@@ -1,4 +1,8 @@
-"""A real multi-node Slurm with pretended GPUs, one for all tests; each test fails if it leaves a job in its queue."""
+"""A real multi-node Slurm with pretended GPUs, one for all tests; each test fails if it leaves a job in its queue.
+
+It schedules every second, so that tests of other things do not wait for it. `slow_bed` is one that schedules as
+other parameters say: Slurm's defaults, or only when something changes.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,12 @@ import bed as slurm_bed
 import pytest
 
 
-@pytest.fixture(scope="session")
-def _bed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[slurm_bed.SlurmBed]:
+def running(place: Path, request: pytest.FixtureRequest, scheduling: str) -> Iterator[slurm_bed.SlurmBed]:
+    """A Slurm that the commands of this process use."""
     if reason := slurm_bed.why_not():
         pytest.skip(f"no Slurm can run here: {reason}")
     request.getfixturevalue("fake_gpus")  # after the reason above, which says more than a missing compiler
-    bed = slurm_bed.SlurmBed(tmp_path_factory.mktemp("slurm"))
+    bed = slurm_bed.SlurmBed(place, scheduling)
     bed.start()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in bed.environment().items():
@@ -23,10 +27,31 @@ def _bed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     bed.stop()
 
 
+def one_test(bed: slurm_bed.SlurmBed) -> Iterator[slurm_bed.SlurmBed]:
+    """The Slurm for one test, which must leave no job."""
+    yield bed
+    left = [job for job in bed.squeue() if job.state != "COMPLETING"]
+    bed.cancel_all()
+    bed.wait_empty()
+    assert not left, f"the test left jobs in the queue: {left}"
+
+
+@pytest.fixture(scope="session")
+def _bed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[slurm_bed.SlurmBed]:
+    yield from running(tmp_path_factory.mktemp("slurm"), request, slurm_bed.FAST)
+
+
 @pytest.fixture
 def bed(_bed: slurm_bed.SlurmBed, home: Path) -> Iterator[slurm_bed.SlurmBed]:
-    yield _bed
-    left = [job for job in _bed.squeue() if job.state != "COMPLETING"]
-    _bed.cancel_all()
-    _bed.wait_empty()
-    assert not left, f"the test left jobs in the queue: {left}"
+    yield from one_test(_bed)
+
+
+@pytest.fixture(scope="module")
+def _slow_bed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[slurm_bed.SlurmBed]:
+    yield from running(tmp_path_factory.mktemp("slurm"), request, request.param)
+
+
+@pytest.fixture
+def slow_bed(_slow_bed: slurm_bed.SlurmBed, home: Path) -> Iterator[slurm_bed.SlurmBed]:
+    """A test says by `@pytest.mark.parametrize("_slow_bed", [...], indirect=True)` how it schedules."""
+    yield from one_test(_slow_bed)

@@ -136,6 +136,24 @@ def test_golden(name: str) -> None:
     subprocess.run(["bash", "-n", str(GOLDEN / name)], check=True)
 
 
+@pytest.mark.parametrize("refuses", [False, True])
+def test_the_scheduler_job_lets_slurm_look_at_the_worker_jobs_and_runs_whatever_slurm_says(
+    refuses: bool, tmp_path: Path
+) -> None:
+    said = "echo 'slurm_update error: Access denied' >&2; exit 1" if refuses else ""
+    for command, text in {"scontrol": f'echo "$@" >> {tmp_path}/told\n{said}', "python": "echo the scheduler"}.items():
+        (tmp_path / command).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / command).chmod(0o755)
+    script = tmp_path / "scheduler.sbatch"
+    script.write_text(render("slurm", "scheduler", resolve("slurm", BASE | {"python": f"{tmp_path}/python"}), PLACE))
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"}
+    done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "the scheduler\n"
+    assert (tmp_path / "told").read_text() == "update JobId=77 Requeue=0\n"
+    words = ["slurm_update error: Access denied", "hpcgpu: worker jobs may start half a minute later than they could"]
+    assert done.stderr.splitlines() == (words if refuses else [])
+
+
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_golden_scripts_and_those_of_the_project_pass_shellcheck() -> None:
     scripts = [*sorted(GOLDEN.iterdir()), *sorted((Path(__file__).parents[2] / "ci").iterdir())]
