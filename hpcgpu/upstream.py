@@ -31,7 +31,8 @@ class Use:
     Attributes
     ----------
     name : str
-        Its full name. The last part of it is what the code of hpcgpu says.
+        Its full name: the module, the class that defines it, the name. A detail of a function stands behind the
+        function. The last part is what the code of hpcgpu says.
     distribution : str
         Who has it.
     kind : Kind
@@ -86,9 +87,11 @@ _AMM = ("dask/distributed#5381",)
 _OPENSSL = ("python/cpython#148594", "python/cpython#81891")
 
 
-def _cluster(name: str, why: str, *issues: str, canary: str, kind: Kind = Kind.PRIVATE) -> Use:
+def _cluster(name: str, why: str, *issues: str, canary: str) -> Use:
     """Return what the cluster's class, which is a SpecCluster, relies on."""
-    return Use(f"distributed.deploy.{name}", "distributed", kind, why, ("hpcgpu.cluster",), canary, tuple(issues))
+    return Use(
+        f"distributed.deploy.{name}", "distributed", Kind.PRIVATE, why, ("hpcgpu.cluster",), canary, tuple(issues)
+    )
 
 
 _CALLS = "test_the_cluster_calls_what_hpcgpu_overrides"
@@ -134,7 +137,14 @@ USES: tuple[Use, ...] = (
         "tells that the stream ended: Cluster does not renew it",
         canary=_STREAM,
     ),
-    _cluster("cluster.subscribe_worker_status", "renews the stream", canary=_STREAM, kind=Kind.PROTOCOL),
+    Use(
+        "distributed.scheduler.Scheduler.subscribe_worker_status",
+        "distributed",
+        Kind.PROTOCOL,
+        "renews the stream",
+        ("hpcgpu.cluster",),
+        _STREAM,
+    ),
     # distributed: the scheduler
     Use(
         "distributed.scheduler.Scheduler.remove_worker",
@@ -163,7 +173,7 @@ USES: tuple[Use, ...] = (
         "test_a_task_that_has_not_begun_moves_to_another_worker",
     ),
     Use(
-        "distributed.scheduler.Scheduler._get_prefix_duration",
+        "distributed.scheduler.SchedulerState._get_prefix_duration",
         "distributed",
         Kind.PRIVATE,
         "estimates the work that waits, as distributed's own adaptive scaling does",
@@ -189,7 +199,7 @@ USES: tuple[Use, ...] = (
         ("dask/distributed#6924",),
     ),
     Use(
-        "distributed.scheduler.deserialization of the task graph",
+        "distributed.scheduler.Scheduler.update_graph.deserialization of the task graph",
         "distributed",
         Kind.PROTOCOL,
         "recognizes that error by its text",
@@ -214,7 +224,7 @@ USES: tuple[Use, ...] = (
         _RESULTS,
     ),
     Use(
-        "distributed.comm.core.handshake_overrides",
+        "distributed.comm.core.connect.handshake_overrides",
         "distributed",
         Kind.PROTOCOL,
         "tells the scheduler whether a client has a GPU",
@@ -230,7 +240,7 @@ USES: tuple[Use, ...] = (
         _RESULTS,
     ),
     Use(
-        "distributed.protocol.serialize.header.serializer",
+        "distributed.protocol.serialize.serialize.header.serializer",
         "distributed",
         Kind.PROTOCOL,
         "keeps host copies readable for clients without hpcgpu",
@@ -273,7 +283,7 @@ USES: tuple[Use, ...] = (
         _HTTP,
     ),
     Use(
-        "tornado.httpserver.HTTPServer.conn_params.header_timeout",
+        "tornado.http1connection.HTTP1ConnectionParameters.header_timeout",
         "tornado",
         Kind.REPLACED,
         "limits the time of a request that nobody has identified yet",
@@ -281,7 +291,7 @@ USES: tuple[Use, ...] = (
         _DASHBOARD,
     ),
     Use(
-        "tornado.httpserver.HTTPServer.conn_params.max_header_size",
+        "tornado.http1connection.HTTP1ConnectionParameters.max_header_size",
         "tornado",
         Kind.REPLACED,
         "limits the size of a request that nobody has identified yet",
@@ -298,7 +308,7 @@ USES: tuple[Use, ...] = (
         _TLS,
     ),
     Use(
-        "distributed.comm.tcp.BaseTCPBackend._connector_class",
+        "distributed.comm.tcp.TLSBackend._connector_class",
         "distributed",
         Kind.PRIVATE,
         "makes connections",
@@ -306,7 +316,7 @@ USES: tuple[Use, ...] = (
         _TLS,
     ),
     Use(
-        "distributed.comm.tcp.BaseTCPBackend._listener_class",
+        "distributed.comm.tcp.TLSBackend._listener_class",
         "distributed",
         Kind.PRIVATE,
         "makes listeners",
@@ -348,7 +358,7 @@ USES: tuple[Use, ...] = (
         _HANDSHAKE,
     ),
     Use(
-        "ssl.SSLSocket.do_handshake",
+        "ssl.SSLObject.do_handshake",
         "CPython",
         Kind.PROTOCOL,
         "a handshake that waits clears OpenSSL's error queue, which CPython does not",
@@ -357,7 +367,7 @@ USES: tuple[Use, ...] = (
         _OPENSSL,
     ),
     Use(
-        "distributed.worker.Worker.rpc.reuse",
+        "distributed.core.ConnectionPool.reuse",
         "distributed",
         Kind.PROTOCOL,
         "tells what carries the connections that transfers of data use",
@@ -365,7 +375,7 @@ USES: tuple[Use, ...] = (
         "test_a_worker_can_be_asked_for_its_connections",
     ),
     Use(
-        "distributed.worker.Worker.handlers",
+        "distributed.core.Server.handlers",
         "distributed",
         Kind.PROTOCOL,
         "lets a worker take the data of a measurement",
@@ -374,8 +384,8 @@ USES: tuple[Use, ...] = (
     ),
     # UCX
     Use(
-        "distributed_ucxx.ucxx.UCXXListener.on_connection",
-        "distributed-ucxx",
+        "distributed.comm.core.BaseListener.on_connection",
+        "distributed",
         Kind.PROTOCOL,
         "authenticates who connects before distributed reads a frame",
         ("hpcgpu.fabric.authentication",),
@@ -398,7 +408,7 @@ USES: tuple[Use, ...] = (
         _UCX,
     ),
     Use(
-        "ucxx.Endpoint._ep",
+        "ucxx._lib_async.endpoint.Endpoint._ep",
         "ucxx",
         Kind.PRIVATE,
         "its handle lets UCX name the peer and the transports of a connection",
@@ -440,7 +450,7 @@ USES: tuple[Use, ...] = (
         "test_the_scheduler_gets_the_ucx_settings_that_dask_cuda_gives_workers",
     ),
     Use(
-        "dask_cuda.cuda_worker.name",
+        "dask_cuda.cuda_worker.CUDAWorker.__init__.name",
         "dask-cuda",
         Kind.PROTOCOL,
         "the suffix of a worker's name tells its job",

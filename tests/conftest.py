@@ -25,7 +25,7 @@ from hpcgpu.errors import ClusterWarning
 from hpcgpu.runtime.manager_process import LOG
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "gpu_stub"), str(HERE / "slurm"), str(HERE / "queue")]
+sys.path[:0] = [str(HERE / name) for name in ("gpu_stub", "slurm", "queue", "canaries")]
 
 import fake_pbs  # noqa: E402
 

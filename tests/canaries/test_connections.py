@@ -119,7 +119,7 @@ def test_cpython_leaves_errors_of_other_connections_and_a_handshake_clears_them(
     set_error(2, errno.EPIPE, None)
     assert peek() != 0
     tls.clear_errors()
-    assert peek() == 0, "a handshake that waits leaves OpenSSL's error queue as it is: SSLSocket.do_handshake"
+    assert peek() == 0, "a handshake that waits leaves OpenSSL's error queue as it is: SSLObject.do_handshake"
 
 
 @canary

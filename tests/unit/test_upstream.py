@@ -9,13 +9,13 @@ import functools
 import importlib
 import inspect
 import re
-import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from canary import lacks, members
 
 from hpcgpu.upstream import TESTED, USES, Kind, Use
 
@@ -119,17 +119,6 @@ def replaced(module: str) -> Iterator[Found]:
             yield Found(module, target.attr if isinstance(target, ast.Attribute) else root(target), target.lineno)
 
 
-def members(cls: type) -> set[str]:
-    """Return the names that a class of upstream has, those included that its methods give to `self`."""
-    names = set(vars(cls))
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError):  # written in C
-        return names
-    stored = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
-    return names | {node.attr for node in stored if root(node) == "self"}
-
-
 def inherited(module: str) -> Iterator[Found]:
     """Yield private names of upstream that a class of hpcgpu overrides or uses, be it by chance."""
     if not any(isinstance(node, ast.ClassDef) for node in ast.walk(TREES[module])):
@@ -177,6 +166,22 @@ def test_what_the_table_has_is_used_where_it_says(use: Use) -> None:
             f"{place} does not use {use.name}: take it out of hpcgpu/upstream.py, and its canary where it has nothing "
             "else"
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("distributed.deploy.spec.SpecCluster._gone", "SpecCluster has no _gone"),
+        ("distributed.deploy.spec.SpecCluster._start", ""),
+        ("distributed.deploy.spec.SpecCluster._log", "SpecCluster has no _log"),  # its base has it
+        ("distributed.deploy.gone.Cluster", "distributed.deploy has no gone"),
+        ("distributed.node.ServerNode.http_server.gone", ""),  # an object has what follows
+        ("distributed.comm.core.connect.gone", ""),
+        ("libgone.gone", ""),
+    ],
+)
+def test_a_canary_first_sees_whether_the_name_is_still_there(name: str, missing: str) -> None:
+    assert lacks(name) == missing
 
 
 def test_the_scan_finds_what_is_known_to_be_there() -> None:
