@@ -41,8 +41,8 @@ def test_worker_jobs_start_behind_the_scheduler_job_without_a_cycle_of_slurm(slo
     with SlurmGPUCluster(**SMALL, jobs=2) as cluster:
         cluster.wait_for_workers(2, timeout=150)
         jobs = [shown(job.id) for job in cluster.jobs]
-    assert [job["Scheduler"] for job in jobs] == ["Main"] * 3, "the cycle of the backfill scheduler started one"
-    assert [job["Requeue"] for job in jobs] == ["0"] * 3
+        assert [job["Scheduler"] for job in jobs] == ["Main"] * 3, "the cycle of the backfill scheduler started one"
+        assert [job["JobName"] for job in jobs] == [f"{cluster.name}{end}" for end in ("-scheduler", "-0", "-1")]
 
 
 @no_cycles

@@ -146,10 +146,14 @@ def test_the_scheduler_job_lets_slurm_look_at_the_worker_jobs_and_runs_whatever_
         (tmp_path / command).chmod(0o755)
     script = tmp_path / "scheduler.sbatch"
     script.write_text(render("slurm", "scheduler", resolve("slurm", BASE | {"python": f"{tmp_path}/python"}), PLACE))
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"}
+    environment = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "77",
+        "SLURM_JOB_NAME": "demo",
+    }
     done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "the scheduler\n"
-    assert (tmp_path / "told").read_text() == "update JobId=77 Requeue=0\n"
+    assert (tmp_path / "told").read_text() == "update JobId=77 JobName=demo\n"
     words = ["slurm_update error: Access denied", "hpcgpu: worker jobs may start half a minute later than they could"]
     assert done.stderr.splitlines() == (words if refuses else [])
 
