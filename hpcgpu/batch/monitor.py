@@ -148,6 +148,12 @@ class Monitor:
         """Begin to watch a job that was just submitted."""
         self.views[job_id] = View(JobStatus(job_id=job_id, state=JobState.PENDING, name=name), now, polled=False)
 
+    def proven(self, job_id: str) -> None:
+        """Take note that a process of the job is connected: it runs, even if the queue has not known it for long."""
+        view = self.views.get(job_id)
+        if view is not None and view.missing_since is not None and view.status.state.ended:
+            self.views[job_id] = replace(view, status=replace(view.status, state=JobState.UNKNOWN))
+
     def alive(self) -> frozenset[str]:
         """Ids of the jobs that have not ended, as far as is known."""
         return frozenset(job_id for job_id, view in list(self.views.items()) if not view.status.state.ended)

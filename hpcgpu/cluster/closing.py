@@ -58,6 +58,17 @@ class Closing:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.state.poll(left), max(1.0, self._deadline - time.monotonic()))
         self.left = dispatcher.left()
+        self._learn_ids()
+
+    def _learn_ids(self) -> None:
+        """Learn what became of the jobs whose submit was under way: it ends in its thread, without the event loop."""
+        state = self.state
+        for job in [job for job in state.registry.jobs.values() if job.job_id is None]:
+            if (job_id := state.dispatcher.id_of(job.name)) is not None:
+                job.has_id(job_id)
+            elif job.name not in self.left:
+                state.registry.remove(job)
+        state.registry.observe(now=state.now)
 
     def finish(self) -> None:
         """Mark the directory as what came of it says, and tell what is left."""

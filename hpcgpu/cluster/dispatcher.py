@@ -59,6 +59,10 @@ class Dispatcher:
         self._ids[name] = job_id
         self.monitor.watch(job_id, name, now=submitted)
 
+    def id_of(self, name: str) -> str | None:
+        """Return the id of the job of that name, once it is known."""
+        return self._ids.get(name)
+
     def check_manager(self) -> None:
         """Raise `Superseded` when another program has taken the cluster over, `NameLost` when its name belongs to a
         later one.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from hpcgpu.cluster.phases import Drain, Draining, Planned
@@ -91,10 +92,10 @@ class Drainer:
             self.stay(jobs)
             state.supersede(str(error))
         except BatchError as error:
-            self.stay(jobs)
+            await self._take_back(jobs)
             state.report(f"jobs {names} could not be cancelled: {error}")
         except Exception as error:  # whatever it was, the jobs must not be forgotten
-            self.stay(jobs, retry_at=state.now + RETRY)
+            await self._take_back(jobs, retry_at=state.now + RETRY)
             state.messages.warn(f"internal error while jobs {names} were drained, hpcgpu tries again: {error!r}")
         state.changed.set()
 
@@ -103,6 +104,8 @@ class Drainer:
         waiting = [job for job in jobs if job.pending]
         if waiting:
             ids = [job.job_id for job in waiting if job.job_id]
+            for job in waiting:
+                job.cancelling()
             await state.dispatcher.cancel(ids, only_pending=why is not Drain.BUDGET)
             await state.poll(ids)
             if state.dispatcher.monitor.error:
@@ -149,6 +152,8 @@ class Drainer:
 
     async def _cancel(self, jobs: list[WorkerJob]) -> None:
         state = self.state
+        for job in jobs:
+            job.cancelling()
         await state.dispatcher.cancel([job.job_id for job in jobs if job.job_id])
         for job in jobs:
             job.cancelled(now=state.now)
@@ -163,10 +168,20 @@ class Drainer:
         for job in staying:
             job.stay(retry_at=retry_at)
 
+    async def _take_back(self, jobs: list[WorkerJob], *, retry_at: float = 0.0) -> None:
+        """Take jobs back into the plan whose drain failed; their workers take tasks again."""
+        retired = [job for job in jobs if _retired(job)]
+        if retired and self.state.client is not None:
+            with suppress(Exception):  # whatever it is, the jobs must not be forgotten
+                await _resume(self.state.client, retired)
+        self.stay(jobs, retry_at=retry_at)
+
     def _keep(self, jobs: list[WorkerJob], why: Drain) -> None:
         """Keep jobs whose data fits nowhere else: perhaps another job is just about to come."""
         state, now = self.state, self.state.now
         for job in jobs:
+            if not job.draining:  # it has ended meanwhile
+                continue
             deleted = job.group in state.registry.deleted
             self.stay([job], retry_at=now + (RETRY_DELETED if deleted else RETRY))
             job.forget_idleness()

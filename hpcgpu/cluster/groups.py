@@ -82,11 +82,20 @@ class WorkerGroup:
         alive = sum(job.active for job in self.jobs)
         return alive if self.failures.paused else max(alive, self.limits.maximum)
 
-    def decide(self, *, now: float) -> policy.Decision:
-        """Decide how many jobs there should be."""
+    def decide(self, *, now: float, uncounted: bool = False) -> policy.Decision:
+        """Decide how many jobs there should be.
+
+        Parameters
+        ----------
+        now : float
+        uncounted : bool, default False
+            Whether a job has ended, and it is not known yet whether that was a failure.
+        """
         self.failures.time_passed(now=now)
         views = [self.view(job) for job in self.jobs if job.alive]
-        decision = policy.decide(views, self.demand, self.limits, self._history(now=now), self._hysteresis, now=now)
+        decision = policy.decide(
+            views, self.demand, self.limits, self._history(now=now, uncounted=uncounted), self._hysteresis, now=now
+        )
         self._hysteresis = decision.hysteresis
         self.reason = decision.reason
         self.held = decision.target > sum(not view.retiring for view in views) + decision.submit
@@ -110,7 +119,7 @@ class WorkerGroup:
             retiring=job.draining,
         )
 
-    def _history(self, *, now: float) -> History:
+    def _history(self, *, now: float, uncounted: bool) -> History:
         full = self.failures.full
         if not self.limits.fixed:  # more jobs would only wait for the same limit
             statuses = (job.queue_status for job in self.jobs if job.pending)
@@ -118,6 +127,7 @@ class WorkerGroup:
         return History(
             waits=tuple(self.waits),
             gpu_seconds=self.gpu_seconds(now=now),
+            uncounted=uncounted,
             paused=self.failures.paused,
             next_try=self.failures.next_try,
             full=full,

@@ -80,11 +80,15 @@ class Job:
 
     def observe(self, *, now: float) -> None:
         """Move on to the phase that the queue and the connected workers prove."""
-        phase = self.phase
-        if self.job_id is None or isinstance(phase, Ended):
+        if self.job_id is None:
             return
-        status = self.queue_status
-        if status.state.ended:
+        if self.proven:
+            self.dispatcher.monitor.proven(self.job_id)
+        phase, status = self.phase, self.queue_status
+        if isinstance(phase, Ended):
+            if not status.state.ended:  # the queue had only forgotten it, and one of its processes is connected again
+                self.phase = Running(phase.work, proven_after=self.view)
+        elif status.state.ended:
             self._end(status, now=now)
         elif isinstance(phase, Draining):
             phase.before = self._observed(phase.before, status.state, now=now)
@@ -94,16 +98,19 @@ class Job:
     def _observed(self, phase: Active, state: JobState, *, now: float) -> Active:
         if isinstance(phase, Queued) and (self.proven or state in (JobState.RUNNING, JobState.COMPLETING)):
             phase = Running(retry_at=phase.retry_at)
-        elif isinstance(phase, Running) and state is JobState.PENDING:  # requeued: whatever its workers had is gone
-            phase = Queued(retry_at=phase.retry_at)
+        elif isinstance(phase, Running) and state is JobState.PENDING and self.view is not phase.proven_after:
+            phase = Queued(retry_at=phase.retry_at)  # requeued: whatever its workers had is gone
+        if isinstance(phase, Running) and self.proven:
+            phase.proven_after = self.view
         if isinstance(phase, Running) and self.workers:
             phase.work.joined_at = phase.work.joined_at or now
         return phase
 
     def _end(self, status: JobStatus, *, now: float) -> None:
         phase = self.phase
-        drained = isinstance(phase, Draining)
         before = phase.before if isinstance(phase, Draining) else phase
+        asked = isinstance(before, Queued | Running) and before.cancel_requested
+        drained = isinstance(phase, Draining) or (asked and status.state is JobState.CANCELLED)
         at = status.end if status.end is not None and status.end <= now else now
         if isinstance(phase, Draining) and phase.cancelled_at is not None:
             at = phase.cancelled_at
@@ -121,6 +128,11 @@ class Job:
             self.phase = self.phase.before
             if isinstance(self.phase, Queued | Running):
                 self.phase.retry_at = retry_at
+
+    def cancelling(self) -> None:
+        """Take note that the batch system is told to end it, which counts where its answer is lost."""
+        if isinstance(self.phase, Draining) and isinstance(self.phase.before, Queued | Running):
+            self.phase.before.cancel_requested = True
 
     def cancelled(self, *, now: float) -> None:
         """Take note that the batch system was told to end it: its workers are gone, whatever the queue still says."""

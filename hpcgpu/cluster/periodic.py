@@ -66,6 +66,7 @@ class Periodic:
             except NameLost as error:
                 await self.reconciler.fail(f"{error}: its jobs are cancelled")
             except Exception as error:  # whatever it was, the jobs need somebody to look after them
+                cadence.failed(now=state.now)
                 state.messages.warn(f"internal error while polling the queue, hpcgpu tries again: {error!r}")
 
     async def _watch_stream(self, client: RpcClient) -> None:
@@ -84,13 +85,20 @@ class Periodic:
 
     async def _keep_deciding(self) -> None:
         """Decide once a second: whether a walltime ends, a pause is over, there is work for more jobs or for fewer."""
-        state = self.reconciler.state
+        state, told = self.reconciler.state, ""
         while True:
             await _woken(state.decide_now, _DECISION_INTERVAL)
             state.decide_now.clear()
-            if any(group.adaptive is not None for group in state.registry.groups.values()):
-                await self.reconciler.observe_load()
-            self.reconciler.decide()
+            try:
+                if any(group.adaptive is not None for group in state.registry.groups.values()):
+                    await self.reconciler.observe_load()
+                self.reconciler.decide()
+            except Exception as error:  # as above; one that comes each second is told once
+                if repr(error) != told:
+                    state.messages.warn(f"internal error while scaling, hpcgpu tries again: {error!r}")
+                told = repr(error)
+            else:
+                told = ""
 
     async def _keep_in_contact(self, client: RpcClient) -> None:
         """Let the scheduler know that this program is alive, until it knows of another manager."""

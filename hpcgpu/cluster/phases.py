@@ -10,6 +10,7 @@ import asyncio
 import enum
 from dataclasses import dataclass, field
 
+from hpcgpu.batch.monitor import View
 from hpcgpu.scaling.repair import Absence
 
 __all__ = ["Active", "Drain", "Draining", "Ended", "Phase", "Planned", "Queued", "Running", "Submitting", "Work"]
@@ -88,20 +89,34 @@ class Queued:
     ----------
     retry_at : float
         Epoch seconds before which it is not drained again.
+    cancel_requested : bool
+        The batch system was told to cancel it, but the answer was lost.
     presumed_ended : bool
         An earlier manager submitted it, and the queue does not know it: most likely it has ended.
     """
 
     retry_at: float = 0.0
+    cancel_requested: bool = False
     presumed_ended: bool = False
 
 
 @dataclass
 class Running:
-    """It runs: the queue says so, or one of its processes is connected."""
+    """It runs: the queue says so, or one of its processes is connected.
+
+    Attributes
+    ----------
+    work : Work
+    retry_at, cancel_requested
+        See `Queued`.
+    proven_after : View or None
+        What the queue had said when a process was connected last. That it waits proves nothing any more.
+    """
 
     work: Work = field(default_factory=Work)
     retry_at: float = 0.0
+    cancel_requested: bool = False
+    proven_after: View | None = None
 
 
 #: The phases of a job that is to stay.
@@ -134,7 +149,7 @@ class Draining:
 
 @dataclass
 class Ended:
-    """It has ended, as the queue says or as its long absence there shows.
+    """It has ended, as the queue says or as its long absence there shows. One that was only absent may come back.
 
     Attributes
     ----------

@@ -238,9 +238,9 @@ class Reconciler:
         """
         state, group, now = self.state, job.group, self.state.now
         if phase.presumed:
-            if group.limits.fixed:
-                there = sum(other.group is group for other in state.registry.active.values())
-                group.resize(replace(group.limits, maximum=min(there, group.limits.maximum)))
+            there = sum(other.group is group for other in state.registry.active.values())
+            if group.limits.fixed and there < group.limits.maximum:  # its place goes with it, and no other's
+                group.resize(replace(group.limits, maximum=group.limits.maximum - 1))
             return
         outcome, message = (
             job.outcome,
@@ -292,10 +292,7 @@ class Reconciler:
             for job in lost:
                 self._tell_of_absent(job)
             self._drain_before_walltime(group, jobs)
-            if not any(
-                self._new_end(job) for job in group.jobs
-            ):  # else it would be replaced before it counts as a failure
-                self._decide_size(group)
+            self._decide_size(group)
         self.submitter.submit_planned()
 
     def _drain_before_walltime(self, group: WorkerGroup, jobs: list[WorkerJob]) -> None:
@@ -308,7 +305,9 @@ class Reconciler:
 
     def _decide_size(self, group: WorkerGroup) -> None:
         state, now = self.state, self.state.now
-        decision = group.decide(now=now)
+        # A job is not replaced before it is known whether it failed. While the cluster starts, only the user asks.
+        uncounted = state.client is not None and any(self._new_end(job) for job in group.jobs)
+        decision = group.decide(now=now, uncounted=uncounted)
         if group.adaptive is not None:
             group.adaptive.decided(decision, now=now)
         for _ in range(decision.submit):

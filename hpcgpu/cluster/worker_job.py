@@ -55,7 +55,7 @@ class WorkerJob(Job):
 
     def joined(self, address: str, worker: str, *, now: float) -> None:
         """Take note of a connected worker; not of one whose job was cancelled: it is about to go."""
-        if isinstance(self.phase, Draining) and self.phase.cancelled_at is not None:
+        if self.job_id in self.dispatcher.cancelled:
             return
         self.workers[address] = worker
         self.observe(now=now)

@@ -137,6 +137,8 @@ class History:
         How long earlier jobs waited in the queue, oldest first.
     gpu_seconds : float
         What was used of the budget.
+    uncounted : bool
+        A job has ended, and it is not known yet whether that was a failure.
     paused : str
         Why nothing is submitted any more; empty if something may be.
     next_try : float
@@ -147,6 +149,7 @@ class History:
 
     waits: Sequence[float] = ()
     gpu_seconds: float = 0.0
+    uncounted: bool = False
     paused: str = ""
     next_try: float = 0.0
     full: str = ""
@@ -369,6 +372,8 @@ def _submit(
     """
     if history.paused:
         return 0, f"paused: {history.paused}"
+    if history.uncounted:
+        return 0, "a job has ended, and its scheduler is asked first"
     if history.full:
         return 0, f"the site accepts no more jobs now: {history.full}"
     if now < history.next_try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.cluster import draining
+from hpcgpu.cluster import periodic as periodic_module
 from hpcgpu.cluster.adaptive import GPUAdaptive
+from hpcgpu.cluster.closing import Closing
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.ownership import Owner, Ownership
 from hpcgpu.cluster.periodic import Periodic
@@ -518,6 +521,224 @@ async def test_a_contact_proves_that_the_scheduler_job_runs_before_the_queue_was
     site.now += 600
     assert site.shown["demo-scheduler"] == ("running", "")
     assert site.scheduler.info(now=site.now).waited == 8
+
+
+# What happens between two observations
+
+
+async def test_a_job_that_crashes_before_the_queue_says_that_it_runs_is_charged(site: Site) -> None:
+    await site.scale(3)
+    await site.polled()  # it waits
+    site.client.there["tls://demo-2"] = {"name": "demo-2"}
+    site.reconciler.worker_joined("tls://demo-2", "demo-2")
+    site.now += 5
+    await site.ends("demo-2", JobState.FAILED, exit_code=1)
+    assert "none of its workers had connected" not in site.warned[0]
+    assert site.client.blamed == ["demo-2"]
+
+
+async def test_a_job_that_is_requeued_waits_as_a_new_one(site: Site) -> None:
+    site.loses("demo-0")
+    await site.polled()
+    assert isinstance(site.job("demo-0").phase, Running)
+    site.says("demo-0", JobState.PENDING, reason="BeginTime", node="", start=None, end=None)
+    await site.polled()
+    assert isinstance(site.job("demo-0").phase, Queued)
+    await site.passes(site.options.worker.death_timeout * 2, step=10)
+    assert not site.job("demo-0").lost_workers and not site.warned, "workers of a job that waits are not lost"
+
+
+async def test_a_job_that_failed_keeps_its_place_when_another_had_ended_before_this_program_came(site: Site) -> None:
+    await site.scale(3)
+    for name in ("demo-1", "demo-2"):
+        site.says(name, JobState.FAILED)
+        site.loses(name) if site.job(name).workers else None
+    phase = site.job("demo-2").phase
+    assert isinstance(phase, Queued)
+    phase.presumed_ended = True  # as of a manager that attaches
+    await site.polled()
+    assert [text.split(": ")[0] for text in site.warned] == [f"worker job {site.job('demo-1').job_id} (demo-1) failed"]
+    assert len(site.registry.active) == site.group.limits.maximum == 2
+
+
+async def test_a_job_that_was_taken_for_ended_and_comes_back_counts_and_is_drained(site: Site) -> None:
+    site.loses("demo-0")
+    site.forgets("demo-0")
+    await site.passes(300)
+    assert set(site.registry.active) == {"demo-1", "demo-2"}
+    await site.starts("demo-2")
+    site.client.there["tls://demo-0"] = {"name": "demo-0"}  # its node was cut off for some minutes
+    site.says("demo-0", JobState.RUNNING, name="demo-0")  # and so was the queue's view of it
+    site.reconciler.worker_joined("tls://demo-0", "demo-0")
+    assert site.shown["demo-0"][0] == "running" and len(site.registry.active) == 3
+    await site.passes(20)
+    assert len(site.registry.active) == 2, "there is one more than the user wants"
+    await site.scale(0)
+    await site.polled()
+    assert {status.state for status in list(site.queue.jobs.values())[1:]} == {JobState.CANCELLED}
+
+
+async def test_a_worker_of_a_job_that_was_cancelled_does_not_bring_it_back(site: Site) -> None:
+    await site.scale(1)
+    [drained] = site.registry.draining
+    await site.polled()
+    site.reconciler.worker_joined(f"tls://{drained.name}", drained.name)
+    assert not drained.workers and drained.name not in site.registry.active
+
+
+async def test_an_error_in_the_queue_s_answer_does_not_make_it_asked_without_a_pause(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = list[float]()
+
+    async def woken(event: asyncio.Event, timeout: float) -> bool:
+        pauses.append(timeout)
+        if len(pauses) > 5:
+            await asyncio.Event().wait()
+        return False
+
+    def nonsense(job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        raise ValueError("no such field")
+
+    monkeypatch.setattr(periodic_module, "_woken", woken)
+    monkeypatch.setattr(site.queue, "poll", nonsense)
+    site.now += HOUR
+    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic.watch_queue()
+    while len(pauses) <= 5:
+        await asyncio.sleep(0)
+    [task] = periodic.tasks
+    task.cancel()
+    interval = site.options.cluster.poll_interval
+    assert all(pause > interval for pause in pauses[1:]), "the queue is asked again at once, for ever"
+
+
+async def test_scaling_goes_on_after_an_error(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    decide, errors = site.reconciler.decide, [OSError("Stale file handle"), OSError("Stale file handle")]
+    decided = asyncio.Event()
+
+    def flaky() -> None:
+        if errors:
+            site.state.decide_now.set()
+            raise errors.pop()
+        decide()
+        decided.set()
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(site.reconciler, "decide", flaky)
+    monkeypatch.setattr(site.client, "stream_ended", never, raising=False)
+    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic.watch_scheduler(site.client, heartbeat=False)  # type: ignore[arg-type]
+    site.state.decide_now.set()
+    await asyncio.wait_for(decided.wait(), 60)
+    for task in periodic.tasks:
+        task.cancel()
+    assert len(site.warned) == 1 and "Stale file handle" in site.warned[0], "the same error is told once"
+
+
+async def test_jobs_are_drained_while_one_that_failed_cannot_be_told_yet(site: Site) -> None:
+    await site.scale(3)
+    site.client.listening = False  # the network fails for a moment
+    await site.ends("demo-0", JobState.FAILED)
+    await site.passes(30)
+    assert len(site.queue.jobs) == 4, "it may only have lost its scheduler: nothing takes its place yet"
+    await site.scale(0)
+    assert not site.registry.active
+    site.says("demo-1", JobState.CANCELLED)
+    site.client.listening = True
+    await site.polled()
+    assert "(demo-0) failed" in site.warned[0] and not site.registry.active
+
+
+async def test_a_job_that_fails_while_the_scheduler_waits_is_replaced_when_the_user_scales(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.registry.add(site.scheduler)
+    site.state.scheduler = site.scheduler
+    await site.scheduler.submit()
+    await site.scale(1)
+    site.says("demo-0", JobState.CANCELLED)
+    await site.polled()
+    assert not site.registry.active
+    await site.scale(2)
+    assert set(site.registry.active) == {"demo-1", "demo-2"}
+
+
+async def test_a_job_that_was_cancelled_while_the_queue_fell_silent_is_no_failure(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.scale(3)
+    cancel = site.queue.cancel
+
+    def last_answer(job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        cancel(job_ids, only_pending=only_pending)
+        site.queue.silent = site.now < 1e9 + 10
+
+    monkeypatch.setattr(site.queue, "cancel", last_answer)
+    await site.scale(2)
+    site.now += 20
+    assert site.warned == ["jobs demo-2 could not be cancelled: squeue does not answer"]
+    site.queue.silent = False
+    await site.passes(30)
+    assert site.shown["demo-2"][0] == "cancelled"
+    assert len(site.warned) == 1 and not site.group.failures.failed, "hpcgpu cancelled it, and nobody else"
+
+
+async def test_workers_take_tasks_again_when_their_job_could_not_be_drained_after_all(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def busy(names: Iterable[str]) -> Mapping[str, int]:
+        raise RuntimeError("an error of the scheduler")
+
+    monkeypatch.setattr(site.client, "unfinished", busy)
+    await site.scale(1)
+    assert len(site.registry.active) == 2 and len(site.client.resumed) == 1
+
+
+async def test_a_job_that_ends_while_its_data_cannot_move_does_not_stay(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retire = site.client.retire
+
+    async def ends_meanwhile(names: Iterable[str], *, close: bool) -> Collection[str]:
+        name = next(iter(names))
+        site.says(name, JobState.TIMEOUT, end=site.now)
+        await site.state.poll()
+        return await retire([name], close=close)
+
+    site.client.full = True
+    monkeypatch.setattr(site.client, "retire", ends_meanwhile)
+    await site.scale(1)
+    assert site.group.limits.maximum == 1 and not site.warned
+    assert len(site.registry.active) == 1
+
+
+async def test_a_job_whose_submit_is_cut_short_by_the_end_is_not_shown_as_being_submitted(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, begun, go_on = site.queue.submit, threading.Event(), threading.Event()
+
+    def slow(script: Path, **arguments: Any) -> str:
+        begun.set()
+        go_on.wait(60)
+        return submit(script, **arguments)
+
+    monkeypatch.setattr(site.queue, "submit", slow)
+    site.reconciler.resize(site.group, Limits(maximum=3, fixed=True), None)
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    site.state.closing = True
+    for task in site.state.tasks:
+        task.cancel()
+    go_on.set()
+    closing = Closing(site.state, quiet=True)
+    await closing.cancel()
+    await closing.wait()
+    closing.finish()
+    assert {state for state, _ in site.shown.values()} <= {"cancelled", "completing"}
+    assert {status.state for status in site.queue.jobs.values()} == {JobState.CANCELLED}
+    assert not site.registry.active
 
 
 # Running jobs that lose workers together, as by a network that fails for a moment
