@@ -102,8 +102,8 @@ class Readable(Adapter):
         """
         if n_workers is not None and (isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1):
             raise ValueError(f"`n_workers` must be a positive integer. Instead got {n_workers}.")
-        if timeout:
-            timeout = values.duration("wait_for_workers: timeout", timeout)
+        if timeout is not None:
+            timeout = values.time_limit("wait_for_workers: timeout", timeout)
         self._check_usable()
         return self.sync(self._wait_for_workers, n_workers, timeout=timeout)  # type: ignore[no-any-return]
 

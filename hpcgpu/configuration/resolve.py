@@ -227,7 +227,7 @@ def _inherited(own: Mapping[str, Any], built: SchedulerOptions, worker: WorkerOp
     choosing = {name: f.metadata["nodes"] for name, f in fields.items() if f.metadata["nodes"]}
     if not choosing.keys() & own.keys():
         inherited |= {name: getattr(worker, name) for name, how in choosing.items() if how == "inherited"}
-        if not inherited.get("gpus_per_node"):
+        if not inherited.get("gpus_per_node", built.gpus_per_node):
             inherited["gpu_type"] = None
     return inherited
 

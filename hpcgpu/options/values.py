@@ -46,6 +46,7 @@ __all__ = [
     "shebang",
     "size_or_fraction",
     "text",
+    "time_limit",
     "ucx_environment",
     "walltime",
     "word",
@@ -221,6 +222,11 @@ def duration(
 def duration_or_none(name: str, value: str | float | timedelta) -> float | None:
     """Seconds as `duration` reads them; 0 means never."""
     return None if value == 0 and not isinstance(value, bool) else duration(name, value)
+
+
+def time_limit(name: str, value: str | float | timedelta) -> float:
+    """Seconds to wait at most, as `duration` reads them; 0 means that nothing is waited for."""
+    return 0.0 if value == 0 and not isinstance(value, bool) else duration(name, value)
 
 
 def memory(name: str, value: str | float) -> int:

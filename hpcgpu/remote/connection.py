@@ -8,7 +8,6 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-from dask.utils import parse_timedelta
 from distributed import Client
 
 from hpcgpu.batch.base import JobState, JobStatus
@@ -57,7 +56,7 @@ def connect(
     Raises
     ------
     OptionError
-        `environment_check` has a value that is not allowed, or `name` is not a name or path.
+        `environment_check` or `timeout` has a value that is not allowed, or `name` is not a name or path.
     NoCluster
         There is no cluster of that name.
     OtherFormat
@@ -74,8 +73,8 @@ def connect(
         The scheduler did not answer within `timeout`.
     """
     comparison = EnvironmentCheck(values.choice("error", "warn", "off")("environment_check", environment_check))
+    limit = None if timeout is None else values.time_limit("connect: timeout", timeout)
     directory = locate(name)
-    limit = None if timeout is None else parse_timedelta(timeout)
     if asynchronous:
         return _connected(directory, limit, quiet, comparison, arguments)
     client = _client(directory, wait_for_contact(directory, timeout=limit, quiet=quiet), arguments)

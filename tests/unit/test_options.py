@@ -15,6 +15,7 @@ from hpcgpu.configuration.classes import option_classes
 from hpcgpu.configuration.resolve import cluster_directories, resolve, resolve_group
 from hpcgpu.errors import OptionError
 from hpcgpu.options import values
+from hpcgpu.remote.connection import connect
 
 
 def test_arguments_beat_the_system_s_section_which_beats_the_general_one_which_beats_defaults() -> None:
@@ -57,6 +58,18 @@ def test_the_scheduler_inherits_account_environment_and_prologue_but_not_size() 
     assert (scheduler.cores, scheduler.memory, scheduler.gpu_type) == (None, None, None)
     assert dict(scheduler.env) == {"A": "1", "B": "2"}
     assert scheduler.job_script_prologue == ("module load cuda",)
+
+
+@pytest.mark.parametrize(("gpus", "kind"), [(1, "a100"), (0, None)])
+def test_a_scheduler_that_gives_its_number_of_gpus_inherits_their_type(gpus: int, kind: str | None) -> None:
+    scheduler = resolve("slurm", {"gpu_type": "a100", "scheduler": {"gpus_per_node": gpus}}).scheduler
+    assert scheduler is not None and (scheduler.gpus_per_node, scheduler.gpu_type) == (gpus, kind)
+
+
+@pytest.mark.parametrize("timeout", ["soon", "", -1, float("nan"), True, [1]])
+def test_a_timeout_of_connect_that_is_no_time_is_refused_by_its_name(timeout: Any) -> None:
+    with pytest.raises(OptionError, match="connect: timeout="):
+        connect("nothing", timeout=timeout)
 
 
 @pytest.mark.parametrize(
