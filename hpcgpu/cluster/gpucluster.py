@@ -58,7 +58,7 @@ class GPUCluster(Readable):
     asynchronous : bool, default False
         Use from a running event loop, with ``await`` and ``async with``.
     **options
-        See `hpcgpu.options.schema`.
+        See the page on options.
 
     Raises
     ------
@@ -171,8 +171,8 @@ class GPUCluster(Readable):
     ) -> Self:
         """Attach to a cluster that another program started, on this login node or on another.
 
-        The cluster was detached, or its program died, or its program still runs. That program then notices, and stops
-        scaling it. When this program ends without `close`, a detached cluster goes on.
+        The cluster was detached, its program died, or its program still runs; a program that still runs stops scaling
+        it. If this program ends without `close`, a detached cluster continues.
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ class GPUCluster(Readable):
         shutdown_on_close : bool, default True
             Whether `close` ends its jobs. `detach` leaves them in any case.
         wait : bool, default True
-            Wait for the scheduler, if its job still waits.
+            Wait until the scheduler answers.
         asynchronous : bool, default False
             Use from a running event loop: ``await`` it.
 
@@ -237,7 +237,7 @@ class GPUCluster(Readable):
         return self.status in (Status.starting, Status.running) and self._state.managed
 
     def detach(self) -> Awaitable[None] | None:
-        """Leave the cluster to itself: its jobs go on without this program; `from_name` attaches to it again.
+        """Leave the cluster: its jobs continue without this program. `from_name` attaches to it again.
 
         Jobs that wait in the queue stay there. The cluster ends by ``idle_timeout`` if it has one, by its walltime, by
         ``hpcgpu stop NAME``, or when a program that attached to it closes it.
@@ -266,11 +266,11 @@ class GPUCluster(Readable):
         gpus: int | None = None,
         worker_group: str = DEFAULT,
     ) -> Awaitable[None] | None:
-        """Set the size of a group of workers, in one of these units; ends its adaptive scaling.
+        """Set the size of a group of workers, in one of these units, and end its adaptive scaling.
 
         The size is rounded up to whole jobs.
 
-        Data moves to the jobs that stay. Where none is left, after ``scale(0)``, it is lost.
+        Data moves to the jobs that stay. If none stays, after ``scale(0)``, it is lost.
 
         Parameters
         ----------
@@ -328,7 +328,7 @@ class GPUCluster(Readable):
         maximum_gpu_hours: float | None = None,
         worker_group: str = DEFAULT,
     ) -> GPUAdaptive:
-        """Let the work decide the size of a group of workers, in whole jobs; see `hpcgpu.scaling.policy`.
+        """Let the work decide the size of a group of workers, in whole jobs; see the page on scaling.
 
         Jobs stay while they are needed to hold results that clients still want.
 
@@ -421,9 +421,9 @@ class GPUCluster(Readable):
         self._state.check()
 
     def add_worker_group(self, name: str, *, jobs: int = 0, **options: Any) -> None:
-        """Add a family of worker jobs that ask for other things: GPUs of another type, much memory, another queue.
+        """Add a group of worker jobs with other options: GPUs of another type, much memory, another queue.
 
-        Tasks reach it by Dask's own ``resources`` annotations.
+        Dask's own ``resources`` annotations choose the tasks that run there.
 
         Parameters
         ----------
@@ -431,8 +431,8 @@ class GPUCluster(Readable):
         jobs : int, default 0
             Worker jobs to begin with.
         **options
-            Of a worker job, see `hpcgpu.options.common.WorkerOptions`. Account, walltime, environment and whatever else
-            the scheduler job inherits are those of the default group where not given.
+            Options of a worker job. The group inherits account, walltime, environment and all other options that the
+            scheduler job inherits, unless you give them.
 
         Raises
         ------

@@ -82,12 +82,12 @@ class Readable(Adapter):
         return dashboard.link_with_token(self.directory, self._contact)
 
     def wait_for_workers(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
-        """Wait until so many workers are connected; say what is waited for, and fail when that cannot succeed any more.
+        """Wait until so many workers are connected. Show what it waits for; raise an error if they can no longer come.
 
         Parameters
         ----------
         n_workers : int, optional
-            Default: all that the cluster asks for.
+            Default: all workers of the jobs that the cluster asks for.
         timeout : number or str, optional
             Seconds, or a text with a unit. Default: none; the queue may take days.
 
@@ -96,9 +96,9 @@ class Readable(Adapter):
         OptionError
             `timeout` is not a time.
         ClusterError
-            Jobs were refused or died too often, the scheduler is gone, or the cluster does not ask for so many workers.
+            Jobs were refused or failed too often, the scheduler is gone, or the cluster asks for fewer workers.
         WorkerStartTimeoutError
-            The time is over.
+            They were not connected within `timeout`.
         """
         if n_workers is not None and (isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1):
             raise ValueError(f"`n_workers` must be a positive integer. Instead got {n_workers}.")
@@ -173,7 +173,7 @@ class Readable(Adapter):
         Parameters
         ----------
         cluster : bool, default True
-            What this manager did and met.
+            The log of the cluster itself: what this program did, and which problems it met.
         scheduler : bool, default True
         workers : bool or iterable of str, default True
             Or the names of jobs, or of workers.

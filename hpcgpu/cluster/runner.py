@@ -127,18 +127,19 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 class SlurmGPURunner:
-    """A GPU Dask cluster of the tasks of one job step; ``with SlurmGPURunner() as cluster:`` goes on in task 1 alone.
+    """A GPU Dask cluster of the tasks of one job step. Only task 1 runs what is inside ``with SlurmGPURunner() as
+    cluster:``.
 
-    Start it by ``srun``, with two tasks more than workers are wanted; each task must see all GPUs of its node, so that
-    neither ``--gpus-per-task`` nor ``--gpu-bind`` may be given. More worker tasks than a node has GPUs do no harm: on
-    nodes with four GPUs, ``--ntasks-per-node=6`` makes four workers on each. The scheduler shares the first GPU of its
-    node. Without GPUs each task is a worker.
+    Start the program with ``srun``, with two tasks more on each node than it has GPUs: on nodes with four GPUs,
+    ``--ntasks-per-node=6`` makes four workers on each. Each task must see all GPUs of its node, so do not use
+    ``--gpus-per-task`` or ``--gpu-bind``. The scheduler shares the first GPU of its node with a worker. Without GPUs,
+    each task after the first two is a worker.
 
     Parameters
     ----------
     **options
         `protocol`, `interface`, `client_interface`, `security`, `cluster_directory`, `death_timeout`, `quiet` and the
-        options of a Dask worker, see `hpcgpu.options.schema`. `memory` is that of a node.
+        options of a Dask worker; see the page on options. `memory` is that of a node.
 
     Raises
     ------

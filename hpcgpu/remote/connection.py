@@ -35,8 +35,8 @@ def connect(
     environment_check: str = "error",
     **arguments: Any,
 ) -> Client | Awaitable[Client]:
-    """Return a Dask client for a cluster that another program started, or ``hpcgpu start``; wait for its scheduler if
-    that still waits.
+    """Return a Dask client for a cluster that another program, or ``hpcgpu start``, has started. Wait until its
+    scheduler answers.
 
     Parameters
     ----------
@@ -49,7 +49,8 @@ def connect(
     asynchronous : bool, default False
         Return an awaitable.
     environment_check : {"error", "warn", "off"}, default "error"
-        What differences in software and GPUs do that cannot work; see the option of the same name.
+        What happens if software or GPUs of this program and the cluster do not work together; see the option of that
+        name.
     **arguments
         Of `distributed.Client`.
 
