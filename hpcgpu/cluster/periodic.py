@@ -33,6 +33,7 @@ class Periodic:
         self.options = options
         reconciler.state.dispatcher.monitor.cadence.poll_interval = options.poll_interval
         self.tasks: set[asyncio.Task[None]] = set()
+        self._errors: dict[str, str] = {}
 
     def watch_queue(self) -> None:
         """Begin to poll."""
@@ -49,7 +50,7 @@ class Periodic:
     async def _watch_queue(self) -> None:
         """Poll for all jobs, and take note of those that have started and ended."""
         state = self.reconciler.state
-        while not state.failures.lost:
+        while not state.closing and not state.failures.lost:  # a task that is cancelled just when it wakes may go on
             cadence = state.dispatcher.monitor.cadence
             interval = self.options.poll_interval  # as long as the cluster starts, or its scheduler is lost
             if state.listening or cadence.failures:
@@ -60,14 +61,15 @@ class Periodic:
             try:
                 state.dispatcher.check_manager()
                 await self.reconciler.observe_queue()
+                self._record_error("polling the queue", None)
             except Superseded as error:
                 state.supersede(str(error))
                 return
             except NameLost as error:
                 await self.reconciler.fail(f"{error}: its jobs are cancelled")
-            except Exception as error:  # whatever it was, the jobs need somebody to look after them
+            except Exception as error:
                 cadence.failed(now=state.now)
-                state.messages.warn(f"internal error while polling the queue, hpcgpu tries again: {error!r}")
+                self._record_error("polling the queue", error)
 
     async def _watch_stream(self, client: RpcClient) -> None:
         """Notice when the scheduler's stream of news ends, and open it again if the scheduler is still there."""
@@ -85,32 +87,41 @@ class Periodic:
 
     async def _keep_deciding(self) -> None:
         """Decide once a second: whether a walltime ends, a pause is over, there is work for more jobs or for fewer."""
-        state, told = self.reconciler.state, ""
-        while True:
+        state = self.reconciler.state
+        while not state.closing:
             await _woken(state.decide_now, _DECISION_INTERVAL)
             state.decide_now.clear()
             try:
                 if any(group.adaptive is not None for group in state.registry.groups.values()):
                     await self.reconciler.observe_load()
                 self.reconciler.decide()
-            except Exception as error:  # as above; one that comes each second is told once
-                if repr(error) != told:
-                    state.messages.warn(f"internal error while scaling, hpcgpu tries again: {error!r}")
-                told = repr(error)
-            else:
-                told = ""
+                self._record_error("scaling", None)
+            except Exception as error:
+                self._record_error("scaling", error)
 
     async def _keep_in_contact(self, client: RpcClient) -> None:
         """Let the scheduler know that this program is alive, until it knows of another manager."""
         state = self.reconciler.state
         interval = min(_HEARTBEAT, (self.options.lease or math.inf) / 5)
-        while state.ownership.owner:
-            with suppress(OSError, TimeoutError):
+        while state.ownership.owner and not state.closing:
+            try:
                 manager = state.dispatcher.manager
                 if await client.heartbeat(manager, self.reconciler.about()) > manager:
                     state.poll_now.set()
+                self._record_error("sending a heartbeat", None)
+            except (OSError, TimeoutError):
+                pass
+            except Exception as error:
+                self._record_error("sending a heartbeat", error)
             await _woken(state.heartbeat_now, interval)
             state.heartbeat_now.clear()
+
+    def _record_error(self, doing: str, error: Exception | None) -> None:
+        """Tell of an error once, however often it comes. No error ends a task: the jobs need one to look after them."""
+        text = f"internal error while {doing}, hpcgpu tries again: {error!r}" if error is not None else ""
+        if text and text != self._errors.get(doing):
+            self.reconciler.state.messages.warn(text)
+        self._errors[doing] = text
 
 
 async def _woken(event: asyncio.Event, timeout: float) -> bool:

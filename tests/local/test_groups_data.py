@@ -39,9 +39,10 @@ def test_data_of_gpu_workers_moves_to_gpu_workers_and_not_to_those_of_a_group_wi
         LocalGPUCluster(**GPU | {"gpus_per_node": 1}, jobs=2, resources=resources) as cluster,
         Client(cluster) as client,
     ):
+        of_gpus = set(cluster.workers)
         cluster.add_worker_group("cpu", gpus_per_node=0, cores=1, jobs=1)
         cluster.wait_for_workers(3)
-        (cpu,) = (job.name for job in cluster.reconciler.groups["cpu"].jobs)
+        (cpu,) = set(cluster.workers) - of_gpus
         gpus = [about["address"] for name, about in workers(client).items() if name != cpu]
         futures = [client.submit(bytes, 10**6 + i, workers=[gpus[i % 2]], allow_other_workers=True) for i in range(10)]
         assert [len(future.result()) for future in futures] == [10**6 + i for i in range(10)]
@@ -68,7 +69,7 @@ def test_objects_in_gpu_memory_stay_where_only_workers_without_gpus_are_left(
     queue: LocalQueue, fake_gpus: None, home: Path, until: Until
 ) -> None:
     with LocalGPUCluster(**GPU | {"gpus_per_node": 1}, jobs=1) as cluster, Client(cluster) as client:
-        (gpu,) = (job.name for job in cluster.reconciler.groups["default"].jobs)
+        (gpu,) = cluster.workers
         cluster.add_worker_group("cpu", gpus_per_node=0, cores=1, jobs=1)
         cluster.wait_for_workers(2)
         future = client.submit(function(), workers=[workers(client)[gpu]["address"]], allow_other_workers=True)

@@ -131,7 +131,7 @@ def test_a_job_that_an_earlier_manager_cancelled_and_that_is_still_ending_is_no_
     slow = ["""if [ "$HPCGPU_JOB_NAME" = slow-1 ]; then trap 'sleep 3; exit 1' TERM; sleep 600 & wait; fi"""]
     cluster = LocalGPUCluster(name="slow", jobs=2, job_script_prologue=slow, shutdown_on_close=False, **CPU)
     cluster.wait_for_workers(1)
-    until(lambda: cluster.reconciler.jobs["slow-1"].queue_status.state.value == "running", "the other runs")
+    until(lambda: {job.name: job.state for job in cluster.jobs}["slow-1"] == "running", "the other runs")
     cluster.scale(jobs=1)
     cluster.settle()
     cluster.close()

@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = A100 | {"gpus_per_node": 1, "cores": 1, "memory": "1GB"}
 
 
 def node_of(cluster: SlurmGPUCluster, kind: str) -> list[str]:
-    cluster.sync(cluster.reconciler.state.poll)
+    cluster.settle()
     return [job.node for job in cluster.jobs if job.kind == kind]
 
 

@@ -77,6 +77,7 @@ def test_a_job_that_its_walltime_kills_is_no_failure_and_its_task_is_not_blamed(
     options = CPU | {
         "walltime": "00:01:00",
         "walltime_margin": "1s",
+        "worker_restarts": 0,
         "env": environment,
         "scheduler": {"queue": "shared", "walltime": "1h"},
     }
@@ -90,14 +91,13 @@ def test_a_job_that_its_walltime_kills_is_no_failure_and_its_task_is_not_blamed(
         cluster.wait_for_workers(1)
         Event("go", client=client).set()
         assert future.result(timeout=250) != first
-        assert not cluster.reconciler.groups["default"].failures.failed
 
 
 def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, until: Until) -> None:
     environment = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
-    with SlurmGPUCluster(**CPU, jobs=1, env=environment) as cluster, Client(cluster) as client:
+    with SlurmGPUCluster(**CPU, jobs=1, worker_restarts=0, env=environment) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
-        cluster.sync(cluster.reconciler.state.poll)
+        cluster.settle()
         [job] = cluster.workers.values()
         future = client.submit(wait_for, "go")
         until(lambda: any(client.processing().values()), "the task runs")
@@ -120,7 +120,6 @@ def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, unt
         cluster.wait_for_workers(1)
         Event("go", client=client).set()
         assert future.result(timeout=250) != job.name
-        assert not cluster.reconciler.groups["default"].failures.failed
         subprocess.run(["scancel", blocker], check=True)
 
 
@@ -133,14 +132,14 @@ def test_a_job_that_takes_too_much_memory_is_told_with_its_limit(bed: SlurmBed, 
         told(match),
     ):
         cluster.scale(jobs=1)
-        until(lambda: cluster.reconciler.groups["default"].failures.paused, "the job ends", timeout=250)
+        until(lambda: "1 worker jobs failed in a row" in repr(cluster), "the job ends", timeout=250)
 
 
 def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, until: Until) -> None:
     environment = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
     with SlurmGPUCluster(**CPU, jobs=1, env=environment) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
-        cluster.sync(cluster.reconciler.state.poll)
+        cluster.settle()
         [job] = cluster.workers.values()
         node = job.queue_status.node
         future = client.submit(wait_for, "go")
@@ -154,7 +153,7 @@ def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, 
                     timeout=250,
                 )
             cluster.wait_for_workers(1)
-            cluster.sync(cluster.reconciler.state.poll)
+            cluster.settle()
             [other] = cluster.workers.values()
             assert other.queue_status.node != node
             assert cluster.reconciler.groups["default"].excluded() == [node]

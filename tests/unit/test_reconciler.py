@@ -624,11 +624,8 @@ async def test_scaling_goes_on_after_an_error(site: Site, monkeypatch: pytest.Mo
         decide()
         decided.set()
 
-    async def never() -> None:
-        await asyncio.Event().wait()
-
     monkeypatch.setattr(site.reconciler, "decide", flaky)
-    monkeypatch.setattr(site.client, "stream_ended", never, raising=False)
+    monkeypatch.setattr(site.client, "stream_ended", asyncio.Event().wait, raising=False)
     periodic = Periodic(site.reconciler, site.options.cluster)
     periodic.watch_scheduler(site.client, heartbeat=False)  # type: ignore[arg-type]
     site.state.decide_now.set()
@@ -636,6 +633,50 @@ async def test_scaling_goes_on_after_an_error(site: Site, monkeypatch: pytest.Mo
     for task in periodic.tasks:
         task.cancel()
     assert len(site.warned) == 1 and "Stale file handle" in site.warned[0], "the same error is told once"
+
+
+async def test_the_scheduler_hears_of_this_program_also_after_an_error(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, errors = asyncio.Event(), [KeyError("a group"), KeyError("a group")]
+
+    async def heartbeat(manager: int, about: str) -> int:
+        site.state.heartbeat_now.set()
+        if errors:
+            raise errors.pop()
+        heard.set()
+        return manager
+
+    monkeypatch.setattr(site.client, "heartbeat", heartbeat)
+    monkeypatch.setattr(site.client, "stream_ended", asyncio.Event().wait, raising=False)
+    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic.watch_scheduler(site.client, heartbeat=True)  # type: ignore[arg-type]
+    await asyncio.wait_for(heard.wait(), 60)
+    for task in periodic.tasks:
+        task.cancel()
+    assert [text.split(": ")[0] for text in site.warned] == [
+        "internal error while sending a heartbeat, hpcgpu tries again"
+    ]
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_nothing_goes_on_after_the_end_though_it_wakes_just_then(site: Site, steps: int) -> None:
+    periodic, state = Periodic(site.reconciler, site.options.cluster), site.state
+    never = asyncio.Event()
+    site.client.stream_ended = never.wait  # type: ignore[attr-defined]
+    periodic.watch_queue()
+    periodic.watch_scheduler(site.client, heartbeat=True)  # type: ignore[arg-type]
+    await asyncio.sleep(0.05)
+    for event in (state.poll_now, state.decide_now, state.heartbeat_now):
+        event.set()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    state.closing = True
+    tasks = [*periodic.tasks]
+    for task in tasks:
+        task.cancel()
+    _, pending = await asyncio.wait(tasks, timeout=30)
+    assert not pending
 
 
 async def test_jobs_are_drained_while_one_that_failed_cannot_be_told_yet(site: Site) -> None:
