@@ -59,11 +59,19 @@ def clear_errors() -> None:
         _idle.server.do_handshake()
 
 
+def _result(end: OSError | int) -> int:
+    if isinstance(end, OSError):
+        raise end
+    return end
+
+
 class Socket(ssl.SSLSocket):
     """A TLS socket that does not see errors of other sockets, leaves none for them, and sends close_notify."""
 
     #: The process that made the connection: a forked child that closes its copy must not end it.
     _process: int | None = None
+    #: How the connection ended while data was returned that came before: the next `recv_into` says so.
+    _end: OSError | int | None = None
 
     def do_handshake(self, block: bool = False) -> None:
         """As that of `ssl.SSLSocket`; OpenSSL itself clears the queue first."""
@@ -74,16 +82,33 @@ class Socket(ssl.SSLSocket):
             clear_errors()
             raise
 
-    def recv_into(self, *arguments: Any, **keywords: Any) -> int:
-        """As that of `ssl.SSLSocket`."""
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+        """As that of `ssl.SSLSocket`, but fill the buffer as far as data is there, not only with one record of 16 KiB.
+
+        Tornado and asyncio take several times as long for one call as OpenSSL takes for one record.
+        """
+        end, self._end = self._end, None
+        if end is not None:
+            return _result(end)
         clear_errors()
-        try:
-            return super().recv_into(*arguments, **keywords)
-        except ssl.SSLWantReadError:  # by far the most frequent, and no entry
-            raise
-        except OSError:
-            clear_errors()
-            raise
+        with memoryview(buffer) as whole, whole.cast("B") as view:
+            wanted, count = nbytes or len(view), 0
+            while True:
+                try:
+                    with view[count:wanted] as rest:
+                        received = super().recv_into(rest, len(rest), flags)
+                except OSError as error:
+                    if not isinstance(error, ssl.SSLWantReadError):  # that is the most frequent, and leaves no entry
+                        clear_errors()
+                        self._end = error if count else None
+                    if not count:
+                        raise
+                    return count
+                count += received
+                if received == 0 and count:
+                    self._end = 0
+                if received == 0 or count == wanted or self.gettimeout() != 0:  # one that waits has what it waited for
+                    return count
 
     def send(self, *arguments: Any, **keywords: Any) -> int:
         """As that of `ssl.SSLSocket`."""

@@ -167,6 +167,75 @@ def read(end: ssl.SSLSocket) -> bytes:
     raise AssertionError("nothing came")
 
 
+def drain(end: ssl.SSLSocket, size: int) -> list[int]:
+    """Read so many bytes; return how many came with each call that had any."""
+    counts: list[int] = []
+    deadline = time.monotonic() + 30
+    while sum(counts) < size and time.monotonic() < deadline:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            counts.append(end.recv_into(bytearray(size - sum(counts))))
+    assert sum(counts) == size
+    return counts
+
+
+def beneath(end: ssl.SSLSocket) -> socket.socket:
+    """Return the connection without its TLS."""
+    return socket.socket(fileno=os.dup(end.fileno()))
+
+
+def arrived(end: ssl.SSLSocket, size: int) -> None:
+    """Wait until so much is in the buffer of a connection that reading it needs no waiting."""
+    deadline, there = time.monotonic() + 30, 0
+    with beneath(end) as plain:
+        while there < size and time.monotonic() < deadline:
+            there = len(plain.recv(2 * size, socket.MSG_PEEK))
+    assert there >= size
+
+
+def test_one_call_reads_all_records_that_are_there(security: Security) -> None:
+    far, near = raw_pair(*contexts(security, client=False, server=True))
+    data = os.urandom(40_000)  # three records
+    assert far.send(data) == len(data)
+    arrived(near, len(data))
+    buffer = bytearray(100_000)
+    assert near.recv_into(buffer) == len(data) and buffer[: len(data)] == data
+    assert still_open(near)
+    assert far.send(data) == len(data)
+    arrived(near, len(data))
+    assert near.recv_into(buffer, 20_000) == 20_000 and buffer[:20_000] == data[:20_000], "no more than was asked for"
+    assert near.recv_into(memoryview(buffer)) == 20_000 and buffer[:20_000] == data[20_000:]
+    for end in (far, near):
+        end.close()
+
+
+def test_an_end_is_told_after_the_data_before_it(security: Security) -> None:
+    far, near = raw_pair(*contexts(security, client=False, server=True))
+    far.send(b"x" * 20_000)
+    with contextlib.suppress(ssl.SSLError):
+        far.unwrap()
+    far.close()
+    assert sum(drain(near, 20_000)) == 20_000
+    assert read(near) == b"" and read(near) == b""
+    near.close()
+
+
+def test_an_error_is_told_after_the_data_before_it_and_hurts_no_other_connection(security: Security) -> None:
+    client, server = contexts(security, client=False, server=True)
+    (far, near), (other, other_far) = raw_pair(client, server), raw_pair(client, server)
+    far.send(b"x" * 20_000)
+    with beneath(far) as plain:
+        plain.send(b"\x17\x03\x03\x00\x20" + bytes(32))  # no record of far
+    arrived(near, 20_037)
+    buffer = bytearray(50_000)
+    assert near.recv_into(buffer) == 20_000
+    with pytest.raises(ssl.SSLError):
+        near.recv_into(buffer)
+    other.send(b"hello")
+    assert read(other_far) == b"hello"
+    for end in (far, near, other, other_far):
+        end.close()
+
+
 def still_open(end: ssl.SSLSocket) -> bool:
     try:
         end.recv_into(bytearray(10), 10)
