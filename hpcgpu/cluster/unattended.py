@@ -54,6 +54,11 @@ def request(directory: ClusterDirectory, group: str, arguments: AdaptArguments) 
     options = {DEFAULT: kept.options.worker, **kept.groups}
     if directory.closing:
         raise ClusterError(f"cluster {name} was closed")
+    if kept.options.scheduler is None:
+        raise ClusterError(
+            f"cluster {name} has no scheduler job: its scheduler runs in the program that made it (scheduler='local'). "
+            "Call `adapt` in that program"
+        )
     if group not in options:
         raise OptionError(f"no worker group named {group!r}: there are {', '.join(options)}")
     units.limits(

@@ -142,7 +142,7 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
         scheduler=contact.client if contact is not None and answer else "",
         dashboard=dashboard.link(contact) if answer else "",
         fabric=contact.fabric if contact is not None and answer else "",
-        manager=_manager(directory, answer),
+        manager=_manager(directory, contact, answer),
         detached=directory.detached,
         jobs=jobs,
         problem="; ".join([*problem, *directory.damage()]),
@@ -201,10 +201,12 @@ def _gpus(kept: saved.Saved, submits: Mapping[str, Submit], jobs: list[JobInfo])
     return sum(group.nodes_per_job * group.gpus_per_node for group in groups)
 
 
-def _manager(directory: ClusterDirectory, answer: Mapping[str, Any]) -> str:
+def _manager(directory: ClusterDirectory, contact: Contact | None, answer: Mapping[str, Any]) -> str:
     latest, said = directory.manager(), answer.get("hpcgpu")
     if said is None:
         return ""
+    if contact is not None and not contact.job_id and latest is not None:  # the scheduler is in the manager's process
+        return str(latest)
     if said.get("problem"):
         return str(said["problem"])
     if latest is None or said["number"] < latest.number or not said["present"]:

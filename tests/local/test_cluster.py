@@ -22,7 +22,9 @@ from distributed.exceptions import WorkerStartTimeoutError
 
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster import unattended
 from hpcgpu.errors import BatchError, BatchUnavailable, ClusterExists, ClusterWarning, SubmitRefused
+from hpcgpu.remote.status import status
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running, told
 from tests.helpers import CPU, GPU, block_queue, in_queue, start_program
@@ -361,6 +363,10 @@ def test_the_scheduler_may_run_in_the_client_s_process(queue: LocalQueue) -> Non
             assert client.submit(sum, [1, 2]).result() == 3
         with pytest.raises(ClusterError, match="runs in this process"):
             cluster.scheduler_script()
+        assert status(cluster.directory).manager == str(cluster.directory.manager()) != ""
+        with pytest.raises(ClusterError, match=r"has no scheduler job.*Call `adapt` in that program"):
+            unattended.request(cluster.directory, "default", {"maximum_jobs": 2})
+        assert not cluster.directory.detached
 
 
 def test_without_security_the_user_is_told_what_that_means(queue: LocalQueue) -> None:
