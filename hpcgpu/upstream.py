@@ -118,8 +118,8 @@ USES: tuple[Use, ...] = (
     _cluster("cluster.Cluster.scheduler_info", "the list of workers, which hpcgpu refreshes", canary=_STREAM),
     _cluster("cluster.Cluster._log", "keeps lines in the logs of the cluster", canary=_CALLS),
     _cluster("cluster.Cluster._wait_for_workers", "fails when the workers can no longer come", canary=_CALLS),
-    _cluster("spec.SpecCluster._threads_per_worker", "scale(cores=) asks for it", canary=_CALLS),
-    _cluster("spec.SpecCluster._memory_per_worker", "scale(memory=) asks for it", canary=_CALLS),
+    _cluster("spec.SpecCluster._threads_per_worker", "the method scale(cores=) of SpecCluster calls it", canary=_CALLS),
+    _cluster("spec.SpecCluster._memory_per_worker", "the method scale(memory=) of SpecCluster calls it", canary=_CALLS),
     _cluster("cluster.Cluster._loop_runner", "stops the event loop of a closed cluster", canary=_CALLS),
     _cluster("cluster.Cluster._adaptive", "the notebook's display and close look at it", canary=_CALLS),
     _cluster("cluster.Cluster._cluster_info", "tells whether Cluster.__init__ has run", canary=_CALLS),
@@ -129,7 +129,7 @@ USES: tuple[Use, ...] = (
     _cluster("cluster.Cluster._watch_worker_status", "reads the stream of events about workers", canary=_STREAM),
     _cluster(
         "cluster.Cluster._watch_worker_status_comm",
-        "is closed with the cluster, so hpcgpu keeps it true",
+        "is closed with the cluster, so hpcgpu keeps it up to date",
         canary=_STREAM,
     ),
     _cluster(
@@ -150,7 +150,7 @@ USES: tuple[Use, ...] = (
         "distributed.scheduler.Scheduler.remove_worker",
         "distributed",
         Kind.REPLACED,
-        "four preempted jobs must not fail a task",
+        "lets a task survive four preempted jobs",
         ("hpcgpu.runtime.extension",),
         _LOSS,
         _KILLED,
