@@ -96,6 +96,8 @@ class Periodic:
                     await self.reconciler.observe_load()
                 self.reconciler.decide()
                 self._record_error("scaling", None)
+            except NameLost:
+                state.poll_now.set()  # what watches the queue tells of it, and cancels the jobs
             except Exception as error:
                 self._record_error("scaling", error)
 

@@ -34,8 +34,6 @@ class Registry:
     ----------
     jobs : dict of str to Job
     groups : dict of str to WorkerGroup
-    deleted : list of WorkerGroup
-        Groups that were deleted and still have jobs.
     sequence : int
         Number of the next worker job.
     """
@@ -47,7 +45,6 @@ class Registry:
         self.restarts = restarts
         self.jobs: dict[str, Job] = {}
         self.groups: dict[str, WorkerGroup] = {}
-        self.deleted: list[WorkerGroup] = []
         self.sequence = 0
 
     # Groups
@@ -73,8 +70,13 @@ class Registry:
 
     def delete_group(self, group: WorkerGroup) -> None:
         """Forget a group as soon as its last job has ended."""
-        self.deleted.append(group)
         del self.groups[group.name]
+
+    @property
+    def deleted(self) -> list[WorkerGroup]:
+        """Groups that were deleted and still have jobs."""
+        kept = self.groups.values()
+        return list(dict.fromkeys(job.group for job in self.worker_jobs if job.alive and job.group not in kept))
 
     def group(self, name: str) -> WorkerGroup:
         """Return the group of that name, or the default one."""
@@ -82,7 +84,6 @@ class Registry:
 
     def all_groups(self) -> list[WorkerGroup]:
         """Return all groups that have jobs or may get some."""
-        self.deleted = [group for group in self.deleted if any(job.alive for job in group.jobs)]
         return [*self.groups.values(), *self.deleted]
 
     # Jobs

@@ -453,7 +453,55 @@ async def test_a_cluster_that_lost_its_name_cancels_its_jobs(site: Site) -> None
     assert {status.state for status in site.queue.jobs.values()} == {JobState.CANCELLED}
 
 
+async def test_a_cluster_that_lost_its_name_says_so_and_nothing_else(site: Site) -> None:
+    site.group.resize(Limits(maximum=1, fixed=True))
+    identity = site.directory.path / "cluster.json"
+    identity.write_text(identity.read_text().replace(site.directory.token(), "1"))
+    site.client.stream_ended = asyncio.Event().wait  # type: ignore[attr-defined]
+    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic.watch_scheduler(site.client, heartbeat=False)  # type: ignore[arg-type]
+    site.state.decide_now.set()
+    await asyncio.wait_for(site.state.poll_now.wait(), 60)
+    periodic.watch_queue()
+    while not site.state.failures.lost:
+        await asyncio.sleep(0.01)
+    for task in periodic.tasks:
+        task.cancel()
+    assert all("cluster demo lost its name" in text for text in site.warned)
+    assert not any("internal error" in text for text in site.warned)
+
+
 # Draining
+
+
+async def test_a_job_of_a_deleted_group_that_comes_back_is_drained(site: Site) -> None:
+    site.loses("demo-0")
+    site.forgets("demo-0")
+    await site.passes(100)
+    site.job("demo-0").group = site.registry.add_group("other", site.options.worker, Path("worker"))
+    site.registry.delete_group(site.job("demo-0").group)
+    await site.passes(10)
+    assert site.registry.deleted == []
+    site.says("demo-0", JobState.RUNNING, name="demo-0")
+    site.client.there["tls://demo-0"] = {"name": "demo-0"}
+    site.reconciler.worker_joined("tls://demo-0", "demo-0")
+    assert [group.name for group in site.registry.deleted] == ["other"]
+    await site.passes(10)
+    assert "demo-0" not in site.registry.active
+
+
+async def test_a_program_whose_cluster_is_taken_over_while_it_drains_cancels_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def taken_over(names: Iterable[str]) -> Mapping[str, int]:
+        site.directory.take_over("another program")
+        return {}
+
+    monkeypatch.setattr(site.client, "unfinished", taken_over)
+    await site.scale(1)
+    assert site.state.ownership.superseded and len(site.warned) == 1
+    assert JobState.CANCELLED not in {status.state for status in site.queue.jobs.values()}
+    assert [submit.cancelled for submit in site.directory.submits()].count(True) == 1, "the other one completes it"
 
 
 async def test_a_job_whose_data_fits_nowhere_else_stays_and_counts(site: Site) -> None:
