@@ -50,8 +50,8 @@ class Outlook(enum.Enum):
 
     WAIT = "it will start by itself"
     LIMIT = "it waits for other jobs to end"
-    NEVER = "it will never start as it is"
-    SITE = "something at the site keeps it from starting"
+    NEVER = "it can never start: the job must be changed"
+    SITE = "the site must act before it can start"
 
 
 @dataclass(frozen=True, kw_only=True)

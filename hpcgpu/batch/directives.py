@@ -186,8 +186,8 @@ class Directives:
             unknown := [item for option, item in self.skip.items() if option not in self.known]
         ):
             raise OptionError(
-                f"job_directives_skip: this script has no directive {unknown[0]!r}: remove it. "
-                f"The directives are {', '.join(sorted(self.known))}"
+                f"job_directives_skip: this script has no directive {unknown[0]!r}: remove it. The directives are "
+                f"{', '.join(sorted(self.known))}"
             )
         lines = []
         for i, (option, value) in enumerate(self.extra):
@@ -200,8 +200,8 @@ class Directives:
             spelled = next((o for o in self.owners if shortened and o.startswith(option)), option)
             if owner := self.owners.get(spelled):
                 raise OptionError(
-                    f"job_extra_directives: {option} is set by {owner}: use that instead "
-                    f"(or add job_directives_skip=[{option!r}] to write it yourself)"
+                    f"job_extra_directives: {option} is set by {owner}: use that instead (or add "
+                    f"job_directives_skip=[{option!r}] to write it yourself)"
                 )
             lines.append(self._line(option, value))
         return "\n".join(lines)

@@ -17,11 +17,11 @@ _ENDS = {
     JobState.FAILED: "it ended with an error",
     JobState.TIMEOUT: "it reached the end of its walltime",
     JobState.NODE_FAIL: "its node failed",
-    JobState.OUT_OF_MEMORY: "it used more memory than it asked for: increase `memory`",
+    JobState.OUT_OF_MEMORY: "it used more memory than it requested: increase `memory`",
     JobState.PREEMPTED: "a job of higher priority preempted it",
     JobState.RUNNING: "",
     JobState.COMPLETING: "it is ending",
-    JobState.UNKNOWN: "the batch system says nothing about it",
+    JobState.UNKNOWN: "the batch system gives no information about it",
 }
 
 

@@ -33,13 +33,12 @@ def system(name: str) -> System:
     """
     if not _own():
         raise OptionError(
-            f"the batch system {name!r} cannot be found: this installation of hpcgpu does not list its batch systems. "
-            "Install it again, "
-            "in a checkout with `pip install --no-deps --no-build-isolation -e .`"
+            f"the batch system {name!r} cannot be found: this installation of hpcgpu does not list its batch "
+            "systems. Install it again, in a checkout with `pip install --no-deps --no-build-isolation -e .`"
         )
     entry = _own().get(name) or _others().get(name)
     if entry is None:
-        raise OptionError(f"unknown batch system {name!r}: there are {', '.join(names())}")
+        raise OptionError(f"unknown batch system {name!r}: the batch systems are {', '.join(names())}")
     return _loaded(entry)
 
 

@@ -114,7 +114,7 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
     if not seen.unreachable:
         yield Line(where, "reachable from here", "ok", f"{address}, by TLS")
     elif seen.late > _LISTENS:
-        found_late = f"not known: the queue took {seen.late:.0f} s for an answer, and the job had ended by then"
+        found_late = f"not known: the queue answered only after {seen.late:.0f} s, when the job had ended"
         yield Line(where, "reachable from here", "warning", found_late, "run the check again")
     elif seen.kind == "scheduler":
         others = ", ".join(
@@ -310,7 +310,7 @@ def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: fl
             script = directory.write(render.script_name(options.system, kind), text)
             _submit(seen[kind], batch, directory, script, log_directory)
             if seen[kind].problem and kind == "worker" and options.worker.nodes_per_job != 1:
-                seen[kind].problem += f" (the check asks for one node, not {options.worker.nodes_per_job})"
+                seen[kind].problem += f" (the check requests one node, not {options.worker.nodes_per_job})"
         _wait(directory, batch, seen, log_directory, quiet=quiet, timeout=timeout)
     finally:
         lines = _end(directory, batch)
@@ -434,8 +434,8 @@ def _meet(seen: Seen, found: Mapping[str, Any], directory: ClusterDirectory, *, 
     """Record the report of a job, and connect to it as a client does to the scheduler."""
     if found["token"] != directory.token():
         seen.problem = (
-            "the job did not read the file that the login node wrote: the "
-            "filesystem is not shared, or shows old content"
+            "the job did not read the file that the login node wrote: the filesystem is not shared, or shows old "
+            "content"
         )
         return
     seen.found, seen.waited = found, waited

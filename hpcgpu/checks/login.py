@@ -69,8 +69,8 @@ def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
         batch.find("hpcgpu-check")
     except BatchError as error:
         advice = (
-            "run this on a login node, perhaps after `module load`. If the commands exist "
-            "here, the batch system is down: try again later"
+            "run this on a login node, perhaps after `module load`. If the commands exist here, the batch system "
+            "is down: try again later"
         )
         yield Line("login", "queue", "failure", str(error), advice)
         return
@@ -162,7 +162,7 @@ def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:
             "login",
             "permissions",
             "ok",
-            f"only you can write to {path} and to the directories above it, by their modes",
+            f"by the file modes, only you can write to {path} and to the directories above it",
         )
 
 

@@ -64,8 +64,8 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
         except KeyboardInterrupt:
             with contextlib.suppress(OSError):  # the terminal may be gone
                 click.echo(
-                    "hpcgpu: the check was interrupted and its jobs were cancelled. `hpcgpu list` shows jobs that are "
-                    "left",
+                    "hpcgpu: the check was interrupted and its jobs were cancelled. `hpcgpu list` shows jobs that "
+                    "are left",
                     err=True,
                 )
             sys.exit(130)

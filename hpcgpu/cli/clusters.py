@@ -192,7 +192,7 @@ def _print(found: ClusterStatus) -> None:
     if found.jobs:
         show_jobs(found.jobs)
     else:
-        click.echo("Its jobs are not known." if found.problem else "The cluster has no jobs.")
+        click.echo("The state of its jobs is not known." if found.problem else "The cluster has no jobs.")
 
 
 @click.command()

@@ -20,8 +20,8 @@ __all__ = ["render"]
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
-    help="Directory for the scripts, on a filesystem that login and compute nodes "
-    "share. Its last part is the cluster's name.",
+    help="Directory for the scripts, on a filesystem that login and compute nodes share. Its last part is the "
+    "cluster's name.",
 )
 @click.option("--single-job", is_flag=True, help="One script for scheduler, workers and a program, in one allocation.")
 @click.option("--nodes", type=click.IntRange(min=1), help="With --single-job: number of nodes.")

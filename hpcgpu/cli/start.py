@@ -47,19 +47,21 @@ def chosen_system(asked: str, profile: str | None = None) -> str:
     alone = registry.fallback()
     if found.silent:
         advice = (
-            f"Try again later, or choose one with --system; --system {alone.name} "
-            f"is {alone.title}, on this machine only"
+            f"Try again later, or choose one with --system; --system {alone.name} is {alone.title}, on this machine "
+            "only"
         )
         raise BatchError(f"no batch system answers. {'. '.join(found.silent)}. {advice}")
     known = " nor ".join(one.title for one in registry.systems() if one.command)
-    click.echo(f"hpcgpu: neither {known} is installed here: this takes {alone.title}, on this machine only", err=True)
+    click.echo(f"hpcgpu: neither {known} is installed here: hpcgpu uses {alone.title}, on this machine only", err=True)
     return alone.name
 
 
 @click.command(cls=ClusterCommand)
 @click.argument("name")
 @system_option
-@click.option("--adapt", is_flag=True, help="Scale the worker jobs by the work, from inside the scheduler job.")
+@click.option(
+    "--adapt", is_flag=True, help="Scale the number of worker jobs with the work, from inside the scheduler job."
+)
 @click.option(
     "--minimum-jobs",
     type=click.IntRange(min=0),
@@ -119,8 +121,8 @@ def start(
         )
     except ClusterError as error:
         raise ClusterError(
-            f"{error}. The cluster runs without adaptive scaling, with {counted(minimum_jobs, 'worker job')}. "
-            f"To end it, run: hpcgpu stop {name}"
+            f"{error}. The cluster runs without adaptive scaling, with {counted(minimum_jobs, 'worker job')}. To "
+            f"end it, run: hpcgpu stop {name}"
         ) from error
     if as_json:
         found = {
@@ -133,8 +135,8 @@ def start(
         return
     show_jobs(jobs)
     click.echo(
-        f"dashboard  {'print its link with' if link else 'when the scheduler job runs, print its link with'}: hpcgpu "
-        f"dashboard {name}"
+        f"dashboard  {'print its link with' if link else 'when the scheduler job runs, print its link with'}: "
+        f"hpcgpu dashboard {name}"
     )
     click.echo(f"directory  {directory.path}")
     if scaling:

@@ -301,7 +301,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         try:
             environment.scheduler = await client.environment(_ENVIRONMENT_TIMEOUT)
         except (OSError, TimeoutError) as error:
-            self._log(f"software was not compared, the scheduler did not answer: {error or type(error).__name__}")
+            self._log(f"software was not compared: the scheduler did not answer: {error or type(error).__name__}")
             return
         fatal, differing = environment.check({})
         if fatal:
@@ -387,5 +387,5 @@ class Adapter(SpecCluster):  # type: ignore[misc]
             if isinstance(state.client, RpcClient):
                 await state.client.goodbye(state.dispatcher.manager)
             await asyncio.wait_for(Cluster._close(self), 5)
-        self._log(f"closed; its jobs go on: {' '.join(state.dispatcher.left())}")
+        self._log(f"closed; its jobs keep running: {' '.join(state.dispatcher.left())}")
         state.ownership.close(f"cluster {name} was detached from this program: from_name({name!r}) attaches to it")

@@ -80,7 +80,7 @@ class GPUAdaptive:
         self.maximum = limits.maximum * group.options.workers_per_job
         self.log: deque[tuple[float, str]] = deque(maxlen=_LOG_LENGTH)
         self._wake = wake
-        self._decision = Decision(target=0, reason="nothing was decided yet")
+        self._decision = Decision(target=0, reason="no decision yet")
 
     def __repr__(self) -> str:
         group = "" if self.group.name == "default" else f" of group {self.group.name!r}"

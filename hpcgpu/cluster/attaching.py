@@ -17,6 +17,7 @@ from hpcgpu.cluster.phases import Drain
 from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT
 from hpcgpu.cluster.scheduler_job import SchedulerJob
 from hpcgpu.cluster.state import ClusterState
+from hpcgpu.display.words import counted
 from hpcgpu.errors import BatchUnavailable, ClusterError
 from hpcgpu.options.common import Options
 from hpcgpu.posix.threads import in_thread
@@ -76,16 +77,15 @@ async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob)
             _attach_worker_job(state, submit, job_id, directory.sizes())
     _restore_sizes(state, directory.sizes())
     await _check(state, scheduler, directory, security=options.cluster.security)
-    state.messages.log(f"took over {len(jobs)} jobs")
+    state.messages.log(f"took over {counted(len(jobs), 'job')}")
 
 
 async def _check(state: ClusterState, scheduler: SchedulerJob, directory: ClusterDirectory, *, security: bool) -> None:
     """Raise `ClusterError` where nothing is left to attach to."""
     if state.scheduler is None and not any(submit.kind == "scheduler" for submit in directory.submits()):
         raise ClusterError(
-            f"cluster {state.name} cannot be taken over: its journal in {directory.path} does not tell its scheduler "
-            "job. "
-            f"`hpcgpu stop {state.name}` ends it"
+            f"cluster {state.name} cannot be taken over: its journal in {directory.path} does not name its "
+            f"scheduler job. `hpcgpu stop {state.name}` ends it"
         )
     if state.scheduler is None or scheduler.ended:
         await in_thread(state.dispatcher.cancel_all, CLOSE_TIMEOUT)

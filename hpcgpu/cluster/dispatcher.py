@@ -69,14 +69,13 @@ class Dispatcher:
         """
         if not self.directory.is_of(self.token):
             raise NameLost(
-                f"cluster {self.directory.path.name} lost its name: {self.directory.path} is the directory of another "
-                "one now"
+                f"cluster {self.directory.path.name} lost its name: {self.directory.path} is the directory of "
+                "another cluster now"
             )
         latest = self.directory.manager()
         if latest is not None and latest.number > self.manager:
             raise Superseded(
-                f"cluster {self.directory.path.name} was taken over by {latest}; this program does not scale it any "
-                "more. "
+                f"cluster {self.directory.path.name} was taken over by {latest}; this program no longer scales it. "
                 f"from_name({self.directory.path.name!r}) takes it back"
             )
 

@@ -190,15 +190,16 @@ class Drainer:
             if (
                 job.group.adaptive is not None
             ):  # data that somebody came to want since the decision: the next one knows of it
-                job.group.adaptive.note(f"job {job.name} stays: its data fits nowhere else", now=now)
+                job.group.adaptive.note(f"job {job.name} continues: its data does not fit on other workers", now=now)
             elif deleted:
                 state.messages.warn(
-                    f"job {job.name} of the deleted group {job.group.name} stays until its data is released: it fits "
-                    "nowhere else"
+                    f"job {job.name} of the deleted group {job.group.name} continues until its data is released, "
+                    "because it does not fit on other workers"
                 )
             else:
                 state.messages.warn(
-                    f"job {job.name} stays: its data fits nowhere else. Free some of it, and scale again"
+                    f"job {job.name} continues: its data does not fit on other workers. Free some of it, and scale "
+                    "again"
                 )
             if job.group.limits.fixed and not deleted:
                 job.group.resize(replace(job.group.limits, maximum=job.group.limits.maximum + 1))

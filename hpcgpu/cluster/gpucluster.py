@@ -468,7 +468,7 @@ class GPUCluster(Readable):
         self._check_usable()
         group = self._state.registry.group_named(name)
         if name == DEFAULT:
-            raise OptionError("the default group stays: scale(jobs=0) ends its jobs")
+            raise OptionError("the default group cannot be deleted: scale(jobs=0) ends its jobs")
 
         def act() -> None:
             self._state.registry.delete_group(group)

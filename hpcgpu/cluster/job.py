@@ -238,7 +238,7 @@ class Job:
         elif self.job_id is None:
             reason = "it is being submitted"
         elif self.view is None or (not self.view.polled and not self.proven):
-            reason = "the queue has not been asked about it yet"
+            reason = "the queue has not reported it yet"
         elif state is JobState.RUNNING:
             reason = self.shortage(now=now)
         else:

@@ -208,7 +208,7 @@ class Reconciler:
                 message = f"worker job {job.job_id} ({job.name}) will never start: {explain(job.queue_status)}"
                 job.group.failures.submit_refused(message, for_good=True, now=state.now)
                 self.drainer.drain([job.name], Drain.UNWANTED)
-                state.report(f"{message}. Adaptive scaling is paused; `cluster.adaptive.resume()` goes on")
+                state.report(f"{message}. Adaptive scaling is paused; `cluster.adaptive.resume()` resumes it")
 
     async def _scheduler_ended(self) -> None:
         """Take note that the cluster is lost, and cancel its worker jobs."""

@@ -283,9 +283,9 @@ class SlurmGPURunner:
         while not (self.directory.path / name).exists():
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{what} did not write {self.directory.path / name} within {self.options.worker.death_timeout:g} s "
-                    "(death_timeout): it "
-                    f"has failed, or the nodes do not share this directory (cluster_directory)"
+                    f"{what} did not write {self.directory.path / name} within "
+                    f"{self.options.worker.death_timeout:g} s (death_timeout): it has failed, or the nodes do not "
+                    "share this directory (cluster_directory)"
                 )
             self.directory.refresh()
             time.sleep(0.2)

@@ -101,9 +101,9 @@ class SchedulerJob(Job):
             return ""
         self._warned.update(due)
         return (
-            f"the walltime of the scheduler job {self.job_id} ends in {max(0.0, left) / 60:.0f} min, and the cluster "
-            "with it: fetch your "
-            f"results. For the next one, scheduler={{'walltime': ...}} gives it more time"
+            f"the walltime of the scheduler job {self.job_id} ends in {max(0.0, left) / 60:.0f} min, and the "
+            "cluster with it: fetch your results. For the next one, scheduler={'walltime': ...} gives it more "
+            "time"
         )
 
     def loss_report(self, cluster: str) -> str:
@@ -140,10 +140,8 @@ class SchedulerJob(Job):
                 if time.monotonic() - running_since > self.timeout:
                     raise ClusterError(
                         f"scheduler job {self.job_id} runs on {status.node}, but published no contact within "
-                        f"{self.timeout:g} s. "
-                        f"If {self.dispatcher.directory.path} is not on a filesystem that login and compute nodes "
-                        "share, "
-                        f"set cluster_directory. Log: {self.log}\n{self.log_tail()}"
+                        f"{self.timeout:g} s. If {self.dispatcher.directory.path} is not on a filesystem that login "
+                        f"and compute nodes share, set cluster_directory. Log: {self.log}\n{self.log_tail()}"
                     )
             await asyncio.sleep(pause)
             pause = min(1.0, pause * 1.2)

@@ -198,9 +198,8 @@ def claim(options: Options, batch: BatchSystem) -> tuple[ClusterDirectory, int]:
         raise OptionError(f"cluster_directory={str(settings.cluster_directory)!r}: {error}") from error
     except OSError as error:
         raise OptionError(
-            f"cluster_directory={str(settings.cluster_directory)!r} cannot be written: {error.strerror}. It must be on "
-            "a filesystem "
-            f"that login and compute nodes share"
+            f"cluster_directory={str(settings.cluster_directory)!r} cannot be written: {error.strerror}. It must be "
+            "on a filesystem that login and compute nodes share"
         ) from error
     return directory, manager
 

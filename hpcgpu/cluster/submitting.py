@@ -48,12 +48,12 @@ class Submitter:
         state, group, now = self.state, job.group, self.state.now
         unknown = isinstance(error, AmbiguousSubmit)
         message = (
-            f"{'it is not known whether ' * unknown}worker job {job.name} was "
-            f"{'not ' * (not unknown)}submitted: {error}"
+            f"{'it is not known whether ' * unknown}worker job {job.name} was {'not ' * (not unknown)}submitted: "
+            f"{error}"
         )
         if isinstance(error, SubmitLimited) and any(other.alive for other in group.jobs):
             group.failures.site_is_full(str(error), now=now)
-            state.messages.log(f"{message}. There are as many jobs as the site allows")
+            state.messages.log(f"{message}. The site accepts no more jobs of yours now")
             return
         for_good = isinstance(error, SubmitRefused | SubmitLimited) and group.adaptive is None
         group.failures.submit_refused(str(error), for_good=for_good, now=now)

@@ -83,8 +83,8 @@ def request(directory: ClusterDirectory, group: str, arguments: AdaptArguments) 
     if problem:
         directory.request_adapt(earlier)
         raise ClusterError(
-            f"the scheduler job of cluster {name} cannot scale it: {problem}. Let a program on a login node do it, by "
-            f"from_name({name!r}).adapt(...)"
+            f"the scheduler job of cluster {name} cannot scale it: {problem}. Let a program on a login node do it, "
+            f"by from_name({name!r}).adapt(...)"
         )
     return f"{name}: its scheduler job scales it from now on"
 

@@ -16,6 +16,7 @@ from hpcgpu.cluster.scheduler_client import RpcClient
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.worker_job import WorkerJob
 from hpcgpu.display.progress import Progress, waiting_for
+from hpcgpu.display.words import counted
 from hpcgpu.errors import ClusterError
 
 __all__ = ["wait_for_workers", "wanted_workers", "what_jobs_wait_for"]
@@ -66,9 +67,9 @@ async def wait_for_workers(
             _check_within_reach(state, wanted, missing)
             if time.monotonic() > deadline:
                 raise WorkerStartTimeoutError(there, wanted, timeout)
-            workers = "1 worker" if wanted == 1 else f"{wanted} workers"
+            workers = counted(wanted, "worker")
             progress.update(
-                f"cluster {state.name}: waiting for {workers}", f"{there} there; {_why_not_there(state, missing)}"
+                f"cluster {state.name}: waiting for {workers}", f"{there} connected; {_why_not_there(state, missing)}"
             )
             with suppress(TimeoutError):
                 await asyncio.wait_for(state.changed.wait(), 0.5)
@@ -109,6 +110,6 @@ def _check_within_reach(state: ClusterState, wanted: int, missing: Iterable[Work
         paused = next((group.failures.paused for group in groups if group.failures.paused), "")
         why = paused or f"call scale({wanted})"
         raise ClusterError(
-            f"cluster {state.name} asks for {within_reach} workers in {jobs} jobs, so {wanted} will never be there: "
-            f"{why}"
+            f"cluster {state.name} can have {counted(within_reach, 'worker')} in {counted(jobs, 'job')}, fewer than "
+            f"{wanted}: {why}"
         )

@@ -82,10 +82,10 @@ class WorkerJob(Job):
             return absence.outlook(self.group.options.death_timeout, now=now)
         words = absence.words(now=now)
         if self.draining:
-            return f"{words}; its data moves, and another job takes its place"
+            return f"{words}; its data moves now, and another job takes its place"
         if self.group.failures.paused:
-            return f"{words}; it goes on without, {self.group.failures.paused}"
-        return f"{words}; it works on, and another job takes its place"
+            return f"{words}; it continues with the others, because {self.group.failures.paused}"
+        return f"{words}; it works until another job takes its place"
 
     @property
     def outcome(self) -> Outcome:
@@ -116,7 +116,7 @@ class WorkerJob(Job):
         if outcome is Outcome.OUT_OF_MEMORY:
             asked = self.group.options.memory
             limit = f"{format_bytes(asked)} per node" if asked else "the default of the queue"
-            return f"{self.queue_status.state.value}: it used more memory than it asked for ({limit})"
+            return f"{self.queue_status.state.value}: it used more memory than it requested ({limit})"
         text = super()._how_it_ended()
         if outcome is Outcome.NEVER_CONNECTED:
             text += "; none of its workers had connected"

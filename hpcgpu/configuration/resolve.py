@@ -78,10 +78,9 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
     if given.scheduler == "local":
         if cluster.protocol == "ucx":
             raise OptionError(
-                "scheduler='local' does not work with protocol='ucx': UCX would hold GPU memory in this program, and "
-                "must start before "
-                "anything else in it uses CUDA. Leave scheduler out, so that it gets a job with a GPU, or use "
-                "protocol='tcp'"
+                "scheduler='local' does not work with protocol='ucx': UCX would hold GPU memory in this program, "
+                "and must start before anything else in it uses CUDA. Leave scheduler out, so that it gets a job "
+                "with a GPU, or use protocol='tcp'"
             )
         return Options(cluster, worker, None, system)
     if not isinstance(given.scheduler, Mapping):
@@ -179,9 +178,9 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
     without_gpu = base.scheduler is not None and base.scheduler.gpus_per_node == 0
     if base.cluster.protocol == "ucx" and group.gpus_per_node and without_gpu:
         raise OptionError(
-            f"{where}GPUs do not work with protocol='ucx' and a scheduler without a GPU: over UCX the scheduler itself "
-            "holds GPU memory. "
-            f"Start the cluster with scheduler={{'gpus_per_node': 1}}, or with protocol='tcp'"
+            f"{where}GPUs do not work with protocol='ucx' and a scheduler without a GPU: over UCX the scheduler "
+            "itself holds GPU memory. Start the cluster with scheduler={'gpus_per_node': 1}, or with "
+            "protocol='tcp'"
         )
     _check_gpus(group)
     classes.check(group, where)
@@ -205,8 +204,7 @@ def _scheduler_options(
     if cluster.protocol == "ucx" and options.gpus_per_node == 0 and worker.gpus_per_node:
         raise OptionError(
             "scheduler: gpus_per_node=0 does not work with protocol='ucx': over UCX the scheduler itself holds GPU "
-            "memory. "
-            "Give it a GPU, or use protocol='tcp'"
+            "memory. Give it a GPU, or use protocol='tcp'"
         )
     classes.check(options, "scheduler: ")
     return options

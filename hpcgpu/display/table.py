@@ -34,7 +34,7 @@ class JobTable(list[JobInfo]):
 
     def _note(self) -> str:
         """Return how old it is; empty where it is fresh."""
-        return f"States as the queue told them {duration(self.age)} ago." if self and self.age >= _FRESH else ""
+        return f"States as of the queue's last answer, {duration(self.age)} ago." if self and self.age >= _FRESH else ""
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [

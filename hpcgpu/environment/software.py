@@ -190,12 +190,12 @@ def _judge(what: str, values: Mapping[str, str]) -> tuple[Grade, str] | None:
     if what == "python":
         fatal = len({_minor(value) for value in values.values()}) > 1
         advice = (
-            "Dask cannot send functions between minor versions of Python: use "
-            "the same environment everywhere, see `python`"
+            "Dask cannot send functions between minor versions of Python: use the same environment everywhere "
+            "(option `python`)"
         )
         return (Grade.FATAL, advice) if fatal else (Grade.NOTE, "")
     if what in _FATAL:
-        return Grade.FATAL, f"{what} works only with the same version of itself: install one version everywhere"
+        return Grade.FATAL, f"{what} must have the same version in all processes: install one version everywhere"
     if what in _GPU:
         other = what == "compute capability" and values.get(SCHEDULER, "-") not in ("-", *_of_workers(values))
         advice = "the scheduler may fail to rebuild GPU objects: give it a GPU of the workers' type" if other else ""
@@ -222,8 +222,8 @@ def _old_driver(name: str, party: Mapping[str, str]) -> Difference | None:
         return None
     major = driver.split(".")[0]
     advice = (
-        f"the driver {party.get('driver', '')} supports CUDA {driver}: install hpcgpu "
-        f"with the extra cu{major}, or use newer drivers"
+        f"the driver {party.get('driver', '')} supports CUDA {driver}: install hpcgpu with the extra cu{major}, or "
+        "use newer drivers"
     )
     return Difference("CUDA runtime", Grade.FATAL, {name: f"{runtime}, the driver has {driver}"}, advice)
 

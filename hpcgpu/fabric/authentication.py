@@ -136,7 +136,9 @@ class Listener:
         if hello[:16] != _MAGIC or len(hello) != _HELLO:
             raise AuthenticationError("the peer does not authenticate itself")
         if hello[-_PLACE:] not in self._own:
-            raise AuthenticationError("the peer connected to another address: somebody may be in between")
+            raise AuthenticationError(
+                "the peer connected to another address: somebody may be intercepting the connection"
+            )
         self._hello = hello
         return _MAGIC + self._nonce + _proof(self._key, b"listener ", hello, self._nonce)
 

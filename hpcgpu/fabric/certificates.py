@@ -56,8 +56,8 @@ def refusal(error: BaseException | None, peer: str, what: str = "the cluster's c
     if not isinstance(error, ssl.SSLError) or not any(alert in (error.reason or "") for alert in _ALERTS):
         return ""
     return (
-        f"{peer} refuses {what}, although it is valid by the clock of this "
-        f"machine: check the clock of the machine at {peer}"
+        f"{peer} refuses {what}, although it is valid by the clock of this machine: check the clock of the machine "
+        f"at {peer}"
     )
 
 

@@ -105,7 +105,7 @@ def decide(node: Node, protocol: str, interface: str | None, *, gpu: bool) -> Tr
             "ucx" if protocol == "ucx" else "tcp",
             chosen,
             network,
-            f"{protocol.upper()}{_over(chosen)}: requested by the option protocol",
+            f"{protocol.upper()}{_over(chosen)}: set by the option `protocol`",
         )
     if lacking := _lacking(node, interface, gpu=gpu):
         return TransportChoice("tcp", chosen, network, f"TCP{_over(chosen)}: {lacking}")
@@ -126,8 +126,8 @@ def incompatibility(choice: TransportChoice, node: Node, protocol: str, interfac
     """
     if choice.protocol == "ucx" and not node.has_ucxx:
         return (
-            "the scheduler uses UCX, but distributed-ucxx is not installed for this "
-            "Python: use the same environment in all jobs"
+            "the scheduler uses UCX, but distributed-ucxx is not installed for this Python: use the same "
+            "environment in all jobs"
         )
     own = decide(node, "auto", interface, gpu=True)
     if (
@@ -135,8 +135,7 @@ def incompatibility(choice: TransportChoice, node: Node, protocol: str, interfac
     ):  # Dask will see for itself
         return (
             f"the scheduler's node chose {choice.why}, but this node chose {own.why}. Exclude such nodes (Slurm: "
-            "constraint, or "
-            f"--exclude in job_extra_directives; PBS: select_extra or queue), or set protocol='tcp'"
+            "constraint, or --exclude in job_extra_directives; PBS: select_extra or queue), or set protocol='tcp'"
         )
     if interface is None and choice.network and own.network != choice.network:
         what = {"infiniband": "an InfiniBand interface with an IPv4 address", "slingshot": "a Slingshot interface"}[
@@ -144,8 +143,8 @@ def incompatibility(choice: TransportChoice, node: Node, protocol: str, interfac
         ]
         return (
             f"the scheduler listens on {choice.interface}, but this node does not have {what}. It has: "
-            f"{', '.join(sorted(node.addresses)) or 'no interface with an IPv4 address'}. Set interface to a network "
-            "that all nodes have"
+            f"{', '.join(sorted(node.addresses)) or 'no interface with an IPv4 address'}. Set interface to a "
+            "network that all nodes have"
         )
     return ""
 
@@ -203,13 +202,12 @@ def _lacking_in_ucx(node: Node) -> str:
     if "InfiniBand" in left_out:
         return (
             "this UCX was built without InfiniBand, as PyPI's wheels are. Use conda-forge's ucx, or the site's UCX "
-            "with "
-            "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
+            "with RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
         )
     if left_out:
         return (
-            "this UCX was built without CUDA, so it cannot send GPU memory. Sites often "
-            "have UCX with CUDA as a separate module or package"
+            "this UCX was built without CUDA, so it cannot send GPU memory. Sites often have UCX with CUDA as a "
+            "separate module or package"
         )
     return ""
 
@@ -218,17 +216,16 @@ def _lacking_settings(node: Node, interface: str | None) -> str:
     if node.locked_memory is not None and node.locked_memory < _LOCKED_MEMORY:
         return (
             f"a process may lock {node.locked_memory // 1024} KiB of memory only (ulimit -l), too little for "
-            "InfiniBand. Slurm copies the "
-            f"limit of the login node unless job_extra_directives has '--propagate=NONE'. `ulimit -l $(ulimit -Hl)` in "
-            f"job_script_prologue raises it as far as the site allows"
+            "InfiniBand. Slurm copies the limit of the login node unless job_extra_directives has "
+            "'--propagate=NONE'. `ulimit -l $(ulimit -Hl)` in job_script_prologue raises it as far as the site "
+            "allows"
         )
     if interface is not None and interface not in node.addresses:
         return f"{interface} has no IPv4 address, which UCX needs to connect"
     if interface is None and not node.infiniband:
         return (
-            "no interface of the InfiniBand card has an IPv4 address (IPoIB), which UCX needs to connect. If another "
-            "one leads to the "
-            "card, such as a bond, set interface to that one"
+            "no interface of the InfiniBand card has an IPv4 address (IPoIB), which UCX needs to connect. If "
+            "another one leads to the card, such as a bond, set interface to that one"
         )
     return ""
 
@@ -243,7 +240,7 @@ def without_rdma(node: Node, choice: TransportChoice) -> str:
         return ""
     return (
         "the InfiniBand of this node is not used: "
-        f"{_lacking(node, choice.interface, gpu=True) or 'protocol asks for TCP'}"
+        f"{_lacking(node, choice.interface, gpu=True) or 'the option `protocol` requests TCP'}"
     )
 
 

@@ -48,8 +48,8 @@ def missing(interface: str, present: Mapping[str, str]) -> str:
         return ""
     listed = ", ".join(f"{name} ({address})" for name, address in sorted(present.items())) or "none"
     return (
-        f"interface {interface!r} does not exist on {socket.gethostname()}, or has no "
-        f"IPv4 address. Interfaces with an address: {listed}"
+        f"interface {interface!r} does not exist on {socket.gethostname()}, or has no IPv4 address. Interfaces with "
+        f"an address: {listed}"
     )
 
 

@@ -42,8 +42,8 @@ class JobOptions:
     cores: int | None = option(parse=values.positive, doc="CPU cores per node.")
     memory: int | None = option(
         parse=values.memory,
-        doc="Memory per node, such as '60GB'. Default: none is requested; on PBS "
-        "4 GiB for each GPU, and 4 GiB without GPUs.",
+        doc="Memory per node, such as '60GB'. Default: none is requested; on PBS 4 GiB for each GPU, and 4 GiB "
+        "without GPUs.",
     )
     gpus_per_node: int = option(
         1, parse=values.natural, doc="GPUs per node; one Dask worker runs on each. 0 makes CPU workers."
@@ -54,8 +54,8 @@ class JobOptions:
     gpu_request: str | None = option(
         parse=values.choice("none"),
         inherited=True,
-        doc="How GPUs are requested. Default: by the batch system's own option; 'none' "
-        "requests none, for sites that give whole nodes.",
+        doc="How GPUs are requested. Default: by the batch system's own option; 'none' requests none, for sites "
+        "that give whole nodes.",
     )
     job_extra_directives: tuple[str, ...] = option(
         (), parse=values.lines, doc="Further directives, one option in each entry: ['--exclusive', '--mail-type=END']."
@@ -87,15 +87,15 @@ class JobOptions:
     local_directory: str | None = option(
         parse=values.path_on_node,
         inherited=True,
-        doc="Fast directory on the node for spilled data and temporary files of "
-        "Dask. The job expands variables such as $TMPDIR.",
+        doc="Fast directory on the node for spilled data and temporary files of Dask. The job expands variables "
+        "such as $TMPDIR.",
     )
     interface: str | None = option(
         parse=values.interface,
         inherited=True,
-        doc="Network interface between workers and scheduler, such as 'ib0'. Default, "
-        "and 'auto': the job takes the one of Slingshot or "
-        "InfiniBand if that has an IPv4 address, else the one of the default route.",
+        doc="Network interface between workers and scheduler, such as 'ib0'. By default (or with 'auto') the job "
+        "chooses a Slingshot or InfiniBand interface that has an IPv4 address, or else the interface of the "
+        "default route.",
     )
     ucx_env: tuple[tuple[str, str], ...] = option(
         (),
@@ -128,9 +128,9 @@ class WorkerOptions(JobOptions):
     walltime_margin: float | None = option(
         parse=values.duration,
         inherited=True,
-        doc="How long before the end of a job's walltime its workers begin to retire, at "
-        "least; earlier if they hold much data. Default: "
-        "a tenth of the walltime, between 30 s and 5 min.",
+        doc="Minimum time between the moment at which the workers of a job begin to retire and the end of its "
+        "walltime. They begin earlier if they hold much data. Default: a tenth of the walltime, between 30 s and 5 "
+        "min.",
     )
     worker_extra_args: tuple[str, ...] = option(
         (), parse=values.lines, doc="Further arguments of the worker command. They are not expanded."
@@ -235,9 +235,8 @@ class SchedulerOptions(JobOptions):
 
     dashboard_address: str | None = option(
         parse=values.listen_address,
-        doc="Address on which the dashboard listens in the job, such as '127.0.0.1:0'. "
-        "Default: a free port of the address by which "
-        "clients reach the scheduler. ':0' is a free port of all addresses.",
+        doc="Address on which the dashboard listens in the job, such as '127.0.0.1:0'. Default: a free port of the "
+        "address by which clients reach the scheduler. ':0' is a free port of all addresses.",
     )
 
 
@@ -257,14 +256,13 @@ class ClusterOptions:
     protocol: str = option(
         "auto",
         parse=values.choice("auto", "ucx", "tcp", "tls"),
-        doc="Protocol between workers and scheduler: 'ucx', 'tcp' ('tls' means tcp, which "
-        "is encrypted by default), or 'auto': ucx if the "
-        "scheduler's node has all that ucx needs, else tcp.",
+        doc="Protocol between workers and scheduler: 'ucx', 'tcp' ('tls' means tcp, which is encrypted by "
+        "default), or 'auto': ucx if the scheduler's node has all that ucx needs, else tcp.",
     )
     client_interface: str | None = option(
         parse=values.interface,
-        doc="Interface of the scheduler's node by which clients reach it. Default, "
-        "and 'auto': the one of its default route.",
+        doc="Interface of the scheduler's node by which clients reach it. By default (or with 'auto') this is the "
+        "interface of its default route.",
     )
     security: bool = option(
         True,
@@ -274,8 +272,8 @@ class ClusterOptions:
     cluster_directory: Path = option(
         Path("~/.hpcgpu/clusters").expanduser(),
         parse=values.directory,
-        doc="Directory on the shared filesystem. Each cluster has a directory of its name "
-        "in it. Variables such as $SCRATCH are expanded.",
+        doc="Directory on the shared filesystem. Each cluster has a directory of its name in it. Variables such as "
+        "$SCRATCH are expanded.",
     )
     log_directory: Path | None = option(
         parse=values.directory, doc="Directory of the jobs' logs. Default: `logs` in the cluster's own directory."
@@ -286,27 +284,25 @@ class ClusterOptions:
     )
     idle_timeout: float | None = option(
         parse=values.duration,
-        doc="The scheduler, and with it the cluster, ends after this time "
-        "without work, seconds or '1h'. Default: never.",
+        doc="The scheduler and the cluster end after this time without work, seconds or '1h'. Default: never.",
     )
     lease: float | None = option(
         600.0,
         parse=values.duration_or_none,
-        doc="The scheduler, and with it the cluster, ends when it has not heard from this "
-        "program for this time: after a crash or kill -9. "
-        "0 means never.",
+        doc="The scheduler and the cluster end when the scheduler has not heard from this program for this time, "
+        "as after a crash or kill -9. 0 means never.",
     )
     worker_restarts: int = option(
         2,
         parse=values.natural,
-        doc="How many worker jobs may fail in a row and are replaced. After one "
-        "more failure the cluster pauses and warns.",
+        doc="How many worker jobs that fail in a row are replaced. After one more failure the cluster pauses and "
+        "warns.",
     )
     poll_interval: float = option(
         10.0,
         parse=values.duration,
-        doc="Seconds between two polls of the queue; up to four times as long "
-        "while nothing is pending or nothing changes.",
+        doc="Seconds between two polls of the queue; up to four times as long while nothing is pending or nothing "
+        "changes.",
     )
     shutdown_on_close: bool = option(
         True,
@@ -317,21 +313,20 @@ class ClusterOptions:
     wait: bool = option(
         True,
         parse=values.boolean,
-        doc="Wait until the scheduler runs. False returns as soon as the scheduler "
-        "job is submitted, for queues that take hours.",
+        doc="Wait until the scheduler runs. False returns as soon as the scheduler job is submitted, for queues "
+        "that take hours.",
     )
     if_exists: str = option(
         "error",
         parse=values.choice("error", "connect"),
-        doc="What to do if a cluster of this name has jobs in the queue: 'error', "
-        "or 'connect' to take it over as from_name does.",
+        doc="What to do if a cluster of this name has jobs in the queue: 'error', or 'connect' to take it over as "
+        "from_name does.",
     )
     environment_check: str = option(
         "error",
         parse=values.choice("error", "warn", "off"),
-        doc="What to do if client, scheduler and workers have software or GPUs that do "
-        "not work together: 'error', or 'warn'. Smaller "
-        "differences are warnings. 'off' compares nothing.",
+        doc="What to do if client, scheduler and workers have software or GPUs that do not work together: 'error', "
+        "or 'warn'. Smaller differences are warnings. 'off' compares nothing.",
     )
     quiet: bool = option(False, parse=values.boolean, doc="Show no progress messages.")
 
@@ -357,9 +352,8 @@ _OWNED_ARGUMENTS = {
     "--death-timeout": "the option death_timeout",
     **dict.fromkeys(
         ("--lifetime", "--lifetime-stagger", "--lifetime-restart", "--no-lifetime-restart"),
-        "hpcgpu, from the walltime of the job: remove it. The option walltime_margin says how long before the end of "
-        "the walltime workers "
-        "retire and a new job replaces theirs",
+        "hpcgpu, from the walltime of the job: remove it. The option walltime_margin says how long before the end "
+        "of the walltime workers retire and a new job replaces theirs",
     ),
     **dict.fromkeys(("--nanny", "--no-nanny"), "hpcgpu: workers always have a nanny"),
     "--host": "the option interface",

@@ -95,9 +95,9 @@ def load(name: str) -> Profile:
     if path is None:
         if maker := _OTHER_GPUS.get(name.lower()):
             raise OptionError(
-                f"profile={name!r}: the GPUs there are {maker}'s. hpcgpu starts dask-cuda workers, which need NVIDIA's "
-                "CUDA, and cannot "
-                f"use them; gpus_per_node=0 makes CPU workers, without a profile"
+                f"profile={name!r}: the GPUs of this site are made by {maker}. hpcgpu starts dask-cuda workers, "
+                "which need NVIDIA's CUDA, and cannot use them; gpus_per_node=0 makes CPU workers, without a "
+                "profile"
             )
         near = difflib.get_close_matches(name, names(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""

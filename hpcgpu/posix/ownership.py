@@ -200,8 +200,8 @@ def _weakness(place: Path, about: os.stat_result, *, above: bool, listed: bool =
         advice = "Use a directory of your own"
         if listed:
             advice += (
-                f", or set {VARIABLE}={about.st_uid} here and in the jobs (option "
-                "env) if you trust that user as yourself"
+                f", or set {VARIABLE}={about.st_uid} here and in the jobs (option env) if you trust that user as "
+                "much as yourself"
             )
         return Weakness(place, what, advice)
     if link or (above and about.st_mode & stat.S_ISVTX):

@@ -27,8 +27,8 @@ def printable(text: str, limit: int | None = 2000, *, lines: bool = False) -> st
             return shown
     half = limit // 2 - 20  # what stands between takes less than 40
     return (
-        f"{_escaped(text[:half], lines)[:half]} … ({len(text) - 2 * half} characters "
-        f"left out) … {_escaped(text[-half:], lines)[-half:]}"
+        f"{_escaped(text[:half], lines)[:half]} … ({len(text) - 2 * half} characters left out) … "
+        f"{_escaped(text[-half:], lines)[-half:]}"
     )
 
 

@@ -30,8 +30,8 @@ def draft(system: System) -> str:
 def render(system: str, queues: Sequence[Queue], today: str, others: str = "") -> str:
     """Return the draft: the kind of node with the most GPUs is filled in, the others are comments."""
     lines = [
-        "# A profile for hpcgpu, drafted from what the batch system says. Look through it, and add what the site's "
-        "pages say.",
+        "# A profile for hpcgpu, drafted from what the batch system says. Review it, and add what the site's pages "
+        "say.",
         "about: ",
         "source: ",
         f"date: {today}",
@@ -45,7 +45,7 @@ def render(system: str, queues: Sequence[Queue], today: str, others: str = "") -
     best = max(queues, key=lambda queue: queue.gpus)
     lines += _options(best, "  ")
     lines += [
-        "  # How much a scheduler job takes that shares a node.",
+        "  # What a scheduler job requests on a shared node.",
         "  scheduler:",
         f"    cores: {max(1, best.cores // max(1, best.gpus) // 4)}",
     ]

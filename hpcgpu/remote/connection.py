@@ -167,10 +167,9 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
 def _words(status: JobStatus | None, contact: Contact | None = None) -> str:
     if contact is not None and (status is None or status.state is JobState.RUNNING):
         return (
-            f"it listens on {contact.client}, which does not answer {socket.gethostname()}: set client_interface to a "
-            "network that this "
-            "machine reaches, or run this program on a compute node; `hpcgpu check --in-job` shows which networks it "
-            "reaches"
+            f"it listens on {contact.client}, which does not answer {socket.gethostname()}: set client_interface to "
+            "a network that this machine reaches, or run this program on a compute node; `hpcgpu check --in-job` "
+            "shows which networks it reaches"
         )
     if status is None:
         return "the queue says nothing about its job"

@@ -260,10 +260,9 @@ def check_queue(directory: ClusterDirectory, batch: BatchSystem) -> None:
     here = batch.identity() if there else ""
     if there != here and here:
         raise OtherQueue(
-            f"cluster {directory.path.name} is in the queue {printable(there)!r} of batch system {batch.name!r}, but "
-            "this machine uses the "
-            f"queue {here!r}. Run this on a machine that uses {printable(there)!r}. "
-            f"If that queue no longer exists, remove {directory.path}"
+            f"cluster {directory.path.name} belongs to the queue {printable(there)!r} of batch system "
+            f"{batch.name!r}, but this machine uses the queue {here!r}. Run this on a machine that uses "
+            f"{printable(there)!r}. If that queue no longer exists, remove {directory.path}"
         )
 
 
@@ -416,9 +415,8 @@ def close_ended(found: Iterable[Found], *, now: Callable[[], float] = time.time)
 
 def _unknown(directory: ClusterDirectory, jobs: list[str]) -> str:
     return (
-        f"the queue of this machine does not know its jobs {', '.join(jobs)}. If they have ended, and are not in the "
-        "queue of another "
-        f"machine, run: hpcgpu stop {directory.path.name}"
+        f"the queue of this machine does not know its jobs {', '.join(jobs)}. If they have ended, and are not in "
+        f"the queue of another machine, run: hpcgpu stop {directory.path.name}"
     )
 
 

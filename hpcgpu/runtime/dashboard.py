@@ -33,8 +33,8 @@ logger = logging.getLogger("distributed.hpcgpu")
 
 _OPEN = "/health"
 _REFUSAL = (
-    "This dashboard needs a token. `hpcgpu dashboard NAME` prints the link with the token; "
-    "in Python, cluster.dashboard_link_with_token() returns it.\n"
+    "This dashboard needs a token. `hpcgpu dashboard NAME` prints the link with the token; in Python, "
+    "cluster.dashboard_link_with_token() returns it.\n"
 )
 #: For whoever connects: seconds until a request must have arrived, bytes of its header. Browsers send less than 2 KiB.
 _HEADER_TIMEOUT, _HEADER_SIZE = 20.0, 16 * 1024

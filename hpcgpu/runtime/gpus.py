@@ -43,21 +43,20 @@ def visible_gpus(
     if entries is None:
         if not on_node:
             raise LaunchError(
-                f"this job asked for {counted(wanted, 'GPU')} and sees none: no CUDA_VISIBLE_DEVICES, no driver. "
+                f"this job requested {counted(wanted, 'GPU')} and sees none: no CUDA_VISIBLE_DEVICES, no driver. "
                 f"{advice}"
             )
         if on_node != wanted and not (whole_nodes and on_node > wanted):
             whole = "scheduler={'gpu_request': 'none'}" if kind == "scheduler" else f"gpus_per_node={on_node}"
             raise LaunchError(
-                "the batch system does not say which GPUs are this job's (no CUDA_VISIBLE_DEVICES). The job asked for "
-                f"{wanted} and "
-                f"the node has {on_node}. If jobs get whole nodes, set {whole}. If not, set CUDA_VISIBLE_DEVICES in "
-                "job_script_prologue"
+                "the batch system does not say which GPUs are this job's (no CUDA_VISIBLE_DEVICES). The job "
+                f"requested {wanted} and the node has {on_node}. If jobs get whole nodes, set {whole}. If not, set "
+                "CUDA_VISIBLE_DEVICES in job_script_prologue"
             )
         return ",".join(map(str, range(wanted)))
     if len(entries) < wanted:
         raise LaunchError(
-            f"this job asked for {counted(wanted, 'GPU')} and sees {len(entries)} "
+            f"this job requested {counted(wanted, 'GPU')} and sees {len(entries)} "
             f"(CUDA_VISIBLE_DEVICES={environ[VARIABLE]!r}). {advice}"
         )
     return ",".join(entries[:wanted])

@@ -54,9 +54,8 @@ def host_copy(value: Any) -> Any:
     if hasattr(kind, "__cuda_array_interface__") and _has_interface(value):
         raise _OnDevice(
             f"a result is a {kind.__module__}.{kind.__qualname__} in GPU memory. This client has no GPU, and hpcgpu "
-            "cannot copy this "
-            "type. Return a host copy from the task (such as .cpu().numpy(), .copy_to_host(), .get()), or keep the "
-            "result on the workers"
+            "cannot copy this type. Return a host copy from the task (such as .cpu().numpy(), .copy_to_host(), "
+            ".get()), or keep the result on the workers"
         )
     return value
 
@@ -146,11 +145,10 @@ def with_advice(error: BaseException) -> BaseException:
     if found is None:
         return error
     advice = RuntimeError(
-        f"the graph holds GPU objects ({found.group()}), which the scheduler could not rebuild: {words}. The scheduler "
-        "needs a GPU and the "
-        f"workers' software for that. Start it with a GPU (scheduler={{'gpus_per_node': 1}}), create such objects in "
-        "tasks, or send them "
-        f"with client.scatter and use the future in the graph"
+        f"the graph holds GPU objects ({found.group()}), which the scheduler could not rebuild: {words}. The "
+        "scheduler needs a GPU and the workers' software for that. Start it with a GPU "
+        "(scheduler={'gpus_per_node': 1}), create such objects in tasks, or send them with client.scatter and "
+        "use the future in the graph"
     )
     advice.__cause__ = cause
     return advice

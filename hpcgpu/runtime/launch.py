@@ -87,8 +87,8 @@ def open_directory(path: Path) -> ClusterDirectory:
     """Return the cluster directory if the cluster lives and its credentials are valid."""
     if not (path / "cluster.json").exists():
         raise LaunchError(
-            f"{path} is not a cluster directory, or this node does not see it: it must be on a filesystem "
-            f"that login and compute nodes share (option cluster_directory)"
+            f"{path} is not a cluster directory, or this node does not see it: it must be on a filesystem that "
+            "login and compute nodes share (option cluster_directory)"
         )
     directory = ClusterDirectory.there(path)
     if directory.closing or (directory.encrypted and not directory.tls.is_dir()):
@@ -132,7 +132,7 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=["scheduler", "worker"])
     parser.add_argument("system", help="batch system")
     parser.add_argument("directory", type=Path, help="cluster directory")
-    parser.add_argument("--gpus", type=int, required=True, help="GPUs that the job asked for, per node")
+    parser.add_argument("--gpus", type=int, required=True, help="GPUs that the job requested, per node")
     parser.add_argument("--whole-nodes", action="store_true", help="all GPUs of a node are the job's")
     parser.add_argument("--protocol", default="auto", help="auto, ucx, tcp or tls")
     parser.add_argument("--interface", help="network interface of the workers")

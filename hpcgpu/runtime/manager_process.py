@@ -72,8 +72,8 @@ class Unattended:
         code = await process.wait()
         if code and process is self._process:
             self.problem = (
-                "adaptive scaling stopped: the manager in the scheduler job ended with exit "
-                f"code {code}. Log: {self.directory.logs / LOG}"
+                f"adaptive scaling stopped: the manager in the scheduler job ended with exit code {code}. Log: "
+                f"{self.directory.logs / LOG}"
             )
             logger.error("hpcgpu: %s", self.problem)
 

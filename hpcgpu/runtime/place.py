@@ -40,7 +40,7 @@ def expanded(path: str, environ: Mapping[str, str]) -> str:
         raise LaunchError(f"local_directory={path!r}: {error}") from error
     if not os.path.isabs(found):  # noqa: PTH117  text
         raise LaunchError(
-            f"local_directory={path!r} means {found!r} in this job, a relative path: it must begin with '/'"
+            f"local_directory={path!r} is {found!r} in this job, which is a relative path: it must begin with '/'"
         )
     return found
 
@@ -77,7 +77,7 @@ def import_from_working_directory() -> None:
         found = [weakness for weakness in weaknesses(place, group_may_write=True) if not weakness.by_group]
         if found:
             print(
-                f"hpcgpu: tasks import nothing from {place}, as others can write there: {found[0].why}",
+                f"hpcgpu: tasks import nothing from {place}, because others can write there: {found[0].why}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -146,7 +146,9 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout:
         status = watch.poll(now=now)
         if watch.error != reported:  # compute nodes may lack the queue's commands
             reported = watch.error
-            print(f"hpcgpu: cannot ask the queue about the scheduler job: {reported}" * bool(reported), file=sys.stderr)
+            print(
+                f"hpcgpu: cannot query the queue about the scheduler job: {reported}" * bool(reported), file=sys.stderr
+            )
         if status is not None and status.state.ended:
             raise LaunchError(
                 f"the scheduler job {status.job_id} has ended ({explain(status)}): this worker job ends too"
@@ -164,13 +166,12 @@ def _silence(contact: Contact | None, directory: ClusterDirectory) -> str:
     if contact is None:
         written = directory.path / "contact.json"
         return (
-            f"it did not write {written}. See its log in {directory.logs}. If "
-            "it only starts slowly, raise death_timeout"
+            f"it did not write {written}. See its log in {directory.logs}. If it only starts slowly, raise "
+            "death_timeout"
         )
     return (
-        f"{contact.client} does not answer {socket.gethostname()}: set client_interface to a network that worker nodes "
-        "reach too, or ask "
-        f"the site about a firewall"
+        f"{contact.client} does not answer {socket.gethostname()}: set client_interface to a network that worker "
+        "nodes reach too, or ask the site about a firewall"
     )
 
 
@@ -191,7 +192,6 @@ def check_alone(directory: ClusterDirectory, job_id: str) -> None:
             (host, int(port)), timeout=5
         ).close()  # one that is too busy for a handshake takes a connection too
         raise LaunchError(
-            f"cluster {name} already has a scheduler, in job {contact.job_id}. A second one would take its clients and "
-            "workers. To "
-            f"start again, first run: hpcgpu stop {name}"
+            f"cluster {name} already has a scheduler, in job {contact.job_id}. A second one would take its clients "
+            f"and workers. To start again, first run: hpcgpu stop {name}"
         )

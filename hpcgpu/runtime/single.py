@@ -103,8 +103,8 @@ class Single:
             done, _ = await asyncio.wait(events, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
             if self.signalled in done:
                 raise _Aborted(
-                    f"{signal.Signals(self.signalled.result()).name} came while the job waited for {what}: the program "
-                    "was not started"
+                    f"{signal.Signals(self.signalled.result()).name} arrived while the job waited for {what}: the "
+                    "program was not started"
                 )
             if ended := next((name for end, name in ends.items() if end in done), None):
                 raise _Aborted(f"{ended} ended too early: the program was not started. See the reason above")
@@ -142,11 +142,11 @@ class Single:
             await _end(program, _GRACE)
             if self.signalled in done:
                 raise _Aborted(
-                    f"{signal.Signals(self.signalled.result()).name} came, by the end of the walltime or by scancel: "
-                    "the program was ended"
+                    f"{signal.Signals(self.signalled.result()).name} arrived, at the end of the walltime or from "
+                    "scancel: the program was stopped"
                 )
             raise _Aborted(
-                f"{next(name for end, name in ends.items() if end in done)} ended: the program was ended too"
+                f"{next(name for end, name in ends.items() if end in done)} ended: the program was stopped too"
             )
         finally:
             for waiting in (over, *ends):
@@ -174,10 +174,10 @@ def main(argv: Sequence[str]) -> int:
         prog="python -m hpcgpu.runtime.single", description=__doc__.splitlines()[0] if __doc__ else ""
     )
     parser.add_argument("--workers", type=int, required=True, help="Dask workers to wait for")
-    parser.add_argument("--timeout", type=float, required=True, help="seconds that they may take")
+    parser.add_argument("--timeout", type=float, required=True, help="seconds to wait for them")
     parser.add_argument("--insecure", action="store_true", help="without TLS")
     parser.add_argument("system", help="batch system")
-    parser.add_argument("directory", type=Path, help="cluster directory, which is made")
+    parser.add_argument("directory", type=Path, help="cluster directory to create")
     parser.add_argument(
         "commands",
         nargs=argparse.REMAINDER,

@@ -256,8 +256,8 @@ def decide(
         burning = limits.gpus_per_job * sum(not job.pending for job in jobs)
         if left <= burning * _BUDGET_MARGIN:
             why = (
-                f"the budget of {counted(limits.gpu_seconds / 3600, 'GPU hour')} is "
-                f"used up ({history.gpu_seconds / 3600:.2f})"
+                f"the budget of {counted(limits.gpu_seconds / 3600, 'GPU hour')} is used up "
+                f"({history.gpu_seconds / 3600:.2f})"
             )
             cancel, retire = _parted(staying)
             return Decision(target=0, cancel=cancel, retire=retire, reason=why, over=True)
@@ -414,7 +414,8 @@ def _shrink(
     pending = sorted((job for job in lasting if job.pending), key=_dispensable)
     waiting = now - since < keep
     if pending and waiting:
-        reason = f"{why}; {_existing(lasting)}; {surplus} too many for {now - since:.0f} s, kept for {keep:.0f} s"
+        surplus_for = f"{surplus} more than needed for {now - since:.0f} s, released after {keep:.0f} s"
+        reason = f"{why}; {_existing(lasting)}; {surplus_for}"
         return Decision(target=wish, reason=reason, hysteresis=Hysteresis(since))
     cancel = pending[:surplus]
     idle = [

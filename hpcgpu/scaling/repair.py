@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hpcgpu.display.words import counted
+
 __all__ = ["Absence", "may_go", "observe"]
 
 
@@ -51,7 +53,7 @@ class Absence:
     def words(self, *, now: float) -> str:
         """Return what is missing and since when."""
         ago = f"{now - min(self.since.values(), default=now):.0f} s"
-        count = f"{len(self.since)} of {len(self.names)} workers"
+        count = f"{len(self.since)} of {counted(len(self.names), 'worker')}"
         where = f" on its node {self.node}" if self.node is not None else ""
         return (
             f"lost {count}{where} {ago} ago"

@@ -30,12 +30,12 @@ _FULL_FOR = 300.0
 class Outcome(enum.Enum):
     """How a job ended that nobody asked to end."""
 
-    EXPECTED = "its time was over"
+    EXPECTED = "its walltime ended"
     PREEMPTED = "it was preempted"
     CANCELLED = "it was cancelled by somebody else"
     NEVER_CONNECTED = "it ended before its workers had connected"
     NODE_FAIL = "its node failed"
-    OUT_OF_MEMORY = "it used more memory than it asked for"
+    OUT_OF_MEMORY = "it used more memory than it requested"
     FAILED = "it failed"
 
     @property
@@ -136,10 +136,12 @@ class Failures:
         self.failed += 1
         self._back_off(self.failed, now)
         if self.failed > self.restarts:
-            self.paused = (
-                f"{self.failed} worker jobs failed in a row; they are not replaced "
-                f"any more (worker_restarts={self.restarts})"
+            failed = (
+                f"{self.failed} worker jobs failed in a row; they are not replaced any more"
+                if self.failed > 1
+                else "a worker job failed; it is not replaced"
             )
+            self.paused = f"{failed} (worker_restarts={self.restarts})"
 
     def submit_refused(self, words: str, *, for_good: bool, now: float) -> None:
         """Take note of a submit that was refused."""
@@ -147,7 +149,7 @@ class Failures:
         self._back_off(self.refused, now)
         if for_good or self.refused >= _REFUSALS:
             times = f"{self.refused} submits in a row were refused" if self.refused > 1 else "a submit was refused"
-            self.paused = f"{times}, nothing more is submitted. The last one: {words}"
+            self.paused = f"{times}, so nothing more is submitted. The last one: {words}"
 
     def site_is_full(self, words: str, *, now: float) -> None:
         """Take note of a limit of the site: there are as many jobs as there may be."""

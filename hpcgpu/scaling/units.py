@@ -127,7 +127,7 @@ def _jobs_within(worker: WorkerOptions, unit: str, value: Any) -> int:
     amount, brings = _amount(name, unit, value), _brings(worker, unit, 1, name)
     if amount < brings:
         shown = format_bytes(brings) if unit == "memory" else brings
-        raise OptionError(f"{name}={value!r} is less than one job, which brings {shown} {_WORDS[unit]}".rstrip())
+        raise OptionError(f"{name}={value!r} is less than one job, which has {shown} {_WORDS[unit]}".rstrip())
     return amount // brings
 
 

@@ -181,8 +181,8 @@ def _in_use(directory: ClusterDirectory, alive: Callable[[ClusterDirectory], lis
         )
     if live:
         return (
-            f"a cluster named {name!r} exists: its jobs {', '.join(live)} are in the queue (see {path}). "
-            f"Close it or cancel them, or choose another name"
+            f"a cluster named {name!r} exists: its jobs {', '.join(live)} are in the queue (see {path}). Stop it "
+            f"by: hpcgpu stop {name}. Or choose another name"
         )
     return ""
 
@@ -193,8 +193,8 @@ def _just_starting(directory: ClusterDirectory, *, now: float) -> str:
     submits, manager, contact = directory.submits(), directory.manager(), directory.contact()
     if not submits and (path / "launch.sh").exists():
         return (
-            f"{path} holds the scripts of a cluster named {name!r} that was not "
-            "launched yet. Launch it, or remove that directory"
+            f"{path} holds the scripts of a cluster named {name!r} that was not launched yet. Launch it, or remove "
+            "that directory"
         )
     unknown = [s.time for s in submits if s.job_id is None and not s.refused and not s.ended]
     in_program = contact is not None and not contact.job_id  # its scheduler is in the program itself
@@ -203,10 +203,10 @@ def _just_starting(directory: ClusterDirectory, *, now: float) -> str:
     lives = manager.lives if manager is not None else None
     began = max([directory.modified, *unknown])
     if lives or (lives is None and (in_program or now - began < _STARTING)):
-        what = "runs in" if in_program else "is just being started by"
+        what = "runs in" if in_program else "is being started by"
         return (
-            f"a cluster named {name!r} {what} {manager or 'another program'}, in {path}. "
-            f"Try again later, or end it by: hpcgpu stop {name}"
+            f"a cluster named {name!r} {what} {manager or 'another program'}, in {path}. Try again later, or stop "
+            f"it by: hpcgpu stop {name}"
         )
     return ""
 

@@ -69,10 +69,9 @@ class Identity(Files):
             return ""
         version = f"hpcgpu {printable(written.version, 40)}" if written.version else "another version of hpcgpu"
         return (
-            f"{version} made cluster {self.path.name!r}, and this is hpcgpu {__version__}, which cannot read its files "
-            f"in {self.path} "
-            f"(format {written.format or 0}, not {FORMAT}): use that version, or cancel its jobs by: hpcgpu stop "
-            f"{self.path.name}"
+            f"{version} made cluster {self.path.name!r}, and this is hpcgpu {__version__}, which cannot read its "
+            f"files in {self.path} (format {written.format or 0}, not {FORMAT}): use that version, or cancel its "
+            f"jobs by: hpcgpu stop {self.path.name}"
         )
 
     def check_format(self) -> None:

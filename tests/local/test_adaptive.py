@@ -268,7 +268,7 @@ def test_a_job_that_took_too_much_memory_is_told_with_its_limit(queue: LocalQueu
         'error: Exceeded job memory limit" >&2; exit 1; fi'
     )
     options = CPU | {"memory": "2GB", "worker_restarts": 0, "name": "demo", "job_script_prologue": [line]}
-    match = r"it used more memory than it asked for \(1.86 GiB per node\)"
+    match = r"it used more memory than it requested \(1.86 GiB per node\)"
     with LocalGPUCluster(**options) as cluster, told(match):
         cluster.scale(jobs=1)
         until(lambda: "1 worker jobs failed in a row" in repr(cluster), "the job ends")

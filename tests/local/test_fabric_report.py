@@ -23,7 +23,7 @@ def test_a_cluster_tells_what_its_workers_talk_over(
     with LocalGPUCluster(jobs=1, **options) as cluster:
         cluster.wait_for_workers(2)
         fabric = cluster.fabric
-        assert (fabric.protocol, fabric.why) == (spoken, f"{protocol.upper()}: requested by the option protocol")
+        assert (fabric.protocol, fabric.why) == (spoken, f"{protocol.upper()}: set by the option `protocol`")
         [link] = fabric.links
         assert {link.first, link.second} == {"woven-0-0", "woven-0-1"} and link.same_node
         assert link.transports and all(name.startswith(transport) for name in link.transports), (

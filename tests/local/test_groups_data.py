@@ -75,7 +75,7 @@ def test_objects_in_gpu_memory_stay_where_only_workers_without_gpus_are_left(
         future = client.submit(function(), workers=[workers(client)[gpu]["address"]], allow_other_workers=True)
         wait(future)
         assert future.status == "finished"
-        with told(f"{gpu}.*nowhere else"):
+        with told(f"{gpu}.*does not fit on other workers"):
             cluster.scale(jobs=0)
         assert held(client)[gpu] == 1 and sum(held(client).values()) == 1
         future.release()

@@ -87,7 +87,7 @@ def test_waiting_jobs_are_given_up_first(fake_gpus: None, pbs: Site, until: Unti
         cluster.scale(jobs=3)
         until(lambda: sorted(pbs.alive("full-0", "full-1", "full-2").values()) == ["Q", "R", "R"], "one job waits")
         until(
-            lambda: any("no free node has what it asks for" in job.reason for job in cluster.jobs),
+            lambda: any("no free node has the resources that it requests" in job.reason for job in cluster.jobs),
             "the user is told why",
         )
         cluster.scale(jobs=2)
@@ -114,7 +114,7 @@ def test_a_job_that_is_deleted_by_somebody_is_told_and_replaced(pbs: Site, until
     [
         (
             {"cores": 999},
-            r"no node can ever give what it asks for.*\[Can Never Run: Insufficient amount of resource: ncpus \(R: 999",
+            r"no node can satisfy it.*\[Can Never Run: Insufficient amount of resource: ncpus \(R: 999",
         ),
         ({"cores": 17}, r"no node of its queue is large enough.*\[Not Running: .*; no node has ncpus=17"),
         (

@@ -22,7 +22,7 @@ def test_a_scheduler_with_another_dask_is_an_error_with_the_table(queue: LocalQu
     assert [line.split()[:2] + line.split()[-1:] for line in lines if line.strip().startswith("fatal")] == [
         ["fatal", "dask", "2020.1.0"]
     ]
-    assert "dask: dask works only with the same version of itself: install one version everywhere" in lines
+    assert "dask: dask must have the same version in all processes: install one version everywhere" in lines
     assert live(queue) == [], "no job is left"
 
 

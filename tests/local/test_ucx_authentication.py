@@ -288,7 +288,7 @@ async def test_nobody_gets_in_by_handing_on_what_members_say(caplog: pytest.LogC
         await converse(address)
         await converse(address.replace("127.0.0.1", "localhost"))
     assert messages == [{"x": 1}, {"x": 1}]
-    assert "the peer connected to another address: somebody may be in between" in caplog.text
+    assert "the peer connected to another address: somebody may be intercepting the connection" in caplog.text
 
 
 LISTENS = f"""

@@ -199,9 +199,12 @@ def test_data_that_came_to_be_wanted_after_the_decision_stays_and_an_explicit_ze
         [name] = cluster.workers
         cluster.loop.add_callback(lambda: cluster.reconciler.drainer.drain([name], Drain.UNWANTED))
         until(
-            lambda: any(f"job {name} stays: its data fits nowhere else" in text for _, text in adaptive.log), "it stays"
+            lambda: any(
+                f"job {name} continues: its data does not fit on other workers" in text for _, text in adaptive.log
+            ),
+            "it stays",
         )
-        assert not [warning for warning in recwarn if "fits nowhere" in str(warning.message)], "nothing is wrong"
+        assert not [warning for warning in recwarn if "does not fit on" in str(warning.message)], "nothing is wrong"
         until(lambda: "1 job needed to hold" in adaptive.state.reason, "it is kept")
         assert future.result() == 1 and (home / "executions").read_text() == "1\n"
         cluster.scale(jobs=0)
@@ -233,7 +236,7 @@ def test_a_deleted_group_does_not_take_data_along_that_fits_nowhere_else(
         cluster.wait_for_workers(1)
         future = client.submit(counted, 1, file=str(home / "executions"))
         assert future.result() == 1
-        with told("of the deleted group big stays until its data is released: it fits nowhere else"):
+        with told("of the deleted group big continues until its data is released"):
             cluster.delete_worker_group("big")
         assert future.result() == 1 and (home / "executions").read_text() == "1\n"
         future.release()

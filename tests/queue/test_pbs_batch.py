@@ -99,7 +99,7 @@ def test_what_a_real_openpbs_printed() -> None:
 @pytest.mark.parametrize(
     ("job", "prospect", "words"),
     [
-        ("4", Outlook.NEVER, "no node can ever give what it asks for"),
+        ("4", Outlook.NEVER, "no node can satisfy it"),
         ("16", Outlook.NEVER, "you hold it: release it with `qrls` [Hold_Types = u]"),
         (
             "22",

@@ -121,7 +121,7 @@ def test_a_single_job_ends_with_the_program_s_exit_code(bed: SlurmBed, home: Pat
 def test_a_single_job_whose_workers_die_ends_its_program(bed: SlurmBed, home: Path) -> None:
     script = single(home, "dies", "client.shutdown(); import time; time.sleep(1000)")
     assert run("sbatch", "--wait", str(script)).returncode == 1
-    assert "ended: the program was ended too" in log(script)
+    assert "ended: the program was stopped too" in log(script)
 
 
 def test_a_single_job_without_workers_fails_and_says_why(bed: SlurmBed, home: Path) -> None:
@@ -142,5 +142,5 @@ def test_a_single_job_at_its_walltime_ends_its_program_first(bed: SlurmBed, home
     until(lambda: empty(bed), "all is torn down", timeout=250)
     assert "saved" in log(
         script
-    ) and "SIGUSR1 came, by the end of the walltime or by scancel: the program was ended" in log(script)
+    ) and "SIGUSR1 arrived, at the end of the walltime or from scancel: the program was ended" in log(script)
     assert "#SBATCH --signal=B:USR1@60" in script.read_text()

@@ -66,7 +66,7 @@ def test_a_job_that_never_connects_is_explained_with_its_log(bed: SlurmBed, unti
             until(lambda: adaptive.state.paused, "it pauses")
         assert [job.state for job in cluster.jobs] == ["running", "failed"]
         broken.unlink()
-        with pytest.raises(ClusterError, match="1 worker jobs failed in a row"):
+        with pytest.raises(ClusterError, match="a worker job failed; it is not replaced"):
             cluster.wait_for_workers(1)
         adaptive.resume()
         cluster.wait_for_workers(1)
@@ -126,7 +126,7 @@ def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, unt
 def test_a_job_that_takes_too_much_memory_is_told_with_its_limit(bed: SlurmBed, until: Until) -> None:
     greedy = f"{sys.executable} -c 'import time; x = bytearray(3 * 2**30); time.sleep(60)'"
     prologue = [f"if [ $SLURM_JOB_PARTITION = gpu ]; then {greedy}; fi"]
-    match = r"it used more memory than it asked for \(0.93 GiB per node\)(.|\n)*Exceeded job memory limit"
+    match = r"it used more memory than it requested \(0.93 GiB per node\)(.|\n)*Exceeded job memory limit"
     with (
         SlurmGPUCluster(**CPU | {"worker_restarts": 0}, job_script_prologue=prologue) as cluster,
         told(match),

@@ -134,7 +134,7 @@ def test_infiniband_that_is_not_used_is_a_warning_with_the_reason() -> None:
     lines = found(seen(node=asdict(node), transport=asdict(decide(node, "ucx", None, gpu=True))))
     assert lines["fabric"].grade == "warning", "UCX that was asked for, and then runs over TCP"
     lines = found(seen(transport=asdict(decide(INFINIBAND, "tcp", None, gpu=True))))
-    assert lines["fabric"].advice == "the InfiniBand of this node is not used: protocol asks for TCP"
+    assert lines["fabric"].advice == "the InfiniBand of this node is not used: the option `protocol` requests TCP"
     assert (
         found(seen(node=asdict(Node()), transport=asdict(decide(Node(), "auto", None, gpu=True))))["fabric"].grade
         == "ok"

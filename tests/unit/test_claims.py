@@ -172,7 +172,7 @@ def test_a_start_of_another_program_is_waited_for_and_a_dead_one_is_not(tmp_path
     process.start()
     process.join()
     claims.claim(path, ended, complete=files)  # that program has ended, and submitted nothing
-    with pytest.raises(ClusterExists, match=rf"'demo' is just being started by process {os.getpid()}, in "):
+    with pytest.raises(ClusterExists, match=rf"'demo' is being started by process {os.getpid()}, in "):
         claims.claim(path, ended)
 
 
@@ -180,7 +180,7 @@ def test_a_start_on_another_machine_has_its_time(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(managers.socket, "gethostname", lambda: "login2")
         first = claims.claim(tmp_path / "demo", ended, complete=files)
-    with pytest.raises(ClusterExists, match="is just being started by"):
+    with pytest.raises(ClusterExists, match="is being started by"):
         claims.claim(tmp_path / "demo", ended)
     os.utime(first.path, (time.time() - 3600,) * 2)
     claims.claim(tmp_path / "demo", ended)
@@ -189,7 +189,7 @@ def test_a_start_on_another_machine_has_its_time(tmp_path: Path, monkeypatch: py
 def test_a_submit_that_is_under_way_keeps_the_name(tmp_path: Path) -> None:
     first = claims.claim(tmp_path / "demo", ended, complete=files)
     first.intend("demo-scheduler", "scheduler")
-    with pytest.raises(ClusterExists, match="is just being started by"):
+    with pytest.raises(ClusterExists, match="is being started by"):
         claims.claim(tmp_path / "demo", ended)
 
 

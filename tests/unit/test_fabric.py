@@ -78,7 +78,7 @@ def test_what_is_asked_for_is_taken(protocol: str, expected: str) -> None:
     assert (chosen.protocol, chosen.interface, chosen.why) == (
         expected,
         None,
-        f"{protocol.upper()}: requested by the option protocol",
+        f"{protocol.upper()}: set by the option `protocol`",
     )
     assert decide(INFINIBAND, protocol, None, gpu=True).interface == "ib0", "TCP runs over IPoIB too"
 
@@ -270,7 +270,7 @@ RC, IPC, TCP = ("rc_mlx5/mlx5_0:1",), ("cuda_ipc/cuda", "tcp/lo"), ("tcp/ib0",)
 def test_rdma_and_nvlink_are_what_ucx_says_not_what_was_asked_for(
     found: list[Link], rdma: bool | None, nvlink: bool | None
 ) -> None:
-    fabric = Fabric("ucx", "UCX: requested by the option protocol", "ib0", found)
+    fabric = Fabric("ucx", "UCX: set by the option `protocol`", "ib0", found)
     assert (fabric.rdma, fabric.nvlink) == (rdma, nvlink)
     words = {True: "yes", False: "no", None: "not known"}
     assert f"RDMA across nodes: {words[rdma]}" in repr(fabric) and f"NVLink within nodes: {words[nvlink]}" in repr(

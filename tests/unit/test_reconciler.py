@@ -293,7 +293,7 @@ async def test_the_tasks_of_a_job_that_crashes_are_charged(site: Site) -> None:
     await site.passes(60, step=10)
     await site.ends("demo-0", JobState.OUT_OF_MEMORY)
     assert site.client.blamed == ["demo-0"]
-    assert "it used more memory than it asked for (the default of the queue)" in site.warned[0]
+    assert "it used more memory than it requested (the default of the queue)" in site.warned[0]
 
 
 async def test_a_node_that_fails_is_avoided(site: Site) -> None:
@@ -433,9 +433,7 @@ async def test_another_manager_is_left_alone_with_the_cluster(site: Site) -> Non
     site.reconciler.resize(site.group, Limits(maximum=5, fixed=True), None)
     await site.settled()
     assert site.state.ownership.state is Owner.SUPERSEDED and len(site.queue.jobs) == 3
-    assert site.warned[0].startswith(
-        "cluster demo was taken over by another program; this program does not scale it any more"
-    )
+    assert site.warned[0].startswith("cluster demo was taken over by another program; this program no longer scales it")
     await site.passes(100, step=10)
     assert len(site.queue.jobs) == 3
     assert site.state.ownership.leaves_jobs(cancelled=False, lost=False)
@@ -507,9 +505,7 @@ async def test_a_program_whose_cluster_is_taken_over_while_it_drains_cancels_not
 async def test_a_job_whose_data_fits_nowhere_else_stays_and_counts(site: Site) -> None:
     site.client.full = True
     await site.scale(1)
-    assert [
-        text for text in site.warned if "stays: its data fits nowhere else. Free some of it, and scale again" in text
-    ]
+    assert [text for text in site.warned if "does not fit on other workers. Free some of it, and scale again" in text]
     assert len(site.registry.active) == 2 and site.group.limits.maximum == 2
     assert site.client.resumed == [next(name for name in ("demo-0", "demo-1") if name in site.warned[0])]
     assert [submit.cancelled for submit in site.directory.submits()] == [False] * 3
@@ -562,7 +558,7 @@ async def test_a_contact_proves_that_the_scheduler_job_runs_before_the_queue_was
     site = Site(tmp_path)
     site.registry.add(site.scheduler)
     await site.scheduler.submit()
-    assert site.shown["demo-scheduler"] == ("pending", "the queue has not been asked about it yet")
+    assert site.shown["demo-scheduler"] == ("pending", "the queue has not reported it yet")
     site.now += 8
     site.directory.publish(Contact(token=site.directory.token(), job_id="1", workers="ucx://s", client="tls://s"))
     await site.scheduler.reach()

@@ -72,10 +72,10 @@ def test_five_refused_submits_in_a_row_are_enough_and_one_that_is_refused_for_go
         failures.submit_refused("busy", for_good=False, now=0.0)
         assert not failures.paused, i
     failures.submit_refused("busy", for_good=False, now=0.0)
-    assert failures.paused == "5 submits in a row were refused, nothing more is submitted. The last one: busy"
+    assert failures.paused == "5 submits in a row were refused, so nothing more is submitted. The last one: busy"
     failures = Failures(restarts=3)
     failures.submit_refused("Invalid account", for_good=True, now=0.0)
-    assert failures.paused == "a submit was refused, nothing more is submitted. The last one: Invalid account"
+    assert failures.paused == "a submit was refused, so nothing more is submitted. The last one: Invalid account"
 
 
 def test_a_full_site_is_tried_again_when_a_job_ends_or_after_a_while() -> None:

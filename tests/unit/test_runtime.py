@@ -67,9 +67,9 @@ def test_a_job_that_has_whole_nodes_takes_as_many_of_their_gpus_as_it_wants() ->
 @pytest.mark.parametrize(
     ("wanted", "environ", "on_node", "message"),
     [
-        (4, {"CUDA_VISIBLE_DEVICES": "0,1"}, None, "asked for 4 GPUs and sees 2"),
-        (1, {"CUDA_VISIBLE_DEVICES": ""}, None, "asked for 1 GPU and sees 0"),
-        (1, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None, "asked for 1 GPU and sees 0"),
+        (4, {"CUDA_VISIBLE_DEVICES": "0,1"}, None, "requested 4 GPUs and sees 2"),
+        (1, {"CUDA_VISIBLE_DEVICES": ""}, None, "requested 1 GPU and sees 0"),
+        (1, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None, "requested 1 GPU and sees 0"),
         (1, {}, None, "no CUDA_VISIBLE_DEVICES, no driver"),
         (2, {}, 8, "If jobs get whole nodes, set gpus_per_node=8"),
     ],
@@ -356,10 +356,10 @@ def test_a_certificate_that_is_over_is_said(directory: ClusterDirectory) -> None
 @pytest.mark.parametrize(
     ("transports", "why"),
     [
-        (("rc_mlx5", "cuda_copy", "tcp"), "UCX over ib0: requested by the option protocol"),
+        (("rc_mlx5", "cuda_copy", "tcp"), "UCX over ib0: set by the option `protocol`"),
         (
             ("tcp",),
-            "UCX over ib0: requested by the option protocol; the InfiniBand of this node is not used: this UCX was "
+            "UCX over ib0: set by the option `protocol`; the InfiniBand of this node is not used: this UCX was "
             "built without InfiniBand",
         ),
     ],

@@ -38,7 +38,7 @@ def test_the_minimum_is_rounded_up_and_the_maximum_down(
     ("given", "message"),
     [
         ({"minimum": {}, "maximum": {}}, "adapt: give a maximum, such as maximum_jobs=4"),
-        ({"minimum": {}, "maximum": {"n": 3}}, "adapt: maximum=3 is less than one job, which brings 4 workers"),
+        ({"minimum": {}, "maximum": {"n": 3}}, "adapt: maximum=3 is less than one job, which has 4 workers"),
         (
             {"minimum": {"jobs": 3}, "maximum": {"gpus": 8}},
             "the minimum is 3 jobs, more than maximum_gpus=8, which is 2 jobs",
@@ -60,7 +60,7 @@ def test_the_minimum_is_rounded_up_and_the_maximum_down(
         ),
         (
             {"minimum": {}, "maximum": {"cores": 3}},
-            "maximum_cores=3 is less than one job, which brings 8 threads of workers (nthreads)",
+            "maximum_cores=3 is less than one job, which has 8 threads of workers (nthreads)",
         ),
         (
             {"minimum": {}, "maximum": {"n": "8"}},

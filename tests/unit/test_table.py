@@ -13,6 +13,6 @@ JOB = JobInfo(
 
 
 def test_a_table_that_is_not_fresh_says_how_old_it_is() -> None:
-    assert "told them" not in repr(JobTable([JOB])) and "told them" not in JobTable([JOB], 1.0)._repr_html_()
-    assert repr(JobTable([JOB], 40.0)).endswith("States as the queue told them 40 s ago.")
-    assert "told them 40 s ago" in JobTable([JOB], 40.0)._repr_html_()
+    assert "last answer" not in repr(JobTable([JOB])) and "last answer" not in JobTable([JOB], 1.0)._repr_html_()
+    assert repr(JobTable([JOB], 40.0)).endswith("States as of the queue's last answer, 40 s ago.")
+    assert "last answer, 40 s ago" in JobTable([JOB], 40.0)._repr_html_()

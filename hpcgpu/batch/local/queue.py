@@ -158,7 +158,7 @@ class LocalQueue(BatchSystem):
             if job.gpus > len(machine.gpus):
                 plural = "" if job.gpus == 1 else "s"
                 raise SubmitRefused(
-                    f"job {job.name!r} asks for {job.gpus} GPU{plural}, this machine has {len(machine.gpus)}"
+                    f"job {job.name!r} requests {job.gpus} GPU{plural}, this machine has {len(machine.gpus)}"
                 )
             if after is not None and not (re.fullmatch("[0-9]+", after) and 0 < int(after) <= last):
                 raise SubmitRefused(f"job {job.name!r} waits for job {after}, which this queue does not know")
@@ -250,14 +250,14 @@ class LocalQueue(BatchSystem):
             _store(path, asdict(machine))
         if machine.host != host:  # its process ids would mean nothing here
             raise BatchError(
-                f"the local queue in {self.directory} belongs to the machine {machine.host}. "
-                f"On {host}, set HPCGPU_QUEUE_DIRECTORY to another directory, or remove this one"
+                f"the local queue in {self.directory} belongs to the machine {machine.host}. On {host}, set "
+                "HPCGPU_QUEUE_DIRECTORY to another directory, or remove this one"
             )
         for what, asked, there in (("GPUs", self._gpus, len(machine.gpus)), ("slots", self._slots, machine.slots)):
             if asked not in (None, there):
                 raise BatchError(
-                    f"the local queue in {self.directory} has {there} {what}, not {asked}. "
-                    f"Write {there}, use another directory, or remove this one when no job is left in it"
+                    f"the local queue in {self.directory} has {there} {what}, not {asked}. Write {there}, use "
+                    "another directory, or remove this one when no job is left in it"
                 )
         return machine
 

@@ -235,8 +235,8 @@ class PBS(CommandBatch):
             whose = "they look like Slurm's wrappers for PBS commands (slurm-wlm-torque): use SlurmGPUCluster"
         else:
             whose = (
-                "they look like Torque's. hpcgpu does not support Torque, which "
-                "has no chunks (-l select) and no job history"
+                "they look like Torque's. hpcgpu does not support Torque, which has no chunks (-l select) and no "
+                "job history"
             )
         raise BatchError(
             f"the qsub and qstat on the PATH are not those of OpenPBS or PBS Pro: {whose}. `qstat --version` says "

@@ -56,8 +56,8 @@ def resource_list(name: str, value: Mapping[str, str | int]) -> tuple[tuple[str,
             or not re.fullmatch(r'[\w.@+%/:^=-]+|"[^"\s]+"', str(amount))
         ):
             raise OptionError(
-                f"{name}[{key!r}]={amount!r} is not allowed: write letters, digits and . _ - + : @ % = / ^, and commas "
-                "in double quotes"
+                f"{name}[{key!r}]={amount!r} is not allowed: write letters, digits and . _ - + : @ % = / ^, and "
+                "commas in double quotes"
             )
     return tuple((key, str(amount)) for key, amount in value.items())
 
@@ -92,9 +92,8 @@ class PBSJobOptions(JobOptions):
         "select",
         parse=values.choice("select", "flat"),
         inherited=True,
-        doc="How resources are requested: 'select' in chunks (-l select=1:ncpus=...), "
-        "'flat' each by itself (-l ncpus=..., as on NCI's "
-        "Gadi).",
+        doc="How resources are requested: 'select' in chunks (-l select=1:ncpus=...), 'flat' each by itself (-l "
+        "ncpus=..., as on NCI's Gadi).",
     )
 
 
@@ -105,9 +104,8 @@ class PBSWorkerOptions(PBSJobOptions, WorkerOptions):
     pbs_launcher: str = option(
         "pbsdsh",
         parse=values.command,
-        doc="What starts a process on each node of a job of several nodes: 'pbsdsh', or "
-        "an MPI launcher such as 'mpiexec --ppn 1', which "
-        "gets -n with the number of nodes.",
+        doc="What starts a process on each node of a job of several nodes: 'pbsdsh', or an MPI launcher such as "
+        "'mpiexec --ppn 1', which gets -n with the number of nodes.",
     )
 
 

@@ -14,10 +14,9 @@ _COMMENTS = [
     (
         r"Can Never Run: .*resource",
         Outlook.NEVER,
-        "no node can ever give what it asks for: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and "
-        "`nodes_per_job`",
+        "no node can satisfy it: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and `nodes_per_job`",
     ),
-    (r"Can Never Run", Outlook.NEVER, "it can never run as it is: change what it asks for"),
+    (r"Can Never Run", Outlook.NEVER, "it can never run: change the resources that it requests"),
     (
         r"Not Running: .*; (no node has|\d+ times)",
         Outlook.NEVER,
@@ -36,7 +35,7 @@ _COMMENTS = [
     (
         r"Not Running: .*(Insufficient amount|free nodes|right type of nodes|too few free)",
         Outlook.WAIT,
-        "no free node has what it asks for",
+        "no free node has the resources that it requests",
     ),
     (
         r"Not Running: .*(limit|would exceed)",
@@ -46,8 +45,8 @@ _COMMENTS = [
     (
         r"Not Running: .*([Dd]edicated|reservation|primetime|cross into)",
         Outlook.SITE,
-        "it would still run when a reserved time begins, often maintenance: with a shorter `walltime` it may run "
-        "before that",
+        "it would still be running when a reserved time begins, often for maintenance: a shorter `walltime` may "
+        "let it start earlier",
     ),
     (
         r"Not Running: .*([Qq]ueue .*not (started|an execution)|not started|ineligible state|provision)",
@@ -75,7 +74,7 @@ REASONS = Reasons(
             r"violates queue and/or server resource limits",
             "check `walltime` first, then `cores`, `memory`, `gpus_per_node` and `queue`",
         ),
-        (r"(exceeds|above) .*walltime|walltime .*(exceeds|limit)", "ask for a shorter `walltime`"),
+        (r"(exceeds|above) .*walltime|walltime .*(exceeds|limit)", "request a shorter `walltime`"),
         (r"invalid account", "check `account`, and whether it may use `queue`"),
         (r"unknown queue|access denied to queue|not an execution queue|unauthorized request", "check `queue`"),
     ],

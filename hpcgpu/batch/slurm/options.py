@@ -19,8 +19,8 @@ class SlurmJobOptions(JobOptions):
         "gres",
         parse=values.choice("gres", "gpus-per-node", "gpus", "none"),
         inherited=True,
-        doc="How GPUs are requested: by --gres, --gpus-per-node or --gpus; 'none' "
-        "requests none, for sites that give whole nodes.",
+        doc="How GPUs are requested: by --gres, --gpus-per-node or --gpus; 'none' requests none, for sites that "
+        "give whole nodes.",
     )
     qos: str | None = option(parse=values.word, inherited=True, doc="Quality of service.")
     reservation: str | None = option(parse=values.word, inherited=True, doc="Reservation to run in.")

@@ -11,23 +11,23 @@ __all__ = ["REASONS"]
 #: Reason codes (https://slurm.schedmd.com/job_reason_codes.html): pattern, outlook, sentence.
 _PENDING = [
     (r"Priority", Outlook.WAIT, "other jobs have a higher priority"),
-    (r"Resources", Outlook.WAIT, "no free node has what it asks for"),
+    (r"Resources", Outlook.WAIT, "no free node has the resources that it requests"),
     (r"Dependency", Outlook.WAIT, "it starts once the scheduler job has started"),
-    (r"BeginTime", Outlook.WAIT, "its earliest start time is in the future; after a requeue that is two minutes away"),
+    (r"BeginTime", Outlook.WAIT, "its earliest start time is in the future; after a requeue Slurm waits two minutes"),
     (r"Cleaning|Prolog", Outlook.WAIT, "its node is being prepared"),
-    (r"DependencyNeverSatisfied", Outlook.NEVER, "the job that it depends on has ended, so cancel this one"),
-    (r"PartitionTimeLimit", Outlook.NEVER, "its walltime is above the queue's limit: ask for a shorter `walltime`"),
-    (r"PartitionNodeLimit", Outlook.NEVER, "it asks for more nodes than the queue gives: reduce `nodes_per_job`"),
+    (r"DependencyNeverSatisfied", Outlook.NEVER, "the job that it depends on did not succeed: cancel this job"),
+    (r"PartitionTimeLimit", Outlook.NEVER, "its walltime is above the queue's limit: request a shorter `walltime`"),
+    (r"PartitionNodeLimit", Outlook.NEVER, "it requests more nodes than the queue allows: reduce `nodes_per_job`"),
     (r"BadConstraints", Outlook.NEVER, "no node can satisfy it: check `gpu_type`, `constraint`, `cores` and `memory`"),
     (r"InvalidAccount|AccountNotAllowed", Outlook.NEVER, "the account may not be used here: check `account`"),
     (r"InvalidQOS|QOSNotAllowed", Outlook.NEVER, "the quality of service may not be used here: check `qos`"),
     (r"JobHeldUser", Outlook.NEVER, "you hold it: release it with `scontrol release`"),
     (r"JobHeldAdmin|JobHoldMaxRequeue", Outlook.NEVER, "the system holds it: ask the site's support"),
-    (r"(QOS|Assoc)MaxWall\w*", Outlook.NEVER, "its walltime is above your limit: ask for a shorter `walltime`"),
+    (r"(QOS|Assoc)MaxWall\w*", Outlook.NEVER, "its walltime is above your limit: request a shorter `walltime`"),
     (
         r"(QOS|Assoc)Max\w*(PerJob|PerNode)\w*",
         Outlook.NEVER,
-        "it asks for more than the limit for a single job: reduce what it asks for",
+        "it requests more than the limit for a single job: request less",
     ),
     (r"(QOS|Assoc)Grp\w*", Outlook.LIMIT, "your group has reached its limit: other jobs must end first"),
     (
@@ -39,7 +39,7 @@ _PENDING = [
     (
         r"ReqNodeNotAvail",
         Outlook.SITE,
-        "its nodes are reserved or down, often for maintenance: with a shorter `walltime` it may run before that",
+        "its nodes are reserved or down, often for maintenance: a shorter `walltime` may let it start earlier",
     ),
     (
         r"NodeDown|PartitionDown|PartitionInactive|Reservation\w*",
@@ -58,13 +58,13 @@ def pending(reason: str) -> tuple[Outlook, str] | None:
 REASONS = Reasons(
     pending=pending,
     failed={
-        "JobLaunchFailure": "the node could not start it, often because it cannot write the "
-        "log there, or killed it because of its memory",
+        "JobLaunchFailure": "its node could not start it, often because it cannot write the log, or killed it "
+        "because it used too much memory",
         "NonZeroExitCode": "its script failed",
         "RaisedSignal": "a signal ended it",
     },
     refused=[
-        (r"requested time limit is invalid", "ask for a shorter `walltime`"),
+        (r"requested time limit is invalid", "request a shorter `walltime`"),
         (r"invalid account", "check `account`, and whether it may use `queue`"),
         (r"invalid partition", "check `queue`"),
         (r"invalid qos", "check `qos`"),
