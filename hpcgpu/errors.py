@@ -74,8 +74,9 @@ class NoCluster(ClusterError, LookupError):
 
 
 class OtherFormat(ClusterError):
-    """Another version of hpcgpu made the cluster, and this one cannot read its files; the message says which, and what
-    to do.
+    """Another version of hpcgpu made the cluster, and this one cannot read its files.
+
+    The message names that version, and says what to do.
     """
 
 
@@ -88,8 +89,9 @@ class SubmitRefused(BatchError):
 
 
 class SubmitLimited(BatchError):
-    """The batch system accepts no more jobs of this user now. This is not a failure: the user has as many jobs as the
-    site allows.
+    """The batch system accepts no more jobs of this user now.
+
+    This is not a failure: the user has as many jobs as the site allows.
     """
 
 
@@ -114,8 +116,9 @@ class Superseded(BatchError):
 
 
 class NameLost(BatchError):
-    """The directory belongs to another cluster now: only this program knows the jobs of the earlier cluster, and must
-    cancel them.
+    """The directory belongs to another cluster now.
+
+    Only this program knows the jobs of the earlier cluster, and must cancel them.
     """
 
 
@@ -140,6 +143,7 @@ class LaunchError(HpcgpuError):
 
 
 class ClusterWarning(UserWarning):
-    """Something is wrong with a cluster, with one of its jobs, or with the directories that it uses; hpcgpu
-    continues.
+    """Something is wrong, and hpcgpu continues.
+
+    It concerns a cluster, one of its jobs, or the directories that it uses.
     """

@@ -1,5 +1,6 @@
-"""A Sphinx extension, for the docs of hpcgpu and of distributions that add a batch system: ``extensions =
-["hpcgpu.sphinx"]``.
+"""A Sphinx extension: ``extensions = ["hpcgpu.sphinx"]``.
+
+It is for the docs of hpcgpu and of distributions that add a batch system.
 
 ``.. options:: WorkerOptions`` lists the options of one dataclass of `hpcgpu.options.common`; ``.. options:: slurm``
 those that only this batch system has.

@@ -1,7 +1,7 @@
-"""What every batch system can do for a cluster: submit, query, cancel.
+"""What every batch system does for a cluster: submit, query, cancel.
 
-This room speaks of jobs and queues only. It knows nothing of Dask, of GPUs or of clusters; all its calls block, so that
-they work at interpreter exit too, and the manager runs them in threads.
+This layer knows jobs and queues only. It knows nothing of Dask, GPUs or clusters. All its calls block, so that
+they work at interpreter exit too; the manager runs them in threads.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ class Outlook(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Reasons:
-    """What a batch system's own words mean.
+    """The meaning of a batch system's own words.
 
     Attributes
     ----------
     pending : callable
-        Of the reason of a job that waits: what to expect, and a sentence; None for a reason that is not known.
+        Returns what to expect of a pending job with this reason, and a sentence; None if the reason is not known.
     failed : mapping
-        A sentence for the first word of the reason of a job that failed.
+        A sentence by the first word of the reason of a failed job.
     refused : sequence of (str, str)
-        Pattern of the words with which a submit is refused, and what to check then; the first that is found counts.
+        A pattern for the words of a refused submit, and what to check then; the first match counts.
     """
 
     pending: Callable[[str], tuple[Outlook, str] | None] = lambda reason: None
@@ -75,7 +75,7 @@ class Reasons:
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """What the batch system says of one job, at one moment. Its words are made `printable`.
+    """What the batch system reports of one job at one moment. Its words are made `printable`.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ class BatchSystem(ABC):
     name : str
         Name of its `System`.
     remembers : bool
-        It knows its ended jobs for so long that a job which it does not know never existed.
+        It remembers its ended jobs for so long that a job which it does not know never existed.
     """
 
     name: str
@@ -146,15 +146,15 @@ class BatchSystem(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise `BatchError` with what to do when the batch system's commands are not there."""
+        """Raise `BatchError`, with what to do, if the batch system's commands are missing."""
 
     def probe(self) -> None:
-        """Raise `BatchError` unless the batch system can be used now; ask it once, and wait for a short time only."""
+        """Raise `BatchError` unless the batch system can be used now; query it once, with a short timeout."""
         self.check()
 
     @abstractmethod
     def version(self) -> str:
-        """Return what the batch system says of its release.
+        """Return the release that the batch system reports.
 
         Raises
         ------
@@ -165,7 +165,7 @@ class BatchSystem(ABC):
     def identity(self) -> str:
         """Return which queue this is: two queues of one batch system, of two clusters of a site, have different ones.
 
-        Empty where that is not known. It is asked once, and for a few seconds at most.
+        Empty if it is not known. It is queried once, for a few seconds at most.
         """
         return ""
 
@@ -185,7 +185,7 @@ class BatchSystem(ABC):
         Parameters
         ----------
         script : Path
-            The job script; its directives ask for everything that does not change from job to job.
+            The job script; its directives request everything that does not change from job to job.
         job_name : str
             Name of this job, unique among the user's live jobs: an ambiguous submit is looked up by it.
         logs : Path, optional
@@ -196,7 +196,7 @@ class BatchSystem(ABC):
         exclude : collection of str, optional
             Nodes to avoid, where the batch system can.
         wanted : callable, optional
-            Whether the job is still wanted; asked before each attempt.
+            Whether the job is still wanted; called before each attempt.
 
         Raises
         ------
@@ -238,7 +238,7 @@ class BatchSystem(ABC):
         ----------
         job_ids : iterable of str
         only_pending : bool, default False
-            Spare jobs that run by the time the queue reads this; without a race.
+            Spare jobs that run when the queue processes the command; without a race.
         """
 
     @abstractmethod

@@ -1,5 +1,6 @@
-"""How often the queue is polled: one rule for the manager, for programs that wait for a cluster, and for jobs that wait
-for a scheduler.
+"""How often the queue is polled: one rule for all programs that poll.
+
+The manager, programs that wait for a cluster, and jobs that wait for a scheduler use it.
 
 Pure: the time is an argument, and so is chance. A batch system is a service that many share, so
 

@@ -1,4 +1,4 @@
-"""A batch system behind commands: what Slurm and PBS share, the careful submit, and queries that are repeated."""
+"""A batch system that is used by its commands: the careful submit, and queries that are repeated."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Cancell
 __all__ = ["CommandBatch"]
 
 _NOTHING = re.compile(r"(?!)")
-#: Seconds for one command that asks whether the batch system answers.
+#: Seconds for the command that tests whether the batch system answers.
 _PROBE_TIMEOUT = 20.0
-#: Seconds for the question which queue this is; a start waits for the answer.
+#: Seconds for the command that identifies the queue; a start waits for it.
 _IDENTITY_TIMEOUT = 5.0
 
 
 class CommandBatch(BatchSystem):
-    """A batch system that is reached by its commands.
+    """A batch system that is used by its commands.
 
     Parameters
     ----------
@@ -42,9 +42,9 @@ class CommandBatch(BatchSystem):
     title : str
         Its name, for people.
     ambiguous : re.Pattern
-        Errors of a submit after which the job may all the same have been accepted.
+        Errors of a submit after which the job may nevertheless have been accepted.
     transient : re.Pattern
-        Errors after which it certainly was not, and which pass.
+        Temporary errors after which it was certainly not accepted.
     limited : re.Pattern
         Errors that say that this user has as many jobs as allowed ...
     per_job : re.Pattern
@@ -81,7 +81,7 @@ class CommandBatch(BatchSystem):
         self.sleep = sleep
 
     def version(self) -> str:
-        """Return what the batch system says of its release."""
+        """Return the release that the batch system reports."""
         result = run(list(self.version_command), timeout=self.timeout, extra_env=self.query)
         if result.returncode != 0:
             raise BatchUnavailable(f"`{' '.join(self.version_command)}` failed: {result.words}")
@@ -117,8 +117,9 @@ class CommandBatch(BatchSystem):
 
     @abstractmethod
     def named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
-        """Ids of the live jobs of that name, newest last. One that has ended may be an earlier cluster's of the same
-        name.
+        """Return the ids of the live jobs of that name, newest last.
+
+        A job that has ended may belong to an earlier cluster of the same name.
         """
 
     def submit(
@@ -131,8 +132,9 @@ class CommandBatch(BatchSystem):
         exclude: Collection[str] = (),
         wanted: Callable[[], bool] = lambda: True,
     ) -> str:
-        """Submit a script; see `BatchSystem.submit`. An attempt whose outcome is not known is looked up before the next
-        one.
+        """Submit a script; see `BatchSystem.submit`.
+
+        If the outcome of an attempt is not known, the job is looked up by its name before the next attempt.
         """
         argv = self.submit_command(script, job_name, logs, after, exclude)
         uncertain = False  # no answer yet on whether the last attempt was accepted
@@ -141,7 +143,7 @@ class CommandBatch(BatchSystem):
         for _ in backoff(self.attempts, sleep=self.sleep):
             if uncertain:
                 try:
-                    found = self.named(job_name, attempts=1)  # this loop asks again by itself
+                    found = self.named(job_name, attempts=1)  # this loop repeats it
                 except BatchUnavailable as error:
                     problem = str(error)
                     continue
@@ -188,8 +190,9 @@ class CommandBatch(BatchSystem):
         return self.named(job_name)
 
     def _only(self, job_id: str, job_name: str) -> str:
-        """Cancel other jobs of that name, and return the id: a busy controller may accept an attempt after it was given
-        up.
+        """Cancel other jobs of that name, and return the id.
+
+        A busy controller may accept an attempt after its command has timed out.
         """
         with contextlib.suppress(BatchUnavailable):
             self.cancel(i for i in self.find(job_name) if i != job_id)

@@ -117,8 +117,9 @@ def run(argv: Sequence[str], *, timeout: float, extra_env: Mapping[str, str] | N
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill a command's whole session. Its pipes are not read to their end: somebody may have left the session and hold
-    them.
+    """Kill the whole session of a command.
+
+    Its pipes are not read to the end, because a process that left the session may keep them open.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -132,8 +133,9 @@ def _kill(process: subprocess.Popen[str]) -> None:
 def backoff(
     attempts: int, *, first: float = 1.0, factor: float = 3.0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[int]:
-    """Yield attempt numbers from 0, sleeping between them: `first`, then `factor` times longer each, with a jitter of a
-    quarter.
+    """Yield attempt numbers from 0 and sleep between them.
+
+    The first pause is `first` seconds, and each further pause is `factor` times longer, with a jitter of a quarter.
     """
     for attempt in range(attempts):
         if attempt:

@@ -1,4 +1,4 @@
-"""Which batch system this machine has: the one function that decides it, for every command."""
+"""Which batch system this machine has, for every command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Detected:
     system : System or None
         The batch system that answers.
     silent : sequence of str
-        A sentence for each one that is installed and does not answer: what was found, and what it said.
+        A sentence for each system that is installed and does not answer.
     """
 
     system: System | None
@@ -30,7 +30,7 @@ class Detected:
 
 
 def detect() -> Detected:
-    """Ask each batch system whose commands are installed, once, until one answers."""
+    """Query each batch system whose commands are installed, once, until one answers."""
     silent = []
     for system in systems():
         if not system.command or shutil.which(system.command) is None:

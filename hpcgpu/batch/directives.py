@@ -1,4 +1,4 @@
-"""Directives: the lines at the head of a job script that ask the batch system for what the job needs.
+"""Directives: the lines at the head of a job script that request what the job needs.
 
 What one batch system's directives look like is its `Syntax`; each system has one, in its own package.
 """
@@ -85,8 +85,9 @@ class Syntax:
     complete: Callable[[JobOptions, Directives], JobOptions] = _unchanged
 
     def option(self, text: str) -> str:
-        """Return the name of the option that a directive sets: ``--mem`` of ``--mem=0``, ``-l walltime`` of ``-l
-        walltime=1:00``.
+        """Return the name of the option that a directive sets.
+
+        It is ``--mem`` for ``--mem=0``, and ``-l walltime`` for ``-l walltime=1:00``.
         """
         words = text.split("=", 1)[0].split()
         if words and words[0][:2] in self.keyed:
@@ -132,8 +133,9 @@ def parse_directive(text: str, syntax: Syntax) -> tuple[str, str | None]:
 
 
 def _dashed(item: str, syntax: Syntax) -> str:
-    """Return an option's name with its dashes, which users leave out: ``mem`` is ``--mem``, to PBS ``-l mem``; ``n`` is
-    ``-n``.
+    """Return an option's name with its dashes, which users may omit.
+
+    ``mem`` is ``--mem``, for PBS ``-l mem``; ``n`` is ``-n``.
     """
     name = item.strip()
     if name.startswith("-") or not name:
@@ -168,8 +170,9 @@ class Directives:
         return spelling not in self.skip
 
     def add(self, owner: str, *spellings_and_value: Any) -> str:
-        """Return the line of one directive, from the option that owns it, its spellings and its value; empty if it is
-        left out.
+        """Return the line of one directive; empty if it is left out.
+
+        `owner` is the option that sets it.
         """
         *spellings, value = spellings_and_value
         self.known.update(spellings)

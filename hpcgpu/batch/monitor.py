@@ -1,6 +1,6 @@
-"""The one poller of a cluster: joins what the queue answers over time into one view of every job.
+"""The one poller of a cluster: joins the queue's answers over time into one view of every job.
 
-`observe` decides and is pure; `Monitor.query` does the asking, as often as `hpcgpu.batch.cadence` says. Not knowing is
+`observe` decides and is pure. `Monitor.query` queries, as often as `hpcgpu.batch.cadence` says. Not knowing is
 not an answer: a failed poll keeps the last state. A job that the queue no longer knows is looked up in the accounting;
 `presumed_ended` is the one rule that says when it counts as ended.
 """
@@ -23,7 +23,7 @@ _ANSWERS = 2
 
 
 def presumed_ended(*, missing: float, answers: int, cancelled: bool = False, grace: float = GRACE) -> bool:
-    """Whether a job counts as ended that neither the queue nor the accounting knows any more.
+    """Whether a job counts as ended if neither the queue nor the accounting knows it any more.
 
     Parameters
     ----------
@@ -124,8 +124,9 @@ class Answer:
 
 @dataclass
 class Monitor:
-    """The view of all jobs of one cluster. `query` blocks and changes nothing; `record` changes the view and does not
-    block.
+    """The view of all jobs of one cluster.
+
+    `query` blocks and changes nothing. `record` changes the view and does not block.
 
     Parameters
     ----------
@@ -159,8 +160,9 @@ class Monitor:
         return frozenset(job_id for job_id, view in list(self.views.items()) if not view.status.state.ended)
 
     def ended(self) -> frozenset[str]:
-        """Ids of the jobs of which the batch system itself said that they have ended: what it merely forgot may still
-        run.
+        """Return the ids of the jobs that the batch system itself reported as ended.
+
+        A job that the queue no longer knows may still run.
         """
         views = list(self.views.items())
         return frozenset(job_id for job_id, view in views if view.status.state.ended and view.missing_since is None)

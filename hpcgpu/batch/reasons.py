@@ -1,6 +1,6 @@
-"""Why a job waits or ended, in words that a user can act on. The batch system's own words are always kept.
+"""Why a job waits or ended, in words that help a user to act. The batch system's own words are always kept.
 
-What those words mean says the `Reasons` of each batch system, in its own package.
+The `Reasons` of each batch system, in its own package, explain those words.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _pending(status: JobStatus) -> tuple[Outlook, str]:
 
 
 def outlook(status: JobStatus) -> Outlook:
-    """Return what to expect of a pending job; one whose reason is not known will start by itself."""
+    """Return what to expect of a pending job; a job with an unknown reason is expected to start by itself."""
     return _pending(status)[0]
 
 
@@ -51,8 +51,9 @@ def explain(status: JobStatus) -> str:
 
 
 def advice(words: str, reasons: Reasons) -> str:
-    """Return what to check when a submit was refused with these words, to be put behind them; empty where nothing is
-    known.
+    """Return what to check when a submit was refused with these words; empty if it is not known.
+
+    It is appended to the words.
     """
     found = next((hint for pattern, hint in reasons.refused if re.search(pattern, words, re.IGNORECASE)), "")
     return f". {found[0].upper()}{found[1:]}" if found else ""

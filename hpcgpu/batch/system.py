@@ -82,7 +82,7 @@ class System:
         return syntax
 
     def discover(self) -> Queues | None:
-        """Ask the batch system for its queues with GPUs; None where it has no way to say.
+        """Query the batch system for its queues with GPUs; None if it cannot list them.
 
         Raises
         ------
@@ -107,8 +107,9 @@ def load(reference: str) -> Any:
 
 
 def common_templates() -> Path:
-    """Return the directory of the templates that all systems share: inside the wheel, or beside the package in a
-    checkout.
+    """Return the directory of the templates that all systems share.
+
+    It is inside the wheel, or beside the package in a checkout.
     """
     package = Path(__file__).parents[1]
     packaged = package / "templates"

@@ -10,8 +10,9 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_devices(value: str | None) -> list[str] | None:
-    """Return the GPUs of a value: indices, UUIDs or MIG UUIDs, up to the first entry that names none; None where it is
-    not set.
+    """Return the GPUs of a value: indices, UUIDs or MIG UUIDs; None if it is not set.
+
+    The first entry that names no GPU ends the list.
 
     Examples
     --------

@@ -1,5 +1,6 @@
-"""One short job of each kind, and what it reports: `judge` is pure, `check_jobs` submits, waits, connects and cleans
-up.
+"""Submits one short job of each kind, and judges its report.
+
+`judge` is pure. `check_jobs` submits, waits, connects and cleans up.
 """
 
 from __future__ import annotations
@@ -340,7 +341,7 @@ def _end(directory: ClusterDirectory, batch: BatchSystem) -> list[Line]:
     except BatchError as error:
         problem = f"the jobs of the check may still be in the queue: {error}"
     else:
-        problem = f"the jobs {' '.join(job.job_id for job in left)} are still in the queue" if left else ""
+        problem = f"still in the queue: {' '.join(job.job_id for job in left)}" if left else ""
     return [Line("login", "jobs", "failure", problem, f"cancel them: hpcgpu stop {directory.path}")] if problem else []
 
 

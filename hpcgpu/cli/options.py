@@ -200,7 +200,7 @@ def _kind(f: Field[Any]) -> str:
 
 
 def _typed(f: Field[Any], value: Any) -> Any:
-    """Turn what the command line gives into what the option takes."""
+    """Convert a value of the command line to the type of the option."""
     kind = _kind(f)
     if kind == "list":
         return list(value)

@@ -146,8 +146,9 @@ def start(
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM, and the SIGHUP of a closed terminal, end what runs inside as Ctrl-C does; those that follow do not
-    disturb its end.
+    """Let SIGTERM, and the SIGHUP of a closed terminal, interrupt the block as Ctrl-C does.
+
+    Later signals do not disturb the cleanup.
     """
     earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 

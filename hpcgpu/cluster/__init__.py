@@ -1,1 +1,1 @@
-"""What the user holds, and what keeps its jobs as they should be."""
+"""What the user holds, and what manages its jobs."""

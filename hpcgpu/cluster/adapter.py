@@ -1,5 +1,6 @@
-"""Makes the reconciler a `distributed.deploy.spec.SpecCluster`: forwards what upstream calls, and overrides what
-upstream breaks.
+"""Makes the reconciler a `distributed.deploy.spec.SpecCluster`.
+
+It forwards what upstream calls, and overrides what is broken upstream.
 
 SpecCluster's handling of grouped workers, of dead jobs and of a dead scheduler is broken (distributed #4069, #9102), so
 that planning, retirement, status, start and end are overridden.
@@ -37,12 +38,12 @@ from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["Adapter"]
 
-#: Seconds that the scheduler may take to tell its software.
+#: Seconds that the scheduler may take to report its software.
 _ENVIRONMENT_TIMEOUT = 30.0
 
 
 class Adapter(SpecCluster):  # type: ignore[misc]
-    """A SpecCluster whose jobs a `Reconciler` keeps.
+    """A SpecCluster whose jobs a `Reconciler` manages.
 
     Parameters
     ----------
@@ -50,7 +51,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
     options : Options
     security : Security
     messages : MessageLog
-        What the reconciler tells the user.
+        The messages of the reconciler to the user.
     asynchronous, loop
         See `distributed.deploy.spec.SpecCluster`.
     """
@@ -87,7 +88,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
             security=security,
         )
 
-    # Views, which SpecCluster has as attributes of its own; its constructor sets them
+    # Views, which SpecCluster has as attributes that its constructor sets
 
     @property
     def _state(self) -> ClusterState:
@@ -95,7 +96,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
 
     @property
     def status(self) -> Status:
-        """Whether it starts, runs, has failed, or is closed."""
+        """Whether it is starting, running, failed, or closed."""
         ending = self._status in (Status.closing, Status.closed)
         return Status.failed if self._state.failed and not ending else self._status
 
@@ -114,7 +115,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
 
     @property
     def workers(self) -> dict[str, WorkerJob]:
-        """The jobs that there should be, by name."""
+        """The jobs that are neither draining nor ended, by name."""
         return self._state.registry.active
 
     @workers.setter
@@ -204,16 +205,17 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         await self._correct_state()
 
     def _check_usable(self) -> None:
-        """Raise `ClusterError` where nothing more can be asked of the cluster: it has failed, or this program has
-        closed it.
-        """
+        """Raise `ClusterError` if the cluster has failed, or if this program has closed it."""
         if self._state.failures.lost:
             raise ClusterError(self._state.failures.lost)
         if self.status in (Status.closing, Status.closed):
             raise ClusterError(self._state.ownership.why or f"cluster {self._state.name} is closed")
 
     def _in_loop(self, act: Callable[[], None]) -> None:
-        """Do something where all state is changed, and see it done where that does not block the caller's own loop."""
+        """Run a call in the event loop, which alone changes the state.
+
+        Wait for it, unless that would block the caller's own loop.
+        """
         self._check_usable()
 
         async def acted() -> None:
@@ -252,7 +254,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
             raise ClusterError(failure) from (None if told else error)
 
     async def _show_start(self, starting: asyncio.Task[None]) -> None:
-        """Wait until it has started, and say what is waited for."""
+        """Wait until it has started, and show what it waits for."""
         state = self._state
         with Progress(self.options.cluster.quiet) as progress:
             while not starting.done():
@@ -268,7 +270,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
             await starting
 
     def _started_in_background(self, starting: asyncio.Task[None]) -> None:
-        """Tell what kept a cluster from starting that nobody waits for."""
+        """Report why a cluster did not start, if nobody waits for it."""
         if not starting.cancelled() and (error := starting.exception()) is not None and self._closing is None:
             failure = f"Cluster failed to start: {error}"
             self._state.failures.lose(failure)
@@ -292,8 +294,9 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         self._periodic.watch_scheduler(client, heartbeat=not state.scheduler.in_process)
 
     async def _compare_with_scheduler(self, client: RpcClient) -> None:
-        """Raise or warn where this program and the scheduler do not fit together; a scheduler that is busy is not
-        compared.
+        """Raise or warn if the software of this program and of the scheduler is incompatible.
+
+        If the scheduler is too busy to answer, nothing is compared.
         """
         environment = self.reconciler.environment
         if environment.mode == "off":
@@ -301,7 +304,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         try:
             environment.scheduler = await client.environment(_ENVIRONMENT_TIMEOUT)
         except (OSError, TimeoutError) as error:
-            self._log(f"software was not compared: the scheduler did not answer: {error or type(error).__name__}")
+            self._log(f"software was not compared, because the scheduler did not answer: {error or type(error).__name__}")
             return
         fatal, differing = environment.check({})
         if fatal:
@@ -356,7 +359,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         await asyncio.shield(self._closing)
 
     async def _close_once(self) -> None:
-        """Cancel by job id first, then take leave of the scheduler if it answers, then see the queue empty."""
+        """Cancel the jobs, disconnect from the scheduler if it answers, wait until the queue is empty."""
         state = self._state
         leaves = state.ownership.leaves_jobs(cancelled=state.dispatcher.closing, lost=bool(state.failures.lost))
         self.status, state.closing = Status.closing, True
@@ -380,7 +383,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         state.changed.set()
 
     async def _leave_jobs(self) -> None:
-        """Close this end only."""
+        """Close the connection of this program only."""
         state, name = self._state, self._state.name
         unguard(state.dispatcher)
         with suppress(TimeoutError, OSError):

@@ -116,7 +116,7 @@ class GPUAdaptive:
         )
 
     def decided(self, decision: Decision, *, now: float) -> None:
-        """Take note of a decision; those that change something are logged, and those whose target is new."""
+        """Record a decision; those that change something are logged, and those whose target is new."""
         if decision.acts or decision.target != self._decision.target or not self.log:
             self.log.append((now, decision.reason))
         self._decision = decision

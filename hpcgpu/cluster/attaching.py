@@ -1,5 +1,6 @@
-"""Makes this program the manager of a cluster that another program started: takes its jobs over, as the journal and the
-queue tell.
+"""Makes this program the manager of a cluster that another program started.
+
+It takes over the jobs that the journal and the queue show.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["attach", "program"]
 
 
 def program() -> str:
-    """Return who this is, for people."""
+    """Return a description of this program, for people."""
     script = Path(sys.argv[0])
     called = script.parent.name if script.name == "__main__.py" else script.name or "python"
     return f"{called} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
@@ -81,7 +82,7 @@ async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob)
 
 
 async def _check(state: ClusterState, scheduler: SchedulerJob, directory: ClusterDirectory, *, security: bool) -> None:
-    """Raise `ClusterError` where nothing is left to attach to."""
+    """Raise `ClusterError` if nothing is left to attach to."""
     if state.scheduler is None and not any(submit.kind == "scheduler" for submit in directory.submits()):
         raise ClusterError(
             f"cluster {state.name} cannot be taken over: its journal in {directory.path} does not name its "
@@ -96,7 +97,7 @@ async def _check(state: ClusterState, scheduler: SchedulerJob, directory: Cluste
 
 
 def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: Mapping[str, int | None]) -> None:
-    """Take over a worker job, once the queue was asked about it."""
+    """Take over a worker job, after the queue was polled for it."""
     views = state.dispatcher.monitor.views
     known = views[job_id].status.state if job_id in views else JobState.UNKNOWN
     if submit.cancelled and known is JobState.UNKNOWN:  # it has ended as it was meant to; if not, `close` cancels it
@@ -112,8 +113,9 @@ def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: 
 
 
 def _restore_sizes(state: ClusterState, sizes: Mapping[str, int | None]) -> None:
-    """Let each group have the jobs that it has, or fewer, where the user asked for fewer and the last manager did not
-    come so far.
+    """Set the size of each group to the jobs that it has, or to the smaller size that the user set last.
+
+    The last manager may not have reached that size.
 
     A job that is drained counts where there is nothing else in its place: it was to be replaced.
     """

@@ -1,5 +1,6 @@
-"""Ends the jobs of a cluster: cancels them first, sees the queue empty, and leaves the directory as what came of it
-says.
+"""Ends the jobs of a cluster.
+
+It cancels them, waits until the queue is empty, and marks the directory with the result.
 """
 
 from __future__ import annotations
@@ -45,10 +46,14 @@ class Closing:
             self.problem = str(error) or "the queue did not answer"
 
     async def wait(self) -> None:
-        """Wait until the queue has none of them any more, or the time is over."""
+        """Wait until the queue has none of them, or until the time is over."""
         dispatcher = self.state.dispatcher
         with Progress(self.quiet) as progress:
-            for pause in (1.0, 1.0, *[2.0] * 30):  # a job takes its second to end; each look is a command to the queue
+            for pause in (
+                1.0,
+                1.0,
+                *[2.0] * 30,
+            ):  # a job needs a second to end, and each poll is a command to the queue
                 left = dispatcher.left()
                 if not left or self.problem or time.monotonic() + pause > self._deadline:
                     break
@@ -71,7 +76,7 @@ class Closing:
         state.registry.observe(now=state.now)
 
     def finish(self) -> None:
-        """Mark the directory as what came of it says, and tell what is left."""
+        """Mark the directory with the result, and report the jobs that are left."""
         state = self.state
         directory, dispatcher = state.dispatcher.directory, state.dispatcher
         with suppress(OSError, Superseded, NameLost):
@@ -103,8 +108,9 @@ class Closing:
             unguard(dispatcher)
 
     def _nothing_submitted(self) -> bool:
-        """Whether the cluster failed to start and no job of it ever was in the queue: its directory tells nothing
-        then.
+        """Whether the cluster failed to start before any job was in the queue.
+
+        Then its directory holds no useful information.
         """
         submits = self.state.dispatcher.directory.submits()
         return (

@@ -1,4 +1,4 @@
-"""The one way to the batch system: keeps the journal around every submit, and knows every id that must be cancelled."""
+"""The only access to the batch system: writes the journal around every submit, and knows every id to cancel."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ class Dispatcher:
         return self._ids.get(name)
 
     def check_manager(self) -> None:
-        """Raise `Superseded` when another program has taken the cluster over, `NameLost` when its name belongs to a
-        later one.
+        """Raise `Superseded` or `NameLost` if the cluster or its name now belongs to another program.
+
+        `Superseded`: another program has taken the cluster over. `NameLost`: a later cluster has the name.
         """
         if not self.directory.is_of(self.token):
             raise NameLost(
@@ -141,8 +142,9 @@ class Dispatcher:
                 self._changed.notify_all()
 
     def _leave_none_behind(self, name: str, job_id: str) -> None:
-        """Cancel what was submitted while another manager took over, or the name was lost: nobody else may have learned
-        of it.
+        """Cancel a job that was submitted while another manager took over, or while the name was lost.
+
+        No other program may know of the job.
         """
         try:
             self.check_manager()
@@ -154,7 +156,7 @@ class Dispatcher:
             raise
 
     def will_cancel(self, names: Collection[str]) -> None:
-        """Write into the journal that these jobs are not wanted any more, before anything is done about it.
+        """Record in the journal that these jobs are no longer wanted, before anything is done.
 
         A manager that takes the cluster over completes what this one began, and takes the jobs neither for wanted nor
         for failed.
@@ -168,7 +170,7 @@ class Dispatcher:
         self._note(self.directory.cancel, names)
 
     def keep(self, names: Collection[str]) -> None:
-        """Take `will_cancel` back, unless another program manages the cluster: that one has decided."""
+        """Revoke `will_cancel`, unless another program manages the cluster: that one has decided."""
         with contextlib.suppress(Superseded, NameLost):
             self.check_manager()
             self._note(self.directory.keep, names)
@@ -182,8 +184,9 @@ class Dispatcher:
         self._note(self.directory.ended, name, job_id)
 
     def _note(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Write into the journal what must not fail because the disk is full; not into that of a later cluster of this
-        name.
+        """Write an entry into the journal; a full disk is only reported.
+
+        Nothing is written into the journal of a later cluster of this name.
         """
         try:
             if self.directory.is_of(self.token):
@@ -192,7 +195,7 @@ class Dispatcher:
             self.problem = f"the journal in {self.directory.path} cannot be written: {error.strerror}"
 
     async def poll(self, job_ids: Collection[str] | None = None) -> None:
-        """Ask the queue once about these jobs (default: all that have not ended) and take what it answers."""
+        """Query the queue once for these jobs (default: all that have not ended) and record its answer."""
         alive = self.monitor.alive()
         answer = await in_thread(self.monitor.query, alive if job_ids is None else alive & frozenset(job_ids))
         self.monitor.record(answer, now=self.clock())
@@ -215,8 +218,9 @@ class Dispatcher:
         self.batch.cancel(ids, only_pending=only_pending)
 
     def cancel_all(self, timeout: float) -> None:
-        """Cancel every job of the cluster and keep new ones from being submitted. Blocks; works at interpreter exit
-        too.
+        """Cancel every job of the cluster, and refuse new ones.
+
+        Blocks. It also works at interpreter exit.
 
         Right after the command to the queue the credentials are removed, and the directory is marked: this program may
         be killed while it waits. Does nothing where another program manages the cluster by now: the jobs are not this
@@ -256,7 +260,7 @@ class Dispatcher:
                 self.batch.cancel(self.batch.find(name))
                 self._uncertain.discard(name)
             except BatchError as error:
-                problems.append(f"whether job {name!r} exists is not known: {error}")
+                problems.append(f"it is not known whether job {name!r} exists: {error}")
         with self._changed:
             if not self._changed.wait_for(lambda: not self._in_flight, timeout):
                 problems.append(f"the submit of {', '.join(sorted(self._in_flight))} is still under way")
@@ -271,8 +275,9 @@ class Dispatcher:
                 self.directory.begin_close()
 
     def left(self) -> list[str]:
-        """Jobs that may still be in the queue: ids in the order of their submits, and names of those whose id is not
-        known.
+        """Return the jobs that may still be in the queue.
+
+        These are ids in the order of submission, and names of jobs whose id is not known.
         """
         # What was cancelled and is not known any more has gone; what the queue merely forgot may run.
         views = self.monitor.views

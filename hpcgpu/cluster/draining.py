@@ -1,5 +1,6 @@
-"""Ends jobs that are not wanted any more: those that wait at once, the others when their workers have finished and
-their data has moved.
+"""Ends jobs that are no longer wanted.
+
+Pending jobs end at once. The others end when their workers have finished and their data has moved.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ __all__ = ["Drainer", "close_finished", "move_data"]
 
 #: Seconds until the next attempt to drain a job whose data fitted nowhere else.
 RETRY = 3.0
-#: The same for jobs of a deleted group; each time the user is told.
+#: The same for jobs of a deleted group; the user is warned each time.
 RETRY_DELETED = 60.0
-#: Seconds between two looks at whether draining workers have finished.
+#: Seconds between two checks whether draining workers have finished.
 _FINISHING_INTERVAL = 0.5
 
 
@@ -37,7 +38,7 @@ class Drainer:
         self.state = state
 
     def drain(self, names: Iterable[str], why: Drain, *, deadline: float | None = None) -> None:
-        """Take jobs out of the plan, and end them in the background.
+        """Remove jobs from the plan, and end them in the background.
 
         Parameters
         ----------
@@ -60,8 +61,9 @@ class Drainer:
         self.state.spawn(self._drain(jobs, why, deadline))
 
     def go_on(self) -> None:
-        """Go on with what an earlier manager had begun; jobs that run are drained when the scheduler is there, for
-        their data.
+        """Continue what an earlier manager had begun.
+
+        Running jobs are drained once the scheduler can be reached, because of their data.
         """
         state = self.state
         begun = [
@@ -93,10 +95,10 @@ class Drainer:
             state.supersede(str(error))
         except BatchError as error:
             await self._take_back(jobs)
-            state.report(f"jobs {names} could not be cancelled: {error}")
+            state.report(f"could not cancel {names}: {error}")
         except Exception as error:  # whatever it was, the jobs must not be forgotten
             await self._take_back(jobs, retry_at=state.now + RETRY)
-            state.messages.warn(f"internal error while jobs {names} were drained, hpcgpu tries again: {error!r}")
+            state.messages.warn(f"internal error while draining {names}; hpcgpu tries again: {error!r}")
         state.changed.set()
 
     async def _cancel_or_finish(self, jobs: list[WorkerJob], why: Drain, deadline: float | None) -> None:
@@ -161,7 +163,7 @@ class Drainer:
         state.changed.set()
 
     def stay(self, jobs: Iterable[WorkerJob], *, retry_at: float = 0.0) -> None:
-        """Take jobs back into the plan that could not be drained."""
+        """Return jobs that could not be drained to the plan."""
         staying = [job for job in jobs if isinstance(job.phase, Draining) and job.phase.cancelled_at is None]
         if staying:
             self.state.dispatcher.keep([job.name for job in staying])
@@ -177,7 +179,7 @@ class Drainer:
         self.stay(jobs, retry_at=retry_at)
 
     def _keep(self, jobs: list[WorkerJob], why: Drain) -> None:
-        """Keep jobs whose data fits nowhere else: perhaps another job is just about to come."""
+        """Keep jobs whose data does not fit on other workers: perhaps another job will start soon."""
         state, now = self.state, self.state.now
         for job in jobs:
             if not job.draining:  # it has ended meanwhile
@@ -189,7 +191,7 @@ class Drainer:
                 continue
             if (
                 job.group.adaptive is not None
-            ):  # data that somebody came to want since the decision: the next one knows of it
+            ):  # a client wants its data since the decision; the next decision considers it
                 job.group.adaptive.note(f"job {job.name} continues: its data does not fit on other workers", now=now)
             elif deleted:
                 state.messages.warn(

@@ -1,4 +1,4 @@
-"""Leaves no job behind when the program ends: at exit, on SIGTERM, and on SIGHUP (a closed ssh session).
+"""Cancels all jobs when the program ends: at exit, on SIGTERM, and on SIGHUP (a closed ssh session).
 
 dask-jobqueue leaves all of them in the queue on the last two. SIGINT needs no handler: Python turns it into
 KeyboardInterrupt.
@@ -47,8 +47,9 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _forget_in_child() -> None:
-    """A child of multiprocessing must not cancel its parent's jobs when it ends, and must end at once when it is
-    terminated.
+    """Remove the handlers in a child of multiprocessing.
+
+    It must not cancel its parent's jobs when it ends, and must end at once when it is terminated.
 
     A handler in Python runs between two instructions only: a signal just before a wait for a lock would go unseen, and
     the child, and the pool that waits for it, would wait for ever.
@@ -71,4 +72,4 @@ def _cancel_all() -> None:
             dispatcher.cancel_all(_TIMEOUT)
         except Exception as error:  # the other clusters' jobs must go all the same
             with contextlib.suppress(OSError, ValueError):  # stderr may be gone with the terminal
-                print(f"hpcgpu: could not cancel the jobs {' '.join(dispatcher.left())}: {error}", file=sys.stderr)
+                print(f"hpcgpu: could not cancel {' '.join(dispatcher.left())}: {error}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """What the user holds: a Dask cluster whose scheduler and workers are jobs of a batch queue.
 
-It begins, attaches, scales and detaches; `hpcgpu.cluster.reading` is what it tells. `hpcgpu.cluster.reconciler` keeps
-its jobs, and `hpcgpu.cluster.adapter` makes that a SpecCluster.
+It begins, attaches, scales and detaches. `hpcgpu.cluster.reading` has what it shows. `hpcgpu.cluster.reconciler`
+manages its jobs, and `hpcgpu.cluster.adapter` makes that a SpecCluster.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class GPUCluster(Readable):
             starting.warn_of_doubts(asked)
             try:
                 directory, manager = starting.claim(asked, self.batch)
-            except ClusterExists:  # since the look above
+            except ClusterExists:  # it was made since the check above
                 if (there := starting.existing(asked, self.batch)) is None:
                     raise
         if there is not None:
@@ -111,7 +111,7 @@ class GPUCluster(Readable):
             raise
 
     def _check(self, options: Options) -> None:
-        """Refuse what can be seen not to work on this machine."""
+        """Refuse options that cannot work on this machine."""
         starting.check(options)
 
     def _begin(
@@ -144,7 +144,7 @@ class GPUCluster(Readable):
         super().__init__(reconciler, options, security, messages, asynchronous=asynchronous, loop=loop)
 
     def _undo_start(self) -> None:
-        """Leave nothing behind of a cluster whose constructor raises."""
+        """Clean up after a constructor that raises."""
         if not hasattr(self, "reconciler"):
             return
         dispatcher = self._state.dispatcher
@@ -226,14 +226,14 @@ class GPUCluster(Readable):
             raise
 
     def _tell_differences(self, asked: Options) -> None:
-        """Say which options a cluster has that are not those asked for: it existed before."""
+        """Warn of options that differ from the requested ones, because the cluster existed before."""
         if differ := starting.differences(asked, self.options):
             self._log(message := f"cluster {self._state.name} already existed: it keeps its own {', '.join(differ)}")
             warn(message)
 
     @property
     def managing(self) -> bool:
-        """Whether this program keeps the cluster's jobs: it is open, has not failed, and nobody has taken it over."""
+        """Whether this program manages the cluster's jobs: it is open, has not failed, and nobody has taken it over."""
         return self.status in (Status.starting, Status.running) and self._state.managed
 
     def detach(self) -> Awaitable[None] | None:
@@ -416,7 +416,7 @@ class GPUCluster(Readable):
                 progress.update(f"cluster {self.name}: waiting for {what}")
                 await asyncio.wait(tasks, timeout=0.5)
         if not self._state.closing:
-            await self._state.poll()  # who looks at `jobs` now sees what has become of them
+            await self._state.poll()  # `jobs` now shows the result
             await self.reconciler.refresh()
         self._state.check()
 

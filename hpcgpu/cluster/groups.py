@@ -1,6 +1,6 @@
-"""A group of worker jobs that are alike: what they ask for, how many there should be, and what has happened to them.
+"""A group of identical worker jobs: what they request, how many there should be, and what has happened to them.
 
-A group joins what is known of its jobs for `hpcgpu.scaling.policy`; the cluster carries out what that decides.
+A group collects what is known of its jobs for `hpcgpu.scaling.policy`; the cluster carries out the decisions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerGroup", "demands"]
 
-#: Share of the workers' memory above which more of them are wished for (as `Scheduler.adaptive_target` does).
+#: Share of the workers' memory above which more workers are requested (as `Scheduler.adaptive_target` does).
 _MEMORY_FULL = 0.6
 
 
@@ -73,12 +73,12 @@ class WorkerGroup:
         return [job for job in self._registry.worker_jobs if job.group is self]
 
     def resize(self, limits: Limits) -> None:
-        """Take new limits."""
+        """Set new limits."""
         self.limits, self._hysteresis = replace(limits, gpus_per_job=self.gpus_per_job), Hysteresis()
 
     @property
     def within_reach(self) -> int:
-        """Jobs that there may be without any further call of the user."""
+        """Jobs that it can reach without another call of the user."""
         alive = sum(job.active for job in self.jobs)
         return alive if self.failures.paused else max(alive, self.limits.maximum)
 
@@ -102,7 +102,7 @@ class WorkerGroup:
         return decision
 
     def view(self, job: WorkerJob) -> JobView:
-        """Return what the policy must know of a job."""
+        """Return a job as the policy sees it."""
         work = job.work
         return JobView(
             name=job.name,
@@ -134,22 +134,23 @@ class WorkerGroup:
         )
 
     def leaves(self, job: WorkerJob) -> float | None:
-        """Return from when on another job is needed in a job's place: its walltime ends, or some of its workers are
-        lost for good.
+        """Return the time from which another job is needed in place of a job.
+
+        Its walltime ends then, or it has lost workers for good.
 
         While nothing is submitted, what is left of a job that lost workers is better than nothing.
         """
         return self.walltime_ends(job) if job.work.lost_at is None or self.failures.paused else job.work.lost_at
 
     def walltime_ends(self, job: WorkerJob) -> float | None:
-        """Return when a running job's workers must begin to retire because its walltime ends."""
+        """Return when the workers of a running job must begin to retire because its walltime ends."""
         status = job.queue_status
         if status.state is not JobState.RUNNING or status.start is None or status.end is None:
             return None
         return status.end - margin(status.end - status.start, self.options.walltime_margin, job.work.nbytes)
 
     def record_absent(self, job: WorkerJob, *, now: float) -> bool:
-        """Take note of the workers that a job lacks; whether it lacks them for good, which is said once."""
+        """Record the workers that a job lacks; whether it lacks them for good, which is said once."""
         names, work = units.workers_of(job.name, self.options), job.work
         work.absence = repair.observe(
             work.absence, names, self.options.nodes_per_job, set(job.workers.values()), now=now
@@ -180,7 +181,7 @@ class WorkerGroup:
         return self.gpus_per_job * sum(job.seconds_used(now=now) for job in self.jobs)
 
     def learn_wait(self, job: WorkerJob) -> None:
-        """Learn from a job how long it took until its workers were there: its wait in the queue and their start."""
+        """Record how long a job took until its workers were connected: its wait in the queue and their start."""
         work = job.work
         if not work.wait_known and work.joined_at is not None:
             work.wait_known = True
@@ -201,7 +202,7 @@ class WorkerGroup:
         return all(there.get(name, 0.0) >= amount for name, amount in resources.items())
 
     def take_load(self, workers: Mapping[str, WorkerLoad], *, now: float) -> None:
-        """Take over what the scheduler says of its workers, by their names."""
+        """Record the load that the scheduler reports for its workers, by their names."""
         for job in self.jobs:
             if not job.alive:
                 continue
@@ -222,8 +223,9 @@ class WorkerGroup:
 
 
 def demands(load: Load, groups: Iterable[WorkerGroup]) -> dict[str, Demand]:
-    """Return what the scheduler wishes for each group: `Scheduler.adaptive_target`, which knows neither groups nor
-    resources, for groups.
+    """Return the scheduler's demand for each group.
+
+    `Scheduler.adaptive_target` knows neither groups nor resources; this does.
 
     Parameters
     ----------
@@ -257,8 +259,9 @@ def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iter
 
 
 def _tasks_at_once(group: WorkerGroup, kinds: Iterable[WaitingWork]) -> int:
-    """Tasks that one worker runs at a time: as many as threads, or as its resources allow the neediest of those that
-    wait.
+    """Return how many tasks one worker runs at a time.
+
+    The number of threads limits it, and so do the largest resources that a waiting task needs.
     """
     there = dict(group.options.worker_resources())
     slots = [there[name] // amount for kind in kinds for name, amount in kind["resources"].items() if amount > 0]

@@ -1,4 +1,4 @@
-"""One job of a cluster: joins what the queue says with what the Dask scheduler says, and is in one phase."""
+"""One job of a cluster: joins what the queue reports with what the Dask scheduler reports, and is in one phase."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Job:
             self.phase.before.cancel_requested = True
 
     def cancelled(self, *, now: float) -> None:
-        """Take note that the batch system was told to end it: its workers are gone, whatever the queue still says."""
+        """Record that the batch system was told to end it: its workers are gone, whatever the queue still says."""
         self.workers.clear()
         if isinstance(self.phase, Draining):
             self.phase.cancelled_at = self.phase.cancelled_at or now
@@ -160,7 +160,7 @@ class Job:
 
     @property
     def active(self) -> bool:
-        """Whether it is one of the jobs that there should be: neither draining nor ended."""
+        """Whether it is neither draining nor ended."""
         return not isinstance(self.phase, Draining | Ended)
 
     @property
@@ -188,7 +188,7 @@ class Job:
 
     @property
     def queue_status(self) -> JobStatus:
-        """What the queue says, or that it was not submitted yet. A connected process proves that its job runs."""
+        """What the queue reports, or that it was not submitted yet. A connected process proves that its job runs."""
         view = self.view
         if view is None:
             state = JobState.RUNNING if self.proven else JobState.PENDING
@@ -215,8 +215,9 @@ class Job:
         return self.logs / self.dispatcher.batch.log_name(self.name, self.job_id or "")
 
     def log_tail(self, lines: int = _LOG_TAIL, node: int | None = None) -> str:
-        """Return the end of the log, and what our own extension said before it; of one node of several, where its lines
-        are labelled.
+        """Return the end of the log, and before it the errors of our scheduler extension.
+
+        With `node`, return the lines of one node only, if the log labels them.
         """
         try:
             with open(self.log, "rb") as file:
@@ -230,7 +231,7 @@ class Job:
         return printable("\n".join([*said[-1:], *found[-lines:]]), _LOG_LENGTH, lines=True)
 
     def info(self, *, now: float) -> JobInfo:
-        """Describe the job as it is now: what is known to be over is not shown as running."""
+        """Describe the job as it is now: it is never shown as pending or running if that is known to be wrong."""
         status = self.queue_status
         state = status.state
         if self.job_id in self.dispatcher.cancelled and not state.ended and not self.proven:
@@ -269,7 +270,7 @@ class Job:
         return ""
 
     def failure_report(self) -> str:
-        """Return what happened to a job that ended, in one line that stands for itself, and the end of its log."""
+        """Return what happened to a job that ended, in one self-contained line, and the end of its log."""
         tail = self.log_tail()
         said = [line.partition(f"{_OWN_WORDS} - hpcgpu: ")[2][:_SAID] for line in tail.splitlines()]
         why = "; ".join([self._how_it_ended(), *[words for words in said if words][:1]])

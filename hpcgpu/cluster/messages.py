@@ -1,4 +1,4 @@
-"""How the user of a cluster learns what its manager does and meets: the cluster's log, and warnings."""
+"""The messages of a cluster's manager to its user: the cluster's log, and warnings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MessageLog"]
 
 
 class MessageLog:
-    """What was told; see `hpcgpu.cluster.state.Messages`.
+    """Messages in a log, and as warnings; see `hpcgpu.cluster.state.Messages`.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class MessageLog:
     Attributes
     ----------
     lines : list of (float, str)
-        Epoch seconds, and what was told.
+        Epoch seconds, and the message.
     """
 
     def __init__(self, silent: Callable[[], bool]) -> None:
@@ -38,7 +38,7 @@ class MessageLog:
         """Write it into the log, and warn."""
         self.log(text)
         if not self._silent():
-            with suppress(ClusterWarning):  # `-W error` must not stop what looks after the jobs
+            with suppress(ClusterWarning):  # `-W error` must not stop the management of the jobs
                 warn(text)
 
     def text(self) -> str:

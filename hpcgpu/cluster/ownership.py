@@ -1,5 +1,6 @@
-"""Who the jobs of a cluster belong to: this program, itself (detached), another manager, or nobody any more
-(closed).
+"""To whom the jobs of a cluster belong.
+
+They belong to this program, to nobody (detached), to another manager, or the cluster is closed.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ __all__ = ["Owner", "Ownership"]
 class Owner(enum.Enum):
     """To whom the jobs of a cluster belong."""
 
-    OWNER = "this program keeps its jobs"
-    DETACHED = "its jobs go on without this program"
-    SUPERSEDED = "another program keeps its jobs"
+    OWNER = "this program manages its jobs"
+    DETACHED = "its jobs continue without this program"
+    SUPERSEDED = "another program manages its jobs"
     CLOSED = "this program has closed it"
 
 

@@ -1,4 +1,4 @@
-"""What the event loop calls again and again while this program keeps a cluster: polls, decisions, signs of life."""
+"""The periodic tasks while this program manages a cluster: polls, decisions, heartbeats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Periodic"]
 
 #: Seconds between two decisions on the size.
 _DECISION_INTERVAL = 1.0
-#: Seconds between two signs of life to the scheduler; it also says whether another program manages the cluster.
+#: Seconds between two heartbeats to the scheduler, which also answers whether another program manages the cluster.
 _HEARTBEAT = 10.0
 
 
@@ -40,7 +40,7 @@ class Periodic:
         self.reconciler.state.spawn(self._watch_queue(), self.tasks)
 
     def watch_scheduler(self, client: RpcClient, *, heartbeat: bool) -> None:
-        """Begin to decide, to listen to the scheduler, and to tell it that this program lives."""
+        """Begin to decide, to listen to the scheduler, and to send it heartbeats."""
         state = self.reconciler.state
         state.spawn(self._watch_stream(client), self.tasks)
         state.spawn(self._keep_deciding(), self.tasks)
@@ -102,7 +102,7 @@ class Periodic:
                 self._record_error("scaling", error)
 
     async def _keep_in_contact(self, client: RpcClient) -> None:
-        """Let the scheduler know that this program is alive, until it knows of another manager."""
+        """Send heartbeats to the scheduler, until it knows of another manager."""
         state = self.reconciler.state
         interval = min(_HEARTBEAT, (self.options.lease or math.inf) / 5)
         while state.ownership.owner and not state.closing:

@@ -1,5 +1,6 @@
-"""The phases of a job: planned, submitting, queued, running, draining, ended. What exists in one phase only is that
-phase's data.
+"""The phases of a job: planned, submitting, queued, running, draining, ended.
+
+Data that exists in one phase only belongs to that phase.
 
 The methods of `hpcgpu.cluster.job.Job` move a job from one phase to the next; nothing else does.
 """
@@ -20,7 +21,7 @@ class Drain(enum.Enum):
     """Why a job is drained, which says what becomes of data that fits nowhere else."""
 
     UNWANTED = "it stays"
-    ZERO = "the user asked for no jobs at all: it is lost where no other worker is left, else it stays"
+    ZERO = "the user requested no jobs at all: it is lost if no other worker is left, otherwise it stays"
     WALLTIME = "it stays as long as it can"
     BUDGET = "it is lost"
 

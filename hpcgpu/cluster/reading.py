@@ -1,5 +1,6 @@
-"""What a cluster tells its user: its jobs, workers, logs, scripts, fabric and dashboard, and when its workers are
-there.
+"""What a cluster shows its user.
+
+These are jobs, workers, logs, scripts, fabric and dashboard. Also the wait for workers.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class Readable(Adapter):
 
     @property
     def fabric(self) -> Fabric:
-        """What the workers really talk over, asked of UCX on the workers themselves: protocol, transports, RDMA,
-        NVLink.
+        """The protocol and the transports that the workers really use, and whether they use RDMA and NVLink.
+
+        UCX on the workers reports them.
 
         An awaitable where the cluster is asynchronous.
 
@@ -69,8 +71,9 @@ class Readable(Adapter):
 
     @property
     def dashboard_link(self) -> str:
-        """Where the dashboard is; empty while there is none. The dashboard asks for a token, see
-        `dashboard_link_with_token`.
+        """The address of the dashboard; empty while there is none.
+
+        The dashboard asks for a token, see `dashboard_link_with_token`.
         """
         return dashboard.link(self._contact)
 
@@ -120,8 +123,9 @@ class Readable(Adapter):
 
     @property
     def jobs(self) -> JobTable:
-        """Every job of the cluster, also those that have ended: id, kind, name, state, reason in words, seconds waited,
-        node, workers.
+        """Every job of the cluster, also those that have ended.
+
+        Each has its id, kind, name, state, reason in words, seconds waited, node and workers.
 
         Connected workers are shown as they are now. What the queue says may be some seconds old: the table says how
         old. `settle` asks it anew.
@@ -142,8 +146,9 @@ class Readable(Adapter):
         return (self.directory.path / render.script_name(self.system, "worker")).read_text()
 
     def get_client(self) -> Client:
-        """Return a client of the cluster: the current one if it is, else a new one; an awaitable where the cluster is
-        asynchronous.
+        """Return the current client of the cluster, or a new one.
+
+        It is an awaitable if the cluster is asynchronous.
 
         Raises
         ------

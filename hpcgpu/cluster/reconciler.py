@@ -1,6 +1,6 @@
-"""Keeps the jobs of a cluster as they should be: observes the queue and the scheduler, decides, and acts.
+"""Manages the jobs of a cluster: observes the queue and the scheduler, decides, and acts.
 
-A plain class with its collaborators as arguments. It waits for nothing but answers; `hpcgpu.cluster.periodic` calls it
+A plain class with its collaborators as arguments. It waits only for answers; `hpcgpu.cluster.periodic` calls it
 again and again.
 """
 
@@ -31,7 +31,7 @@ __all__ = ["CLOSE_TIMEOUT", "Reconciler"]
 
 #: Seconds that closing may take.
 CLOSE_TIMEOUT = 30.0
-#: Seconds without an answer of the scheduler after which the user is told.
+#: Seconds without an answer of the scheduler after which the user is warned.
 SILENCE = 60.0
 #: Seconds for which running tasks are waited for when the budget ends.
 BUDGET_END = 20.0
@@ -43,7 +43,7 @@ class Reconciler:
     Parameters
     ----------
     state : ClusterState
-        What is known, and the collaborators: dispatcher, scheduler, its client, clock, and how the user is told.
+        What is known, and the collaborators: dispatcher, scheduler, its client, clock, and the messages to the user.
     environment : EnvironmentCheck
         Compares the environments of client, scheduler and workers.
     """
@@ -69,19 +69,19 @@ class Reconciler:
     # Observe: the scheduler
 
     def worker_joined(self, address: str, name: object) -> None:
-        """Take note of a connected worker."""
+        """Record a connected worker."""
         self.state.known_workers.add(address)
         self.state.registry.worker_joined(address, name, now=self.state.now)
 
     def worker_left(self, address: str) -> None:
-        """Take note of a worker that is gone."""
+        """Record a worker that is gone."""
         self.state.known_workers.discard(address)
         if self.state.registry.worker_left(address, now=self.state.now):
             self.state.poll_now.set()  # its job may have ended
         self.state.changed.set()
 
     def observe_workers(self, workers: Workers) -> None:
-        """Take the scheduler's full list of workers."""
+        """Record the scheduler's full list of workers."""
         state = self.state
         for gone in {address for job in state.registry.worker_jobs for address in job.workers} - workers.keys():
             state.registry.worker_left(gone, now=state.now)
@@ -92,7 +92,7 @@ class Reconciler:
         state.changed.set()
 
     def compare_environments(self, workers: Workers) -> None:
-        """Tell where workers do not fit to the others."""
+        """Report incompatible software of the workers."""
         fatal, differing = self.environment.check(environments(workers))
         if fatal:
             self.state.report(fatal)
@@ -100,7 +100,7 @@ class Reconciler:
             self.state.messages.warn(differing)
 
     async def observe_load(self) -> None:
-        """Ask the scheduler what there is to do. Without an answer the last one counts."""
+        """Query the scheduler for its load. If it does not answer, the last answer counts."""
         state = self.state
         if state.client is None:
             return
@@ -113,7 +113,7 @@ class Reconciler:
                 state.registry.groups[name].demand = demand
 
     def observe_silence(self) -> None:
-        """Tell once when the scheduler has not answered for long though its job runs."""
+        """Report once that the scheduler has not answered for long although its job runs."""
         state, now = self.state, self.state.now
         if state.listening:
             self._silent_since, self._silence_told = None, False
@@ -167,8 +167,9 @@ class Reconciler:
         return phase if isinstance(phase, Ended) and new else None
 
     async def refresh(self) -> None:
-        """Take the scheduler's list of workers, for its stream falls silent when another manager subscribes, and their
-        load.
+        """Query the scheduler for its workers and their load.
+
+        The stream of events stops when another manager subscribes.
         """
         if self.state.client is not None:
             with suppress(OSError, TimeoutError):
@@ -176,7 +177,7 @@ class Reconciler:
         await self.observe_load()
 
     def _observe_jobs(self) -> None:
-        """Learn from what the queue said: waits, ends, what runs well, how long the scheduler job has left."""
+        """Record what the queue reports: waits, ends, stable jobs, and the time left for the scheduler job."""
         state, now = self.state, self.state.now
         ended = state.dispatcher.monitor.ended()  # what the queue merely forgot may still run
         for job in state.registry.worker_jobs:
@@ -196,12 +197,12 @@ class Reconciler:
                 work.stable = True
                 job.group.failures.jobs_run_well()
         self._release_unschedulable()
-        if state.client is not None and state.scheduler is not None:  # before that nobody would be told
+        if state.client is not None and state.scheduler is not None:  # before that nobody would receive it
             if warning := state.scheduler.end_is_near(now=now):
                 state.messages.warn(warning)
 
     def _release_unschedulable(self) -> None:
-        """Cancel what adaptive scaling asked for and can never start: nobody may be there to read why."""
+        """Cancel jobs of adaptive scaling that can never start: perhaps nobody is there to read why."""
         state = self.state
         for job in list(state.registry.active.values()):
             if job.group.adaptive is not None and state.failures.unschedulable([job.name]):
@@ -211,13 +212,13 @@ class Reconciler:
                 state.report(f"{message}. Adaptive scaling is paused; `cluster.adaptive.resume()` resumes it")
 
     async def _scheduler_ended(self) -> None:
-        """Take note that the cluster is lost, and cancel its worker jobs."""
+        """Record that the cluster is lost, and cancel its worker jobs."""
         scheduler = self.state.scheduler
         assert scheduler is not None
         await self.fail(scheduler.loss_report(self.state.name))
 
     async def fail(self, failure: str) -> None:
-        """Take note that the cluster is lost, tell it, and cancel its jobs."""
+        """Record that the cluster is lost, tell it, and cancel its jobs."""
         state = self.state
         state.failures.lose(failure)
         state.failed = True
@@ -229,12 +230,13 @@ class Reconciler:
             for job in state.registry.draining:
                 job.cancelled(now=state.now)
         except BatchError as error:
-            state.report(f"the jobs {' '.join(state.dispatcher.left())} could not be cancelled: {error}")
+            state.report(f"could not cancel {' '.join(state.dispatcher.left())}: {error}")
         state.changed.set()
 
     async def _worker_job_ended(self, job: WorkerJob, phase: Ended) -> None:
-        """Tell of a job that ended without being drained; the next decision replaces it, unless too many have failed in
-        a row.
+        """Report a job that ended without being drained.
+
+        The next decision replaces it, unless too many have failed in a row.
         """
         state, group, now = self.state, job.group, self.state.now
         if phase.presumed:
@@ -245,7 +247,7 @@ class Reconciler:
         outcome, message = (
             job.outcome,
             job.failure_report(),
-        )  # reads the log: nothing comes between what is known and what is told
+        )  # reads the log: state and message must be from the same moment
         group.failures.job_ended(outcome, job.queue_status.node, now=now)
         self._tell_of_end(group, message)
         if outcome.crashed and phase.work.joined_at is not None and state.client is not None:
@@ -253,7 +255,7 @@ class Reconciler:
                 await state.client.crashed(units.workers_of(job.name, group.options))
 
     def _tell_of_end(self, group: WorkerGroup, message: str) -> None:
-        """Tell of a job that ended too early, and whether it is replaced."""
+        """Report a job that ended too early, and whether it is replaced."""
         if group.adaptive is not None:
             group.adaptive.note(message.splitlines()[0], now=self.state.now)
         if group.failures.paused:
@@ -281,13 +283,13 @@ class Reconciler:
         state.heartbeat_now.set()
 
     def decide(self) -> None:
-        """Bring each group to the size that it should have: the one place where jobs are asked for and released."""
+        """Bring each group to the size that it should have: the one place where jobs are requested and released."""
         state = self.state
         if not state.managed or state.scheduler is None or not state.scheduler.submit_done:
             return  # worker jobs go right behind the scheduler
         for group in state.registry.all_groups():
             jobs = [job for job in state.registry.active.values() if job.group is group]
-            # All are looked at before anything is said or done: several that lose workers together are one event.
+            # All are examined before anything is reported or done: several that lose workers together are one event.
             lost = [job for job in jobs if state.listening and group.record_absent(job, now=state.now)]
             for job in lost:
                 self._tell_of_absent(job)
@@ -296,7 +298,7 @@ class Reconciler:
         self.submitter.submit_planned()
 
     def _drain_before_walltime(self, group: WorkerGroup, jobs: list[WorkerJob]) -> None:
-        """Drain what runs and has not long to go."""
+        """Drain the running jobs whose walltime ends soon."""
         for job in jobs:
             ends = group.walltime_ends(job)
             if self.state.client is not None and ends is not None and self.state.now >= max(ends, job.retry_at):
@@ -325,7 +327,7 @@ class Reconciler:
             self.drainer.drain([job.name], Drain.WALLTIME, deadline=job.queue_status.end)
 
     def _tell_of_absent(self, job: WorkerJob) -> None:
-        """Tell of a running job that lacks workers for good; it is replaced, unless too many have failed in a row."""
+        """Report a running job that lacks workers for good; it is replaced, unless too many have failed in a row."""
         state, group, node, now = self.state, job.group, job.queue_status.node, self.state.now
         message = f"worker job {job.job_id} ({job.name}){f' on {node}' if node else ''}: {job.shortage(now=now)}"
         if group.adaptive is not None:
@@ -348,7 +350,7 @@ class Reconciler:
     # For people
 
     def about(self) -> str:
-        """Return how its scaling is, in a few words: what another program shows of it."""
+        """Return the state of its scaling in a few words, for other programs to show."""
         parts = []
         for group in self.state.registry.groups.values():
             what = "" if group.name == DEFAULT else f"group {group.name}: "
@@ -362,6 +364,6 @@ class Reconciler:
         return "; ".join([*parts, *self.shortages()])
 
     def shortages(self) -> list[str]:
-        """Return what running jobs lack, of each that lacks workers."""
+        """Return which workers are missing, for each running job that lacks some."""
         jobs = [job for job in self.state.registry.active.values() if job.work.absence]
         return [f"worker job {job.job_id} ({job.name}) {job.shortage(now=self.state.now)}" for job in jobs]

@@ -1,5 +1,6 @@
-"""All jobs of one cluster, and the groups of its worker jobs. What SpecCluster calls ``workers`` and ``worker_spec``
-are views of it.
+"""All jobs of one cluster, and the groups of its worker jobs.
+
+SpecCluster's ``workers`` and ``worker_spec`` are views of it.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Registry:
         """
         if not isinstance(name, str) or name not in self.groups:
             raise OptionError(
-                f"no worker group named {name!r}: there are {', '.join(self.groups)}; add_worker_group adds one"
+                f"no worker group named {name!r}: the groups are {', '.join(self.groups)}; add_worker_group adds one"
             )
         return self.groups[name]
 
@@ -119,7 +120,7 @@ class Registry:
 
     @property
     def active(self) -> dict[str, WorkerJob]:
-        """The worker jobs that there should be: neither draining nor ended."""
+        """The worker jobs that are neither draining nor ended."""
         return {job.name: job for job in self.worker_jobs if job.active}
 
     @property
@@ -140,12 +141,12 @@ class Registry:
         return job if isinstance(job, WorkerJob) else None
 
     def worker_joined(self, address: str, name: object, *, now: float) -> None:
-        """Take note of a connected worker."""
+        """Record a connected worker."""
         if job := self.job_of(name):
             job.joined(address, str(name), now=now)
 
     def worker_left(self, address: str, *, now: float) -> bool:
-        """Take note of a worker that is gone; return whether its job has none any more, so that it may have ended."""
+        """Record that a worker is gone; return whether its job has no worker left, so that it may have ended."""
         left = [job for job in self.worker_jobs if job.workers.pop(address, None) is not None]
         for job in left:
             job.observe(now=now)

@@ -1,5 +1,6 @@
-"""What a cluster needs of its Dask scheduler: a job, the job of a cluster to which it attaches, or one in this
-process.
+"""What a cluster needs of its Dask scheduler.
+
+The scheduler is a job, the job of a cluster to which this program attaches, or runs in this process.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ class Scheduler(Protocol):
     Attributes
     ----------
     in_process : bool
-        Whether it lives in this program, and ends with it.
+        Whether it runs in this program, and ends with it.
     contact : Contact or None
-        How it is reached, once it is.
+        How it is reached, once it can be reached.
     address, external_address : str or None
         Where workers, and clients, reach it.
     """
@@ -63,11 +64,11 @@ class Scheduler(Protocol):
         ...
 
     def heard(self, answers: bool) -> None:
-        """Take note of whether it answers now: one that does proves that its job runs."""
+        """Record whether it answers now: one that does proves that its job runs."""
         ...
 
     async def submit(self) -> None:
-        """Ask for it, without waiting for anything."""
+        """Request it, without waiting for anything."""
         ...
 
     async def reach(self) -> None:
@@ -83,5 +84,5 @@ class Scheduler(Protocol):
         ...
 
     async def close(self) -> None:
-        """End it, where it does not end with its job."""
+        """End it, unless it ends with its job."""
         ...

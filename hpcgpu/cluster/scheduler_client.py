@@ -1,4 +1,4 @@
-"""What the reconciler asks of the Dask scheduler, and how it is asked over distributed's RPC."""
+"""What the reconciler requests from the Dask scheduler, and how it does so over distributed's RPC."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ __all__ = ["RpcClient", "SchedulerClient", "Workers"]
 #: Seconds that the scheduler may take to answer.
 _TIMEOUT = 10.0
 
-#: What the scheduler tells of its workers, by address.
+#: What the scheduler reports of its workers, by address.
 Workers = Mapping[str, Mapping[str, Any]]
 
 
 class SchedulerClient(Protocol):
-    """A connection to the scheduler. Each call raises `OSError` or `TimeoutError` where the scheduler does not
-    answer.
+    """A connection to the scheduler.
+
+    Each call raises `OSError` or `TimeoutError` if the scheduler does not answer.
     """
 
     @property
@@ -34,7 +35,7 @@ class SchedulerClient(Protocol):
 
     @property
     def listening(self) -> bool:
-        """Whether the scheduler tells of workers that come and go as they do."""
+        """Whether the scheduler reports workers when they come and go."""
         ...
 
     async def workers(self) -> Workers:
@@ -42,20 +43,21 @@ class SchedulerClient(Protocol):
         ...
 
     async def load(self) -> Load:
-        """Return what there is to do; see `hpcgpu.runtime.extension.Extension.load`."""
+        """Return the load; see `hpcgpu.runtime.extension.Extension.load`."""
         ...
 
     async def heartbeat(self, manager: int, about: str) -> int:
-        """Tell that this manager lives; return the highest number of a manager that the scheduler knows."""
+        """Report that this manager is alive; return the highest manager number that the scheduler knows."""
         ...
 
     async def crashed(self, names: Iterable[str]) -> None:
-        """Tell that workers were lost because their job failed."""
+        """Report that workers were lost because their job failed."""
         ...
 
     async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
-        """Move the data of workers away, and close them or leave them without new tasks; return the addresses of those
-        that are empty.
+        """Move the data of workers away, and close them or keep them without new tasks.
+
+        Return the addresses of those that are empty.
         """
         ...
 
@@ -109,7 +111,7 @@ class RpcClient:
 
     @property
     def known(self) -> Workers:
-        """All workers, as the scheduler told last."""
+        """All workers, as the scheduler last reported them."""
         workers: Workers = self._cluster.scheduler_info["workers"]
         return workers
 
@@ -124,7 +126,7 @@ class RpcClient:
         return sum(worker["status"] == "running" for worker in info["workers"].values())
 
     async def load(self) -> Load:
-        """Return what there is to do."""
+        """Return the load."""
         load: Load = await asyncio.wait_for(self._rpc.hpcgpu_load(), _TIMEOUT)
         return load
 
@@ -134,11 +136,11 @@ class RpcClient:
         return answer
 
     async def heartbeat(self, manager: int, about: str) -> int:
-        """Tell that this manager lives."""
+        """Report that this manager is alive."""
         return int(await asyncio.wait_for(self._rpc.hpcgpu_heartbeat(manager=manager, about=about), _TIMEOUT))
 
     async def crashed(self, names: Iterable[str]) -> None:
-        """Tell that workers were lost because their job failed."""
+        """Report that workers were lost because their job failed."""
         await asyncio.wait_for(self._rpc.hpcgpu_crashed(names=list(names)), _TIMEOUT)
 
     async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
@@ -160,5 +162,5 @@ class RpcClient:
         await asyncio.wait_for(self._rpc.hpcgpu_release(), _TIMEOUT)
 
     async def goodbye(self, manager: int) -> None:
-        """Tell that this manager leaves."""
+        """Report that this manager leaves."""
         await asyncio.wait_for(self._rpc.hpcgpu_goodbye(manager=manager), _TIMEOUT / 2)

@@ -85,12 +85,13 @@ class SchedulerJob(Job):
         return self.reached_at
 
     def heard(self, answers: bool) -> None:
-        """Take note of whether the scheduler answers now."""
+        """Record whether the scheduler answers now."""
         self.answers = answers
 
     def end_is_near(self, *, now: float) -> str:
-        """Return a warning when four fifths of its walltime are over, and when 15 min are left, once each; empty
-        otherwise.
+        """Return a warning that the walltime ends soon; empty otherwise.
+
+        There is one after four fifths of the walltime, and one when 15 min are left.
         """
         status = self.queue_status
         if status.state is not JobState.RUNNING or status.start is None or status.end is None:
@@ -102,16 +103,16 @@ class SchedulerJob(Job):
         self._warned.update(due)
         return (
             f"the walltime of the scheduler job {self.job_id} ends in {max(0.0, left) / 60:.0f} min, and the "
-            "cluster with it: fetch your results. For the next one, scheduler={'walltime': ...} gives it more "
+            "cluster with it: fetch your results. Next time, request more by scheduler={'walltime': ...}"
             "time"
         )
 
     def loss_report(self, cluster: str) -> str:
         """Return what the user of this cluster is told when its job has ended, because somebody cancelled it, say."""
-        return f"the scheduler of cluster {cluster} is gone, its worker jobs are cancelled: {self.failure_report()}"
+        return f"the scheduler of cluster {cluster} is gone, and its worker jobs are cancelled: {self.failure_report()}"
 
     async def submit(self) -> None:
-        """Submit it, without waiting for anything; one to which this program attaches was submitted before."""
+        """Submit it without waiting; a job to which this program attaches was submitted before."""
         if self.job_id is None:
             self.submitting(Submitting())
             self.has_id(await self.dispatcher.submit(self.script, name=self.name, kind=self.kind))

@@ -1,6 +1,6 @@
 """Begins a cluster.
 
-Refuses what cannot work on this machine, makes the cluster's directory, starts the scheduler and the jobs behind it.
+Refuses options that cannot work here, makes the cluster's directory, starts the scheduler and the worker jobs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 
 
 class Starter:
-    """Starts the scheduler of one cluster, or attaches to it, and submits the jobs behind it.
+    """Starts the scheduler of one cluster, or attaches to it, and submits the worker jobs.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Starter:
         self.periodic = periodic
         self.options = options
         self.security = security
-        #: All jobs of the beginning have an id, or their submit is under way.
+        #: All jobs of the start have an id, or their submit is under way.
         self.submitted = asyncio.Event()
 
     async def start(self) -> None:
@@ -118,7 +118,7 @@ class Starter:
 
 
 def check(options: Options) -> None:
-    """Refuse what can be seen not to work on this machine."""
+    """Refuse options that cannot work on this machine."""
     for job in (options.worker, options.scheduler):
         if job is not None and job.local_directory is not None and "$" not in job.local_directory:
             check_local_directory(job.local_directory, everywhere=registry.system(options.system).one_machine)
@@ -128,7 +128,7 @@ def check(options: Options) -> None:
 
 
 def warn_of_doubts(options: Options) -> None:
-    """Warn of options that are likely not what the user wants."""
+    """Warn of options that the user probably does not want."""
     if not options.cluster.security:
         warn(
             "security=False: whoever can reach the scheduler's or a worker's port can run code as you; compute "
@@ -139,9 +139,7 @@ def warn_of_doubts(options: Options) -> None:
 
 
 def existing(options: Options, batch: BatchSystem) -> ClusterDirectory | None:
-    """Return the directory of a cluster of this name that has jobs in the queue, where the user wants to attach to
-    one.
-    """
+    """Return the directory of the live cluster of this name to which the user wants to attach; else None."""
     settings = options.cluster
     path = settings.cluster_directory / settings.name
     if settings.if_exists != "connect" or not (path / "cluster.json").exists():
@@ -166,7 +164,7 @@ def differences(asked: Options, had: Options) -> list[str]:
 
 
 def claim(options: Options, batch: BatchSystem) -> tuple[ClusterDirectory, int]:
-    """Make the directory, with all that belongs into it; return it and this program's number among its managers."""
+    """Make the directory with all its content; return it and this program's manager number."""
     settings = options.cluster
     path = settings.cluster_directory / settings.name
     rendered = {
@@ -210,8 +208,9 @@ def alive(directory: ClusterDirectory) -> list[str]:
 
 
 def check_local_directory(given: str, *, everywhere: bool) -> None:
-    """Refuse a place for temporary files that cannot be used, where this machine sees what nodes see; jobs look for
-    themselves.
+    """Refuse a `local_directory` that cannot be used, if this machine sees the same directory as the nodes.
+
+    Otherwise the jobs check it themselves.
     """
     try:
         path = Path(paths.expand(given, os.environ))
@@ -259,7 +258,7 @@ def attachable(directory: ClusterDirectory, system: str) -> saved.Saved:
     """
     name = directory.path.name
     if (its := system_of(directory)) != system:
-        raise ClusterError(f"cluster {name} is one of batch system {its!r}, not {system!r}")
+        raise ClusterError(f"cluster {name} belongs to batch system {its!r}, not {system!r}")
     if directory.closing:
         raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
     kept = saved.read(directory)

@@ -22,7 +22,7 @@ __all__ = ["ClusterState", "Messages"]
 
 
 class Messages(Protocol):
-    """How the user learns of something."""
+    """Messages to the user."""
 
     def log(self, text: str) -> None:
         """Write it into the cluster's log."""
@@ -50,7 +50,7 @@ class ClusterState:
         Returns epoch seconds.
     failures : ClusterFailures
     scheduler : Scheduler or None
-        None before it was asked for.
+        None before it was requested.
     client : SchedulerClient or None
         None before the scheduler was reached, and when the cluster is closed.
     known_workers : set of str
@@ -92,19 +92,21 @@ class ClusterState:
 
     @property
     def managed(self) -> bool:
-        """Whether this program keeps the cluster's jobs: it is neither closed nor lost, and no other program has taken
-        it over.
+        """Whether this program manages the cluster's jobs.
+
+        It does unless the cluster is closed or lost, or another program has taken it over.
         """
         return self.ownership.owner and not self.closing and not self.failures.lost
 
     @property
     def listening(self) -> bool:
-        """Whether the scheduler tells of its workers as they come and go."""
+        """Whether the scheduler reports its workers when they come and go."""
         return self.client is not None and self.client.listening
 
     async def poll(self, job_ids: Collection[str] | None = None) -> None:
-        """Ask the queue once about these jobs (default: all that have not ended), and move each to the phase that it
-        proves.
+        """Query the queue once for these jobs, and move each to the phase that the answer proves.
+
+        The default is all jobs that have not ended.
         """
         await self.dispatcher.poll(job_ids)
         self.registry.observe(now=self.now)
@@ -122,7 +124,7 @@ class ClusterState:
             raise ClusterError(f"{job.kind} job {job.job_id} ({name}) will never start: {explain(job.queue_status)}")
 
     def report(self, message: str) -> None:
-        """Warn at once, and again at the next `wait_for_workers`, `repr` or `close`."""
+        """Warn at once, and repeat it at the next `wait_for_workers`, `repr` or `close`."""
         self.failures.unreported.append(message)
         self.messages.warn(message)
         self.changed.set()
@@ -138,7 +140,7 @@ class ClusterState:
     def spawn(
         self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None
     ) -> asyncio.Task[None]:
-        """Run something in the background; what it raises is told, not lost."""
+        """Run something in the background; its exceptions are reported, not lost."""
         kept = self.tasks if tasks is None else tasks
         task = asyncio.ensure_future(work)
         kept.add(task)

@@ -1,4 +1,4 @@
-"""Submits the jobs that are planned, and tells of those that could not be submitted."""
+"""Submits the planned jobs, and reports those that could not be submitted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Submitter:
                 self.state.changed.set()
 
     async def _submit(self, job: WorkerJob) -> None:
-        """Submit a job; what goes wrong is told, and reaches the user at the next call too."""
+        """Submit a job; a failure is reported now and at the user's next call."""
         state, scheduler = self.state, self.state.scheduler
         try:
             await job.submit(scheduler.dependency if scheduler is not None else None)

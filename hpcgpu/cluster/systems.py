@@ -64,8 +64,9 @@ class PBSGPUCluster(GPUCluster):
 
 
 class LocalGPUCluster(GPUCluster):
-    """A GPU Dask cluster on this machine, through hpcgpu's embedded queue. Queue, account and the like mean nothing to
-    it.
+    """A GPU Dask cluster on this machine, through hpcgpu's embedded queue.
+
+    It ignores options such as queue and account.
     """
 
     system = "local"

@@ -2,7 +2,7 @@
 
 `hpcgpu.runtime.manager_process` starts it.
 
-It manages the cluster as any other program does that took it over, until another one does, or the cluster ends.
+It manages the cluster like any program that took it over, until another one does, or the cluster ends.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from hpcgpu.store.managers import AdaptArguments
 
 __all__ = ["main", "request"]
 
-#: Seconds that the scheduler may take to start the manager: it asks the queue first.
+#: Seconds that the scheduler may take to start the manager: it queries the queue first.
 _TIMEOUT = 120.0
 
 
 def request(directory: ClusterDirectory, group: str, arguments: AdaptArguments) -> str:
-    """Let the scheduler job scale a group of workers from now on, or as soon as it starts; return what was reached, for
-    people.
+    """Let the scheduler job scale a group of workers, from now on or from its start; return a message on the outcome.
 
     Parameters
     ----------
@@ -60,7 +59,7 @@ def request(directory: ClusterDirectory, group: str, arguments: AdaptArguments) 
             "Call `adapt` in that program"
         )
     if group not in options:
-        raise OptionError(f"no worker group named {group!r}: there are {', '.join(options)}")
+        raise OptionError(f"no worker group named {group!r}: the groups are {', '.join(options)}")
     units.limits(
         options[group],
         minimum={"jobs": arguments.get("minimum_jobs")},
@@ -98,7 +97,7 @@ async def _start(contact: Contact, directory: ClusterDirectory) -> str:
 
 
 def main(path: Path) -> None:
-    """Scale as the cluster directory asks until there is nothing to scale any more."""
+    """Scale as the cluster directory requests, until the cluster ends."""
     directory = ClusterDirectory(path)
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: end.set())

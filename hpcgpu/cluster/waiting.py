@@ -1,4 +1,4 @@
-"""Waits for the workers of a cluster, says what is waited for, and fails when that cannot succeed any more."""
+"""Waits for the workers of a cluster, shows what it waits for, and fails when the wait can no longer succeed."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ __all__ = ["wait_for_workers", "wanted_workers", "what_jobs_wait_for"]
 
 
 def what_jobs_wait_for(state: ClusterState, jobs: Iterable[Job]) -> str:
-    """Describe jobs that are waited for, and say so where the queue does not answer."""
+    """Describe the jobs that the user waits for, and say if the queue does not answer."""
     text = waiting_for(job.info(now=state.now) for job in jobs)
     problem = state.dispatcher.monitor.error
     return f"{text} (the queue does not answer: {problem})" if problem else text
 
 
 def wanted_workers(state: ClusterState) -> int:
-    """Return how many workers there should be: of a fixed size all, of adaptive scaling those of its minimum or of the
-    jobs there are.
+    """Return how many workers there should be.
+
+    For a fixed size these are all. For adaptive scaling these are its minimum, or those of the existing jobs.
     """
     return sum(
         group.options.workers_per_job
@@ -47,8 +48,9 @@ def wanted_workers(state: ClusterState) -> int:
 async def wait_for_workers(
     state: ClusterState, n_workers: int | None, timeout: float | str | None, *, quiet: bool
 ) -> None:
-    """Wait until so many workers are connected and ready; see
-    `hpcgpu.cluster.gpucluster.GPUCluster.wait_for_workers`.
+    """Wait until this number of workers is connected and ready.
+
+    See `hpcgpu.cluster.gpucluster.GPUCluster.wait_for_workers`.
     """
     deadline = time.monotonic() + parse_timedelta(timeout) if timeout is not None else math.inf
     with Progress(quiet) as progress:
@@ -87,14 +89,15 @@ async def _ready(state: ClusterState) -> int:
 
 
 def _why_not_there(state: ClusterState, missing: Collection[WorkerJob]) -> str:
-    """Return what the workers wait for: their jobs, and what keeps jobs out that there should be."""
+    """Return why workers are missing: the state of their jobs, and what prevents further jobs."""
     kept_out = [group.reason for group in state.registry.groups.values() if group.held or not missing]
     return "; ".join([what_jobs_wait_for(state, missing), *kept_out] if missing else kept_out)
 
 
 def _check_within_reach(state: ClusterState, wanted: int, missing: Iterable[WorkerJob]) -> None:
-    """Raise if so many workers can never be there: the plan has fewer, or its jobs cannot start, and nothing will
-    change it.
+    """Raise if this number of workers can never be reached.
+
+    The plan has fewer workers, or its jobs cannot start, and nothing will change that.
     """
     active, groups = state.registry.active.values(), state.registry.groups.values()
     own = {address for job in active for address in job.workers}

@@ -54,7 +54,7 @@ class WorkerJob(Job):
         self.has_id(job_id)
 
     def joined(self, address: str, worker: str, *, now: float) -> None:
-        """Take note of a connected worker; not of one whose job was cancelled: it is about to go."""
+        """Record a connected worker; not of one whose job was cancelled: it is about to go."""
         if self.job_id in self.dispatcher.cancelled:
             return
         self.workers[address] = worker
@@ -74,7 +74,7 @@ class WorkerJob(Job):
         self.work.idle_since = None
 
     def shortage(self, *, now: float) -> str:
-        """Return which workers a running job lacks, and what becomes of it."""
+        """Return which workers a running job lacks, and what happens next."""
         absence = self.work.absence
         if not absence or (self.draining and not self.lost_workers):
             return ""

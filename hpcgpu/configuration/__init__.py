@@ -1,3 +1,4 @@
-"""Where options come from: arguments, dask's configuration, site profiles. Above `hpcgpu.batch`, because each batch
-system adds its own.
+"""Where options come from: arguments, dask's configuration, site profiles.
+
+It is above `hpcgpu.batch`, because each batch system adds options.
 """

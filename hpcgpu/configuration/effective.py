@@ -1,5 +1,6 @@
-"""Configuration: the template, every option as a commented line of YAML, and which options count and where they come
-from.
+"""The configuration template, and the options in effect.
+
+The template has every option as a commented line of YAML. Each option in effect has its origin.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _HEAD = """\
 ## Configuration of hpcgpu. Dask reads it from ~/.config/dask/hpcgpu.yaml, /etc/dask/hpcgpu.yaml, or
 ## $DASK_CONFIG/hpcgpu.yaml.
 ## Remove the "# " in front of what you set; null means not set. The section of a batch system, such as `slurm:`, may
-## hold any of these keys too. They count for that batch system alone, before the general ones.
+## hold any of these keys too. They apply to that batch system only, and take precedence.
 """
 
 
@@ -112,8 +113,9 @@ def effective(system: str, arguments: Mapping[str, Any]) -> list[Effective]:
 
 
 def _sources(system: str, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return by option where its value comes from: the general section, the system's own, then the arguments; the last
-    one counts.
+    """Return for each option where its value comes from.
+
+    The order is the general section, the section of the system, and the arguments; the last one counts.
     """
     layers = [(dask.config.collect_env(os.environ), "environment")]
     layers = [

@@ -145,8 +145,9 @@ def cluster_directories() -> list[Path]:
 
 
 def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> WorkerOptions:
-    """Read the options of a further group of workers; account, walltime, environment and the like are the default
-    group's.
+    """Read the options of another group of workers.
+
+    It takes account, walltime, environment and the like from the default group.
 
     Parameters
     ----------
@@ -211,8 +212,9 @@ def _scheduler_options(
 
 
 def _inherited(own: Mapping[str, Any], built: SchedulerOptions, worker: WorkerOptions) -> dict[str, Any]:
-    """Return what the scheduler job takes from the workers: what is marked so, the environment, and what chooses
-    nodes.
+    """Return the options that the scheduler job inherits from the workers.
+
+    These are marked as inherited: for example the environment, and the options that choose nodes.
     """
     fields = {name: f for name, f in names(type(built)).items() if name in names(type(worker))}
     inherited = {
@@ -242,8 +244,9 @@ def _canonical(
     owners: tuple[str, ...],
     sections: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Replace aliases by their option's name and refuse unknown options; `sections` says which of them dask config
-    holds, and where.
+    """Replace aliases by the option's name, and refuse unknown options.
+
+    `sections` maps those that dask's configuration holds to their sections.
     """
     known: dict[str, set[str]] = {
         "cluster": set(names(ClusterOptions)),

@@ -16,8 +16,9 @@ __all__ = ["check_names", "configured", "described", "layered", "plain"]
 
 
 def layered(*layers: Any) -> Any:
-    """Return the options of the scheduler job: of the layers, the last that names one counts; "local" replaces what is
-    before it.
+    """Return the options of the scheduler job.
+
+    The last layer that sets an option counts. "local" replaces all layers before it.
     """
     result: Any = {}
     for layer in layers:
@@ -29,8 +30,9 @@ def layered(*layers: Any) -> Any:
 
 
 def configured(system: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what dask config says for this batch system, its own section before the general one, and by option the
-    section.
+    """Return the options that dask's configuration sets for this batch system, and the section of each.
+
+    The section of the system takes precedence over the general one.
 
     Null counts as not given.
     """

@@ -1,4 +1,4 @@
-"""What people see of one job."""
+"""One job, as it is shown to people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line that says what is being waited for: live on a terminal, else a new line whenever it changes."""
+"""One line that shows what a program waits for: live on a terminal, else a new line at each change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def duration(seconds: float) -> str:
 
 
 def waiting_for(jobs: Iterable[JobInfo]) -> str:
-    """Describe the jobs that are waited for: which, in which state, how long, why; the first three in full."""
+    """Describe the jobs that a program waits for: name, state, how long, why; the first three in full."""
     listed = list(jobs)
     parts = []
     for job in listed[:3]:
@@ -43,13 +43,13 @@ def waiting_for(jobs: Iterable[JobInfo]) -> str:
 
 
 def ending(ids: Sequence[str]) -> str:
-    """Name the jobs that are waited for until they end: ``jobs 12 13``; the first five."""
+    """Name the jobs that must end: ``jobs 12 13``; the first five."""
     more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
     return f"{'jobs' if len(ids) > 1 else 'job'} {' '.join(ids[:5])}{more}"
 
 
 class Progress:
-    """Shows what is being waited for, on stderr.
+    """Shows on stderr what a program waits for.
 
     Parameters
     ----------

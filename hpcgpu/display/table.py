@@ -14,7 +14,7 @@ __all__ = ["JobTable"]
 _COLUMNS = ("id", "kind", "name", "state", "waited", "node", "workers", "reason")
 
 
-#: Seconds from which on the age of what the queue said is shown.
+#: Seconds from which on the age of the queue's answer is shown.
 _FRESH = 3.0
 
 
@@ -25,7 +25,7 @@ class JobTable(list[JobInfo]):
     ----------
     jobs : iterable of JobInfo
     age : float, default 0
-        Seconds since the queue last told the states of the jobs.
+        Seconds since the queue last reported the states of the jobs.
     """
 
     def __init__(self, jobs: Iterable[JobInfo] = (), age: float = 0.0) -> None:
@@ -33,7 +33,7 @@ class JobTable(list[JobInfo]):
         self.age = age
 
     def _note(self) -> str:
-        """Return how old it is; empty where it is fresh."""
+        """Return how old it is; empty if it is fresh."""
         return f"States as of the queue's last answer, {duration(self.age)} ago." if self and self.age >= _FRESH else ""
 
     def _rows(self) -> list[tuple[str, ...]]:

@@ -14,8 +14,9 @@ __all__ = ["columns"]
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]], width: int = 140) -> str:
-    """Return a table without lines, each row folded into the width. What is in it is text, neither markup nor commands
-    to a terminal.
+    """Return a table without lines, each row wrapped to the width.
+
+    The content is text: markup and terminal commands have no effect.
     """
     table = Table(*(Column(Text(printable(cell))) for cell in head), box=None)
     for row in rows:

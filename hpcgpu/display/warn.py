@@ -1,4 +1,4 @@
-"""Warnings that stand where the user can see them: at the user's own line, or at none."""
+"""Warnings that name the user's own line of code, or none."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hpcgpu.errors import ClusterWarning
 
 __all__ = ["warn"]
 
-#: Who calls this package where no line of the user does: the event loop in its thread, the command line.
+#: Modules that call this package without a line of the user: the event loop in its thread, the command line.
 _NO_USER = ("asyncio", "threading", "tornado", "click")
 
 
 def warn(message: str) -> None:
-    """Warn of something that is wrong with a cluster, at the line of the user's program that led to it.
+    """Warn about a cluster, at the line of the user's program that led to it.
 
     `warnings.warn` prints the source line that it finds by a fixed number of frames: from the event loop's thread that
     is a line of this package, which tells the user nothing.

@@ -6,8 +6,9 @@ __all__ = ["counted"]
 
 
 def counted(number: float, noun: str, plural: str = "") -> str:
-    """Return a number with its noun in the singular or plural: ``1 worker``, ``2 workers``, ``0 jobs``, ``1.5 GPU
-    hours``.
+    """Return a number with its noun in the singular or plural.
+
+    Examples are ``1 worker``, ``2 workers``, ``0 jobs`` and ``1.5 GPU hours``.
 
     Parameters
     ----------

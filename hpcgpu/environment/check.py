@@ -1,5 +1,6 @@
-"""Whether client, scheduler and workers have the same environment; each difference is reported once. Reads this process
-only.
+"""Whether client, scheduler and workers have the same environment.
+
+Each difference is reported once. Reads this process only.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ class EnvironmentCheck:
         return "", f"client, scheduler and workers have different software or GPUs:\n{table(new)}" if serious else ""
 
     def _has_new(self, workers: Mapping[str, Mapping[str, str]]) -> bool:
-        """Whether there is an environment that was not compared yet: most workers of a large cluster join with one that
-        was.
+        """Whether there is an environment that was not compared yet.
+
+        In a large cluster, most new workers have an environment that was compared before.
         """
         kinds = {frozenset(workers[name].items()) for name in workers.keys() - self._compared}
         new = not self._kinds or not kinds <= self._kinds
@@ -80,7 +82,8 @@ def _key(difference: Difference) -> tuple[str, frozenset[tuple[str, str]]]:
 
 
 def environments(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """Return by name the environments of workers, from the scheduler's list of them by address. Workers without our
-    preload say nothing.
+    """Return the environments of workers by name, from the scheduler's list of them by address.
+
+    Workers without our preload report nothing.
     """
     return {str(worker["name"]): worker["hpcgpu"] for worker in workers.values() if "hpcgpu" in worker}

@@ -1,5 +1,6 @@
-"""What software and GPU a process has, and where the processes of one cluster differ: `collect` reads, `compare` is
-pure.
+"""What software and GPU a process has, and where the processes of one cluster differ.
+
+`collect` reads. `compare` is pure.
 
 Dask requires client, scheduler and workers to agree in software; graphs with GPU objects need a GPU of matching
 capability on the scheduler.
@@ -214,8 +215,9 @@ def _minor(version: str) -> str:
 
 
 def _old_driver(name: str, party: Mapping[str, str]) -> Difference | None:
-    """Return that a driver is too old for the CUDA runtime; each driver runs what has its major version (CUDA
-    compatibility guide).
+    """Return the difference of a driver that is too old for the CUDA runtime.
+
+    Each driver runs all releases of its major version (CUDA compatibility guide).
     """
     driver, runtime = party.get("CUDA of the driver", ""), party.get("CUDA runtime", "")
     if name == CLIENT or not driver or not runtime or int(runtime.split(".")[0]) <= int(driver.split(".")[0]):
@@ -225,12 +227,13 @@ def _old_driver(name: str, party: Mapping[str, str]) -> Difference | None:
         f"the driver {party.get('driver', '')} supports CUDA {driver}: install hpcgpu with the extra cu{major}, or "
         "use newer drivers"
     )
-    return Difference("CUDA runtime", Grade.FATAL, {name: f"{runtime}, the driver has {driver}"}, advice)
+    return Difference("CUDA runtime", Grade.FATAL, {name: f"{runtime}; the driver supports {driver}"}, advice)
 
 
 def _without_numba(name: str, party: Mapping[str, str]) -> Difference | None:
-    """Return that Dask cannot send GPU arrays: its serialization of them is made with numba
-    (``distributed/protocol/{rmm,numba}.py``).
+    """Return the difference that Dask cannot send GPU arrays without numba.
+
+    Its serialization uses numba (``distributed/protocol/{rmm,numba}.py``).
     """
     if name == CLIENT or "cupy" not in party or "numba" in party:
         return None

@@ -1,1 +1,1 @@
-"""Which protocol and which interface the workers of a cluster speak over. Runs inside jobs, where it can be seen."""
+"""Which protocol and which interface the workers of a cluster use. Runs inside jobs, where this can be seen."""

@@ -1,5 +1,6 @@
-"""Mutual authentication of UCX connections, which UCX itself does not have: a peer outside the cluster is refused
-before anything is read.
+"""Mutual authentication of UCX connections, which UCX itself does not have.
+
+A peer outside the cluster is refused before anything is read from it.
 
 Each side proves that it knows the cluster's key, by three raw messages of fixed size, before distributed reads a frame;
 reading one unpickles. The key is never sent. Nonces are fresh on both sides. The roles and the address that the
@@ -53,8 +54,9 @@ class _Endpoint(Protocol):
 
 
 def place(host: str, port: int) -> bytes:
-    """Return an address as it is signed: 16 bytes of IPv6, to which IPv4 is mapped, and 2 of the port. Loopback is one:
-    each machine's own.
+    """Return an address in the form that is signed: 16 bytes of IPv6 and 2 bytes of the port.
+
+    IPv4 is mapped to IPv6. All loopback addresses are the same, because they mean the machine itself.
 
     Raises
     ------
@@ -109,8 +111,9 @@ class Connector:
 
 
 class Listener:
-    """The side that listens, without I/O: the first message goes to `challenge`, whose result is sent, the answer to
-    `check`.
+    """The side that listens, without I/O.
+
+    The first message goes to `challenge`, whose result is sent. The answer goes to `check`.
 
     Parameters
     ----------
@@ -202,8 +205,9 @@ def _key(connection_args: Mapping[str, Any]) -> bytes | None:
 
 
 def install() -> None:
-    """Let distributed authenticate each connection of scheme ``ucx`` that has a key. UCX is imported when the first is
-    made.
+    """Let distributed authenticate each connection of scheme ``ucx`` that has a key.
+
+    The first connection imports UCX.
     """
     from distributed.comm.registry import backends
 

@@ -26,7 +26,7 @@ _TIMEOUT = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """What a node has for a fabric.
+    """The network hardware and software of a node.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Node:
     transports : tuple of str
         What UCX itself can use, such as ``rc_mlx5``.
     ucx_error : str
-        Why UCX could not tell.
+        Why UCX did not report them.
     ucx_tls : str
         ``UCX_TLS``, which lets UCX use these alone; empty where it is not set.
     locked_memory : int or None
@@ -159,8 +159,9 @@ def _network(node: Node) -> tuple[str, str | None]:
 
 
 def nearest(node: Node, network: str, name: str, reaching: Collection[str]) -> str | None:
-    """Return the interface of a worker's node that is nearest to the scheduler's: a node may have several rails, each a
-    separate network.
+    """Return the interface of a worker's node that is nearest to the scheduler's interface.
+
+    A node may have several rails, each a separate network.
 
     Parameters
     ----------
@@ -179,8 +180,9 @@ def nearest(node: Node, network: str, name: str, reaching: Collection[str]) -> s
 
 
 def _lacking(node: Node, interface: str | None, *, gpu: bool) -> str:
-    """Return the first thing that is missing for UCX over InfiniBand; empty if nothing is. `interface` is the user's
-    option.
+    """Return the first thing that UCX over InfiniBand lacks here; empty if it lacks nothing.
+
+    `interface` is the user's option.
     """
     if not gpu:
         return "the scheduler job has no GPU, which UCX needs"
@@ -215,7 +217,7 @@ def _lacking_in_ucx(node: Node) -> str:
 def _lacking_settings(node: Node, interface: str | None) -> str:
     if node.locked_memory is not None and node.locked_memory < _LOCKED_MEMORY:
         return (
-            f"a process may lock {node.locked_memory // 1024} KiB of memory only (ulimit -l), too little for "
+            f"a process may lock only {node.locked_memory // 1024} KiB of memory (ulimit -l), too little for "
             "InfiniBand. Slurm copies the limit of the login node unless job_extra_directives has "
             "'--propagate=NONE'. `ulimit -l $(ulimit -Hl)` in job_script_prologue raises it as far as the site "
             "allows"
@@ -249,7 +251,7 @@ def _over(interface: str | None) -> str:
 
 
 def this_node(*, ucx: bool = True, sysfs: Path = Path("/sys/class/infiniband")) -> Node:
-    """Return what this node has for a fabric.
+    """Return the network hardware and software of this node.
 
     Parameters
     ----------
@@ -285,8 +287,9 @@ def _carries_ipoib(interface: Path) -> bool:
 
 
 def _ucx_transports() -> tuple[tuple[str, ...], str]:
-    """Query UCX in a separate process: the query starts UCX, and in this process Dask must start it, after CUDA
-    (`ucxx.init`).
+    """Query UCX for its transports in a separate process.
+
+    The query starts UCX. In this process Dask must start it, after CUDA (`ucxx.init`).
 
     Returns
     -------

@@ -19,8 +19,9 @@ _PACKAGES = ("ucxx", "distributed_ucxx")
 
 
 def spare_ucx() -> None:
-    """From now on this process ends without destroying UCX's objects. Its exit status and its exit hooks stay as they
-    are.
+    """Let this process end without destroying UCX's objects.
+
+    Its exit status and its exit hooks do not change.
     """
     atexit.register(_keep, os.getpid())
 

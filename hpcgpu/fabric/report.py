@@ -1,5 +1,6 @@
-"""What the workers' connections really use, and how fast they are: measured on the workers. Choice and tables are
-pure.
+"""What the workers' connections really use, and how fast they are; measured on the workers.
+
+The choice of pairs and the tables are pure.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MOST = 32
 #: Transports of UCX that are RDMA (``ucx_info -d``).
 _RDMA = ("rc_", "dc_", "ud_", "gga_", "srd_")
 _TIMEOUT = 60.0
-#: What workers report about themselves: the node that they run on.
+#: What workers report about themselves: their node.
 NODE = "hpcgpu-node"
 
 
@@ -210,8 +211,9 @@ async def _run(scheduler: Any, worker: str, function: Any, **arguments: Any) -> 
 
 
 def _nodes(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the node of each worker, as the batch system names it; workers outside our jobs report only their
-    address.
+    """Return the node of each worker, as the batch system names it.
+
+    Workers outside our jobs report only their address.
     """
     return {address: str(worker.get(NODE) or worker["host"]) for address, worker in workers.items()}
 
@@ -219,7 +221,7 @@ def _nodes(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 async def query_links(
     scheduler: Any, workers: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Link], dict[str, dict[str, float]]]:
-    """Look up what carries the connections between workers.
+    """Query what carries the connections between workers.
 
     Parameters
     ----------
@@ -261,9 +263,7 @@ async def query_links(
 
 
 def line_rate(transports: Iterable[str], rates: Mapping[str, float]) -> float:
-    """Return the line rate of the fastest card that carries a connection, in bytes a second; 0 where sysfs does not
-    tell.
-    """
+    """Return the line rate of the fastest card of a connection, in bytes per second; 0 if sysfs does not give it."""
     devices = {transport.split("/", 1)[1] for transport in transports if "/" in transport}
     return max((rate for device, rate in rates.items() if device in devices), default=0.0) * 1e9 / 8
 
@@ -271,8 +271,9 @@ def line_rate(transports: Iterable[str], rates: Mapping[str, float]) -> float:
 async def bench(
     scheduler: Any, workers: Mapping[str, Mapping[str, Any]], sizes: Sequence[int], *, device: bool
 ) -> list[Measurement]:
-    """Measure one connection within a node and one across nodes, with buffers in host memory and, if asked for, in GPU
-    memory.
+    """Measure one connection within a node and one across nodes.
+
+    The buffers are in host memory and, if requested, in GPU memory.
 
     One after the other, so that none disturbs another.
 

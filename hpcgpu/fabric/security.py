@@ -41,8 +41,9 @@ class ClusterSecurity(Security):  # type: ignore[misc]
         tls.install()
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
-        """Return the arguments of a connection in this role; a client's tell the other side whether it can hold GPU
-        objects.
+        """Return the arguments of a connection in this role.
+
+        A client's arguments say whether it can hold GPU objects.
         """
         arguments = {**super().get_connection_args(role), authentication.ARGUMENT: self._ucx_key}
         return {**arguments, "handshake_overrides": {HAS_GPU: _holds_gpu_objects()}} if role == "client" else arguments

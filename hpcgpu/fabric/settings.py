@@ -1,6 +1,4 @@
-"""What must be the same for UCX on scheduler and workers, as environment variables of their jobs: one place for
-both.
-"""
+"""UCX settings that must be the same on scheduler and workers, as environment variables of their jobs."""
 
 from __future__ import annotations
 
@@ -13,8 +11,9 @@ __all__ = ["Transports", "doubts", "environment", "private_transports"]
 
 
 class Transports(Protocol):
-    """The options that choose UCX's transports, as the worker jobs have them; see
-    `hpcgpu.options.common.WorkerOptions`.
+    """The options of worker jobs that choose UCX's transports.
+
+    See `hpcgpu.options.common.WorkerOptions`.
     """
 
     @property
@@ -82,8 +81,9 @@ def private_transports(environ: Mapping[str, str], config: Mapping[str, object])
 
 
 def _chosen(worker: Transports) -> dict[str, bool | None]:
-    """Return the flags as dask-cuda completes them: whoever only switches transports off means all others
-    (``get_ucx_config`` there).
+    """Return the flags as dask-cuda completes them (``get_ucx_config`` there).
+
+    If a user only switches transports off, dask-cuda enables all others.
     """
     flags = {name: getattr(worker, name) for name in _KEYS}
     transports = [flags[name] for name in _KEYS if name != "enable_rdmacm"]

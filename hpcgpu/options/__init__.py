@@ -1,1 +1,1 @@
-"""What users may set: the schema, the parsing of values, site profiles, Dask's configuration."""
+"""What users may set: the schema of options, the parsing of values, site profiles."""

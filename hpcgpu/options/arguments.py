@@ -1,4 +1,4 @@
-"""Arguments of a method that it does not take: what to write instead. Pure."""
+"""Advice for arguments that a method does not have. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _R = TypeVar("_R")
 
 
 def checked(**advice: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Make a method that refuses arguments by an `OptionError` that says what to write, where Python raises a bare
-    `TypeError`.
+    """Make a method raise `OptionError` for arguments that it does not have, with advice.
+
+    Python alone raises a bare `TypeError`.
 
     Parameters
     ----------

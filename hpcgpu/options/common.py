@@ -333,8 +333,9 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """All options of one cluster, read and checked. `scheduler` is None when the scheduler runs in the client's
-    process.
+    """All options of one cluster, read and checked.
+
+    `scheduler` is None if the scheduler runs in the client's process.
     """
 
     cluster: ClusterOptions

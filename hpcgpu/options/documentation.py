@@ -1,5 +1,6 @@
-"""Gives the cluster classes the signature and the parameter list of their options, from the one definition in
-`hpcgpu.options.schema`.
+"""Gives the cluster classes the signature and the parameter list of their options.
+
+Both come from the one definition in `hpcgpu.options.schema`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Which file says what the configuration holds: for messages, as dask merges all files and forgets where a value comes
-from.
+"""Which file sets a value of the configuration, for messages.
+
+dask merges all files and does not keep the origin of a value.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ __all__ = ["file_of"]
 
 
 def file_of(section: str, name: str, value: Any, spell: Callable[[str], str]) -> str:
-    """Return the path of the file of dask's configuration that holds this value, or "the environment"; empty if none
-    does.
+    """Return the path of the file of dask's configuration that sets this value, or "the environment".
+
+    Empty if none does.
 
     Parameters
     ----------

@@ -1,5 +1,6 @@
-"""Site profiles: what a site wants of its users' jobs, as data. ``NAME.yaml`` in hpcgpu/profiles, or in the user's own
-directory, which counts first.
+"""Site profiles: the options that jobs need at a site, as data.
+
+``NAME.yaml`` is in hpcgpu/profiles, or in the user's own directory, which takes precedence.
 
 A profile says ``about``, ``source`` and ``date`` of what it knows, the batch ``system``, the ``options`` that it sets,
 and those that it ``needs`` of the user.
@@ -102,7 +103,7 @@ def load(name: str) -> Profile:
         near = difflib.get_close_matches(name, names(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise OptionError(
-            f"no profile {name!r}: {hint}There are {', '.join(names())}; `hpcgpu profiles new {name}` drafts one"
+            f"no profile {name!r}: {hint}The profiles are {', '.join(names())}; `hpcgpu profiles new {name}` drafts one"
         )
     return _read(name, path)
 

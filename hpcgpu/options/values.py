@@ -248,8 +248,9 @@ def memory(name: str, value: str | float) -> int:
 
 
 def size_or_fraction(name: str, value: str | float) -> str:
-    """An amount of device memory as dask-cuda takes it: bytes, a text with a unit, a fraction of the GPU's memory, or
-    "auto".
+    """An amount of device memory as dask-cuda accepts it.
+
+    It is bytes, a text with a unit, a fraction of the GPU's memory, or "auto".
     """
     if isinstance(value, float) and 0 < value <= 1:
         return str(value)

@@ -1,5 +1,6 @@
-"""Who can change what is at a path: only what this user or root alone can change is executed, unpickled or taken as a
-credential.
+"""Who can change what is at a path.
+
+Only files that this user or root alone can change are executed, unpickled or used as credentials.
 
 One rule for all. A path is walked from the root, through symbolic links, as the kernel walks it. Each place on the way
 must belong to this user, to root, or to a user listed in ``HPCGPU_TRUSTED_UIDS``, and nobody else may write to it. The
@@ -56,8 +57,9 @@ class Weakness:
 
 
 def check(path: Path, *, group_may_write: bool = False) -> None:
-    """Refuse what somebody else can change, or could have made; warn where members of a group can put something else in
-    its place.
+    """Refuse a path that somebody else can change, or could have made.
+
+    Warn if members of a group can replace it.
 
     Parameters
     ----------
@@ -108,8 +110,9 @@ def check_tree(path: Path, files: Iterable[Path]) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Do the same for a directory in which private directories are made: it may be like ``/tmp``, and a group may write
-    to it.
+    """Do the same for a directory in which private directories are made.
+
+    It may be like ``/tmp``, and a group may write to it.
 
     Raises
     ------
@@ -122,8 +125,9 @@ def check_place(path: Path) -> None:
 
 
 def private_directory(path: Path) -> None:
-    """Make a directory, and those above it that are missing, for this user alone; `Path.mkdir` gives the latter the
-    umask's mode.
+    """Make a directory and its missing parents for this user alone.
+
+    `Path.mkdir` gives the parents the umask's mode.
 
     Raises
     ------
@@ -258,8 +262,9 @@ def _listed() -> set[int]:
 
 @functools.cache
 def _unmapped() -> set[int]:
-    """The user id that a container without root's privileges shows for root and all others: directories above ours are
-    root's mostly.
+    """The user id that a rootless container shows for root and all other users.
+
+    The directories above ours mostly belong to root.
     """
     try:
         first = Path("/proc/self/uid_map").read_text().split()[:3]

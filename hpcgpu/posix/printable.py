@@ -1,5 +1,6 @@
-"""Text that others wrote, as it can be shown: what queues, logs and other users' files say is data, never a command to
-a terminal.
+"""Text of others, made safe to show.
+
+What queues, logs and other users' files contain is data, never a command to a terminal.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Reads the JSON that hpcgpu keeps in files, and checks its shape: a damaged file is an error with a sentence, never a
-surprise later.
+"""Reads the JSON that hpcgpu keeps in files, and checks its shape.
+
+A damaged file is an error with a sentence.
 
 Pure but for `read`. Nothing here knows what the files are for.
 """
@@ -38,8 +39,9 @@ def read(path: Path, shape: type[_T], *, surrogates: bool = False) -> _T:
 
 
 def parse(content: bytes, shape: type[_T], what: str, *, surrogates: bool = False) -> _T:
-    """Return JSON as an object of a shape: a dataclass, a `TypedDict`, or a type such as ``dict[str, int]``. A path is
-    ``{"path": TEXT}``.
+    """Return JSON as an object of a shape.
+
+    The shape is a dataclass, a `TypedDict`, or a type such as ``dict[str, int]``. A path is ``{"path": TEXT}``.
 
     Keys that the dataclass does not have are left out: a later release may have written them.
 

@@ -1,4 +1,4 @@
-"""Drafts a profile from what the batch system says of itself. `render` is pure; `draft` asks."""
+"""Drafts a profile from what the batch system reports. `render` is pure; `draft` queries."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["draft", "render"]
 
 
 def draft(system: System) -> str:
-    """Ask the batch system, and return the draft.
+    """Query the batch system, and return the draft.
 
     Raises
     ------
     BatchError
         It does not answer.
     OptionError
-        It has no queues to ask for.
+        It cannot list its queues.
     """
     if (found := system.discover()) is None:
         raise OptionError(f"a profile is a site's; {system.title} has none, as all its jobs run on this machine")

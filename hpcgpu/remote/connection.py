@@ -1,4 +1,4 @@
-"""A Dask client for a cluster that is there: ``hpcgpu.connect("NAME")``. It manages nothing and takes nothing over."""
+"""A Dask client for an existing cluster: ``hpcgpu.connect("NAME")``. It manages nothing and takes nothing over."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, 
 
 
 def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = None, quiet: bool = False) -> Contact:
-    """Wait until a cluster's scheduler answers, and say what is waited for.
+    """Wait until a cluster's scheduler answers, and show what it waits for.
 
     Raises
     ------

@@ -18,7 +18,7 @@ __all__ = ["Reader"]
 
 
 class Reader:
-    """Reads on, call by call.
+    """Reads the new part of the logs, call by call.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Reader:
             yield "manager in the scheduler job", self.directory.logs / LOG
 
     def ended(self) -> bool:
-        """Whether nothing more will be written. A queue that does not answer says nothing of that."""
+        """Whether nothing more will be written. Without an answer of the queue this is not known."""
         if self.directory.closed:
             return True
         now = time.monotonic()

@@ -1,5 +1,6 @@
-"""The clusters of this user, as their directories tell: which there are, what of them lives, how to end one whose
-client is gone.
+"""The clusters of this user, from their directories.
+
+It finds them, queries which of their jobs live, and stops a cluster whose client is gone.
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ class Found:
 
 
 def directories(root: Path) -> list[ClusterDirectory]:
-    """Return the directories of clusters in a directory: those with a journal or a ``cluster.json``, also those renamed
-    ``NAME~...``.
+    """Return the cluster directories in a directory.
+
+    They have a journal or a ``cluster.json``. Those renamed to ``NAME~...`` are included.
     """
     paths = {path.parent for name in ("cluster.json", "journal.jsonl") for path in root.glob(f"*/{name}")}
     return [ClusterDirectory(path) for path in sorted(paths) if not path.name.startswith(".")]
@@ -104,8 +106,9 @@ def _warn(path: Path, error: NotTrusted) -> None:
 
 
 def find(roots: Iterable[Path], refuse: Callable[[Path, NotTrusted], None] = _warn) -> list[Found]:
-    """Return the clusters of these directories that were not closed, oldest first. A damaged one is among them, and
-    says so.
+    """Return the clusters of these directories that were not closed, oldest first.
+
+    A damaged one is included, with what is wrong.
 
     Those that were renamed for a later one of their name are among them while they have jobs.
 
@@ -244,8 +247,9 @@ def _is_cluster(path: Path) -> bool:
 
 
 def check_queue(directory: ClusterDirectory, batch: BatchSystem) -> None:
-    """Refuse to ask the queue of one system for the jobs of a cluster that is in the queue of another one, with the
-    same home.
+    """Refuse to query another queue than the one that the cluster's jobs are in.
+
+    Two systems may share a home directory.
 
     A queue that does not say which it is, and a cluster that was made where none did, are not refused.
 
@@ -284,8 +288,9 @@ def _query(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatu
 
 
 def submitted(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, Submit]:
-    """Return by id the jobs of a cluster that are not known to have ended. Of which no id is known, the queue is asked
-    by name.
+    """Return the jobs of a cluster that are not known to have ended, by id.
+
+    A job without a known id is looked up by its name.
 
     Raises
     ------
@@ -311,7 +316,7 @@ def stop(
 ) -> list[JobStatus]:
     """Cancel every job of a cluster, and no other; return those that are left after the timeout.
 
-    Its client, if it lives, sees its scheduler go and gives up; jobs that it asks for meanwhile are cancelled too.
+    Its client, if it is alive, stops when the scheduler is gone. Jobs that it submits meanwhile are cancelled too.
 
     Raises
     ------
@@ -344,8 +349,9 @@ def stop(
 
 
 def _submitting(directory: ClusterDirectory, *, now: float) -> bool:
-    """Whether a submit may still be under way that a killed client began: its command has a session of its own, and
-    lives on.
+    """Whether a submit of a killed client may still be under way.
+
+    Its command has a session of its own, and survives the client.
     """
     return any(
         s.job_id is None and not s.refused and not s.ended and now - s.time < _SUBMIT for s in directory.submits()
@@ -353,8 +359,9 @@ def _submitting(directory: ClusterDirectory, *, now: float) -> bool:
 
 
 def standing(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobStatus], list[str]]:
-    """Return the jobs of a cluster that have not ended, and the ids (or names, without an id) of those that nobody
-    knows.
+    """Return the jobs of a cluster that have not ended, and those that nobody knows.
+
+    The latter are ids, or names where there is no id.
 
     The queue alone says which live. Not knowing is no proof: only the journal, the queue or the accounting can say that
     a job has ended. There are two exceptions, where a job that is not known has ended too: the embedded queue never
@@ -383,15 +390,17 @@ def standing(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobS
 
 
 def _ended_by_itself(directory: ClusterDirectory) -> bool:
-    """Whether the scheduler job has removed the keys at its end. `stop` removes them too, before the jobs have
-    ended.
+    """Whether the scheduler job has removed the keys at its end.
+
+    `stop` removes them too, before the jobs have ended.
     """
     return not directory.tls.is_dir() and not directory.dashboard_token() and not directory.closing
 
 
 def close_ended(found: Iterable[Found], *, now: Callable[[], float] = time.time) -> list[Found]:
-    """Mark as closed, and take the credentials of, the clusters that have ended though nobody closed them; return the
-    others.
+    """Close the clusters that have ended by themselves; return the others.
+
+    A cluster is marked as closed, and its credentials are removed.
 
     A cluster has ended when each of its jobs is known to have ended (see `standing`), its scheduler does not answer,
     and nobody may be about to submit a job: the program that managed it has ended, or, where that is not known, nothing

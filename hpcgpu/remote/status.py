@@ -1,5 +1,6 @@
-"""What a cluster is now, seen from any program: its journal, its queue and its scheduler joined. Changes nothing,
-manages nothing.
+"""The state of a cluster, seen from any program.
+
+It joins the journal, the queue and the scheduler. It changes nothing and manages nothing.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class ClusterStatus:
 
 
 def status(directory: ClusterDirectory) -> ClusterStatus:
-    """Ask queue and scheduler about a cluster."""
+    """Query queue and scheduler for a cluster."""
     batch = batch_of(directory)
     problem: list[str] = []
     submits, statuses = dict[str, Submit](), dict[str, JobStatus]()

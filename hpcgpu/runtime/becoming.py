@@ -18,8 +18,9 @@ __all__ = ["become"]
 
 
 def become(command: Sequence[str], place: Path, at_end: contextlib.ExitStack) -> None:
-    """Run ``python -m MODULE ARGUMENTS`` in this process, with a fresh directory for temporary files in `place`; then
-    what `at_end` holds.
+    """Run ``python -m MODULE ARGUMENTS`` in this process, then what `at_end` holds.
+
+    The process gets a fresh directory for temporary files in `place`.
 
     Over UCX the process ends without Python's own tidying up: UCX's thread may still be at work then, and a
     segmentation fault would make a failure of a job that did well (seen with UCX 1.21 at the end of schedulers).

@@ -1,5 +1,6 @@
-"""What `hpcgpu check --in-job` runs in each job: looks around, writes what it saw into the directory, and lets itself
-be connected to.
+"""What `hpcgpu check --in-job` runs in each job.
+
+It examines the node, writes its report into the directory, and lets the login node connect.
 
 It only looks; what that means is decided on the login node (`hpcgpu.checks.jobs`).
 """

@@ -91,8 +91,9 @@ class Guard(Router):
         return any(hmac.compare_digest(token, self.token) for token in request.query_arguments.get("token", []))
 
     def _has_cookie(self, headers: HTTPHeaders) -> bool:
-        """Whether a browser was here with the token. A page of another server must not use its cookie: it may be on the
-        same host.
+        """Whether the browser has used the token before.
+
+        A page of another server must not use its cookie: that server may be on the same host.
         """
         origin = headers.get("Origin")
         if origin is not None and origin.partition("://")[2] != headers.get("Host"):
@@ -101,8 +102,9 @@ class Guard(Router):
         return any(name == self.cookie and hmac.compare_digest(value.encode(), self.value) for name, _, value in pairs)
 
     def _signed_in(self, request: HTTPServerRequest) -> dict[str, str]:
-        """Headers that keep the cookie and lead to the same page without the token: it must not stay in history, nor in
-        logs.
+        """Return headers that set the cookie and redirect to the same page without the token.
+
+        The token must not stay in the history, nor in logs.
 
         The location is relative: a proxy may have put something in front of the path. With ``SameSite=Strict`` a
         browser would not send the cookie where a link in a notebook is followed.
@@ -118,8 +120,9 @@ class Guard(Router):
 
 
 class _Answer(HTTPMessageDelegate):
-    """A short answer that is written when the header is read; tornado then closes the connection without reading a
-    body.
+    """A short answer that is written when the header has been read.
+
+    tornado then closes the connection without reading a body.
     """
 
     def __init__(
@@ -145,8 +148,9 @@ class _Answer(HTTPMessageDelegate):
 
 
 def guard(server: HTTPServer, directory: ClusterDirectory) -> None:
-    """Let an HTTP server of a cluster answer those who have its token, and nobody else. It must not have answered
-    anybody yet.
+    """Let an HTTP server of a cluster answer only requests that have its token.
+
+    The server must not have answered any request yet.
     """
     token = directory.dashboard_token()
     if not token:
@@ -158,8 +162,9 @@ def guard(server: HTTPServer, directory: ClusterDirectory) -> None:
 
 
 def guard_servers_of_this_process() -> None:
-    """Guard every HTTP server that distributed starts from now on in this process, which belongs to the cluster of its
-    environment.
+    """Guard every HTTP server that distributed starts in this process from now on.
+
+    The process belongs to the cluster of its environment.
 
     distributed has no hook between the start of a server and its first answer: preloads run later. So this replaces
     ``ServerNode.start_http_server``, by which scheduler and workers start it; see `hpcgpu.upstream`.

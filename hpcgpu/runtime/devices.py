@@ -13,7 +13,7 @@ __all__ = ["correct_device_index"]
 
 
 def correct_device_index() -> None:
-    """Let `CUDAWorker` ask for the first GPU of a rotated list; any other list is looked up as before."""
+    """Let `CUDAWorker` query the first GPU of a rotated list; any other list is looked up as before."""
     from dask_cuda import cuda_worker
 
     upstream = cuda_worker.nvml_device_index

@@ -67,8 +67,9 @@ def install(scheduler: Scheduler, lease: float | None = None) -> Extension:
 
 
 def _error_message(error: BaseException, *arguments: Any, **options: Any) -> Any:
-    """Stand in for distributed's own where the scheduler makes messages of errors: that of a graph with GPU objects
-    gets advice.
+    """Make an error message as distributed does, with advice for a graph with GPU objects.
+
+    It replaces distributed's function where the scheduler makes messages of errors.
     """
     return error_message(hostcopy.with_advice(error), *arguments, **options)
 
@@ -112,8 +113,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     # The manager's lease
 
     async def heartbeat(self, manager: int = 0, about: str = "") -> int:
-        """Record a manager's heartbeat, and how its scaling is; return the highest number of any manager. Earlier ones
-        do not count.
+        """Record a manager's heartbeat and the state of its scaling; return the highest manager number.
+
+        Heartbeats of earlier managers do not count.
         """
         if manager >= self._manager and manager != self._left:
             self._manager, self._heard, self._about, self._present = manager, time.monotonic(), about, True
@@ -126,8 +128,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             self._present = False
 
     async def state(self) -> dict[str, Any]:
-        """Return who manages the cluster: the manager's ``number``, whether it is ``present``, what it says, what went
-        wrong with it.
+        """Return who manages the cluster.
+
+        It has the manager's ``number``, whether it is ``present``, what it reports, and its last problem.
 
         The latter two are ``about`` and ``problem``.
         """
@@ -172,7 +175,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     # Load
 
     async def load(self) -> Load:
-        """Return what there is to do."""
+        """Return the load."""
         sample = math.ceil(_SAMPLE_HELD / max(1, len(self.scheduler.workers)))
         workers = {
             str(ws.name): WorkerLoad(
@@ -207,8 +210,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     # Workers that leave
 
     async def unfinished(self, names: Iterable[str]) -> dict[str, int]:
-        """Return how many tasks retiring workers still execute, by name; those that they have not begun go to
-        others.
+        """Return how many tasks retiring workers still execute, by name.
+
+        Tasks that they have not begun go to other workers.
         """
         wanted, now, counts = set(names), time.time(), {}
         self._leaving_since = {
@@ -240,8 +244,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     # Results for clients without a GPU
 
     async def gather(self, comm: Comm, keys: Collection[Any], serializers: list[str] | None = None) -> Any:
-        """Collect results as `Scheduler.gather` does; in host memory for a client that has no GPU and does not choose
-        itself.
+        """Collect results as `Scheduler.gather` does.
+
+        They are in host memory for a client that has no GPU and does not choose the format itself.
         """
         return await self.scheduler.gather(keys=keys, serializers=self._serializers(comm, serializers))
 
@@ -310,8 +315,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
 
 def _wanted(worker: WorkerState, at_most: int) -> int:
-    """Return the bytes that a worker holds, in memory or spilled, and that somebody wants; its share of what several
-    workers hold.
+    """Return the bytes of wanted data that a worker holds, in memory or spilled.
+
+    Data that several workers hold counts in shares.
 
     Clients want futures and persisted collections. Published datasets, variables and queues have clients of their own
     in the scheduler. Tasks that are not computed yet want what they depend on. `at_most` results are looked at.

@@ -14,8 +14,9 @@ __all__ = ["visible_gpus"]
 def visible_gpus(
     wanted: int, environ: Mapping[str, str], on_node: int | None, *, whole_nodes: bool = False, kind: str = "worker"
 ) -> str | None:
-    """Return the value that CUDA_VISIBLE_DEVICES must have for a job that asked for `wanted` GPUs; None to leave it as
-    it is.
+    """Return the value that CUDA_VISIBLE_DEVICES must have for a job that requested `wanted` GPUs.
+
+    None keeps the present value.
 
     Its entries may be indices, UUIDs or MIG UUIDs, and are only counted.
 

@@ -61,8 +61,9 @@ def host_copy(value: Any) -> Any:
 
 
 def _has_interface(value: Any) -> bool:
-    """Whether it is in GPU memory. torch has the attribute for each tensor, and raises on the CPU, but also where
-    gradients are kept.
+    """Whether it is in GPU memory.
+
+    torch has the attribute for each tensor. It raises for those on the CPU, and for those with gradients.
     """
     try:
         if getattr(value, "is_cuda", None) is not None:
@@ -132,8 +133,9 @@ def register() -> None:
 
 
 def with_advice(error: BaseException) -> BaseException:
-    """Return an error with advice if the scheduler could not rebuild a graph because of GPU objects in it; otherwise
-    the error itself.
+    """Return an error with advice if the scheduler could not rebuild GPU objects in a graph.
+
+    Otherwise return the error itself.
 
     Dask's own text speaks of different environments alone.
     """

@@ -1,5 +1,6 @@
-"""First step of every job, ``python -m hpcgpu.runtime.launch``: checks what the job was given, then becomes the stock
-Dask command.
+"""First step of every job, ``python -m hpcgpu.runtime.launch``.
+
+It checks what the job got, then becomes the stock Dask command.
 
 It fails at once and says why when that command could not succeed. The command runs in this very process, so that
 signals from the batch system reach Dask and nothing stands between. A worker imports Dask while it waits for the
@@ -56,8 +57,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tuple[list[str], Path]:
-    """Return the full command of the job, and the directory for its temporary files. What the job must do at its end
-    goes to `at_end`.
+    """Return the full command of the job, and the directory for its temporary files.
+
+    `at_end` gets what the job must do at its end.
 
     Raises
     ------
@@ -115,13 +117,13 @@ def choose_gpus(arguments: argparse.Namespace) -> None:
 
 
 def configure(directory: ClusterDirectory) -> None:
-    """Tell Dask, and our preloads, of the cluster: all of them read it from the environment."""
+    """Describe the cluster to Dask and to our preloads, which read it from the environment."""
     os.environ["HPCGPU_CLUSTER_DIRECTORY"] = str(directory.path)
     os.environ.update(credentials.environment(directory))
 
 
 def guard_dashboard() -> None:
-    """Let the dashboards of this process ask for their token."""
+    """Let the dashboards of this process require their token."""
     from hpcgpu.runtime.dashboard import guard_servers_of_this_process  # imports Dask
 
     guard_servers_of_this_process()

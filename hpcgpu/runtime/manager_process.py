@@ -1,5 +1,6 @@
-"""The manager that runs in the scheduler job, for adaptive scaling without a living client: starts and ends its
-process.
+"""Starts and ends the manager that runs in the scheduler job.
+
+It is for adaptive scaling without a live client.
 
 It is a process of its own, ``python -m hpcgpu.cluster.unattended``: what it does must not hold up the scheduler.
 """
@@ -66,8 +67,9 @@ class Unattended:
         return ""
 
     async def _watch_over(self, process: asyncio.subprocess.Process) -> None:
-        """Take note when the manager ends by itself; one that was taken over, or whose cluster has ended, exits with
-        0.
+        """Record that the manager has ended by itself.
+
+        It exits with 0 if it was superseded, or if its cluster has ended.
         """
         code = await process.wait()
         if code and process is self._process:

@@ -1,5 +1,6 @@
-"""Where a job puts its files, what its tasks can import, how long it lives, and the credentials of a cluster that lives
-in it.
+"""Where a job puts its files, what its tasks can import, and how long it lives.
+
+Also the credentials of a cluster that lives in the job.
 """
 
 from __future__ import annotations
@@ -46,8 +47,7 @@ def expanded(path: str, environ: Mapping[str, str]) -> str:
 
 
 def temporary_place(arguments: argparse.Namespace) -> Path:
-    """Take the option `local_directory` out of the command, and return the directory in which that for Dask's temporary
-    files is made.
+    """Remove the option `local_directory` from the command; return the directory for Dask's temporary directory.
 
     Raises
     ------
@@ -67,8 +67,9 @@ def temporary_place(arguments: argparse.Namespace) -> Path:
 
 
 def import_from_working_directory() -> None:
-    """Let tasks import modules from where the job was submitted, as Dask's own command does, unless others can put
-    modules there.
+    """Let tasks import modules from the directory of the submit, unless others can write there.
+
+    Dask's own command lets them too.
 
     The job script starts Python with ``-P``: without it Python would look there first of all, for its own modules too.
     """
@@ -94,8 +95,9 @@ def lifetime(remaining: float, asked: float | None = None) -> float:
 
 
 def end_of_walltime(own: OwnJob, batch: BatchSystem) -> float | None:
-    """Return when the walltime of this job is over, epoch seconds; the queue is asked where the environment does not
-    tell.
+    """Return the end of this job's walltime, epoch seconds.
+
+    The queue is queried if the environment does not contain it.
     """
     if own.end is not None:
         return own.end
@@ -112,8 +114,9 @@ def make_credentials(directory: ClusterDirectory, own: OwnJob | None, batch: Bat
 
 
 def remove_secrets(directory: ClusterDirectory, token: str, job_id: str) -> None:
-    """Remove the credentials of a cluster whose scheduler job ends; scripts of ``hpcgpu render`` may be launched again,
-    with theirs.
+    """Remove the credentials of a cluster whose scheduler job ends.
+
+    Scripts of ``hpcgpu render`` keep theirs, because they may be launched again.
 
     Only the job of the contact does; where there is none (any more) that of the journal.
     """

@@ -1,5 +1,6 @@
-"""Whether a cluster's scheduler can be reached, and the wait for one that cannot yet: in worker jobs, and in programs
-that connect.
+"""Connects to a cluster's scheduler, and waits for one that cannot be reached yet.
+
+Worker jobs use it, and programs that connect.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
 
 
 def scheduler_of(directory: ClusterDirectory, contact: Contact) -> rpc:
-    """Return a connection to the scheduler of a cluster, to be used as ``async with``; its methods are the scheduler's
-    handlers.
+    """Return a connection to the scheduler of a cluster, for ``async with``.
+
+    Its methods are the scheduler's handlers.
     """
     from distributed.core import rpc
 
@@ -101,8 +103,9 @@ class SchedulerWatch:
         return self.monitor.error
 
     def poll(self, *, now: float) -> JobStatus | None:
-        """Poll if it is time to. Return what is known of the job; None where nothing is, because it has no id yet or
-        the last poll failed.
+        """Poll if it is time to; return what is known of the job.
+
+        None means that it has no id yet, or that the last poll failed.
 
         A job that is presumed to have ended is `JobState.FAILED`, with the reason: see
         `hpcgpu.batch.monitor.presumed_ended`.

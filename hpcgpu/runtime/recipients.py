@@ -22,8 +22,9 @@ _ON_GPU = re.compile(r"(cupyx?|cudf|dask_cudf|pylibcudf|cuml|cugraph|cuspatial|r
 
 
 def install() -> None:
-    """Let the active memory manager choose among suitable workers: upstream has no hook for it, so its private method
-    is wrapped.
+    """Let the active memory manager choose among suitable workers.
+
+    Upstream has no hook for it, so this wraps its private method.
     """
     upstream = ActiveMemoryManagerExtension._find_recipient
     if getattr(upstream, "knows_gpus", False):

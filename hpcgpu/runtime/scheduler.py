@@ -1,5 +1,6 @@
-"""Preload of the scheduler: adds our extension, publishes its addresses in the cluster directory, takes them away when
-it ends.
+"""Preload of the scheduler.
+
+It adds our extension, publishes the addresses in the cluster directory, and removes them at the end.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
 
 
 async def dask_teardown(scheduler: Scheduler) -> None:
-    """Take the contact away, if it is still this scheduler's: workers that start now must not wait for it."""
+    """Remove the contact if it is still this scheduler's: workers that start now must not wait for it."""
     directory = ClusterDirectory(Path(os.environ["HPCGPU_CLUSTER_DIRECTORY"]))
     extension = scheduler.plugins.get("hpcgpu")
     if extension is not None and extension.unattended is not None:

@@ -25,8 +25,9 @@ __all__ = ["made", "place", "refusal"]
 
 
 def place(local_directory: str | None = None) -> Path:
-    """Return the directory for temporary files, made if it is not there: the one given, that of Dask's configuration,
-    or the node's.
+    """Return the directory for temporary files, and make it if necessary.
+
+    It is the one given, that of Dask's configuration, or that of the node.
 
     Raises
     ------
@@ -109,8 +110,9 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _sweep(base: Path, prefix: str) -> None:
-    """Remove what processes of this user have left here that were killed; not where others could make us remove
-    something else.
+    """Remove files that killed processes of this user left here.
+
+    Nothing is removed where others could make us remove something else.
     """
     if weaknesses(base, shared=True):
         return

@@ -169,7 +169,7 @@ async def _end(process: asyncio.subprocess.Process, grace: float) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make the cluster's directory, run, take the credentials away."""
+    """Make the cluster's directory, run, remove the credentials."""
     parser = argparse.ArgumentParser(
         prog="python -m hpcgpu.runtime.single", description=__doc__.splitlines()[0] if __doc__ else ""
     )

@@ -1,5 +1,7 @@
-"""Preload of worker processes: from its import on connections are those of `hpcgpu.fabric`, pages ask for the
-dashboard's token, and clients without a GPU get host copies of results.
+"""Preload of worker processes.
+
+It installs the connections of `hpcgpu.fabric`, the token of the dashboard, and host copies of results for clients
+without a GPU.
 
 It also tells the scheduler what software and GPU the worker has.
 """

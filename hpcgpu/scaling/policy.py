@@ -177,7 +177,7 @@ class Decision:
     target : int
         Jobs that there should be.
     submit : int
-        Jobs to ask for.
+        Jobs to request.
     cancel : tuple of str
         Pending jobs to cancel, only while they are still pending.
     retire : tuple of str
@@ -204,8 +204,9 @@ class Decision:
 
 
 def expected_wait(waits: Sequence[float], jobs: Iterable[JobView], now: float) -> float | None:
-    """Return how long a job that is submitted now would wait: the median of the last ten, and no less than the oldest
-    that still waits.
+    """Return how long a job that is submitted now would wait.
+
+    It is the median of the last ten waits, and at least that of the oldest pending job.
 
     None when nothing is known.
     """
@@ -343,8 +344,9 @@ def _amount(nbytes: float) -> str:
 def _dispensed(
     idle: Iterable[JobView], jobs: Sequence[JobView], lasting: Sequence[JobView], most: int
 ) -> list[JobView]:
-    """Return the idle jobs to release, `most` at most: none with actors, and none whose wanted data the others could
-    not hold.
+    """Return the idle jobs to release, `most` at most.
+
+    Jobs with actors stay, and jobs whose wanted data the others could not hold.
     """
     wanted = sum(job.wanted for job in jobs)
     staying, gone = {job.name: job.memory for job in lasting}, list[JobView]()
@@ -367,8 +369,9 @@ def _submit(
     *,
     now: float,
 ) -> tuple[int, str]:
-    """Return how many jobs to request, and why none if none; `for_data` of the missing ones replace jobs that hold
-    wanted data.
+    """Return how many jobs to request, and the reason if none.
+
+    `for_data` of the missing jobs replace jobs that hold wanted data.
     """
     if history.paused:
         return 0, f"paused: {history.paused}"
@@ -407,8 +410,9 @@ def _shrink(
     keep: float,
     now: float,
 ) -> Decision:
-    """Release the jobs that have been too many for long enough: pending ones first, then idle ones that wanted data
-    does not need.
+    """Release jobs that have been surplus for long enough.
+
+    Pending jobs go first, then idle ones that no wanted data needs.
     """
     since = min(now, hysteresis.surplus_since) if hysteresis.surplus_since is not None else now
     pending = sorted((job for job in lasting if job.pending), key=_dispensable)

@@ -1,5 +1,6 @@
-"""Whether and when a running job with missing workers is replaced. Pure: the connected workers and the time in, a
-decision out.
+"""Whether and when a running job with missing workers is replaced.
+
+Pure: the connected workers and the time in, a decision out.
 
 A nanny that restarts its worker needs seconds, and the processes of one job do not start at the same moment. A worker
 that is away for longer than ``death_timeout`` has ended for good: its own process stops looking for the scheduler then.

@@ -107,7 +107,7 @@ class Failures:
     _same_loss_until: float = 0.0
 
     def job_ended(self, outcome: Outcome, node: str, *, now: float) -> None:
-        """Take note of a job that ended without being asked to."""
+        """Record a job that ended without being asked to."""
         self.full = ""
         if outcome in {Outcome.NODE_FAIL, Outcome.NEVER_CONNECTED} and node:
             self._exclude(node)
@@ -117,8 +117,9 @@ class Failures:
             self._job_failed(now)
 
     def workers_lost(self, node: str, *, within: float, now: float) -> None:
-        """Take note of a running job that lacks workers for good. The first in a row may be bad luck, the next ones
-        count as failures.
+        """Record a running job that lacks workers for good.
+
+        The first of a row may be bad luck. The next ones count as failures.
 
         Several jobs that lose workers within so many seconds count once: a network that fails for a moment is one
         event. A job and the one that replaces it never do, for workers are waited for that long.
@@ -144,7 +145,7 @@ class Failures:
             self.paused = f"{failed} (worker_restarts={self.restarts})"
 
     def submit_refused(self, words: str, *, for_good: bool, now: float) -> None:
-        """Take note of a submit that was refused."""
+        """Record a submit that was refused."""
         self.refused += 1
         self._back_off(self.refused, now)
         if for_good or self.refused >= _REFUSALS:
@@ -152,11 +153,11 @@ class Failures:
             self.paused = f"{times}, so nothing more is submitted. The last one: {words}"
 
     def site_is_full(self, words: str, *, now: float) -> None:
-        """Take note of a limit of the site: there are as many jobs as there may be."""
+        """Record a limit of the site: there are as many jobs as there may be."""
         self.full, self._full_until = words, now + _FULL_FOR
 
     def submitted(self) -> None:
-        """Take note of an accepted submit."""
+        """Record an accepted submit."""
         self.refused = 0
 
     def time_passed(self, *, now: float) -> None:
@@ -198,13 +199,14 @@ class ClusterFailures:
     _never: dict[str, int] = field(default_factory=dict)
 
     def lose(self, why: str) -> None:
-        """Take note that the cluster is lost. The first line is kept, which says where the log is: who is told of it
-        now sees the rest.
+        """Record that the cluster is lost.
+
+        The first line is kept, which names the log. The exception or warning of now has the rest.
         """
         self.lost = self.lost or why.split("\n", 1)[0]
 
     def observe(self, statuses: Mapping[str, JobStatus]) -> None:
-        """Take note of one poll: jobs by name."""
+        """Record one poll: jobs by name."""
         for name, status in statuses.items():
             never = status.state is JobState.PENDING and outlook(status) is Outlook.NEVER
             self._never[name] = self._never.get(name, 0) + 1 if never else 0

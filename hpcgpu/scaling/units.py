@@ -42,8 +42,9 @@ def jobs_for(
     gpus: int | None = None,
     call: str = "scale: {}",
 ) -> int:
-    """Return the number of jobs that have this number of workers, this much memory, and so on; the largest of them,
-    rounded up.
+    """Return the number of jobs that have this number of workers, this much memory, and so on.
+
+    The largest of these numbers counts, rounded up.
 
     Parameters
     ----------
@@ -145,8 +146,9 @@ def _brings(worker: WorkerOptions, unit: str, jobs: int, name: str) -> int:
 
 
 def _amount(name: str, unit: str, value: Any) -> int:
-    """Return an amount of a unit, 0 or more. A float without a fraction, or a number of numpy's, is a whole number
-    too.
+    """Return an amount of a unit, 0 or more.
+
+    A float without a fraction, or an integer of numpy, is a whole number too.
     """
     if unit == "memory":
         with suppress(ValueError, TypeError, AttributeError, KeyError, IndexError, OverflowError):

@@ -114,8 +114,9 @@ def _resolve(system: str, arguments: Mapping[str, Any], path: Path) -> Options:
 
 
 def _make_room(path: Path) -> None:
-    """Mark scripts that may be replaced without loss as closed: they are renamed then, as somebody may have changed
-    them.
+    """Mark scripts that may be replaced without loss as closed.
+
+    They are then renamed, because somebody may have changed them.
     """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return

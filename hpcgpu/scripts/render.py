@@ -44,8 +44,9 @@ def shell_word(value: object) -> str:
 
 
 def script_name(system: str, kind: str, group: str = "default") -> str:
-    """File name of the script of one kind of job: ``worker.sbatch``, ``worker-GROUP.sbatch`` for a group of workers
-    with a name.
+    """Return the file name of the script of one kind of job.
+
+    It is ``worker.sbatch``, or ``worker-GROUP.sbatch`` for a group of workers with a name.
     """
     return f"{kind if group == 'default' else f'{kind}-{group}'}.{registered(system).suffix}"
 
@@ -84,8 +85,9 @@ def render(
 
 
 def render_bundle(system: str, options: Options, directory: Path) -> dict[str, str]:
-    """Return by file name what starts a cluster without Python: both job scripts, ``launch.sh``, ``stop.sh``,
-    ``README``.
+    """Return the files that start a cluster without Python, by name.
+
+    These are both job scripts, ``launch.sh``, ``stop.sh`` and ``README``.
 
     Parameters
     ----------

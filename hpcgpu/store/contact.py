@@ -61,6 +61,6 @@ class Contacts(Identity):
             return None
 
     def withdraw(self) -> None:
-        """Take the contact away, in both its forms."""
+        """Remove the contact, in both its forms."""
         for name in ("contact.json", "scheduler.json"):
             (self.path / name).unlink(missing_ok=True)

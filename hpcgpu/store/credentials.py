@@ -1,5 +1,6 @@
-"""Credentials of one cluster, held by its scheduler, workers and client alike: a TLS key with a self-signed
-certificate, a key for UCX.
+"""The credentials of one cluster, which its scheduler, workers and client share.
+
+These are a TLS key with a self-signed certificate, and a key for UCX.
 
 distributed's own ``Security.temporary`` makes certificates that begin to be valid now: a node whose clock is behind the
 login node's would refuse them. These begin a day earlier.
@@ -65,8 +66,9 @@ def create(directory: ClusterDirectory, walltime: float | None = None, *, waits:
 
 
 def problem(directory: ClusterDirectory, *, now: float) -> str:
-    """Return why the certificate cannot be used at this time by this machine's clock; empty if it can, or there is
-    none.
+    """Return why the certificate cannot be used now, by this machine's clock.
+
+    Empty if it can be used, or if there is none.
     """
     from cryptography import x509
 
@@ -102,8 +104,9 @@ def security(directory: ClusterDirectory) -> Security:
 
 
 def environment(directory: ClusterDirectory) -> dict[str, str]:
-    """Return the dask configuration of a process in a job, as environment variables: paths only. Empty when TLS is
-    off.
+    """Return the dask configuration of a process in a job, as environment variables.
+
+    They hold only paths. Empty if TLS is off.
     """
     if not directory.tls.is_dir():
         return {}

@@ -45,8 +45,9 @@ class ClusterDirectory(Contacts, Journal, Managers):
 
     @classmethod
     def there(cls, path: Path, *, any_format: bool = False) -> Self:
-        """Return the directory of an existing cluster. Others must not have made it: what it holds is executed, and
-        gives access.
+        """Return the directory of an existing cluster.
+
+        Only this user may have made it: its content is executed, and gives access.
 
         Parameters
         ----------

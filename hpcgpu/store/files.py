@@ -38,8 +38,9 @@ class Files:
         return target
 
     def refresh(self) -> None:
-        """Make the NFS client ask the server what is in the directory, by a changed mode, instead of trusting what it
-        was.
+        """Make the NFS client ask the server for the content of the directory.
+
+        It changes the mode, because otherwise the client may trust its cache.
         """
         with contextlib.suppress(OSError):
             self.path.chmod(0o700)

@@ -58,8 +58,9 @@ class Identity(Files):
     """What ``cluster.json`` of one directory says."""
 
     def other_format(self) -> str:
-        """Return why this version cannot read the directory, and what to do, as a sentence; empty if it can, or nothing
-        tells.
+        """Return why this version cannot read the directory, and what to do.
+
+        Empty if it can, or if the format is not known.
         """
         try:
             written = records.read(self.path / "cluster.json", _Format)
@@ -97,8 +98,9 @@ class Identity(Files):
             return False
 
     def is_of(self, token: str) -> bool:
-        """Whether this is still the directory of the cluster with that token, not a later one of its name; true if it
-        cannot be read.
+        """Whether this is still the directory of the cluster with that token.
+
+        A later cluster of the name has another token. True if it cannot be read.
         """
         try:
             return self.token() == token

@@ -94,8 +94,9 @@ class Journal(Files):
         self._append({"event": "ended", "name": name} | ({"id": job_id} if job_id is not None else {}))
 
     def cancel(self, names: Iterable[str]) -> None:
-        """Record that these jobs are not wanted any more; written before their workers retire, and before they are
-        cancelled.
+        """Record that these jobs are no longer wanted.
+
+        This is written before their workers retire, and before they are cancelled.
         """
         self._append({"event": "cancel", "names": list(names)})
 

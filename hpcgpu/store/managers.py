@@ -1,5 +1,6 @@
-"""Who manages a cluster: the program that took the highest number, ``manager-NUMBER.json``; and what it is requested to
-do.
+"""Who manages a cluster, and what the manager is requested to do.
+
+The manager is the program with the highest number, ``manager-NUMBER.json``.
 """
 
 from __future__ import annotations

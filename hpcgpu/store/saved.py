@@ -1,5 +1,6 @@
-"""The options of a cluster as its directory keeps them, ``options.json``: those it was made with, whatever the
-configuration is now.
+"""The options of a cluster as its directory keeps them, ``options.json``.
+
+They are those of the start, even if the configuration has changed since.
 
 Values are kept as they were read, checked and completed, so that nothing is decided twice.
 """
@@ -74,8 +75,9 @@ def read(directory: ClusterDirectory) -> Saved:
 
 
 def logs(directory: ClusterDirectory) -> Path:
-    """Return the directory of the jobs' logs: the option `log_directory` if it can be read, else that in the cluster's
-    own.
+    """Return the directory of the jobs' logs.
+
+    It is the option `log_directory` if that can be read, else the one in the cluster directory.
     """
     try:
         return read(directory).options.cluster.log_directory or directory.logs

@@ -109,7 +109,7 @@ def test_a_job_that_breaks_shows_its_log(queue: LocalQueue, home: Path) -> None:
 
 def test_what_can_never_run_is_said_in_the_queue_s_words(queue: LocalQueue, home: Path) -> None:
     lines = report("--in-job", "--system", "local", "--gpus-per-node", "9", code=1)
-    assert "requests 9 GPUs, this machine has 4" in lines["worker job", "job"]["found"]
+    assert "requests 9 GPUs, but this machine has 4" in lines["worker job", "job"]["found"]
     assert live(queue) == []
 
 

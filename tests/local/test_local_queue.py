@@ -252,7 +252,7 @@ def test_find_knows_live_jobs_newest_last(site: Site) -> None:
 
 def test_refused_in_plain_words(site: Site) -> None:
     for directive, words in {
-        "--gpus=8": "requests 8 GPUs, this machine has 2",
+        "--gpus=8": "requests 8 GPUs, but this machine has 2",
         "--partition=big": "unknown directive --partition",
         "--gpus=many": "`many` is not a valid value of the directive --gpus",
         "--time=1:2": "`1:2` is not a valid value of the directive --time",

@@ -289,7 +289,7 @@ def test_what_cannot_be_taken_up_is_said(queue: LocalQueue, home: Path) -> None:
         with pytest.raises(ClusterError, match="the scheduler runs in this program"):
             cluster.detach()
     with LocalGPUCluster(name="mine", jobs=0, **CPU) as cluster:
-        with pytest.raises(ClusterError, match="cluster mine is one of batch system 'local', not 'slurm'"):
+        with pytest.raises(ClusterError, match="cluster mine belongs to batch system 'local', not 'slurm'"):
             SlurmGPUCluster.from_name("mine")
         assert asyncio.run(_name_of(cluster.directory.path)) == "mine"
     (cluster.directory.path / "options.json").unlink()
@@ -323,7 +323,7 @@ def test_a_scheduler_that_is_busy_does_not_cost_the_cluster_its_life(
     monkeypatch.setattr("hpcgpu.cluster.adapter._ENVIRONMENT_TIMEOUT", 0.0)
     with LocalGPUCluster.from_name("busy") as again:
         again.wait_for_workers(1)
-        assert "software was not compared: the scheduler did not answer" in again.get_logs()["Cluster"]
+        assert "software was not compared, because the scheduler did not answer" in again.get_logs()["Cluster"]
 
 
 def test_jobs_that_were_left_outlive_the_end_of_the_program(queue: LocalQueue, home: Path) -> None:

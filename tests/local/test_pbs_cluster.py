@@ -196,5 +196,5 @@ def test_the_demo_runs_on_pbs(fake_gpus: None, pbs: Site) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "hpcgpu", "demo", "--system", "pbs"], capture_output=True, text=True, timeout=250
     )
-    assert done.returncode == 0 and "This runs on PBS, with one GPU a job." in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "This runs on PBS, with one GPU per job." in done.stdout, done.stdout + done.stderr
     assert "no job of this cluster is left" in done.stdout and pbs.alive() == {}

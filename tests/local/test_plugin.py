@@ -136,7 +136,7 @@ def test_render_writes_scripts_that_stand_alone(queue: LocalQueue, environment: 
 
 def test_check_and_profiles_ask_it_for_its_queues(queue: LocalQueue, cli: Run) -> None:
     said = cli("check", "--system", "abacus", "--queue", "brass", "--gpus-per-node", "4").stdout
-    assert "abacus: Abacus 1.0" in said and "brass: 4 x GPU a node" in said
+    assert "abacus: Abacus 1.0" in said and "brass: 4 x GPU per node" in said
     drafted = cli("profiles", "new", "site", "--system", "abacus", "-o", "-").stdout
     assert "system: abacus\n" in drafted and "queue: brass" in drafted and "gpus-per-node: 4" in drafted
 

@@ -145,7 +145,7 @@ def test_check_looks_around_in_a_job_of_each_kind(bed: SlurmBed, home: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {(line["where"], line["what"]): line for line in json.loads(done.stdout)["lines"]}
     assert "slurm-wlm" in lines["login", "queue"]["found"]
-    assert "gpu: 4 x a100 a node" in lines["login", "GPU queues"]["found"]
+    assert "gpu: 4 x a100 per node" in lines["login", "GPU queues"]["found"]
     assert (
         lines["worker job", "GPUs"]["found"].startswith("4 x ")
         and "indices (0,1,2,3)" in lines["worker job", "GPUs"]["found"]

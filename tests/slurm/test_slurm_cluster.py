@@ -232,7 +232,7 @@ def test_the_demo_runs_on_slurm_and_leaves_no_job(bed: SlurmBed, tmp_path: Path)
         [sys.executable, "-m", "hpcgpu", "demo"], capture_output=True, text=True, timeout=250, check=False
     )
     assert program.returncode == 0, program.stderr
-    assert "This runs on Slurm, with one GPU a job." in program.stdout
+    assert "This runs on Slurm, with one GPU per job." in program.stdout
     assert "336,776 flights (pandas alone gives the same)" in program.stdout
     assert "The queue is empty again" in program.stdout
 

@@ -219,7 +219,7 @@ def test_options_are_compared_with_the_queues_that_have_gpus(
     line = judge_queues(
         [Queue("gpu", 4, 64, 256000, "a100"), Queue("small", 1, 8, 32000, "t4")], queue, gpu_type, wanted=wanted
     )
-    assert line.grade == grade and said in line.advice and "gpu: 4 x a100 a node" in line.found
+    assert line.grade == grade and said in line.advice and "gpu: 4 x a100 per node" in line.found
 
 
 def test_names_and_numbers_of_gpus_are_understood_as_the_queue_does() -> None:
@@ -231,7 +231,7 @@ def test_names_and_numbers_of_gpus_are_understood_as_the_queue_does() -> None:
     assert judge_queues(mixed, "gpu", "a100", wanted=3).advice.endswith("write 2")
     aliases = [PBSQueue("", 4, 64, 1, '"A100,cc80"'), PBSQueue("", 4, 64, 2, '"A100,cc80"')]
     line = judge_queues(aliases, None, "cc80", wanted=4, route=True)
-    assert line.grade == "ok" and line.found.count("a node") == 1, "each kind is named once"
+    assert line.grade == "ok" and line.found.count("per node") == 1, "each kind is named once"
     assert judge_queues(mixed, "gpu", "A100", wanted=2).grade == "failure", "Slurm takes the case of types seriously"
     own = [Queue("gpu-exec", 4, 64, 1)]
     assert judge_queues(own, "gpu", None, wanted=4, route=True).grade == "warning", "it may be a routing queue"

@@ -65,7 +65,7 @@ def test_a_driver_that_is_too_old_is_fatal() -> None:
         d for d in compare(SOFTWARE, A100, {"w": old | {"CUDA runtime": "13.0.1"}}) if d.grade is Grade.FATAL
     ]
     assert (
-        difference.values == {"w": "13.0.1, the driver has 12.4"}
+        difference.values == {"w": "13.0.1; the driver supports 12.4"}
         and "install hpcgpu with the extra cu12" in difference.advice
     )
 

@@ -50,7 +50,7 @@ def test_ucx_over_infiniband_is_chosen_where_all_that_it_needs_is_there() -> Non
         (replace(INFINIBAND, transports=("tcp",)), True, "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"),
         (replace(INFINIBAND, transports=("rc_mlx5", "tcp")), True, "this UCX was built without CUDA"),
         (replace(INFINIBAND, transports=("rc_mlx5",), ucx_tls="rc"), True, "TCP over ib0: UCX_TLS=rc excludes CUDA"),
-        (replace(INFINIBAND, locked_memory=64 * 1024), True, "a process may lock 64 KiB of memory only (ulimit -l)"),
+        (replace(INFINIBAND, locked_memory=64 * 1024), True, "a process may lock only 64 KiB of memory (ulimit -l)"),
         (replace(INFINIBAND, infiniband=()), True, "TCP: no interface of the InfiniBand card has an IPv4 address"),
         (SLINGSHOT, True, "TCP over hsn0: the network is Slingshot (hsn0), which UCX does not support"),
     ],

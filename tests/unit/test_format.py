@@ -29,7 +29,7 @@ from hpcgpu.store.identity import FORMAT
 SENTENCE = (
     rf"hpcgpu 9\.1 made cluster 'later', and this is hpcgpu {hpcgpu.__version__}, which cannot read its files in "
     r"\S+/later "
-    rf"\(format 7, not {FORMAT}\): use that version, or cancel its jobs by: hpcgpu stop later"
+    rf"\(format 7, not {FORMAT}\): use that version, or cancel its jobs with: hpcgpu stop later"
 )
 
 

@@ -402,7 +402,7 @@ async def test_the_end_of_the_scheduler_job_ends_the_cluster(site: Site) -> None
     site.client.listening = False
     await site.polled()
     assert site.state.failures.lost.startswith(
-        "the scheduler of cluster demo is gone, its worker jobs are cancelled: scheduler job 1"
+        "the scheduler of cluster demo is gone, and its worker jobs are cancelled: scheduler job 1"
     )
     assert {state for state, _ in site.shown.values()} <= {"timeout", "completing", "cancelled"}
     assert site.registry.active == {} and not site.state.managed
@@ -763,7 +763,7 @@ async def test_a_job_that_was_cancelled_while_the_queue_fell_silent_is_no_failur
     monkeypatch.setattr(site.queue, "cancel", last_answer)
     await site.scale(2)
     site.now += 20
-    assert site.warned == ["jobs demo-2 could not be cancelled: squeue does not answer"]
+    assert site.warned == ["could not cancel demo-2: squeue does not answer"]
     site.queue.silent = False
     await site.passes(30)
     assert site.shown["demo-2"][0] == "cancelled"

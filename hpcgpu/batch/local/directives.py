@@ -1,4 +1,4 @@
-"""How scripts ask the embedded queue: ``#HPCGPU --option=value`` lines; `hpcgpu.batch.local.jobs` reads them."""
+"""Directives for the embedded queue: ``#HPCGPU --option=value`` lines, which `hpcgpu.batch.local.jobs` reads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A queue of jobs on this machine, embedded in its clients: the same contract as Slurm, for laptops, workstations and
-tests.
+"""A queue of jobs on this machine, embedded in its clients.
+
+It keeps the same contract as Slurm. It is for laptops, workstations and tests.
 
 There is no daemon. The queue is a directory: one file per job, and a lock under which every call of every client moves
 the queue on. Each running job has a supervisor process, which outlives the client, ends the job and starts what may run
@@ -116,7 +117,7 @@ class LocalQueue(BatchSystem):
         self._slots = slots
 
     def check(self) -> None:
-        require("bash", "The local queue runs job scripts with it.")
+        require("bash", "The local queue needs it to run job scripts.")
         with self._locked():
             pass
 
@@ -158,7 +159,7 @@ class LocalQueue(BatchSystem):
             if job.gpus > len(machine.gpus):
                 plural = "" if job.gpus == 1 else "s"
                 raise SubmitRefused(
-                    f"job {job.name!r} requests {job.gpus} GPU{plural}, this machine has {len(machine.gpus)}"
+                    f"job {job.name!r} requests {job.gpus} GPU{plural}, but this machine has {len(machine.gpus)}"
                 )
             if after is not None and not (re.fullmatch("[0-9]+", after) and 0 < int(after) <= last):
                 raise SubmitRefused(f"job {job.name!r} waits for job {after}, which this queue does not know")
@@ -293,8 +294,9 @@ class LocalQueue(BatchSystem):
             (self._jobs / f"{job_id}.json").unlink()
 
     def _advance(self, machine: _Machine) -> None:
-        """Move the queue on: close jobs that have lost their supervisor or their record, start what may start, say why
-        the rest waits.
+        """Update the queue: close lost jobs, start the jobs that may start, and record why the others wait.
+
+        A job is lost if its supervisor or its record is gone.
         """
         for job_id in self._ids(".env"):
             if self._read(job_id) is None:
@@ -341,9 +343,7 @@ class LocalQueue(BatchSystem):
         self._write(replace(job, supervisor=supervisor))
 
     def _marks(self, job: JobRecord) -> dict[str, str]:
-        """Variables that tell the processes of this job from all others, and clients inside of it which queue is
-        theirs.
-        """
+        """Return variables that mark the processes of this job, and that name its queue to clients inside it."""
         return {"HPCGPU_JOB_ID": job.job_id, "HPCGPU_QUEUE_DIRECTORY": str(self.directory)}
 
     def _run_script(self, job: JobRecord, machine: _Machine) -> subprocess.Popen[bytes]:

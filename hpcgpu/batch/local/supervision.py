@@ -20,8 +20,9 @@ _UNKILLABLE = 10.0
 
 
 def members(marks: Mapping[str, str], session: int | None) -> set[psutil.Process]:
-    """Live processes of a job: those with its marks in their environment, those of its session, and what descends from
-    either.
+    """Return the live processes of a job.
+
+    These have the job's marks in their environment, belong to its session, or descend from such a process.
 
     Any one of these can be lost: a daemon leaves session and parent, a process that sets its title overwrites its
     environment.
@@ -45,8 +46,9 @@ def members(marks: Mapping[str, str], session: int | None) -> set[psutil.Process
 
 
 def end_all(find: Callable[[], set[psutil.Process]], grace: float) -> int:
-    """End all processes that `find` finds, now or later: TERM, then KILL after the grace. Return how many are left even
-    so.
+    """End all processes that `find` finds, now or later; return how many are left.
+
+    TERM comes first, and KILL after the grace period.
     """
     known: set[psutil.Process] = set()
     for signum, timeout in ((signal.SIGTERM, grace), (signal.SIGKILL, _UNKILLABLE)):
@@ -68,8 +70,9 @@ def end_all(find: Callable[[], set[psutil.Process]], grace: float) -> int:
 
 
 def wait_for_end(pid: int, end: float | None) -> JobState | None:
-    """Wait until the script ends or has to: return the state that the job gets, None if that depends on the exit
-    code.
+    """Wait until the script has ended or must end; return the state of the job.
+
+    None means that the state depends on the exit code.
     """
     while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         timeout = 30.0 if end is None else min(end - time.time(), 30.0)  # short, as the clock may be set

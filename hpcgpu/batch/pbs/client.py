@@ -139,8 +139,9 @@ def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
 
 
 def _end(job: Mapping[str, str]) -> tuple[JobState, int | None]:
-    """Return how a job ended. Success is an Exit_status of 0 and nothing else: substate 92 alone is none (trap 2)
-    [recorded].
+    """Return how a job ended.
+
+    Only an Exit_status of 0 is success: substate 92 alone is not (trap 2) [recorded].
     """
     comment = printable(job.get("comment", ""))
     told = next((state for pattern, state in _COMMENTS if pattern.search(comment)), None)
@@ -171,8 +172,9 @@ def _reason(job: Mapping[str, str]) -> str:
 
 
 def _epoch(text: str) -> float | None:
-    """Parse ``Fri Nov 20 21:10:43 2026``, local time of the command (``ctime``, whose names are English whatever the
-    locale).
+    """Parse ``Fri Nov 20 21:10:43 2026``, local time of the command.
+
+    It is from ``ctime``, which uses English names in every locale.
     """
     match = re.fullmatch(r"\w{3} (\w{3}) +(\d{1,2}) (\d\d?):(\d\d?):(\d\d?) (\d{4})", text.strip(), re.ASCII)
     if match is None or match[1] not in _MONTHS:
@@ -222,9 +224,7 @@ class PBS(CommandBatch):
     identifies = re.compile(r"^Server: ([\w.-]{1,200})[ \t]*$", re.ASCII | re.MULTILINE)
 
     def check(self) -> None:
-        """Raise `BatchError` when PBS's commands are not there, or when they are Torque's or Slurm's imitations of
-        them.
-        """
+        """Raise `BatchError` if PBS's commands are missing, or are those of Torque or Slurm's wrappers."""
         for command in ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls"):
             require(command, "hpcgpu needs PBS's commands: run this on a login node, perhaps after `module load pbs`.")
         result = run(["qstat", "--version"], timeout=self.timeout, extra_env=self.query)
@@ -257,8 +257,9 @@ class PBS(CommandBatch):
         return parse_job_id(stdout)
 
     def log_name(self, job_name: str, job_id: str) -> str:
-        """Return the file name of a job's log: qsub must be told it before there is an id, and has no placeholder for
-        one.
+        """Return the file name of a job's log.
+
+        qsub needs the name before the job has an id, and has no placeholder for the id.
         """
         return f"{job_name}.log"
 
@@ -355,7 +356,7 @@ class PBS(CommandBatch):
         return {job_id: job for job_id, job in jobs.items() if job_id in ids}
 
     def _shortage(self, job: Mapping[str, str]) -> Shortage | None:
-        """Return what no node has that a waiting job asks for; nothing where pbsnodes does not tell."""
+        """Return what a waiting job requests and no node has; None if pbsnodes does not show it."""
         if time.monotonic() - self._nodes_asked >= _NODES_LAST:
             self._nodes_asked = time.monotonic()
             try:

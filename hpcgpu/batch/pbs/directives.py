@@ -1,4 +1,4 @@
-"""How scripts ask PBS: ``#PBS`` lines, and values in PBS's notation."""
+"""Directives for PBS: ``#PBS`` lines, and values in PBS's notation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def launcher(command: str, nodes: int) -> str:
 
 
 def complete(job: JobOptions, directives: Directives) -> JobOptions:
-    """Ask for memory where the user does not, unless the job gets whole nodes or the user leaves ``-l mem`` out."""
+    """Request memory if the user does not, unless the job gets whole nodes or the user leaves ``-l mem`` out."""
     if job.memory is not None or job.gpu_request == "none" or not directives.asked("-l mem"):
         return job
     return replace(job, memory=_MEMORY * max(1, job.gpus_per_node))

@@ -19,8 +19,9 @@ def pbs_prefix(name: str) -> str:
 
 
 def pbs_name(name: str) -> str:
-    """Return what stands for a job's name after ``-N``: at most 15 characters, which old releases and every ``qstat``
-    stop at.
+    """Return the value of ``-N`` for a job's name: at most 15 characters.
+
+    Old releases and every ``qstat`` cut names there.
 
     The end is kept, ``-12`` or ``-scheduler``, and as much of the beginning as there is room for. Letters, digits and
     ``- _ +`` may stand in it, a letter first (OpenPBS, ``check_job_name``). It need not be unique: jobs are told apart

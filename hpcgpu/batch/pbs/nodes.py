@@ -21,8 +21,9 @@ _SETTINGS = frozenset({"mpiprocs", "ompthreads"})
 
 
 def parse_pbsnodes(stdout: str) -> dict[str, dict[str, str]]:
-    """Return the attributes of each vnode from ``pbsnodes -av``: a name, indented ``name = value`` lines, an empty
-    line.
+    """Return the attributes of each vnode from ``pbsnodes -av``.
+
+    Its format is a name, indented ``name = value`` lines, and an empty line.
     """
     nodes: dict[str, dict[str, str]] = {}
     attributes: dict[str, str] = {}

@@ -64,7 +64,7 @@ def resource_list(name: str, value: Mapping[str, str | int]) -> tuple[tuple[str,
 
 @dataclass(frozen=True, kw_only=True)
 class PBSJobOptions(JobOptions):
-    """What a job asks of PBS."""
+    """What a job requests from PBS."""
 
     instead: ClassVar[Mapping[str, str]] = {
         "qos": "PBS has none; many sites have a queue instead: set queue",
@@ -105,7 +105,7 @@ class PBSWorkerOptions(PBSJobOptions, WorkerOptions):
         "pbsdsh",
         parse=values.command,
         doc="What starts a process on each node of a job of several nodes: 'pbsdsh', or an MPI launcher such as "
-        "'mpiexec --ppn 1', which gets -n with the number of nodes.",
+        "'mpiexec --ppn 1'. hpcgpu adds -n with the number of nodes.",
     )
 
 

@@ -22,7 +22,7 @@ class PBSQueue(Queue):
 
 
 def queues() -> Queues:
-    """Ask pbsnodes and qstat."""
+    """Query pbsnodes and qstat."""
     notes = ""
     with contextlib.suppress(BatchError):  # pbsnodes says what is needed
         notes = printable(answer(["qstat", "-Q"]), 20_000, lines=True)
@@ -31,8 +31,9 @@ def queues() -> Queues:
 
 
 def parse_nodes(nodes: Mapping[str, Mapping[str, str]]) -> list[PBSQueue]:
-    """Return the kinds of GPU nodes of a PBS, from what pbsnodes says of their vnodes: a host may have one for each
-    socket.
+    """Return the kinds of GPU nodes, from the vnodes that pbsnodes lists.
+
+    A host may have one vnode for each socket.
 
     Each node has a little more or less memory than the next: the least of a kind counts.
     """

@@ -53,7 +53,7 @@ _STATES = {
 _AMBIGUOUS = re.compile(
     r"timed out|zero bytes were transmitted|connection (reset|aborted)|unexpected message", re.IGNORECASE
 )
-#: Errors after which it certainly was not, and which pass.
+#: Temporary errors after which it was certainly not accepted.
 _TRANSIENT = re.compile(
     r"unable to contact slurm controller|transport endpoint|connection (refused|failure)|resource temporarily "
     r"unavailable"
@@ -82,15 +82,17 @@ _JOB_ID = re.compile(r"([0-9]{1,18})(?:;\S+)?")
 
 
 def parse_state(word: str) -> JobState:
-    """Return the state for one of Slurm's names; ``CANCELLED by 1000`` and ``COMPLETING+`` count by their first
-    word.
+    """Return the state for one of Slurm's names.
+
+    ``CANCELLED by 1000`` and ``COMPLETING+`` count by their first word.
     """
     return _STATES.get(re.split(r"[\s+,]", word.strip().upper(), maxsplit=1)[0], JobState.UNKNOWN)
 
 
 def parse_job_id(stdout: str) -> str | None:
-    """Return the id from ``sbatch --parsable``, tolerant of what site wrappers print around it
-    (``jobid[;cluster]``).
+    """Return the id from ``sbatch --parsable`` (``jobid[;cluster]``).
+
+    Site wrappers may print other text around it.
     """
     lines = [line.strip() for line in stdout.splitlines()]
     for line in reversed(lines):
@@ -209,8 +211,9 @@ class Slurm(CommandBatch):
         return _only(ids, self._squeue([f"--jobs={','.join(ids)}", "--states=all"]))
 
     def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        """One sacct for all jobs; nothing where there is no accounting ("Slurm accounting storage is disabled", exit
-        code 1).
+        """Look up jobs by one sacct for all; empty without accounting.
+
+        Without accounting sacct prints "Slurm accounting storage is disabled" and exits with 1.
 
         A sacct that is missing or hangs tells nothing either: it must not take away what squeue said.
         """

@@ -1,4 +1,4 @@
-"""How scripts ask Slurm: ``#SBATCH`` lines, and values in Slurm's notation.
+"""Directives for Slurm: ``#SBATCH`` lines, and values in Slurm's notation.
 
 sbatch's parser is no shell: a backslash escapes in every kind of quotes, variables are not expanded, an unquoted ``#``
 begins a comment (seen on a real sbatch 22.05.8 and in the source of its ``get_argument``). So `shlex.quote` would be
@@ -25,8 +25,9 @@ def time(seconds: int | None) -> str | None:
 
 
 def memory(size: int | None) -> str | None:
-    """Return an amount of memory, in GiB where that is exact, else in MiB rounded up; Slurm's units are powers of
-    1024.
+    """Return an amount of memory in GiB if that is exact, else in MiB rounded up.
+
+    Slurm's units are powers of 1024.
     """
     if size is None:
         return None

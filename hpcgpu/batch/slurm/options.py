@@ -13,7 +13,7 @@ __all__ = ["SlurmSchedulerOptions", "SlurmWorkerOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJobOptions(JobOptions):
-    """What a job asks of Slurm."""
+    """What a job requests from Slurm."""
 
     gpu_request: str | None = option(
         "gres",

@@ -15,7 +15,7 @@ _SINFO = "%P|%G|%c|%m|%l|%f"
 
 
 def queues() -> Queues:
-    """Ask sinfo."""
+    """Query sinfo."""
     return parse_sinfo(answer(["sinfo", "--noheader", f"--format={_SINFO}"]))
 
 
