@@ -4,7 +4,7 @@
 
     HpcgpuError                      everything below
     ├── OptionError                  an option has a value that is not valid; nothing was submitted (also a ValueError)
-    ├── ClusterError                 a cluster cannot do what was asked                           (also a RuntimeError)
+    ├── ClusterError                 a cluster cannot do what was requested                       (also a RuntimeError)
     │   ├── ClusterExists            the name is taken
     │   ├── NoCluster                there is no cluster of that name                             (also a LookupError)
     │   └── OtherFormat              another version of hpcgpu made the cluster
@@ -62,7 +62,7 @@ class OptionError(HpcgpuError, ValueError):
 
 
 class ClusterError(HpcgpuError, RuntimeError):
-    """The cluster cannot do what was asked; the message holds job id, the queue's own words, and where the log is."""
+    """The cluster cannot do what was requested; the message has job id, the queue's own words, and the log's path."""
 
 
 class ClusterExists(ClusterError):

@@ -91,7 +91,7 @@ class JobStatus:
     start, end : float or None
         Epoch seconds of its start and of its end; for a running job `end` is when its walltime is over.
     exit_code : int or None
-        Exit code of the script, where the batch system tells it; 128 + N when signal N ended it.
+        Exit code of the script, if the batch system reports it; 128 + N when signal N ended it.
     words : Reasons
         What the reason means.
     """
@@ -121,7 +121,7 @@ class OwnJob:
     node : int
         Index of this node among the nodes of the job, from 0.
     end : float or None
-        Epoch seconds at which the walltime is over; None when the environment does not tell.
+        Epoch seconds at which the walltime is over; None if the environment does not contain it.
     """
 
     job_id: str

@@ -8,7 +8,7 @@ Pure: the time is an argument, and so is chance. A batch system is a service tha
   changed;
 - it comes after four times `poll_interval` while nobody waits for a change;
 - each poll that fails doubles the pause, up to eight times `poll_interval`;
-- a job that changes its state, or a new job, takes the pause back to `poll_interval`;
+- a job that changes its state, or a new job, resets the pause to `poll_interval`;
 - one part in ten is chance: programs that begin together do not poll together for ever.
 
 Use::
@@ -102,7 +102,7 @@ class Cadence:
         Parameters
         ----------
         states : mapping of job id to state
-            Of all jobs that were asked for, those included that the queue does not know.
+            Of all jobs in the query, including those that the queue does not know.
         now : float
         waiting : bool
             Whether a change is waited for.

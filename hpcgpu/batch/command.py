@@ -58,7 +58,7 @@ class Result:
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment for queue commands, without the variables that override what we ask for.
+    """Environment for queue commands, without the variables that override what we request.
 
     The locale stays: what submits a job hands its environment on to the job.
     """

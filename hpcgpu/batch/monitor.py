@@ -150,7 +150,7 @@ class Monitor:
         self.views[job_id] = View(JobStatus(job_id=job_id, state=JobState.PENDING, name=name), now, polled=False)
 
     def proven(self, job_id: str) -> None:
-        """Take note that a process of the job is connected: it runs, even if the queue has not known it for long."""
+        """Record that a process of the job is connected: it runs, even if the queue no longer knows it."""
         view = self.views.get(job_id)
         if view is not None and view.missing_since is not None and view.status.state.ended:
             self.views[job_id] = replace(view, status=replace(view.status, state=JobState.UNKNOWN))

@@ -45,11 +45,11 @@ class System:
         Command that shows that it is installed. A system without one is never chosen by itself, unless it is a
         `fallback`.
     rank : int, default 0
-        Of several systems that are installed, the one with the lowest rank is asked first.
+        Of several systems that are installed, the one with the lowest rank is queried first.
     fallback : bool, default False
         It is chosen where no other system is installed.
     queues : str, optional
-        Reference to a function that asks for its queues, and returns `hpcgpu.batch.queues.Queues`. Without it they are
+        Reference to a function that queries its queues, and returns `hpcgpu.batch.queues.Queues`. Without it they are
         not known.
     one_machine : bool, default False
         All its jobs run on the machine that submits them.

@@ -93,7 +93,7 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
     ----------
     seen : Seen
     gpus : int
-        GPUs that it asked for, per node.
+        GPUs that it requested, per node.
     """
     where, found = f"{seen.kind} job", seen.found
     if not found:

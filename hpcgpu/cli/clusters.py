@@ -333,7 +333,7 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
             batch = batch_of(directory)
             there = len(live_jobs(directory, batch))
             left = stop_cluster(directory, batch)
-        except (BatchError, Damaged, OSError) as error:  # the others must be stopped all the same
+        except (BatchError, Damaged, OSError) as error:  # the others must nevertheless be stopped
             say(f"{name}: {error}", err=True)
             status = 1
             continue

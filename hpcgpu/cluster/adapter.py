@@ -106,7 +106,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
 
     @property
     def scheduler(self) -> Any:
-        """The scheduler, once it was asked for: its job, or the scheduler in this process."""
+        """The scheduler, once it was requested: its job, or the scheduler in this process."""
         return self._state.scheduler.held if self._state.scheduler is not None else None
 
     @scheduler.setter
@@ -133,7 +133,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
 
     @property
     def shutdown_on_close(self) -> bool:
-        """Whether the end of this program closes the cluster; upstream's exit hook asks."""
+        """Whether the end of this program closes the cluster; upstream's exit hook reads it."""
         return self._state.ownership.ends_at_exit and self._state.ownership.owner
 
     @shutdown_on_close.setter

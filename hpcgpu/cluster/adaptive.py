@@ -93,7 +93,7 @@ class GPUAdaptive:
 
     @property
     def periodic_callback(self) -> GPUAdaptive | None:
-        """Not None while it runs; distributed's widget looks at it."""
+        """Not None while it runs; distributed's widget reads it."""
         return self if self.running else None
 
     @property

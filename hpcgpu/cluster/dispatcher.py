@@ -111,7 +111,7 @@ class Dispatcher:
             self.check_manager()
             self.directory.intend(name, kind, group)
             try:
-                self.check_manager()  # after the intent: who takes over now either reads that, or is seen here
+                self.check_manager()  # after the intent: a program that takes over now reads it, or is seen here
                 logs, wanted = saved.logs(self.directory), lambda: not self.closing
                 job_id = self.batch.submit(
                     script, job_name=name, logs=logs, after=after, exclude=exclude, wanted=wanted
@@ -158,7 +158,7 @@ class Dispatcher:
     def will_cancel(self, names: Collection[str]) -> None:
         """Record in the journal that these jobs are no longer wanted, before anything is done.
 
-        A manager that takes the cluster over completes what this one began, and takes the jobs neither for wanted nor
+        A manager that takes the cluster over completes what this one began, and treats the jobs neither as wanted nor
         for failed.
 
         Raises
@@ -234,7 +234,7 @@ class Dispatcher:
         Raises
         ------
         BatchUnavailable
-            The queue did not take the cancellation, or a submit is still under way.
+            The queue did not accept the cancellation, or a submit is still under way.
         """
         self.closing = True
         named = True

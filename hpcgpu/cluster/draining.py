@@ -171,7 +171,7 @@ class Drainer:
             job.stay(retry_at=retry_at)
 
     async def _take_back(self, jobs: list[WorkerJob], *, retry_at: float = 0.0) -> None:
-        """Take jobs back into the plan whose drain failed; their workers take tasks again."""
+        """Return jobs whose drain failed to the plan; their workers take tasks again."""
         retired = [job for job in jobs if _retired(job)]
         if retired and self.state.client is not None:
             with suppress(Exception):  # whatever it is, the jobs must not be forgotten
@@ -208,7 +208,7 @@ class Drainer:
 
 
 async def move_data(client: SchedulerClient, jobs: Collection[WorkerJob]) -> list[WorkerJob]:
-    """Retire all workers of these jobs together: no new tasks come, and their data moves; what runs goes on.
+    """Retire all workers of these jobs together: no new tasks come, and their data moves; running tasks continue.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ async def move_data(client: SchedulerClient, jobs: Collection[WorkerJob]) -> lis
             moved |= set(await client.retire(coming.values(), close=False))
             for job in jobs:
                 _retired(job).update(asked & job.workers.keys())
-    except OSError:  # the network, or a busy scheduler: `close_finished` asks again before any worker is closed
+    except OSError:  # the network, or a busy scheduler: `close_finished` tries again before any worker is closed
         return []
     stuck = [job for job in jobs if any(address in asked and address not in moved for address in job.workers)]
     await _resume(client, stuck)

@@ -26,7 +26,7 @@ def guard(dispatcher: Dispatcher) -> None:
     """Cancel these jobs when the program ends, unless they have ended by then."""
     _guarded.add(dispatcher)
     if threading.current_thread() is not threading.main_thread():
-        return  # only the main thread may install handlers; the exit hook works all the same
+        return  # only the main thread may install handlers; the exit hook works nevertheless
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # the program's own handler, and nohup's SIG_IGN, are left alone
             signal.signal(number, _on_signal)
@@ -70,6 +70,6 @@ def _cancel_all() -> None:
             continue
         try:
             dispatcher.cancel_all(_TIMEOUT)
-        except Exception as error:  # the other clusters' jobs must go all the same
+        except Exception as error:  # the other clusters' jobs must nevertheless be cancelled
             with contextlib.suppress(OSError, ValueError):  # stderr may be gone with the terminal
                 print(f"hpcgpu: could not cancel {' '.join(dispatcher.left())}: {error}", file=sys.stderr)

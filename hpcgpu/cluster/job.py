@@ -130,7 +130,7 @@ class Job:
                 self.phase.retry_at = retry_at
 
     def cancelling(self) -> None:
-        """Take note that the batch system is told to end it, which counts where its answer is lost."""
+        """Record that the batch system is being told to end it, which counts even if its answer is lost."""
         if isinstance(self.phase, Draining) and isinstance(self.phase.before, Queued | Running):
             self.phase.before.cancel_requested = True
 
@@ -257,7 +257,7 @@ class Job:
         )
 
     def _began(self, state: JobState) -> float | None:
-        """Return since when it runs, as the queue or its first process tells; None while it waits."""
+        """Return since when it runs, from the queue or from its first process; None while it waits."""
         return None if state is JobState.PENDING else self.queue_status.start or self.connected_at
 
     @property

@@ -48,7 +48,7 @@ class Periodic:
             state.spawn(self._keep_in_contact(client), self.tasks)
 
     async def _watch_queue(self) -> None:
-        """Poll for all jobs, and take note of those that have started and ended."""
+        """Poll for all jobs, and record those that have started and ended."""
         state = self.reconciler.state
         while not state.closing and not state.failures.lost:  # a task that is cancelled just when it wakes may go on
             cadence = state.dispatcher.monitor.cadence
@@ -72,7 +72,7 @@ class Periodic:
                 self._record_error("polling the queue", error)
 
     async def _watch_stream(self, client: RpcClient) -> None:
-        """Notice when the scheduler's stream of news ends, and open it again if the scheduler is still there."""
+        """Notice when the scheduler's stream of events ends, and open it again if the scheduler still answers."""
         state = self.reconciler.state
         while True:
             await client.stream_ended()

@@ -128,7 +128,7 @@ class Readable(Adapter):
         Each has its id, kind, name, state, reason in words, seconds waited, node and workers.
 
         Connected workers are shown as they are now. What the queue says may be some seconds old: the table says how
-        old. `settle` asks it anew.
+        old. `settle` polls it again.
         """
         state = self._state
         jobs, answered = list(state.registry.jobs.values()), state.dispatcher.monitor.answered_at

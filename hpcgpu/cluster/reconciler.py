@@ -133,7 +133,7 @@ class Reconciler:
     # Observe: the queue
 
     async def observe_queue(self) -> None:
-        """Poll for all jobs, take note of those that have started and ended, and decide."""
+        """Poll for all jobs, record those that have started and ended, and decide."""
         state = self.state
         if state.client is not None and state.scheduler is not None:
             state.scheduler.heard(state.client.listening)
@@ -218,7 +218,7 @@ class Reconciler:
         await self.fail(scheduler.loss_report(self.state.name))
 
     async def fail(self, failure: str) -> None:
-        """Record that the cluster is lost, tell it, and cancel its jobs."""
+        """Record that the cluster is lost, report it, and cancel its jobs."""
         state = self.state
         state.failures.lose(failure)
         state.failed = True
@@ -268,7 +268,7 @@ class Reconciler:
     # Decide
 
     def resize(self, group: WorkerGroup, limits: Limits, adaptive: GPUAdaptive | None) -> None:
-        """Give a group other limits, as the user asks."""
+        """Give a group the limits that the user sets."""
         state = self.state
         if not state.managed:
             return
@@ -307,14 +307,14 @@ class Reconciler:
 
     def _decide_size(self, group: WorkerGroup) -> None:
         state, now = self.state, self.state.now
-        # A job is not replaced before it is known whether it failed. While the cluster starts, only the user asks.
+        # A job is not replaced before it is known whether it failed. At the start only the user requests jobs.
         uncounted = state.client is not None and any(self._new_end(job) for job in group.jobs)
         decision = group.decide(now=now, uncounted=uncounted)
         if group.adaptive is not None:
             group.adaptive.decided(decision, now=now)
         for _ in range(decision.submit):
             state.registry.plan(group)
-        # What runs is drained when the scheduler is there, which knows who holds data.
+        # Running jobs are drained when the scheduler can be reached, which knows who holds data.
         chosen = (*decision.cancel, *decision.retire) if state.client is not None else decision.cancel
         active = state.registry.active
         names = [name for name in chosen if name in active and now >= active[name].retry_at]

@@ -1,6 +1,6 @@
 """A cluster inside an existing allocation: ``srun python program.py``, where every task runs the same program.
 
-Task 0 becomes the scheduler, task 1 goes on with the program, the others become workers, one for each GPU. Scheduler
+Task 0 becomes the scheduler, task 1 continues with the program, the others become workers, one for each GPU. Scheduler
 and workers are started as in the jobs of a cluster: from the same templates, by `hpcgpu.runtime.launch`. As one `dask
 cuda worker` brings all workers of a node, which lets them share GPU memory by CUDA IPC, one task of each node starts it
 and the others wait.

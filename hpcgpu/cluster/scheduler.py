@@ -60,7 +60,7 @@ class Scheduler(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, as the queue tells."""
+        """Whether it has ended, as the queue reports."""
         ...
 
     def heard(self, answers: bool) -> None:
@@ -80,7 +80,7 @@ class Scheduler(Protocol):
         ...
 
     def loss_report(self, cluster: str) -> str:
-        """Return what the user of this cluster is told when it has ended."""
+        """Return the report for the user when it has ended."""
         ...
 
     async def close(self) -> None:

@@ -71,7 +71,7 @@ class SchedulerClient(Protocol):
 
 
 class RpcClient:
-    """The scheduler of a `distributed.deploy.cluster.Cluster`, over its RPC and its stream of news.
+    """The scheduler of a `distributed.deploy.cluster.Cluster`, over its RPC and its stream of events.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ class RpcClient:
         await asyncio.wait_for(self._rpc.hpcgpu_crashed(names=list(names)), _TIMEOUT)
 
     async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
-        """Move data, and close or leave the workers. Moving may take as long as it takes."""
+        """Move data, and close or leave the workers. There is no time limit."""
         gone: Mapping[str, Any] = await self._rpc.retire_workers(names=list(names), close_workers=close, remove=close)
         return gone.keys()
 

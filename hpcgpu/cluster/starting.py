@@ -152,7 +152,7 @@ def existing(options: Options, batch: BatchSystem) -> ClusterDirectory | None:
 
 
 def differences(asked: Options, had: Options) -> list[str]:
-    """Return which options a cluster has that are not those asked for: it existed before."""
+    """Return the options of an existing cluster that differ from the requested ones."""
     pairs = [("", asked.worker, had.worker), ("scheduler: ", asked.scheduler, had.scheduler)]
     return [
         f"{where}{f.name}"

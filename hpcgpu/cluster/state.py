@@ -62,7 +62,7 @@ class ClusterState:
     changed : asyncio.Event
         Something happened that a user may wait for.
     poll_now, decide_now, heartbeat_now : asyncio.Event
-        Wake what watches the queue, decides on the size, and tells the scheduler that this program lives.
+        Wake what watches the queue, decides on the size, and sends heartbeats to the scheduler.
     tasks : set of asyncio.Task
         Submits and drains that are under way.
     """
@@ -112,7 +112,7 @@ class ClusterState:
         self.registry.observe(now=self.now)
 
     def check(self) -> None:
-        """Raise `ClusterError` with what the user was not told yet, or with why the cluster is lost."""
+        """Raise `ClusterError` with failures that were not reported yet, or with why the cluster is lost."""
         if text := self.failures.report():
             raise ClusterError(text)
 

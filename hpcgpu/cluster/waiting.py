@@ -78,7 +78,7 @@ async def wait_for_workers(
 
 
 async def _ready(state: ClusterState) -> int:
-    """Ask the scheduler: a worker that has just connected is not ready yet."""
+    """Query the scheduler: a worker that has just connected is not ready yet."""
     if not isinstance(state.client, RpcClient):
         return -1
     try:

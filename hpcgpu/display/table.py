@@ -46,7 +46,7 @@ class JobTable(list[JobInfo]):
         return self.text(140)
 
     def text(self, width: int) -> str:
-        """Return the table in so many columns of text."""
+        """Return the table for this width of text."""
         table = columns(_COLUMNS, self._rows(), width)
         return f"{table}\n{note}" if (note := self._note()) else table
 

@@ -18,7 +18,7 @@ def warn(message: str) -> None:
     """Warn about a cluster, at the line of the user's program that led to it.
 
     `warnings.warn` prints the source line that it finds by a fixed number of frames: from the event loop's thread that
-    is a line of this package, which tells the user nothing.
+    is a line of this package, which does not help the user.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _package(frame) in ("hpcgpu", "distributed"):

@@ -293,7 +293,7 @@ def _connector() -> Any:
             except _broken() as error:
                 comm.abort()
                 raise CommClosedError(f"ucx://{address}: {str(error) or type(error).__name__}") from error
-            except BaseException:  # distributed cancels what takes long
+            except BaseException:  # distributed cancels attempts that take long
                 comm.abort()
                 raise
             return comm

@@ -72,7 +72,7 @@ class TransportChoice:
     protocol : str
         ``"ucx"`` or ``"tcp"``.
     interface : str or None
-        Network interface of this node; None leaves it to Dask, which takes that of the default route.
+        Network interface of this node; None leaves it to Dask, which chooses that of the default route.
     network : str
         Which network it is: ``"infiniband"``, ``"slingshot"``, or empty.
     why : str
@@ -92,7 +92,7 @@ def decide(node: Node, protocol: str, interface: str | None, *, gpu: bool) -> Tr
     ----------
     node : Node
     protocol : str
-        The option: ``"auto"`` takes UCX only where all that it needs for InfiniBand is there.
+        The option: ``"auto"`` chooses UCX only if the node has all that UCX over InfiniBand needs.
     interface : str or None
         The option; None chooses the fastest network.
     gpu : bool

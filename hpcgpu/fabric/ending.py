@@ -27,7 +27,7 @@ def spare_ucx() -> None:
 
 
 def _keep(process: int) -> None:
-    """Give each of UCX's objects a reference that nobody takes back, and skip the destructors of libraries."""
+    """Give each of UCX's objects a permanent reference, and skip the destructors of libraries."""
     if os.getpid() != process:  # a forked child has none of UCX's threads
         return
     for thing in gc.get_objects():

@@ -28,7 +28,7 @@ class Endpoint:
     Attributes
     ----------
     peer : str
-        ``address:port`` of the other side; empty where UCX does not tell.
+        ``address:port`` of the other side; empty if UCX does not report it.
     transports : tuple of str
         Those that carry it, with the device of each: ``rc_mlx5/mlx5_0:1``, ``cuda_ipc/cuda``, ``tcp/eth0``.
     """
@@ -70,7 +70,7 @@ def _library() -> Any:
 
 
 def query(endpoint: Any) -> Endpoint:
-    """Ask UCX about a connection.
+    """Query UCX for a connection.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def query(endpoint: Any) -> Endpoint:
     Returns
     -------
     Endpoint
-        Empty where UCX does not tell, or the connection is closed.
+        Empty if UCX does not report it, or if the connection is closed.
     """
     library = _library()
     try:

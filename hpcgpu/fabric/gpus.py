@@ -13,7 +13,7 @@ __all__ = ["first_device", "gpus_on_node", "nvml"]
 
 @contextmanager
 def nvml() -> Iterator[Any]:
-    """Yield pynvml, ready to be asked; None where there is no driver or no library."""
+    """Yield pynvml, initialized; None if there is no driver or no library."""
     try:
         import pynvml
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["describe", "line_rates", "measure", "receive"]
 
-#: Round trips of which the median is the latency; transfers of which the fastest tells the bandwidth.
+#: Round trips of which the median is the latency; transfers of which the fastest gives the bandwidth.
 _ROUND_TRIPS, _TRANSFERS = 100, 5
 _NVLINKS = 18
 
@@ -69,7 +69,7 @@ def _nvlinks() -> int:
 
 
 def line_rates(sysfs: Path = Path("/sys/class")) -> dict[str, float]:
-    """Return what the network cards can do, in Gbit/s by card or interface, as sysfs tells."""
+    """Return the rates of the network cards from sysfs, in Gbit/s by card or interface."""
     rates = {}
     for rate in sorted(sysfs.glob("infiniband/*/ports/*/rate")):  # "200 Gb/sec (4X HDR)"
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -147,7 +147,7 @@ def _explain(error: BaseException, context: ssl.SSLContext, peer: str) -> str:
 
 
 class TLS(tcp.TLS):  # type: ignore[misc]
-    """A connection that this side made. Under TLS 1.3 the first read tells that the peer refuses our certificate."""
+    """A connection that this side made. Under TLS 1.3 the first read fails if the peer refuses our certificate."""
 
     def _read_extra(self) -> None:
         super()._read_extra()

@@ -24,7 +24,7 @@ def checked(**advice: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     Parameters
     ----------
     **advice : str
-        What to write instead, by the names of arguments that other tools take.
+        What to write instead, by the names of arguments that other tools have.
     """
 
     def decorate(method: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -8,7 +8,7 @@ sticky bit keeps others from renaming and removing what is not theirs (``man 7 i
 be like ``/tmp``.
 
 What modes do not show is not seen here: ACLs of NFSv4, GPFS and Lustre servers. POSIX ACLs are: the mode then shows
-their mask in the place of the group (``man 5 acl``). What is seen is true at the time of the look.
+their mask in the place of the group (``man 5 acl``). The result is true at the time of the check.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Weakness:
     advice : str
         What to do.
     by_group : bool
-        Whether only members of a group can, and only by putting something else in its place: whose that is tells.
+        Whether only members of a group can, and only by putting something else in its place: `why` names the owner.
     """
 
     place: Path

@@ -65,7 +65,7 @@ class Found:
     ----------
     directory : ClusterDirectory
     system : str
-        Name of its batch system; empty where its files do not tell.
+        Name of its batch system; empty if its files do not contain it.
     created : float
         Epoch seconds.
     jobs : list of JobStatus
@@ -165,12 +165,12 @@ def _examine(directory: ClusterDirectory) -> Found:
 
 
 def system_of(directory: ClusterDirectory) -> str:
-    """Return the name of a cluster's batch system. Where ``cluster.json`` does not tell, its scripts do.
+    """Return the name of a cluster's batch system. Without a readable ``cluster.json`` its scripts show it.
 
     Raises
     ------
     Damaged
-        Neither tells.
+        Neither shows it.
     """
     try:
         system = directory.system
@@ -271,7 +271,7 @@ def check_queue(directory: ClusterDirectory, batch: BatchSystem) -> None:
 
 
 def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus]:
-    """Return the jobs of a cluster that have not ended, as its queue tells.
+    """Return the jobs of a cluster that have not ended, as its queue reports.
 
     Raises
     ------
@@ -326,7 +326,7 @@ def stop(
     check_queue(directory, batch)
     deadline = time.monotonic() + timeout
     directory.remove_secrets()
-    with suppress(OSError):  # on a full disk the jobs are cancelled all the same
+    with suppress(OSError):  # on a full disk the jobs are nevertheless cancelled
         if not directory.closing:
             directory.begin_close()
     empty = 0
@@ -339,7 +339,7 @@ def stop(
         if time.monotonic() > deadline:
             left = [
                 job for job in jobs if job.state is not JobState.COMPLETING
-            ]  # an epilog may take minutes; nothing else can come of it
+            ]  # an epilog may take minutes, but the job cannot continue
             if jobs and not left and not _submitting(directory, now=time.time()):
                 directory.close()
             return left

@@ -69,7 +69,7 @@ class ClusterStatus:
     detached : bool
         Whether it outlives the programs that manage it.
     jobs : list of JobInfo
-        Those that have not ended, and those of which the queue still knows how they did.
+        Those that have not ended, and those whose end the queue still knows.
     problem : str
         Why something of this is not known.
     """

@@ -2,7 +2,7 @@
 
 It examines the node, writes its report into the directory, and lets the login node connect.
 
-It only looks; what that means is decided on the login node (`hpcgpu.checks.jobs`).
+It only collects facts; the login node judges them (`hpcgpu.checks.jobs`).
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _local_directory(path: str) -> str:
 
 
 def serve(address: str, directory: ClusterDirectory) -> tuple[socket.socket, int]:
-    """Listen by TLS as the scheduler does, and tell the time to whoever has the cluster's credentials.
+    """Listen by TLS as the scheduler does, and send the time to clients with the cluster's credentials.
 
     Each peer has a thread, so that strangers who stay silent delay nobody. When too many are silent the oldest one is
     disconnected.

@@ -1,4 +1,4 @@
-"""The dashboard of a cluster: its link, and the token that every page asks for.
+"""The dashboard of a cluster: its link, and the token that every page requires.
 
 A page of Dask's dashboard takes up to half a second of the scheduler's event loop, and shows what the cluster computes.
 `Guard` therefore looks for the token as soon as the header of a request is read, before a handler is chosen. A browser
@@ -74,7 +74,7 @@ class Guard(Router):
         return hmac.new(self.token, f"hpcgpu dashboard cookie {what}".encode(), hashlib.sha256).hexdigest()
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
-        """Return what answers a request; tornado asks for it once per request, websockets included."""
+        """Return the handler of a request; tornado calls this once per request, websockets included."""
         if request.path == _OPEN or self._has_header(request.headers):
             return self.application.find_handler(request, **kwargs)
         if request.method in ("GET", "HEAD") and self._has_argument(request):

@@ -1,4 +1,4 @@
-"""Puts right which GPU dask-cuda takes a worker's CPU affinity and memory limit from.
+"""Corrects the GPU from which dask-cuda reads a worker's CPU affinity and memory limit.
 
 It makes the list of a worker's GPUs by rotating CUDA_VISIBLE_DEVICES so that the worker's own is first, and then asks
 NVML for the GPU at the worker's index of that list: of four GPUs it takes 0, 2, 0, 2 for 0, 1, 2, 3

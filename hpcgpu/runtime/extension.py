@@ -34,7 +34,7 @@ __all__ = ["Extension", "install"]
 
 logger = logging.getLogger("distributed.hpcgpu")
 
-#: So many tasks that no worker can run are looked at one by one; the rest is taken to be like them.
+#: This number of tasks that no worker can run is examined; the others are assumed to be like them.
 _SAMPLE = 2000
 #: The same of results that workers hold, all workers together: about 10 ms of the event loop.
 _SAMPLE_HELD = 20_000
@@ -139,7 +139,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         return {"number": self._manager, "present": present, "about": self._about, "problem": problem}
 
     async def manage(self) -> str:
-        """Start the manager that runs in the scheduler job, as ``adapt.json`` in the cluster directory asks.
+        """Start the manager that runs in the scheduler job, as ``adapt.json`` in the cluster directory requests.
 
         See `hpcgpu.cluster.unattended`.
 

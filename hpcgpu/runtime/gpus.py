@@ -28,14 +28,14 @@ def visible_gpus(
         GPUs that NVML sees on this node; None when it sees nothing. Only needed where the batch system leaves
         CUDA_VISIBLE_DEVICES unset.
     whole_nodes : bool, default False
-        Whether all GPUs of the node are the job's, which asked for none (``gpu_request="none"``).
+        Whether all GPUs of the node belong to the job, which requested none (``gpu_request="none"``).
     kind : str, default "worker"
         Of the job: the scheduler uses one GPU, however many its node has.
 
     Raises
     ------
     LaunchError
-        The job does not see as many GPUs as it asked for, or it is not clear which are its own.
+        The job does not see as many GPUs as it requested, or it is not clear which are its own.
     """
     if wanted == 0:
         return None

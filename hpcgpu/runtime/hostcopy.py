@@ -74,7 +74,7 @@ def _has_interface(value: Any) -> bool:
 
 
 class _Header(dict[str, Any]):
-    """A header that keeps its serializer, so that any client can read what follows, also one that has no hpcgpu."""
+    """A header that keeps its serializer, so that clients without hpcgpu can read the frames."""
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key != "serializer":
@@ -88,7 +88,7 @@ def _dumps(value: Any) -> tuple[dict[str, Any], list[Any]]:
     except _OnDevice as error:
         return _failed(error)
     if copy is value:
-        raise NotImplementedError  # the next serializer is asked
+        raise NotImplementedError  # distributed tries the next serializer
     header, frames = serialize(copy, serializers=["dask", "pickle"], on_error="raise")
     return _Header(header), list(frames)
 

@@ -109,7 +109,7 @@ def own_job(batch: BatchSystem) -> OwnJob:
 
 
 def choose_gpus(arguments: argparse.Namespace) -> None:
-    """Let this process see the GPUs that the job asked for, and no others."""
+    """Let this process see the GPUs that the job requested, and no others."""
     on_node = None if VARIABLE in os.environ or not arguments.gpus else gpus_on_node()
     visible = visible_gpus(arguments.gpus, os.environ, on_node, whole_nodes=arguments.whole_nodes, kind=arguments.kind)
     if visible is not None:

@@ -33,7 +33,7 @@ _FIRST_POLL, _POLL_INTERVAL = 5.0, 15.0
 
 
 def answers(contact: Contact, directory: ClusterDirectory) -> bool:
-    """Whether the cluster's scheduler listens where the contact says; asked at the address for clients, which is TCP.
+    """Whether the cluster's scheduler listens at the contact's address for clients, which is TCP.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
                 with context.wrap_socket(connection) as encrypted:
                     encrypted.recv(
                         1
-                    )  # under TLS 1.3 this tells whether the scheduler takes our certificate; it speaks first
+                    )  # under TLS 1.3 this fails if the scheduler refuses our certificate; it speaks first
                     with contextlib.suppress(OSError):
                         encrypted.unwrap()
     except ssl.SSLError as error:
@@ -128,7 +128,7 @@ class SchedulerWatch:
 
 
 def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout: float) -> Contact:
-    """Wait until the scheduler is there; fail as soon as it cannot come any more.
+    """Wait until the scheduler answers; fail as soon as it can no longer come.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def check_alone(directory: ClusterDirectory, job_id: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         socket.create_connection(
             (host, int(port)), timeout=5
-        ).close()  # one that is too busy for a handshake takes a connection too
+        ).close()  # a scheduler that is too busy for a handshake still accepts a connection
         raise LaunchError(
             f"cluster {name} already has a scheduler, in job {contact.job_id}. A second one would take its clients "
             f"and workers. To start again, first run: hpcgpu stop {name}"

@@ -1,4 +1,4 @@
-"""Which workers may take the data of one that retires: data of a GPU worker goes to GPU workers.
+"""Which workers may receive the data of a retiring worker: data of a GPU worker goes to GPU workers.
 
 distributed gives data to the running worker that uses least memory. It knows no GPUs, and objects in GPU memory would
 go to workers that cannot hold them.
@@ -40,7 +40,7 @@ def install() -> None:
 
 
 def suitable(candidates: Set[Any], holders: Set[Any], kind: str | None) -> set[Any]:
-    """Return the workers that may take a result.
+    """Return the workers that may receive a result.
 
     Parameters
     ----------

@@ -73,7 +73,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
     extension = install(scheduler, None if directory.detached else float(environ.get("HPCGPU_LEASE", "0")) or None)
     extension.unattended = Unattended(directory, environ["HPCGPU_SCHEDULER_JOB"])
     publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], **json.loads(environ["HPCGPU_FABRIC"]))
-    if directory.adapt() is not None:  # after the contact: who asks later finds it, and asks the scheduler
+    if directory.adapt() is not None:  # after the contact: later requests find it, and go to the scheduler
         if problem := await extension.unattended.start():
             print(f"hpcgpu: adaptive scaling is off: {problem}", file=sys.stderr, flush=True)
             await extension.heartbeat(about=f"adaptive scaling is off: {problem}")

@@ -1,6 +1,6 @@
 """Temporary files of Dask where nobody else has been: a fresh directory for each process of ours that is a Dask server.
 
-Dask takes any directory ``dask-scratch-space`` that it can write to, puts it on `sys.path`, and unpickles what it has
+Dask uses any directory ``dask-scratch-space`` that it can write to, puts it on `sys.path`, and unpickles what it has
 spilled there (`distributed.diskutils`, `distributed.core.Server`). On a node of several users somebody else may have
 made it. The directory of a process that was killed stays until the next one of this user starts on the node.
 """

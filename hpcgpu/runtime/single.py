@@ -32,7 +32,7 @@ _TEARDOWN = 10.0
 
 
 class _Aborted(Exception):
-    """The program cannot run, or cannot go on running."""
+    """The program cannot start, or cannot continue."""
 
 
 async def _workers_there(contact: Contact, directory: ClusterDirectory, workers: int) -> None:

@@ -3,7 +3,7 @@
 It installs the connections of `hpcgpu.fabric`, the token of the dashboard, and host copies of results for clients
 without a GPU.
 
-It also tells the scheduler what software and GPU the worker has.
+It also informs the scheduler of the worker's software and GPU.
 """
 
 from __future__ import annotations

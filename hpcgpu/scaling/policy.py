@@ -64,7 +64,7 @@ class JobView:
     memory : float
         Bytes that its connected workers may use; infinite without a limit.
     idle_since : float or None
-        Since when all its workers are there and have nothing to do.
+        Since when all its workers are connected and idle.
     retiring : bool
         Whether it is draining already.
     """
@@ -175,7 +175,7 @@ class Decision:
     Attributes
     ----------
     target : int
-        Jobs that there should be.
+        The number of jobs that the group should have.
     submit : int
         Jobs to request.
     cancel : tuple of str

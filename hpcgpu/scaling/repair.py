@@ -72,7 +72,7 @@ class Absence:
 
 
 def observe(before: Absence, names: Sequence[str], nodes: int, there: Collection[str], *, now: float) -> Absence:
-    """Join what is there with what was known.
+    """Join the present workers with what was known.
 
     Nothing is absent before the first worker has come: a job without any ends by itself.
 
@@ -108,7 +108,7 @@ def may_go(short: int, whole: int, target: int, *, comes: bool) -> int:
     whole : int
         Jobs that have all their workers.
     target : int
-        Jobs that there should be.
+        The number of jobs that the group should have.
     comes : bool
         Whether a job waits in the queue or starts, or could not be submitted for want of room.
     """

@@ -11,13 +11,13 @@ from hpcgpu.batch.reasons import Outlook, outlook
 
 __all__ = ["STABLE", "ClusterFailures", "Failures", "Outcome", "classify"]
 
-#: A job whose workers stayed so many seconds was no failure to start: failures are counted anew after it.
+#: A job whose workers stayed for this number of seconds did start: failures are counted from zero after it.
 STABLE = 600.0
 #: A job that ended by itself sooner after its first worker had connected did not end by its walltime.
 _LASTING = 20.0
 #: Polls in a row that must find a reason that never passes, before it is believed.
 _POLLS_TO_BELIEVE = 2
-#: Seconds until the next submit after so many failures in a row.
+#: Seconds until the next submit after this number of failures in a row.
 _BACKOFF = (0.0, 10.0, 30.0, 60.0, 300.0)
 #: Refused submits in a row after which nothing more is submitted.
 _REFUSALS = 5
@@ -28,7 +28,7 @@ _FULL_FOR = 300.0
 
 
 class Outcome(enum.Enum):
-    """How a job ended that nobody asked to end."""
+    """How a job ended that was not drained."""
 
     EXPECTED = "its walltime ended"
     PREEMPTED = "it was preempted"
@@ -88,7 +88,7 @@ class Failures:
     next_try : float
         Epoch seconds before which nothing is submitted.
     paused : str
-        Why nothing is submitted any more, until the user asks for it; empty while it is not so.
+        Why nothing is submitted until the user requests it; empty if jobs are submitted.
     full : str
         The site's own words when it allows no more jobs now.
     excluded : list of str
@@ -107,7 +107,7 @@ class Failures:
     _same_loss_until: float = 0.0
 
     def job_ended(self, outcome: Outcome, node: str, *, now: float) -> None:
-        """Record a job that ended without being asked to."""
+        """Record a job that ended without being drained."""
         self.full = ""
         if outcome in {Outcome.NODE_FAIL, Outcome.NEVER_CONNECTED} and node:
             self._exclude(node)
@@ -121,8 +121,8 @@ class Failures:
 
         The first of a row may be bad luck. The next ones count as failures.
 
-        Several jobs that lose workers within so many seconds count once: a network that fails for a moment is one
-        event. A job and the one that replaces it never do, for workers are waited for that long.
+        Several jobs that lose workers within this number of seconds count once: a network that fails for a
+        moment is one event. A job and the one that replaces it never do, because the wait for workers is that long.
         """
         if now < self._same_loss_until:
             return
@@ -166,7 +166,7 @@ class Failures:
             self.full = ""
 
     def start_anew(self) -> None:
-        """Forget the failures: the user asked for jobs again, or jobs run well."""
+        """Forget the failures: the user requested jobs again, or jobs run well."""
         self.failed, self.refused, self.short, self.next_try, self.paused, self.full = 0, 0, 0, 0.0, "", ""
         self._same_loss_until = 0.0
 
@@ -184,7 +184,7 @@ class Failures:
 
 @dataclass
 class ClusterFailures:
-    """The failures of a whole cluster, and what its user was not told by an exception yet.
+    """The failures of a whole cluster, and those that no exception has reported yet.
 
     Attributes
     ----------

@@ -133,7 +133,7 @@ def _jobs_within(worker: WorkerOptions, unit: str, value: Any) -> int:
 
 
 def _brings(worker: WorkerOptions, unit: str, jobs: int, name: str) -> int:
-    """Return how much of a unit so many jobs bring."""
+    """Return how much of a unit this number of jobs has."""
     if unit == "gpus" and worker.gpus_per_node == 0:
         raise OptionError(f"{name} needs workers with GPUs, but gpus_per_node is 0")
     if unit == "memory" and worker.memory is None:

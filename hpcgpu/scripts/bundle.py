@@ -88,7 +88,7 @@ def make_single(system: str, arguments: Mapping[str, Any], path: Path, program: 
     Raises
     ------
     OptionError
-        An option that cannot be, or a script of that name is there.
+        An option is not allowed, or a script of that name exists.
     """
     render.check_single(system)
     path = path.expanduser().absolute()

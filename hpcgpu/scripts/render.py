@@ -73,7 +73,7 @@ def render(
     Raises
     ------
     OptionError
-        A directive has an option or a value that the batch system cannot take.
+        A directive has an option or a value that the batch system does not accept.
     """
     job: JobOptions | None = options.worker if kind == "worker" else options.scheduler
     if job is None:

@@ -43,7 +43,7 @@ def claim(
 
     It is made under a hidden name, ``.NAME~RANDOM``, and gets its own by rename(2), which fails with ENOTEMPTY where a
     directory is that holds something. That is atomic on NFS too, with one doubt: "if the operation failed", the man
-    page says, the file may have been renamed all the same. So the name is read back. What was interrupted or met a full
+    page says, the file may nevertheless have been renamed. So the name is read back. What was interrupted or met a full
     disk leaves a hidden directory, which a later start removes.
 
     The directory of an earlier cluster of that name is kept, renamed ``NAME~DATE-TOKEN``, if that cluster was closed or

@@ -25,7 +25,7 @@ from hpcgpu.store.managers import AdaptArguments, ManagerRecord, Managers
 
 __all__ = ["DASHBOARD_TOKEN", "ClusterDirectory", "Contact", "ManagerRecord", "Submit"]
 
-#: The file with the secret that the dashboard asks for.
+#: The file with the secret that the dashboard requires.
 DASHBOARD_TOKEN = "dashboard.token"
 
 
@@ -72,7 +72,7 @@ class ClusterDirectory(Contacts, Journal, Managers):
         return self
 
     def dashboard_token(self) -> str:
-        """Return the secret that the dashboard asks for; empty where there is none (any more)."""
+        """Return the secret that the dashboard requires; empty if there is none (any more)."""
         try:
             return (self.path / DASHBOARD_TOKEN).read_text().strip()
         except (OSError, ValueError):

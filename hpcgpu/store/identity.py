@@ -2,7 +2,7 @@
 
 All readers read this file first. Its number `FORMAT` counts for all files of the directory: it grows whenever one of
 them changes so that another version of hpcgpu would misread it. A cluster of another format is refused, with a
-sentence. `hpcgpu stop` can cancel its jobs all the same: the fields of `Name`, and the lines of the journal that tell
+sentence. `hpcgpu stop` can nevertheless cancel its jobs: the fields of `Name`, and the lines of the journal that tell
 of submits, are the same in all formats.
 """
 

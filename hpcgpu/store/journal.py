@@ -61,7 +61,7 @@ class Submit:
     ended : bool
         It was seen to have ended.
     cancelled : bool
-        A manager decided that it ends, and did not take that back: it is not wanted any more.
+        A manager decided to end it, and did not revoke that: it is no longer wanted.
     """
 
     name: str
@@ -116,12 +116,12 @@ class Journal(Files):
         return {group: jobs if isinstance(jobs, int) else None for group, jobs in sizes}
 
     def detach(self) -> None:
-        """Record that the cluster shall outlive the program that made it."""
+        """Record that the cluster must outlive the program that made it."""
         self._append({"event": "detached"})
 
     @property
     def detached(self) -> bool:
-        """Whether the cluster shall outlive its managers."""
+        """Whether the cluster must outlive its managers."""
         return any(record["event"] == "detached" for record in self._journal())
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class Journal(Files):
                         submit.cancelled = record["event"] == "cancel"
             elif record["event"] == "submitted":
                 name = record["name"]
-                if name not in jobs:  # the line of its intent is damaged: the job is there all the same
+                if name not in jobs:  # the line of its intent is damaged, but the job exists
                     kind = "scheduler" if name.endswith("-scheduler") else "worker"
                     jobs[name] = Submit(name, kind, time=record.get("time", 0.0))
                 jobs[name].job_id, jobs[name].refused = record["id"], False

@@ -81,7 +81,7 @@ class Managers(Files):
             while True:
                 latest = self.manager()
                 number = latest.number + 1 if latest is not None else 1
-                try:  # creation is exclusive on NFS too; who comes second takes the next number
+                try:  # creation is exclusive on NFS too; the second program takes the next number
                     os.close(os.open(self._manager_file(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
                 except FileExistsError:
                     continue
@@ -108,11 +108,11 @@ class Managers(Files):
     # Scaling without a living client
 
     def request_adapt(self, limits: Mapping[str, AdaptArguments]) -> None:
-        """Record how the manager in the scheduler job shall scale: the arguments of ``adapt``, by worker group."""
+        """Record how the manager in the scheduler job must scale: the arguments of ``adapt``, by worker group."""
         self.write("adapt.json", json.dumps(limits))
 
     def adapt(self) -> dict[str, AdaptArguments] | None:
-        """Return what was asked of the manager in the scheduler job; None if nothing was."""
+        """Return the request to the manager in the scheduler job; None if there is none."""
         self.refresh()
         try:
             return records.read(self.path / "adapt.json", dict[str, AdaptArguments])

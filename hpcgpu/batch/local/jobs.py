@@ -21,7 +21,7 @@ class JobRecord:
     name: str
     output: str
     cwd: str
-    gpus: int = 0  # how many it asks for
+    gpus: int = 0  # how many it requests
     devices: list[str] = field(default_factory=list)  # which ones it has
     walltime: float | None = None  # seconds
     after: str | None = None  # the job that must start, or end, before

@@ -381,7 +381,7 @@ class LocalQueue(BatchSystem):
             signal.SIGINT,
             signal.SIGQUIT,
             signal.SIGTERM,
-        ):  # the shell had them ignored, the script shall not
+        ):  # the shell ignored them, and the script must not
             signal.signal(signum, signal.SIG_DFL)
         with self._locked(make=False) as machine:
             job = self._supervised(job_id)

@@ -56,7 +56,7 @@ _COMMENTS = [
 ]
 _DELETED = "91"  # substate of a job that was deleted, before or after it began [recorded]
 
-#: Errors of qsub after which the job may all the same have been accepted.
+#: Errors of qsub after which the job may nevertheless have been accepted.
 _AMBIGUOUS = re.compile(
     r"timed?[ -]?out|end of file|connection (reset|aborted)|protocol error|broken pipe", re.IGNORECASE
 )
@@ -319,7 +319,7 @@ class PBS(CommandBatch):
         return waiting
 
     def _release(self, ids: list[str]) -> None:
-        """Take the user's hold off these jobs, as far as the server answers."""
+        """Release the user's hold on these jobs, as far as the server answers."""
         if ids:
             with contextlib.suppress(BatchError):
                 self.call(["qrls", "-h", "u", *ids], answered=_gone, attempts=1)

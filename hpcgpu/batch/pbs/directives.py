@@ -44,7 +44,7 @@ def memory(size: int | None) -> str | None:
 
 
 def launcher(command: str, nodes: int) -> str:
-    """Return an MPI launcher's command line for so many nodes."""
+    """Return an MPI launcher's command line for this number of nodes."""
     program, *arguments = shlex.split(command)
     return " ".join(shlex.quote(str(word)) for word in (program, "-n", nodes, *arguments))
 

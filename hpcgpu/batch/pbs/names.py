@@ -1,4 +1,4 @@
-"""The name of a job as PBS takes it; pure, for the scripts and for what submits them."""
+"""The name of a job as PBS accepts it; pure, for the scripts and for the submit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST = 15
 
 
 def pbs_prefix(name: str) -> str:
-    """Return a name with other characters where PBS does not take its own."""
+    """Return a name with other characters where PBS does not accept its own."""
     name = re.sub(r"[^A-Za-z0-9_+-]", "_", name)
     return name if name[:1].isalpha() else f"j{name}"
 

@@ -14,7 +14,7 @@ __all__ = ["PBSQueue", "parse_nodes", "queues"]
 
 
 class PBSQueue(Queue):
-    """Nodes of a PBS. Their GPUs may have several types, ``a100,cc80``, and PBS takes each in either case."""
+    """Nodes of a PBS. Their GPUs may have several types, ``a100,cc80``, and PBS accepts each in either case."""
 
     def has(self, gpu_type: str) -> bool:
         """Return whether its GPUs may be of this type; true where the type is not known."""

@@ -49,7 +49,7 @@ _STATES = {
     "DEADLINE": JobState.TIMEOUT,
 }
 
-#: Errors after which the job may all the same have been accepted (Nextflow #970, for "Socket timed out").
+#: Errors after which the job may nevertheless have been accepted (Nextflow #970, for "Socket timed out").
 _AMBIGUOUS = re.compile(
     r"timed out|zero bytes were transmitted|connection (reset|aborted)|unexpected message", re.IGNORECASE
 )
@@ -158,7 +158,7 @@ def parse_exit_code(text: str) -> int | None:
 
 
 def _only(ids: Iterable[str], jobs: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
-    """Return the jobs that were asked for: no answer may bring in others."""
+    """Return the requested jobs: no answer may add others."""
     return {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
 
 
@@ -215,7 +215,7 @@ class Slurm(CommandBatch):
 
         Without accounting sacct prints "Slurm accounting storage is disabled" and exits with 1.
 
-        A sacct that is missing or hangs tells nothing either: it must not take away what squeue said.
+        Nor is there an answer if sacct is missing or hangs: the answer of squeue must still count.
         """
         ids = sorted(job_ids)
         if not ids:

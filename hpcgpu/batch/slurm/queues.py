@@ -49,6 +49,6 @@ def parse_sinfo(stdout: str) -> Queues:
 
 
 def _number(text: str) -> int:
-    """Return the number that sinfo means by ``16+``: at least so many."""
+    """Return the number that sinfo means by ``16+``: at least 16."""
     match = re.match("[0-9]{1,18}", text)
     return int(match[0]) if match else 0
