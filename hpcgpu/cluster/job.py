@@ -98,7 +98,7 @@ class Job:
     def _observed(self, phase: Active, state: JobState, *, now: float) -> Active:
         if isinstance(phase, Queued) and (self.proven or state in (JobState.RUNNING, JobState.COMPLETING)):
             phase = Running(retry_at=phase.retry_at)
-        elif isinstance(phase, Running) and state is JobState.PENDING and self.view is not phase.proven_after:
+        elif isinstance(phase, Running) and state is JobState.PENDING:
             phase = Queued(retry_at=phase.retry_at)  # requeued: whatever its workers had is gone
         if isinstance(phase, Running) and self.proven:
             phase.proven_after = self.view
@@ -188,14 +188,20 @@ class Job:
 
     @property
     def queue_status(self) -> JobStatus:
-        """What the queue reports, or that it was not submitted yet. A connected process proves that its job runs."""
+        """What the queue reports. A process that is connected, or was since then, proves that the job runs."""
         view = self.view
         if view is None:
             state = JobState.RUNNING if self.proven else JobState.PENDING
             return JobStatus(job_id="", state=state, name=self.name, reason="")
-        if self.proven and (view.status.state is JobState.PENDING or view.missing_since is not None):
+        waits = view.status.state is JobState.PENDING
+        if (self.proven and (waits or view.missing_since is not None)) or (waits and self._proven_after(view)):
             return replace(view.status, state=JobState.RUNNING, reason="")
         return view.status
+
+    def _proven_after(self, view: View) -> bool:
+        """Whether a process of it was connected after the queue reported this."""
+        phase = self.phase.before if isinstance(self.phase, Draining) else self.phase
+        return isinstance(phase, Running) and phase.proven_after is view
 
     @property
     def pending(self) -> bool:
@@ -238,7 +244,7 @@ class Job:
             state, reason = JobState.COMPLETING, "hpcgpu cancelled it"
         elif self.job_id is None:
             reason = "it is being submitted"
-        elif self.view is None or (not self.view.polled and not self.proven):
+        elif state is JobState.PENDING and (self.view is None or not self.view.polled):
             reason = "the queue has not reported it yet"
         elif state is JobState.RUNNING:
             reason = self.shortage(now=now)

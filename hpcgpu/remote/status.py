@@ -130,7 +130,7 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
     kept = _kept(directory)
     logs = saved.logs(directory)
     jobs = [
-        _info(submit, job_id, statuses.get(job_id), workers, logs / batch.log_name(submit.name, job_id))
+        _info(submit, job_id, statuses.get(job_id), workers, bool(answer), logs / batch.log_name(submit.name, job_id))
         for job_id, submit in submits.items()
     ]
     return ClusterStatus(
@@ -167,11 +167,17 @@ def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, prob
     return "unreachable" if problem else "waiting"
 
 
-def _info(submit: Submit, job_id: str, status: JobStatus | None, workers: list[str], log: Path) -> JobInfo:
+def _info(
+    submit: Submit, job_id: str, status: JobStatus | None, workers: list[str], answers: bool, log: Path
+) -> JobInfo:
+    """Describe a job: a process that is connected proves that it runs, whatever the queue reported before."""
     now = time.time()
     connected = sum(units.job_of(worker, {submit.name: None}) is not None for worker in workers)
-    if status is None:
-        state, reason = JobState.UNKNOWN, "the queue does not know it" if not connected else ""
+    proven = connected > 0 or (submit.kind == "scheduler" and answers)
+    if proven and (status is None or status.state in (JobState.PENDING, JobState.UNKNOWN)):
+        state, reason = JobState.RUNNING, ""
+    elif status is None:
+        state, reason = JobState.UNKNOWN, "the queue does not know it"
     else:
         state, reason = status.state, "" if status.state is JobState.RUNNING else explain(status)
     began = status.start if status is not None and status.state is not JobState.PENDING else None

@@ -565,6 +565,19 @@ async def test_a_contact_proves_that_the_scheduler_job_runs_before_the_queue_was
     site.now += 600
     assert site.shown["demo-scheduler"] == ("running", "")
     assert site.scheduler.info(now=site.now).waited == 8
+    site.scheduler.heard(False)
+    assert site.shown["demo-scheduler"] == ("running", ""), "this program has left, and the queue has reported nothing"
+
+
+async def test_a_job_whose_workers_left_is_not_shown_as_pending_by_an_older_answer_of_the_queue(site: Site) -> None:
+    await site.scale(3)
+    site.client.there["tls://demo-2"] = {"name": "demo-2"}
+    site.reconciler.worker_joined("tls://demo-2", "demo-2")
+    assert site.shown["demo-2"] == ("running", "")
+    del site.client.there["tls://demo-2"]
+    site.reconciler.worker_left("tls://demo-2")
+    state, reason = site.shown["demo-2"]
+    assert state == "running" and "the queue" not in reason
 
 
 # What happens between two observations

@@ -1,0 +1,32 @@
+"""What `hpcgpu status` shows of jobs: queue and scheduler joined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.remote import status
+from hpcgpu.store.journal import Submit
+
+
+@pytest.mark.parametrize(
+    ("kind", "queue", "workers", "answers", "state"),
+    [
+        ("worker", JobState.PENDING, ["demo-0"], True, "running"),
+        ("worker", None, ["demo-0"], True, "running"),
+        ("worker", JobState.PENDING, [], True, "pending"),
+        ("worker", None, [], True, "unknown"),
+        ("worker", JobState.CANCELLED, ["demo-0"], True, "cancelled"),
+        ("scheduler", JobState.PENDING, [], True, "running"),
+        ("scheduler", JobState.PENDING, [], False, "pending"),
+    ],
+)
+def test_a_process_that_is_connected_proves_that_its_job_runs(
+    kind: str, queue: JobState | None, workers: list[str], answers: bool, state: str
+) -> None:
+    submit = Submit(kind=kind, name="demo-scheduler" if kind == "scheduler" else "demo-0", time=0.0, job_id="7")
+    known = JobStatus(job_id="7", state=queue, name=submit.name) if queue is not None else None
+    job = status._info(submit, "7", known, workers, answers, Path("log"))
+    assert job.state == state and (job.reason == "") is (state == "running")
