@@ -112,7 +112,9 @@ def judge_queues(
         return Line(
             "login", "GPU queues", "warning" if wanted else "ok", "the batch system lists no nodes with GPUs", advice
         )
-    named = "; ".join(dict.fromkeys(f"{q.name or 'any queue'}: {q.gpus} x {q.gpu_type or 'GPU'} per node" for q in found))
+    named = "; ".join(
+        dict.fromkeys(f"{q.name or 'any queue'}: {q.gpus} x {q.gpu_type or 'GPU'} per node" for q in found)
+    )
     advice = _misfit(found, queue, gpu_type, wanted) if wanted else ""
     if advice and route and not _chosen(found, queue):
         advice = f"queue={queue!r} has no GPUs itself: choose one of these, unless it routes jobs to one of them"

@@ -304,7 +304,9 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         try:
             environment.scheduler = await client.environment(_ENVIRONMENT_TIMEOUT)
         except (OSError, TimeoutError) as error:
-            self._log(f"software was not compared, because the scheduler did not answer: {error or type(error).__name__}")
+            self._log(
+                f"software was not compared, because the scheduler did not answer: {error or type(error).__name__}"
+            )
             return
         fatal, differing = environment.check({})
         if fatal:

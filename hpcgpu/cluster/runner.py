@@ -25,6 +25,7 @@ from distributed.core import Status, rpc
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.visible import visible_devices
 from hpcgpu.configuration.resolve import resolve
+from hpcgpu.display.words import counted
 from hpcgpu.errors import CertificateError, ClusterError, OptionError
 from hpcgpu.fabric import settings
 from hpcgpu.options.common import Options, WorkerOptions
@@ -127,8 +128,9 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 class SlurmGPURunner:
-    """A GPU Dask cluster of the tasks of one job step. Only task 1 runs what is inside ``with SlurmGPURunner() as
-    cluster:``.
+    """A GPU Dask cluster of the tasks of one job step.
+
+    Only task 1 runs the block of ``with SlurmGPURunner() as cluster:``.
 
     Start the program with ``srun``, with two tasks more on each node than it has GPUs: on nodes with four GPUs,
     ``--ntasks-per-node=6`` makes four workers on each. Each task must see all GPUs of its node, so do not use
@@ -167,8 +169,8 @@ class SlurmGPURunner:
         if task.tasks < 3:
             if task.rank == 0:
                 print(
-                    f"hpcgpu: {task.tasks} tasks are too few: scheduler, program and a worker need one each (srun "
-                    "--ntasks=3)",
+                    f"hpcgpu: {counted(task.tasks, 'task')} cannot make a cluster: scheduler, program and a worker "
+                    "need one each (srun --ntasks=3)",
                     file=sys.stderr,
                 )
             sys.exit(2)

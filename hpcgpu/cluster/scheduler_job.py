@@ -103,12 +103,11 @@ class SchedulerJob(Job):
         self._warned.update(due)
         return (
             f"the walltime of the scheduler job {self.job_id} ends in {max(0.0, left) / 60:.0f} min, and the "
-            "cluster with it: fetch your results. Next time, request more by scheduler={'walltime': ...}"
-            "time"
+            "cluster with it: fetch your results. Next time, request more with scheduler={'walltime': ...}"
         )
 
     def loss_report(self, cluster: str) -> str:
-        """Return what the user of this cluster is told when its job has ended, because somebody cancelled it, say."""
+        """Return the report for the user when its job has ended, for example because somebody cancelled it."""
         return f"the scheduler of cluster {cluster} is gone, and its worker jobs are cancelled: {self.failure_report()}"
 
     async def submit(self) -> None:

@@ -99,8 +99,9 @@ def doubts(worker: Transports) -> list[str]:
     result = []
     if named and chosen["enable_nvlink"] is None:
         result.append(
-            f"{' and '.join(named)} without enable_nvlink excludes NVLink: UCX then uses only the transports that "
-            "are set. Set enable_nvlink=True or False, or set none of these options, so that UCX chooses"
+            f"{' and '.join(named)} without enable_nvlink: NVLink is not used, because UCX then uses only the "
+            "transports that are set. Set enable_nvlink=True or False, or set none of these options, so that UCX "
+            "chooses"
         )
     if worker.enable_rdmacm and not any(value for name, value in chosen.items() if name != "enable_rdmacm"):
         result.append("enable_rdmacm alone has no effect: set a transport too, such as enable_infiniband")

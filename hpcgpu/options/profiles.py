@@ -125,7 +125,7 @@ def _read(name: str, path: Path) -> Profile:
         raise OptionError(f"profile {name!r} in {path} must hold `system` and `options`")
     if unknown := set(content) - _KEYS:
         raise OptionError(
-            f"profile {name!r} in {path}: unknown keys {', '.join(sorted(map(str, unknown)))}; there are "
+            f"profile {name!r} in {path}: unknown keys {', '.join(sorted(map(str, unknown)))}; the keys are "
             f"{', '.join(sorted(_KEYS))}"
         )
     return Profile(

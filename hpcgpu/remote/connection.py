@@ -35,8 +35,9 @@ def connect(
     environment_check: str = "error",
     **arguments: Any,
 ) -> Client | Awaitable[Client]:
-    """Return a Dask client for a cluster that another program, or ``hpcgpu start``, has started. Wait until its
-    scheduler answers.
+    """Return a Dask client for a cluster that another program or ``hpcgpu start`` has started.
+
+    Wait until its scheduler answers.
 
     Parameters
     ----------

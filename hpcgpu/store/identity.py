@@ -72,7 +72,7 @@ class Identity(Files):
         return (
             f"{version} made cluster {self.path.name!r}, and this is hpcgpu {__version__}, which cannot read its "
             f"files in {self.path} (format {written.format or 0}, not {FORMAT}): use that version, or cancel its "
-            f"jobs by: hpcgpu stop {self.path.name}"
+            f"jobs with: hpcgpu stop {self.path.name}"
         )
 
     def check_format(self) -> None:

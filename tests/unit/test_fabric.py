@@ -214,7 +214,7 @@ def test_only_variables_of_ucx_are_taken_for_ucx() -> None:
     ("arguments", "expected"),
     [
         ({}, ""),
-        ({"enable_infiniband": True}, "enable_infiniband without enable_nvlink excludes NVLink"),
+        ({"enable_infiniband": True}, "enable_infiniband without enable_nvlink: NVLink is not used"),
         (
             {"enable_infiniband": True, "enable_tcp_over_ucx": True},
             "enable_tcp_over_ucx and enable_infiniband without enable_nvlink",

@@ -48,7 +48,7 @@ def test_options_of_jobs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_few_tasks_are_said_once() -> None:
     code = "import hpcgpu; hpcgpu.SlurmGPURunner()"
-    for rank, words in (("0", "hpcgpu: 2 tasks are too few"), ("1", "")):
+    for rank, words in (("0", "hpcgpu: 2 tasks cannot make a cluster"), ("1", "")):
         environment = STEP | {"SLURM_NTASKS": "2", "SLURM_PROCID": rank, "SLURM_NODEID": "0"}
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, env={**_environ(), **environment}

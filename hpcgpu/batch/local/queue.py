@@ -257,8 +257,8 @@ class LocalQueue(BatchSystem):
         for what, asked, there in (("GPUs", self._gpus, len(machine.gpus)), ("slots", self._slots, machine.slots)):
             if asked not in (None, there):
                 raise BatchError(
-                    f"the local queue in {self.directory} has {there} {what}, not {asked}. Write {there}, use "
-                    "another directory, or remove this one when no job is left in it"
+                    f"the local queue in {self.directory} has {there} {what}, not {asked}. Set "
+                    f"{what.lower()}={there}, use another directory, or remove this one when no job is left in it"
                 )
         return machine
 
