@@ -166,8 +166,8 @@ class CommandBatch(BatchSystem):
             if result.returncode == 0 or self.ambiguous.search(result.words):
                 uncertain = True
             elif not self.transient.search(result.words):
-                # the attempt before it may have been accepted meanwhile, and this one refused for a limit that it
-                # filled
+                # the attempt before it may have been accepted meanwhile, and
+                # this one refused for a limit that it filled
                 if again:
                     break
                 if self.limited.search(result.words) and not self.per_job.search(result.words):

@@ -21,10 +21,10 @@ from hpcgpu.posix.printable import printable
 
 __all__ = ["Result", "backoff", "clean_environment", "require", "run"]
 
-#: Variables of an enclosing job or of the user's shell that silently override a script's directives or a command's
-#: output format (``man sbatch``, INPUT ENVIRONMENT VARIABLES; SQUEUE_FORMAT broke Parsl's parser, Parsl #2293; ``man
-#: qsub``, ENVIRONMENT VARIABLES). And what would make a job submitted from inside another take that one's GPUs for its
-#: own.
+#: Variables of an enclosing job or of the user's shell that silently override a script's
+#: directives or a command's output format (``man sbatch``, INPUT ENVIRONMENT VARIABLES;
+#: SQUEUE_FORMAT broke Parsl's parser, Parsl #2293; ``man qsub``, ENVIRONMENT VARIABLES).
+#: And what would make a job submitted from inside another take that one's GPUs for its own.
 _SCRUBBED = (
     "CUDA_VISIBLE_DEVICES",
     "SBATCH_",

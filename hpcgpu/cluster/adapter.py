@@ -248,9 +248,8 @@ class Adapter(SpecCluster):  # type: ignore[misc]
             failure = f"Cluster failed to start: {str(error) or repr(error)}"
             self._state.failures.lose(failure)
             await self._close()
-            told = isinstance(
-                error, ClusterError | BatchError
-            )  # all of it is in the message: it need not be shown twice
+            # all of it is in the message: it need not be shown twice
+            told = isinstance(error, ClusterError | BatchError)
             raise ClusterError(failure) from (None if told else error)
 
     async def _show_start(self, starting: asyncio.Task[None]) -> None:

@@ -55,9 +55,8 @@ async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob)
         The queue does not answer.
     """
     directory, dispatcher = state.dispatcher.directory, state.dispatcher
-    await in_thread(
-        live_jobs, directory, dispatcher.batch
-    )  # a queue that does not answer must not cost the cluster its manager
+    # a queue that does not answer must not cost the cluster its manager
+    await in_thread(live_jobs, directory, dispatcher.batch)
     dispatcher.manager = directory.take_over(program()).number
     jobs: dict[str, Submit] = await in_thread(submitted, directory, dispatcher.batch)
     used = [units.sequence(submit.name, state.name) for submit in directory.submits()]

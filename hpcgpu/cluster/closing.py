@@ -49,11 +49,12 @@ class Closing:
         """Wait until the queue has none of them, or until the time is over."""
         dispatcher = self.state.dispatcher
         with Progress(self.quiet) as progress:
+            # a job needs a second to end, and each poll is a command to the queue
             for pause in (
                 1.0,
                 1.0,
                 *[2.0] * 30,
-            ):  # a job needs a second to end, and each poll is a command to the queue
+            ):
                 left = dispatcher.left()
                 if not left or self.problem or time.monotonic() + pause > self._deadline:
                     break

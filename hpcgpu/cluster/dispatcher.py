@@ -127,9 +127,8 @@ class Dispatcher:
             # First of all, so that nothing that fails below can lose it.
             self._ids[name] = job_id
             self.monitor.watch(job_id, name, now=self.clock())
-            self._note(
-                self.directory.submitted, name, job_id
-            )  # where that fails the intent is on disk: the job can be found by its name
+            # where that fails the intent is on disk: the job can be found by its name
+            self._note(self.directory.submitted, name, job_id)
             if self.closing:  # while sbatch was under way
                 self.cancelled.add(job_id)
                 self.batch.cancel([job_id])

@@ -189,9 +189,8 @@ class Drainer:
             job.forget_idleness()
             if why is Drain.WALLTIME:
                 continue
-            if (
-                job.group.adaptive is not None
-            ):  # a client wants its data since the decision; the next decision considers it
+            # a client wants its data since the decision; the next decision considers it
+            if job.group.adaptive is not None:
                 job.group.adaptive.note(f"job {job.name} continues: its data does not fit on other workers", now=now)
             elif deleted:
                 state.messages.warn(

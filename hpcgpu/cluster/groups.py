@@ -57,8 +57,8 @@ class WorkerGroup:
         self.demand = Demand()
         self.waits: list[float] = []
         self.adaptive: GPUAdaptive | None = None
-        #: Why it has the jobs that it has, as of the last decision, and whether that keeps jobs out that it should
-        #: have.
+        #: Why it has the jobs that it has, as of the last decision,
+        #: and whether that keeps jobs out that it should have.
         self.reason, self.held = "its jobs are about to be submitted", False
         self._hysteresis = Hysteresis()
 
@@ -214,9 +214,8 @@ class WorkerGroup:
             work.actors = sum(load["actors"] for load in loads)
             work.memory = sum(load["memory_limit"] or math.inf for load in loads)
             work.worked = work.worked or bool(work.processing or work.nbytes)
-            work.complete = (
-                work.complete or len(job.workers) >= self.options.workers_per_job
-            )  # one may be lost for good later
+            # one may be lost for good later
+            work.complete = work.complete or len(job.workers) >= self.options.workers_per_job
             work.idle_since = (
                 (work.idle_since or now) if work.complete and job.workers and not work.processing else None
             )

@@ -244,10 +244,11 @@ class Reconciler:
             if group.limits.fixed and there < group.limits.maximum:  # its place goes with it, and no other's
                 group.resize(replace(group.limits, maximum=group.limits.maximum - 1))
             return
+        # reads the log: state and message must be from the same moment
         outcome, message = (
             job.outcome,
             job.failure_report(),
-        )  # reads the log: state and message must be from the same moment
+        )
         group.failures.job_ended(outcome, job.queue_status.node, now=now)
         self._tell_of_end(group, message)
         if outcome.crashed and phase.work.joined_at is not None and state.client is not None:

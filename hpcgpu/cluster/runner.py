@@ -56,8 +56,8 @@ OPTIONS = {
     *("nthreads", "memory", "resources", "local_directory", "worker_extra_args", "walltime_margin"),
     *(name for name, f in names(WorkerOptions).items() if f.metadata["flag"]),
 }
-#: Seconds after which the scheduler ends when it has not heard from the program: it was killed, or holds Python's lock
-#: all the time.
+#: Seconds after which the scheduler ends when it has not heard from
+#: the program: it was killed, or holds Python's lock all the time.
 _LEASE = 300.0
 _HEARTBEAT = 10.0
 #: Seconds that scheduler and workers have to end.

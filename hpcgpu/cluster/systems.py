@@ -22,9 +22,8 @@ class SlurmGPUCluster(GPUCluster):
 
     system = "slurm"
 
-    if (
-        TYPE_CHECKING
-    ):  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+    # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+    if TYPE_CHECKING:
 
         def __init__(
             self,
@@ -45,9 +44,8 @@ class PBSGPUCluster(GPUCluster):
 
     system = "pbs"
 
-    if (
-        TYPE_CHECKING
-    ):  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+    # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+    if TYPE_CHECKING:
 
         def __init__(
             self,
@@ -71,9 +69,8 @@ class LocalGPUCluster(GPUCluster):
 
     system = "local"
 
-    if (
-        TYPE_CHECKING
-    ):  # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+    # what type checkers and editors see; `inspect.signature` shows the same, see `documentation.describe`
+    if TYPE_CHECKING:
 
         def __init__(
             self,

@@ -101,9 +101,8 @@ def main(path: Path) -> None:
     directory = ClusterDirectory(path)
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: end.set())
-    warnings.simplefilter(
-        "ignore", ClusterWarning
-    )  # of the cluster: printed below; of its directory: said when it began
+    # of the cluster: printed below; of its directory: said when it began
+    warnings.simplefilter("ignore", ClusterWarning)
     cluster = cluster_class(directory.system).from_name(path, shutdown_on_close=False)
     printed = 0
     try:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerJob"]
 
-#: What Slurm without cgroups (seen on 22.05.8, where the state is FAILED), and the kernel's killer, write into a job's
-#: log.
+#: What Slurm without cgroups (seen on 22.05.8, where the state
+#: is FAILED), and the kernel's killer, write into a job's log.
 _MEMORY_KILL = re.compile(r"exceeded (job )?memory limit|oom[-_ ]kill|out[- ]of[- ]memory handler", re.IGNORECASE)
 
 
@@ -60,9 +60,8 @@ class WorkerJob(Job):
         self.workers[address] = worker
         self.observe(now=now)
         work = self.work
-        work.absence = replace(
-            work.absence, joined=work.absence.joined | {worker}
-        )  # it may be lost before the next decision
+        # it may be lost before the next decision
+        work.absence = replace(work.absence, joined=work.absence.joined | {worker})
 
     @property
     def lost_workers(self) -> bool:

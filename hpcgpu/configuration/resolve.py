@@ -284,9 +284,8 @@ def _build(cls: type[_T], given: Mapping[str, Any], origins: Mapping[str, str]) 
         try:
             parsed[name] = parse(where + name, value)
         except OptionError:
-            if where.startswith(
-                "dask config "
-            ):  # refuse it again by a message that names the file, which takes time to find
+            # refuse it again by a message that names the file, which takes time to find
+            if where.startswith("dask config "):
                 section = where.removeprefix("dask config ").removesuffix(": ")
                 parse(f"{described(section, section, name, value)}: {name}", value)
             raise

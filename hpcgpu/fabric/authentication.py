@@ -279,9 +279,8 @@ def _connector() -> Any:
             address = unparse_host_port(host, port)
             try:
                 comm = await super().connect(address, deserialize, **connection_args)
-            except (
-                ucxx.exceptions.UCXError
-            ) as error:  # distributed-ucxx lets some through, and distributed tries again what is an OSError
+            # distributed-ucxx lets some through, and distributed tries again what is an OSError
+            except ucxx.exceptions.UCXError as error:
                 raise CommClosedError(f"ucx://{address}: {str(error) or type(error).__name__}") from error
             if key is None:
                 return comm

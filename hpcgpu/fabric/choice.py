@@ -15,8 +15,8 @@ from hpcgpu.fabric import interfaces
 
 __all__ = ["Node", "TransportChoice", "decide", "incompatibility", "nearest", "this_node", "without_rdma"]
 
-#: Bytes of locked memory below which UCX cannot register its buffers with an InfiniBand card; many systems give 64 KiB
-#: or 8 MiB.
+#: Bytes of locked memory below which UCX cannot register its buffers
+#: with an InfiniBand card; many systems give 64 KiB or 8 MiB.
 _LOCKED_MEMORY = 2**30
 #: The kind of an interface in sysfs, from ``linux/if_arp.h``.
 _ARPHRD_INFINIBAND = "32"
@@ -130,9 +130,8 @@ def incompatibility(choice: TransportChoice, node: Node, protocol: str, interfac
             "environment in all jobs"
         )
     own = decide(node, "auto", interface, gpu=True)
-    if (
-        protocol == "auto" and choice.protocol == "ucx" and own.protocol != "ucx" and not node.ucx_error
-    ):  # Dask will see for itself
+    # Dask will see for itself
+    if protocol == "auto" and choice.protocol == "ucx" and own.protocol != "ucx" and not node.ucx_error:
         return (
             f"the scheduler's node chose {choice.why}, but this node chose {own.why}. Exclude such nodes (Slurm: "
             "constraint, or --exclude in job_extra_directives; PBS: select_extra or queue), or set protocol='tcp'"

@@ -57,9 +57,8 @@ def default_interface(present: Mapping[str, str]) -> str | None:
     """Return the interface of the default route, which others most likely reach this machine by."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(
-                ("192.0.2.1", 9)
-            )  # a datagram socket sends nothing on connect; the address is for documentation (RFC 5737)
+            # a datagram socket sends nothing on connect; the address is for documentation (RFC 5737)
+            probe.connect(("192.0.2.1", 9))
         except OSError:
             return None
         own = probe.getsockname()[0]

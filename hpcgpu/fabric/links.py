@@ -126,9 +126,8 @@ async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Wo
         for size, buffer in zip(sizes, buffers, strict=True):
             fastest = min([await _transfer(other, buffer) for _ in range(_TRANSFERS)])
             result["bandwidth"][size] = size / max(fastest - trip, 1e-9)
-    except (
-        Exception
-    ) as error:  # a receiver without memory, or without what it takes to rebuild a buffer: any error of any library
+    # a receiver without memory, or without what it takes to rebuild a buffer: any error of any library
+    except Exception as error:
         result["error"] = f"not measured: {error or repr(error)}"
     return result
 

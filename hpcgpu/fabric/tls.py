@@ -133,9 +133,8 @@ class Socket(ssl.SSLSocket):
         """Send close_notify, if that needs no waiting. The peer's own is not waited for."""
         if self._process == os.getpid() and self.fileno() != -1 and self.gettimeout() == 0:
             clear_errors()
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # as a rule SSLWantReadError: it is sent, the peer's has not come
+            # as a rule SSLWantReadError: it is sent, the peer's has not come
+            with contextlib.suppress(OSError, ValueError):
                 self.unwrap()
             clear_errors()
 

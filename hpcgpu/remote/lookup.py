@@ -50,8 +50,8 @@ __all__ = [
 ]
 
 
-#: Seconds without any change after which a cluster without jobs is closed where it is not known whether its program
-#: lives.
+#: Seconds without any change after which a cluster without jobs
+#: is closed where it is not known whether its program lives.
 _UNSEEN = 600.0
 #: Seconds that a submit may take whose client was killed.
 _SUBMIT = 10.0
@@ -337,9 +337,8 @@ def stop(
             directory.close()
             return []
         if time.monotonic() > deadline:
-            left = [
-                job for job in jobs if job.state is not JobState.COMPLETING
-            ]  # an epilog may take minutes, but the job cannot continue
+            # an epilog may take minutes, but the job cannot continue
+            left = [job for job in jobs if job.state is not JobState.COMPLETING]
             if jobs and not left and not _submitting(directory, now=time.time()):
                 directory.close()
             return left

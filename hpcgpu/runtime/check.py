@@ -130,9 +130,8 @@ def serve(address: str, directory: ClusterDirectory) -> tuple[socket.socket, int
                 silent.append(peer)
                 threading.Thread(target=answer, args=(peer,), daemon=True).start()
                 if len(silent) > _SILENT:
-                    socket.socket.shutdown(
-                        silent.popleft(), socket.SHUT_RDWR
-                    )  # not SSLSocket's: its thread goes on using TLS
+                    # not SSLSocket's: its thread goes on using TLS
+                    socket.socket.shutdown(silent.popleft(), socket.SHUT_RDWR)
 
     def answer(peer: ssl.SSLSocket) -> None:
         with peer, contextlib.suppress(OSError):

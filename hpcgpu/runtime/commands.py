@@ -41,8 +41,8 @@ def worker_command(
         os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = (
             f"{lifetime(end - time.time(), arguments.walltime_margin):.0f}s"
         )
-        # The user's own Dask configuration may have these for other clusters: they would move the end past the
-        # walltime.
+        # The user's own Dask configuration may have these for other
+        # clusters: they would move the end past the walltime.
         os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER"] = "0s"
         os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__RESTART"] = "False"
     # Names must be unique: the cluster gives each job a name of its own, a job submitted by hand has the cluster's.

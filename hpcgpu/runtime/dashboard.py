@@ -65,8 +65,8 @@ class Guard(Router):
     def __init__(self, application: Router, token: str) -> None:
         self.application = application
         self.token = token.encode()
-        # A browser sends the cookies of a host to every port of it: each cluster has a name of its own, and the value
-        # is not the token.
+        # A browser sends the cookies of a host to every port of it: each
+        # cluster has a name of its own, and the value is not the token.
         self.cookie = f"hpcgpu-{self._digest('name')[:16]}"
         self.value = self._digest("value").encode()
 

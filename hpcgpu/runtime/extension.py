@@ -44,8 +44,8 @@ _CHARGEABLE = 600.0
 _FIRST_HEARTBEAT = 60.0
 #: Seconds of silence after which a manager counts as gone.
 _SILENT = 60.0
-#: Seconds after which a worker knows for sure that it leaves: a heartbeat from then on tells what it executes to its
-#: end.
+#: Seconds after which a worker knows for sure that it leaves:
+#: a heartbeat from then on tells what it executes to its end.
 _NOTICED = 2.0
 
 
@@ -223,9 +223,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
                 continue
             since = self._leaving_since.setdefault(str(ws.name), now)
             executing = set(ws.executing)
-            if (
-                ws.last_seen >= since + _NOTICED
-            ):  # heartbeats are seconds apart in large clusters, and wait for Python's lock
+            # heartbeats are seconds apart in large clusters, and wait for Python's lock
+            if ws.last_seen >= since + _NOTICED:
                 for ts in set(ws.processing) - executing:
                     self.scheduler._reschedule(ts.key, ws.address, stimulus_id=f"hpcgpu-leaving-{time.time()}")
             counts[str(ws.name)] = len(ws.processing)
@@ -258,8 +257,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         ours = all("hpcgpu" in ws.extra for ws in self.scheduler.workers.values())
         if chosen is not None or comm.local_address.startswith("ucx"):
             return chosen
-        # Device memory that came over UCX cannot go on over TCP, so that a client with a GPU gets frames of the host,
-        # and rebuilds.
+        # Device memory that came over UCX cannot go on over TCP, so that
+        # a client with a GPU gets frames of the host, and rebuilds.
         return hostcopy.SERIALIZERS if ours and not comm.remote_info.get(HAS_GPU) else ["dask", "pickle", "error"]
 
     # Whom a worker's loss is charged to

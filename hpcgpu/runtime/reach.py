@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SchedulerWatch", "answers", "check_alone", "scheduler_of", "wait_for_scheduler"]
 
-#: Seconds without a contact after which a worker job first polls for the scheduler job, and its poll interval: there
-#: are many worker jobs.
+#: Seconds without a contact after which a worker job first polls for
+#: the scheduler job, and its poll interval: there are many worker jobs.
 _FIRST_POLL, _POLL_INTERVAL = 5.0, 15.0
 
 
@@ -49,9 +49,8 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
                 context.check_hostname = False
                 context.load_cert_chain(directory.tls / "cert.pem", directory.tls / "key.pem")
                 with context.wrap_socket(connection) as encrypted:
-                    encrypted.recv(
-                        1
-                    )  # under TLS 1.3 this fails if the scheduler refuses our certificate; it speaks first
+                    # under TLS 1.3 this fails if the scheduler refuses our certificate; it speaks first
+                    encrypted.recv(1)
                     with contextlib.suppress(OSError):
                         encrypted.unwrap()
     except ssl.SSLError as error:
@@ -191,9 +190,8 @@ def check_alone(directory: ClusterDirectory, job_id: str) -> None:
         return
     host, _, port = contact.client.partition("://")[2].rpartition(":")
     with contextlib.suppress(OSError, ValueError):
-        socket.create_connection(
-            (host, int(port)), timeout=5
-        ).close()  # a scheduler that is too busy for a handshake still accepts a connection
+        # a scheduler that is too busy for a handshake still accepts a connection
+        socket.create_connection((host, int(port)), timeout=5).close()
         raise LaunchError(
             f"cluster {name} already has a scheduler, in job {contact.job_id}. A second one would take its clients "
             f"and workers. To start again, first run: hpcgpu stop {name}"

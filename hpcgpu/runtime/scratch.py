@@ -117,9 +117,8 @@ def _sweep(base: Path, prefix: str) -> None:
     if weaknesses(base, shared=True):
         return
     for path in base.glob(f"{prefix}*"):
-        if not re.fullmatch(
-            "[a-z0-9_]{8}", path.name.removeprefix(prefix)
-        ):  # of a host whose name begins like this one's
+        # of a host whose name begins like this one's
+        if not re.fullmatch("[a-z0-9_]{8}", path.name.removeprefix(prefix)):
             continue
         with contextlib.suppress(OSError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -99,9 +99,8 @@ def make_single(system: str, arguments: Mapping[str, Any], path: Path, program: 
     private_directory(path)
     script = path / f"{path.name}.{registered(system).suffix}"
     try:
-        with os.fdopen(
-            os.open(script, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o700), "w"
-        ) as file:  # env may hold what is nobody's business
+        # env may hold what is nobody's business
+        with os.fdopen(os.open(script, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o700), "w") as file:
             file.write(text)
     except FileExistsError as error:
         raise OptionError(f"{script} already exists: remove it, or choose another directory") from error

@@ -25,8 +25,8 @@ __all__ = ["abandon", "claim"]
 #: Seconds for which a start on another machine may do nothing that is seen, before its name is free again; also the age
 #: of a directory that was never completed, after which it is removed.
 _STARTING = 600.0
-#: Times that a name is tried for. More than two are only needed when others start and end clusters of that name
-#: meanwhile.
+#: Times that a name is tried for. More than two are only needed
+#: when others start and end clusters of that name meanwhile.
 _TRIES = 20
 
 
@@ -138,9 +138,8 @@ def _move_aside(directory: ClusterDirectory, alive: Callable[[ClusterDirectory],
     except Damaged:
         mark, date = f"{here.st_ino:08x}", "damaged"
     except (FileNotFoundError, NotADirectoryError):
-        if (
-            not _still(path, here) or (path / "cluster.json").exists()
-        ):  # another program moved it, or has the name by now
+        # another program moved it, or has the name by now
+        if not _still(path, here) or (path / "cluster.json").exists():
             return None
         raise ClusterExists(
             f"{path} exists, and is not the directory of a cluster: choose another name, or remove it"

@@ -64,9 +64,8 @@ class ClusterDirectory(Contacts, Journal, Managers):
         """
         self = cls(path)
         files = (*path.iterdir(), *(self.tls.iterdir() if self.tls.is_dir() else ()))
-        ownership.check_tree(
-            path, (file for file in files if file != self.logs)
-        )  # logs are the batch system's, and only shown
+        # logs are the batch system's, and only shown
+        ownership.check_tree(path, (file for file in files if file != self.logs))
         if not any_format:
             self.check_format()
         return self

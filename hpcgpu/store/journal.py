@@ -153,9 +153,8 @@ class Journal(Files):
         for record in self._journal():
             if record["event"] == "intent":
                 group, time_ = record.get("group", "default"), record.get("time", 0.0)
-                if (
-                    record["name"] in jobs and jobs[record["name"]].job_id is not None
-                ):  # of a manager that had been taken over already
+                # of a manager that had been taken over already
+                if record["name"] in jobs and jobs[record["name"]].job_id is not None:
                     earlier.append(jobs.pop(record["name"]))
                 jobs[record["name"]] = Submit(record["name"], record["kind"], group, time_)
             elif record["event"] in ("cancel", "keep"):

@@ -34,9 +34,8 @@ class JobRecord:
     end: float | None = None
     exit_code: int | None = None
     supervisor: list[int] = field(default_factory=list)  # pid and start time, see `_identity`
-    leader: list[int] = field(
-        default_factory=list
-    )  # the same of the script's shell, which leads the session of the job
+    # the same of the script's shell, which leads the session of the job
+    leader: list[int] = field(default_factory=list)
 
 
 def startable(records: Sequence[JobRecord], gpus: Sequence[str], slots: int) -> list[tuple[JobRecord, list[str]]]:
@@ -107,9 +106,8 @@ def read_directives(text: str) -> dict[str, Any]:
             fields["gpus"] = int(value)
         elif option == "time" and (parts := re.fullmatch("(?:(?:([0-9]+)-)?([0-9]+):([0-9]+):)?([0-9]+)", value)):
             days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
-            fields["walltime"] = (
-                float(((days * 24 + hours) * 60 + minutes) * 60 + seconds) or None
-            )  # 0: no limit, as in Slurm
+            # 0: no limit, as in Slurm
+            fields["walltime"] = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds) or None
         elif option in ("gpus", "time"):
             raise SubmitRefused(f"`{value}` is not a valid value of the directive --{option}")
         else:

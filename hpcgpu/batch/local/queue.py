@@ -56,9 +56,9 @@ _T = TypeVar("_T")
 _GRACE = 3.0  # seconds between TERM and KILL
 _RETAINED = 1000  # ended jobs that are remembered
 
-#: Starts the supervisor from a shell that ends at once, so that no client has to reap it. Until the supervisor waits
-#: for TERM, TERM is ignored: a cancel that comes earlier is in the record, which the supervisor reads before it starts
-#: the script.
+#: Starts the supervisor from a shell that ends at once, so that no client has to
+#: reap it. Until the supervisor waits for TERM, TERM is ignored: a cancel that comes
+#: earlier is in the record, which the supervisor reads before it starts the script.
 _DETACH = 'trap "" TERM; exec "$@" </dev/null >/dev/null 2>&1 & echo $!'
 
 _REASONS = {JobState.FAILED: "NonZeroExitCode", JobState.TIMEOUT: "TimeLimit"}
@@ -232,9 +232,8 @@ class LocalQueue(BatchSystem):
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield self._machine()
             finally:
-                fcntl.flock(
-                    lock, fcntl.LOCK_UN
-                )  # a close alone would not free it if another thread has forked meanwhile
+                # a close alone would not free it if another thread has forked meanwhile
+                fcntl.flock(lock, fcntl.LOCK_UN)
                 os.close(lock)
         except NotTrusted as error:
             raise BatchError(f"the local queue cannot be used: {error}") from error
@@ -320,9 +319,8 @@ class LocalQueue(BatchSystem):
                 self._write(job)
 
     def _launch(self, job: JobRecord, devices: list[str]) -> None:
-        environ = {
-            k: v for k, v in os.environ.items() if not k.startswith("HPCGPU_JOB_")
-        }  # it is no part of the job we may be
+        # it is no part of the job we may be
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("HPCGPU_JOB_")}
         supervise = [sys.executable, "-m", "hpcgpu.batch.local.queue", "run", str(self.directory), job.job_id]
         done = subprocess.run(
             ["/bin/sh", "-c", _DETACH, "sh", *supervise],
@@ -377,11 +375,12 @@ class LocalQueue(BatchSystem):
     def supervise(self, job_id: str) -> None:
         """Run a job from its start to its end; the whole life of a supervisor process."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
+        # the shell ignored them, and the script must not
         for signum in (
             signal.SIGINT,
             signal.SIGQUIT,
             signal.SIGTERM,
-        ):  # the shell ignored them, and the script must not
+        ):
             signal.signal(signum, signal.SIG_DFL)
         with self._locked(make=False) as machine:
             job = self._supervised(job_id)
@@ -399,10 +398,11 @@ class LocalQueue(BatchSystem):
             self._write(job)
         verdict = wait_for_end(script.pid, job.end)
         job = replace(job, state=JobState.COMPLETING, verdict=verdict)
+        # whatever happens to the disk, the processes must end
         with (
             contextlib.suppress(BatchError),
             self._locked(make=False),
-        ):  # whatever happens to the disk, the processes must end
+        ):
             if (current := self._supervised(job_id)) and current.verdict:
                 job = current
             elif current:

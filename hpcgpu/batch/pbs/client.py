@@ -60,8 +60,8 @@ _DELETED = "91"  # substate of a job that was deleted, before or after it began 
 _AMBIGUOUS = re.compile(
     r"timed?[ -]?out|end of file|connection (reset|aborted)|protocol error|broken pipe", re.IGNORECASE
 )
-#: Errors after which it certainly was not, and which pass: nobody listens, exit code 162 of qsub and qdel, 255 of qstat
-#: [recorded].
+#: Errors after which it certainly was not, and which pass: nobody
+#: listens, exit code 162 of qsub and qdel, 255 of qstat [recorded].
 _TRANSIENT = re.compile(
     r"cannot connect to server|couldn't connect to cluster|connection refused|server (is )?(busy|shutting down|too "
     r"busy)"
@@ -73,8 +73,8 @@ _TRANSIENT = re.compile(
 _LIMITED = re.compile(
     r"maximum number of jobs|would exceed .*limit|limit .*(reached|on number of jobs)|too many jobs", re.IGNORECASE
 )
-#: Ids that are unknown (exit code 153) or have ended (35) are an answer, not an error [recorded]; so is a job that is
-#: just ending.
+#: Ids that are unknown (exit code 153) or have ended (35) are an
+#: answer, not an error [recorded]; so is a job that is just ending.
 _GONE = re.compile(r"unknown job id|job has finished|invalid for state of job", re.IGNORECASE)
 
 #: ``0.pbs01``, alone on its line [recorded].

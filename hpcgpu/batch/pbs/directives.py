@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SYNTAX"]
 
-#: Memory of a job for each Dask process, where the user names none: the cgroup hook gives 256 MB to a job that asks for
-#: none.
+#: Memory of a job for each Dask process, where the user names
+#: none: the cgroup hook gives 256 MB to a job that asks for none.
 _MEMORY = 4 * 2**30
 
 
