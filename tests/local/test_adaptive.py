@@ -294,7 +294,7 @@ def test_a_limit_of_the_site_is_no_failure(grumpy: Grumpy, until: Until) -> None
         group = cluster.reconciler.groups["default"]
         until(lambda: group.failures.full and len(cluster.workers) == 1, "the limit is known, by both submits")
         assert not group.failures.paused and not group.failures.refused
-        assert "There are as many jobs as the site allows" in cluster.get_logs()["Cluster"]
+        assert "The site accepts no more jobs of yours now" in cluster.get_logs()["Cluster"]
         grumpy.refusal = None
         [job] = cluster.workers.values()
         with told("a user or the batch system cancelled it"):

@@ -34,4 +34,4 @@ def test_the_demo_runs_on_the_embedded_queue_where_slurm_is_installed_and_does_n
     )
     assert "This runs on the queue embedded in hpcgpu" in done.stdout and "336,776 flights" in done.stdout
     assert "no job of this cluster is left" in done.stdout
-    assert "has not been asked" not in done.stdout and "pending" not in done.stdout, "what answers is shown as running"
+    assert "has not reported" not in done.stdout and "pending" not in done.stdout, "what answers is shown as running"

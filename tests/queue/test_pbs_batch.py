@@ -122,7 +122,11 @@ def test_recorded_states_in_words(job: str, prospect: Outlook, words: str) -> No
     ("comment", "prospect", "words"),
     [
         ("Not Running: Insufficient amount of resource: ngpus (R: 2 A: 0 T: 16)", Outlook.WAIT, "no free node"),
-        ("Not Running: Insufficient amount of resource: ngpus (R: 1 A: 0 T: 0)", Outlook.NEVER, "no node can ever"),
+        (
+            "Not Running: Insufficient amount of resource: ngpus (R: 1 A: 0 T: 0)",
+            Outlook.NEVER,
+            "no node can satisfy it",
+        ),
         (
             "Not Running: Insufficient amount of resource: ncpus (R: 64 A: 63 T: 64); no node has ncpus=64",
             Outlook.NEVER,

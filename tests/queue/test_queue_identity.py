@@ -81,7 +81,9 @@ def test_list_on_the_login_node_of_another_system_keeps_the_cluster_and_says_whe
     with pytest.raises(ClusterExists, match=r"is in the queue 'alpha' .* Or choose another name"):
         claims.claim(cluster.path, starting.alive)
     status = hpcgpu(cluster, "status", "demo")
-    assert "this machine uses the queue 'beta'" in status.stdout and "Its jobs are not known" in status.stdout
+    assert (
+        "this machine uses the queue 'beta'" in status.stdout and "The state of its jobs is not known" in status.stdout
+    )
 
 
 def test_where_the_cluster_is_it_is_stopped(cluster: ClusterDirectory, site: Site) -> None:

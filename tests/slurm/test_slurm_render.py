@@ -142,5 +142,5 @@ def test_a_single_job_at_its_walltime_ends_its_program_first(bed: SlurmBed, home
     until(lambda: empty(bed), "all is torn down", timeout=250)
     assert "saved" in log(
         script
-    ) and "SIGUSR1 arrived, at the end of the walltime or from scancel: the program was ended" in log(script)
+    ) and "SIGUSR1 arrived, at the end of the walltime or from scancel: the program was stopped" in log(script)
     assert "#SBATCH --signal=B:USR1@60" in script.read_text()

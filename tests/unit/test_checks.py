@@ -82,7 +82,7 @@ def test_a_healthy_job_is_ok_in_every_line() -> None:
 @pytest.mark.parametrize(
     ("changes", "what", "grade", "said"),
     [
-        ({"gpu_error": "this job asked for 4 GPUs and sees 2"}, "GPUs", "failure", "sees 2"),
+        ({"gpu_error": "this job requested 4 GPUs and sees 2"}, "GPUs", "failure", "sees 2"),
         ({"interface_error": "interface 'ib7' does not exist"}, "fabric", "failure", "ib7"),
         ({"local_directory": "error: no space"}, "local_directory", "failure", "no space"),
         ({"local_directory": "/scratch: 900 GiB free"}, "local_directory", "ok", "900 GiB"),
@@ -114,7 +114,7 @@ def test_a_job_that_was_seen_too_late_is_not_called_unreachable() -> None:
     job = seen("scheduler")
     job.unreachable, job.late = "Connection refused", 253.0
     line = found(job)["reachable from here"]
-    assert line.grade == "warning" and "the queue took 253 s for an answer" in line.found
+    assert line.grade == "warning" and "the queue answered only after 253 s" in line.found
     assert "clock" not in found(job), "it was not asked"
 
 

@@ -91,10 +91,10 @@ def test_arguments_count_before_configuration_before_the_profile() -> None:
         (
             "slurm",
             {"profile": "frontier"},
-            "the GPUs there are AMD's. hpcgpu starts dask-cuda workers, which need NVIDIA's CUDA",
+            "the GPUs of this site are made by AMD. hpcgpu starts dask-cuda workers, which need NVIDIA's CUDA",
         ),
-        ("slurm", {"profile": "LUMI"}, "the GPUs there are AMD's"),
-        ("pbs", {"profile": "aurora"}, "the GPUs there are Intel's"),
+        ("slurm", {"profile": "LUMI"}, "the GPUs of this site are made by AMD"),
+        ("pbs", {"profile": "aurora"}, "the GPUs of this site are made by Intel"),
     ],
 )
 def test_what_cannot_be_is_refused(system: str, given: dict[str, Any], message: str) -> None:

@@ -371,7 +371,7 @@ async def test_a_refused_submit_reaches_the_user_once_and_is_not_tried_again(sit
 async def test_a_site_that_allows_no_more_jobs_is_asked_again_later(site: Site) -> None:
     site.queue.refusal = SubmitLimited("QOSMaxSubmitJobPerUserLimit")
     await site.scale(3)
-    assert not site.warned and "There are as many jobs as the site allows" in site.logged[-1]
+    assert not site.warned and "The site accepts no more jobs of yours now" in site.logged[-1]
     site.queue.refusal = None
     await site.passes(290, step=10)
     assert len(site.registry.active) == 2
@@ -888,7 +888,7 @@ async def test_jobs_that_lose_workers_together_work_on_until_others_are_there_an
     assert len(losing.waiting) == JOBS, "one is asked for in place of each"
     assert losing.drained == first[:1], "only one makes room; the others work on for the hours that the queue takes"
     assert (
-        all("it works on, and another job takes its place" in words for words in losing.warned)
+        all("it works until another job takes its place" in words for words in losing.warned)
         and len(losing.warned) == JOBS
     )
     for name in losing.waiting:
@@ -918,7 +918,7 @@ async def test_after_too_many_losses_the_jobs_go_on_without_and_nothing_is_drain
         "those that lost workers before the pause stay too, and nothing is asked for"
     )
     for name in names[:4]:
-        assert losing.job(name).shortage(now=losing.now).endswith(f"it goes on without, {paused}")
+        assert losing.job(name).shortage(now=losing.now).endswith(f"it continues with the others, because {paused}")
     losing.group.failures.start_anew()
     await losing.passes(10)
     assert len(losing.waiting) == 4, "the user asked again: they are replaced now"
