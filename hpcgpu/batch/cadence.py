@@ -24,7 +24,7 @@ Use::
             cadence.answered({job_id: status.state for job_id, status in answer.items()}, now=now, waiting=some job is
             pending)
 
-`hpcgpu.batch.monitor.Monitor` does that for who has one: ``monitor.poll_if_due(now=now)``.
+`hpcgpu.batch.monitor.Monitor` does that: ``monitor.poll_if_due(now=now)``.
 """
 
 from __future__ import annotations

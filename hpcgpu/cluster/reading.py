@@ -138,7 +138,7 @@ class Readable(Adapter):
     def scheduler_script(self) -> str:
         """Return the script of the scheduler job, as it is in the cluster directory."""
         if self.options.scheduler is None:
-            raise ClusterError("scheduler='local': the scheduler runs in this process, there is no scheduler job")
+            raise ClusterError("scheduler='local': the scheduler runs in this process, so there is no scheduler job")
         return (self.directory.path / render.script_name(self.system, "scheduler")).read_text()
 
     def job_script(self) -> str:

@@ -295,8 +295,7 @@ class ClusterOptions:
     worker_restarts: int = option(
         2,
         parse=values.natural,
-        doc="How many worker jobs that fail in a row are replaced. After one more failure the cluster pauses and "
-        "warns.",
+        doc="How many failed worker jobs in a row are replaced. After one more failure the cluster pauses and warns.",
     )
     poll_interval: float = option(
         10.0,

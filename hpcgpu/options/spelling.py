@@ -30,11 +30,11 @@ FOREIGN = {
     "scheduler_options": "set scheduler={...}",
     "nanny": "workers always have a nanny",
     "worker_command": "workers always run `dask cuda worker`, with gpus_per_node=0 `dask worker`: leave it out",
-    "config_name": "hpcgpu has none: the section of the configuration is that of the batch system, such as "
+    "config_name": "hpcgpu does not have it: the section of the configuration is that of the batch system, such as "
     "hpcgpu.slurm",
     "resource_spec": "set cores, memory and gpus_per_node; on PBS select_extra, resource_list and place hold the rest",
-    "job_script_epilogue": "hpcgpu has none: the Dask command replaces the script of the job, so nothing can run "
-    "after it",
+    "job_script_epilogue": "hpcgpu does not have it: the Dask command replaces the script of the job, so nothing "
+    "can run after it",
     "job_cls": "the class of the cluster decides: SlurmGPUCluster, PBSGPUCluster, LocalGPUCluster; scripts of your "
     "own: template_directory",
     "gres": "set gpus_per_node and gpu_type; gpu_request says how they are requested",

@@ -258,7 +258,7 @@ def decide(
         if left <= burning * _BUDGET_MARGIN:
             why = (
                 f"the budget of {counted(limits.gpu_seconds / 3600, 'GPU hour')} is used up "
-                f"({history.gpu_seconds / 3600:.2f})"
+                f"({history.gpu_seconds / 3600:.2f} used)"
             )
             cancel, retire = _parted(staying)
             return Decision(target=0, cancel=cancel, retire=retire, reason=why, over=True)
@@ -376,7 +376,7 @@ def _submit(
     if history.paused:
         return 0, f"paused: {history.paused}"
     if history.uncounted:
-        return 0, "a job has ended, and its scheduler is asked first"
+        return 0, "a job has ended, and hpcgpu first queries the scheduler"
     if history.full:
         return 0, f"the site accepts no more jobs now: {history.full}"
     if now < history.next_try:
@@ -395,7 +395,7 @@ def _submit(
     if not limits.fixed and len(staying) >= limits.minimum and running and wait is not None and wait > demand.seconds:
         if for_data > 0:
             return min(missing, for_data), ""
-        return 0, f"the work ends in {demand.seconds:.0f} s, a new job would wait about {wait:.0f} s"
+        return 0, f"the work ends in {demand.seconds:.0f} s, but a new job would wait about {wait:.0f} s"
     return missing, ""
 
 
@@ -418,7 +418,7 @@ def _shrink(
     pending = sorted((job for job in lasting if job.pending), key=_dispensable)
     waiting = now - since < keep
     if pending and waiting:
-        surplus_for = f"{surplus} more than needed for {now - since:.0f} s, released after {keep:.0f} s"
+        surplus_for = f"{surplus} more than needed for {now - since:.0f} s, to be released after {keep:.0f} s"
         reason = f"{why}; {_existing(lasting)}; {surplus_for}"
         return Decision(target=wish, reason=reason, hysteresis=Hysteresis(since))
     cancel = pending[:surplus]

@@ -77,7 +77,7 @@ def render(
     """
     job: JobOptions | None = options.worker if kind == "worker" else options.scheduler
     if job is None:
-        raise OptionError("scheduler='local': the scheduler runs in this process, there is no scheduler job")
+        raise OptionError("scheduler='local': the scheduler runs in this process, so there is no scheduler job")
     script = directory / script_name(system, kind, group)
     return _job_script(
         registered(system), kind, options, job, directory, script, command=f"{command or kind}_command.j2"

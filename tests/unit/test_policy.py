@@ -367,7 +367,7 @@ def test_an_idle_timeout_of_the_user_is_kept_to() -> None:
 def test_a_job_that_would_come_after_the_work_is_done_is_not_asked_for() -> None:
     history = History(waits=[600.0])
     late = decide([busy("a")], Demand(jobs=4, seconds=300.0), SIXTEEN, history, now=0.0)
-    assert late.submit == 0 and "the work ends in 300 s, a new job would wait about 600 s" in late.reason
+    assert late.submit == 0 and "the work ends in 300 s, but a new job would wait about 600 s" in late.reason
     assert decide([busy("a")], Demand(jobs=4, seconds=3000.0), SIXTEEN, history, now=0.0).submit == 3
     assert decide([], Demand(jobs=4, seconds=300.0), SIXTEEN, history, now=0.0).submit == 4, "nothing at all runs"
 
