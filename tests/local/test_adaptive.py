@@ -271,7 +271,7 @@ def test_a_job_that_took_too_much_memory_is_told_with_its_limit(queue: LocalQueu
     match = r"it used more memory than it requested \(1.86 GiB per node\)"
     with LocalGPUCluster(**options) as cluster, told(match):
         cluster.scale(jobs=1)
-        until(lambda: "1 worker jobs failed in a row" in repr(cluster), "the job ends")
+        until(lambda: "a worker job failed; it is not replaced" in repr(cluster), "the job ends")
 
 
 def test_a_submit_that_is_refused_for_now_is_tried_again(
@@ -316,7 +316,7 @@ def test_tasks_are_steered_to_the_group_that_has_their_resources(queue: LocalQue
         assert where == big and {name.rsplit("-", 1)[0] for _, name in pairs} == {gpu}
         cluster.scale(jobs=0, worker_group="highmem")
         cluster.delete_worker_group("highmem")
-        with pytest.raises(OptionError, match="no worker group named 'highmem': there are default"):
+        with pytest.raises(OptionError, match="no worker group named 'highmem': the groups are default"):
             cluster.scale(jobs=1, worker_group="highmem")
 
 

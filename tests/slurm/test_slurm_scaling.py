@@ -132,7 +132,7 @@ def test_a_job_that_takes_too_much_memory_is_told_with_its_limit(bed: SlurmBed, 
         told(match),
     ):
         cluster.scale(jobs=1)
-        until(lambda: "1 worker jobs failed in a row" in repr(cluster), "the job ends", timeout=250)
+        until(lambda: "a worker job failed; it is not replaced" in repr(cluster), "the job ends", timeout=250)
 
 
 def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, until: Until) -> None:

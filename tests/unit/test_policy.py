@@ -334,7 +334,7 @@ def test_a_lull_does_not_cost_the_place_in_the_queue() -> None:
     waiting = [pending("a"), pending("b")]
     history = History(waits=[120.0])
     first = decide(waiting, Demand(), SIXTEEN, history, now=100.0)
-    assert not first.acts and "kept for 30 s" in first.reason
+    assert not first.acts and "released after 30 s" in first.reason
     again = decide(waiting, Demand(jobs=2, seconds=1e6), SIXTEEN, history, first.hysteresis, now=110.0)
     assert not again.acts
     second = decide(waiting, Demand(), SIXTEEN, history, again.hysteresis, now=200.0)

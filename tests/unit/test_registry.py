@@ -72,7 +72,7 @@ def test_a_distribution_adds_a_system(brought) -> None:
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(OptionError, match=r"unknown batch system 'lsf': there are .*local.*pbs.*slurm"):
+    with pytest.raises(OptionError, match=r"unknown batch system 'lsf': the batch systems are .*local.*pbs.*slurm"):
         system("lsf")
 
 
