@@ -11,7 +11,8 @@ from typing import Any
 from adaptive_world import MAXIMUM_JOBS, PER_JOB, STARTUP, TARGET_DURATION, Job, Task, World
 from distributed.deploy.adaptive import Adaptive
 
-from hpcgpu.scaling.policy import Demand, History, Hysteresis, JobView, Limits, decide
+from hpcgpu.scaling.model import Demand, History, Hysteresis, JobView, Limits
+from hpcgpu.scaling.policy import decide
 from hpcgpu.scaling.walltime import margin
 
 logging.getLogger("distributed.deploy.adaptive").setLevel(logging.WARNING)
@@ -20,10 +21,24 @@ logging.getLogger("distributed.deploy.adaptive").setLevel(logging.WARNING)
 Side = Callable[[World], Callable[[], None]]
 
 
+def view(world: World, job: Job, leaves: float | None) -> JobView:
+    """Return what the policy must know of a job."""
+    return JobView(
+        name=job.name,
+        pending=world.now < job.starts,
+        submitted=job.submitted,
+        leaves=leaves,
+        workers=len(job.workers),
+        processing=sum(task is not None for task in job.workers.values()),
+        idle_since=job.idle_since,
+    )
+
+
 def ours(world: World) -> Callable[[], None]:
     """Return what hpcgpu does in one second."""
     limits = Limits(maximum=MAXIMUM_JOBS, gpus_per_job=PER_JOB)
     waits: list[float] = []
+    startups: list[float] = []
     learned: set[str] = set()
     hysteresis = Hysteresis()
 
@@ -34,6 +49,7 @@ def ours(world: World) -> Callable[[], None]:
             if job.joined and job.name not in learned:
                 learned.add(job.name)
                 waits.append(world.now - job.submitted)
+                startups.append(world.now - job.starts)
             leaves = None
             if job.walltime is not None and world.now >= job.starts:
                 leaves = job.starts + job.walltime - margin(job.walltime)
@@ -43,24 +59,18 @@ def ours(world: World) -> Callable[[], None]:
                 if job.joined and not any(job.workers.values()):
                     world.end(job)
                 continue
-            views.append(
-                JobView(
-                    name=job.name,
-                    pending=world.now < job.starts,
-                    submitted=job.submitted,
-                    leaves=leaves,
-                    workers=len(job.workers),
-                    processing=sum(task is not None for task in job.workers.values()),
-                    idle_since=job.idle_since,
-                )
-            )
+            views.append(view(world, job, leaves))
         seconds = world.seconds()
         threads = sum(view.workers for view in views)
         demand = Demand(
             jobs=math.ceil(world.wanted_workers() / PER_JOB),
             seconds=seconds / threads if threads else (math.inf if seconds else 0.0),
+            waiting=world.average * len(world.queued) / PER_JOB,
+            task=world.average,
         )
-        decision = decide(views, demand, limits, History(waits=waits), hysteresis, now=float(world.now))
+        decision = decide(
+            views, demand, limits, History(waits=waits, startups=startups), hysteresis, now=float(world.now)
+        )
         hysteresis = decision.hysteresis
         for name in (*decision.cancel, *decision.retire):
             world.end(world.jobs[name])

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcgpu.cluster.groups import WorkerGroup
-from hpcgpu.scaling.policy import Decision, Limits, expected_wait
+from hpcgpu.scaling.forecast import expected_wait
+from hpcgpu.scaling.model import Decision, Limits
 
 __all__ = ["AdaptiveState", "GPUAdaptive"]
 

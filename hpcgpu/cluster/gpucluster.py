@@ -40,7 +40,7 @@ from hpcgpu.options.arguments import checked
 from hpcgpu.options.common import DEFAULT, Options, WorkerOptions
 from hpcgpu.remote.lookup import locate
 from hpcgpu.scaling import units
-from hpcgpu.scaling.policy import Limits
+from hpcgpu.scaling.model import Limits
 from hpcgpu.scripts import render
 from hpcgpu.store import claims, credentials, saved
 from hpcgpu.store.directory import ClusterDirectory
@@ -347,8 +347,8 @@ class GPUCluster(Readable):
         backlog : int, optional
             Jobs that may wait in the queue at a time. Default: as many as the maximum.
         idle_timeout : float or str, optional
-            How long a job without work is kept, seconds or "5m". Default: the time that another job would take to
-            start, as learned from earlier jobs; 5 s at least, 30 s at most. Give more for interactive work.
+            How long a job without work is kept, seconds or "5m". Default: as long as it would have paid in the
+            gaps between work so far; 1 s while none is known. Give more for interactive work on a busy queue.
         target_duration : float or str, optional
             The time in which the known work should be done: a longer time means fewer jobs. Default: dask's
             ``distributed.adaptive.target-duration``.

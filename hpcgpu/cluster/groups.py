@@ -17,7 +17,7 @@ from hpcgpu.batch.reasons import Outlook, outlook
 from hpcgpu.options.common import WorkerOptions
 from hpcgpu.runtime.wire import Load, WaitingWork, WorkerLoad
 from hpcgpu.scaling import policy, repair, units
-from hpcgpu.scaling.policy import Demand, History, Hysteresis, JobView, Limits
+from hpcgpu.scaling.model import Decision, Demand, History, Hysteresis, JobView, Limits
 from hpcgpu.scaling.replacement import Failures
 from hpcgpu.scaling.walltime import margin
 
@@ -56,6 +56,7 @@ class WorkerGroup:
         self.limits = Limits(maximum=0, fixed=True, gpus_per_job=self.gpus_per_job)
         self.demand = Demand()
         self.waits: list[float] = []
+        self.startups: list[float] = []
         self.adaptive: GPUAdaptive | None = None
         #: Why it has the jobs that it has, as of the last decision,
         #: and whether that keeps jobs out that it should have.
@@ -82,7 +83,7 @@ class WorkerGroup:
         alive = sum(job.active for job in self.jobs)
         return alive if self.failures.paused else max(alive, self.limits.maximum)
 
-    def decide(self, *, now: float, uncounted: bool = False) -> policy.Decision:
+    def decide(self, *, now: float, uncounted: bool = False) -> Decision:
         """Decide how many jobs there should be.
 
         Parameters
@@ -126,6 +127,7 @@ class WorkerGroup:
             full = full or next((status.reason for status in statuses if outlook(status) is Outlook.LIMIT), "")
         return History(
             waits=tuple(self.waits),
+            startups=tuple(self.startups),
             gpu_seconds=self.gpu_seconds(now=now),
             uncounted=uncounted,
             paused=self.failures.paused,
@@ -181,11 +183,16 @@ class WorkerGroup:
         return self.gpus_per_job * sum(job.seconds_used(now=now) for job in self.jobs)
 
     def learn_wait(self, job: WorkerJob) -> None:
-        """Record how long a job took until its workers were connected: its wait in the queue and their start."""
+        """Record how long a job took until its workers were connected: its wait in the queue and their start.
+
+        Their start alone is recorded where the queue tells when the job started.
+        """
         work = job.work
         if not work.wait_known and work.joined_at is not None:
             work.wait_known = True
             self.waits.append(max(0.0, work.joined_at - job.submitted))
+            if (start := job.queue_status.start) is not None:
+                self.startups.append(max(0.0, work.joined_at - start))
 
     def excluded(self) -> list[str]:
         """Nodes that its next job avoids: the user's own and those that lost jobs."""
@@ -253,8 +260,16 @@ def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iter
     if used > _MEMORY_FULL * limit > 0:
         wanted = max(wanted, len(there) + group.options.workers_per_job)
     threads = sum(worker["nthreads"] for worker in there)
-    jobs = math.ceil(wanted / group.options.workers_per_job)
-    return Demand(jobs=jobs, seconds=seconds / threads if threads else (math.inf if tasks else 0.0))
+    behind = [max(0, worker["processing"] - worker["nthreads"]) for worker in there]
+    late = sum(n * w["occupancy"] / w["processing"] for n, w in zip(behind, there, strict=True) if n)
+    late += sum(kind["seconds"] for kind in kinds)
+    count = sum(behind) + sum(kind["tasks"] for kind in kinds)
+    return Demand(
+        jobs=math.ceil(wanted / group.options.workers_per_job),
+        seconds=seconds / threads if threads else (math.inf if tasks else 0.0),
+        waiting=late / (_tasks_at_once(group, kinds) * group.options.workers_per_job),
+        task=late / count if count else 0.0,
+    )
 
 
 def _tasks_at_once(group: WorkerGroup, kinds: Iterable[WaitingWork]) -> int:

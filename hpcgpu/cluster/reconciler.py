@@ -24,7 +24,7 @@ from hpcgpu.errors import BatchError
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import units
-from hpcgpu.scaling.policy import Limits
+from hpcgpu.scaling.model import Limits
 from hpcgpu.scaling.replacement import STABLE
 
 __all__ = ["CLOSE_TIMEOUT", "Reconciler"]

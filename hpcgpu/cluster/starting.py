@@ -33,7 +33,7 @@ from hpcgpu.posix import paths
 from hpcgpu.posix.ownership import check_place, private_directory
 from hpcgpu.remote.lookup import batch_of, live_jobs, system_of, unended
 from hpcgpu.runtime import scratch
-from hpcgpu.scaling.policy import Limits
+from hpcgpu.scaling.model import Limits
 from hpcgpu.scripts import render
 from hpcgpu.store import claims, credentials, saved
 from hpcgpu.store.directory import ClusterDirectory

@@ -7,221 +7,27 @@ durations seconds.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from hpcgpu.display.words import counted
+from hpcgpu.scaling import forecast, gaps
+from hpcgpu.scaling.model import Decision, Demand, History, Hysteresis, JobView, Limits
+from hpcgpu.scaling.release import dispensable, dispensed, holders, what_is_wanted
 
-__all__ = [
-    "Decision",
-    "Demand",
-    "History",
-    "Hysteresis",
-    "JobView",
-    "Limits",
-    "decide",
-    "expected_wait",
-]
+__all__ = ["decide"]
 
-#: An idle job is kept for at least this time, if `idle_timeout` is not given.
-_KEEP_LEAST = 5.0
-#: ... and for at most this time.
-_KEEP_MOST = 30.0
 #: A new job must be able to run for this time before the budget of GPU hours ends.
 _USEFUL = 300.0
 #: Jobs begin to retire this time before the budget ends.
 _BUDGET_MARGIN = 30.0
-#: Share of the memory of the remaining jobs that wanted data may fill. From 60 % on, Dask requests another job.
-_HOLD_SHARE = 0.5
-#: Number of recent waits in an estimate.
-_RECENT_WAITS = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobView:
-    """What the policy must know of one job that has not ended.
-
-    Attributes
-    ----------
-    name : str
-    pending : bool
-        Whether it waits in the queue, so that cancelling it costs nothing but its place there.
-    submitted : float
-    leaves : float or None
-        From when on another job is needed in its place: its walltime ends, or workers of it are lost for good. None if
-        that is not so.
-    workers : int
-        Connected workers.
-    processing : int
-        Tasks that its workers have.
-    nbytes : int
-        Bytes that its workers hold.
-    wanted : int
-        Those of them that a client, or a task that is not computed yet, still needs.
-    actors : int
-        Actors that live on its workers. They cannot move.
-    memory : float
-        Bytes that its connected workers may use; infinite without a limit.
-    idle_since : float or None
-        Since when all its workers are connected and idle.
-    retiring : bool
-        Whether it is draining already.
-    """
-
-    name: str
-    pending: bool
-    submitted: float
-    leaves: float | None = None
-    workers: int = 0
-    processing: int = 0
-    nbytes: int = 0
-    wanted: int = 0
-    actors: int = 0
-    memory: float = 0.0
-    idle_since: float | None = None
-    retiring: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demand:
-    """How many of these workers the Dask scheduler needs.
-
-    Attributes
-    ----------
-    jobs : int
-        Jobs that would have something to do.
-    seconds : float
-        How long the work that is known will take with the workers that are there; infinite without any.
-    """
-
-    jobs: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the user allows, in jobs.
-
-    Attributes
-    ----------
-    minimum, maximum : int
-        Equal for a fixed size.
-    fixed : bool
-        The user set the size: it counts at once, whatever the scheduler needs.
-    backlog : int or None
-        Jobs that may wait in the queue at a time.
-    idle_timeout : float or None
-        How long an idle job is kept; None: as long as it would take to get another one, 5 s to 30 s.
-    gpu_seconds : float or None
-        The budget.
-    gpus_per_job : int
-    """
-
-    minimum: int = 0
-    maximum: int
-    fixed: bool = False
-    backlog: int | None = None
-    idle_timeout: float | None = None
-    gpu_seconds: float | None = None
-    gpus_per_job: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class History:
-    """Events so far.
-
-    Attributes
-    ----------
-    waits : sequence of float
-        How long earlier jobs waited in the queue, oldest first.
-    gpu_seconds : float
-        What was used of the budget.
-    uncounted : bool
-        A job has ended, and it is not known yet whether that was a failure.
-    paused : str
-        Why nothing is submitted any more; empty if something may be.
-    next_try : float
-        No submit before this time: the batch system refused one, or a job failed, shortly before.
-    full : str
-        The queue's words while the site accepts no more jobs; empty otherwise.
-    """
-
-    waits: Sequence[float] = ()
-    gpu_seconds: float = 0.0
-    uncounted: bool = False
-    paused: str = ""
-    next_try: float = 0.0
-    full: str = ""
-
-
-@dataclass(frozen=True)
-class Hysteresis:
-    """What one decision passes on to the next.
-
-    Attributes
-    ----------
-    surplus_since : float or None
-        Since when there have been more jobs than needed.
-    """
-
-    surplus_since: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """What to do.
-
-    Attributes
-    ----------
-    target : int
-        The number of jobs that the group should have.
-    submit : int
-        Jobs to request.
-    cancel : tuple of str
-        Pending jobs to cancel, only while they are still pending.
-    retire : tuple of str
-        Running jobs to drain: they end when their workers have finished and their data has moved.
-    reason : str
-        Why, in words.
-    hysteresis : Hysteresis
-    over : bool
-        The budget is used up: jobs end at once.
-    """
-
-    target: int
-    submit: int = 0
-    cancel: tuple[str, ...] = ()
-    retire: tuple[str, ...] = ()
-    reason: str
-    hysteresis: Hysteresis = Hysteresis()
-    over: bool = False
-
-    @property
-    def acts(self) -> bool:
-        """Whether it changes anything."""
-        return bool(self.submit or self.cancel or self.retire)
-
-
-def expected_wait(waits: Sequence[float], jobs: Iterable[JobView], now: float) -> float | None:
-    """Return how long a job that is submitted now would wait.
-
-    It is the median of the last ten waits, and at least that of the oldest pending job.
-
-    None when nothing is known.
-    """
-    known = [
-        *([statistics.median(waits[-_RECENT_WAITS:])] if waits else []),
-        *(now - job.submitted for job in jobs if job.pending),
-    ]
-    return max(known) if known and waits else None
-
-
-def keep_time(limits: Limits, wait: float | None) -> float:
-    """Return how long a job without work is kept: keeping it must not cost more than waiting for a new one."""
-    if limits.idle_timeout is not None:
-        return limits.idle_timeout
-    return _KEEP_MOST if wait is None else min(_KEEP_MOST, max(_KEEP_LEAST, wait))
+#: A job is asked for if its workers would be busy for as long as they take to start. The longer the wait, the less sure
+#: is what will be left then: this share of the wait is asked for, up to twice the start.
+_UNSURE = 1 / 3
+#: A job that was asked for is kept if they would be busy for this share of the start.
+_KEPT_SHARE = 0.5
+_NOTHING_KNOWN = Hysteresis()
 
 
 def decide(
@@ -229,7 +35,7 @@ def decide(
     demand: Demand,
     limits: Limits,
     history: History,
-    hysteresis: Hysteresis = Hysteresis(),
+    hysteresis: Hysteresis = _NOTHING_KNOWN,
     *,
     now: float,
 ) -> Decision:
@@ -250,218 +56,223 @@ def decide(
     -------
     Decision
     """
-    staying = [job for job in jobs if not job.retiring]
-    wait = expected_wait(history.waits, staying, now)
-    if limits.gpu_seconds is not None:
-        left = limits.gpu_seconds - history.gpu_seconds
-        burning = limits.gpus_per_job * sum(not job.pending for job in jobs)
-        if left <= burning * _BUDGET_MARGIN:
-            why = (
-                f"the budget of {counted(limits.gpu_seconds / 3600, 'GPU hour')} is used up "
-                f"({history.gpu_seconds / 3600:.2f} used)"
-            )
-            cancel, retire = _parted(staying)
-            return Decision(target=0, cancel=cancel, retire=retire, reason=why, over=True)
-    # A job that ends before a replacement could start does not count, so that the replacement is submitted in time.
-    lasting = [job for job in staying if job.leaves is None or job.leaves - (wait or 0.0) > now]
-    holders = 0 if limits.fixed else _holders(jobs, lasting)
-    wish, why = _wish(demand, limits)
-    if holders > wish:
-        wish = max(wish, min(holders, limits.maximum))
-        why += f"; {counted(holders, 'job')} needed to hold {_what_is_wanted(jobs)}"
-    if wish > len(lasting):
-        for_data = min(holders, wish) - len(lasting)
-        submit, why_not = _submit(wish - len(lasting), for_data, staying, demand, limits, history, wait, now=now)
-        leaving = len(staying) - len(lasting)
-        reason = f"{why}; {_existing(staying)}" + (f", {leaving} to be replaced" if leaving else "")
-        return Decision(
-            target=wish, submit=submit, reason=reason + (f"; {why_not}" if why_not else f"; submitting {submit}")
+    group = _Group(jobs, demand, limits, history, now)
+    if group.over_budget:
+        assert limits.gpu_seconds is not None
+        why = (
+            f"the budget of {counted(limits.gpu_seconds / 3600, 'GPU hour')} is used up "
+            f"({history.gpu_seconds / 3600:.2f} used)"
         )
+        cancel, retire = _parted(group.staying)
+        return Decision(target=0, cancel=cancel, retire=retire, reason=why, over=True)
     if limits.fixed:
-        chosen = staying if wish == 0 else sorted(lasting, key=_dispensable)[: len(lasting) - wish]
-        cancel, retire = _parted(chosen)
-        reason = f"{why}; {_existing(staying)}" + (f", releasing {len(chosen)}" if chosen else "")
-        return Decision(target=wish, cancel=cancel, retire=retire, reason=reason)
-    surplus = len(lasting) - wish
-    if surplus <= 0:
-        return Decision(target=wish, reason=f"{why}; {_existing(staying)}")
-    return _shrink(surplus, wish, why, jobs, lasting, limits, hysteresis, keep_time(limits, wait), now)
+        return _fixed(group)
+    wish, why = _wish(group)
+    seen = gaps.observe(hysteresis.gaps, wish, len(group.lasting), now=now)
+    decision = _adapted(group, wish, why, seen)
+    return replace(decision, hysteresis=Hysteresis(seen))
 
 
-def _wish(demand: Demand, limits: Limits) -> tuple[int, str]:
-    if limits.fixed:
-        return limits.maximum, f"the size is set to {counted(limits.maximum, 'job')}"
+@dataclass(frozen=True)
+class _Group:
+    """The jobs of a group, and what is known of them now."""
+
+    jobs: Sequence[JobView]
+    demand: Demand
+    limits: Limits
+    history: History
+    now: float
+
+    @cached_property
+    def staying(self) -> list[JobView]:
+        """Jobs that are not draining."""
+        return [job for job in self.jobs if not job.retiring]
+
+    @cached_property
+    def wait(self) -> float | None:
+        """How long a job that is submitted now would take until its workers are there."""
+        return forecast.expected_wait(self.history.waits, self.staying, self.now)
+
+    @cached_property
+    def startup(self) -> float | None:
+        """How long a job runs before its workers are there."""
+        return forecast.expected_startup(self.history.startups)
+
+    @cached_property
+    def lasting(self) -> list[JobView]:
+        """Jobs that do not end before a replacement could start, so that this one is submitted in time."""
+        return [job for job in self.staying if job.leaves is None or job.leaves - (self.wait or 0.0) > self.now]
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether the budget of GPU hours is used up."""
+        if self.limits.gpu_seconds is None:
+            return False
+        burning = self.limits.gpus_per_job * sum(not job.pending for job in self.jobs)
+        return self.limits.gpu_seconds - self.history.gpu_seconds <= burning * _BUDGET_MARGIN
+
+    @property
+    def existing(self) -> str:
+        """How many jobs there are, in words."""
+        return f"{counted(len(self.staying), 'job')} {'exists' if len(self.staying) == 1 else 'exist'}"
+
+
+def _fixed(group: _Group) -> Decision:
+    """Decide for a size that the user set: it counts at once, whatever the scheduler needs."""
+    wish = group.limits.maximum
+    why = f"the size is set to {counted(wish, 'job')}"
+    missing = wish - len(group.lasting)
+    if missing > 0:
+        most, why_not = _allowed(group, missing)
+        return _submission(group, wish, why, most, why_not)
+    chosen = group.staying if wish == 0 else sorted(group.lasting, key=dispensable)[:-missing]
+    cancel, retire = _parted(chosen)
+    reason = f"{why}; {group.existing}" + (f", releasing {len(chosen)}" if chosen else "")
+    return Decision(target=wish, cancel=cancel, retire=retire, reason=reason)
+
+
+def _wish(group: _Group) -> tuple[int, str]:
+    """Return how many jobs have something to do or to hold, within the limits, and why."""
+    demand, limits = group.demand, group.limits
     wish = max(limits.minimum, min(limits.maximum, demand.jobs))
     why = f"there is work for {counted(demand.jobs, 'job')}" if demand.jobs else "there is no work"
     if wish != demand.jobs:
         why += f", {'minimum' if wish > demand.jobs else 'maximum'} is {wish}"
+    connected = sum(job.workers > 0 for job in group.staying)
+    if connected and group.startup:
+        left = max(0.0, forecast.left(demand, connected, group.startup))
+        busy = max(limits.minimum, connected + math.ceil(left / (_KEPT_SHARE * group.startup)))
+        if busy < wish:
+            wish = busy
+            why += f", but only {busy} would be busy when another job's workers could be there"
+    hold = holders(group.jobs, group.lasting)
+    if hold > wish:
+        wish = max(wish, min(hold, limits.maximum))
+        why += f"; {counted(hold, 'job')} needed to hold {what_is_wanted(group.jobs)}"
     return wish, why
 
 
-def _holders(jobs: Sequence[JobView], lasting: Sequence[JobView]) -> int:
-    """Return how many jobs are needed for the data that is still wanted, and for actors: as few as can hold it.
-
-    Parameters
-    ----------
-    jobs : sequence of JobView
-        All that have not ended: also those that leave hold data.
-    lasting : sequence of JobView
-        Those that stay.
-    """
-    wanted, stay = sum(job.wanted for job in jobs), {job.name for job in lasting}
-    # Jobs that end are counted last, in place of their replacements.
-    models = sorted(
-        (job for job in jobs if job.memory), key=lambda job: (job.name not in stay, not job.actors, -job.memory)
-    )
-    count, space = 0, 0.0
-    for job in models:
-        if space * _HOLD_SHARE >= wanted and not (job.name in stay and job.actors):
-            break
-        count, space = count + 1, space + job.memory
-    return count
+def _adapted(group: _Group, wish: int, why: str, seen: Sequence[gaps.Gap]) -> Decision:
+    """Decide for a size that follows the work."""
+    missing = wish - len(group.lasting)
+    if missing <= 0:
+        ending = len(group.staying) > len(group.lasting) and not group.demand.jobs
+        if missing or ending:
+            return _shrunk(group, wish, why, seen)
+        return Decision(target=wish, reason=f"{why}; {group.existing}")
+    most, why_not = _allowed(group, missing)
+    if most:
+        busy, why_not = _kept_busy(group)
+        least = max(
+            min(holders(group.jobs, group.lasting), wish) - len(group.lasting),
+            group.limits.minimum - len(group.staying),
+        )
+        most = min(most, max(busy, least))
+    return _submission(group, wish, why, most, why_not)
 
 
-def _existing(jobs: Sequence[JobView]) -> str:
-    return f"{counted(len(jobs), 'job')} {'exists' if len(jobs) == 1 else 'exist'}"
+def _submission(group: _Group, wish: int, why: str, submit: int, why_not: str) -> Decision:
+    """Return the decision to submit so many jobs, or why not."""
+    leaving = len(group.staying) - len(group.lasting)
+    reason = f"{why}; {group.existing}" + (f", {leaving} to be replaced" if leaving else "")
+    return Decision(target=wish, submit=submit, reason=f"{reason}; {f'submitting {submit}' if submit else why_not}")
 
 
-def _what_is_wanted(jobs: Sequence[JobView]) -> str:
-    """Return what the jobs hold that is still needed, in words."""
-    wanted, actors = sum(job.wanted for job in jobs), sum(job.actors for job in jobs)
-    parts = [f"{_amount(wanted)} of data that clients still need"] if wanted else []
-    if actors:
-        parts.append(counted(actors, "actor"))
-    return " and ".join(parts)
-
-
-def _amount(nbytes: float) -> str:
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.0f} B"
-
-
-def _dispensed(
-    idle: Iterable[JobView], jobs: Sequence[JobView], lasting: Sequence[JobView], most: int
-) -> list[JobView]:
-    """Return the idle jobs to release, `most` at most.
-
-    Jobs with actors stay, and jobs whose wanted data the others could not hold.
-    """
-    wanted = sum(job.wanted for job in jobs)
-    staying, gone = {job.name: job.memory for job in lasting}, list[JobView]()
-    for job in sorted(idle, key=lambda job: (job.wanted, _dispensable(job))):
-        space = sum(memory for name, memory in staying.items() if name != job.name)
-        if len(gone) < most and not job.actors and (not wanted or space * _HOLD_SHARE >= wanted):
-            gone.append(job)
-            del staying[job.name]
-    return gone
-
-
-def _submit(
-    missing: int,
-    for_data: int,
-    staying: Sequence[JobView],
-    demand: Demand,
-    limits: Limits,
-    history: History,
-    wait: float | None,
-    *,
-    now: float,
-) -> tuple[int, str]:
-    """Return how many jobs to request, and the reason if none.
-
-    `for_data` of the missing jobs replace jobs that hold wanted data.
-    """
+def _allowed(group: _Group, missing: int) -> tuple[int, str]:
+    """Return how many of the missing jobs may be submitted now, and why none if none."""
+    limits, history = group.limits, group.history
+    why_not = ""
     if history.paused:
-        return 0, f"paused: {history.paused}"
-    if history.uncounted:
-        return 0, "a job has ended, and hpcgpu first queries the scheduler"
-    if history.full:
-        return 0, f"the site accepts no more jobs now: {history.full}"
-    if now < history.next_try:
-        return 0, f"next submit in {history.next_try - now:.0f} s, after a failure"
-    pending = sum(job.pending for job in staying)
-    if limits.backlog is not None and not limits.fixed:
-        missing = min(missing, limits.backlog - pending)
-        if missing <= 0:
-            return 0, f"{counted(pending, 'job')} already pending (backlog={limits.backlog})"
-    if limits.gpu_seconds is not None:
+        missing, why_not = 0, f"paused: {history.paused}"
+    elif history.uncounted:
+        missing, why_not = 0, "a job has ended, and hpcgpu first queries the scheduler"
+    elif history.full:
+        missing, why_not = 0, f"the site accepts no more jobs now: {history.full}"
+    elif group.now < history.next_try:
+        missing, why_not = 0, f"next submit in {history.next_try - group.now:.0f} s, after a failure"
+    if missing and limits.backlog is not None and not limits.fixed:
+        pending = sum(job.pending for job in group.staying)
+        missing = max(0, min(missing, limits.backlog - pending))
+        why_not = f"{counted(pending, 'job')} already pending (backlog={limits.backlog})"
+    if missing and limits.gpu_seconds is not None:
         affordable = math.floor((limits.gpu_seconds - history.gpu_seconds) / (max(1, limits.gpus_per_job) * _USEFUL))
-        missing = min(missing, affordable - len(staying))
-        if missing <= 0:
-            return 0, f"the budget of {counted(limits.gpu_seconds / 3600, 'GPU hour')} is too small for another job"
-    running = sum(job.workers > 0 for job in staying)
-    if not limits.fixed and len(staying) >= limits.minimum and running and wait is not None and wait > demand.seconds:
-        if for_data > 0:
-            return min(missing, for_data), ""
-        return 0, f"the work ends in {demand.seconds:.0f} s, but a new job would wait about {wait:.0f} s"
-    return missing, ""
+        missing = max(0, min(missing, affordable - len(group.staying)))
+        why_not = f"the budget of {counted(limits.gpu_seconds / 3600, 'GPU hour')} is too small for another job"
+    return missing, why_not
 
 
-def _shrink(
-    surplus: int,
-    wish: int,
-    why: str,
-    jobs: Sequence[JobView],
-    lasting: Sequence[JobView],
-    limits: Limits,
-    hysteresis: Hysteresis,
-    keep: float,
-    now: float,
-) -> Decision:
+def _kept_busy(group: _Group) -> tuple[int, str]:
+    """Return how many more jobs would have enough to do when their workers are there, and why none if none."""
+    demand, wait, startup = group.demand, group.wait, group.startup
+    connected = sum(job.workers > 0 for job in group.staying)
+    coming = sum(not job.workers for job in group.lasting)
+    if wait is None or startup is None:
+        return group.limits.maximum, ""
+    left = forecast.left(demand, connected, wait)
+    pays = max(1.0, startup, min(2 * startup, wait * _UNSURE))
+    busy = math.floor(left / pays) - coming
+    if not connected and not coming:
+        busy = max(1, busy)
+    if demand.seconds > wait:  # what runs on a job that ends soon needs another one
+        busy = max(busy, sum(job.processing > 0 for job in group.staying if job not in group.lasting) - coming)
+    if busy > 0:
+        return busy, ""
+    return 0, (
+        f"the work would not keep another job busy: in {wait:.0f} s, when its workers would be there, {left:.0f} s "
+        "of it would be left"
+        if left > 0
+        else f"the jobs that are there will have begun all work in {wait:.0f} s, when another would be there"
+    )
+
+
+def _shrunk(group: _Group, wish: int, why: str, seen: Sequence[gaps.Gap]) -> Decision:
     """Release jobs that have been surplus for long enough.
 
-    Pending jobs go first, then idle ones that no wanted data needs.
+    Pending jobs go first, then those whose workers start or are idle, and that no wanted data needs.
     """
-    since = min(now, hysteresis.surplus_since) if hysteresis.surplus_since is not None else now
-    pending = sorted((job for job in lasting if job.pending), key=_dispensable)
-    waiting = now - since < keep
-    if pending and waiting:
-        surplus_for = f"{surplus} more than needed for {now - since:.0f} s, to be released after {keep:.0f} s"
-        reason = f"{why}; {_existing(lasting)}; {surplus_for}"
-        return Decision(target=wish, reason=reason, hysteresis=Hysteresis(since))
-    cancel = pending[:surplus]
-    idle = [
-        job for job in lasting if job.idle_since is not None and now - job.idle_since >= keep and not job.processing
-    ]
-    retire = _dispensed(idle, jobs, lasting, surplus - len(cancel))
-    reason = f"{why}; {_existing(lasting)}"
+    now, lasting, surplus = group.now, group.lasting, len(group.lasting) - wish
+    order = sorted((job for job in lasting if not job.processing), key=dispensable)[:surplus]
+    # The first to be released is the job of the highest rank: work for so many jobs is rarest.
+    ranks = [seen[len(lasting) - 1 - place] for place in range(len(order))]
+    start = gaps.cost_of_start(group.startup or 0.0, group.wait)
+    given = group.limits.idle_timeout
+    keeps = [gaps.keep_time(gap.earlier, start) if given is None else given for gap in ranks]
+    since = [job.idle_since if job.workers else gap.since for job, gap in zip(order, ranks, strict=True)]
+    spent = [now - (now if start is None else start) for start in since]
+    ready = [job for job, passed, keep in zip(order, spent, keeps, strict=True) if passed >= keep]
+    cancel = [job for job in ready if job.pending]
+    waits = len(cancel) < sum(job.pending for job in lasting)
+    useless = [] if waits else [job for job in ready if not job.pending]
+    retire = dispensed(useless, group.jobs, lasting, surplus - len(cancel))
+    if not waits and not cancel and not group.demand.jobs:
+        # Those that end soon are not counted. Without any work they need not run on until then.
+        least = gaps.keep_time((), start) if given is None else given
+        ending = [j for j in group.staying if j not in lasting and j.idle_since is not None and not j.processing]
+        stay = [job for job in lasting if job not in retire]
+        retire += dispensed([j for j in ending if now - (j.idle_since or now) >= least], group.jobs, stay, len(ending))
+    reason = f"{why}; {group.existing}"
     if cancel:
         reason += f"; cancelling {counted(len(cancel), 'pending job')}"
     if retire:
-        reason += f"; draining {counted(len(retire), 'job')} idle for {keep:.0f} s"
-    if not cancel and not retire:
-        reason += (
-            "; no idle job can end: the others cannot hold its data" if idle else "; no job is idle for long enough"
-        )
+        reason += f"; draining {counted(len(retire), 'job')} without work"
+    if not cancel and not retire and useless:
+        reason += "; no idle job can end: the others cannot hold its data"
+    elif not cancel and not retire:
+        reason += "; no job is idle for long enough"
+        if order:
+            reason += f": {spent[0]:.0f} s, kept for {keeps[0]:.0f} s, {_experience(group, ranks[0])}"
     return Decision(
-        target=wish,
-        cancel=tuple(job.name for job in cancel),
-        retire=tuple(job.name for job in retire),
-        reason=reason,
-        hysteresis=Hysteresis(since),
+        target=wish, cancel=tuple(job.name for job in cancel), retire=tuple(job.name for job in retire), reason=reason
     )
 
 
-def _dispensable(job: JobView) -> tuple[bool, bool, bool, bool, float, int, int, float, float]:
-    """Sort key: the job that costs least is released first.
-
-    Pending jobs, youngest first; then those whose workers have not connected yet; then idle ones, longest idle first,
-    fewest bytes, least walltime left; then those with the fewest tasks. Jobs with actors come last, as actors cannot
-    move.
-    """
-    return (
-        not job.pending,
-        job.workers > 0,
-        job.actors > 0,
-        job.idle_since is None,
-        job.idle_since or 0.0,
-        job.processing,
-        job.nbytes,
-        job.leaves if job.leaves is not None else math.inf,
-        -job.submitted,
-    )
+def _experience(group: _Group, gap: gaps.Gap) -> str:
+    """Return why a job is kept for so long."""
+    if group.limits.idle_timeout is not None:
+        return "the idle_timeout"
+    if not gap.earlier:
+        return "as no gap in the work is known yet"
+    return f"as the last {counted(len(gap.earlier), 'gap')} in the work took up to {max(gap.earlier):.0f} s"
 
 
 def _parted(jobs: Iterable[JobView]) -> tuple[tuple[str, ...], tuple[str, ...]]:

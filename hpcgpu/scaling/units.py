@@ -15,7 +15,7 @@ from hpcgpu.errors import OptionError
 from hpcgpu.options.common import WorkerOptions
 from hpcgpu.options.values import duration, natural, positive
 from hpcgpu.options.values import memory as parse_memory
-from hpcgpu.scaling.policy import Limits
+from hpcgpu.scaling.model import Limits
 
 __all__ = ["job_of", "jobs_for", "limits", "memory_per_worker", "sequence", "threads_per_worker", "workers_of"]
 
@@ -32,16 +32,7 @@ def memory_per_worker(worker: WorkerOptions) -> int:
     return worker.memory // max(1, worker.gpus_per_node)
 
 
-def jobs_for(
-    worker: WorkerOptions,
-    *,
-    n: int | None = None,
-    memory: str | int | None = None,
-    cores: int | None = None,
-    jobs: int | None = None,
-    gpus: int | None = None,
-    call: str = "scale: {}",
-) -> int:
+def jobs_for(worker: WorkerOptions, *, call: str = "scale: {}", **given: Any) -> int:
     """Return the number of jobs that have this number of workers, this much memory, and so on.
 
     The largest of these numbers counts, rounded up.
@@ -50,13 +41,14 @@ def jobs_for(
     ----------
     call : str, optional
         What messages begin with; the unit's name follows in it.
+    **given
+        Amounts by unit: ``n`` (workers), ``jobs``, ``gpus``, ``cores``, ``memory``. None is as if it was not given.
 
     Raises
     ------
     OptionError
         A negative or broken number, no number at all, or a unit that these workers do not have.
     """
-    given = {"n": n, "memory": memory, "cores": cores, "jobs": jobs, "gpus": gpus}
     wanted = []
     for unit, value in given.items():
         if value is not None:

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcgpu.scaling.policy import Decision, Demand, History, Hysteresis, JobView, Limits, decide, expected_wait
+from hpcgpu.scaling import gaps
+from hpcgpu.scaling.forecast import expected_wait
+from hpcgpu.scaling.model import Decision, Demand, History, Hysteresis, JobView, Limits
+from hpcgpu.scaling.policy import decide
 
 settings.register_profile("policy", deadline=None, derandomize=True, max_examples=200)
 settings.load_profile("policy")
@@ -281,8 +284,8 @@ def test_submits_in_an_hour_are_bounded_whatever_the_load_does(site: Site, load:
     ticks = int(3600 / TICK)
     for i in range(ticks):
         site.tick(load[i % len(load)])
-    # A job is kept for 5 s at least once it is too many.
-    assert site.submits <= site.limits.maximum * 3600 / 5
+    # A job goes at the next tick at the earliest once it is too many.
+    assert site.submits <= site.limits.maximum * 3600 / (2 * TICK)
 
 
 @given(
@@ -330,16 +333,17 @@ def busy(name: str, **more: float) -> JobView:
 SIXTEEN = Limits(maximum=16)
 
 
-def test_a_lull_does_not_cost_the_place_in_the_queue() -> None:
+def test_the_place_in_the_queue_is_kept_through_the_gaps_that_are_known() -> None:
     waiting = [pending("a"), pending("b")]
-    history = History(waits=[120.0])
-    first = decide(waiting, Demand(), SIXTEEN, history, now=100.0)
-    assert not first.acts and "released after 30 s" in first.reason
+    short = Hysteresis((gaps.Gap(earlier=(20.0, 12.0)),) * 2)
+    history = History(waits=[120.0], startups=[20.0])
+    first = decide(waiting, Demand(), SIXTEEN, history, short, now=100.0)
+    assert not first.acts and "kept for 25 s, as the last 2 gaps in the work took up to 20 s" in first.reason
     again = decide(waiting, Demand(jobs=2, seconds=1e6), SIXTEEN, history, first.hysteresis, now=110.0)
     assert not again.acts
     second = decide(waiting, Demand(), SIXTEEN, history, again.hysteresis, now=200.0)
-    assert not second.acts, "the lull is counted anew"
-    third = decide(waiting, Demand(), SIXTEEN, history, second.hysteresis, now=231.0)
+    assert not second.acts, "the gap is counted anew"
+    third = decide(waiting, Demand(), SIXTEEN, history, second.hysteresis, now=226.0)
     assert set(third.cancel) == {"a", "b"}
 
 
@@ -349,13 +353,53 @@ def test_a_long_tail_gives_back_what_cannot_help() -> None:
     assert len(decision.retire) == 14 and not {"a", "b"} & set(decision.retire)
 
 
-def test_idle_jobs_are_kept_as_long_as_it_would_take_to_get_others() -> None:
+@pytest.mark.parametrize(
+    ("earlier", "wait", "keep"),
+    [
+        ((), 3600.0, 1.0),  # nothing is known: two readings in a row without work
+        ((8.0, 8.0, 4.0), 40.0, 10.0),  # gaps that are shorter than a start, and a quarter
+        ((8.0, 600.0, 8.0), 40.0, 10.0),  # one long one is not waited for
+        ((600.0, 500.0, 700.0), 40.0, 1.0),  # a start is cheaper
+        ((100.0, 100.0), 1800.0, 125.0),  # on a busy queue it is not
+        ((4000.0,), 86400.0, 1.0),  # but no start is worth an hour
+    ],
+)
+def test_idle_jobs_are_kept_as_long_as_experience_says_that_it_pays(
+    earlier: tuple[float, ...], wait: float, keep: float
+) -> None:
+    known, history = Hysteresis((gaps.Gap(earlier=earlier),)), History(waits=[wait], startups=[20.0])
     jobs = [idle("a", since=0.0)]
-    assert not decide(jobs, Demand(), SIXTEEN, History(waits=[20.0]), now=19.0).acts
-    assert decide(jobs, Demand(), SIXTEEN, History(waits=[20.0]), now=21.0).retire == ("a",)
-    assert not decide(jobs, Demand(), SIXTEEN, History(waits=[1.0]), now=4.0).acts
-    assert not decide(jobs, Demand(), SIXTEEN, History(waits=[86400.0]), now=29.0).acts
-    assert decide(jobs, Demand(), SIXTEEN, History(waits=[86400.0]), now=31.0).retire == ("a",)
+    assert not decide(jobs, Demand(), SIXTEEN, history, known, now=keep - 0.5).acts
+    assert decide(jobs, Demand(), SIXTEEN, history, known, now=keep + 0.5).retire == ("a",)
+
+
+def test_gaps_are_learned_for_each_number_of_jobs() -> None:
+    seen: tuple[gaps.Gap, ...] = ()
+    for now, needed in ((0.0, 3), (10.0, 1), (40.0, 3), (50.0, 0), (55.0, 1), (60.0, 0)):
+        seen = gaps.observe(seen, needed, 0, now=now)
+    assert seen == (gaps.Gap(60.0, (5.0,)), gaps.Gap(50.0, (30.0,)), gaps.Gap(50.0, (30.0,)))
+    assert gaps.observe((gaps.Gap(since=50.0),), 0, 0, now=20.0) == (gaps.Gap(since=20.0),), "the clock stepped"
+    for n in range(100):
+        seen = gaps.observe(seen, n % 2, 0, now=100.0 + n)
+    assert seen[0].earlier == (1.0,) * 10, "old gaps are forgotten"
+
+
+def test_a_job_whose_workers_start_is_released_when_the_work_is_done() -> None:
+    jobs = [JobView(name="starting", pending=False, submitted=0.0)]
+    first = decide(jobs, Demand(), SIXTEEN, History(), now=10.0)
+    assert not first.acts
+    assert decide(jobs, Demand(), SIXTEEN, History(), first.hysteresis, now=11.0).retire == ("starting",)
+
+
+def test_what_waits_goes_when_the_jobs_that_are_connected_will_have_begun_all_work() -> None:
+    history = History(waits=[60.0], startups=[20.0])
+    jobs = [busy("a"), pending("b"), pending("c"), pending("d")]
+    much = decide(jobs, Demand(jobs=4, seconds=210.0, waiting=200.0, task=10.0), SIXTEEN, history, now=0.0)
+    assert not much.acts
+    little = Demand(jobs=4, seconds=20.0, waiting=10.0, task=10.0)
+    first = decide(jobs, little, SIXTEEN, history, much.hysteresis, now=10.0)
+    assert "but only 1 would be busy when another job's workers could be there" in first.reason
+    assert len(decide(jobs, little, SIXTEEN, history, first.hysteresis, now=12.0).cancel) == 3
 
 
 def test_an_idle_timeout_of_the_user_is_kept_to() -> None:
@@ -364,16 +408,42 @@ def test_an_idle_timeout_of_the_user_is_kept_to() -> None:
     assert decide([idle("a", since=0.0)], Demand(), limits, History(waits=[1.0]), now=1800.0).retire == ("a",)
 
 
-def test_a_job_that_would_come_after_the_work_is_done_is_not_asked_for() -> None:
-    history = History(waits=[600.0])
-    late = decide([busy("a")], Demand(jobs=4, seconds=300.0), SIXTEEN, history, now=0.0)
-    assert late.submit == 0 and "the work ends in 300 s, but a new job would wait about 600 s" in late.reason
-    assert decide([busy("a")], Demand(jobs=4, seconds=3000.0), SIXTEEN, history, now=0.0).submit == 3
-    assert decide([], Demand(jobs=4, seconds=300.0), SIXTEEN, history, now=0.0).submit == 4, "nothing at all runs"
+def test_only_jobs_that_would_be_busy_when_their_workers_are_there_are_asked_for() -> None:
+    history = History(waits=[600.0], startups=[20.0])
+    late = Demand(jobs=4, seconds=300.0, waiting=290.0, task=10.0)
+    decision = decide([busy("a")], late, SIXTEEN, history, now=0.0)
+    assert decision.submit == 0
+    assert "the jobs that are there will have begun all work in 600 s, when another would be there" in decision.reason
+    some = replace(late, seconds=680.0, waiting=670.0)
+    assert decide([busy("a")], some, SIXTEEN, history, now=0.0).submit == 1, "75 s are left, a job takes 40 s at least"
+    nearly = replace(late, seconds=635.0, waiting=625.0)
+    decision = decide([busy("a")], nearly, SIXTEEN, history, now=0.0)
+    assert decision.submit == 0 and "30 s of it would be left" in decision.reason
+    much = replace(late, seconds=3000.0, waiting=2990.0)
+    assert decide([busy("a")], much, SIXTEEN, history, now=0.0).submit == 3
+    assert decide([busy("a"), pending("b"), pending("c")], some, SIXTEEN, history, now=0.0).submit == 0, "enough wait"
+    assert decide([], late, SIXTEEN, history, now=0.0).submit == 4
+    assert decide([], replace(late, waiting=1.0), SIXTEEN, history, now=0.0).submit == 1, "nothing at all runs"
+    assert decide([busy("a")], late, SIXTEEN, History(), now=0.0).submit == 3, "nothing is known of the queue"
+
+
+def test_a_short_task_behind_long_ones_gets_a_job() -> None:
+    history = History(waits=[60.0], startups=[20.0])
+    behind = Demand(jobs=2, seconds=3650.0, waiting=50.0, task=50.0)
+    assert decide([busy("a")], behind, SIXTEEN, history, now=0.0).submit == 1
+
+
+def test_a_job_that_ends_soon_does_not_run_on_without_work() -> None:
+    history = History(waits=[600.0], startups=[20.0])
+    ending = [idle("a", since=100.0, leaves=300.0)]
+    assert decide(ending, Demand(), SIXTEEN, history, now=102.0).retire == ("a",)
+    assert not decide(ending, Demand(jobs=1, seconds=5.0), SIXTEEN, history, now=102.0).retire
+    holds = [idle("a", since=100.0, leaves=300.0, wanted=10, memory=100.0), pending("b")]
+    assert not decide(holds, Demand(), SIXTEEN, history, now=102.0).acts, "its data has no other place yet"
 
 
 def test_a_replacement_is_asked_for_early_enough() -> None:
-    history = History(waits=[600.0])
+    history = History(waits=[600.0], startups=[20.0])
     jobs = [busy("a", leaves=1000.0)]
     assert decide(jobs, Demand(jobs=1, seconds=1e6), Limits(maximum=1), history, now=399.0).submit == 0
     assert decide(jobs, Demand(jobs=1, seconds=1e6), Limits(maximum=1), history, now=401.0).submit == 1

@@ -32,7 +32,7 @@ from hpcgpu.environment.check import EnvironmentCheck
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, SubmitRefused
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.scaling import units
-from hpcgpu.scaling.policy import Limits
+from hpcgpu.scaling.model import Limits
 from hpcgpu.store import claims
 from hpcgpu.store.directory import Contact
 

@@ -1,0 +1,50 @@
+"""What is expected of the queue and of the work that is known. Pure functions."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from hpcgpu.scaling.model import Demand, JobView
+
+__all__ = ["expected_startup", "expected_wait", "left"]
+
+#: Number of recent jobs in an estimate.
+_RECENT = 10
+
+
+def expected_wait(waits: Sequence[float], jobs: Iterable[JobView], now: float) -> float | None:
+    """Return how long a job that is submitted now would wait.
+
+    It is the median of the last ten waits, and at least that of the oldest pending job.
+
+    None when nothing is known.
+    """
+    known = [
+        *([statistics.median(waits[-_RECENT:])] if waits else []),
+        *(now - job.submitted for job in jobs if job.pending),
+    ]
+    return max(known) if known and waits else None
+
+
+def expected_startup(startups: Sequence[float]) -> float | None:
+    """Return how long a job runs before its workers are there; None when nothing is known."""
+    return statistics.median(startups[-_RECENT:]) if startups else None
+
+
+def left(demand: Demand, connected: int, after: float) -> float:
+    """Return how much of the work that waits will not have begun after a time, in seconds of one job.
+
+    Parameters
+    ----------
+    demand : Demand
+    connected : int
+        Jobs that work on it. Their threads become free one after the other, as what they run is not of one age.
+    after : float
+        Seconds.
+    """
+    if not connected:
+        return demand.waiting
+    runs = max(0.0, demand.seconds - demand.waiting / connected)
+    freed = min(1.0, after / runs) if runs else 1.0
+    return demand.waiting - connected * freed * max(demand.task, after - min(runs, after) / 2)
