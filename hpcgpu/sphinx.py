@@ -7,6 +7,8 @@ those that only this batch system has.
 
 ``.. upstream::`` lists what hpcgpu relies on in other projects, ``.. tested::`` the releases that it is tested with.
 
+``.. json::`` lists what each command prints with ``--json``.
+
 ``.. script:: slurm worker`` shows the script that the options in its content (the keyword arguments of a cluster) give.
 
 Sphinx is no dependency of hpcgpu: nothing else imports this module.
@@ -16,15 +18,17 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
 from hpcgpu import upstream
 from hpcgpu.batch import registry
+from hpcgpu.cli.output import OUTPUTS
 from hpcgpu.configuration.classes import option_classes
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.options import common, profiles
@@ -135,6 +139,49 @@ class Tested(SphinxDirective):
         return list(container.children)
 
 
+class Json(SphinxDirective):
+    """What each command prints with ``--json``, from `hpcgpu.cli.output`, as a definition list for each type."""
+
+    def run(self) -> list[nodes.Node]:
+        lines: list[str] = []
+        shapes: list[Any] = []
+        for command, shape in OUTPUTS.items():
+            lines += [f"``hpcgpu {command}``", f"    {_in_words(shape)}.", ""]
+            shapes += _typed_dicts(shape)
+        for shape in dict.fromkeys(shapes):
+            comments = ModuleAnalyzer.for_module(shape.__module__).find_attr_docs()
+            lines += [f".. rubric:: {shape.__doc__.removesuffix('.')}", ""]
+            for name, kind in get_type_hints(shape).items():
+                comment = " ".join(comments.get((shape.__name__, name), ()))
+                lines += [f"``{name}`` : {_in_words(kind)}", f"    {comment}" if comment else "    ..", ""]
+        container = nodes.Element()
+        self.state.nested_parse(StringList(lines, source="hpcgpu.cli.output"), 0, container)
+        return list(container.children)
+
+
+def _typed_dicts(shape: Any) -> list[Any]:
+    """Return the `TypedDict` classes of a type, each before those that it holds."""
+    if is_typeddict(shape):
+        return [shape, *(one for kind in get_type_hints(shape).values() for one in _typed_dicts(kind))]
+    return [one for kind in get_args(shape) for one in _typed_dicts(kind)]
+
+
+def _in_words(shape: Any) -> str:
+    """Return what JSON holds, in words."""
+    origin, of = get_origin(shape), get_args(shape)
+    if is_typeddict(shape):
+        return str(shape.__doc__).removesuffix(".").lower()
+    if origin is list:
+        return f"a list, each item: {_in_words(of[0])}"
+    if origin is dict:
+        return f"an object, each value: {_in_words(of[1])}"
+    if origin is Literal:
+        return "text"
+    if of:
+        return " or ".join(_in_words(one) for one in of)
+    return {str: "text", int: "number", float: "number", bool: "true or false", type(None): "null"}.get(shape, "any")
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
     app.add_directive("options", Options)
@@ -142,4 +189,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("upstream", Upstream)
     app.add_directive("profiles", Profiles)
     app.add_directive("script", Script)
+    app.add_directive("json", Json)
     return {"parallel_read_safe": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from distributed import Event, get_worker
 
 from hpcgpu import GPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cli.output import OUTPUTS
+from hpcgpu.posix.records import convert
 from tests.conftest import live
 
 GOLDEN = Path(__file__).parent / "unit" / "golden"
@@ -78,6 +81,13 @@ def hpcgpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=250, env=os.environ | environment
     )
+
+
+def printed(command: str, text: str) -> Any:
+    """What a command printed with --json: it has the documented type, and nothing that the type does not have."""
+    said = json.loads(text)
+    assert convert(said, OUTPUTS[command]) == said
+    return said
 
 
 def travels(function: Any) -> Any:

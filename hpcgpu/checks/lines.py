@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal, TypedDict
 
 from hpcgpu.display.text import columns
 
-__all__ = ["Grade", "Line", "as_json", "text"]
+__all__ = ["Grade", "Line", "LineJSON", "as_json", "text"]
 
 Grade = Literal["ok", "warning", "failure"]
+
+
+class LineJSON(TypedDict):
+    """A line of a check."""
+
+    #: ``login``, ``scheduler job`` or ``worker job``.
+    where: str
+    what: str
+    #: ``ok``, ``warning`` or ``failure``.
+    grade: Grade
+    found: str
+    #: What to do; empty if there is nothing to do.
+    advice: str
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,6 @@ def text(lines: Iterable[Line], width: int) -> str:
     return columns(("where", "what", "", "found"), rows, width)
 
 
-def as_json(lines: Iterable[Line]) -> list[dict[str, Any]]:
+def as_json(lines: Iterable[Line]) -> list[LineJSON]:
     """Return the lines for ``--json``."""
-    return [asdict(line) for line in lines]
+    return [LineJSON(where=li.where, what=li.what, grade=li.grade, found=li.found, advice=li.advice) for li in lines]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.cli.clusters import json_option
+from hpcgpu.cli.clusters import json_option, show_json
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
 from hpcgpu.cli.start import chosen_system, interruptible
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpcgpu.checks.lines import LineJSON
+    from hpcgpu.cli.output import CheckJSON
 
 __all__ = ["check"]
 
@@ -73,8 +78,8 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
         kept, environments = result.kept, result.environments
     failed = any(line.grade == "failure" for line in lines)
     if as_json:
-        found = {"lines": report.as_json(lines), "environments": environments, "kept": str(kept) if kept else None}
-        click.echo(json.dumps({"ok": not failed, **found}, indent=1))
+        found = {place: dict(of_place) for place, of_place in environments.items()}
+        show_json(_json(not failed, report.as_json(lines), found, kept))
         sys.exit(int(failed))
     console = Console()
     click.echo(report.text(lines, console.width if console.is_terminal else 1000))
@@ -84,3 +89,7 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
     if not in_job:
         click.echo("`hpcgpu check --in-job` also runs checks in a job of each kind.")
     sys.exit(int(failed))
+
+
+def _json(ok: bool, lines: list[LineJSON], environments: dict[str, dict[str, str]], kept: Path | None) -> CheckJSON:
+    return {"ok": ok, "lines": lines, "environments": environments, "kept": str(kept) if kept else None}

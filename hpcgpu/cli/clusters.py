@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from hpcgpu.cli.output import ListedClusterJSON
     from hpcgpu.display.jobinfo import JobInfo
     from hpcgpu.errors import NotTrusted
     from hpcgpu.remote.status import ClusterStatus
@@ -32,6 +33,7 @@ __all__ = [
     "scale",
     "show",
     "show_jobs",
+    "show_json",
     "status",
     "stop",
 ]
@@ -70,6 +72,11 @@ def show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     click.echo(columns(head, rows, _width()))
 
 
+def show_json(value: object) -> None:
+    """Print JSON, as `hpcgpu.cli.output` describes it."""
+    click.echo(json.dumps(value, indent=1, default=str))
+
+
 def show_jobs(jobs: list[JobInfo]) -> None:
     """Print a table of jobs in the same way."""
     from hpcgpu.display.table import JobTable
@@ -102,7 +109,7 @@ def list_clusters(as_json: bool) -> None:
 
     found = close_ended(find(cluster_directories()))
     if as_json:
-        rows = [
+        rows: list[ListedClusterJSON] = [
             {
                 "name": cluster.directory.path.name,
                 "system": cluster.system,
@@ -116,7 +123,7 @@ def list_clusters(as_json: bool) -> None:
             }
             for cluster in found
         ]
-        click.echo(json.dumps(rows, indent=1))
+        show_json(rows)
         return
     table = []
     for cluster in found:
@@ -148,7 +155,7 @@ def status(name: str, as_json: bool) -> None:
 
     found = status_of(locate(name))
     if as_json:
-        click.echo(json.dumps(found.as_json(), indent=1))
+        show_json(found.as_json())
     else:
         _print(found)
 
@@ -226,7 +233,7 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
         else:
             cluster.close()
     if as_json:
-        click.echo(json.dumps([job.as_json() for job in table], indent=1))
+        show_json([job.as_json() for job in table])
     else:
         show_jobs(table)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.cli.clusters import json_option, show
+from hpcgpu.cli.clusters import json_option, show, show_json
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
+
+if TYPE_CHECKING:
+    from hpcgpu.cli.output import OptionJSON
 
 __all__ = ["completion", "config"]
 
@@ -37,13 +39,8 @@ def config(system: str, everything: bool, template: bool, as_json: bool, argumen
     options = effective(chosen_system(system, arguments.get("profile")), arguments)
     chosen = [option for option in options if everything or option.source != "default"]
     if as_json:
-        click.echo(
-            json.dumps(
-                {option.name: {"value": option.value, "source": option.source} for option in chosen},
-                indent=1,
-                default=str,
-            )
-        )
+        found: dict[str, OptionJSON] = {o.name: {"value": o.value, "source": o.source} for o in chosen}
+        show_json(found)
         return
     if chosen:
         show(("option", "value", "from"), [(option.name, str(option.value), option.source) for option in chosen])

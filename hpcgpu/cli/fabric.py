@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import cast
 
 import click
 
-from hpcgpu.cli.clusters import cluster_name, json_option
+from hpcgpu.cli.clusters import cluster_name, json_option, show_json
 from hpcgpu.display.words import counted
 
 __all__ = ["bench_fabric"]
@@ -58,7 +56,7 @@ def bench_fabric(name: str, sizes: tuple[str, ...], host_only: bool, as_json: bo
     if not found:
         raise click.ClickException(f"cluster {name} has {counted(len(workers), 'worker')}: a measurement needs two")
     if as_json:
-        click.echo(json.dumps([asdict(one) for one in found], indent=1))
+        show_json([one.as_json() for one in found])
         return
     console = Console()
     click.echo(report.bench_table(found, console.width if console.is_terminal else 1000))

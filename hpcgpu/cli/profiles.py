@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from hpcgpu.cli.clusters import json_option, show
+from hpcgpu.cli.clusters import json_option, show, show_json
 from hpcgpu.cli.systems import AUTO, SystemName
+
+if TYPE_CHECKING:
+    from hpcgpu.cli.output import ProfileJSON
 
 __all__ = ["profiles"]
 
@@ -35,10 +38,18 @@ def list_profiles(as_json: bool) -> None:
 
     found = [load(name) for name in names()]
     if as_json:
-        rows = [
-            {key: str(getattr(p, key)) for key in ("name", "system", "about", "source", "date", "path")} for p in found
+        rows: list[ProfileJSON] = [
+            {
+                "name": profile.name,
+                "system": profile.system,
+                "about": profile.about,
+                "source": profile.source,
+                "date": profile.date,
+                "path": str(profile.path),
+            }
+            for profile in found
         ]
-        click.echo(json.dumps(rows, indent=1))
+        show_json(rows)
         return
     show(("name", "system", "about", "date", "file"), [(p.name, p.system, p.about, p.date, str(p.path)) for p in found])
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.cli.clusters import json_option, say, show_jobs
+from hpcgpu.cli.clusters import json_option, say, show_jobs, show_json
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
 from hpcgpu.cli.systems import AUTO
 from hpcgpu.display.words import counted
+
+if TYPE_CHECKING:
+    from hpcgpu.cli.output import StartedJSON
+    from hpcgpu.display.jobinfo import JobInfo
+    from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["chosen_system", "interruptible", "run", "start"]
 
@@ -72,7 +76,7 @@ def chosen_system(asked: str, profile: str | None = None) -> str:
 @click.option("--maximum-jobs", type=click.IntRange(min=1), help="With --adapt: maximum number of worker jobs.")
 @json_option
 @cluster_options
-def start(
+def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each option
     name: str,
     system: str,
     adapt: bool,
@@ -125,13 +129,7 @@ def start(
             f"end it, run: hpcgpu stop {name}"
         ) from error
     if as_json:
-        found = {
-            "name": name,
-            "directory": str(directory.path),
-            "dashboard": link,
-            "jobs": [job.as_json() for job in jobs],
-        }
-        click.echo(json.dumps(found, indent=1))
+        show_json(_started(name, directory, link, jobs))
         return
     show_jobs(jobs)
     click.echo(
@@ -142,6 +140,10 @@ def start(
     if scaling:
         say(scaling)
     click.echo(f'Connect in Python: hpcgpu.connect("{name}"). End it: hpcgpu stop {name}')
+
+
+def _started(name: str, directory: ClusterDirectory, link: str, jobs: list[JobInfo]) -> StartedJSON:
+    return {"name": name, "directory": str(directory.path), "dashboard": link, "jobs": [job.as_json() for job in jobs]}
 
 
 @contextlib.contextmanager

@@ -10,16 +10,22 @@ __all__ = ["JobInfo", "JobJSON"]
 
 
 class JobJSON(TypedDict):
-    """One job as ``--json`` prints it."""
+    """A job."""
 
+    #: The id that the batch system gave it; empty while the submit is under way.
     id: str
+    #: ``scheduler`` or ``worker``.
     kind: str
     name: str
     state: str
+    #: Why it waits or ended, in words.
     reason: str
+    #: Seconds between submit and start, or until now.
     waited: float
     node: str
+    #: Its Dask workers that are connected.
     workers: int
+    #: Its log.
     log: str
 
 

@@ -10,15 +10,25 @@ import html
 import itertools
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
 
 from distributed.core import clean_exception
 
 from hpcgpu.display.text import columns
 from hpcgpu.fabric import links
 
-__all__ = ["NODE", "Fabric", "Link", "Measurement", "bench", "bench_table", "choose", "query_links"]
+__all__ = [
+    "NODE",
+    "Fabric",
+    "Link",
+    "Measurement",
+    "MeasurementJSON",
+    "bench",
+    "bench_table",
+    "choose",
+    "query_links",
+]
 
 #: Pairs of workers that are queried, at most, of each of the two kinds.
 _MOST = 32
@@ -107,10 +117,6 @@ class Fabric:
         """All transports in use."""
         return tuple(sorted({transport for link in self.links for transport in link.transports}))
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it for ``--json``."""
-        return {**asdict(self), "rdma": self.rdma, "nvlink": self.nvlink}
-
     def _facts(self) -> list[tuple[str, str]]:
         words = {True: "yes", False: "no", None: "not known: this needs two workers on {}"}
         return [
@@ -142,6 +148,37 @@ class Fabric:
         )
 
 
+class LinkJSON(TypedDict):
+    """A connection between two workers."""
+
+    #: Names of the workers.
+    first: str
+    second: str
+    same_node: bool
+    #: What carries it.
+    transports: list[str]
+    #: Active NVLinks of the GPU of the first worker.
+    nvlinks: int
+    #: Why the transports are not known; empty if they are.
+    error: str
+
+
+class MeasurementJSON(TypedDict):
+    """How fast a connection is."""
+
+    link: LinkJSON
+    #: ``host`` or ``device``.
+    buffer: str
+    #: Seconds.
+    latency: float
+    #: Bytes a second, by the bytes of a message.
+    bandwidth: dict[str, float]
+    #: Bytes a second that the network card can do; 0 if that is not known.
+    line_rate: float
+    #: Why it was not measured; empty if it was.
+    error: str
+
+
 @dataclass(frozen=True)
 class Measurement:
     """How fast one connection between two workers is.
@@ -167,6 +204,25 @@ class Measurement:
     bandwidth: Mapping[int, float] = field(default_factory=dict)
     line_rate: float = 0.0
     error: str = ""
+
+    def as_json(self) -> MeasurementJSON:
+        """Return what ``--json`` prints."""
+        link = self.link
+        return MeasurementJSON(
+            link=LinkJSON(
+                first=link.first,
+                second=link.second,
+                same_node=link.same_node,
+                transports=list(link.transports),
+                nvlinks=link.nvlinks,
+                error=link.error,
+            ),
+            buffer=self.buffer,
+            latency=self.latency,
+            bandwidth={str(size): speed for size, speed in self.bandwidth.items()},
+            line_rate=self.line_rate,
+            error=self.error,
+        )
 
 
 def choose(workers: Mapping[str, str], most: int = _MOST) -> list[tuple[str, str, bool]]:

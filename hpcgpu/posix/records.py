@@ -81,6 +81,8 @@ def convert(value: Any, shape: Any, where: str = "", *, surrogates: bool = False
     if shape is Any:
         return value
     origin, arguments = typing.get_origin(shape), typing.get_args(shape)
+    if origin is typing.Literal and value in arguments:
+        return value
     if origin in (typing.Union, types.UnionType):
         return _one_of(value, arguments, where, surrogates)
     if typing.is_typeddict(shape) or dataclasses.is_dataclass(shape):

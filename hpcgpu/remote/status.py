@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import explain
@@ -20,6 +20,7 @@ from hpcgpu.options.common import DEFAULT
 from hpcgpu.remote.lookup import batch_of, submitted, system_of
 from hpcgpu.runtime import dashboard
 from hpcgpu.runtime.reach import scheduler_of
+from hpcgpu.runtime.wire import ManagerState
 from hpcgpu.scaling import units
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact, Submit
@@ -31,20 +32,31 @@ _TIMEOUT = 10.0
 
 
 class StatusJSON(TypedDict):
-    """What ``hpcgpu status --json`` prints."""
+    """The state of a cluster."""
 
     name: str
+    #: The name of its batch system.
     system: str
+    #: The cluster directory.
     directory: str
+    #: ``waiting``, ``running``, ``closed``, ``ended`` or ``unreachable``.
     state: str
+    #: Dask workers that are connected.
     workers: int
+    #: GPUs of the worker jobs that run.
     gpus: int
+    #: The address of the scheduler; empty while it does not run.
     scheduler: str
+    #: The address of the dashboard; empty while the scheduler does not run.
     dashboard: str
+    #: Why workers use this protocol.
     fabric: str
+    #: The program that scales it, and how; empty if none does.
     manager: str
+    #: Whether it continues without the program that started it.
     detached: bool
     jobs: list[JobJSON]
+    #: What is not known, and why; empty if all is known.
     problem: str
 
 
@@ -120,13 +132,13 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
     except BatchError as error:
         problem.append(str(error))
     contact = directory.contact()
-    answer: Mapping[str, Any] = {}
+    answer: _Answer | None = None
     if contact is not None:
         try:
             answer = asyncio.run(_query(contact, directory))
         except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
             problem.append(f"the scheduler at {contact.client} does not answer: {error or type(error).__name__}")
-    workers = [str(worker["name"]) for worker in answer.get("workers", {}).values()]
+    workers = answer.workers if answer is not None else []
     kept = _kept(directory)
     logs = saved.logs(directory)
     jobs = [
@@ -137,23 +149,32 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
         name=directory.path.name,
         system=system_of(directory),
         directory=str(directory.path),
-        state=_state(directory, jobs, bool(answer), bool(problem)),
+        state=_state(directory, jobs, answer is not None, bool(problem)),
         workers=len(workers),
         gpus=_gpus(kept, submits, jobs) if kept is not None else 0,
         scheduler=contact.client if contact is not None and answer else "",
         dashboard=dashboard.link(contact) if answer else "",
         fabric=contact.fabric if contact is not None and answer else "",
-        manager=_manager(directory, contact, answer),
+        manager=_manager(directory, contact, answer) if answer is not None else "",
         detached=directory.detached,
         jobs=jobs,
         problem="; ".join([*problem, *directory.damage()]),
     )
 
 
-async def _query(contact: Contact, directory: ClusterDirectory) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Answer:
+    """What the scheduler says: the names of its workers, and who manages the cluster."""
+
+    workers: list[str]
+    manager: ManagerState
+
+
+async def _query(contact: Contact, directory: ClusterDirectory) -> _Answer:
     async with scheduler_of(directory, contact) as scheduler:
         identity = await asyncio.wait_for(scheduler.identity(n_workers=-1), _TIMEOUT)
-        return {**identity, "hpcgpu": await asyncio.wait_for(scheduler.hpcgpu_state(), _TIMEOUT)}
+        names = [str(worker["name"]) for worker in identity["workers"].values()]
+        return _Answer(names, await asyncio.wait_for(scheduler.hpcgpu_state(), _TIMEOUT))
 
 
 def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, problem: bool) -> str:
@@ -208,14 +229,12 @@ def _gpus(kept: saved.Saved, submits: Mapping[str, Submit], jobs: list[JobInfo])
     return sum(group.nodes_per_job * group.gpus_per_node for group in groups)
 
 
-def _manager(directory: ClusterDirectory, contact: Contact | None, answer: Mapping[str, Any]) -> str:
-    latest, said = directory.manager(), answer.get("hpcgpu")
-    if said is None:
-        return ""
+def _manager(directory: ClusterDirectory, contact: Contact | None, answer: _Answer) -> str:
+    latest, said = directory.manager(), answer.manager
     if contact is not None and not contact.job_id and latest is not None:  # the scheduler is in the manager's process
         return str(latest)
-    if said.get("problem"):
-        return str(said["problem"])
+    if said["problem"]:
+        return said["problem"]
     if latest is None or said["number"] < latest.number or not said["present"]:
-        return str(said["about"]) if said["number"] == 0 else ""
+        return said["about"] if said["number"] == 0 else ""
     return f"{latest}: {said['about']}" if said["about"] else str(latest)

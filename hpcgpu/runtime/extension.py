@@ -25,7 +25,7 @@ from hpcgpu.environment import software as environment
 from hpcgpu.fabric.security import HAS_GPU
 from hpcgpu.runtime import hostcopy, recipients
 from hpcgpu.runtime.manager_process import Unattended
-from hpcgpu.runtime.wire import Load, WaitingWork, WorkerLoad
+from hpcgpu.runtime.wire import Load, ManagerState, WaitingWork, WorkerLoad
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
@@ -127,16 +127,11 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         if manager == self._manager:
             self._present = False
 
-    async def state(self) -> dict[str, Any]:
-        """Return who manages the cluster.
-
-        It has the manager's ``number``, whether it is ``present``, what it reports, and its last problem.
-
-        The latter two are ``about`` and ``problem``.
-        """
+    async def state(self) -> ManagerState:
+        """Return who manages the cluster."""
         present = self._present and time.monotonic() - self._heard < _SILENT
         problem = self.unattended.problem if self.unattended is not None else ""
-        return {"number": self._manager, "present": present, "about": self._about, "problem": problem}
+        return ManagerState(number=self._manager, present=present, about=self._about, problem=problem)
 
     async def manage(self) -> str:
         """Start the manager that runs in the scheduler job, as ``adapt.json`` in the cluster directory requests.

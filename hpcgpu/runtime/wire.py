@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-__all__ = ["Load", "WaitingWork", "WorkerLoad"]
+__all__ = ["Load", "ManagerState", "WaitingWork", "WorkerLoad"]
 
 
 class WorkerLoad(TypedDict):
@@ -36,3 +36,15 @@ class Load(TypedDict):
 
     workers: dict[str, WorkerLoad]
     waiting: list[WaitingWork]
+
+
+class ManagerState(TypedDict):
+    """Who manages the cluster: the answer of ``hpcgpu_state``."""
+
+    #: The highest number of any manager; 0: none yet.
+    number: int
+    present: bool
+    #: What it says of its scaling.
+    about: str
+    #: What went wrong with the manager in the scheduler job.
+    problem: str

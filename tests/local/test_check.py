@@ -17,7 +17,7 @@ from fake_pbs import Site
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live
-from tests.helpers import command, hpcgpu, other
+from tests.helpers import command, hpcgpu, other, printed
 
 Until = Callable[..., None]
 
@@ -28,7 +28,7 @@ def report(*arguments: str, code: int = 0, **environment: str) -> dict[tuple[str
     """The lines of a check by where and what."""
     done = hpcgpu("check", "--json", *arguments, **environment)
     assert done.returncode == code, done.stdout + done.stderr
-    found = json.loads(done.stdout)
+    found = printed("check", done.stdout)
     assert found["ok"] == (code == 0) and (found["kept"] is None or Path(found["kept"]).is_dir())
     return {(line["where"], line["what"]): line for line in found["lines"]}
 

@@ -23,7 +23,7 @@ from hpcgpu.cluster.discovery import discover
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.store import claims, saved
 from tests.conftest import live, told
-from tests.helpers import CPU, ON_CPUS, block_queue, command, hpcgpu, start_program
+from tests.helpers import CPU, ON_CPUS, block_queue, command, hpcgpu, printed, start_program
 
 Until = Callable[..., None]
 
@@ -34,7 +34,7 @@ WAITS = ("--system", "local", "--gpus-per-node", "1", "--protocol", "tcp", "--po
 def status(name: str) -> dict[str, Any]:
     done = hpcgpu("status", name, "--json")
     assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+    return dict(printed("status", done.stdout))
 
 
 def test_a_cluster_whose_program_crashed_is_listed_and_stopped_and_no_other(
@@ -45,7 +45,7 @@ def test_a_cluster_whose_program_crashed_is_listed_and_stopped_and_no_other(
     program.send_signal(signal.SIGKILL)
     program.communicate()
     with LocalGPUCluster(**CPU, name="mine") as cluster:
-        listed = {entry["name"]: entry for entry in json.loads(hpcgpu("list", "--json").stdout)}
+        listed = {entry["name"]: entry for entry in printed("list", hpcgpu("list", "--json").stdout)}
         assert set(listed) == {"orphan", "mine"}
         assert sorted(job["name"] for job in listed["orphan"]["jobs"]) == ["orphan-0", "orphan-scheduler"]
         assert "orphan" in hpcgpu("list").stdout
@@ -94,12 +94,12 @@ def test_a_cluster_is_started_looked_at_scaled_and_stopped(queue: LocalQueue, ho
     assert "manager    none: the number of jobs does not change" in shown and "stays-0" in shown
 
     done = hpcgpu("scale", "stays", "--jobs", "2", "--json")
-    assert done.returncode == 0 and "stays-1" in [job["name"] for job in json.loads(done.stdout)], done.stderr
+    assert done.returncode == 0 and "stays-1" in [job["name"] for job in printed("scale", done.stdout)], done.stderr
     with connect("stays", quiet=True) as client:
         client.wait_for_workers(2)
         kept = client.scatter({"answer": 42})
         client.publish_dataset(kept=kept["answer"])
-        shown = json.loads(hpcgpu("scale", "stays", "--jobs", "1", "--json").stdout)
+        shown = printed("scale", hpcgpu("scale", "stays", "--jobs", "1", "--json").stdout)
         running = sorted(job["kind"] for job in shown if job["state"] == "running")
         assert running == ["scheduler", "worker"], "a drained job does not run"
         assert sum(job["workers"] for job in shown) == 1
@@ -185,7 +185,7 @@ def test_options_of_a_file_count_after_those_of_the_command_line(home: Path) -> 
     file = home / "site.yaml"
     file.write_text("gpus-per-node: 4\nwalltime: '02:00:00'\nenv: {A: '1'}\nscheduler: {queue: small, walltime: 4h}\n")
     given = ("--config", str(file), "--walltime", "1h", "--scheduler", "queue=tiny", "--system", "slurm", "--json")
-    shown = {name: option["value"] for name, option in json.loads(hpcgpu("config", *given).stdout).items()}
+    shown = {name: option["value"] for name, option in printed("config", hpcgpu("config", *given).stdout).items()}
     assert (shown["gpus_per_node"], shown["walltime"], shown["env"]) == (4, 3600, {"A": "1"})
     assert (shown["scheduler.queue"], shown["scheduler.walltime"]) == ("tiny", 4 * 3600)
 
@@ -196,7 +196,7 @@ def test_config_says_where_each_option_comes_from(home: Path) -> None:
     file.write_text("hpcgpu:\n  cores: 8\n  memory: 10GB\n  slurm:\n    cores: 16\n    scheduler: {queue: small}\n")
     environment = {"DASK_CONFIG": str(home / "dask"), "DASK_HPCGPU__SLURM__ACCOUNT": "m1234"}
     done = hpcgpu("config", "--system", "slurm", "--gpus-per-node", "4", "--json", **environment)
-    shown = {name: (option["value"], option["source"]) for name, option in json.loads(done.stdout).items()}
+    shown = {name: (option["value"], option["source"]) for name, option in printed("config", done.stdout).items()}
     assert shown["gpus_per_node"] == (4, "argument")
     assert shown["account"] == ("m1234", "environment") and shown["scheduler.account"] == ("m1234", "inherited")
     assert shown["cores"] == (16, str(file)) and shown["memory"] == (10**10, str(file))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import ClusterError, ClusterWarning
-from tests.helpers import CPU, GPU, hpcgpu
+from tests.helpers import CPU, GPU, hpcgpu, printed
 
 
 @pytest.mark.parametrize(("protocol", "spoken", "transport"), [("ucx", "ucx", "tcp/"), ("tcp", "tls", "tls/")])
@@ -32,7 +31,7 @@ def test_a_cluster_tells_what_its_workers_talk_over(
         assert (fabric.rdma, fabric.nvlink) == (None, False)
         done = hpcgpu("bench-fabric", "woven", "--size", "64KiB", "--size", "1MiB", "--json")
         assert done.returncode == 0, done.stderr
-        host, device = json.loads(done.stdout)
+        host, device = printed("bench-fabric", done.stdout)
         assert host["buffer"] == "host" and host["latency"] > 0
         assert all(host["bandwidth"][size] > 0 for size in ("65536", "1048576")) and host["link"]["transports"] == list(
             link.transports

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -21,7 +20,7 @@ from hpcgpu.cli import main
 from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running
-from tests.helpers import CPU, in_queue, start_program
+from tests.helpers import CPU, in_queue, printed, start_program
 
 Until = Callable[..., None]
 
@@ -57,14 +56,16 @@ def test_of_four_programs_that_start_one_name_one_wins_and_no_job_is_left(
         programs = [
             subprocess.Popen(START, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)
         ]
-        said = [(program.communicate(timeout=250)[1], program.returncode) for program in programs]
+        ended = [(*program.communicate(timeout=250), program.returncode) for program in programs]
+        said = [(text, code) for _, text, code in ended]
         assert sorted(code for _, code in said) == [0, 2, 2, 2], said
         assert all(
             "Error: a cluster named 'demo' " in text and "Traceback" not in text for text, code in said if code == 2
         ), said
-        (listed,) = json.loads(hpcgpu("list", "--json"))
+        (started,) = [printed("start", out) for out, _, code in ended if code == 0]
+        (listed,) = printed("list", hpcgpu("list", "--json"))
         assert sorted(job["id"] for job in listed["jobs"]) == running(queue), "every job that runs is listed"
-        assert listed["problem"] == "" and listed["name"] == "demo"
+        assert listed["problem"] == "" and listed["name"] == started["name"] == "demo"
         assert "no job is left" in hpcgpu("stop", "--all")
         assert live(queue) == []
 

@@ -17,6 +17,7 @@ from bed import SlurmBed
 
 import hpcgpu
 from hpcgpu import SlurmGPUCluster
+from tests.helpers import printed
 
 Until = Callable[..., None]
 
@@ -48,7 +49,7 @@ def running(bed: SlurmBed) -> int:
 def status(name: str) -> dict[str, Any]:
     done = call("status", name, "--json")
     assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+    return dict(printed("status", done.stdout))
 
 
 def test_start_scale_and_stop_and_take_up_between(bed: SlurmBed, home: Path, until: Until) -> None:
@@ -143,7 +144,7 @@ def test_a_profile_is_drafted_from_what_slurm_says(bed: SlurmBed, home: Path) ->
 def test_check_looks_around_in_a_job_of_each_kind(bed: SlurmBed, home: Path) -> None:
     done = call("check", "--in-job", "--json", "--queue", "gpu", "--gpus-per-node", "4", "--scheduler", "queue=shared")
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = {(line["where"], line["what"]): line for line in json.loads(done.stdout)["lines"]}
+    lines = {(line["where"], line["what"]): line for line in printed("check", done.stdout)["lines"]}
     assert "slurm-wlm" in lines["login", "queue"]["found"]
     assert "gpu: 4 x a100 per node" in lines["login", "GPU queues"]["found"]
     assert (
@@ -158,5 +159,5 @@ def test_check_looks_around_in_a_job_of_each_kind(bed: SlurmBed, home: Path) -> 
 def test_check_says_before_any_job_that_a_queue_has_no_such_gpus(bed: SlurmBed, home: Path) -> None:
     done = call("check", "--json", "--queue", "gpu", "--gpus-per-node", "4", "--gpu-type", "h100")
     assert done.returncode == 1
-    [line] = [line for line in json.loads(done.stdout)["lines"] if line["what"] == "GPU queues"]
+    [line] = [line for line in printed("check", done.stdout)["lines"] if line["what"] == "GPU queues"]
     assert "the queue has no gpu_type='h100': choose one of a100" in line["advice"]

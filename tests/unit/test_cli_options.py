@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from hpcgpu.cli import main
+from hpcgpu.cli.output import OUTPUTS
 
 
 def hpcgpu(*arguments: str) -> tuple[int, str]:
@@ -30,6 +33,21 @@ def test_the_help_without_a_system_lists_the_options_of_each_under_its_name() ->
     assert code == 0 and text.count("--cores ") == 1
     assert text.index("--cores") < text.index("Options of PBS:") < text.index("--pbs-shape")
     assert "--qos" in text[text.index("Options of Slurm:") :]
+
+
+def test_what_each_command_prints_as_json_has_a_type() -> None:
+    def commands(group: click.Group, name: str = "") -> Iterator[tuple[str, click.Command]]:
+        context = click.Context(group)
+        for part in group.list_commands(context):
+            command = group.get_command(context, part)
+            assert command is not None
+            if isinstance(command, click.Group):
+                yield from commands(command, f"{name}{part} ")
+            else:
+                yield name + part, command
+
+    found = {name for name, command in commands(main) if any("--json" in option.opts for option in command.params)}
+    assert found == OUTPUTS.keys()
 
 
 def test_the_help_of_render_depends_on_its_argument() -> None:

@@ -25,6 +25,7 @@ from hpcgpu.remote import lookup
 from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.identity import FORMAT
+from tests.helpers import printed
 
 SENTENCE = (
     rf"hpcgpu 9\.1 made cluster 'later', and this is hpcgpu {hpcgpu.__version__}, which cannot read its files in "
@@ -132,7 +133,7 @@ def test_a_command_on_a_cluster_of_another_version_says_so_in_one_sentence(
 
 
 def test_list_shows_a_cluster_of_another_version_and_says_so(root: Path, queue: Queue) -> None:
-    rows = {row["name"]: row for row in json.loads(CliRunner().invoke(main, ["list", "--json"]).output)}
+    rows = {row["name"]: row for row in printed("list", CliRunner().invoke(main, ["list", "--json"]).output)}
     assert rows["now"]["problem"] == ""
     assert rows["later"]["problem"].startswith("hpcgpu 9.1 made cluster 'later'")
     assert [job["id"] for job in rows["later"]["jobs"]] == ["2", "3"], (

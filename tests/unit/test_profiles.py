@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from hpcgpu.errors import OptionError
 from hpcgpu.options import profiles
 from hpcgpu.profiles import draft
 from hpcgpu.scripts.render import render
-from tests.helpers import golden
+from tests.helpers import golden, printed
 
 #: What a user of each site gives.
 GIVEN: dict[str, Any] = {"account": "m1234", "queue": "debug", "walltime": "2h", "memory": "200GB"}
@@ -207,7 +206,7 @@ def hpcgpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 def test_the_command_lists_shows_and_drafts(own_home: Path) -> None:
-    assert [row["name"] for row in json.loads(hpcgpu("list", "--json").stdout)] == ALL
+    assert [row["name"] for row in printed("profiles list", hpcgpu("list", "--json").stdout)] == ALL
     assert "Perlmutter" in hpcgpu("list").stdout
     assert yaml.safe_load(hpcgpu("show", "gadi").stdout)["options"]["pbs-shape"] == "flat"
     done = hpcgpu("show", "nowhere")
