@@ -7,6 +7,7 @@ import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,6 +23,16 @@ _NOTHING = re.compile(r"(?!)")
 _PROBE_TIMEOUT = 20.0
 #: Seconds for the command that identifies the queue; a start waits for it.
 _IDENTITY_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """What one attempt to submit a job came to; neither uncertain nor refused: it failed for a reason that passes."""
+
+    words: str
+    job_id: str | None = None
+    uncertain: bool = False
+    refused: bool = False
 
 
 class CommandBatch(BatchSystem):
@@ -154,36 +165,43 @@ class CommandBatch(BatchSystem):
                 if again:
                     break
                 raise Cancelled(f"job {job_name!r} was not submitted: it is no longer needed")
-            try:
-                result = run(argv, timeout=self.timeout)
-            except BatchUnavailable as error:
-                uncertain, problem = True, str(error)
-                continue
-            job_id = self.read_job_id(result.stdout) if result.returncode == 0 else None
-            if job_id is not None:
-                return self._only(job_id, job_name) if again else job_id
-            problem = result.words
-            if result.returncode == 0 or self.ambiguous.search(result.words):
-                uncertain = True
-            elif not self.transient.search(result.words):
+            answer = self._attempt(argv)
+            if answer.job_id is not None:
+                return self._only(answer.job_id, job_name) if again else answer.job_id
+            uncertain, problem = answer.uncertain, answer.words
+            if answer.refused:
                 # the attempt before it may have been accepted meanwhile, and
                 # this one refused for a limit that it filled
                 if again:
                     break
-                if self.limited.search(result.words) and not self.per_job.search(result.words):
-                    raise SubmitLimited(result.words)
-                words = result.words or f"exit code {result.returncode}"
-                raise SubmitRefused(f"{self.title} refused job {job_name!r}: {words}{advice(words, self.reasons)}")
-        if uncertain or again:
-            with contextlib.suppress(BatchUnavailable):
-                if found := self.named(job_name):
-                    return self._only(found[-1], job_name) if again else found[-1]
-                if not uncertain and not self.transient.search(problem):
-                    raise SubmitRefused(
-                        f"{self.title} refused job {job_name!r}: {problem}{advice(problem, self.reasons)}"
-                    )
-            raise AmbiguousSubmit(f"{self.title} did not say whether it accepted job {job_name!r}: {problem}")
-        raise BatchUnavailable(f"{self.title} did not accept job {job_name!r}: {problem}")
+                raise self._refusal(problem, job_name)
+        if not (uncertain or again):
+            raise BatchUnavailable(f"{self.title} did not accept job {job_name!r}: {problem}")
+        with contextlib.suppress(BatchUnavailable):
+            if found := self.named(job_name):
+                return self._only(found[-1], job_name) if again else found[-1]
+            if not uncertain and not self.transient.search(problem):
+                raise self._refusal(problem, job_name)
+        raise AmbiguousSubmit(f"{self.title} did not say whether it accepted job {job_name!r}: {problem}")
+
+    def _attempt(self, argv: list[str]) -> _Answer:
+        """Run the command that submits a job, once."""
+        try:
+            result = run(argv, timeout=self.timeout)
+        except BatchUnavailable as error:
+            return _Answer(words=str(error), uncertain=True)
+        if result.returncode == 0:
+            job_id = self.read_job_id(result.stdout)
+            return _Answer(words=result.words, job_id=job_id, uncertain=job_id is None)
+        uncertain = self.ambiguous.search(result.words) is not None
+        refused = not uncertain and self.transient.search(result.words) is None
+        return _Answer(words=result.words or f"exit code {result.returncode}", uncertain=uncertain, refused=refused)
+
+    def _refusal(self, words: str, job_name: str) -> BatchError:
+        """Return the error for a submit that was refused with these words."""
+        if self.limited.search(words) and not self.per_job.search(words):
+            return SubmitLimited(words)
+        return SubmitRefused(f"{self.title} refused job {job_name!r}: {words}{advice(words, self.reasons)}")
 
     def find(self, job_name: str) -> list[str]:
         """Ids of the user's live jobs of that name."""

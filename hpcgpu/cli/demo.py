@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,7 +167,7 @@ def run(system: str) -> int:
         jobs = cluster.jobs
         with stages.time("close"):
             cluster.close()
-    _report(console.print, cluster, jobs, answer, rows, where, stages)
+    _report(stages, cluster, jobs, answer, rows, where)
     left = [i for i, status in cluster.batch.poll([job.id for job in jobs]).items() if not status.state.ended]
     if left:
         console.print(f"These jobs are still in the queue: {' '.join(left)}", markup=False)
@@ -188,9 +188,8 @@ def _bytes_received(dask_worker: Any) -> int:
     return int(sum(entry["total"] for entry in dask_worker.transfer_incoming_log))
 
 
-def _report(
-    show: Callable[..., None], cluster: Any, jobs: Any, answer: Any, rows: int, where: dict[str, int], stages: Stages
-) -> None:
+def _report(stages: Stages, cluster: Any, jobs: Any, answer: Any, rows: int, where: dict[str, int]) -> None:
+    show = stages.console.print
     best = (
         answer[answer.tailnum > 1000]
         .sort_values("arr_delay")

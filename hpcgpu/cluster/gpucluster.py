@@ -104,7 +104,8 @@ class GPUCluster(Readable):
             return
         ends = asked.cluster.shutdown_on_close
         try:
-            self._begin(asked, directory, manager, Ownership(ends, ends), asynchronous=asynchronous, loop=loop)
+            dispatcher = Dispatcher(self.batch, directory, manager)
+            self._begin(asked, dispatcher, Ownership(ends, ends), asynchronous=asynchronous, loop=loop)
         except BaseException:
             # Ctrl-C, SIGTERM's SystemExit and errors alike: the event loop's thread may still be submitting.
             self._undo_start()
@@ -117,8 +118,7 @@ class GPUCluster(Readable):
     def _begin(
         self,
         options: Options,
-        directory: ClusterDirectory,
-        manager: int,
+        dispatcher: Dispatcher,
         ownership: Ownership,
         *,
         asynchronous: bool,
@@ -129,13 +129,11 @@ class GPUCluster(Readable):
 
         Parameters
         ----------
-        manager : int
-            Number of this program among the cluster's managers.
         groups : mapping, optional
             Further worker groups of a cluster to which it attaches.
         """
-        self.directory = directory
-        registry = starting.registry_of(options, groups or {}, Dispatcher(self.batch, directory, manager))
+        self.directory = directory = dispatcher.directory
+        registry = starting.registry_of(options, groups or {}, dispatcher)
         messages = MessageLog(lambda: self._status == Status.starting)
         state = ClusterState(options.cluster.name, registry.dispatcher, registry, ownership, messages, time.time)
         reconciler = Reconciler(state, EnvironmentCheck(options.cluster.environment_check))
@@ -217,7 +215,8 @@ class GPUCluster(Readable):
         ownership = Ownership(ends_jobs, not directory.detached, attached=True)
         try:
             # 0: a cluster that exists is taken over once that is known to succeed, see `hpcgpu.cluster.attaching`
-            self._begin(options, directory, 0, ownership, asynchronous=asynchronous, loop=loop, groups=kept.groups)
+            dispatcher = Dispatcher(self.batch, directory, 0)
+            self._begin(options, dispatcher, ownership, asynchronous=asynchronous, loop=loop, groups=kept.groups)
         except BaseException:
             ownership.ends_jobs = False
             if hasattr(self, "reconciler"):
@@ -309,7 +308,7 @@ class GPUCluster(Readable):
         jobs="write minimum_jobs and maximum_jobs",
         n="write minimum and maximum",
     )
-    def adapt(
+    def adapt(  # noqa: PLR0913  # users write these names
         self,
         *,
         minimum: int | None = None,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fake_site import Site
+from fake_slurm import Site
 
 from hpcgpu.batch.local.queue import LocalQueue
 

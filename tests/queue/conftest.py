@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from fake_site import Site
+from fake_slurm import Site
 
 from hpcgpu.batch.slurm.client import Slurm
 

@@ -2,59 +2,41 @@
 queue.
 
 It behaves as a real OpenPBS 23.06.06 was recorded to (output, exit codes, words on stderr), and really runs the
-scripts: a job gets the bare environment of its node, begins in its owner's home and writes its log in place. A fault is
-a dict: `stdout` (instead of the answer), `before`, `after`, `stderr`, `rc`; `cut` (characters of the answer that
-arrive); `lost` (the command has no effect); `hang`; `always`.
+scripts: a job gets the bare environment of its node, begins in its owner's home and writes its log in place.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pretended import Answer, Pretended, State, answer, opened
+
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.batch.visible import visible_devices
 
 COMMANDS = ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls", "pbsnodes", "pbsdsh")
 SERVER = "pbs01"
-HERE = Path(__file__).parent
 USAGE = (
     "usage: qsub [-a date_time] [-A account_string] [-c interval]\n\t[-C directive_prefix] "
     "[-e path] [-f ] [-h ] [-I [-X]] [-j oe|eo]\n"
 )
 NODES = {f"n{i}": {"ncpus": "16", "ngpus": "2", "mem": "64gb", "gpu_type": "a100"} for i in range(2)}
 
-State = dict[str, Any]
-
 
 class Refused(Exception):
     """A command's words on stderr, and its exit code."""
 
 
-@contextlib.contextmanager
-def opened(folder: Path) -> Iterator[State]:
-    """Hold the state of the site."""
-    with open(folder / "pbs.json", "r+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        state = json.load(file)
-        yield state
-        file.seek(0)
-        file.truncate()
-        json.dump(state, file)
-
-
-class Site:
+class Site(Pretended):
     """The pretended PBS, as seen by a test.
 
     Parameters
@@ -68,49 +50,23 @@ class Site:
     """
 
     def __init__(self, folder: Path, queue: LocalQueue, environment: dict[str, str]) -> None:
-        self.folder = folder
-        self.bin = folder / "bin"
         self.home = folder / "home"
         self.queue = queue
-        self.bin.mkdir(parents=True)
+        super().__init__(
+            folder,
+            "fake_pbs",
+            COMMANDS,
+            "-I",
+            next=0,
+            queue=str(queue.directory),
+            home=str(self.home),
+            environment=environment | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"},
+            nodes=NODES,
+            queues={"workq": {}, "gpu": {"walltime": 3600}, "off": {"enabled": False}},
+            history=True,
+            down=False,
+        )
         self.home.mkdir()
-        state = {
-            "next": 0,
-            "queue": str(queue.directory),
-            "home": str(self.home),
-            "environment": environment | {"PATH": f"{self.bin}:{os.environ['PATH']}"},
-            "nodes": NODES,
-            "queues": {"workq": {}, "gpu": {"walltime": 3600}, "off": {"enabled": False}},
-            "history": True,
-            "down": False,
-            "jobs": {},
-            "faults": {},
-            "calls": [],
-        }
-        (folder / "pbs.json").write_text(json.dumps(state))
-        for name in COMMANDS:
-            self.replace(
-                name,
-                f"#!{sys.executable} -I\nimport sys\nfrom pathlib import Path\n"
-                f"sys.path[:0] = [{str(HERE)!r}, {str(HERE.parents[1])!r}]\nimport fake_pbs\n"
-                f"sys.exit(fake_pbs.main({name!r}, Path({str(folder)!r}), sys.argv[1:]))\n",
-            )
-
-    def replace(self, name: str, text: str) -> Path:
-        """Put a program of the test's own in the place of a command."""
-        path = self.bin / name
-        path.write_text(text)
-        path.chmod(0o755)
-        return path
-
-    def change(self, act: Callable[[State], Any]) -> Any:
-        """Look at the state, or change it, between two commands."""
-        with opened(self.folder) as state:
-            return act(state)
-
-    def fault(self, command: str, **fault: Any) -> None:
-        """Let the next call of a command that has no fault yet go wrong."""
-        self.change(lambda state: state["faults"].setdefault(command, []).append(fault))
 
     def set(self, **values: Any) -> None:
         """Set `down` or `history`, for one."""
@@ -313,50 +269,71 @@ def _options(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
     return options, words
 
 
-def qsub(state: State, arguments: list[str]) -> str:
+def _directives(text: str) -> list[str]:
+    """The words of the directives of a script; they end at its first command."""
+    words: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("#PBS "):
+            words += shlex.split(line)[1:]
+        elif line.strip() and not line.startswith("#"):
+            break
+    return words
+
+
+def _given(arguments: list[str]) -> tuple[dict[str, list[str]], Path]:
+    """What a submit asks for, and its script. The command line counts before the directives."""
     options, operands = _options(arguments)
     script = Path(operands[0])
     if not script.exists():
         raise Refused("qsub: script file:: No such file or directory\n", 1)
-    text = script.read_text()
-    directives: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("#PBS "):
-            directives += shlex.split(line)[1:]
-        elif line.strip() and not line.startswith("#"):
-            break
-    given, _ = _options(directives)
-    given |= {name: values for name, values in options.items() if name not in "lW"}  # the command line counts first
+    given, _ = _options(_directives(script.read_text()))
+    given |= {name: values for name, values in options.items() if name not in "lW"}
     for name in "lW":
         given[name] = options.get(name, []) + given.get(name, [])
-    job_name = given.get("N", [script.name])[-1]
-    if "N" in given and (not re.fullmatch(r"[A-Za-z][\w+-]*", job_name) or len(job_name) > 230):
-        raise Refused(f"qsub: illegal -N value\n{USAGE}", 2)
+    return given, script
+
+
+def _queue(state: State, given: dict[str, list[str]]) -> str:
+    """The queue that a submit asks for."""
     queue = given.get("q", ["workq"])[-1]
     if queue not in state["queues"]:
         raise Refused("qsub: Unknown queue\n", 170)
     if not state["queues"][queue].get("enabled", True):
         raise Refused("qsub: Queue is not enabled\n", 173)
+    return queue
+
+
+def _resources(given: dict[str, list[str]], limits: dict[str, Any]) -> dict[str, str]:
+    """What a submit asks for by -l: job-wide resources become one chunk."""
     resources: dict[str, str] = {}
     for item in given["l"]:
         name, _, value = item.partition("=")
         resources.setdefault(name, value)
-    if unknown := next(
-        (r for r in resources if r not in {"select", "place", "walltime", "ncpus", "ngpus", "mem", "filesystems"}), None
-    ):
+    known = {"select", "place", "walltime", "ncpus", "ngpus", "mem", "filesystems"}
+    if unknown := next((name for name in resources if name not in known), None):
         raise Refused(f"qsub: Unknown resource Resource_List.{unknown}\n", 187)
     if "walltime" in resources and not re.fullmatch(r"[\d:]+", resources["walltime"]):
         raise Refused("qsub: Illegal attribute or resource value Resource_List.walltime\n", 166)
-    if _seconds(resources.get("walltime", "0")) > state["queues"][queue].get("walltime", 10**9):
+    if _seconds(resources.get("walltime", "0")) > limits.get("walltime", 10**9):
         raise Refused("qsub: Job violates queue and/or server resource limits\n", 188)
-    if "select" not in resources:  # job-wide resources become one chunk
+    if "select" not in resources:
         flat = [f"{name}={resources[name]}" for name in ("ncpus", "ngpus", "mem") if name in resources]
         resources["select"] = ":".join(["1", *(flat or ["ncpus=1"])])
     resources.setdefault("place", "free")
+    return resources
+
+
+def qsub(state: State, arguments: list[str]) -> str:
+    given, script = _given(arguments)
+    job_name = given.get("N", [script.name])[-1]
+    if "N" in given and (not re.fullmatch(r"[A-Za-z][\w+-]*", job_name) or len(job_name) > 230):
+        raise Refused(f"qsub: illegal -N value\n{USAGE}", 2)
+    queue = _queue(state, given)
+    resources = _resources(given, state["queues"][queue])
     job_number = str(state["next"])
     state["next"] += 1
     kept = Path(state["home"]).parent / f"{job_number}.script"
-    kept.write_text(text)
+    kept.write_text(script.read_text())
     attributes = dict(item.split("=", 1) for item in given["W"])
     owner = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
     state["jobs"][job_number] = {
@@ -576,7 +553,7 @@ def pbsdsh(arguments: list[str]) -> int:
     with opened(Path(os.environ["HPCGPU_FAKE_PBS"])) as state:
         environment = {k: v for k, v in state["environment"].items() if k != "PATH"} | environment
     if devices := os.environ.get("CUDA_VISIBLE_DEVICES", ""):
-        listed = devices.split(",")
+        listed = visible_devices(devices)
         share = len(listed) // nodes
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(listed[node * share : (node + 1) * share])
     if code := subprocess.run(arguments[3:], env=environment, check=False).returncode:
@@ -584,33 +561,23 @@ def pbsdsh(arguments: list[str]) -> int:
     return 0
 
 
+def act(state: State, name: str, arguments: list[str]) -> Answer:
+    """Do what one command does."""
+    if state["down"]:
+        words = f"{name}: cannot connect to server {SERVER} (errno=15010)"
+        if name == "qdel":
+            words = f"Couldn't connect to cluster: {SERVER}"
+        return "", f"Connection refused\n{words}\n", 162 if name in {"qsub", "qdel"} else 255
+    try:
+        said = globals()[name](state, arguments)
+    except Refused as refused:
+        return "", *refused.args
+    return (said, "", 0) if isinstance(said, str) else said
+
+
 def main(name: str, folder: Path, arguments: list[str]) -> int:
     """Run one command."""
     if name == "pbsdsh":
         os.environ["HPCGPU_FAKE_PBS"] = str(folder)
         return pbsdsh(arguments)
-    with opened(folder) as state:
-        state["calls"].append([name, arguments])
-        faults = state["faults"].get(name, [])
-        fault = {} if not faults else faults[0] if faults[0].get("always") else faults.pop(0)
-        if state["down"]:
-            words = (
-                f"Couldn't connect to cluster: {SERVER}"
-                if name == "qdel"
-                else f"{name}: cannot connect to server {SERVER} (errno=15010)"
-            )
-            out, err, code = "", f"Connection refused\n{words}\n", 162 if name in {"qsub", "qdel"} else 255
-        elif fault.get("lost"):
-            out, err, code = "", "", 0
-        else:
-            try:
-                answer = globals()[name](state, arguments)
-                out, err, code = (answer, "", 0) if isinstance(answer, str) else answer
-            except Refused as refused:
-                out, (err, code) = "", refused.args
-    if fault.get("hang"):
-        signal.pause()
-    sys.stderr.write(fault.get("stderr", err))
-    text = fault.get("stdout", out).replace("{answer}", out.strip())
-    sys.stdout.write(fault.get("before", "") + text[: fault.get("cut")] + fault.get("after", ""))
-    return int(fault.get("rc", code))
+    return answer(name, folder, arguments, act)

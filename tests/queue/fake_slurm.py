@@ -1,41 +1,64 @@
-"""sbatch, squeue, scancel, scontrol and sacct, pretended: one program, installed under each name beside a locked state
-file.
+"""sbatch, squeue, scancel, scontrol and sacct, pretended: they answer as Slurm 22.05 and 24.11 do."""
 
-A command writes down how it was called, takes its next fault if there is one, and otherwise answers as Slurm 22.05 and
-24.11 do. A fault is a dict: `before`, `stdout` (instead of the answer), `after`, `stderr`, `rc`; `cut` (characters of
-the answer that arrive); `lost` (the command has no effect); `late` (it takes effect only when the next command of that
-name is called); `hang`; `gate` (a file that it waits for); `always` (for each call from now on).
-"""
+from __future__ import annotations
 
-import fcntl
-import json
-import os
 import re
-import signal
-import sys
-import time
-from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from pretended import Answer, Pretended, State, answer
+
+if TYPE_CHECKING:
+    import pytest
+
+COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sacct")
 ALIVE = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING"}
 
 
-@contextmanager
-def state(folder=FOLDER):
-    with open(f"{folder}/state.json", "r+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        content = json.load(file)
-        yield content
-        file.seek(0)
-        file.truncate()
-        json.dump(content, file)
+class Site(Pretended):
+    """The pretended Slurm, as seen by a test.
+
+    Parameters
+    ----------
+    folder : Path
+        For its state and its commands.
+    cluster : str, default "alpha"
+        Its name.
+    """
+
+    def __init__(self, folder: Path, cluster: str = "alpha") -> None:
+        super().__init__(
+            folder, "fake_slurm", COMMANDS, "-IS", cluster=cluster, next_id=101, accounting={}, environments=[]
+        )
+        self.script = folder / "job.sbatch"
+        self.script.write_text("#!/bin/bash\n")
+        self.state = folder / "state.json"
+
+    def remove(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have no such command, nor a real one elsewhere on the PATH."""
+        monkeypatch.setenv("PATH", str(self.bin))
+        (self.bin / name).unlink()
+
+    def job(self, job_id: int | str, state: str = "PENDING", **fields: str) -> str:
+        """Have a job; `fields` are named by squeue's letters."""
+        job = {"T": state, "N": "", "S": "N/A", "e": "N/A", "j": f"job-{job_id}", "r": "None"} | fields
+        self.change(lambda site: site["jobs"].__setitem__(str(job_id), job))
+        return str(job_id)
+
+    def jobs(self, **fields: str) -> list[str]:
+        """Ids of the jobs with these fields."""
+        return self.change(lambda site: [i for i, job in site["jobs"].items() if fields.items() <= job.items()])
+
+    def environments(self) -> list[dict[str, str]]:
+        """Environment of each call of any command."""
+        return self.change(lambda site: site["environments"])
 
 
-def option(arguments, name):
+def option(arguments: list[str], name: str) -> str | None:
     return next((a.split("=", 1)[1] for a in arguments if a.startswith(f"--{name}=")), None)
 
 
-def sbatch(site, arguments):
+def sbatch(site: State, arguments: list[str]) -> Answer:
     """`sbatch --parsable --job-name=NAME [--dependency=after:ID] SCRIPT`."""
     job_id = str(site["next_id"])
     site["next_id"] += 1
@@ -45,7 +68,7 @@ def sbatch(site, arguments):
     return (f"{job_id}\n" if "--parsable" in arguments else f"Submitted batch job {job_id}\n"), "", 0
 
 
-def squeue(site, arguments):
+def squeue(site: State, arguments: list[str]) -> Answer:
     """The format's letters are keys of a job; one unknown id is an error, several are left out."""
     jobs = site["jobs"]
     asked = option(arguments, "jobs")
@@ -63,7 +86,7 @@ def squeue(site, arguments):
     return "".join(lines), "", 0
 
 
-def scancel(site, arguments):
+def scancel(site: State, arguments: list[str]) -> Answer:
     ids = [a for a in arguments if a.isdigit()]
     only = option(arguments, "state")
     for job_id in ids:
@@ -73,7 +96,7 @@ def scancel(site, arguments):
     return "", "", 0
 
 
-def scontrol(site, arguments):
+def scontrol(site: State, arguments: list[str]) -> Answer:
     """`scontrol show config`, as 22.05 begins it."""
     return (
         "Configuration data as of 2026-11-21T10:00:00\nCgroupMountpoint        = /sys/fs/cgroup\nClusterName          "
@@ -83,36 +106,13 @@ def scontrol(site, arguments):
     )
 
 
-def sacct(site, arguments):
+def sacct(site: State, arguments: list[str]) -> Answer:
     if not site["accounting"]:
         return "", "Slurm accounting storage is disabled\n", 1
     ids = arguments[arguments.index("-j") + 1].split(",")
     return "".join(site["accounting"][i] + "\n" for i in ids if i in site["accounting"]), "", 0
 
 
-def main():
-    name = sys.argv[0].rsplit("/", 1)[-1]
-    arguments = sys.argv[1:]
-    act = globals()[name]
-    with state() as site:
-        if late := site["late"].pop(name, None):
-            act(site, late)
-        faults = site["faults"].get(name, [])
-        fault = {} if not faults else faults[0] if faults[0].get("always") else faults.pop(0)
-        if fault.get("late"):
-            site["late"][name] = arguments
-        answer, stderr, code = ("", "", 0) if fault.get("lost") or fault.get("late") else act(site, arguments)
-        site["calls"].append([name, arguments, dict(os.environ)])
-    if fault.get("hang"):
-        signal.pause()
-    if gate := fault.get("gate"):
-        while not os.path.exists(gate):
-            time.sleep(0.01)
-    sys.stderr.write(fault.get("stderr", stderr))
-    answer = fault.get("stdout", answer).replace("{answer}", answer.strip())
-    sys.stdout.write(fault.get("before", "") + answer[: fault.get("cut")] + fault.get("after", ""))
-    return fault.get("rc", code)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(name: str, folder: Path, arguments: list[str]) -> int:
+    """Run one command."""
+    return answer(name, folder, arguments, lambda site, name, arguments: globals()[name](site, arguments))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_pbs import Site as PBSSite
-from fake_site import Site
+from fake_slurm import Site
 
 from hpcgpu.batch import slurm
 from hpcgpu.batch.detect import Detected, detect

@@ -11,7 +11,7 @@ from pathlib import Path
 import dask
 import pytest
 from click.testing import CliRunner, Result
-from fake_site import Site
+from fake_slurm import Site
 
 from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.cli import main

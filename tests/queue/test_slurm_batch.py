@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_site import Site
+from fake_slurm import Site
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.command import run

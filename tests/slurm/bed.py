@@ -50,6 +50,49 @@ CAP_MKNOD = 27
 #: Slurm looks at its queue every second, and at once when something changed. By default it does so every 30 s
 #: (backfill) and 60 s, and up to 3 s after a change.
 FAST = "sched_interval=1,bf_interval=1,batch_sched_delay=0"
+#: The settings of slurm.conf that are the same for every bed.
+#: What Slurm renamed between versions is left to its default.
+SETTINGS = """\
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+SlurmctldDebug=verbose
+SlurmdDebug=verbose
+SlurmdParameters=config_overrides
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=2
+JobAcctGatherParams=OverMemoryKill
+MailProg=/bin/true
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+GresTypes=gpu
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=1000
+SchedulerType=sched/backfill
+PriorityType=priority/basic
+PropagateResourceLimits=NONE
+ReturnToService=1
+SlurmctldTimeout=60
+SlurmdTimeout=60
+MessageTimeout=10
+InactiveLimit=0
+CompleteWait=0
+KillWait=5
+MinJobAge=300
+TreeWidth=100
+"""
+#: Slurm reads the lines of the nodes before these.
+PARTITIONS = """\
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=gpu Nodes=n[0-3] Default=YES MaxTime=INFINITE DefaultTime=INFINITE PriorityTier=1 State=UP
+PartitionName=shared Nodes=n[0-3],s0 MaxTime=INFINITE DefaultTime=INFINITE PriorityTier=1 State=UP
+PartitionName=urgent Nodes=n[0-3] MaxTime=INFINITE DefaultTime=INFINITE PriorityTier=10 PreemptMode=OFF State=UP
+"""
 
 
 class BedError(RuntimeError):
@@ -480,7 +523,7 @@ class SlurmBed:
             path.chmod(0o644)
 
     def _configuration(self, ports: list[int]) -> dict[str, str]:
-        """The text of each configuration file. What Slurm renamed between versions is left to its default."""
+        """The text of each configuration file."""
         host, place = socket.gethostname().partition(".")[0], self.directory
         scheduling = f"SchedulerParameters={self.scheduling}" if self.scheduling else "# scheduling by Slurm's defaults"
         nodes = "\n".join(
@@ -491,51 +534,15 @@ class SlurmBed:
 ClusterName={self.cluster}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
 StateSaveLocation={place}/state
 SlurmctldPidFile={place}/run/slurmctld.pid
 SlurmctldLogFile={place}/log/slurmctld.log
-SlurmctldDebug=verbose
 SlurmdSpoolDir={place}/spool/%n
 SlurmdPidFile={place}/run/slurmd-%n.pid
 SlurmdLogFile={place}/log/slurmd-%n.log
-SlurmdDebug=verbose
-SlurmdParameters=config_overrides
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=task=2
-JobAcctGatherParams=OverMemoryKill
-MailProg=/bin/true
-MpiDefault=none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SwitchType=switch/none
-GresTypes=gpu
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-DefMemPerCPU=1000
-SchedulerType=sched/backfill
-{scheduling}
-PriorityType=priority/basic
-PropagateResourceLimits=NONE
-ReturnToService=1
-SlurmctldTimeout=60
-SlurmdTimeout=60
-MessageTimeout=10
-InactiveLimit=0
-CompleteWait=0
-KillWait=5
-MinJobAge=300
-TreeWidth=100
+{SETTINGS}{scheduling}
 {nodes}
-PreemptType=preempt/partition_prio
-PreemptMode=CANCEL
-PartitionName=gpu Nodes=n[0-3] Default=YES MaxTime=INFINITE DefaultTime=INFINITE PriorityTier=1 State=UP
-PartitionName=shared Nodes=n[0-3],s0 MaxTime=INFINITE DefaultTime=INFINITE PriorityTier=1 State=UP
-PartitionName=urgent Nodes=n[0-3] MaxTime=INFINITE DefaultTime=INFINITE PriorityTier=10 PreemptMode=OFF State=UP
-"""
+{PARTITIONS}"""
         if slurm_version() >= (24, 5):  # from there on no plugin is the empty one
             conf = conf.replace("SwitchType=switch/none\n", "").replace("MpiDefault=none\n", "")
         gres = f"""\

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bed import SlurmBed
@@ -32,11 +33,9 @@ with hpcgpu.SlurmGPURunner(protocol={protocol!r}, quiet=True) as cluster:
 """
 
 
-def srun(
-    home: Path, tasks: str, *, gpus: int, nodes: int, workers: int, protocol: str = "tcp", rest: str = ""
-) -> tuple[int, str]:
+def srun(home: Path, tasks: str, *, gpus: int, nodes: int, **program: Any) -> tuple[int, str]:
     """Run the program by srun in a job of its own; return exit code and output."""
-    (home / "program.py").write_text(PROGRAM.format(protocol=protocol, workers=workers, rest=rest))
+    (home / "program.py").write_text(PROGRAM.format(**{"protocol": "tcp", "rest": "", **program}))
     script = home / "job.sh"
     gres = f"#SBATCH --gres=gpu:{gpus}\n" if gpus else ""
     script.write_text(
