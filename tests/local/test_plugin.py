@@ -116,6 +116,14 @@ def test_its_options_are_on_its_own_command_line_alone(cli: Run) -> None:
     assert done.returncode == 2 and "Abacus" in done.stderr
 
 
+def test_its_options_are_written_for_type_checkers(run: Run, home: Path) -> None:
+    done = run("-m", "hpcgpu.configuration.signatures", "abacus")
+    assert done.returncode == 0, done.stderr
+    (home / "typed.py").write_text(done.stdout)
+    done = run("-c", "import typed; print(*typed.AbacusArguments.__annotations__)")
+    assert {"tier", "jobs", "walltime"} < set(done.stdout.split()) and "qos" not in done.stdout.split(), done.stderr
+
+
 def test_render_writes_scripts_that_stand_alone(queue: LocalQueue, environment: Path, cli: Run, home: Path) -> None:
     done = cli("render", "abacus", "--tier", "wood", "--walltime", "90m", *SMALL[:-2], "-o", str(home / "alone"))
     assert done.returncode == 0, done.stderr

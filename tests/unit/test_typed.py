@@ -6,36 +6,20 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import Field
 from pathlib import Path
-from typing import Any
 
 import hpcgpu.configuration
 from hpcgpu import LocalGPUCluster, PBSGPUCluster, SlurmGPUCluster
 from hpcgpu.cluster import runner
-from hpcgpu.configuration.classes import option_classes
+from hpcgpu.configuration.signatures import module, of_system, typed_dict
 from hpcgpu.options.common import ClusterOptions, WorkerOptions
-from hpcgpu.options.schema import accepted, names
-from hpcgpu.options.spelling import ALIASES
+from hpcgpu.options.schema import names
 
 TYPED = Path(hpcgpu.configuration.__file__).with_name("typed.py")
-HEAD = '''"""What users may write for each option, as type checkers and editors read it.
-
-Made from the options by tests/unit/test_typed.py, which compares it with them: HPCGPU_UPDATE_GOLDEN=1 writes it anew.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-from datetime import timedelta
-from pathlib import Path
-from typing import Literal, TypedDict
-
-__all__ = [
-{exported}
-]
-'''
+MADE = (
+    "Made from the options by tests/unit/test_typed.py, which compares it with them: HPCGPU_UPDATE_GOLDEN=1 writes it "
+    "anew."
+)
 PROGRAM = """
 from datetime import timedelta
 from hpcgpu import LocalGPUCluster, PBSGPUCluster, SlurmGPUCluster, SlurmGPURunner
@@ -74,24 +58,13 @@ SYSTEMS = {"slurm": "Slurm", "pbs": "PBS", "local": "Local"}
 
 def typed() -> str:
     """Make the file."""
-    classes = {"ClusterArguments": ("TypedDict", names(ClusterOptions))}
+    classes = {"ClusterArguments": typed_dict("ClusterArguments", names(ClusterOptions))}
     for system, title in SYSTEMS.items():
-        found = option_classes(system)
-        classes[f"{title}WorkerArguments"] = ("TypedDict", names(found.worker))
-        classes[f"{title}SchedulerArguments"] = ("TypedDict", names(found.scheduler))
-        classes[f"{title}Arguments"] = (f"ClusterArguments, {title}WorkerArguments", {})
+        classes |= of_system(system, title)
     options = names(ClusterOptions) | names(WorkerOptions)
-    classes["RunnerArguments"] = ("TypedDict", {name: f for name, f in options.items() if name in runner.OPTIONS})
-    head = HEAD.replace("{exported}", "\n".join(f'    "{name}",' for name in sorted(classes)))
-    return head + "".join(_class(name, bases, fields) for name, (bases, fields) in classes.items())
-
-
-def _class(name: str, bases: str, fields: Mapping[str, Field[Any]]) -> str:
-    aliases = ALIASES if name != "RunnerArguments" else {}
-    also = {alias: fields[of] for alias, of in aliases.items() if of in fields}
-    kinds = {option: accepted(f).replace("'", '"') for option, f in {**fields, **also}.items()}
-    lines: Iterator[str] = (f"    {option}: {kind} | None" for option, kind in kinds.items())
-    return "\n".join(["", "", f"class {name}({bases}, total=False):", *(lines if kinds else ["    pass"]), ""])
+    of_runner = {name: f for name, f in options.items() if name in runner.OPTIONS}
+    classes["RunnerArguments"] = typed_dict("RunnerArguments", of_runner, aliases={})
+    return module(MADE, classes)
 
 
 def test_the_types_are_those_of_the_options() -> None:
