@@ -20,7 +20,7 @@ from hpcgpu.batch.base import JobState
 from hpcgpu.batch.command import run
 from hpcgpu.batch.monitor import Monitor
 from hpcgpu.batch.slurm.client import Slurm
-from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, SubmitRefused
+from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, SubmitLimited, SubmitRefused
 from hpcgpu.runtime.place import end_of_walltime
 
 DOWN = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n"
@@ -134,6 +134,13 @@ def test_a_repetition_that_is_refused_while_no_job_exists_is_a_refusal(slurm: Sl
     site.fault("sbatch", stdout="", stderr=SOCKET, rc=1, lost=True)
     site.fault("sbatch", stdout="", stderr="sbatch: error: Invalid account", rc=1, lost=True)
     with pytest.raises(SubmitRefused, match="Invalid account"):
+        submit(slurm, site)
+
+
+def test_a_repetition_that_is_refused_for_a_limit_while_no_job_exists_is_a_limit(slurm: Slurm, site: Site) -> None:
+    site.fault("sbatch", stdout="", stderr=SOCKET, rc=1, lost=True)
+    site.fault("sbatch", stdout="", stderr="sbatch: error: QOSMaxSubmitJobPerUserLimit", rc=1, lost=True)
+    with pytest.raises(SubmitLimited, match="QOSMaxSubmitJobPerUserLimit"):
         submit(slurm, site)
 
 
