@@ -158,6 +158,8 @@ class SlurmGPURunner:
         than three tasks.
     """
 
+    system = "slurm"
+
     def __init__(self, **options: Unpack[RunnerArguments]) -> None:
         for name in options:
             if name not in OPTIONS:
@@ -181,7 +183,7 @@ class SlurmGPURunner:
             "nodes_per_job": task.nodes,
             "scheduler": {},
         }
-        self.options: Options = resolve("slurm", given)
+        self.options: Options = resolve(self.system, given)
         cluster = self.options.cluster
         self.directory = ClusterDirectory(cluster.cluster_directory / cluster.name)
         self.status = Status.created
@@ -200,19 +202,19 @@ class SlurmGPURunner:
         directory = claims.claim(
             self.directory.path,
             lambda earlier: [],
-            system="slurm",
-            queue=batch_system("slurm").identity(),
+            system=self.system,
+            queue=batch_system(self.system).identity(),
             encrypted=self.options.cluster.security,
             complete=self._complete,
         )
         assert self.options.scheduler is not None
         living = replace(self.options.cluster, lease=_LEASE, shutdown_on_close=True)
-        self._become(render.command("slurm", "scheduler", replace(self.options, cluster=living), directory.path))
+        self._become(render.command(self.system, "scheduler", replace(self.options, cluster=living), directory.path))
 
     def _complete(self, directory: ClusterDirectory) -> None:
         """Write what the other tasks need, before they see the directory."""
         if self.options.cluster.security:
-            batch = batch_system("slurm")
+            batch = batch_system(self.system)
             make_credentials(directory, batch.own_job(os.environ), batch)
         directory.write("task-0", str(self.task.node))
         job_name = os.environ.get("SLURM_JOB_NAME", self.task.step)
@@ -234,7 +236,7 @@ class SlurmGPURunner:
         if not self.task.gpus:  # each by itself, under a name of its own
             os.environ["SLURM_JOB_NAME"] = f"{os.environ.get('SLURM_JOB_NAME', 'worker')}-{self.task.rank}"
             self._become(
-                render.command("slurm", "worker", self._with(replace(worker, nodes_per_job=1)), self.directory.path)
+                render.command(self.system, "worker", self._with(replace(worker, nodes_per_job=1)), self.directory.path)
             )
         self._wait_for("task-1", "the program's task")
         others = sum((self.directory.path / name).read_text() == str(self.task.node) for name in ("task-0", "task-1"))
@@ -248,7 +250,9 @@ class SlurmGPURunner:
                 file=sys.stderr,
             )
         self._become(
-            render.command("slurm", "worker", self._with(replace(worker, gpus_per_node=workers)), self.directory.path)
+            render.command(
+                self.system, "worker", self._with(replace(worker, gpus_per_node=workers)), self.directory.path
+            )
         )
 
     def _with(self, worker: WorkerOptions) -> Options:
