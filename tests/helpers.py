@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import fake_pbs
-from distributed import Event, get_worker
+import pytest
+from distributed import Client, Event, get_worker
 
-from hpcgpu import GPUCluster
+from hpcgpu import ClusterError, GPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cli.output import OUTPUTS
 from hpcgpu.posix.records import convert
-from tests.conftest import live
+from tests.conftest import live, told
 
 GOLDEN = Path(__file__).parent / "unit" / "golden"
 #: Clusters on the embedded queue, and on the PBS that pretends.
@@ -50,21 +53,41 @@ def in_queue(queue: LocalQueue, name: str) -> list[str]:
 
 PROGRAM = """
 import sys, time
-from hpcgpu import LocalGPUCluster
-cluster = LocalGPUCluster(**{options})
+from hpcgpu import {kind}
+cluster = {kind}(**{options})
 print("up", flush=True)
 {then}
 """
 
 
-def start_program(options: dict[str, Any], then: str = "time.sleep(600)") -> subprocess.Popen[str]:
+def start_program(
+    options: dict[str, Any], then: str = "time.sleep(600)", kind: str = "LocalGPUCluster"
+) -> subprocess.Popen[str]:
     """Start another program that has a cluster."""
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(options=options, then=then)],
+        [sys.executable, "-c", PROGRAM.format(options=options, then=then, kind=kind)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def interrupt_program(number: signal.Signals, options: dict[str, Any], kind: str) -> int:
+    """Send a signal to a program that waits for the workers of its cluster; return its exit code."""
+    program = start_program(options, "cluster.wait_for_workers(2); time.sleep(600)", kind)
+    assert program.stdout is not None and program.stdout.readline() == "up\n"
+    program.send_signal(number)
+    program.communicate(timeout=250)
+    return int(program.returncode)
+
+
+def kill_program(options: dict[str, Any], kind: str = "LocalGPUCluster") -> None:
+    """Kill a program once its cluster has its workers."""
+    program = start_program(options, "cluster.wait_for_workers(); print('there', flush=True); time.sleep(600)", kind)
+    assert program.stdout is not None
+    assert [program.stdout.readline() for _ in range(2)] == ["up\n", "there\n"]
+    program.send_signal(signal.SIGKILL)
+    program.communicate()
 
 
 #: A cluster of CPU workers on the embedded queue.
@@ -123,6 +146,51 @@ def fill(site: fake_pbs.Site, home: Path) -> str:
 def names(cluster: GPUCluster) -> set[str]:
     """The names of the connected workers."""
     return {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()}
+
+
+def time_passes(cluster: GPUCluster, job: str, until: Callable[..., None]) -> None:
+    """Let the time be over that this manager waits for the workers of a job; their processes keep `death_timeout` as it
+    was.
+    """
+    group = cluster.reconciler.groups["default"]
+    options, group.options = group.options, replace(group.options, death_timeout=0.5)
+    until(lambda: cluster.reconciler.jobs[job].lost_workers, "the time is over")
+    group.options = options
+
+
+def two_of_four_are_missing(cluster: GPUCluster) -> bool:
+    """Whether the table of jobs says that node 1 of the first worker job has no workers."""
+    reason = next(job.reason for job in cluster.jobs if job.kind == "worker")
+    words = (
+        r"2 of 4 workers on its node 1 missing, \d+ s after the first connected; "
+        r"replaced if they do not come back within \d+ s"
+    )
+    return re.fullmatch(words, reason) is not None
+
+
+def have_their_gpus(cluster: GPUCluster) -> None:
+    """Two jobs with two GPUs each, and a worker for each GPU that sees those of its job, its own first."""
+    workers = cluster.scheduler_info["workers"].values()
+    assert {w["name"] for w in workers} == {f"{cluster.name}-{job}-{gpu}" for job in (0, 1) for gpu in (0, 1)}
+    assert all(w["resources"] == {"GPU": 1.0} for w in workers)
+    with Client(cluster) as client:
+        devices = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+    assert sorted(map(sorted, devices.values())) == [["0", "1"], ["0", "1"], ["2", "3"], ["2", "3"]]
+
+
+def a_refused_request_pauses(cluster: GPUCluster, until: Callable[..., None], words: str, **options: Any) -> None:
+    """Adaptive scaling of a group that the batch system refuses in these words pauses and says so."""
+    _, slow = tasks()
+    with Client(cluster) as client:
+        cluster.add_worker_group("odd", gpus_per_node=0, resources={"ODD": 1}, **options)
+        with told(words):
+            adaptive = cluster.adapt(maximum_jobs=1, worker_group="odd", **ADAPT)
+            future = client.submit(slow, 1, resources={"ODD": 1})
+            until(lambda: adaptive.state.paused, "it pauses")
+        assert "5 submits in a row were refused" in repr(cluster)
+        with pytest.raises(ClusterError, match=words):
+            cluster.wait_for_workers(1)
+        future.cancel()
 
 
 def tasks(seconds: float = 0.2) -> tuple[Callable[[str], str], Callable[[int], int]]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +17,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.phases import Drain
 from hpcgpu.errors import BatchUnavailable, SubmitLimited
 from tests.conftest import live, told
-from tests.helpers import ADAPT, CPU, GPU, in_queue
+from tests.helpers import ADAPT, CPU, GPU, in_queue, kill_program
 
 Until = Callable[..., None]
 
@@ -363,15 +360,7 @@ def test_a_group_inherits_account_walltime_and_environment(queue: LocalQueue) ->
 
 
 def test_when_the_client_is_killed_the_cluster_ends_by_itself(queue: LocalQueue, until: Until) -> None:
-    code = (
-        f"from hpcgpu import LocalGPUCluster\nc = LocalGPUCluster(**{CPU | {'jobs': 1, 'lease': 15}!r})\n"
-        "c.wait_for_workers()\nprint('up', flush=True)\nimport time; time.sleep(600)"
-    )
-    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert program.stdout is not None and program.stdout.readline() == "up\n"
-    program.send_signal(signal.SIGKILL)
-    program.wait()
-    program.stdout.close()
+    kill_program(CPU | {"jobs": 1, "lease": 15})
     assert len(live(queue)) == 2
     until(lambda: not live(queue), "scheduler and worker end when the lease does")
 

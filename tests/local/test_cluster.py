@@ -27,7 +27,7 @@ from hpcgpu.errors import BatchError, BatchUnavailable, ClusterExists, ClusterWa
 from hpcgpu.remote.status import status
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running, told
-from tests.helpers import CPU, GPU, block_queue, in_queue, start_program
+from tests.helpers import CPU, GPU, block_queue, have_their_gpus, in_queue, start_program
 
 Until = Callable[..., None]
 
@@ -51,17 +51,7 @@ def test_workers_of_gpu_jobs_are_named_after_their_job_and_have_a_gpu_resource(
 ) -> None:
     with LocalGPUCluster(jobs=2, **GPU, name="names") as cluster:
         cluster.wait_for_workers(4)
-        workers = cluster.scheduler_info["workers"].values()
-        assert {w["name"] for w in workers} == {"names-0-0", "names-0-1", "names-1-0", "names-1-1"}
-        assert all(w["resources"] == {"GPU": 1.0} for w in workers)
-        with Client(cluster) as client:
-            devices = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
-        assert sorted(map(sorted, (d.split(",") for d in devices.values()))) == [
-            ["0", "1"],
-            ["0", "1"],
-            ["2", "3"],
-            ["2", "3"],
-        ]
+        have_their_gpus(cluster)
 
 
 def test_scale_counts_workers_and_rounds_up_to_jobs(

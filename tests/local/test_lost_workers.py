@@ -8,7 +8,6 @@ import os
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,34 +16,13 @@ from fake_pbs import Site
 
 from hpcgpu import ClusterError, LocalGPUCluster, PBSGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.display.progress import waiting_for
 from tests.conftest import live, told
-from tests.helpers import GPU as PBS_GPU
+from tests.helpers import GPU, names, time_passes, two_of_four_are_missing
 
 Until = Callable[..., None]
 
-FOUR: dict[str, Any] = {
-    "gpus_per_node": 4,
-    "scheduler": {"gpus_per_node": 0},
-    "protocol": "tcp",
-    "poll_interval": 0.5,
-    "quiet": True,
-}
-
-
-def names(cluster: GPUCluster) -> set[str]:
-    return {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()}
-
-
-def time_passes(cluster: GPUCluster, job: str, until: Until) -> None:
-    """Let the time be over that this manager waits for the workers of a job; their processes keep `death_timeout` as it
-    was.
-    """
-    group = cluster.reconciler.groups["default"]
-    options, group.options = group.options, replace(group.options, death_timeout=0.5)
-    until(lambda: cluster.reconciler.jobs[job].lost_workers, "the time is over")
-    group.options = options
+FOUR = GPU | {"gpus_per_node": 4}
 
 
 def lose(client: Client, name: str) -> None:
@@ -149,17 +127,10 @@ ALL_FAIL = [
 def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replaced(
     fake_gpus: None, pbs: Site, until: Until
 ) -> None:
-    with PBSGPUCluster(name="half", jobs=1, nodes_per_job=2, job_script_prologue=FAILS, **PBS_GPU) as cluster:
+    with PBSGPUCluster(name="half", jobs=1, nodes_per_job=2, job_script_prologue=FAILS, **GPU) as cluster:
         cluster.wait_for_workers(2)
         assert names(cluster) == {"half-0-0-0", "half-0-0-1"}
-        words = (
-            r"2 of 4 workers on its node 1 missing, \d+ s after the first connected; "
-            r"replaced if they do not come back within \d+ s"
-        )
-        until(
-            lambda: re.fullmatch(words, next(j.reason for j in cluster.jobs if j.kind == "worker")),
-            "the table of jobs says so",
-        )
+        until(lambda: two_of_four_are_missing(cluster), "the table of jobs says so")
         (pbs.home / "healed").touch()
         with told(
             r"on its node 1 .*takes its place(.|\n)*1: no driver here\n1: hpcgpu: node 1 \(\S+\) ended with exit "
@@ -174,7 +145,7 @@ def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replac
 def test_a_job_of_two_nodes_all_of_which_fail_has_failed_though_pbsdsh_ends_well(
     fake_gpus: None, pbs: Site, until: Until
 ) -> None:
-    with PBSGPUCluster(name="all", jobs=0, nodes_per_job=2, job_script_prologue=ALL_FAIL, **PBS_GPU) as cluster:
+    with PBSGPUCluster(name="all", jobs=0, nodes_per_job=2, job_script_prologue=ALL_FAIL, **GPU) as cluster:
         with told(
             r"\(all-0\) failed: it ended with an error, exit code 4 (.|\n)*none of its workers had connected(.|\n)*no "
             r"driver on node"

@@ -19,7 +19,7 @@ from fake_pbs import Site
 from hpcgpu import ClusterError, OptionError, PBSGPUCluster
 from hpcgpu.errors import ClusterWarning
 from tests.conftest import told
-from tests.helpers import GPU, fill, names
+from tests.helpers import GPU, fill, have_their_gpus, names
 from tests.helpers import PBS_CPU as CPU
 
 Until = Callable[..., None]
@@ -45,17 +45,7 @@ def test_a_cluster_comes_up_computes_and_leaves_no_job(pbs: Site) -> None:
 def test_workers_of_gpu_jobs_have_their_gpus(fake_gpus: None, pbs: Site) -> None:
     with PBSGPUCluster(jobs=2, **GPU, name="names") as cluster:
         cluster.wait_for_workers(4)
-        workers = cluster.scheduler_info["workers"].values()
-        assert {w["name"] for w in workers} == {"names-0-0", "names-0-1", "names-1-0", "names-1-1"}
-        assert all(w["resources"] == {"GPU": 1.0} for w in workers)
-        with Client(cluster) as client:
-            devices = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
-        assert sorted(map(sorted, (d.split(",") for d in devices.values()))) == [
-            ["0", "1"],
-            ["0", "1"],
-            ["2", "3"],
-            ["2", "3"],
-        ]
+        have_their_gpus(cluster)
     assert pbs.alive() == {}
 
 

@@ -21,7 +21,7 @@ from fake_pbs import Site
 import hpcgpu
 from hpcgpu import ClusterError, PBSGPUCluster
 from tests.conftest import told
-from tests.helpers import GPU, names, tasks
+from tests.helpers import GPU, a_refused_request_pauses, interrupt_program, kill_program, names, tasks
 from tests.helpers import PBS_CPU as CPU
 
 Until = Callable[..., None]
@@ -79,16 +79,8 @@ def test_a_request_that_pbs_refuses_pauses_adaptive_scaling(
     pbs: Site, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (0.0,) * 5)
-    with PBSGPUCluster(**CPU) as cluster, Client(cluster) as client:
-        cluster.add_worker_group("odd", gpus_per_node=0, cores=1, queue="nosuch", resources={"ODD": 1})
-        with told("qsub: Unknown queue"):
-            adaptive = cluster.adapt(maximum_jobs=1, worker_group="odd", **ADAPT)
-            future = client.submit(slow, 1, resources={"ODD": 1})
-            until(lambda: adaptive.state.paused, "it pauses")
-        assert "5 submits in a row were refused" in repr(cluster)
-        with pytest.raises(ClusterError, match="Unknown queue"):
-            cluster.wait_for_workers(1)
-        future.cancel()
+    with PBSGPUCluster(**CPU) as cluster:
+        a_refused_request_pauses(cluster, until, "Unknown queue", cores=1, queue="nosuch")
 
 
 def test_a_job_that_never_connects_is_explained_with_its_log(pbs: Site, until: Until, home: Path) -> None:
@@ -141,27 +133,12 @@ def test_workers_retire_before_the_walltime_that_really_remains(pbs: Site) -> No
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_no_job(pbs: Site, number: signal.Signals) -> None:
-    code = (
-        f"from hpcgpu import PBSGPUCluster\nc = PBSGPUCluster(**{CPU | {'jobs': 2}!r})\nprint('up', flush=True)\n"
-        "c.wait_for_workers(2)\nimport time; time.sleep(600)"
-    )
-    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert program.stdout is not None and program.stdout.readline() == "up\n"
-    program.send_signal(number)
-    program.communicate(timeout=250)
-    assert program.returncode != 0 and {state for state in pbs.alive().values() if state != "E"} == set()
+    assert interrupt_program(number, CPU | {"jobs": 2}, "PBSGPUCluster") != 0
+    assert {state for state in pbs.alive().values() if state != "E"} == set()
 
 
 def test_when_the_client_is_killed_both_kinds_of_job_end_by_themselves(pbs: Site, until: Until) -> None:
-    code = (
-        f"from hpcgpu import PBSGPUCluster\nc = PBSGPUCluster(**{CPU | {'jobs': 1, 'lease': 15}!r})\n"
-        "c.wait_for_workers()\nprint('up', flush=True)\nimport time; time.sleep(600)"
-    )
-    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert program.stdout is not None and program.stdout.readline() == "up\n"
-    program.send_signal(signal.SIGKILL)
-    program.wait()
-    program.stdout.close()
+    kill_program(CPU | {"jobs": 1, "lease": 15}, "PBSGPUCluster")
     until(lambda: not pbs.alive(), "the lease ends", timeout=250)
 
 

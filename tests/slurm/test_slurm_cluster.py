@@ -17,6 +17,7 @@ from distributed import Client
 
 from hpcgpu import ClusterError, SlurmGPUCluster
 from tests.conftest import told
+from tests.helpers import interrupt_program
 from tests.slurm.helpers import A100
 
 Until = Callable[..., None]
@@ -177,15 +178,7 @@ def test_a_scheduler_job_cancelled_while_it_waits_is_named_and_no_worker_job_sta
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_no_job(bed: SlurmBed, until: Until, number: signal.Signals) -> None:
-    code = (
-        f"from hpcgpu import SlurmGPUCluster\nc = SlurmGPUCluster(**{SMALL | {'jobs': 2}!r})\nprint('up', "
-        "flush=True)\nc.wait_for_workers(2)\nimport time; time.sleep(600)"
-    )
-    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert program.stdout is not None and program.stdout.readline() == "up\n"
-    program.send_signal(number)
-    program.communicate(timeout=250)
-    assert program.returncode != 0
+    assert interrupt_program(number, SMALL | {"jobs": 2}, "SlurmGPUCluster") != 0
     assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
 
 

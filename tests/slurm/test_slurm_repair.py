@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,7 @@ from bed import SlurmBed
 from hpcgpu import SlurmGPUCluster
 from hpcgpu.remote.lookup import locate
 from tests.conftest import told
-from tests.helpers import hpcgpu
-from tests.local.test_lost_workers import time_passes
+from tests.helpers import hpcgpu, time_passes, two_of_four_are_missing
 from tests.slurm.helpers import A100, CPU, in_queue, submits
 
 Until = Callable[..., None]
@@ -53,14 +51,7 @@ def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replac
     python.chmod(0o755)
     with SlurmGPUCluster(name="half", jobs=1, **options) as cluster:
         cluster.wait_for_workers(2)
-        words = (
-            r"2 of 4 workers on its node 1 missing, \d+ s after the first connected; "
-            r"replaced if they do not come back within \d+ s"
-        )
-        until(
-            lambda: re.fullmatch(words, next(j.reason for j in cluster.jobs if j.kind == "worker")),
-            "the table of jobs says so",
-        )
+        until(lambda: two_of_four_are_missing(cluster), "the table of jobs says so")
         healed.touch()
         with told(
             r"on its node 1 .*takes its place(?=(.|\n)*1: no driver here)(?=(.|\n)*task 1: Exited with exit code 3)"

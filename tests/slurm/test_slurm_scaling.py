@@ -4,8 +4,6 @@ worker groups.
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from distributed import Client, Event, get_worker
 
 from hpcgpu import ClusterError, SlurmGPUCluster
 from tests.conftest import told
-from tests.helpers import tasks
+from tests.helpers import a_refused_request_pauses, kill_program, tasks
 from tests.slurm.helpers import CPU, in_queue, submits
 
 Until = Callable[..., None]
@@ -44,16 +42,8 @@ def test_a_request_that_slurm_refuses_pauses_adaptive_scaling(
     bed: SlurmBed, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (0.0,) * 5)
-    with SlurmGPUCluster(**CPU) as cluster, Client(cluster) as client:
-        cluster.add_worker_group("odd", gpus_per_node=0, constraint="nope", resources={"ODD": 1})
-        with told("Invalid feature specification"):
-            adaptive = cluster.adapt(maximum_jobs=1, worker_group="odd", **ADAPT)
-            future = client.submit(slow, 1, resources={"ODD": 1})
-            until(lambda: adaptive.state.paused, "it pauses")
-        assert "5 submits in a row were refused" in repr(cluster)
-        with pytest.raises(ClusterError, match="Invalid feature specification"):
-            cluster.wait_for_workers(1)
-        future.cancel()
+    with SlurmGPUCluster(**CPU) as cluster:
+        a_refused_request_pauses(cluster, until, "Invalid feature specification", constraint="nope")
 
 
 def test_a_job_that_never_connects_is_explained_with_its_log(bed: SlurmBed, until: Until, tmp_path: Path) -> None:
@@ -223,15 +213,7 @@ def test_answers_of_squeue_that_cannot_be_change_nothing(
 
 
 def test_when_the_client_is_killed_both_kinds_of_job_end_by_themselves(bed: SlurmBed, until: Until) -> None:
-    code = (
-        f"from hpcgpu import SlurmGPUCluster\nc = SlurmGPUCluster(**{CPU | {'jobs': 1, 'lease': 20}!r})\n"
-        "c.wait_for_workers()\nprint('up', flush=True)\nimport time; time.sleep(600)"
-    )
-    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-    assert program.stdout is not None and program.stdout.readline() == "up\n"
-    program.send_signal(signal.SIGKILL)
-    program.wait()
-    program.stdout.close()
+    kill_program(CPU | {"jobs": 1, "lease": 20}, "SlurmGPUCluster")
     until(lambda: not in_queue(bed), "the lease ends")
 
 
