@@ -21,7 +21,7 @@ from distributed.security import Security
 from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.closing import Closing
 from hpcgpu.cluster.exit import guard, unguard
-from hpcgpu.cluster.messages import MessageLog
+from hpcgpu.cluster.log import MessageLog
 from hpcgpu.cluster.periodic import Periodic
 from hpcgpu.cluster.reconciler import Reconciler
 from hpcgpu.cluster.scheduler_client import RpcClient

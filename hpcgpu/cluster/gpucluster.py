@@ -25,7 +25,7 @@ from hpcgpu.cluster import starting
 from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.groups import WorkerGroup
-from hpcgpu.cluster.messages import MessageLog
+from hpcgpu.cluster.log import MessageLog
 from hpcgpu.cluster.ownership import Ownership
 from hpcgpu.cluster.reading import Readable
 from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT, Reconciler

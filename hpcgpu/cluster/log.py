@@ -1,4 +1,4 @@
-"""The messages of a cluster's manager to its user: the cluster's log, and warnings."""
+"""The log of a cluster: each message of its manager, which may also be a warning."""
 
 from __future__ import annotations
 
