@@ -298,6 +298,39 @@ USES: tuple[Use, ...] = (
         ("hpcgpu.runtime.dashboard",),
         _DASHBOARD,
     ),
+    # distributed: how workers start
+    Use(
+        "distributed.utils._forkserver_preload_set",
+        "distributed",
+        Kind.PRIVATE,
+        "keeps the list of what the fork server imports: distributed sets its own, and imports all of it in the nanny",
+        ("hpcgpu.runtime.forkserver",),
+        "test_distributed_leaves_what_the_fork_server_imports_alone",
+    ),
+    Use(
+        "distributed.nanny.Nanny.env",
+        "distributed",
+        Kind.PROTOCOL,
+        "a forked worker gets the environment of its nanny by it",
+        ("hpcgpu.runtime.nanny",),
+        "test_a_nanny_sets_before_it_starts_a_worker_what_hpcgpu_gives_the_fork_server",
+    ),
+    Use(
+        "distributed.nanny.Nanny.pre_spawn_env",
+        "distributed",
+        Kind.PROTOCOL,
+        "distributed.yaml has its defaults, and a nanny adds PYTHONHASHSEED: the fork server starts with both",
+        ("hpcgpu.runtime.forkserver",),
+        "test_a_nanny_sets_before_it_starts_a_worker_what_hpcgpu_gives_the_fork_server",
+    ),
+    Use(
+        "multiprocessing.process.BaseProcess._config",
+        "CPython",
+        Kind.PRIVATE,
+        "puts the socket of the fork server into a directory that hpcgpu removes",
+        ("hpcgpu.runtime.forkserver",),
+        "test_multiprocessing_puts_its_sockets_where_hpcgpu_says",
+    ),
     # distributed: connections
     Use(
         "distributed.comm.registry.backends",

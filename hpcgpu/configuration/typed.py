@@ -70,6 +70,7 @@ class SlurmWorkerArguments(TypedDict, total=False):
     resources: Mapping[str, float] | None
     death_timeout: str | float | timedelta | None
     walltime_margin: str | float | timedelta | None
+    worker_start: Literal["forkserver", "spawn"] | None
     worker_extra_args: list[str] | tuple[str, ...] | None
     device_memory_limit: str | float | None
     rmm_pool_size: str | float | None
@@ -145,6 +146,7 @@ class PBSWorkerArguments(TypedDict, total=False):
     resources: Mapping[str, float] | None
     death_timeout: str | float | timedelta | None
     walltime_margin: str | float | timedelta | None
+    worker_start: Literal["forkserver", "spawn"] | None
     worker_extra_args: list[str] | tuple[str, ...] | None
     device_memory_limit: str | float | None
     rmm_pool_size: str | float | None
@@ -221,6 +223,7 @@ class LocalWorkerArguments(TypedDict, total=False):
     resources: Mapping[str, float] | None
     death_timeout: str | float | timedelta | None
     walltime_margin: str | float | timedelta | None
+    worker_start: Literal["forkserver", "spawn"] | None
     worker_extra_args: list[str] | tuple[str, ...] | None
     device_memory_limit: str | float | None
     rmm_pool_size: str | float | None

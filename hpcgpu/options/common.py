@@ -132,6 +132,12 @@ class WorkerOptions(JobOptions):
         "walltime. They begin earlier if they hold much data. Default: a tenth of the walltime, between 30 s and 5 "
         "min.",
     )
+    worker_start: str = option(
+        "forkserver",
+        parse=values.choice("forkserver", "spawn"),
+        doc="How the workers of a node start: 'forkserver' imports Dask once and forks the workers, 'spawn' starts a "
+        "new Python for each. The job spawns where a fork could do harm, and its log says why.",
+    )
     worker_extra_args: tuple[str, ...] = option(
         (), parse=values.lines, doc="Further arguments of the worker command. They are not expanded."
     )

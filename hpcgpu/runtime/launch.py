@@ -28,6 +28,7 @@ from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.visible import VARIABLE
 from hpcgpu.errors import Damaged, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric.gpus import gpus_on_node
+from hpcgpu.runtime import forkserver
 from hpcgpu.runtime.becoming import become
 from hpcgpu.runtime.commands import scheduler_command, worker_command
 from hpcgpu.runtime.gpus import visible_gpus
@@ -75,11 +76,18 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
     place = temporary_place(arguments)
     import_from_working_directory()
     configure(directory)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until Dask has its own handler
     if arguments.kind == "worker":
-        return worker_command(arguments, directory, batch, own), place
+        try:
+            warm = forkserver.begin(arguments, at_end)
+            command = worker_command(arguments, directory, batch, own)
+            command = forkserver.finish(warm, command, gpus=bool(arguments.gpus))
+        except BaseException:
+            at_end.close()
+            raise
+        return command, place
     check_alone(directory, own.job_id)
     at_end.callback(remove_secrets, directory, directory.token(), own.job_id)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until Dask has its own handler
     command = scheduler_command(arguments, directory, own)
     guard_dashboard()
     return command, place
@@ -150,6 +158,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for the scheduler")
     parser.add_argument(
         "--walltime-margin", type=float, help="seconds before the end of the walltime at which workers retire"
+    )
+    parser.add_argument(
+        "--worker-start", choices=["forkserver", "spawn"], default="forkserver", help="how workers are started"
     )
     parser.add_argument(
         "--lease", type=float, default=0.0, help="seconds without a manager after which the scheduler ends; 0: never"

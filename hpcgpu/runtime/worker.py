@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import os
 import socket
+from multiprocessing.forkserver import get_inherited_fds
 from typing import TYPE_CHECKING
+
+from dask import config
 
 from hpcgpu.environment import software as environment
 from hpcgpu.fabric import authentication, tls
 from hpcgpu.fabric.report import NODE
 from hpcgpu.runtime import dashboard, hostcopy
+from hpcgpu.runtime.forkserver import METHOD
 from hpcgpu.runtime.recipients import GPUS
 
 if TYPE_CHECKING:
@@ -28,6 +32,8 @@ authentication.install()
 dashboard.guard_servers_of_this_process()
 tls.install()
 hostcopy.register()
+if get_inherited_fds() is not None:  # this is a fork: what its tasks start with Dask is spawned, as everywhere
+    config.set({METHOD: "spawn"})
 
 
 def dask_setup(server: Worker | Nanny) -> None:

@@ -28,7 +28,7 @@ from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterExists, LaunchError
 from hpcgpu.fabric.choice import Node
 from hpcgpu.posix.printable import printable
-from hpcgpu.runtime import commands, devices, place, reach
+from hpcgpu.runtime import commands, devices, forkserver, place, reach
 from hpcgpu.runtime import scheduler as scheduler_preload
 from hpcgpu.runtime.extension import Extension, _wanted
 from hpcgpu.runtime.gpus import visible_gpus
@@ -384,3 +384,32 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
     command = commands.scheduler_command(arguments, directory, OwnJob(job_id="17", name="demo-scheduler"))  # type: ignore[arg-type]
     assert "ucx,tls" in command or "ucx,tcp" in command
     assert json.loads(commands.os.environ["HPCGPU_FABRIC"])["fabric"].startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("asked", "command", "configured", "why"),
+    [
+        ("forkserver", ["python", "-m", "dask", "cuda", "worker"], None, ""),
+        ("spawn", [], None, "worker_start='spawn'"),
+        ("forkserver", ["--multiprocessing-method", "spawn"], None, "worker_extra_args sets --multiprocessing-method"),
+        ("forkserver", ["--multiprocessing-method=fork"], None, "worker_extra_args sets --multiprocessing-method"),
+        ("forkserver", [], "spawn", "your Dask configuration sets distributed.worker.multiprocessing-method: spawn"),
+    ],
+)
+def test_workers_start_as_the_user_says(asked: str, command: list[str], configured: str | None, why: str) -> None:
+    assert forkserver.why_not(asked, command, configured) == why
+
+
+@pytest.mark.parametrize(
+    ("configured", "environ", "expected"),
+    [
+        ({"OMP_NUM_THREADS": 1}, {}, {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "6640"}),
+        ({"OMP_NUM_THREADS": 1}, {"OMP_NUM_THREADS": "8"}, {"OMP_NUM_THREADS": "8", "PYTHONHASHSEED": "6640"}),
+        ({"OMP_NUM_THREADS": None, "PYTHONHASHSEED": "7"}, {}, {"PYTHONHASHSEED": "7"}),
+        ({"PYTHONHASHSEED": 0}, {}, {"PYTHONHASHSEED": "6640"}),
+    ],
+)
+def test_the_fork_server_starts_with_what_nannies_set(
+    configured: dict[str, object], environ: dict[str, str], expected: dict[str, str]
+) -> None:
+    assert forkserver.pre_spawn_environment(configured, environ) == expected

@@ -1,0 +1,60 @@
+"""What `hpcgpu.runtime.forkserver` relies on in distributed's nannies, which start the workers."""
+
+from __future__ import annotations
+
+import multiprocessing.forkserver
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dask
+import pytest
+from canary import canary
+from distributed import Client, Nanny, Scheduler, utils
+
+from hpcgpu.runtime import forkserver
+
+
+@canary
+def test_distributed_leaves_what_the_fork_server_imports_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced: list[object] = []
+    monkeypatch.setattr(multiprocessing.forkserver, "set_forkserver_preload", replaced.append)
+    with dask.config.set({forkserver.METHOD: "forkserver"}):
+        monkeypatch.setattr(utils, "_forkserver_preload_set", True)
+        utils.get_mp_context()
+        assert not replaced, (
+            f"_forkserver_preload_set is True, and distributed sets what the fork server imports: {replaced}"
+        )
+        monkeypatch.setattr(utils, "_forkserver_preload_set", False)
+        utils.get_mp_context()
+        assert replaced, (
+            "distributed does not set what the fork server imports: hpcgpu need not set _forkserver_preload_set"
+        )
+
+
+@canary
+def test_multiprocessing_puts_its_sockets_where_hpcgpu_says(tmp_path: Path) -> None:
+    program = f"""
+import multiprocessing.util
+multiprocessing.current_process()._config["tempdir"] = {str(tmp_path)!r}
+assert multiprocessing.util.get_temp_dir() == {str(tmp_path)!r}, "it does not read _config"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@canary
+async def test_a_nanny_sets_before_it_starts_a_worker_what_hpcgpu_gives_the_fork_server() -> None:
+    configured = dask.config.get("distributed.nanny.pre-spawn-environ")
+    assert forkserver.configured_environment() == configured, (
+        "distributed.yaml has other defaults than the configuration"
+    )
+    async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        nanny = Nanny(scheduler.address, dashboard=False, nthreads=1, memory_limit=0)
+        assert nanny.pre_spawn_env == forkserver.pre_spawn_environment(configured, os.environ)
+        nanny.env = {**nanny.env, "HPCGPU_CANARY": "sings"}
+        async with nanny, Client(scheduler.address, asynchronous=True) as client:
+            found = await client.run(lambda: dict(os.environ))
+    (environment,) = found.values()
+    assert environment.get("HPCGPU_CANARY") == "sings", "a worker does not get what is in Nanny.env when it starts"
+    assert environment.items() >= nanny.pre_spawn_env.items(), "a worker does not get the pre-spawn-environ"

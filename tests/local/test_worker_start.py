@@ -1,0 +1,209 @@
+"""Workers that are forks of a warm process are what spawned ones are, and the warm process does no harm."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+
+from hpcgpu import LocalGPUCluster
+from hpcgpu.batch.local.queue import LocalQueue
+from tests.helpers import CPU, GPU
+
+Until = Callable[..., None]
+
+#: What differs between any two workers, or two clusters: processes, and names with random parts. Importing `readline`
+#: in a nanny sets LINES and COLUMNS for the programs that it starts.
+OWN = re.compile(
+    "__DASK_PARENT_PID|HPCGPU_JOB_.*|HPCGPU_CLUSTER_DIRECTORY|DASK_TEMPORARY_DIRECTORY|PWD|OLDPWD|SHLVL|_|LINES|COLUMNS"
+)
+
+
+def allocator() -> Callable[[], dict[str, Any]]:
+    """A function for `Client.run`: what libraries read at the start of a process, and never again."""
+
+    def look() -> dict[str, Any]:
+        import ctypes
+        from pathlib import Path
+
+        import numpy  # noqa: F401  (has BLAS)
+
+        class Mallinfo(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_size_t) for name in ("a", "o", "s", "h", "hb", "u", "f", "uo", "fo", "keep")]
+
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p
+        libc.free.argtypes = [ctypes.c_void_p]
+        libc.mallinfo2.restype = Mallinfo
+        # What was mapped and freed raises the limits of an allocator that nobody has set limits for.
+        libc.free(libc.malloc(8 << 20))
+        blocks = [libc.malloc(64 << 10) for _ in range(160)]
+        for block in reversed(blocks):
+            libc.free(block)
+        blas = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "openblas" in line)
+        return {
+            "hash": hash("worker"),
+            "BLAS threads": ctypes.CDLL(blas).scipy_openblas_get_num_threads64_(),
+            "memory goes back to the system": libc.mallinfo2().keep < 1 << 20,
+        }
+
+    return look
+
+
+def process() -> Callable[[], dict[str, Any]]:
+    """A function for `Client.run`: what a process may have from the one that started it."""
+
+    def look() -> dict[str, Any]:
+        import resource
+        import signal as signals
+        import sys
+        import threading
+        from multiprocessing import forkserver
+        from pathlib import Path
+
+        import numpy
+        from dask import config
+
+        limits = (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_AS)
+        numbers = (signals.SIGINT, signals.SIGTERM, signals.SIGCHLD, signals.SIGHUP)
+        return {
+            "environment": dict(os.environ),
+            "limits": [resource.getrlimit(limit) for limit in limits],
+            "affinity": sorted(os.sched_getaffinity(0)),
+            "umask": Path("/proc/self/status").read_text().split("Umask:")[1].split()[0],
+            "signals": [str(signals.getsignal(number)).partition("0x")[0] for number in numbers],
+            "path": [place for place in sys.path if "hpcgpu-" not in place],
+            "flags": tuple(sys.flags),
+            "directory": str(Path.cwd()),
+            "configuration": config.get("distributed.worker"),
+            "threads": sorted({t.name.split("-")[0] for t in threading.enumerate()}),
+            "random": float(numpy.random.random()),
+            "fork": forkserver.get_inherited_fds() is not None,
+            "parent": os.getppid(),
+            "pid": os.getpid(),
+        }
+
+    return look
+
+
+def compared(worker: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same for both ways."""
+    environment = {name: value for name, value in worker["environment"].items() if not OWN.fullmatch(name)}
+    own = {"random", "fork", "parent", "pid"}
+    return {**{name: value for name, value in worker.items() if name not in own}, "environment": environment}
+
+
+def workers_of(options: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
+    with LocalGPUCluster(**{**options, **more}, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(options["gpus_per_node"] or 1)
+        found = client.run(process())
+        assert all(worker["fork"] for worker in found.values()) == ("worker_start" not in more), log_of(cluster)
+        for address, settings in client.run(allocator()).items():
+            found[address] |= settings
+    return sorted(found.values(), key=lambda worker: str(worker["environment"].get("CUDA_VISIBLE_DEVICES")))
+
+
+def log_of(cluster: LocalGPUCluster) -> str:
+    return "".join(path.read_text() for path in cluster.directory.logs.glob(f"{cluster.name}-0*"))
+
+
+@pytest.mark.parametrize(("options", "threads"), [(GPU, 1), (CPU, 2)], ids=["gpu", "cpu"])
+def test_forked_workers_are_what_spawned_workers_are(
+    queue: LocalQueue, fake_gpus: None, options: dict[str, Any], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")} if threads > 1 else {}
+    monkeypatch.setenv("DASK_DISTRIBUTED__NANNY__PRELOAD", "['json']")
+    name = f"threads-{threads}"
+    forked = workers_of(options, name=name, env=env)
+    spawned = workers_of(options, name=name, env=env, worker_start="spawn")
+    for one, other in zip(forked, spawned, strict=True):
+        for what, value in compared(other).items():
+            assert compared(one)[what] == value, what
+        assert one["memory goes back to the system"] and one["BLAS threads"] == threads
+    assert len({worker["random"] for worker in forked}) == len(forked), "each worker has random numbers of its own"
+    if options is GPU:
+        assert [worker["environment"]["CUDA_VISIBLE_DEVICES"] for worker in forked] == ["0,1", "1,0"]
+
+
+def alive(process: int) -> bool:
+    return Path(f"/proc/{process}").exists()
+
+
+def socket_of(process: int) -> Path:
+    """The directory of the socket on which a fork server listens."""
+    inodes = {re.sub(r"\D", "", os.readlink(fd)) for fd in Path(f"/proc/{process}/fd").iterdir() if fd.is_symlink()}
+    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return next(Path(fields[7]).parent for fields in sockets if len(fields) > 7 and fields[6] in inodes)
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "ucx"])
+def test_the_fork_server_has_one_thread_talks_to_no_driver_and_ends_with_the_job(
+    queue: LocalQueue,
+    fake_gpus: None,
+    home: Path,
+    protocol: str,
+    monkeypatch: pytest.MonkeyPatch,
+    until: Until,
+) -> None:
+    calls = {name: home / name for name in ("STUBNVML_LOG", "STUBCUDA_LOG")}
+    for variable, path in calls.items():
+        path.touch()
+        monkeypatch.setenv(variable, str(path))
+    options = {**GPU, "protocol": protocol, "scheduler": {"gpus_per_node": 1}}
+    with LocalGPUCluster(**options, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(2)
+        workers = list(client.run(process()).values())
+        assert all(worker["fork"] for worker in workers), log_of(cluster)
+        (server,) = {worker["parent"] for worker in workers}
+        assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
+        assert not re.search("libcuda[.]so|libnvidia-ml|libucp", Path(f"/proc/{server}/maps").read_text())
+        place = socket_of(server)
+        assert place.stat().st_mode & 0o777 == 0o700
+    until(lambda: not any(map(alive, [server, *(worker["pid"] for worker in workers)])), "the processes end")
+    until(lambda: not place.exists(), "the job removes the directory of the socket")
+    callers = {int(line.split()[0]) for path in calls.values() for line in path.read_text().splitlines()}
+    assert {worker["pid"] for worker in workers} <= callers, "the stub writes down who calls it"
+    assert server not in callers
+
+
+def test_a_worker_is_forked_again_after_its_end_and_after_that_of_the_fork_server(
+    queue: LocalQueue, fake_gpus: None, until: Until
+) -> None:
+    with LocalGPUCluster(**GPU, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(2)
+
+        def processes() -> dict[int, int]:
+            return {worker["pid"]: worker["parent"] for worker in client.run(process(), on_error="ignore").values()}
+
+        first = processes()
+        (server,) = set(first.values())
+        os.kill(min(first), signal.SIGKILL)
+        until(lambda: len(now := processes()) == 2 and min(first) not in now, "the nanny starts it again")
+        assert set(processes().values()) == {server}
+        before = processes()
+        os.kill(server, signal.SIGKILL)
+        until(lambda: len(now := processes()) == 2 and not set(before) & set(now), "the nannies start a fork server")
+        until(lambda: not any(map(alive, [server, *before])), "nothing of the old one is left")
+        assert len(set(processes().values())) == 1
+
+
+def test_workers_are_spawned_where_a_fork_is_not_safe_and_the_log_says_why(
+    queue: LocalQueue, fake_gpus: None, home: Path
+) -> None:
+    (home / "site").mkdir()
+    (home / "site" / "sitecustomize.py").write_text(
+        "import sys, threading, time\n"
+        "if 'forkserver' in ' '.join(sys.orig_argv):\n"
+        "    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    with LocalGPUCluster(**GPU, jobs=1, env={"PYTHONPATH": str(home / "site")}) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(2)
+        assert not any(worker["fork"] for worker in client.run(process()).values())
+        said = "workers are spawned, each imports for itself: the fork server has 2 threads"
+        assert said in log_of(cluster), log_of(cluster)
