@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import dask
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -413,3 +416,19 @@ def test_the_fork_server_starts_with_what_nannies_set(
     configured: dict[str, object], environ: dict[str, str], expected: dict[str, str]
 ) -> None:
     assert forkserver.pre_spawn_environment(configured, environ) == expected
+
+
+@pytest.mark.parametrize("mode", [None, 0o777], ids=["missing", "writable by others"])
+def test_workers_are_spawned_if_the_fork_server_has_no_safe_place_for_its_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mode: int | None
+) -> None:
+    place = tmp_path / "place"
+    if mode is not None:
+        place.mkdir()
+        place.chmod(mode)
+    monkeypatch.setattr(forkserver, "_PLACE", place)
+    arguments = argparse.Namespace(worker_start="forkserver", command=[], gpus=0)
+    with dask.config.set({forkserver.METHOD: None}), contextlib.ExitStack() as at_end:
+        assert forkserver.begin(arguments, at_end) is None
+    said = capsys.readouterr().err
+    assert "workers are spawned, each imports for itself: " in said and str(place) in said
