@@ -11,7 +11,10 @@ The columns: the response of a burst is the time from its submit until its last 
 GPU hours paid are those of useful work, and of `start` (a job runs, its workers have not connected), `idle` (they have
 no task) and `lost` (tasks that begin anew, because their workers were closed).
 
-Run it with ``python benchmarks/adaptive_sim.py``; it takes some minutes.
+The waits are synthetic: no package registry has the queue waits of a public archive of workloads.
+
+Run it with ``PYTHONHASHSEED=0 python benchmarks/adaptive_sim.py``; it takes some minutes. Without the variable the peer
+differs from run to run, as it cancels pending jobs in the order of a set.
 """
 
 from __future__ import annotations
