@@ -58,7 +58,7 @@ def test_stop_on_the_login_node_of_another_system_changes_nothing_and_names_both
     done = hpcgpu(cluster, "stop", which)
     assert done.exit_code == 1 and "no job is left" not in done.output
     assert (
-        "demo: cluster demo is in the queue 'alpha' of batch system 'slurm', but this machine uses the queue 'beta'"
+        "cluster demo belongs to the queue 'alpha' of batch system 'slurm', but this machine uses the queue 'beta'"
         in done.stderr
     )
     assert cluster.tls.is_dir() and not cluster.closing
@@ -75,10 +75,10 @@ def test_list_on_the_login_node_of_another_system_keeps_the_cluster_and_says_whe
     )  # its own job of that id
     os.utime(cluster.path, (1, 1))
     (row,) = json.loads(hpcgpu(cluster, "list", "--json").stdout)
-    assert row["name"] == "demo" and "is in the queue 'alpha'" in row["problem"] and row["jobs"] == []
+    assert row["name"] == "demo" and "belongs to the queue 'alpha'" in row["problem"] and row["jobs"] == []
     assert "demo" in (text := hpcgpu(cluster, "list").stdout) and "unknown" in text
     assert cluster.tls.is_dir() and not cluster.closed
-    with pytest.raises(ClusterExists, match=r"is in the queue 'alpha' .* Or choose another name"):
+    with pytest.raises(ClusterExists, match=r"belongs to the queue 'alpha' .* Or choose another name"):
         claims.claim(cluster.path, starting.alive)
     status = hpcgpu(cluster, "status", "demo")
     assert (

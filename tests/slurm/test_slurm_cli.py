@@ -102,7 +102,9 @@ def test_start_does_not_wait_for_a_full_partition_and_an_interrupt_leaves_no_job
     assert json.loads(here)["queue"] == bed.cluster
     about.write_text(json.dumps(json.loads(here) | {"queue": "another"}))
     done = call("stop", "later")
-    assert done.returncode == 1 and "cluster later is in the queue 'another' of batch system 'slurm'" in done.stderr
+    assert (
+        done.returncode == 1 and "cluster later belongs to the queue 'another' of batch system 'slurm'" in done.stderr
+    )
     about.write_text(here)
     assert call("stop", "later").returncode == 0
     argv = [
