@@ -107,7 +107,10 @@ def list_clusters(as_json: bool) -> None:
     from hpcgpu.display.progress import duration
     from hpcgpu.remote.lookup import close_ended, find
 
-    found = close_ended(find(cluster_directories()))
+    def refuse(path: Path, error: NotTrusted) -> None:
+        say(f"{path.name}: not shown: {error}", err=True)
+
+    found = close_ended(find(cluster_directories(), refuse))
     if as_json:
         rows: list[ListedClusterJSON] = [
             {

@@ -141,6 +141,7 @@ def test_the_list_shows_own_clusters_and_says_why_it_leaves_one_out(queue: Local
         [sys.executable, "-m", "hpcgpu", "list", "--json"], check=True, capture_output=True, text=True
     )
     assert [cluster["name"] for cluster in json.loads(done.stdout)] == ["own"]
+    assert done.stderr.startswith(f"{foreign.name}: not shown: ")
     assert f"{foreign} belongs to uid {STRANGER}" in done.stderr
 
 
