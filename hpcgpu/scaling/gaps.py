@@ -16,8 +16,10 @@ __all__ = ["Gap", "cost_of_start", "keep_time", "observe"]
 _RECENT = 10
 #: A gap is expected to be up to this much longer than one before.
 _LONGER = 1.25
-#: A job is kept for this time if nothing is known yet, and at least: one reading of the load may be wrong.
+#: A job is kept for this time at least: one reading of the load may be wrong.
 _LEAST = 1.0
+#: And for this time while no gap has ended: a program often computes for a moment between two pieces of work.
+_FIRST = 3.0
 #: A second for which somebody waits costs as much as this many seconds of a job.
 _PRICE_OF_WAITING = 0.1
 #: No start costs more than this many seconds of a job, however long the queue is.
@@ -91,7 +93,7 @@ def keep_time(earlier: Sequence[float], start: float) -> float:
         What a new start costs, in seconds of a job.
     """
     if not earlier:
-        return _LEAST
+        return _FIRST
 
     def cost(keep: float) -> float:
         return sum(gap if gap <= keep else keep + start for gap in earlier)
