@@ -336,8 +336,8 @@ USES: tuple[Use, ...] = (
         "distributed.comm.registry.backends",
         "distributed",
         Kind.REPLACED,
-        "registers TLS with a handshake timeout, and UCX with authentication",
-        ("hpcgpu.fabric.tls", "hpcgpu.fabric.authentication"),
+        "registers TLS with a handshake timeout, and UCX and TCP with authentication",
+        ("hpcgpu.fabric.tls", "hpcgpu.fabric.authentication", "hpcgpu.fabric.authenticated_tcp"),
         _TLS,
     ),
     Use(
@@ -345,7 +345,7 @@ USES: tuple[Use, ...] = (
         "distributed",
         Kind.PRIVATE,
         "makes connections",
-        ("hpcgpu.fabric.tls",),
+        ("hpcgpu.fabric.tls", "hpcgpu.fabric.authenticated_tcp"),
         _TLS,
     ),
     Use(
@@ -353,7 +353,7 @@ USES: tuple[Use, ...] = (
         "distributed",
         Kind.PRIVATE,
         "makes listeners",
-        ("hpcgpu.fabric.tls",),
+        ("hpcgpu.fabric.tls", "hpcgpu.fabric.authenticated_tcp"),
         _TLS,
     ),
     Use(
@@ -389,6 +389,14 @@ USES: tuple[Use, ...] = (
         "limits the time of a handshake",
         ("hpcgpu.fabric.tls",),
         _HANDSHAKE,
+    ),
+    Use(
+        "distributed.comm.tcp.TCPListener._prepare_stream",
+        "distributed",
+        Kind.PRIVATE,
+        "authenticates a TCP connection before a message is read",
+        ("hpcgpu.fabric.authenticated_tcp",),
+        "test_a_tcp_listener_reads_nothing_before_the_method_that_hpcgpu_overrides",
     ),
     Use(
         "ssl.SSLObject.do_handshake",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field
 from pathlib import Path
@@ -22,6 +23,7 @@ __all__ = ["ClusterCommand", "cluster_options", "system_option"]
 
 #: Options that the commands decide themselves.
 _FIXED = ("name", "shutdown_on_close")
+_TRUTH = {"true": True, "false": False}
 
 
 def system_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,6 +178,8 @@ def arguments_of(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def _option(f: Field[Any]) -> _GroupedOption:
+    from hpcgpu.options.schema import accepted
+
     flag, doc = f"--{f.name.replace('_', '-')}", f.metadata["doc"]
     kind = _kind(f)
     if kind == "flag":
@@ -183,14 +187,20 @@ def _option(f: Field[Any]) -> _GroupedOption:
     if kind in ("list", "dict"):
         metavar = "NAME=VALUE" if kind == "dict" else "TEXT"
         return _GroupedOption([flag], multiple=True, metavar=metavar, help=f"{doc} May be repeated.")
+    if kind == "switch":
+        return _GroupedOption([flag], type=click.Choice([*_TRUTH, *re.findall("'([^']*)'", accepted(f))]), help=doc)
     return _GroupedOption([flag], type=int if kind == "int" else str, help=doc)
 
 
 def _kind(f: Field[Any]) -> str:
-    """Return how an option is written: flag, list, dict, int, number (or a text) or text."""
+    """Return how an option is written: flag, switch (true, false or a word), list, dict, int, number (or a text) or
+    text.
+    """
     from hpcgpu.options.schema import accepted
 
     kind = accepted(f)
+    if kind.startswith("bool |"):
+        return "switch"
     if kind in ("bool", "int"):
         return {"bool": "flag", "int": "int"}[kind]
     for beginning, written in (("list", "list"), ("Mapping", "dict")):
@@ -206,6 +216,8 @@ def _typed(f: Field[Any], value: Any) -> Any:
         return list(value)
     if kind == "dict":
         return {name: _number(text) if f.name == "resources" else text for name, text in _pairs(f.name, value)}
+    if kind == "switch":
+        return _TRUTH.get(value, value)
     return _number(value) if kind == "number" else value
 
 

@@ -76,7 +76,7 @@ async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob)
         else:
             _attach_worker_job(state, submit, job_id, directory.sizes())
     _restore_sizes(state, directory.sizes())
-    await _check(state, scheduler, directory, security=options.cluster.security)
+    await _check(state, scheduler, directory, security=bool(options.cluster.security))
     state.messages.log(f"took over {counted(len(jobs), 'job')}")
 
 

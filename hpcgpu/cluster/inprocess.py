@@ -34,7 +34,6 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
         self._directory = directory
         self._quiet = contextlib.ExitStack()
         self._quiet.enter_context(silence_logging_cmgr(logging.WARNING))  # as distributed's LocalCluster does
-        protocol = "tls" if options.cluster.security else "tcp"
         arguments: dict[str, Any] = {}
         if options.cluster.idle_timeout:
             arguments["idle_timeout"] = f"{options.cluster.idle_timeout:g}s"
@@ -42,7 +41,7 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
         temporary = self._temporary.enter_context(scratch.made(scratch.place()))
         with config.set({"temporary-directory": str(temporary)}):
             super().__init__(
-                protocol=protocol,
+                protocol=directory.stream,
                 interface=options.worker.interface or interfaces.default_interface(interfaces.addresses()),
                 port=0,
                 security=security,

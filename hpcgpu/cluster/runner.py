@@ -204,7 +204,7 @@ class SlurmGPURunner:
             lambda earlier: [],
             system=self.system,
             queue=batch_system(self.system).identity(),
-            encrypted=self.options.cluster.security,
+            security=self.options.cluster.security,
             complete=self._complete,
         )
         assert self.options.scheduler is not None

@@ -190,7 +190,7 @@ def claim(options: Options, batch: BatchSystem) -> tuple[ClusterDirectory, int]:
     try:
         queue = batch.identity()
         directory = claims.claim(
-            path, alive, system=options.system, queue=queue, encrypted=settings.security, complete=complete
+            path, alive, system=options.system, queue=queue, security=settings.security, complete=complete
         )
     except NotTrusted as error:
         raise OptionError(f"cluster_directory={str(settings.cluster_directory)!r}: {error}") from error

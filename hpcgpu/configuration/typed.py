@@ -31,7 +31,7 @@ class ClusterArguments(TypedDict, total=False):
     jobs: int | None
     protocol: Literal["auto", "ucx", "tcp", "tls"] | None
     client_interface: str | None
-    security: bool | None
+    security: bool | Literal["authenticated"] | None
     cluster_directory: str | Path | None
     log_directory: str | Path | None
     template_directory: str | Path | None
@@ -271,7 +271,7 @@ class LocalArguments(ClusterArguments, LocalWorkerArguments, total=False):
 class RunnerArguments(TypedDict, total=False):
     protocol: Literal["auto", "ucx", "tcp", "tls"] | None
     client_interface: str | None
-    security: bool | None
+    security: bool | Literal["authenticated"] | None
     cluster_directory: str | Path | None
     quiet: bool | None
     memory: str | float | None

@@ -27,12 +27,25 @@ from typing import Any, Protocol
 from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import ending, endpoints, interfaces
 
-__all__ = ["ARGUMENT", "VARIABLE", "Connector", "Listener", "accept", "connect", "install", "place"]
+__all__ = [
+    "ARGUMENT",
+    "OWN_HOST",
+    "VARIABLE",
+    "Connector",
+    "Listener",
+    "accept",
+    "connect",
+    "install",
+    "key_of",
+    "place",
+]
 
 logger = logging.getLogger("distributed.hpcgpu")
 
 #: Variable of a process in a job: path of the file that holds the key.
 VARIABLE = "HPCGPU_UCX_KEY"
+#: Variable of a worker's process: the address of its node by which others reach it, where it listens on all.
+OWN_HOST = "HPCGPU_OWN_HOST"
 #: Name under which `hpcgpu.store.credentials.security` passes the key on to connections.
 ARGUMENT = "hpcgpu_ucx_key"
 
@@ -198,7 +211,7 @@ def _read_key(path: str) -> bytes:
     return key
 
 
-def _key(connection_args: Mapping[str, Any]) -> bytes | None:
+def key_of(connection_args: Mapping[str, Any]) -> bytes | None:
     """Return the key of a connection: of its security, else of the process; None where there is none."""
     key = connection_args.get(ARGUMENT)
     return bytes(key) if key is not None else _key_of_process()
@@ -267,7 +280,7 @@ def _connector() -> Any:
 
     class AuthenticatedConnector(UCXXConnector):  # type: ignore[misc]
         async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
-            key = _key(connection_args)
+            key = key_of(connection_args)
             host, port = parse_host_port(address)
             try:
                 ipaddress.ip_address(host.split("%")[0])
@@ -306,7 +319,7 @@ def _listener() -> Any:
 
     class AuthenticatedListener(UCXXListener):  # type: ignore[misc]
         async def on_connection(self, comm: Any, handshake_overrides: dict[str, Any] | None = None) -> None:
-            key = _key(self.connection_args)
+            key = key_of(self.connection_args)
             if key is not None:
                 peer = endpoints.query(comm.ep).peer or "an unknown address"
                 own = {place(host, self.port) for host in interfaces.every_address()}

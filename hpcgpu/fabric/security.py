@@ -8,7 +8,7 @@ from typing import Any
 
 from distributed.security import Security
 
-from hpcgpu.fabric import authentication, tls
+from hpcgpu.fabric import authenticated_tcp, authentication, tls
 from hpcgpu.fabric.gpus import gpus_on_node
 
 __all__ = ["HAS_GPU", "ClusterSecurity"]
@@ -24,7 +24,8 @@ def _holds_gpu_objects() -> bool:
 
 
 class ClusterSecurity(Security):  # type: ignore[misc]
-    """Security that also authenticates UCX connections, and whose TLS connections are those of `hpcgpu.fabric.tls`.
+    """Security that also authenticates UCX connections, and whose TCP connections are those of `hpcgpu.fabric.tls`, or,
+    without `files`, of `hpcgpu.fabric.authenticated_tcp`.
 
     Parameters
     ----------
@@ -35,9 +36,10 @@ class ClusterSecurity(Security):  # type: ignore[misc]
     """
 
     def __init__(self, ucx_key: bytes, **files: Any) -> None:
-        super().__init__(require_encryption=True, **files)
+        super().__init__(**(files and {"require_encryption": True}), **files)
         self._ucx_key = ucx_key
         authentication.install()
+        authenticated_tcp.install()
         tls.install()
 
     def get_connection_args(self, role: str) -> dict[str, Any]:

@@ -270,10 +270,12 @@ class ClusterOptions:
         doc="Interface of the scheduler's node by which clients reach it. By default (or with 'auto') this is the "
         "interface of its default route.",
     )
-    security: bool = option(
+    security: bool | str = option(
         True,
-        parse=values.boolean,
-        doc="TLS with credentials made for this cluster. False lets anyone who reaches a port run code as you.",
+        parse=values.boolean_or("authenticated"),
+        doc="True is TLS with credentials made for this cluster. 'authenticated' keeps strangers out, and neither "
+        "encrypts nor signs: for networks that only root can read or change. False lets anyone who reaches a port run "
+        "code as you.",
     )
     cluster_directory: Path = option(
         Path("~/.hpcgpu/clusters").expanduser(),

@@ -22,6 +22,7 @@ from hpcgpu.posix import paths
 
 __all__ = [
     "boolean",
+    "boolean_or",
     "choice",
     "cluster_name",
     "command",
@@ -149,6 +150,18 @@ def boolean(name: str, value: bool) -> bool:
     if not isinstance(value, bool):
         raise OptionError(f"{name} must be True or False, not {_shown(value)}")
     return value
+
+
+def boolean_or(*allowed: str) -> Any:
+    """Return a parser that accepts True, False, and these words."""
+
+    def parse(name: str, value: Any) -> bool | str:
+        if isinstance(value, bool) or (isinstance(value, str) and value in allowed):
+            return value
+        raise OptionError(f"{name} must be True, False or {', '.join(map(repr, allowed))}, not {_shown(value)}")
+
+    parse.__annotations__["value"] = f"bool | Literal[{', '.join(map(repr, allowed))}]"
+    return parse
 
 
 def _integer(name: str, value: Any, least: int) -> int:

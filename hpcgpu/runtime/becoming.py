@@ -31,7 +31,8 @@ def become(command: Sequence[str], place: Path, at_end: contextlib.ExitStack) ->
         os.environ["DASK_TEMPORARY_DIRECTORY"] = str(temporary)
         if "dask" in sys.modules:  # imported before the environment was complete
             sys.modules["dask"].config.refresh()
-        importlib.import_module("hpcgpu.fabric.tls").install()
+        for transport in ("tls", "authenticated_tcp"):
+            importlib.import_module(f"hpcgpu.fabric.{transport}").install()
         sys.argv = [module, *arguments]
         try:
             runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -57,6 +57,9 @@ def worker_command(
         keep_transports_private()
     if interface:
         command += ["--interface", interface]
+    elif contact.workers.startswith("authenticated"):  # Dask itself does this for tcp and tls
+        host = contact.workers.split("://", 1)[1].rpartition(":")[0].strip("[]")
+        os.environ[authentication.OWN_HOST] = importlib.import_module("distributed.utils").get_ip(host)
     return [*command, contact.workers]
 
 
@@ -75,7 +78,7 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
             os.environ.setdefault("DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT", "True")
             if arguments.rmm_pool:  # the scheduler only holds what passes through it
                 os.environ.setdefault("DASK_DISTRIBUTED_UCXX__RMM__POOL_SIZE", _SCHEDULER_POOL)
-    stream = "tls" if directory.encrypted else "tcp"
+    stream = directory.stream
     workers = "ucx" if chosen.protocol == "ucx" else stream
     command = [*arguments.command, "--protocol", f"{workers},{stream}"]
     default = interfaces.default_interface(node.addresses)

@@ -175,7 +175,8 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--workers", type=int, required=True, help="Dask workers to wait for")
     parser.add_argument("--timeout", type=float, required=True, help="seconds to wait for them")
-    parser.add_argument("--insecure", action="store_true", help="without TLS")
+    parser.add_argument("--insecure", action="store_true", help="security=False")
+    parser.add_argument("--authenticated", action="store_true", help="security='authenticated'")
     parser.add_argument("system", help="batch system")
     parser.add_argument("directory", type=Path, help="cluster directory to create")
     parser.add_argument(
@@ -205,7 +206,7 @@ def main(argv: Sequence[str]) -> int:
         lambda earlier: [],
         system=arguments.system,
         queue=batch.identity(),
-        encrypted=not arguments.insecure,
+        security="authenticated" if arguments.authenticated else not arguments.insecure,
         complete=complete,
     )
     try:

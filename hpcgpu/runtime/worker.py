@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dask import config
 
 from hpcgpu.environment import software as environment
-from hpcgpu.fabric import authentication, tls
+from hpcgpu.fabric import authenticated_tcp, authentication, tls
 from hpcgpu.fabric.report import NODE
 from hpcgpu.runtime import dashboard, hostcopy
 from hpcgpu.runtime.forkserver import METHOD
@@ -30,6 +30,7 @@ __all__ = ["dask_setup"]
 
 authentication.install()
 dashboard.guard_servers_of_this_process()
+authenticated_tcp.install()
 tls.install()
 hostcopy.register()
 if get_inherited_fds() is not None:  # this is a fork: what its tasks start with Dask is spawned, as everywhere

@@ -36,7 +36,7 @@ def claim(
     *,
     system: str = "",
     queue: str = "",
-    encrypted: bool = True,
+    security: bool | str = True,
     complete: Callable[[ClusterDirectory], None] = lambda directory: None,
 ) -> ClusterDirectory:
     """Create the directory of a new cluster, exclusively, and complete at once: nobody ever sees it half-made.
@@ -61,8 +61,8 @@ def claim(
     queue : str, optional
         Which of its queues the jobs are in, see `hpcgpu.batch.base.BatchSystem.identity`; empty where that is not
         known.
-    encrypted : bool, default True
-        Whether nothing of the cluster may ever run without its credentials.
+    security : bool or str, default True
+        The option: unless it is False, nothing of the cluster may ever run without its credentials.
     complete : callable, optional
         Writes more into the directory, before others see it.
 
@@ -81,7 +81,14 @@ def claim(
     directory, draft = ClusterDirectory(path), ClusterDirectory(_hidden(path))
     token, earlier = secrets.token_hex(16), list[ClusterDirectory]()
     about = About(
-        name=path.name, token=token, created=time.time(), format=FORMAT, encrypted=encrypted, system=system, queue=queue
+        name=path.name,
+        token=token,
+        created=time.time(),
+        format=FORMAT,
+        encrypted=bool(security),
+        authenticated=security == "authenticated",
+        system=system,
+        queue=queue,
     )
     try:
         draft.path.mkdir(mode=0o700)

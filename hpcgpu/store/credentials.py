@@ -28,7 +28,8 @@ _QUEUE, _UNLIMITED = datetime.timedelta(days=90), datetime.timedelta(days=365)
 
 
 def create(directory: ClusterDirectory, walltime: float | None = None, *, waits: bool = True) -> None:
-    """Make TLS key and certificate, ``tls/key.pem`` and ``tls/cert.pem``, and ``tls/ucx.key``, mode 0600.
+    """Make ``tls/ucx.key``, mode 0600, and, unless connections are authenticated without TLS, key and certificate,
+    ``tls/key.pem`` and ``tls/cert.pem``.
 
     Parameters
     ----------
@@ -39,6 +40,10 @@ def create(directory: ClusterDirectory, walltime: float | None = None, *, waits:
     waits : bool, default True
         Whether that job has yet to wait; for one that runs it is a day, for clocks that differ.
     """
+    directory.tls.mkdir(mode=0o700)
+    directory.write("tls/ucx.key", secrets.token_hex(32))
+    if directory.authenticated:
+        return
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -58,10 +63,8 @@ def create(directory: ClusterDirectory, walltime: float | None = None, *, waits:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
-    directory.tls.mkdir(mode=0o700)
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     directory.write("tls/key.pem", pem.decode())
-    directory.write("tls/ucx.key", secrets.token_hex(32))
     directory.write("tls/cert.pem", certificate.public_bytes(serialization.Encoding.PEM).decode())
 
 
@@ -72,7 +75,7 @@ def problem(directory: ClusterDirectory, *, now: float) -> str:
     """
     from cryptography import x509
 
-    if not directory.tls.is_dir():
+    if not directory.tls.is_dir() or directory.authenticated:
         return ""
     certificate = x509.load_pem_x509_certificate((directory.tls / "cert.pem").read_bytes())
     begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
@@ -100,7 +103,8 @@ def security(directory: ClusterDirectory) -> Security:
 
     if not directory.encrypted:
         return Security()
-    return ClusterSecurity(bytes.fromhex((directory.tls / "ucx.key").read_text()), **_files(directory.tls))
+    key = bytes.fromhex((directory.tls / "ucx.key").read_text())
+    return ClusterSecurity(key) if directory.authenticated else ClusterSecurity(key, **_files(directory.tls))
 
 
 def environment(directory: ClusterDirectory) -> dict[str, str]:
@@ -110,10 +114,12 @@ def environment(directory: ClusterDirectory) -> dict[str, str]:
     """
     if not directory.tls.is_dir():
         return {}
+    env = {authentication.VARIABLE: str(directory.tls / "ucx.key")}
+    if directory.authenticated:
+        return env
     cert, key = str(directory.tls / "cert.pem"), str(directory.tls / "key.pem")
     prefix = "DASK_DISTRIBUTED__COMM"
-    env = {f"{prefix}__REQUIRE_ENCRYPTION": "True", f"{prefix}__TLS__CA_FILE": cert}
-    env[authentication.VARIABLE] = str(directory.tls / "ucx.key")
+    env |= {f"{prefix}__REQUIRE_ENCRYPTION": "True", f"{prefix}__TLS__CA_FILE": cert}
     for role in ("SCHEDULER", "WORKER", "CLIENT"):
         env[f"{prefix}__TLS__{role}__CERT"] = cert
         env[f"{prefix}__TLS__{role}__KEY"] = key

@@ -52,6 +52,7 @@ class About(Name):
 
     format: int
     encrypted: bool = True
+    authenticated: bool = False
 
 
 class Identity(Files):
@@ -109,8 +110,20 @@ class Identity(Files):
 
     @property
     def encrypted(self) -> bool:
-        """Whether nothing of the cluster may run without its credentials."""
+        """Whether nothing of the cluster may run without its credentials. With `authenticated` they do not encrypt."""
         return self.about().encrypted
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether Dask's TCP connections are authenticated, and not encrypted (``security="authenticated"``)."""
+        return self.about().authenticated
+
+    @property
+    def stream(self) -> str:
+        """Scheme of the addresses of Dask's TCP connections."""
+        if not self.encrypted:
+            return "tcp"
+        return "authenticated" if self.authenticated else "tls"
 
     @property
     def system(self) -> str:

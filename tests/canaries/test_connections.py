@@ -98,6 +98,35 @@ async def test_who_connects_and_says_nothing_is_dropped_by_the_method_that_hpcgp
 
 
 @canary
+async def test_a_tcp_listener_reads_nothing_before_the_method_that_hpcgpu_overrides() -> None:
+    seen: list[str] = []
+
+    class Listener(tcp.TCPListener):  # type: ignore[misc]
+        async def _prepare_stream(self, stream: Any, address: str) -> Any:
+            seen.append(bytes(await stream.read_bytes(5)).decode())
+            stream.close()
+
+    class Backend(tcp.TCPBackend):  # type: ignore[misc]
+        _listener_class = Listener
+
+    async def nobody(comm: Any) -> None:
+        raise AssertionError("a connection that was refused was handed on")
+
+    backends["tcp"] = Backend()
+    listener = await listen("tcp://127.0.0.1:0", nobody)
+    host, port = listener.contact_address.removeprefix("tcp://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"first")
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), TIMEOUT) == b"", (
+            "a listener writes before _prepare_stream has ended"
+        )
+    writer.close()
+    listener.stop()
+    assert seen == ["first"], "_prepare_stream of a TCP listener is not called first"
+
+
+@canary
 def test_cpython_leaves_errors_of_other_connections_and_a_handshake_clears_them() -> None:
     import _ssl
     import ctypes

@@ -92,7 +92,7 @@ def trap() -> Iterator[Trap]:
 @pytest.fixture
 def foreign(home: Path, trap: Trap) -> Path:
     """The directory of a cluster that somebody else has made, with a scheduler of theirs."""
-    directory = claims.claim(home / "clusters" / "gift", lambda submits: [], system="local", encrypted=False)
+    directory = claims.claim(home / "clusters" / "gift", lambda submits: [], system="local", security=False)
     address = f"tcp://127.0.0.1:{trap.listener.getsockname()[1]}"
     directory.publish(Contact(token=directory.token(), job_id="1", workers=address, client=address))
     directory.intend("gift-scheduler", "scheduler")

@@ -17,7 +17,7 @@ from hpcgpu.store.directory import ClusterDirectory
 
 @pytest.fixture
 def directory(tmp_path: Path) -> ClusterDirectory:
-    made = claims.claim(tmp_path / "checked", lambda submits: [], system="local", encrypted=True)
+    made = claims.claim(tmp_path / "checked", lambda submits: [], system="local", security=True)
     credentials.create(made)
     return made
 

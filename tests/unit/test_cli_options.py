@@ -97,3 +97,20 @@ def test_options_of_one_system_reach_its_scripts(tmp_path: Path) -> None:
 def test_what_follows_two_dashes_is_the_program_s() -> None:
     code, text = hpcgpu("run", "--", "no-such-program", "--system", "pbs", "--qos", "x")
     assert code == 127, text
+
+
+@pytest.mark.parametrize(
+    ("given", "runs_with"), [("true", ""), ("false", "--insecure"), ("authenticated", "--authenticated")]
+)
+def test_security_is_on_off_or_a_word(tmp_path: Path, given: str, runs_with: str) -> None:
+    code, text = hpcgpu(
+        "render", "slurm", "-o", str(tmp_path / "made"), "--single-job", "--security", given, "--", "./program"
+    )
+    assert code == 0, text
+    script = next((tmp_path / "made").glob("*.sbatch")).read_text()
+    assert {flag for flag in ("--insecure", "--authenticated") if flag in script} == set(runs_with.split())
+
+
+def test_security_refuses_other_words() -> None:
+    code, text = hpcgpu("config", "--system", "slurm", "--security", "tls")
+    assert code == 2 and "'true', 'false', 'authenticated'" in text

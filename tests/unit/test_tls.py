@@ -437,7 +437,7 @@ def certificate(begin: datetime.timedelta, end: datetime.timedelta, subject: str
 
 def cluster(path: Path, key: str, certificates: str) -> ClusterDirectory:
     """Make a cluster directory with these credentials."""
-    directory = claims.claim(path, lambda submits: [], system="local", encrypted=True)
+    directory = claims.claim(path, lambda submits: [], system="local", security=True)
     directory.tls.mkdir(mode=0o700)
     directory.write("tls/key.pem", key)
     directory.write("tls/cert.pem", certificates)

@@ -88,7 +88,7 @@ case $jobs in
         exit 2
         ;;
 esac
-if [ ! -e "$directory/tls/key.pem" ]; then
+if [ ! -e "$directory/tls/ucx.key" ]; then
     echo "launch.sh: the cluster's credentials are gone, it was ended for good: render it anew" >&2
     exit 2
 fi
