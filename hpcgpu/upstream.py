@@ -31,8 +31,7 @@ class Use:
     Attributes
     ----------
     name : str
-        Its full name: the module, the class that defines it, the name. A detail of a function stands behind the
-        function. The last part is what the code of hpcgpu says.
+        Module, class that defines it, name. What is inside a function follows it. hpcgpu's code has the last part.
     distribution : str
         Who has it.
     kind : Kind
