@@ -28,7 +28,6 @@ __all__ = [
     "dashboard",
     "json_option",
     "list_clusters",
-    "logs",
     "say",
     "scale",
     "show",
@@ -279,35 +278,6 @@ def _forget_adapt(directory: ClusterDirectory, group: str) -> None:
     requested = directory.adapt() or {}
     if requested.pop(group, None) is not None:
         directory.request_adapt(requested)
-
-
-@click.command()
-@cluster_name
-@click.option("--job", help="Id or name of one job.")
-@click.option("--follow", "-f", is_flag=True, help="Print new output until all jobs have ended.")
-def logs(name: str, job: str | None, follow: bool) -> None:
-    """Print the logs of a cluster's jobs, also of jobs that have ended.
-
-    On a terminal, control characters are shown as text, such as \\x1b. In a file or a pipe the logs are unchanged.
-
-    \b
-    Examples: hpcgpu logs demo
-              hpcgpu logs demo --job 4711 --follow
-    """
-    from hpcgpu.remote.logs import Reader
-    from hpcgpu.remote.lookup import locate
-
-    reader = Reader(locate(name), job)
-    ended = not follow
-    while True:
-        for heading, text in reader.new_output():
-            shown = f"{heading}\n{text}" if heading else text
-            shown = printable(shown, None, lines=True) if sys.stdout.isatty() else shown
-            click.echo(shown, nl=not text.endswith("\n"), color=True)  # to a pipe as it is
-        if ended:
-            return
-        ended = reader.ended()  # what was written until then is read once more
-        time.sleep(0.5)
 
 
 @click.command()
