@@ -102,7 +102,8 @@ def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: 
     if submit.cancelled and known is JobState.UNKNOWN:  # it has ended as it was meant to; if not, `close` cancels it
         return
     job = state.registry.worker_job(submit.name, state.registry.group(submit.group))
-    job.has_id(job_id, presumed_ended=known is JobState.UNKNOWN)
+    # When the workers of a running job came, this program has not seen.
+    job.has_id(job_id, presumed_ended=known is JobState.UNKNOWN, wait_known=known is not JobState.PENDING)
     over = known.ended or known is JobState.COMPLETING
     if over or submit.cancelled:
         job.drain(Drain.ZERO if sizes.get(job.group.name) == 0 else Drain.UNWANTED, begun=over)

@@ -69,10 +69,10 @@ class Job:
         assert isinstance(self.phase, Planned), self.phase
         self.phase = phase
 
-    def has_id(self, job_id: str, *, presumed_ended: bool = False) -> None:
+    def has_id(self, job_id: str, *, presumed_ended: bool = False, wait_known: bool = False) -> None:
         """Planned or submitting -> queued: the batch system has it. Where it is drained already, it stays so."""
         self.job_id = job_id
-        queued = Queued(presumed_ended=presumed_ended)
+        queued = Queued(presumed_ended=presumed_ended, wait_known=wait_known)
         if isinstance(self.phase, Draining):
             self.phase.before = queued
         else:
@@ -97,9 +97,10 @@ class Job:
 
     def _observed(self, phase: Active, state: JobState, *, now: float) -> Active:
         if isinstance(phase, Queued) and (self.proven or state in (JobState.RUNNING, JobState.COMPLETING)):
-            phase = Running(retry_at=phase.retry_at)
+            phase = Running(Work(wait_known=phase.wait_known), retry_at=phase.retry_at)
         elif isinstance(phase, Running) and state is JobState.PENDING:
-            phase = Queued(retry_at=phase.retry_at)  # requeued: whatever its workers had is gone
+            # requeued: whatever its workers had is gone, and its first run is no wait
+            phase = Queued(retry_at=phase.retry_at, wait_known=True)
         if isinstance(phase, Running) and self.proven:
             phase.proven_after = self.view
         if isinstance(phase, Running) and self.workers:

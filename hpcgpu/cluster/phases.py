@@ -52,7 +52,7 @@ class Work:
     stable : bool
         Whether it has run well for so long that earlier failures no longer count.
     wait_known : bool
-        Whether its group has learned from it how long jobs wait.
+        Whether its group has nothing more to learn from it about how long jobs wait.
     """
 
     joined_at: float | None = None
@@ -94,11 +94,14 @@ class Queued:
         The batch system was told to cancel it, but the answer was lost.
     presumed_ended : bool
         An earlier manager submitted it, and the queue does not know it: most likely it has ended.
+    wait_known : bool
+        Whether its group has nothing to learn from how long it waits: it ran before, or before this program saw it.
     """
 
     retry_at: float = 0.0
     cancel_requested: bool = False
     presumed_ended: bool = False
+    wait_known: bool = False
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.cluster import draining
 from hpcgpu.cluster import periodic as periodic_module
 from hpcgpu.cluster.adaptive import GPUAdaptive
+from hpcgpu.cluster.attaching import attach
 from hpcgpu.cluster.closing import Closing
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.ownership import Owner, Ownership
@@ -944,3 +946,53 @@ async def test_a_job_whose_workers_come_back_is_kept_and_the_one_that_still_wait
     await losing.starts(second)
     await losing.passes(10)
     assert len(losing.waiting) == 1 and second in losing.registry.active
+
+
+# A manager that takes the cluster over
+
+
+async def taken_over(site: Site, path: Path) -> Site:
+    """Return the same cluster under another manager, whose scheduler and queue are the same."""
+    other = Site.__new__(Site)
+    other.__dict__.update(site.__dict__, logged=[], warned=[])
+    number = site.directory.take_over("another program").number
+    dispatcher = Dispatcher(site.queue, site.directory, number, lambda: other.now)
+    other.registry = Registry("demo", dispatcher, site.directory.logs, site.options.cluster.worker_restarts)
+    other.group = other.registry.add_group(DEFAULT, site.options.worker, path / "worker")
+    other.state = ClusterState("demo", dispatcher, other.registry, Ownership(True, True), other, lambda: other.now)
+    other.reconciler = Reconciler(other.state, EnvironmentCheck("off"))
+    other.scheduler = SchedulerJob(dispatcher, path / "scheduler", "demo-scheduler", site.directory.logs, 60.0)
+    cluster = replace(site.options.cluster, security="")
+    await attach(other.state, replace(site.options, cluster=cluster), other.scheduler)
+    await other.scheduler.reach()
+    other.state.client = other.client
+    return other
+
+
+async def test_a_manager_learns_nothing_of_the_wait_from_jobs_that_ran_before_it_came(
+    tmp_path: Path,
+) -> None:
+    first = Site(tmp_path)
+    first.now = time.time()  # the journal has the time of each submit
+    await first.begin(4)
+    for name in first.registry.active:
+        first.says(name, JobState.RUNNING, start=first.now, end=first.now + 24 * HOUR)
+    await first.polled()
+    first.now += 13 * HOUR
+    site = await taken_over(first, tmp_path)
+    for _ in range(5):
+        site.now += 10
+        await site.polled()
+    assert site.group.waits == [] == site.group.startups
+    assert len(site.registry.active) == 4, "the jobs still have 11 hours: none is replaced"
+
+
+async def test_a_job_that_was_requeued_teaches_no_wait(site: Site) -> None:
+    waits = list(site.group.waits)
+    site.loses("demo-0")
+    site.now += 13 * HOUR
+    site.says("demo-0", JobState.PENDING, reason="BeginTime", node="", start=None, end=None)
+    await site.polled()
+    await site.starts("demo-0")
+    assert isinstance(site.job("demo-0").phase, Running)
+    assert site.group.waits == waits
