@@ -8,7 +8,7 @@ directory=/home/me/clusters/demo
 name=demo
 journal=$directory/journal.jsonl
 if [ ! -e "$directory/cluster.json" ]; then
-    echo "$directory is not there: a cluster that was moved must be rendered anew" >&2
+    echo "$directory has no cluster.json: if the directory was moved, move it back, or render into a new one" >&2
     exit 2
 fi
 
@@ -84,12 +84,12 @@ trap stopping=1 INT TERM HUP
 jobs=${1:-1}
 case $jobs in
     '' | *[!0-9]*)
-        echo "launch.sh: $jobs is no number of worker jobs" >&2
+        echo "launch.sh: $jobs is not a number of worker jobs" >&2
         exit 2
         ;;
 esac
 if [ ! -e "$directory/tls/ucx.key" ]; then
-    echo "launch.sh: the cluster's credentials are gone, it was ended for good: render it anew" >&2
+    echo "launch.sh: the cluster was closed and its credentials are removed: render it into another directory" >&2
     exit 2
 fi
 

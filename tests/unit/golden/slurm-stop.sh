@@ -8,7 +8,7 @@ directory=/home/me/clusters/demo
 name=demo
 journal=$directory/journal.jsonl
 if [ ! -e "$directory/cluster.json" ]; then
-    echo "$directory is not there: a cluster that was moved must be rendered anew" >&2
+    echo "$directory has no cluster.json: if the directory was moved, move it back, or render into a new one" >&2
     exit 2
 fi
 
