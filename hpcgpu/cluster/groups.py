@@ -111,6 +111,7 @@ class WorkerGroup:
             submitted=job.submitted,
             leaves=self.leaves(job),
             workers=len(job.workers),
+            paused=work.paused,
             processing=work.processing,
             nbytes=work.nbytes,
             wanted=work.wanted,
@@ -215,6 +216,7 @@ class WorkerGroup:
                 continue
             loads = [workers[name] for name in job.workers.values() if name in workers]
             work = job.work
+            work.paused = sum(load["paused"] for load in loads)
             work.processing = sum(load["processing"] for load in loads)
             work.nbytes = sum(load["nbytes"] for load in loads)
             work.wanted = sum(load["wanted"] for load in loads)
@@ -256,9 +258,6 @@ def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iter
     seconds = sum(worker["occupancy"] for worker in there) + sum(kind["seconds"] for kind in kinds)
     duration = group.adaptive.target_duration if group.adaptive is not None else math.inf
     wanted: float = min(tasks, max(1, math.ceil(seconds / duration))) / _tasks_at_once(group, kinds)
-    limit, used = sum(worker["memory_limit"] for worker in there), sum(worker["nbytes"] for worker in there)
-    if used > _MEMORY_FULL * limit > 0:
-        wanted = max(wanted, len(there) + group.options.workers_per_job)
     threads = sum(worker["nthreads"] for worker in there)
     behind = [max(0, worker["processing"] - worker["nthreads"]) for worker in there]
     late = sum(n * w["occupancy"] / w["processing"] for n, w in zip(behind, there, strict=True) if n)
@@ -269,7 +268,22 @@ def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iter
         seconds=seconds / threads if threads else (math.inf if tasks else 0.0),
         waiting=late / (_tasks_at_once(group, kinds) * group.options.workers_per_job),
         task=late / count if count else 0.0,
+        memory=math.ceil(len(there) / group.options.workers_per_job) + 1 if _is_full(there, tasks) else 0,
     )
+
+
+def _is_full(workers: Iterable[WorkerLoad], tasks: int) -> bool:
+    """Return whether so much of the workers' memory is in use that another job is needed.
+
+    A paused worker has no room for results, even if Dask does not know what fills its memory. Without tasks only the
+    data counts that is kept on another job once it is there: else that job would come and go without end.
+    """
+    limit, used = 0, 0
+    for worker in workers:
+        limit += worker["memory_limit"]
+        room = worker["memory_limit"] if worker["paused"] else 0
+        used += max(room, worker["nbytes"]) if tasks else worker["wanted"]
+    return used > _MEMORY_FULL * limit > 0
 
 
 def _tasks_at_once(group: WorkerGroup, kinds: Iterable[WaitingWork]) -> int:

@@ -179,7 +179,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
                 nbytes=ws.nbytes,
                 wanted=_wanted(ws, sample),
                 actors=len(ws.actors),
-                nthreads=ws.nthreads,
+                nthreads=len(ws.executing) if ws.status == Status.paused else ws.nthreads,
+                paused=ws.status == Status.paused,
                 memory_limit=ws.memory_limit,
             )
             for ws in self.scheduler.workers.values()

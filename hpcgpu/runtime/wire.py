@@ -18,7 +18,10 @@ class WorkerLoad(TypedDict):
     nbytes: int
     wanted: int
     actors: int
+    #: Threads that take tasks, or run one.
     nthreads: int
+    #: It takes no tasks, as its memory is full.
+    paused: bool
     #: 0: none.
     memory_limit: int
 

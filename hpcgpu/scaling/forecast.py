@@ -32,13 +32,13 @@ def expected_startup(startups: Sequence[float]) -> float | None:
     return statistics.median(startups[-_RECENT:]) if startups else None
 
 
-def left(demand: Demand, connected: int, after: float) -> float:
+def left(demand: Demand, connected: float, after: float) -> float:
     """Return how much of the work that waits will not have begun after a time, in seconds of one job.
 
     Parameters
     ----------
     demand : Demand
-    connected : int
+    connected : float
         Jobs that work on it. Their threads become free one after the other, as what they run is not of one age.
     after : float
         Seconds.

@@ -25,6 +25,8 @@ class JobView:
         that is not so.
     workers : int
         Connected workers.
+    paused : int
+        Those of them that take no tasks, as their memory is full.
     processing : int
         Tasks that its workers have.
     nbytes : int
@@ -46,6 +48,7 @@ class JobView:
     submitted: float
     leaves: float | None = None
     workers: int = 0
+    paused: int = 0
     processing: int = 0
     nbytes: int = 0
     wanted: int = 0
@@ -69,12 +72,16 @@ class Demand:
         How long one job would take for the tasks that no thread runs yet.
     task : float
         How long one of them takes.
+    memory : int
+        Jobs that are needed as the memory of those that are there is nearly full; 0 while it is not. A job for more
+        memory is needed even if those that are there could do all work in time.
     """
 
     jobs: int = 0
     seconds: float = 0.0
     waiting: float = 0.0
     task: float = 0.0
+    memory: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

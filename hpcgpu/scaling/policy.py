@@ -103,6 +103,11 @@ class _Group:
         """Jobs that do not end before a replacement could start, so that this one is submitted in time."""
         return [job for job in self.staying if job.leaves is None or job.leaves - (self.wait or 0.0) > self.now]
 
+    @cached_property
+    def working(self) -> float:
+        """How many jobs take tasks: of one whose workers are partly paused, the others count."""
+        return sum(1 - job.paused / job.workers for job in self.staying if job.workers)
+
     @property
     def over_budget(self) -> bool:
         """Whether the budget of GPU hours is used up."""
@@ -139,12 +144,15 @@ def _wish(group: _Group) -> tuple[int, str]:
     if wish != demand.jobs:
         why += f", {'minimum' if wish > demand.jobs else 'maximum'} is {wish}"
     connected = sum(job.workers > 0 for job in group.staying)
-    if connected and group.startup:
-        left = max(0.0, forecast.left(demand, connected, group.startup))
+    if group.working and group.startup:
+        left = max(0.0, forecast.left(demand, group.working, group.startup))
         busy = max(limits.minimum, connected + math.ceil(left / (_KEPT_SHARE * group.startup)))
         if busy < wish:
             wish = busy
             why += f", but only {busy} would be busy when another job's workers could be there"
+    if demand.memory:
+        wish = max(wish, min(demand.memory, limits.maximum))
+        why += f"; {counted(demand.memory, 'job')} needed as the workers' memory is nearly full"
     hold = holders(group.jobs, group.lasting)
     if hold > wish:
         wish = max(wish, min(hold, limits.maximum))
@@ -164,7 +172,7 @@ def _adapted(group: _Group, wish: int, why: str, seen: Sequence[gaps.Gap]) -> De
     if most:
         busy, why_not = _kept_busy(group)
         least = max(
-            min(holders(group.jobs, group.lasting), wish) - len(group.lasting),
+            min(max(holders(group.jobs, group.lasting), group.demand.memory), wish) - len(group.lasting),
             group.limits.minimum - len(group.staying),
         )
         most = min(most, max(busy, least))
@@ -204,14 +212,13 @@ def _allowed(group: _Group, missing: int) -> tuple[int, str]:
 def _kept_busy(group: _Group) -> tuple[int, str]:
     """Return how many more jobs would have enough to do when their workers are there, and why none if none."""
     demand, wait, startup = group.demand, group.wait, group.startup
-    connected = sum(job.workers > 0 for job in group.staying)
     coming = sum(not job.workers for job in group.lasting)
     if wait is None or startup is None:
         return group.limits.maximum, ""
-    left = forecast.left(demand, connected, wait)
+    left = forecast.left(demand, group.working, wait)
     pays = max(1.0, startup, min(2 * startup, wait * _UNSURE))
     busy = math.floor(left / pays) - coming
-    if not connected and not coming:
+    if not group.working and not coming:
         busy = max(1, busy)
     if demand.seconds > wait:  # what runs on a job that ends soon needs another one
         busy = max(busy, sum(job.processing > 0 for job in group.staying if job not in group.lasting) - coming)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +11,7 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.cluster.groups import WorkerGroup, demands
 from hpcgpu.options.common import WorkerOptions
 from hpcgpu.runtime.wire import Load, WorkerLoad
+from hpcgpu.scaling.model import Demand
 
 
 def group_of(*jobs: Any) -> WorkerGroup:
@@ -21,19 +23,9 @@ def group_of(*jobs: Any) -> WorkerGroup:
     return group
 
 
-def load(processing: int, occupancy: float) -> WorkerLoad:
-    return cast(
-        WorkerLoad,
-        {
-            "processing": processing,
-            "occupancy": occupancy,
-            "nbytes": 0,
-            "wanted": 0,
-            "actors": 0,
-            "nthreads": 1,
-            "memory_limit": 0,
-        },
-    )
+def load(processing: int, occupancy: float, **more: int) -> WorkerLoad:
+    nothing = {"nbytes": 0, "wanted": 0, "actors": 0, "nthreads": 1, "paused": False, "memory_limit": 0}
+    return cast(WorkerLoad, {"processing": processing, "occupancy": occupancy, **nothing, **more})
 
 
 def test_work_that_no_thread_runs_is_told_apart_from_what_runs() -> None:
@@ -64,3 +56,20 @@ def test_the_start_of_a_job_is_learned_apart_from_its_wait_in_the_queue() -> Non
     group.learn_wait(job(400.0))
     group.learn_wait(job(None))
     assert group.waits == [330.0, 330.0] and group.startups == [30.0]
+
+
+def test_full_memory_needs_one_more_job_than_there_are() -> None:
+    def demand(tasks: int, **more: int) -> Demand:
+        group = group_of(SimpleNamespace(draining=False, workers={"tls://a": "a-0", "tls://b": "a-1"}))
+        workers = {name: load(0, 0.0, memory_limit=100, **more) for name in ("a-0", "a-1")}
+        answer: Load = {"workers": workers, "waiting": [{"resources": {}, "tasks": tasks, "seconds": 1.0 * tasks}]}
+        return demands(answer, [group])["default"]
+
+    assert demand(0, nbytes=85, wanted=85).memory == 2
+    assert demand(20, nbytes=85).memory == 2
+    assert demand(20, nbytes=50).memory == 0
+    assert demand(0, nbytes=85, wanted=42).memory == 0, "without tasks only data counts that another job would hold"
+    full = demand(20, nbytes=10, nthreads=0, paused=True)
+    assert full.memory == 2, "a paused worker has no room, even if the data is not Dask's"
+    assert full.seconds == math.inf, "no thread takes tasks"
+    assert demand(0, nbytes=10, nthreads=0, paused=True).memory == 0, "nobody needs room"

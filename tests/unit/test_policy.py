@@ -427,6 +427,27 @@ def test_only_jobs_that_would_be_busy_when_their_workers_are_there_are_asked_for
     assert decide([busy("a")], late, SIXTEEN, History(), now=0.0).submit == 3, "nothing is known of the queue"
 
 
+@pytest.mark.parametrize("tasks", [0, 1, 20, 100])
+def test_full_memory_brings_another_job_whatever_the_work_is(tasks: int) -> None:
+    history = History(waits=[300.0], startups=[20.0])
+    demand = Demand(jobs=math.ceil(tasks / 5), seconds=float(tasks), waiting=float(tasks), task=1.0, memory=2)
+    decision = decide([busy("a")], demand, SIXTEEN, history, now=0.0)
+    assert decision.submit == 1 and "2 jobs needed as the workers' memory is nearly full" in decision.reason
+    coming = decide([busy("a"), pending("b")], demand, SIXTEEN, history, decision.hysteresis, now=100.0)
+    assert not coming.acts, "it is on its way, and stays"
+    assert decide([busy("a")], demand, Limits(maximum=1), history, now=0.0).submit == 0
+    assert decide([busy("a")], replace(demand, memory=0), SIXTEEN, history, now=0.0).submit == 0
+
+
+def test_paused_workers_do_no_work_that_waits() -> None:
+    history = History(waits=[300.0], startups=[20.0])
+    demand = Demand(jobs=4, seconds=100.0, waiting=100.0, task=1.0)
+    assert decide([busy("a")], demand, SIXTEEN, history, now=0.0).submit == 0, "it does all that in 300 s"
+    paused = replace(demand, seconds=math.inf)
+    assert decide([busy("a", paused=4)], paused, SIXTEEN, history, now=0.0).submit == 2, "40 s each at least"
+    assert decide([busy("a"), busy("b", paused=4)], demand, SIXTEEN, history, now=0.0).submit == 0, "one works"
+
+
 def test_a_short_task_behind_long_ones_gets_a_job() -> None:
     history = History(waits=[60.0], startups=[20.0])
     behind = Demand(jobs=2, seconds=3650.0, waiting=50.0, task=50.0)

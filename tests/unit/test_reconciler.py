@@ -121,6 +121,7 @@ class Client:
             "wanted": 0,
             "actors": 0,
             "nthreads": 1,
+            "paused": False,
             "memory_limit": 0,
         }
         return {"workers": {worker["name"]: load for worker in self.there.values()}, "waiting": []}
