@@ -133,10 +133,11 @@ class WorkerOptions(JobOptions):
         "min.",
     )
     worker_start: str = option(
-        "forkserver",
+        "spawn",
         parse=values.choice("forkserver", "spawn"),
-        doc="How the workers of a node start: 'forkserver' imports Dask once and forks the workers, 'spawn' starts a "
-        "new Python for each. The job spawns where a fork could do harm, and its log says why.",
+        doc="How the workers of a node start: 'spawn' starts a new Python for each, 'forkserver' imports Dask once and "
+        "forks the workers. That is faster and needs less memory, but has limits, which how_it_works lists. Where a "
+        "fork could do harm, the job spawns, and its log says why.",
     )
     worker_extra_args: tuple[str, ...] = option(
         (), parse=values.lines, doc="Further arguments of the worker command. They are not expanded."

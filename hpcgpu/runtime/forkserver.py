@@ -82,20 +82,16 @@ def pre_spawn_environment(configured: Mapping[str, Any], environ: Mapping[str, s
     return found
 
 
-def why_not(asked: str, command: Sequence[str], configured: str | None) -> str:
+def why_not(command: Sequence[str], configured: str | None) -> str:
     """Return why workers are not forked; empty if they may be.
 
     Parameters
     ----------
-    asked : str
-        The option `worker_start`.
     command : sequence of str
         The worker command.
     configured : str or None
         The user's own ``distributed.worker.multiprocessing-method``.
     """
-    if asked != "forkserver":
-        return f"worker_start={asked!r}"
     if any(argument.partition("=")[0] == "--multiprocessing-method" for argument in command):
         return "worker_extra_args sets --multiprocessing-method"
     if configured is not None:
@@ -229,7 +225,7 @@ def _harm(server: int) -> str:
 
 
 def begin(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> Warm | None:
-    """Start the fork server of a worker job. Say why if its workers cannot be forks.
+    """Start the fork server of a worker job if its user wants one. Say why if its workers cannot be forks.
 
     Parameters
     ----------
@@ -240,7 +236,9 @@ def begin(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> Warm |
     """
     from dask import config
 
-    why = why_not(arguments.worker_start, arguments.command, config.get(METHOD, None))
+    if arguments.worker_start != "forkserver":
+        return None
+    why = why_not(arguments.command, config.get(METHOD, None))
     if not why:
         try:
             return _start(gpus=bool(arguments.gpus), at_end=at_end)

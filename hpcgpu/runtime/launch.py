@@ -160,7 +160,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--walltime-margin", type=float, help="seconds before the end of the walltime at which workers retire"
     )
     parser.add_argument(
-        "--worker-start", choices=["forkserver", "spawn"], default="forkserver", help="how workers are started"
+        "--worker-start", choices=["forkserver", "spawn"], default="spawn", help="how workers are started"
     )
     parser.add_argument(
         "--lease", type=float, default=0.0, help="seconds without a manager after which the scheduler ends; 0: never"

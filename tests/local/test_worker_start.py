@@ -14,9 +14,11 @@ from distributed import Client
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from tests.helpers import CPU, GPU
+from tests import helpers
 
 Until = Callable[..., None]
+GPU = {**helpers.GPU, "worker_start": "forkserver"}
+CPU = {**helpers.CPU, "worker_start": "forkserver"}
 
 #: What differs between any two workers, or two clusters: processes, and names with random parts. Importing `readline`
 #: in a nanny sets LINES and COLUMNS for the programs that it starts.
@@ -99,11 +101,12 @@ def compared(worker: dict[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in worker.items() if name not in own}, "environment": environment}
 
 
-def workers_of(options: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
-    with LocalGPUCluster(**{**options, **more}, jobs=1) as cluster, Client(cluster) as client:
+def workers_of(options: dict[str, Any]) -> list[dict[str, Any]]:
+    with LocalGPUCluster(**options, jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(options["gpus_per_node"] or 1)
         found = client.run(process())
-        assert all(worker["fork"] for worker in found.values()) == ("worker_start" not in more), log_of(cluster)
+        forked = options["worker_start"] == "forkserver"
+        assert all(worker["fork"] is forked for worker in found.values()), log_of(cluster)
         for address, settings in client.run(allocator()).items():
             found[address] |= settings
     return sorted(found.values(), key=lambda worker: str(worker["environment"].get("CUDA_VISIBLE_DEVICES")))
@@ -119,15 +122,15 @@ def test_forked_workers_are_what_spawned_workers_are(
 ) -> None:
     env = {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")} if threads > 1 else {}
     monkeypatch.setenv("DASK_DISTRIBUTED__NANNY__PRELOAD", "['json']")
-    name = f"threads-{threads}"
-    forked = workers_of(options, name=name, env=env)
-    spawned = workers_of(options, name=name, env=env, worker_start="spawn")
+    options = {**options, "name": f"threads-{threads}", "env": env}
+    forked = workers_of(options)
+    spawned = workers_of({**options, "worker_start": "spawn"})
     for one, other in zip(forked, spawned, strict=True):
         for what, value in compared(other).items():
             assert compared(one)[what] == value, what
         assert one["memory goes back to the system"] and one["BLAS threads"] == threads
     assert len({worker["random"] for worker in forked}) == len(forked), "each worker has random numbers of its own"
-    if options is GPU:
+    if options["gpus_per_node"]:
         assert [worker["environment"]["CUDA_VISIBLE_DEVICES"] for worker in forked] == ["0,1", "1,0"]
 
 

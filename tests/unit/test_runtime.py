@@ -30,6 +30,7 @@ from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterExists, LaunchError
 from hpcgpu.fabric.choice import Node
+from hpcgpu.options.common import WorkerOptions
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime import commands, devices, forkserver, place, reach
 from hpcgpu.runtime import scheduler as scheduler_preload
@@ -390,17 +391,24 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
 
 
 @pytest.mark.parametrize(
-    ("asked", "command", "configured", "why"),
+    ("command", "configured", "why"),
     [
-        ("forkserver", ["python", "-m", "dask", "cuda", "worker"], None, ""),
-        ("spawn", [], None, "worker_start='spawn'"),
-        ("forkserver", ["--multiprocessing-method", "spawn"], None, "worker_extra_args sets --multiprocessing-method"),
-        ("forkserver", ["--multiprocessing-method=fork"], None, "worker_extra_args sets --multiprocessing-method"),
-        ("forkserver", [], "spawn", "your Dask configuration sets distributed.worker.multiprocessing-method: spawn"),
+        (["python", "-m", "dask", "cuda", "worker"], None, ""),
+        (["--multiprocessing-method", "spawn"], None, "worker_extra_args sets --multiprocessing-method"),
+        (["--multiprocessing-method=fork"], None, "worker_extra_args sets --multiprocessing-method"),
+        ([], "spawn", "your Dask configuration sets distributed.worker.multiprocessing-method: spawn"),
     ],
 )
-def test_workers_start_as_the_user_says(asked: str, command: list[str], configured: str | None, why: str) -> None:
-    assert forkserver.why_not(asked, command, configured) == why
+def test_workers_start_as_the_user_says(command: list[str], configured: str | None, why: str) -> None:
+    assert forkserver.why_not(command, configured) == why
+
+
+def test_workers_are_spawned_by_default_and_the_log_need_not_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert WorkerOptions().worker_start == "spawn"
+    arguments = argparse.Namespace(worker_start="spawn", command=[], gpus=0)
+    with contextlib.ExitStack() as at_end:
+        assert forkserver.begin(arguments, at_end) is None
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
