@@ -55,6 +55,8 @@ class WorkerGroup:
         self.failures = Failures(restarts)
         self.limits = Limits(maximum=0, fixed=True, gpus_per_job=self.gpus_per_job)
         self.demand = Demand()
+        #: Whether the scheduler did not answer when it was last queried for its load.
+        self.silent = False
         self.waits: list[float] = []
         self.startups: list[float] = []
         self.adaptive: GPUAdaptive | None = None
@@ -131,6 +133,7 @@ class WorkerGroup:
             startups=tuple(self.startups),
             gpu_seconds=self.gpu_seconds(now=now),
             uncounted=uncounted,
+            silent=self.silent,
             paused=self.failures.paused,
             next_try=self.failures.next_try,
             full=full,
@@ -209,8 +212,15 @@ class WorkerGroup:
         there = dict(self.options.worker_resources())
         return all(there.get(name, 0.0) >= amount for name, amount in resources.items())
 
+    def load_unknown(self) -> None:
+        """Record that the scheduler did not answer: no job is known to be idle meanwhile."""
+        self.silent = True
+        for job in self.jobs:
+            job.forget_idleness()
+
     def take_load(self, workers: Mapping[str, WorkerLoad], *, now: float) -> None:
         """Record the load that the scheduler reports for its workers, by their names."""
+        self.silent = False
         for job in self.jobs:
             if not job.alive:
                 continue

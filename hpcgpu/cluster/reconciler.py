@@ -100,17 +100,24 @@ class Reconciler:
             self.state.messages.warn(differing)
 
     async def observe_load(self) -> None:
-        """Query the scheduler for its load. If it does not answer, the last answer counts."""
+        """Query the scheduler for its load.
+
+        If it does not answer, the last answer counts, but no job is released because of it.
+        """
         state = self.state
         if state.client is None:
             return
-        with suppress(OSError, TimeoutError):
+        try:
             load = await state.client.load()
-            groups = sorted(state.registry.groups.values(), key=lambda group: group.adaptive is None)
-            for group in groups:
-                group.take_load(load["workers"], now=state.now)
-            for name, demand in demands(load, groups).items():
-                state.registry.groups[name].demand = demand
+        except (OSError, TimeoutError):
+            for group in state.registry.groups.values():
+                group.load_unknown()
+            return
+        groups = sorted(state.registry.groups.values(), key=lambda group: group.adaptive is None)
+        for group in groups:
+            group.take_load(load["workers"], now=state.now)
+        for name, demand in demands(load, groups).items():
+            state.registry.groups[name].demand = demand
 
     def observe_silence(self) -> None:
         """Report once that the scheduler has not answered for long although its job runs."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Gap", "cost_of_start", "keep_time", "observe"]
+__all__ = ["Gap", "cost_of_start", "interrupted", "keep_time", "observe"]
 
 #: Gaps that are remembered.
 _RECENT = 10
@@ -60,6 +60,11 @@ def observe(gaps: Sequence[Gap], needed: int, jobs: int, *, now: float) -> tuple
         _with_work(gap, now) if rank < needed else Gap(now if gap.since is None else min(now, gap.since), gap.earlier)
         for rank, gap in enumerate(known)
     )
+
+
+def interrupted(gaps: Sequence[Gap]) -> tuple[Gap, ...]:
+    """Return the gaps without those that go on: it is not known whether there is work now."""
+    return tuple(Gap(None, gap.earlier) for gap in gaps)
 
 
 def _with_work(gap: Gap, now: float) -> Gap:

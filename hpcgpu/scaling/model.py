@@ -126,6 +126,8 @@ class History:
         What was used of the budget.
     uncounted : bool
         A job has ended, and it is not known yet whether that was a failure.
+    silent : bool
+        The scheduler did not answer when it was last queried: the demand is an earlier one.
     paused : str
         Why nothing is submitted any more; empty if something may be.
     next_try : float
@@ -138,6 +140,7 @@ class History:
     startups: Sequence[float] = ()
     gpu_seconds: float = 0.0
     uncounted: bool = False
+    silent: bool = False
     paused: str = ""
     next_try: float = 0.0
     full: str = ""

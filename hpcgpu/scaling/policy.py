@@ -68,7 +68,8 @@ def decide(
     if limits.fixed:
         return _fixed(group)
     wish, why = _wish(group)
-    seen = gaps.observe(hysteresis.gaps, wish, len(group.lasting), now=now)
+    known = gaps.interrupted(hysteresis.gaps) if history.silent else hysteresis.gaps
+    seen = known if history.silent else gaps.observe(known, wish, len(group.lasting), now=now)
     decision = _adapted(group, wish, why, seen)
     return replace(decision, hysteresis=Hysteresis(seen))
 
@@ -237,6 +238,9 @@ def _shrunk(group: _Group, wish: int, why: str, seen: Sequence[gaps.Gap]) -> Dec
 
     Pending jobs go first, then those whose workers start or are idle, and that no wanted data needs.
     """
+    if group.history.silent:  # it is silent just when it receives a lot of work
+        reason = f"{why}; {group.existing}; none is released, because the scheduler does not answer"
+        return Decision(target=wish, reason=reason)
     now, lasting, surplus = group.now, group.lasting, len(group.lasting) - wish
     order = sorted((job for job in lasting if not job.processing), key=dispensable)[:surplus]
     # The first to be released is the job of the highest rank: work for so many jobs is rarest.

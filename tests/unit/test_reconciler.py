@@ -206,6 +206,12 @@ class Site:
                 self.reconciler.decide()
             await self.settled()
 
+    async def loaded(self) -> None:
+        """Query the scheduler for its load, and decide, as happens each second."""
+        await self.reconciler.observe_load()
+        self.reconciler.decide()
+        await self.settled()
+
     async def polled(self) -> None:
         await self.reconciler.observe_queue()
         await self.settled()
@@ -997,3 +1003,55 @@ async def test_a_job_that_was_requeued_teaches_no_wait(site: Site) -> None:
     await site.starts("demo-0")
     assert isinstance(site.job("demo-0").phase, Running)
     assert site.group.waits == waits
+
+
+# A scheduler that does not answer for a moment
+
+
+async def adapts(site: Site, maximum: int) -> GPUAdaptive:
+    """Let the group scale adaptively; the scheduler answers once."""
+    limits = Limits(maximum=maximum)
+    adaptive = GPUAdaptive(site.group, limits, 5.0, lambda: None)
+    site.reconciler.resize(site.group, limits, adaptive)
+    await site.loaded()
+    return adaptive
+
+
+async def test_no_job_is_released_while_the_scheduler_does_not_answer(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adaptive = await adapts(site, 2)
+    load = site.client.load
+
+    async def silent() -> Mapping[str, Any]:
+        site.now += 10
+        raise TimeoutError
+
+    monkeypatch.setattr(site.client, "load", silent)  # it receives a large graph
+    for _ in range(5):
+        await site.loaded()
+    assert len(site.registry.active) == 2
+    assert "none is released, because the scheduler does not answer" in adaptive.state.reason
+    monkeypatch.setattr(site.client, "load", load)
+    await site.loaded()
+    assert len(site.registry.active) == 2, "only since this answer it is known that there is no work"
+    for _ in range(5):
+        site.now += 1
+        await site.loaded()
+    assert not site.registry.active
+
+
+async def test_a_pending_job_is_not_cancelled_while_the_scheduler_does_not_answer(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.scale(3)
+    await adapts(site, 3)
+
+    async def silent() -> Mapping[str, Any]:
+        site.now += 10
+        raise OSError
+
+    monkeypatch.setattr(site.client, "load", silent)
+    for _ in range(5):
+        await site.loaded()
+    assert len(site.registry.active) == 3
