@@ -154,9 +154,13 @@ class Hysteresis:
     ----------
     gaps : tuple of Gap
         When there was no work for a first job, for a second one, and so on.
+    over : bool
+        The budget was used up. It stays so: a little of it is left once the jobs have ended, and another job would only
+        start and end.
     """
 
     gaps: tuple[Gap, ...] = ()
+    over: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

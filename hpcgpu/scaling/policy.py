@@ -57,14 +57,14 @@ def decide(
     Decision
     """
     group = _Group(jobs, demand, limits, history, now)
-    if group.over_budget:
-        assert limits.gpu_seconds is not None
+    if limits.gpu_seconds is not None and (hysteresis.over or group.over_budget):
         why = (
             f"the budget of {counted(limits.gpu_seconds / 3600, 'GPU hour')} is used up "
             f"({history.gpu_seconds / 3600:.2f} used)"
         )
         cancel, retire = _parted(group.staying)
-        return Decision(target=0, cancel=cancel, retire=retire, reason=why, over=True)
+        kept = replace(hysteresis, over=True)
+        return Decision(target=0, cancel=cancel, retire=retire, reason=why, over=True, hysteresis=kept)
     if limits.fixed:
         return _fixed(group)
     wish, why = _wish(group)
@@ -174,7 +174,7 @@ def _adapted(group: _Group, wish: int, why: str, seen: Sequence[gaps.Gap]) -> De
         busy, why_not = _kept_busy(group)
         least = max(
             min(max(holders(group.jobs, group.lasting), group.demand.memory), wish) - len(group.lasting),
-            group.limits.minimum - len(group.staying),
+            group.limits.minimum - len(group.lasting),
         )
         most = min(most, max(busy, least))
     return _submission(group, wish, why, most, why_not)

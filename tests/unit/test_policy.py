@@ -471,6 +471,15 @@ def test_a_replacement_is_asked_for_early_enough() -> None:
     assert decide(jobs, Demand(), Limits(maximum=1), history, now=401.0).submit == 0, "there is no work left"
 
 
+def test_the_minimum_is_kept_when_jobs_end() -> None:
+    history = History(waits=[3600.0], startups=[20.0])
+    limits = Limits(minimum=2, maximum=4)
+    ending = [idle(name, since=900.0, leaves=1500.0) for name in "ab"]
+    assert decide(ending, Demand(), limits, history, now=1000.0).submit == 2
+    assert decide([*ending, pending("c")], Demand(), limits, history, now=1000.0).submit == 1
+    assert not decide([*ending, pending("c"), pending("d")], Demand(), limits, history, now=1000.0).acts
+
+
 def test_who_goes_first_costs_least() -> None:
     jobs = [
         busy("busy"),
@@ -550,6 +559,20 @@ def test_the_backlog_bounds_what_waits() -> None:
 def test_why_nothing_is_asked_for_is_said(history: History, reason: str) -> None:
     decision = decide([], Demand(jobs=2, seconds=1e6), SIXTEEN, history, now=0.0)
     assert decision.submit == 0 and reason in decision.reason
+
+
+def test_a_budget_that_has_ended_brings_no_job_when_the_jobs_have_ended() -> None:
+    limits = Limits(maximum=20, gpu_seconds=100 * 3600.0, gpus_per_job=4)
+    demand = Demand(jobs=20, seconds=1e5, waiting=1e5, task=10.0)
+    jobs = [busy(f"j{n}") for n in range(20)]
+    over = decide(jobs, demand, limits, History(gpu_seconds=100 * 3600.0 - 2399.0), now=0.0)
+    assert over.over and len(over.retire) == 20
+    after = History(gpu_seconds=100 * 3600.0 - 2000.0)
+    ended = decide([], demand, limits, after, over.hysteresis, now=5.0)
+    assert ended.over and not ended.submit and "is used up" in ended.reason
+    again = decide([], demand, limits, after, ended.hysteresis, now=10.0)
+    assert again.over and not again.submit
+    assert decide([], demand, limits, after, now=10.0).submit == 1, "limits that the user sets anew begin anew"
 
 
 def test_a_job_that_could_not_run_for_long_within_the_budget_is_not_asked_for() -> None:
