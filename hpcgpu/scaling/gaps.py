@@ -18,6 +18,8 @@ _RECENT = 10
 _LONGER = 1.25
 #: A job is kept for this time at least: one reading of the load may be wrong.
 _LEAST = 1.0
+#: And for this share of what a start costs, once a gap has ended: the last gaps say little of a pause that is rare.
+_LEAST_SHARE = 0.05
 #: And for this time while no gap has ended: a program often computes for a moment between two pieces of work.
 _FIRST = 3.0
 #: A second for which somebody waits costs as much as this many seconds of a job.
@@ -103,4 +105,5 @@ def keep_time(earlier: Sequence[float], start: float) -> float:
     def cost(keep: float) -> float:
         return sum(gap if gap <= keep else keep + start for gap in earlier)
 
-    return max(_LEAST, min((0.0, *(_LONGER * gap for gap in earlier)), key=lambda keep: (cost(keep), keep)))
+    least = max(_LEAST, _LEAST_SHARE * start)
+    return max(least, min((0.0, *(_LONGER * gap for gap in earlier)), key=lambda keep: (cost(keep), keep)))

@@ -359,9 +359,11 @@ def test_a_long_tail_gives_back_what_cannot_help() -> None:
         ((), 3600.0, 3.0),  # nothing is known: a program may compute for a moment between two pieces of work
         ((8.0, 8.0, 4.0), 40.0, 10.0),  # gaps that are shorter than a start, and a quarter
         ((8.0, 600.0, 8.0), 40.0, 10.0),  # one long one is not waited for
-        ((600.0, 500.0, 700.0), 40.0, 1.0),  # a start is cheaper
+        ((600.0, 500.0, 700.0), 40.0, 1.2),  # a start is cheaper
         ((100.0, 100.0), 1800.0, 125.0),  # on a busy queue it is not
-        ((4000.0,), 86400.0, 1.0),  # but no start is worth an hour
+        ((4000.0,), 86400.0, 15.0),  # but no start is worth an hour
+        ((1.0,) * 10, 3600.0, 15.0),  # and short gaps do not say that none is longer
+        ((1.0,) * 10, 40.0, 1.25),  # which costs little where a start does
     ],
 )
 def test_idle_jobs_are_kept_as_long_as_experience_says_that_it_pays(
@@ -371,6 +373,20 @@ def test_idle_jobs_are_kept_as_long_as_experience_says_that_it_pays(
     jobs = [idle("a", since=0.0)]
     assert not decide(jobs, Demand(), SIXTEEN, history, known, now=keep - 0.5).acts
     assert decide(jobs, Demand(), SIXTEEN, history, known, now=keep + 0.5).retire == ("a",)
+
+
+def test_on_a_long_queue_jobs_survive_a_pause_that_is_rare() -> None:
+    """Gaps of 1 s, and a checkpoint of 8 s in every twentieth iteration: the last ten gaps are all short."""
+    history, known, now = History(waits=[3600.0], startups=[20.0]), Hysteresis(), 0.0
+    work = Demand(jobs=1, seconds=1e6)
+    for iteration in range(1, 101):
+        known, began = decide([busy("a")], work, SIXTEEN, history, known, now=now).hysteresis, now
+        for _ in range(7 if iteration % 20 == 0 else 1):
+            now += 1.0
+            decision = decide([idle("a", since=began)], Demand(), SIXTEEN, history, known, now=now)
+            assert not decision.acts, f"it is released in iteration {iteration}"
+            known = decision.hysteresis
+        now += 1.0
 
 
 def test_gaps_are_learned_for_each_number_of_jobs() -> None:
