@@ -22,6 +22,8 @@ __all__ = ["Drainer", "close_finished", "move_data"]
 RETRY = 3.0
 #: The same for jobs of a deleted group; the user is warned each time.
 RETRY_DELETED = 60.0
+#: Seconds after which a refused cancel is tried again at the latest.
+_RETRY_LAST = 60.0
 #: Seconds between two checks whether draining workers have finished.
 _FINISHING_INTERVAL = 0.5
 
@@ -36,6 +38,9 @@ class Drainer:
 
     def __init__(self, state: ClusterState) -> None:
         self.state = state
+        #: What the queue said to the last refused cancel, by job. The user has been told.
+        self.refused: dict[str, str] = {}
+        self._pause = RETRY
 
     def drain(self, names: Iterable[str], why: Drain, *, deadline: float | None = None) -> None:
         """Remove jobs from the plan, and end them in the background.
@@ -90,16 +95,31 @@ class Drainer:
         names = ", ".join(job.name for job in jobs)
         try:
             await self._cancel_or_finish(jobs, why, deadline)
+            self._accepted(jobs)
         except Superseded as error:
             self.stay(jobs)
             state.supersede(str(error))
         except BatchError as error:
-            await self._take_back(jobs)
-            state.report(f"could not cancel {names}: {error}")
+            await self._not_accepted(jobs, str(error))
         except Exception as error:  # whatever it was, the jobs must not be forgotten
             await self._take_back(jobs, retry_at=state.now + RETRY)
             state.messages.warn(f"internal error while draining {names}; hpcgpu tries again: {error!r}")
         state.changed.set()
+
+    async def _not_accepted(self, jobs: list[WorkerJob], words: str) -> None:
+        """Return jobs to the plan that the queue did not cancel: they are tried again, and the same words told once."""
+        await self._take_back(jobs, retry_at=self.state.now + self._pause)
+        self._pause = min(2 * self._pause, _RETRY_LAST)
+        if any(self.refused.get(job.name) != words for job in jobs):
+            self.state.report(f"could not cancel {', '.join(job.name for job in jobs)}: {words}. hpcgpu tries again")
+        self.refused |= {job.name: words for job in jobs}
+
+    def _accepted(self, jobs: list[WorkerJob]) -> None:
+        """Forget that the queue refused to cancel these jobs, and those that have ended."""
+        others = self.state.registry.active.keys() - {job.name for job in jobs}
+        self.refused = {name: words for name, words in self.refused.items() if name in others}
+        if not self.refused:
+            self._pause = RETRY
 
     async def _cancel_or_finish(self, jobs: list[WorkerJob], why: Drain, deadline: float | None) -> None:
         state = self.state

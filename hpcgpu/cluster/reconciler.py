@@ -212,11 +212,14 @@ class Reconciler:
         """Cancel jobs of adaptive scaling that can never start: perhaps nobody is there to read why."""
         state = self.state
         for job in list(state.registry.active.values()):
-            if job.group.adaptive is not None and state.failures.unschedulable([job.name]):
+            due = job.group.adaptive is not None and state.now >= job.retry_at
+            if due and state.failures.unschedulable([job.name]):
                 message = f"worker job {job.job_id} ({job.name}) will never start: {explain(job.queue_status)}"
                 job.group.failures.submit_refused(message, for_good=True, now=state.now)
+                told = job.name in self.drainer.refused  # the queue did not cancel it then
                 self.drainer.drain([job.name], Drain.UNWANTED)
-                state.report(f"{message}. Adaptive scaling is paused; `cluster.adaptive.resume()` resumes it")
+                if not told:
+                    state.report(f"{message}. Adaptive scaling is paused; `cluster.adaptive.resume()` resumes it")
 
     async def _scheduler_ended(self) -> None:
         """Record that the cluster is lost, and cancel its worker jobs."""

@@ -1055,3 +1055,63 @@ async def test_a_pending_job_is_not_cancelled_while_the_scheduler_does_not_answe
     for _ in range(5):
         await site.loaded()
     assert len(site.registry.active) == 3
+
+
+# A queue that refuses to cancel
+
+
+def refuses(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let the queue refuse every cancel; return when it is asked to, from now on."""
+    asked = list[float]()
+
+    def cancel(job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        asked.append(site.now)
+        raise BatchUnavailable("`scancel` failed: Access/permission denied")
+
+    monkeypatch.setattr(site.queue, "cancel", cancel)
+    return asked
+
+
+async def test_a_refused_cancel_is_told_once_and_tried_again_ever_more_rarely(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.scale(5)
+    cancel = site.queue.cancel
+    asked = refuses(site, monkeypatch)
+    await site.scale(2)
+    await site.passes(250)
+    assert site.warned == [
+        "could not cancel demo-2, demo-3, demo-4: `scancel` failed: Access/permission denied. hpcgpu tries again"
+    ]
+    assert site.state.failures.unreported == site.warned
+    pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
+    assert pauses[0] >= 3 and pauses == sorted(pauses) and 50 < pauses[-1] < 70
+    monkeypatch.setattr(site.queue, "cancel", cancel)
+    await site.passes(70)
+    assert len(site.registry.active) == 2, "the queue accepts it now"
+    await site.scale(3)
+    refuses(site, monkeypatch)
+    await site.scale(2)
+    assert len(site.warned) == 2, "it is another refusal"
+
+
+async def test_a_running_job_that_the_queue_refuses_to_cancel_is_told_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = refuses(site, monkeypatch)
+    await site.scale(1)
+    await site.passes(60)
+    assert len([text for text in site.warned if "could not cancel" in text]) == 1 and len(asked) < 10
+
+
+async def test_a_job_that_can_never_start_and_is_not_cancelled_is_told_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(minimum=3, maximum=3)
+    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, lambda: None))
+    await site.settled()
+    site.says("demo-2", JobState.PENDING, reason="QOSMaxWallDurationPerJobLimit")
+    refuses(site, monkeypatch)
+    await site.passes(200)
+    assert len([text for text in site.warned if "will never start" in text]) == 1
+    assert len(site.warned) == 2
