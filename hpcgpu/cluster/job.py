@@ -97,7 +97,9 @@ class Job:
 
     def _observed(self, phase: Active, state: JobState, *, now: float) -> Active:
         if isinstance(phase, Queued) and (self.proven or state in (JobState.RUNNING, JobState.COMPLETING)):
-            phase = Running(Work(wait_known=phase.wait_known), retry_at=phase.retry_at)
+            # one that runs has started before it could be cancelled; one that only ends may never have run
+            cancelled = phase.cancel_requested and state is JobState.COMPLETING
+            phase = Running(Work(wait_known=phase.wait_known), phase.retry_at, cancel_requested=cancelled)
         elif isinstance(phase, Running) and state is JobState.PENDING:
             # requeued: whatever its workers had is gone, and its first run is no wait
             phase = Queued(retry_at=phase.retry_at, wait_known=True)

@@ -23,7 +23,7 @@ from hpcgpu.cluster.closing import Closing
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.ownership import Owner, Ownership
 from hpcgpu.cluster.periodic import Periodic
-from hpcgpu.cluster.phases import Draining, Ended, Queued, Running
+from hpcgpu.cluster.phases import Drain, Draining, Ended, Queued, Running
 from hpcgpu.cluster.reconciler import Reconciler
 from hpcgpu.cluster.registry import Registry
 from hpcgpu.cluster.scheduler_job import SchedulerJob
@@ -1115,3 +1115,18 @@ async def test_a_job_that_can_never_start_and_is_not_cancelled_is_told_once(
     await site.passes(200)
     assert len([text for text in site.warned if "will never start" in text]) == 1
     assert len(site.warned) == 2
+
+
+async def test_a_cancelled_job_that_the_queue_shows_as_ending_first_is_no_failure(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.scale(3)
+    refuses(site, monkeypatch)  # the answer is lost: the queue does cancel it
+    site.reconciler.drainer.drain(["demo-2"], Drain.BUDGET, deadline=site.now)
+    await site.settled()
+    for state in (JobState.COMPLETING, JobState.CANCELLED):
+        site.says("demo-2", state)
+        await site.polled()
+    phase = site.job("demo-2").phase
+    assert isinstance(phase, Ended) and phase.drained
+    assert not site.group.failures.failed and len(site.warned) == 1
