@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
+from hpcgpu.batch.base import JobState
 from hpcgpu.cluster.phases import Drain, Draining, Planned
 from hpcgpu.cluster.scheduler_client import SchedulerClient
 from hpcgpu.cluster.state import ClusterState
@@ -132,7 +133,8 @@ class Drainer:
             await state.poll(ids)
             if state.dispatcher.monitor.error:
                 raise BatchError(state.dispatcher.monitor.error)
-        started = [job for job in waiting if job.alive and not job.pending]
+        # One that the queue does not know any more is gone, or about to be.
+        started = [job for job in waiting if job.queue_status.state in (JobState.RUNNING, JobState.COMPLETING)]
         self.stay(started)  # they started just before they would have been cancelled: to be decided on anew
         running = [job for job in jobs if job not in waiting]
         kept = await move_data(state.client, running) if state.client is not None else []

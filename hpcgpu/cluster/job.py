@@ -113,7 +113,9 @@ class Job:
         phase = self.phase
         before = phase.before if isinstance(phase, Draining) else phase
         asked = isinstance(before, Queued | Running) and before.cancel_requested
-        drained = isinstance(phase, Draining) or (asked and status.state is JobState.CANCELLED)
+        # some queues forget a job that is cancelled at once
+        gone = status.state is JobState.CANCELLED or (self.view is not None and self.view.missing_since is not None)
+        drained = isinstance(phase, Draining) or (asked and gone)
         at = status.end if status.end is not None and status.end <= now else now
         if isinstance(phase, Draining) and phase.cancelled_at is not None:
             at = phase.cancelled_at

@@ -1130,3 +1130,52 @@ async def test_a_cancelled_job_that_the_queue_shows_as_ending_first_is_no_failur
     phase = site.job("demo-2").phase
     assert isinstance(phase, Ended) and phase.drained
     assert not site.group.failures.failed and len(site.warned) == 1
+
+
+# A queue that forgets a job as soon as it is cancelled, as PBS without a history
+
+
+@pytest.fixture
+def forgetful(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    cancel = site.queue.cancel
+
+    def cancelled(job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        ids = list(job_ids)
+        cancel(ids, only_pending=only_pending)
+        for job_id in ids:
+            if site.queue.jobs[job_id].state is JobState.CANCELLED:
+                site.queue.jobs[job_id] = replace(site.queue.jobs[job_id], name="")
+
+    monkeypatch.setattr(site.queue, "cancel", cancelled)
+    return site
+
+
+async def test_a_pending_job_that_is_cancelled_and_forgotten_fills_no_place(forgetful: Site) -> None:
+    site = forgetful
+    await site.scale(5)
+    await site.scale(2)
+    await site.scale(5)
+    assert set(site.registry.active) == {"demo-0", "demo-1", "demo-5", "demo-6", "demo-7"}
+    await site.passes(120, step=5)
+    assert not site.group.failures.failed and not site.warned
+    assert len(site.registry.active) == 5
+
+
+async def test_a_cancelled_job_is_no_failure_where_the_answer_was_lost_and_the_queue_forgot_it(
+    forgetful: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = forgetful
+    await site.scale(3)
+    cancel = site.queue.cancel
+
+    def lost(job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        cancel(job_ids, only_pending=only_pending)
+        raise BatchUnavailable("qdel timed out")
+
+    monkeypatch.setattr(site.queue, "cancel", lost)
+    await site.scale(2)
+    monkeypatch.setattr(site.queue, "cancel", cancel)
+    await site.scale(3)  # so it is wanted again
+    await site.passes(120, step=2)
+    assert not site.group.failures.failed and set(site.registry.active) == {"demo-0", "demo-1", "demo-3"}
+    assert site.warned == ["could not cancel demo-2: qdel timed out. hpcgpu tries again"]
