@@ -68,8 +68,9 @@ class ClusterStatus:
     ----------
     name, system, directory : str
     state : str
-        ``"waiting"`` (its scheduler job waits or starts), ``"running"``, ``"closed"``, ``"ended"`` (no job is left,
-        though nobody closed it) or ``"unreachable"`` (its scheduler job runs, and the scheduler does not answer).
+        ``"waiting"`` (its scheduler job waits or starts), ``"running"``, ``"closed"``, ``"ended"`` (its scheduler job
+        has ended, though nobody closed it) or ``"unreachable"`` (the scheduler does not answer, though its job runs, or
+        the queue does not answer either).
     workers, gpus : int
         Dask workers that are connected, and GPUs of the worker jobs that run.
     scheduler, dashboard : str
@@ -183,7 +184,9 @@ def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, prob
     if answers:
         return "running"
     scheduler = next((job for job in jobs if job.kind == "scheduler"), None)
-    if scheduler is None or JobState(scheduler.state).ended:
+    if scheduler is not None and JobState(scheduler.state).ended:  # a contact may be left of one that was killed
+        return "ended"
+    if scheduler is None:
         return "unreachable" if problem else "ended"
     return "unreachable" if problem else "waiting"
 

@@ -8,6 +8,7 @@ import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.remote import status
+from hpcgpu.store import claims
 from hpcgpu.store.journal import Submit
 
 
@@ -30,3 +31,24 @@ def test_a_process_that_is_connected_proves_that_its_job_runs(
     known = JobStatus(job_id="7", state=queue, name=submit.name) if queue is not None else None
     job = status._info(submit, "7", known, workers, answers, Path("log"))
     assert job.state == state and (job.reason == "") is (state == "running")
+
+
+@pytest.mark.parametrize(
+    ("queue", "problem", "state"),
+    [
+        (JobState.TIMEOUT, True, "ended"),  # killed hard: its contact is left
+        (JobState.FAILED, True, "ended"),
+        (JobState.CANCELLED, False, "ended"),
+        (JobState.RUNNING, True, "unreachable"),
+        (JobState.UNKNOWN, True, "unreachable"),  # the queue gave no answer
+        (JobState.PENDING, False, "waiting"),
+    ],
+)
+def test_a_cluster_whose_scheduler_job_has_ended_has_ended_whatever_it_left(
+    tmp_path: Path, queue: JobState, problem: bool, state: str
+) -> None:
+    directory = claims.claim(tmp_path / "demo", lambda earlier: [], system="slurm")
+    submit = Submit(kind="scheduler", name="demo-scheduler", time=0.0, job_id="7")
+    known = JobStatus(job_id="7", state=queue, name=submit.name)
+    job = status._info(submit, "7", known, [], False, Path("log"))
+    assert status._state(directory, [job], False, problem) == state
