@@ -785,7 +785,7 @@ async def test_a_job_that_was_cancelled_while_the_queue_fell_silent_is_no_failur
     monkeypatch.setattr(site.queue, "cancel", last_answer)
     await site.scale(2)
     site.now += 20
-    assert site.warned == ["could not cancel demo-2: squeue does not answer"]
+    assert site.warned == ["could not cancel demo-2: squeue does not answer. hpcgpu tries again"]
     site.queue.silent = False
     await site.passes(30)
     assert site.shown["demo-2"][0] == "cancelled"
