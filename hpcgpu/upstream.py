@@ -327,7 +327,7 @@ USES: tuple[Use, ...] = (
         "CPython",
         Kind.PRIVATE,
         "puts the socket of the fork server into a directory that hpcgpu removes",
-        ("hpcgpu.runtime.forkserver",),
+        ("hpcgpu.runtime.forkserver", "hpcgpu.runtime.worker"),
         "test_multiprocessing_puts_its_sockets_where_hpcgpu_says",
     ),
     # distributed: connections

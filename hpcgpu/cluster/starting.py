@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
+from dask import config
 from distributed.security import Security
 
 from hpcgpu.batch import registry
@@ -122,6 +123,11 @@ def check(options: Options) -> None:
     for job in (options.worker, options.scheduler):
         if job is not None and job.local_directory is not None and "$" not in job.local_directory:
             check_local_directory(job.local_directory, everywhere=registry.system(options.system).one_machine)
+    if options.cluster.security == "authenticated" and config.get("distributed.comm.require-encryption"):
+        raise OptionError(
+            "security='authenticated' does not encrypt, and your Dask configuration sets "
+            "distributed.comm.require-encryption: remove it there, or use security=True"
+        )
     if options.scheduler is None and options.worker.interface:
         if problem := interfaces.missing(options.worker.interface, interfaces.addresses()):
             raise OptionError(f"scheduler='local': {problem}")

@@ -99,9 +99,20 @@ class _Listener(tcp.TCPListener):  # type: ignore[misc]
         if named.get("default_host") is None and OWN_HOST in os.environ:
             named["default_host"] = os.environ[OWN_HOST]
         super().__init__(address, *arguments, **named)
+        #: Connections that are not authenticated yet.
+        self._unknown: set[IOStream] = set()
+
+    def stop(self) -> None:
+        super().stop()
+        while self._unknown:
+            self._unknown.pop().close()
 
     async def _prepare_stream(self, stream: IOStream, address: str) -> IOStream | None:
+        if self.tcp_server is None:  # stopped after this connection was accepted
+            stream.close()
+            return None
         side, limit = _Stream(stream), _timeout()
+        self._unknown.add(stream)
         try:
             own = place(*stream.socket.getsockname()[:2])
             await asyncio.wait_for(authentication.accept(side, self._key, [own]), limit)
@@ -110,9 +121,12 @@ class _Listener(tcp.TCPListener):  # type: ignore[misc]
         except AuthenticationError as error:
             why = str(error)
         except (StreamClosedError, OSError, AttributeError, ValueError):  # AttributeError: it was closed meanwhile
-            why = "it closed the connection before it was authenticated" if side.begun else ""
+            by_peer = side.begun and stream in self._unknown
+            why = "it closed the connection before it was authenticated" if by_peer else ""
         else:
             return None if stream.closed() else stream
+        finally:
+            self._unknown.discard(stream)
         stream.close()
         if why:  # who only looks whether somebody listens is no error
             logger.warning("refused a connection from %s: %s", address, why)

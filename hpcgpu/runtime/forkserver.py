@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import importlib.util
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import sys
@@ -176,15 +177,20 @@ def _start(*, gpus: bool, at_end: contextlib.ExitStack) -> Warm:
         It cannot be started here.
     """
     check_place(_PLACE)
+    # The directory of the socket. One that multiprocessing makes would be left by a process that ends without Python's
+    # own tidying up (`become`), or is killed.
+    place = at_end.enter_context(scratch.made(_PLACE))
+    multiprocessing.current_process()._config["tempdir"] = str(place)  # type: ignore[attr-defined]
+    if multiprocessing.connection.arbitrary_address("AF_UNIX").startswith("\0"):  # type: ignore[attr-defined]
+        raise NotTrusted(
+            "every user of the node could run code as you through the socket that this Python gives a fork server "
+            "(CVE-2022-42919): use Python 3.11.1 or later"
+        )
     environment = pre_spawn_environment(configured_environment(), os.environ)
     os.environ.update(environment)  # as nannies do in this process when they start a worker
     from multiprocessing import forkserver
 
     forkserver.set_forkserver_preload([*_MODULES, *(_GPU_MODULES if gpus else ()), "hpcgpu.runtime.warm"])
-    # The directory of the socket. One that multiprocessing makes would be left by a process that ends without Python's
-    # own tidying up (`become`), or is killed.
-    place = at_end.enter_context(scratch.made(_PLACE))
-    multiprocessing.current_process()._config["tempdir"] = str(place)  # type: ignore[attr-defined]
     forkserver.ensure_running()
     return Warm(environment)
 

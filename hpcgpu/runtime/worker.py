@@ -8,6 +8,7 @@ It also informs the scheduler of the worker's software and GPU.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 from multiprocessing.forkserver import get_inherited_fds
@@ -33,8 +34,10 @@ dashboard.guard_servers_of_this_process()
 authenticated_tcp.install()
 tls.install()
 hostcopy.register()
-if get_inherited_fds() is not None:  # this is a fork: what its tasks start with Dask is spawned, as everywhere
+if get_inherited_fds() is not None:  # this is a fork: what its tasks start is as in a worker that was spawned
     config.set({METHOD: "spawn"})
+    multiprocessing.set_start_method("spawn", force=True)
+    multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
 
 
 def dask_setup(server: Worker | Nanny) -> None:

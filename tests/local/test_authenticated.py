@@ -198,6 +198,22 @@ async def test_a_peer_that_stalls_is_disconnected_in_time(caplog: pytest.LogCapt
     assert caplog.text.count("it did not authenticate itself within 0.3 s") == 2
 
 
+async def test_a_listener_that_stops_keeps_no_connection_that_is_not_authenticated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hello = authentication.Connector(KEY, bytes(18)).hello()
+    async with echo([]) as address:
+        host, port = address.split("://")[1].split(":")
+        peers = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        peers[0][1].write(hello[:20])
+        await converse(address)  # later than those two
+    for reader, writer in peers:
+        with suppress(ConnectionError):  # what was sent is not read
+            assert await asyncio.wait_for(reader.read(), 20) == b"", "they need not wait for the limit of 30 s"
+        writer.close()
+    assert not caplog.records
+
+
 async def test_who_only_looks_whether_somebody_listens_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with echo([]) as address:
         host, port = address.split("://")[1].split(":")
@@ -328,6 +344,14 @@ def test_such_a_cluster_is_taken_over_and_ends(queue: LocalQueue) -> None:
         assert client.submit(sum, [1, 2, 3]).result() == 6
         later.close()
     assert not later.directory.tls.exists()
+
+
+def test_a_configuration_that_requires_encryption_is_refused_at_once(queue: LocalQueue) -> None:
+    with (
+        dask.config.set({"distributed.comm.require-encryption": True}),
+        pytest.raises(hpcgpu.OptionError, match=r"comm\.require-encryption: remove it there"),
+    ):
+        LocalGPUCluster(**CPU, security="authenticated")
 
 
 def test_a_scheduler_in_the_program_is_protected_too(queue: LocalQueue) -> None:

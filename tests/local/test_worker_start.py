@@ -62,6 +62,7 @@ def process() -> Callable[[], dict[str, Any]]:
     """A function for `Client.run`: what a process may have from the one that started it."""
 
     def look() -> dict[str, Any]:
+        import multiprocessing
         import resource
         import signal as signals
         import sys
@@ -85,6 +86,8 @@ def process() -> Callable[[], dict[str, Any]]:
             "directory": str(Path.cwd()),
             "configuration": config.get("distributed.worker"),
             "threads": sorted({t.name.split("-")[0] for t in threading.enumerate()}),
+            "start method": multiprocessing.get_start_method(),
+            "own sockets": "tempdir" not in multiprocessing.current_process()._config,  # type: ignore[attr-defined]
             "random": float(numpy.random.random()),
             "fork": forkserver.get_inherited_fds() is not None,
             "parent": os.getppid(),
@@ -168,6 +171,7 @@ def test_the_fork_server_has_one_thread_talks_to_no_driver_and_ends_with_the_job
         assert not re.search("libcuda[.]so|libnvidia-ml|libucp", Path(f"/proc/{server}/maps").read_text())
         place = socket_of(server)
         assert place.stat().st_mode & 0o777 == 0o700
+        assert [path.stat().st_mode & 0o777 for path in place.iterdir() if path.is_socket()] == [0o600]
     until(lambda: not any(map(alive, [server, *(worker["pid"] for worker in workers)])), "the processes end")
     until(lambda: not place.exists(), "the job removes the directory of the socket")
     callers = {int(line.split()[0]) for path in calls.values() for line in path.read_text().splitlines()}

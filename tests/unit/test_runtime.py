@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import socket
@@ -440,3 +442,17 @@ def test_workers_are_spawned_if_the_fork_server_has_no_safe_place_for_its_socket
         assert forkserver.begin(arguments, at_end) is None
     said = capsys.readouterr().err
     assert "workers are spawned, each imports for itself: " in said and str(place) in said
+
+
+def test_workers_are_spawned_if_every_user_could_reach_the_socket_of_the_fork_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(forkserver, "_PLACE", tmp_path)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(tmp_path))  # type: ignore[attr-defined]
+    monkeypatch.setattr(multiprocessing.connection, "arbitrary_address", lambda family: "\0listener-1-0")  # 3.11.0
+    arguments = argparse.Namespace(worker_start="forkserver", command=[], gpus=0)
+    with dask.config.set({forkserver.METHOD: None}), contextlib.ExitStack() as at_end:
+        assert forkserver.begin(arguments, at_end) is None
+    said = capsys.readouterr().err
+    assert "workers are spawned, each imports for itself: " in said and "CVE-2022-42919" in said
+    assert not list(tmp_path.iterdir())
