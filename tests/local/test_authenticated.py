@@ -68,16 +68,23 @@ async def converse(address: str) -> None:
     await comm.close()
 
 
-async def raw(address: str, *sent: bytes) -> bytes:
-    """What a listener answers to bytes, until it closes the connection."""
+async def raw(address: str, first: bytes = b"", *sent: bytes, answer: int = 0) -> bytes:
+    """What a listener answers to bytes, until it closes the connection.
+
+    So many bytes of answer are awaited before the rest is sent: who closes with unread bytes resets the connection,
+    and what it had answered before can be lost.
+    """
     host, port = address.split("://")[1].split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    for one in sent:
-        writer.write(one)
+    writer.write(first)
+    answered = b""
     try:
-        return await asyncio.wait_for(reader.read(), 60)
+        answered = await asyncio.wait_for(reader.readexactly(answer), 60)
+        for one in sent:
+            writer.write(one)
+        return answered + await asyncio.wait_for(reader.read(), 60)
     except ConnectionError:
-        return b""
+        return answered
     finally:
         writer.close()
         with suppress(OSError):
@@ -130,8 +137,8 @@ async def test_a_stranger_that_knows_the_protocol_gets_a_challenge_and_no_furthe
         port = int(address.rpartition(":")[2])
         stranger = authentication.Connector(bytes(32), authentication.place("127.0.0.1", port))
         bomb = frames(pickle.dumps(Bomb(tmp_path / "pwned")))
-        assert len(await raw(address, stranger.hello(), bytes(32), bomb)) == 80
-        assert len(await raw(address, stranger.hello(), stranger.hello()[:32], bomb)) == 80
+        assert len(await raw(address, stranger.hello(), bytes(32), bomb, answer=80)) == 80
+        assert len(await raw(address, stranger.hello(), stranger.hello()[:32], bomb, answer=80)) == 80
     assert not (tmp_path / "pwned").exists() and messages == []
 
 
@@ -167,7 +174,7 @@ async def test_an_answer_for_ucx_is_none_for_tcp() -> None:
     async with echo([]) as address:
         port = int(address.rpartition(":")[2])
         member = authentication.Connector(KEY, authentication.place("127.0.0.1", port))
-        challenge = await raw(address, member.hello(), bytes(32))
+        challenge = await raw(address, member.hello(), bytes(32), answer=80)
         with pytest.raises(hpcgpu.errors.AuthenticationError):
             member.respond(challenge)
 
