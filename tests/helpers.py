@@ -163,7 +163,7 @@ def two_of_four_are_missing(cluster: GPUCluster) -> bool:
     reason = next(job.reason for job in cluster.jobs if job.kind == "worker")
     words = (
         r"2 of 4 workers on its node 1 missing, \d+ s after the first connected; "
-        r"replaced if they do not come back within \d+ s"
+        r"replaced if they do not connect within \d+ s"
     )
     return re.fullmatch(words, reason) is not None
 
@@ -187,7 +187,7 @@ def a_refused_request_pauses(cluster: GPUCluster, until: Callable[..., None], wo
             adaptive = cluster.adapt(maximum_jobs=1, worker_group="odd", **ADAPT)
             future = client.submit(slow, 1, resources={"ODD": 1})
             until(lambda: adaptive.state.paused, "it pauses")
-        assert "5 submits in a row were refused" in repr(cluster)
+        assert "5 submissions in a row were refused" in repr(cluster)
         with pytest.raises(ClusterError, match=words):
             cluster.wait_for_workers(1)
         future.cancel()

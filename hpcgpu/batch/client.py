@@ -182,7 +182,10 @@ class CommandBatch(BatchSystem):
                 return self._only(found[-1], job_name) if again else found[-1]
             if not uncertain and not self.transient.search(problem):
                 raise self._refusal(problem, job_name)
-        raise AmbiguousSubmit(f"{self.title} did not say whether it accepted job {job_name!r}: {problem}")
+        raise AmbiguousSubmit(
+            f"{self.title} did not say whether it accepted job {job_name!r}: {problem}. Look in the queue for a job of "
+            "this name"
+        )
 
     def _attempt(self, argv: list[str]) -> _Answer:
         """Run the command that submits a job, once."""

@@ -172,7 +172,7 @@ class Directives:
     def add(self, owner: str, *spellings_and_value: Any) -> str:
         """Return the line of one directive; empty if it is left out.
 
-        `owner` is the option that sets it.
+        `owner` is the option that sets it, or ``hpcgpu (why)`` where no option does.
         """
         *spellings, value = spellings_and_value
         self.known.update(spellings)
@@ -202,10 +202,9 @@ class Directives:
             shortened = option.startswith("--") and option != "--ntasks"
             spelled = next((o for o in self.owners if shortened and o.startswith(option)), option)
             if owner := self.owners.get(spelled):
-                raise OptionError(
-                    f"job_extra_directives: {option} is set by {owner}: use that instead (or add "
-                    f"job_directives_skip=[{option!r}] to write it yourself)"
-                )
+                skip = f"add job_directives_skip=[{option!r}] to write it yourself"
+                advice = f"remove it, or {skip}" if owner.startswith("hpcgpu ") else f"use that instead (or {skip})"
+                raise OptionError(f"job_extra_directives: {option} is set by {owner}: {advice}")
             lines.append(self._line(option, value))
         return "\n".join(lines)
 

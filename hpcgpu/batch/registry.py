@@ -13,7 +13,7 @@ from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, e
 from hpcgpu.batch.system import System
 from hpcgpu.errors import ClusterWarning, OptionError
 
-__all__ = ["GROUP", "fallback", "names", "system", "systems"]
+__all__ = ["GROUP", "fallback", "incomplete", "names", "system", "systems"]
 
 GROUP = "hpcgpu.batch_systems"
 
@@ -21,6 +21,16 @@ GROUP = "hpcgpu.batch_systems"
 def names() -> list[str]:
     """Return the names of all batch systems, without loading them."""
     return sorted(_own() | _others())
+
+
+def incomplete(name: str) -> str:
+    """Return why no batch system of that name can be found in a broken installation; empty in any other."""
+    if _own():
+        return ""
+    return (
+        f"the batch system {name!r} cannot be found: this installation of hpcgpu does not list its batch systems. "
+        "Install hpcgpu again (in a checkout: `pip install --no-deps --no-build-isolation -e .`)"
+    )
 
 
 def system(name: str) -> System:
@@ -31,11 +41,8 @@ def system(name: str) -> System:
     OptionError
         There is none, or the distribution that brings it is broken.
     """
-    if not _own():
-        raise OptionError(
-            f"the batch system {name!r} cannot be found: this installation of hpcgpu does not list its batch "
-            "systems. Install it again, in a checkout with `pip install --no-deps --no-build-isolation -e .`"
-        )
+    if problem := incomplete(name):
+        raise OptionError(problem)
     entry = _own().get(name) or _others().get(name)
     if entry is None:
         raise OptionError(f"unknown batch system {name!r}: the batch systems are {', '.join(names())}")

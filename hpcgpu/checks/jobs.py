@@ -50,6 +50,11 @@ _SKEW = 60.0
 _LISTENS = 200.0
 #: Open files that a scheduler of a few hundred workers needs.
 _OPEN_FILES = 4096
+#: What to do where a compute node lacks the commands of the queue.
+_NO_COMMANDS = (
+    "`hpcgpu adapt` needs the queue's commands on compute nodes: if they cannot be added, call adapt() in a program on "
+    "the login node"
+)
 
 
 class Seen:
@@ -142,8 +147,7 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
             advice,
         )
     if seen.kind == "scheduler" and found["queue_error"]:
-        advice = "`hpcgpu adapt` needs the queue's commands on compute nodes"
-        yield Line(where, "queue commands in the job", "warning", found["queue_error"], advice)
+        yield Line(where, "queue commands in the job", "warning", found["queue_error"], _NO_COMMANDS)
 
 
 def _gpu_lines(where: str, found: Mapping[str, Any], gpus: int) -> Iterator[Line]:
@@ -169,7 +173,8 @@ def _gpu_lines(where: str, found: Mapping[str, Any], gpus: int) -> Iterator[Line
             "driver",
             "failure",
             "NVML does not answer",
-            "the node has no NVIDIA driver, or the job cannot access it",
+            "the node has no NVIDIA driver, or the job cannot access it: choose a GPU queue or gpu_type, or ask the "
+            "site's support",
         )
 
 
@@ -436,7 +441,7 @@ def _meet(seen: Seen, found: Mapping[str, Any], directory: ClusterDirectory, *, 
     if found["token"] != directory.token():
         seen.problem = (
             "the job did not read the file that the login node wrote: the filesystem is not shared, or shows old "
-            "content"
+            "content: set cluster_directory to a shared filesystem, or run the check again"
         )
         return
     seen.found, seen.waited = found, waited

@@ -164,7 +164,7 @@ def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:
             "login",
             "permissions",
             "ok",
-            f"by the file modes, only you can write to {path} and to the directories above it",
+            f"according to the file modes, only you can write to {path} and to the directories above it",
         )
 
 

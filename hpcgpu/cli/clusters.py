@@ -318,7 +318,11 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
             status = 1
             continue
         if left:
-            say(f"{name}: still in the queue: {' '.join(job.job_id for job in left)}", err=True)
+            say(
+                f"{name}: still in the queue: {' '.join(job.job_id for job in left)}. Run the same command again. If "
+                "they stay, cancel them with the batch system's own command",
+                err=True,
+            )
             status = 1
         else:
             say(f"{name}: {counted(there, 'job')} cancelled, no job is left")

@@ -170,7 +170,10 @@ def run(system: str) -> int:
     _report(stages, cluster, jobs, answer, rows, where)
     left = [i for i, status in cluster.batch.poll([job.id for job in jobs]).items() if not status.state.ended]
     if left:
-        console.print(f"These jobs are still in the queue: {' '.join(left)}", markup=False)
+        console.print(
+            f"These jobs are still in the queue: {' '.join(left)}. Cancel them: hpcgpu stop {cluster.name}",
+            markup=False,
+        )
         return 1
     console.print("The queue is empty again: no job of this cluster is left.", markup=False)
     return 0

@@ -34,8 +34,11 @@ class SystemName(_ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name, or fail with those that there are."""
+        from hpcgpu.batch.registry import incomplete
+
         if value not in self._names():
-            self.fail(f"{value!r} is not one of {', '.join(map(repr, self._names()))}.", param, ctx)
+            listed = f"{value!r} is not one of {', '.join(map(repr, self._names()))}."
+            self.fail(incomplete(value) or listed, param, ctx)
         return str(value)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:

@@ -92,7 +92,9 @@ async def _check(state: ClusterState, scheduler: SchedulerJob, directory: Cluste
         what = scheduler.failure_report() if state.scheduler is not None else "it has no scheduler job"
         raise ClusterError(f"nothing is left of cluster {state.name}: {what}")
     if security and not directory.tls.is_dir():
-        raise ClusterError(f"cluster {state.name} is ending: its credentials were removed")
+        raise ClusterError(
+            f"cluster {state.name} is ending: its credentials were removed. Start a new one when its jobs have ended"
+        )
 
 
 def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: Mapping[str, int | None]) -> None:

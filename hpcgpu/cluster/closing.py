@@ -91,7 +91,8 @@ class Closing:
         if self.left or self.problem:
             why = self.problem or "they are ending"
             state.messages.warn(
-                f"these jobs of cluster {state.name} may still be in the queue: {' '.join(self.left)} ({why})"
+                f"these jobs of cluster {state.name} may still be in the queue: {' '.join(self.left)} ({why}). "
+                f"{dispatcher.advice()}"
             )
         if (
             unreported := ""

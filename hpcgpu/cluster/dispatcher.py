@@ -70,8 +70,8 @@ class Dispatcher:
         """
         if not self.directory.is_of(self.token):
             raise NameLost(
-                f"cluster {self.directory.path.name} lost its name: {self.directory.path} is the directory of "
-                "another cluster now"
+                f"cluster {self.directory.path.name} cannot continue, because another cluster now has its name and its "
+                f"directory {self.directory.path}"
             )
         latest = self.directory.manager()
         if latest is not None and latest.number > self.manager:
@@ -262,7 +262,7 @@ class Dispatcher:
                 problems.append(f"it is not known whether job {name!r} exists: {error}")
         with self._changed:
             if not self._changed.wait_for(lambda: not self._in_flight, timeout):
-                problems.append(f"the submit of {', '.join(sorted(self._in_flight))} is still under way")
+                problems.append(f"the submission of {', '.join(sorted(self._in_flight))} is still under way")
         if problems:
             raise BatchUnavailable("; ".join(problems))
 
@@ -272,6 +272,13 @@ class Dispatcher:
             self.directory.remove_secrets()
             if not self.directory.closing:
                 self.directory.begin_close()
+
+    def advice(self) -> str:
+        """Return how the user cancels the jobs that are left."""
+        with contextlib.suppress(OSError):
+            if not self.directory.is_of(self.token):  # `hpcgpu stop` would stop the other cluster
+                return "Cancel them with the batch system's own command"
+        return f"`hpcgpu stop {self.directory.path.name}` cancels what is left"
 
     def left(self) -> list[str]:
         """Return the jobs that may still be in the queue.

@@ -72,4 +72,5 @@ def _cancel_all() -> None:
             dispatcher.cancel_all(_TIMEOUT)
         except Exception as error:  # the other clusters' jobs must nevertheless be cancelled
             with contextlib.suppress(OSError, ValueError):  # stderr may be gone with the terminal
-                print(f"hpcgpu: could not cancel {' '.join(dispatcher.left())}: {error}", file=sys.stderr)
+                left = " ".join(dispatcher.left())
+                print(f"hpcgpu: could not cancel {left}: {error}. {dispatcher.advice()}", file=sys.stderr)

@@ -411,7 +411,7 @@ class GPUCluster(Readable):
         with Progress(self.options.cluster.quiet) as progress:
             while tasks := [task for task in self._state.tasks if not task.done()]:
                 names = ", ".join(job.name for job in self._state.registry.draining)
-                what = f"{names} to finish what they run and to move their data" if names else "the queue"
+                what = f"{names} to finish running tasks and to move data" if names else "the queue"
                 progress.update(f"cluster {self.name}: waiting for {what}")
                 await asyncio.wait(tasks, timeout=0.5)
         if not self._state.closing:

@@ -53,7 +53,7 @@ class Readable(Adapter):
         self._check_usable()
         if self.status != Status.running:
             raise ClusterError(
-                f"cluster {self.name} is {self.status.name}: its fabric is known while its scheduler runs"
+                f"cluster {self.name} is {self.status.name}: its fabric is known only while its scheduler runs"
             )
         return self.sync(self._fabric)  # type: ignore[no-any-return]
 

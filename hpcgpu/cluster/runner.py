@@ -245,8 +245,9 @@ class SlurmGPURunner:
         workers = min(self.task.on_node - others, self.task.gpus)
         if idle := self.task.gpus - workers:
             print(
-                f"hpcgpu: {idle} of the {self.task.gpus} GPUs of node {self.task.node} are idle: it has {workers} "
-                "worker tasks",
+                f"hpcgpu: node {self.task.node} has {counted(self.task.gpus, 'GPU')} but only "
+                f"{counted(workers, 'worker task')}, so {counted(idle, 'GPU')} {'stays' if idle == 1 else 'stay'} "
+                "unused: start more tasks per node (srun --ntasks)",
                 file=sys.stderr,
             )
         self._become(

@@ -47,10 +47,7 @@ class Submitter:
     def _not_submitted(self, job: WorkerJob, error: Exception) -> None:
         state, group, now = self.state, job.group, self.state.now
         unknown = isinstance(error, AmbiguousSubmit)
-        message = (
-            f"{'it is not known whether ' * unknown}worker job {job.name} was {'not ' * (not unknown)}submitted: "
-            f"{error}"
-        )
+        message = str(error) if unknown else f"worker job {job.name} was not submitted: {error}"
         if isinstance(error, SubmitLimited) and any(other.alive for other in group.jobs):
             group.failures.site_is_full(str(error), now=now)
             state.messages.log(f"{message}. The site accepts no more jobs of yours now")

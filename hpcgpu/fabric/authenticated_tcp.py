@@ -83,7 +83,7 @@ class _Connector(tcp.TCPConnector):  # type: ignore[misc]
         except (StreamClosedError, AttributeError) as error:  # a stream that was closed has no socket
             comm.abort()
             raise CommClosedError(
-                f"{where}: the other side closed the connection before it was authenticated"
+                f"{where}: the other side closed the connection before it was authenticated: its log says why"
             ) from error
         except BaseException:  # distributed cancels what takes long
             comm.abort()

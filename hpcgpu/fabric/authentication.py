@@ -205,9 +205,15 @@ def _key_of_process() -> bytes | None:
 @functools.cache
 def _read_key(path: str) -> bytes:
     """Read a key, once: a process still connects to its peers after the cluster's files are removed."""
-    key = bytes.fromhex(Path(path).read_text())
+    try:
+        key = bytes.fromhex(Path(path).read_text())
+    except ValueError:
+        key = b""
     if len(key) != _KEY:
-        raise ValueError(f"{path} does not hold a key of {_KEY} bytes")
+        raise ValueError(
+            f"the key in {path} is damaged (it must have {_KEY} bytes): start a new cluster, or render the scripts "
+            "again"
+        )
     return key
 
 

@@ -42,8 +42,8 @@ class JobOptions:
     cores: int | None = option(parse=values.positive, doc="CPU cores per node.")
     memory: int | None = option(
         parse=values.memory,
-        doc="Memory per node, such as '60GB'. Default: none is requested; on PBS 4 GiB for each GPU, and 4 GiB "
-        "without GPUs.",
+        doc="Memory per node, such as '60GB'. Default: none is requested. On PBS: 4 GiB per GPU, or 4 GiB if "
+        "the job has no GPUs.",
     )
     gpus_per_node: int = option(
         1, parse=values.natural, doc="GPUs per node; one Dask worker runs on each. 0 makes CPU workers."

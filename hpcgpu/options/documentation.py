@@ -95,7 +95,7 @@ asynchronous : bool, default False
 
 Notes
 -----
-Options of the scheduler job; those marked "inherited" it takes from the workers unless it has its own:
+Options of the scheduler job. Those marked "inherited" have the workers' value unless you set them for the scheduler:
 
 {_scheduler_notes(scheduler)}
 """

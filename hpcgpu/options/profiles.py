@@ -96,9 +96,8 @@ def load(name: str) -> Profile:
     if path is None:
         if maker := _OTHER_GPUS.get(name.lower()):
             raise OptionError(
-                f"profile={name!r}: the GPUs of this site are made by {maker}. hpcgpu starts dask-cuda workers, "
-                "which need NVIDIA's CUDA, and cannot use them; gpus_per_node=0 makes CPU workers, without a "
-                "profile"
+                f"profile={name!r}: this site's GPUs are made by {maker}. hpcgpu cannot use them, because its GPU "
+                "workers need NVIDIA's CUDA. For CPU workers, leave out profile and set gpus_per_node=0"
             )
         near = difflib.get_close_matches(name, names(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""

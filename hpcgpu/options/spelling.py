@@ -29,9 +29,10 @@ FOREIGN = {
     "shared_temp_directory": "set cluster_directory",
     "scheduler_options": "set scheduler={...}",
     "nanny": "workers always have a nanny",
-    "worker_command": "workers always run `dask cuda worker`, with gpus_per_node=0 `dask worker`: leave it out",
-    "config_name": "hpcgpu does not have it: the section of the configuration is that of the batch system, such as "
-    "hpcgpu.slurm",
+    "worker_command": "the worker command is always `dask cuda worker` (`dask worker` if gpus_per_node=0): leave this "
+    "option out",
+    "config_name": "hpcgpu does not have this option, because it reads the section of its batch system, such as "
+    "hpcgpu.slurm: leave it out",
     "resource_spec": "set cores, memory and gpus_per_node; on PBS select_extra, resource_list and place hold the rest",
     "job_script_epilogue": "hpcgpu does not have it: the Dask command replaces the script of the job, so nothing "
     "can run after it",
@@ -46,7 +47,7 @@ FOREIGN = {
     "ngpus": "set gpus_per_node (and nodes_per_job, jobs)",
     "silence_logs": "set quiet=True",
     "scheduler_cls": "set scheduler={...}, or scheduler='local' for a scheduler in this program",
-    "lifetime": "workers retire before the walltime ends by themselves: set walltime and walltime_margin",
+    "lifetime": "workers retire by themselves before the walltime ends: set walltime and walltime_margin",
     "memory_limit": "set memory: each worker gets its share",
     "threads_per_worker": "set nthreads",
     "dashboard_address": "it is an option of the scheduler job: scheduler={'dashboard_address': ...}",

@@ -23,7 +23,9 @@ def draft(system: System) -> str:
         It cannot list its queues.
     """
     if (found := system.discover()) is None:
-        raise OptionError(f"a profile is a site's; {system.title} has none, as all its jobs run on this machine")
+        raise OptionError(
+            f"profiles are for sites: {system.title} needs none, because all its jobs run on this machine"
+        )
     return render(system.name, found.gpus, time.strftime("%Y-%m-%d"), found.notes)
 
 

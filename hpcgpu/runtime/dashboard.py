@@ -154,7 +154,10 @@ def guard(server: HTTPServer, directory: ClusterDirectory) -> None:
     """
     token = directory.dashboard_token()
     if not token:
-        logger.warning("%s has no dashboard token: the dashboard refuses all requests", directory.path)
+        logger.warning(
+            "%s has no dashboard token: the dashboard refuses all requests; start a new cluster to use it",
+            directory.path,
+        )
     assert isinstance(server.request_callback, Router)
     server.request_callback = Guard(server.request_callback, token or secrets.token_hex(32))
     server.conn_params.header_timeout = _HEADER_TIMEOUT

@@ -182,7 +182,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "commands",
         nargs=argparse.REMAINDER,
-        help="length and words of the scheduler's command, of the workers', the program's",
+        help="number of words and the words of the scheduler's command, then the same for the workers; last, the "
+        "program",
     )
     arguments = parser.parse_args(argv)
     words = list(arguments.commands)

@@ -65,9 +65,9 @@ class Absence:
     def outlook(self, timeout: float, *, now: float) -> str:
         """Return what is missing, and what happens next."""
         what = "it does" if len(self.since) == 1 else "they do"
+        back = "come back" if self.since.keys() & self.joined else "connect"
         return (
-            f"{self.words(now=now)}; replaced if {what} not come back within "
-            f"{max(0.0, self.left(timeout, now=now)):.0f} s"
+            f"{self.words(now=now)}; replaced if {what} not {back} within {max(0.0, self.left(timeout, now=now)):.0f} s"
         )
 
 

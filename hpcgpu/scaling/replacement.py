@@ -19,7 +19,9 @@ _LASTING = 20.0
 _POLLS_TO_BELIEVE = 2
 #: Seconds until the next submit after this number of failures in a row.
 _BACKOFF = (0.0, 10.0, 30.0, 60.0, 300.0)
-#: Refused submits in a row after which nothing more is submitted.
+#: When a pause ends. A call of GPUAdaptive.resume() ends it too.
+_AGAIN = "until you call scale() or adapt() again"
+#: Refused submissions in a row after which nothing more is submitted.
 _REFUSALS = 5
 #: Nodes that are avoided at most; the oldest is forgiven first.
 _EXCLUDED = 8
@@ -138,19 +140,20 @@ class Failures:
         self._back_off(self.failed, now)
         if self.failed > self.restarts:
             failed = (
-                f"{self.failed} worker jobs failed in a row; they are not replaced any more"
+                f"{self.failed} worker jobs failed in a row; they are not replaced"
                 if self.failed > 1
                 else "a worker job failed; it is not replaced"
             )
-            self.paused = f"{failed} (worker_restarts={self.restarts})"
+            self.paused = f"{failed} {_AGAIN} (worker_restarts={self.restarts})"
 
     def submit_refused(self, words: str, *, for_good: bool, now: float) -> None:
-        """Record a submit that was refused."""
+        """Record a submission that was refused."""
         self.refused += 1
         self._back_off(self.refused, now)
         if for_good or self.refused >= _REFUSALS:
-            times = f"{self.refused} submits in a row were refused" if self.refused > 1 else "a submit was refused"
-            self.paused = f"{times}, so nothing more is submitted. The last one: {words}"
+            several = self.refused > 1
+            times = f"{self.refused} submissions in a row were refused" if several else "a submission was refused"
+            self.paused = f"{times}, so nothing more is submitted {_AGAIN}. The last one: {words}"
 
     def site_is_full(self, words: str, *, now: float) -> None:
         """Record a limit of the site: there are as many jobs as there may be."""

@@ -119,8 +119,8 @@ def _jobs_within(worker: WorkerOptions, unit: str, value: Any) -> int:
     name = _MAXIMUM.format(_UNITS[unit])
     amount, brings = _amount(name, unit, value), _brings(worker, unit, 1, name)
     if amount < brings:
-        shown = format_bytes(brings) if unit == "memory" else brings
-        raise OptionError(f"{name}={value!r} is less than one job, which has {shown} {_WORDS[unit]}".rstrip())
+        shown = f"{format_bytes(brings)} of memory" if unit == "memory" else counted(brings, *_WORDS[unit])
+        raise OptionError(f"{name}={value!r} is less than one job, which has {shown}")
     return amount // brings
 
 
@@ -155,14 +155,13 @@ def _amount(name: str, unit: str, value: Any) -> int:
     return natural(name, value)
 
 
-#: By unit, its name in the arguments of `adapt`, and the words for it.
+#: By unit, its name in the arguments of `adapt`, and its singular and plural.
 _UNITS = {"n": "", "jobs": "_jobs", "gpus": "_gpus", "cores": "_cores", "memory": "_memory"}
 _WORDS = {
-    "n": "workers",
-    "jobs": "jobs",
-    "gpus": "GPUs",
-    "cores": "threads of workers (nthreads)",
-    "memory": "of memory",
+    "n": ("worker", "workers"),
+    "jobs": ("job", "jobs"),
+    "gpus": ("GPU", "GPUs"),
+    "cores": ("thread of workers (nthreads)", "threads of workers (nthreads)"),
 }
 _MAXIMUM = "adapt: maximum{}"
 

@@ -127,7 +127,8 @@ def _take_name(
             earlier.append(moved)
         directory.refresh()
     raise ClusterExists(
-        f"another program has just started a cluster named {directory.path.name!r}, in {directory.path}"
+        f"another program has just started a cluster named {directory.path.name!r}, in {directory.path}: choose "
+        f"another name, or stop it: hpcgpu stop {directory.path.name}"
     )
 
 

@@ -111,7 +111,7 @@ def test_a_submit_that_is_under_way_when_the_cluster_closes_is_told_and_cancels_
     odd.gate = threading.Event()
     cluster.scale(jobs=1)
     until(lambda: cluster.reconciler.state.dispatcher.left()[1:], "the submit is under way")
-    with told(rf"may still be in the queue: .*{cluster.name}-0.*the submit of {cluster.name}-0 is still under way"):
+    with told(rf"may still be in the queue: .*{cluster.name}-0.*the submission of {cluster.name}-0 is still under way"):
         cluster.close(timeout=60)
     assert not cluster.directory.closed
     odd.gate.set()

@@ -62,13 +62,13 @@ def test_two_nodes_of_four_gpus_compute(bed: SlurmBed, home: Path, protocol: str
         "gpus [('0', '0'), ('0', '1'), ('0', '2'), ('0', '3'), ('1', '0'), ('1', '1'), ('1', '2'), ('1', '3')]" in out
     )
     assert "names 8 workers 8\n" in out and "answer 5050\n" in out
-    assert "are idle" not in out and left(bed, home) == []
+    assert "unused" not in out and left(bed, home) == []
 
 
 def test_fewer_worker_tasks_than_gpus_leave_some_idle_and_say_so(bed: SlurmBed, home: Path) -> None:
     code, out = srun(home, "--ntasks=4", gpus=4, nodes=1, workers=2)
     assert code == 0 and "names 2 workers 2\n" in out, out
-    assert "hpcgpu: 2 of the 4 GPUs of node 0 are idle: it has 2 worker tasks" in out
+    assert "hpcgpu: node 0 has 4 GPUs but only 2 worker tasks, so 2 GPUs stay unused" in out
     assert left(bed, home) == []
 
 

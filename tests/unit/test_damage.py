@@ -213,7 +213,7 @@ def test_without_any_file_that_tells_the_batch_system_the_others_are_stopped(roo
 def embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
     """A queue of three jobs that never start, and no processes."""
     monkeypatch.setattr(LocalQueue, "_launch", lambda *arguments: None)
-    monkeypatch.setattr("hpcgpu.batch.local.queue.end_all", lambda *arguments, **keywords: 0)
+    monkeypatch.setattr("hpcgpu.batch.local.queue.end_all", lambda *arguments, **keywords: [])
     queue = LocalQueue(tmp_path / "queue", gpus=2, slots=2)
     script = tmp_path / "job.sh"
     script.write_text("true\n")

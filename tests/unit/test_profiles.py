@@ -90,10 +90,10 @@ def test_arguments_count_before_configuration_before_the_profile() -> None:
         (
             "slurm",
             {"profile": "frontier"},
-            "the GPUs of this site are made by AMD. hpcgpu starts dask-cuda workers, which need NVIDIA's CUDA",
+            "this site's GPUs are made by AMD. hpcgpu cannot use them, because its GPU workers need NVIDIA's CUDA",
         ),
-        ("slurm", {"profile": "LUMI"}, "the GPUs of this site are made by AMD"),
-        ("pbs", {"profile": "aurora"}, "the GPUs of this site are made by Intel"),
+        ("slurm", {"profile": "LUMI"}, "this site's GPUs are made by AMD"),
+        ("pbs", {"profile": "aurora"}, "this site's GPUs are made by Intel"),
     ],
 )
 def test_what_cannot_be_is_refused(system: str, given: dict[str, Any], message: str) -> None:

@@ -317,7 +317,8 @@ async def test_after_too_many_failures_nothing_is_replaced_until_the_user_asks(s
         await site.passes(120, step=10)
         await site.ends(max(site.registry.active), JobState.FAILED)
     assert site.group.failures.paused.startswith(
-        "3 worker jobs failed in a row; they are not replaced any more (worker_restarts=2)"
+        "3 worker jobs failed in a row; they are not replaced until you call scale() or adapt() again "
+        "(worker_restarts=2)"
     )
     await site.passes(HOUR, step=10)
     assert set(site.registry.active) == {"demo-0"}
@@ -389,9 +390,9 @@ async def test_a_site_that_allows_no_more_jobs_is_asked_again_later(site: Site) 
 
 
 async def test_a_submit_that_may_have_been_accepted_is_told(site: Site) -> None:
-    site.queue.refusal = AmbiguousSubmit("sbatch did not answer")
+    site.queue.refusal = AmbiguousSubmit("Slurm did not say whether it accepted job 'demo-2'")
     await site.scale(3)
-    assert site.warned[0].startswith("it is not known whether worker job demo-2 was submitted: sbatch did not answer")
+    assert site.warned[0].startswith("Slurm did not say whether it accepted job 'demo-2'")
     assert site.state.dispatcher.left()[-1] == "demo-2", "it is looked up when the cluster is closed"
 
 
@@ -456,7 +457,10 @@ async def test_a_cluster_that_lost_its_name_cancels_its_jobs(site: Site) -> None
     periodic.watch_queue()
     site.state.poll_now.set()
     await asyncio.wait(periodic.tasks, timeout=60)
-    assert "cluster demo lost its name" in site.state.failures.lost
+    assert "another cluster now has its name and its directory" in site.state.failures.lost
+    assert site.state.dispatcher.advice() == "Cancel them with the batch system's own command", (
+        "not the other one's jobs"
+    )
     assert {status.state for status in site.queue.jobs.values()} == {JobState.CANCELLED}
 
 
@@ -474,7 +478,7 @@ async def test_a_cluster_that_lost_its_name_says_so_and_nothing_else(site: Site)
         await asyncio.sleep(0.01)
     for task in periodic.tasks:
         task.cancel()
-    assert all("cluster demo lost its name" in text for text in site.warned)
+    assert all("another cluster now has its name and its directory" in text for text in site.warned)
     assert not any("internal error" in text for text in site.warned)
 
 

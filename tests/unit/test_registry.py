@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from hpcgpu.batch import registry
 from hpcgpu.batch.registry import names, system, systems
 from hpcgpu.batch.system import load
+from hpcgpu.cli.systems import SystemName
 from hpcgpu.errors import ClusterWarning, OptionError
 
 
@@ -101,8 +103,11 @@ def test_no_distribution_replaces_a_system_of_hpcgpu(brought) -> None:
 
 def test_an_installation_without_entry_points_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_own", dict)
-    with pytest.raises(OptionError, match="Install it again"):
+    monkeypatch.setattr(registry, "_others", dict)
+    with pytest.raises(OptionError, match="Install hpcgpu again"):
         system("slurm")
+    with pytest.raises(click.BadParameter, match="Install hpcgpu again"):
+        SystemName().convert("slurm", None, None)
 
 
 def test_one_system_is_found_without_reading_what_other_distributions_bring() -> None:

@@ -69,7 +69,10 @@ def test_values_are_quoted_in_every_script(tmp_path: Path) -> None:
     for name in ("launch.sh", "stop.sh", "scheduler.sbatch", "worker.sbatch"):
         subprocess.run(["bash", "-n", str(directory.path / name)], check=True)
     done = subprocess.run([str(place / "launch.sh"), "none"], capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (2, "launch.sh: none is not a number of worker jobs\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "launch.sh: 'none' is not a number of worker jobs: write a whole number, such as 3\n",
+    )
     assert not (tmp_path / "pwned").exists()
 
 

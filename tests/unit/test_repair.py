@@ -42,7 +42,7 @@ def test_workers_that_never_came_are_not_called_lost_and_their_node_is_named() -
     absence = observe(Absence(), names, 2, names[:2], now=5.0)
     assert absence.node == 1
     assert absence.outlook(60, now=15.0) == (
-        "2 of 4 workers on its node 1 missing, 10 s after the first connected; replaced if they do not come back "
+        "2 of 4 workers on its node 1 missing, 10 s after the first connected; replaced if they do not connect "
         "within 50 s"
     )
 
@@ -54,7 +54,10 @@ def test_the_second_job_in_a_row_that_loses_workers_is_a_failure_and_there_is_an
     failures.workers_lost("n0", within=300, now=300.0)
     assert (failures.failed, failures.paused, failures.excluded) == (1, "", ["n0"])
     failures.workers_lost("n0", within=300, now=600.0)
-    assert failures.paused == "2 worker jobs failed in a row; they are not replaced any more (worker_restarts=1)"
+    assert failures.paused == (
+        "2 worker jobs failed in a row; they are not replaced until you call scale() or adapt() again "
+        "(worker_restarts=1)"
+    )
     failures.start_anew()
     failures.workers_lost("n0", within=300, now=601.0)
     assert failures.failed == 0

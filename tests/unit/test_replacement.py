@@ -45,7 +45,10 @@ def test_jobs_that_fail_in_a_row_are_tried_again_later_and_later_and_then_not_at
         assert not failures.paused
     assert delays == [0, 10, 30, 60, 300]
     failures.job_ended(Outcome.NEVER_CONNECTED, "", now=1000.0)
-    assert failures.paused == "6 worker jobs failed in a row; they are not replaced any more (worker_restarts=5)"
+    assert failures.paused == (
+        "6 worker jobs failed in a row; they are not replaced until you call scale() or adapt() again "
+        "(worker_restarts=5)"
+    )
     failures.start_anew()
     assert not failures.paused and failures.next_try == 0
 
@@ -72,10 +75,11 @@ def test_five_refused_submits_in_a_row_are_enough_and_one_that_is_refused_for_go
         failures.submit_refused("busy", for_good=False, now=0.0)
         assert not failures.paused, i
     failures.submit_refused("busy", for_good=False, now=0.0)
-    assert failures.paused == "5 submits in a row were refused, so nothing more is submitted. The last one: busy"
+    again = "so nothing more is submitted until you call scale() or adapt() again"
+    assert failures.paused == f"5 submissions in a row were refused, {again}. The last one: busy"
     failures = Failures(restarts=3)
     failures.submit_refused("Invalid account", for_good=True, now=0.0)
-    assert failures.paused == "a submit was refused, so nothing more is submitted. The last one: Invalid account"
+    assert failures.paused == f"a submission was refused, {again}. The last one: Invalid account"
 
 
 def test_a_full_site_is_tried_again_when_a_job_ends_or_after_a_while() -> None:

@@ -38,6 +38,7 @@ def test_the_minimum_is_rounded_up_and_the_maximum_down(
     ("given", "message"),
     [
         ({"minimum": {}, "maximum": {}}, "adapt: give a maximum, such as maximum_jobs=4"),
+        ({"minimum": {}, "maximum": {"jobs": 0}}, "adapt: maximum_jobs=0 is less than one job, which has 1 job"),
         ({"minimum": {}, "maximum": {"n": 3}}, "adapt: maximum=3 is less than one job, which has 4 workers"),
         (
             {"minimum": {"jobs": 3}, "maximum": {"gpus": 8}},

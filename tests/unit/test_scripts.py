@@ -226,6 +226,11 @@ def test_a_skip_that_leaves_nothing_out_is_refused(system: str, skip: str) -> No
 def test_an_option_that_hpcgpu_owns_is_refused_among_the_extra_directives() -> None:
     with pytest.raises(OptionError, match="--time is set by walltime: use that instead"):
         render("slurm", "worker", resolve("slurm", BASE | {"job_extra_directives": ["--time=1"]}), PLACE)
+    words = (
+        r"--no-requeue is set by hpcgpu \(it submits lost jobs again itself\): remove it, or add job_directives_skip="
+    )
+    with pytest.raises(OptionError, match=words):
+        render("slurm", "worker", resolve("slurm", BASE | {"job_extra_directives": ["--no-requeue"]}), PLACE)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +259,7 @@ def test_control_characters_reach_no_directive() -> None:
         (["-W depend=after:1"], "-W depend is not allowed: hpcgpu sets it"),
         (["-J 0-3"], "-J is not allowed: a job of a cluster cannot be a job array"),
         (["-V"], "-V is not allowed: set env"),
-        (["-v A=1"], "-v is set by the cluster, which sets environment variables by `env`"),
+        (["-v A=1"], "-v is set by hpcgpu (use the option env): remove it, or add job_directives_skip=['-v']"),
         (["-o /x.log"], "-o is not allowed: the cluster names the log of each job; set log_directory"),
         (["-N x"], "-N is set by name"),
         (["-l a=1", "-l a=2"], "-l a is given twice"),

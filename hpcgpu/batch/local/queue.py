@@ -157,9 +157,9 @@ class LocalQueue(BatchSystem):
             last = max([_load(self.directory / "last-id", int) or 0, *map(int, self._ids(".json"))])
             job = JobRecord(**fields, job_id=str(last + 1), cwd=cwd, after=after)
             if job.gpus > len(machine.gpus):
-                plural = "" if job.gpus == 1 else "s"
                 raise SubmitRefused(
-                    f"job {job.name!r} requests {job.gpus} GPU{plural}, but this machine has {len(machine.gpus)}"
+                    f"job {job.name!r} requests {counted(job.gpus, 'GPU')}, but this machine has {len(machine.gpus)}: "
+                    "reduce gpus_per_node"
                 )
             if after is not None and not (re.fullmatch("[0-9]+", after) and 0 < int(after) <= last):
                 raise SubmitRefused(f"job {job.name!r} waits for job {after}, which this queue does not know")
@@ -253,11 +253,11 @@ class LocalQueue(BatchSystem):
                 f"the local queue in {self.directory} belongs to the machine {machine.host}. On {host}, set "
                 "HPCGPU_QUEUE_DIRECTORY to another directory, or remove this one"
             )
-        for what, asked, there in (("GPUs", self._gpus, len(machine.gpus)), ("slots", self._slots, machine.slots)):
+        for what, asked, there in (("GPU", self._gpus, len(machine.gpus)), ("slot", self._slots, machine.slots)):
             if asked not in (None, there):
                 raise BatchError(
-                    f"the local queue in {self.directory} has {there} {what}, not {asked}. Set "
-                    f"{what.lower()}={there}, use another directory, or remove this one when no job is left in it"
+                    f"the local queue in {self.directory} has {counted(there, what)}, not {asked}. Set "
+                    f"{what.lower()}s={there}, use another directory, or remove this one when no job is left in it"
                 )
         return machine
 
@@ -414,7 +414,12 @@ class LocalQueue(BatchSystem):
             if not self._supervised(job_id):
                 return  # somebody has removed the queue
             state = job.verdict or (JobState.FAILED if code else JobState.COMPLETED)
-            reason = f"{counted(left, 'process', 'processes')} could not be ended" if left else _REASONS.get(state, "")
+            reason = _REASONS.get(state, "")
+            if left:
+                reason = (
+                    f"{counted(len(left), 'process', 'processes')} could not be ended ({' '.join(map(str, left))}): "
+                    "end them yourself, or ask the administrator of the machine"
+                )
             self._close(job, state, reason, 128 - code if code is not None and code < 0 else code)
             self._advance(machine)
 

@@ -45,8 +45,8 @@ def members(marks: Mapping[str, str], session: int | None) -> set[psutil.Process
     return members
 
 
-def end_all(find: Callable[[], set[psutil.Process]], grace: float) -> int:
-    """End all processes that `find` finds, now or later; return how many are left.
+def end_all(find: Callable[[], set[psutil.Process]], grace: float) -> list[int]:
+    """End all processes that `find` finds, now or later; return the ids of those that are left.
 
     TERM comes first, and KILL after the grace period.
     """
@@ -58,7 +58,7 @@ def end_all(find: Callable[[], set[psutil.Process]], grace: float) -> int:
             # A process once found stays ours, even when its parent has gone and nothing else shows where it came from.
             known = find() | {process for process in known if process.is_running() and identity(process.pid)}
             if not known:
-                return 0
+                return []
             if time.monotonic() > deadline:
                 break
             for process in known - told:
@@ -66,7 +66,7 @@ def end_all(find: Callable[[], set[psutil.Process]], grace: float) -> int:
                     process.send_signal(signum)
             told |= known
             time.sleep(0.05)
-    return len(known)
+    return sorted(process.pid for process in known)
 
 
 def wait_for_end(pid: int, end: float | None) -> JobState | None:

@@ -36,7 +36,8 @@ def chunk(name: str, value: str) -> str:
         )
     if "ncpus=" in line or "ngpus=" in line or re.search(r"(^|:)(mem|mpiprocs)=", line):
         raise OptionError(
-            f"{name}={line!r}: ncpus, ngpus and mem are the options cores, gpus_per_node and memory; mpiprocs is 1"
+            f"{name}={line!r}: do not write ncpus, ngpus, mem or mpiprocs here: use the options cores, gpus_per_node "
+            "and memory (hpcgpu always sets mpiprocs=1)"
         )
     return line
 

@@ -58,8 +58,8 @@ def pending(reason: str) -> tuple[Outlook, str] | None:
 REASONS = Reasons(
     pending=pending,
     failed={
-        "JobLaunchFailure": "its node could not start it, often because it cannot write the log, or killed it "
-        "because it used too much memory",
+        "JobLaunchFailure": "its node could not start it (often because the log cannot be written), or killed it "
+        "because it used too much memory: check `log_directory` and `memory`",
         "NonZeroExitCode": "its script failed",
         "RaisedSignal": "a signal ended it",
     },

@@ -95,12 +95,12 @@ trap stopping=1 INT TERM HUP
 jobs=${1:-1}
 case $jobs in
     '' | *[!0-9]*)
-        echo "launch.sh: $jobs is not a number of worker jobs" >&2
+        echo "launch.sh: '$jobs' is not a number of worker jobs: write a whole number, such as 3" >&2
         exit 2
         ;;
 esac
 if [ ! -e "$directory/tls/ucx.key" ]; then
-    echo "launch.sh: the cluster was closed and its credentials are removed: render it into another directory" >&2
+    echo "launch.sh: this cluster was stopped and its credentials were removed: render it into another directory" >&2
     exit 2
 fi
 
@@ -128,5 +128,5 @@ for ((i = 0; i < jobs; i++)); do
     submit "$name-$((number + i))" worker "$directory/worker.pbs" "$scheduler" || exit 1
 done
 echo "Logs:    "/home/me/clusters/demo/logs
-echo "Connect: with $directory/contact.json, see $directory/README; it is there when the scheduler runs"
+echo "Connect: see $directory/README. It needs $directory/contact.json, which exists once the scheduler runs"
 echo "End it:  $directory/stop.sh"

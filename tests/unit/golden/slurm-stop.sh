@@ -64,5 +64,5 @@ for ((try = 0; try < 60; try++)); do
     queue_cancel $live
     sleep 1
 done
-echo "stop.sh: still in the queue: $(echo "$live" | tr '\n' ' ')" >&2
+echo "stop.sh: still in the queue: $(echo "$live" | tr '\n' ' ')- run stop.sh again" >&2
 exit 1
