@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.monitor import Monitor, View
@@ -35,6 +35,9 @@ from hpcgpu.remote.lookup import stop
 from hpcgpu.scripts import render
 from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory
+
+if TYPE_CHECKING:
+    from hpcgpu.runtime.check import JobReport
 
 __all__ = ["Result", "Seen", "check_jobs", "judge"]
 
@@ -66,8 +69,8 @@ class Seen:
         ``"scheduler"`` or ``"worker"``.
     job_id : str
         Empty if the batch system refused the job.
-    found : mapping
-        What the job wrote; empty if it wrote nothing.
+    found : JobReport or None
+        What the job wrote.
     problem : str
         Why it wrote nothing.
     unreachable : str
@@ -83,7 +86,7 @@ class Seen:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.job_id = ""
-        self.found: Mapping[str, Any] = {}
+        self.found: JobReport | None = None
         self.problem = ""
         self.unreachable = ""
         self.skew: float | None = None
@@ -150,7 +153,7 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
         yield Line(where, "queue commands in the job", "warning", found["queue_error"], _NO_COMMANDS)
 
 
-def _gpu_lines(where: str, found: Mapping[str, Any], gpus: int) -> Iterator[Line]:
+def _gpu_lines(where: str, found: JobReport, gpus: int) -> Iterator[Line]:
     if not gpus:
         return
     if found["gpu_error"]:
@@ -190,7 +193,7 @@ def visibility(value: str | None) -> str:
     return f"{kind} ({value})" if kind == "indices" else kind
 
 
-def _fabric_lines(where: str, found: Mapping[str, Any]) -> Iterator[Line]:
+def _fabric_lines(where: str, found: JobReport) -> Iterator[Line]:
     if found["interface_error"]:
         yield Line(
             where, "fabric", "failure", found["interface_error"], "set interface, or client_interface, to one of them"
@@ -210,7 +213,7 @@ def _fabric_lines(where: str, found: Mapping[str, Any]) -> Iterator[Line]:
     yield Line(where, "locked memory", "ok", "no limit" if limit is None else f"at most {limit // 1024} KiB")
 
 
-def fabric_line(scheduler: Mapping[str, Any], worker: Mapping[str, Any], options: Options) -> Line:
+def fabric_line(scheduler: JobReport, worker: JobReport, options: Options) -> Line:
     """Return whether a worker job can use the transport that the scheduler job would choose for all."""
     chosen, node = TransportChoice(**scheduler["transport"]), Node(**worker["node"])
     why = incompatibility(chosen, node, options.cluster.protocol, options.worker.interface)
@@ -322,10 +325,11 @@ def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: fl
         lines = _end(directory, batch)
     lines += [line for kind in kinds for line in judge(seen[kind], _gpus(short, kind))]
     here = environment.collect()
-    told = all(one.found for one in seen.values())
-    if told and "scheduler" in seen:
-        lines.append(fabric_line(seen["scheduler"].found, seen["worker"].found, options))
-    parties = {kind: one.found["environment"] for kind, one in seen.items() if one.found}
+    reports = {kind: one.found for kind, one in seen.items() if one.found}
+    told = len(reports) == len(seen)
+    if told and "scheduler" in reports:
+        lines.append(fabric_line(reports["scheduler"], reports["worker"], options))
+    parties = {kind: report["environment"] for kind, report in reports.items()}
     scheduler = here if short.scheduler is None else parties.get("scheduler")
     differences = environment.compare(here, scheduler, {"worker": parties["worker"]} if "worker" in parties else {})
     if told or differences:
@@ -333,9 +337,7 @@ def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: fl
     failed = any(line.grade == "failure" for line in lines)
     if not failed:
         shutil.rmtree(path, ignore_errors=True)
-    environments = {"login": here} | {
-        f"{kind} job": one.found["environment"] for kind, one in seen.items() if one.found
-    }
+    environments = {"login": here} | {f"{kind} job": about for kind, about in parties.items()}
     return Result(lines, environments, path if failed else None)
 
 
@@ -436,7 +438,7 @@ def _tail(log: Path) -> str:
     return f"Log {log}: {printable(' | '.join(lines[-5:]))}"
 
 
-def _meet(seen: Seen, found: Mapping[str, Any], directory: ClusterDirectory, *, waited: float) -> None:
+def _meet(seen: Seen, found: JobReport, directory: ClusterDirectory, *, waited: float) -> None:
     """Record the report of a job, and connect to it as a client does to the scheduler."""
     if found["token"] != directory.token():
         seen.problem = (

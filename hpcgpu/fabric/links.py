@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from distributed.protocol import to_serialize
 
@@ -19,22 +19,38 @@ if TYPE_CHECKING:
     from distributed.comm import Comm
     from distributed.worker import Worker
 
-__all__ = ["describe", "line_rates", "measure", "receive"]
+__all__ = ["Description", "Speeds", "describe", "line_rates", "measure", "receive"]
 
 #: Round trips of which the median is the latency; transfers of which the fastest gives the bandwidth.
 _ROUND_TRIPS, _TRANSFERS = 100, 5
 _NVLINKS = 18
 
 
-async def describe(peers: Sequence[str], dask_worker: Worker) -> dict[str, Any]:
-    """Connect to other workers, as for a transfer of data, and return what carries each connection.
+class Description(TypedDict):
+    """What `describe` returns."""
 
-    Returns
-    -------
-    dict
-        ``transports`` by peer, ``errors`` by peer that cannot be connected to, ``nvlinks`` (active NVLinks of this
-        worker's GPU) and ``rates`` (see `line_rates`).
-    """
+    #: By peer.
+    transports: dict[str, list[str]]
+    #: By peer that cannot be connected to.
+    errors: dict[str, str]
+    #: Active NVLinks of the worker's GPU.
+    nvlinks: int
+    #: Those of `line_rates`.
+    rates: dict[str, float]
+
+
+class Speeds(TypedDict, total=False):
+    """What `measure` returns: what was measured until an error came, if one did."""
+
+    #: Seconds, half a round trip.
+    latency: float
+    #: Bytes per second, by size of a message in bytes.
+    bandwidth: dict[int, float]
+    error: str
+
+
+async def describe(peers: Sequence[str], dask_worker: Worker) -> Description:
+    """Connect to other workers, as for a transfer of data, and return what carries each connection."""
     transports, errors = {}, {}
     for peer in peers:
         try:
@@ -90,7 +106,7 @@ def receive(dask_worker: Worker) -> None:
     dask_worker.handlers["hpcgpu_receive"] = hpcgpu_receive
 
 
-async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Worker) -> dict[str, Any]:
+async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Worker) -> Speeds:
     """Measure the connection to another worker, which `receive` has prepared, as Dask's transfers use it.
 
     Parameters
@@ -101,11 +117,6 @@ async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Wo
         Bytes of one message.
     device : bool
         Whether the buffers are in GPU memory.
-
-    Returns
-    -------
-    dict
-        ``latency`` in seconds (half a round trip), ``bandwidth`` in bytes a second by size; or ``error`` in words.
     """
     try:
         make = _device_buffer() if device else bytearray
@@ -113,7 +124,8 @@ async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Wo
     except Exception as error:  # each library has errors of its own for a GPU that is not there
         return {"error": f"GPU memory cannot be used: {error}"}
     other = dask_worker.rpc(peer)
-    result: dict[str, Any] = {"bandwidth": {}}
+    bandwidth: dict[int, float] = {}
+    result: Speeds = {"bandwidth": bandwidth}
     try:
         await other.hpcgpu_receive()
         trips = []
@@ -125,7 +137,7 @@ async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Wo
         result["latency"] = trip / 2
         for size, buffer in zip(sizes, buffers, strict=True):
             fastest = min([await _transfer(other, buffer) for _ in range(_TRANSFERS)])
-            result["bandwidth"][size] = size / max(fastest - trip, 1e-9)
+            bandwidth[size] = size / max(fastest - trip, 1e-9)
     # a receiver without memory, or without what it takes to rebuild a buffer: any error of any library
     except Exception as error:
         result["error"] = f"not measured: {error or repr(error)}"

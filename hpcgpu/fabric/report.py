@@ -297,7 +297,7 @@ async def query_links(
         peers.setdefault(first, []).append(second)
     asked = (_run(scheduler, worker, links.describe, peers=others) for worker, others in peers.items())
     found = await asyncio.gather(*asked, return_exceptions=True)
-    answers: dict[str, dict[str, Any]] = {}
+    answers: dict[str, links.Description] = {}
     for worker, answer in zip(peers, found, strict=True):
         if isinstance(answer, BaseException):  # it may be gone by now
             lost = dict.fromkeys(peers[worker], str(answer) or type(answer).__name__)
@@ -351,7 +351,7 @@ async def bench(
         await _run(scheduler, second, links.receive)
         for buffer in ("host", "device") if device else ("host",):
             try:
-                answer = await _run(
+                answer: links.Speeds = await _run(
                     scheduler, first, links.measure, peer=second, sizes=list(sizes), device=buffer == "device"
                 )
             except (OSError, TimeoutError) as error:

@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypedDict
 
 from hpcgpu.batch import batch_system
 from hpcgpu.environment import software as environment
@@ -34,7 +34,7 @@ from hpcgpu.runtime.launch import job_arguments
 from hpcgpu.runtime.place import expanded
 from hpcgpu.store.directory import ClusterDirectory
 
-__all__ = ["main"]
+__all__ = ["Examination", "JobReport", "main"]
 
 #: Seconds that the job waits for the login node to have looked, at most.
 _TIMEOUT = 240.0
@@ -44,7 +44,37 @@ _PEER_TIMEOUT = 10.0
 _SILENT = 64
 
 
-def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> dict[str, Any]:
+class Examination(TypedDict):
+    """What a job has. An error is empty where there is none."""
+
+    kind: str
+    job: str
+    host: str
+    python: str
+    token: str
+    environment: dict[str, str]
+    #: CUDA_VISIBLE_DEVICES.
+    visible: str | None
+    gpus_on_node: int | None
+    #: The fields of `hpcgpu.fabric.choice.TransportChoice` and of `hpcgpu.fabric.choice.Node`.
+    transport: dict[str, Any]
+    node: dict[str, Any]
+    open_files: int
+    gpu_error: str
+    interface_error: str
+    queue_error: str
+    local_directory: str
+
+
+class JobReport(Examination):
+    """What a job writes for the login node: what it has, and where it listens."""
+
+    address: list[Any]
+    via: str
+    time: float
+
+
+def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> Examination:
     """Return what this job has: its node, its GPUs, its software, its networks."""
     batch = batch_system(arguments.system)
     own = batch.own_job(os.environ)
@@ -54,7 +84,7 @@ def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> dict[
     )
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     on_node = gpus_on_node()
-    found: dict[str, Any] = {
+    found: Examination = {
         "kind": arguments.kind,
         "job": own.job_id if own is not None else "",
         "host": socket.gethostname(),
@@ -172,10 +202,8 @@ def main(argv: Sequence[str]) -> int:
     name = arguments.client_interface or interfaces.default_interface(addresses) or found["transport"]["interface"]
     address = addresses.get(name or "", socket.gethostname())
     listener, port = serve(address, directory)
-    directory.write(
-        f"{arguments.kind}.json",
-        json.dumps({**found, "address": [address, port], "via": name or "", "time": time.time()}),
-    )
+    report: JobReport = {**found, "address": [address, port], "via": name or "", "time": time.time()}
+    directory.write(f"{arguments.kind}.json", json.dumps(report))
     deadline = time.monotonic() + _TIMEOUT
     while (
         time.monotonic() < deadline
