@@ -240,7 +240,7 @@ class Reconciler:
             for job in state.registry.draining:
                 job.cancelled(now=state.now)
         except BatchError as error:
-            state.report(f"could not cancel {' '.join(state.dispatcher.left())}: {error}")
+            state.report(f"could not cancel {' '.join(state.dispatcher.left())}: {error}. {state.dispatcher.advice()}")
         state.changed.set()
 
     async def _worker_job_ended(self, job: WorkerJob, phase: Ended) -> None:

@@ -151,7 +151,7 @@ class Warm:
             return f"the fork server did not import its modules within {_TIMEOUT:g} s"
         expected = pre_spawn_environment(config.get("distributed.nanny.pre-spawn-environ"), os.environ)
         if not self._found and expected != self.environment:
-            return f"nannies set {expected}, and the fork server has {self.environment}"
+            return f"the nannies set {expected}, but the fork server has {self.environment}"
         return self._found
 
     def stop(self) -> None:
@@ -220,13 +220,13 @@ def _harm(server: int) -> str:
     if "hpcgpu.runtime.warm" not in sys.modules:
         return "the fork server has not imported what it should"
     if loaded := [name for name in _HARMFUL_MODULES if name in sys.modules]:
-        return f"{loaded[0]} is imported with what workers import, and must not be before a fork"
+        return f"{loaded[0]} is imported by the modules that workers need, and must not be imported before a fork"
     maps = Path("/proc/self/maps").read_text()
     if loaded := [name for name in _HARMFUL_LIBRARIES if f"/{name}" in maps]:
-        return f"{loaded[0]} is loaded with what workers import, and must not be before a fork"
+        return f"{loaded[0]} is loaded by the modules that workers need, and must not be loaded before a fork"
     threads = len(os.listdir(f"/proc/{server}/task"))  # noqa: PTH208
     if threads != 1:
-        return f"the fork server has {threads} threads, as what it imports starts them, and must have one"
+        return f"the fork server has {threads} threads, started by the modules that it imports, but may have only one"
     return ""
 
 
@@ -281,4 +281,4 @@ def finish(warm: Warm | None, command: Sequence[str], *, gpus: bool) -> list[str
 
 
 def _say(why: str) -> None:
-    print(f"hpcgpu: workers are spawned, each imports for itself: {why}", file=sys.stderr, flush=True)
+    print(f"hpcgpu: workers are spawned, and each imports its modules itself: {why}", file=sys.stderr, flush=True)

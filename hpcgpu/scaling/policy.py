@@ -150,7 +150,7 @@ def _wish(group: _Group) -> tuple[int, str]:
         busy = max(limits.minimum, connected + math.ceil(left / (_KEPT_SHARE * group.startup)))
         if busy < wish:
             wish = busy
-            why += f", but only {busy} would be busy when another job's workers could be there"
+            why += f", but only {busy} would still be busy when the workers of another job could start"
     if demand.memory:
         wish = max(wish, min(demand.memory, limits.maximum))
         why += f"; {counted(demand.memory, 'job')} needed as the workers' memory is nearly full"
@@ -226,10 +226,10 @@ def _kept_busy(group: _Group) -> tuple[int, str]:
     if busy > 0:
         return busy, ""
     return 0, (
-        f"the work would not keep another job busy: in {wait:.0f} s, when its workers would be there, {left:.0f} s "
-        "of it would be left"
+        f"too little work for another job: its workers could start in {wait:.0f} s, and only {left:.0f} s of work "
+        "would be left then"
         if left > 0
-        else f"the jobs that are there will have begun all work in {wait:.0f} s, when another would be there"
+        else f"another job could start in {wait:.0f} s, and by then the present jobs will have begun all work"
     )
 
 
@@ -269,20 +269,23 @@ def _shrunk(group: _Group, wish: int, why: str, seen: Sequence[gaps.Gap]) -> Dec
     if not cancel and not retire and useless:
         reason += "; no idle job can end: the others cannot hold its data"
     elif not cancel and not retire:
-        reason += "; no job is idle for long enough"
+        reason += "; no job has been idle for long enough"
         if order:
-            reason += f": {spent[0]:.0f} s, kept for {keeps[0]:.0f} s, {_experience(group, ranks[0])}"
+            kept = f"{keeps[0]:.0f} s for which it is kept, {_experience(group, ranks[0], keeps[0])}"
+            reason += f": {spent[0]:.0f} s of the {kept}"
     return Decision(
         target=wish, cancel=tuple(job.name for job in cancel), retire=tuple(job.name for job in retire), reason=reason
     )
 
 
-def _experience(group: _Group, gap: gaps.Gap) -> str:
+def _experience(group: _Group, gap: gaps.Gap, keep: float) -> str:
     """Return why a job is kept for so long."""
     if group.limits.idle_timeout is not None:
         return "the idle_timeout"
     if not gap.earlier:
         return "as no gap in the work is known yet"
+    if keep > 2 * max(gap.earlier):
+        return "as the start of another one would cost much more"
     return f"as the last {counted(len(gap.earlier), 'gap')} in the work took up to {max(gap.earlier):.0f} s"
 
 

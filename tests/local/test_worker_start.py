@@ -212,5 +212,5 @@ def test_workers_are_spawned_where_a_fork_is_not_safe_and_the_log_says_why(
     with LocalGPUCluster(**GPU, jobs=1, env={"PYTHONPATH": str(home / "site")}) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(2)
         assert not any(worker["fork"] for worker in client.run(process()).values())
-        said = "workers are spawned, each imports for itself: the fork server has 2 threads"
+        said = "workers are spawned, and each imports its modules itself: the fork server has 2 threads"
         assert said in log_of(cluster), log_of(cluster)

@@ -338,7 +338,9 @@ def test_the_place_in_the_queue_is_kept_through_the_gaps_that_are_known() -> Non
     short = Hysteresis((gaps.Gap(earlier=(20.0, 12.0)),) * 2)
     history = History(waits=[120.0], startups=[20.0])
     first = decide(waiting, Demand(), SIXTEEN, history, short, now=100.0)
-    assert not first.acts and "kept for 25 s, as the last 2 gaps in the work took up to 20 s" in first.reason
+    assert not first.acts and first.reason.endswith(
+        "0 s of the 25 s for which it is kept, as the last 2 gaps in the work took up to 20 s"
+    )
     again = decide(waiting, Demand(jobs=2, seconds=1e6), SIXTEEN, history, first.hysteresis, now=110.0)
     assert not again.acts
     second = decide(waiting, Demand(), SIXTEEN, history, again.hysteresis, now=200.0)
@@ -414,7 +416,7 @@ def test_what_waits_goes_when_the_jobs_that_are_connected_will_have_begun_all_wo
     assert not much.acts
     little = Demand(jobs=4, seconds=20.0, waiting=10.0, task=10.0)
     first = decide(jobs, little, SIXTEEN, history, much.hysteresis, now=10.0)
-    assert "but only 1 would be busy when another job's workers could be there" in first.reason
+    assert "but only 1 would still be busy when the workers of another job could start" in first.reason
     assert len(decide(jobs, little, SIXTEEN, history, first.hysteresis, now=14.0).cancel) == 3
 
 
@@ -429,12 +431,12 @@ def test_only_jobs_that_would_be_busy_when_their_workers_are_there_are_asked_for
     late = Demand(jobs=4, seconds=300.0, waiting=290.0, task=10.0)
     decision = decide([busy("a")], late, SIXTEEN, history, now=0.0)
     assert decision.submit == 0
-    assert "the jobs that are there will have begun all work in 600 s, when another would be there" in decision.reason
+    assert "another job could start in 600 s, and by then the present jobs will have begun all work" in decision.reason
     some = replace(late, seconds=680.0, waiting=670.0)
     assert decide([busy("a")], some, SIXTEEN, history, now=0.0).submit == 1, "75 s are left, a job takes 40 s at least"
     nearly = replace(late, seconds=635.0, waiting=625.0)
     decision = decide([busy("a")], nearly, SIXTEEN, history, now=0.0)
-    assert decision.submit == 0 and "30 s of it would be left" in decision.reason
+    assert decision.submit == 0 and "only 30 s of work would be left then" in decision.reason
     much = replace(late, seconds=3000.0, waiting=2990.0)
     assert decide([busy("a")], much, SIXTEEN, history, now=0.0).submit == 3
     assert decide([busy("a"), pending("b"), pending("c")], some, SIXTEEN, history, now=0.0).submit == 0, "enough wait"

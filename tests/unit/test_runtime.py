@@ -441,7 +441,7 @@ def test_workers_are_spawned_if_the_fork_server_has_no_safe_place_for_its_socket
     with dask.config.set({forkserver.METHOD: None}), contextlib.ExitStack() as at_end:
         assert forkserver.begin(arguments, at_end) is None
     said = capsys.readouterr().err
-    assert "workers are spawned, each imports for itself: " in said and str(place) in said
+    assert "workers are spawned, and each imports its modules itself: " in said and str(place) in said
 
 
 def test_workers_are_spawned_if_every_user_could_reach_the_socket_of_the_fork_server(
@@ -454,5 +454,5 @@ def test_workers_are_spawned_if_every_user_could_reach_the_socket_of_the_fork_se
     with dask.config.set({forkserver.METHOD: None}), contextlib.ExitStack() as at_end:
         assert forkserver.begin(arguments, at_end) is None
     said = capsys.readouterr().err
-    assert "workers are spawned, each imports for itself: " in said and "CVE-2022-42919" in said
+    assert "workers are spawned, and each imports its modules itself: " in said and "CVE-2022-42919" in said
     assert not list(tmp_path.iterdir())
