@@ -192,7 +192,7 @@ def test_the_options_of_one_batch_system_are_not_options_of_another() -> None:
         ({"scheduler": {"prefer": "t4"}}, "scheduler: prefer is an option of Slurm jobs"),
         ({"gpu_request": "gpus"}, "gpu_request must be 'none', not 'gpus'"),
         ({"select_extra": "a100"}, "select_extra='a100' is not a list of resources: write 'gpu_type=a100'"),
-        ({"select_extra": "a=b+1:ngpus=8"}, "ncpus, ngpus and mem are the options"),
+        ({"select_extra": "a=b+1:ngpus=8"}, "do not write ncpus, ngpus, mem or mpiprocs here"),
         ({"select_extra": "a=b c"}, "is not a list of resources"),
         ({"select_extra": "a=b\n#PBS -q x"}, "holds the control character"),
         ({"resource_list": {"walltime": "1:00"}}, "resource_list: walltime is set by walltime"),
