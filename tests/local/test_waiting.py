@@ -59,7 +59,7 @@ def test_a_limit_of_the_site_that_keeps_jobs_out_is_the_reason(
             "the limit is known, by both submits",
         )
         assert (
-            f"1 there; the size is set to 3 jobs; 1 job exists; the site accepts no more jobs now: {LIMIT}"
+            f"1 connected; the size is set to 3 jobs; 1 job exists; the site accepts no more jobs now: {LIMIT}"
             in waiting(cluster, 3)
         )
 
@@ -67,7 +67,7 @@ def test_a_limit_of_the_site_that_keeps_jobs_out_is_the_reason(
 def test_adaptive_scaling_without_work_is_the_reason(queue: LocalQueue) -> None:
     with LocalGPUCluster(**CPU) as cluster:
         cluster.adapt(maximum=2)
-        assert "0 there; there is no work" in waiting(cluster, 2)
+        assert "0 connected; there is no work" in waiting(cluster, 2)
 
 
 def test_a_failure_before_the_next_try_is_the_reason(queue: LocalQueue, until: Until) -> None:

@@ -62,7 +62,7 @@ def test_two_nodes_of_four_gpus_compute(bed: SlurmBed, home: Path, protocol: str
         "gpus [('0', '0'), ('0', '1'), ('0', '2'), ('0', '3'), ('1', '0'), ('1', '1'), ('1', '2'), ('1', '3')]" in out
     )
     assert "names 8 workers 8\n" in out and "answer 5050\n" in out
-    assert "unused" not in out and left(bed, home) == []
+    assert "GPUs stay unused" not in out and left(bed, home) == []
 
 
 def test_fewer_worker_tasks_than_gpus_leave_some_idle_and_say_so(bed: SlurmBed, home: Path) -> None:
