@@ -233,8 +233,8 @@ class WorkerGroup:
             work.actors = sum(load["actors"] for load in loads)
             work.memory = sum(load["memory_limit"] or math.inf for load in loads)
             work.worked = work.worked or bool(work.processing or work.nbytes)
-            # one may be lost for good later
-            work.complete = work.complete or len(job.workers) >= self.options.workers_per_job
+            # one may be lost for good later, and one that is lost for good never comes
+            work.complete = work.complete or job.lost_workers or len(job.workers) >= self.options.workers_per_job
             work.idle_since = (
                 (work.idle_since or now) if work.complete and job.workers and not work.processing else None
             )

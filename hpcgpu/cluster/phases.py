@@ -42,9 +42,9 @@ class Work:
     worked : bool
         Whether its workers have had tasks or data.
     complete : bool
-        Whether all its workers have been connected at one time.
+        Whether all its workers have been connected at one time, or those that are missing are lost for good.
     idle_since : float or None
-        Epoch seconds since which all its workers are connected and have nothing to do.
+        Epoch seconds since which it is complete and its workers have nothing to do.
     absence : Absence
         Workers that it lacks.
     lost_at : float or None

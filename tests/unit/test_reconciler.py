@@ -1183,3 +1183,30 @@ async def test_a_cancelled_job_is_no_failure_where_the_answer_was_lost_and_the_q
     await site.passes(120, step=2)
     assert not site.group.failures.failed and set(site.registry.active) == {"demo-0", "demo-1", "demo-3"}
     assert site.warned == ["could not cancel demo-2: qdel timed out. hpcgpu tries again"]
+
+
+# Jobs of which some workers never come
+
+
+async def test_a_job_of_which_a_worker_never_came_is_released_without_work_though_nothing_is_replaced(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path, gpus=4)
+    await site.begin(0)
+    await site.scale(1)
+    site.says("demo-0", JobState.RUNNING, start=site.now, end=site.now + 48 * HOUR, node="n-demo-0")
+    for worker in units.workers_of("demo-0", site.options.worker)[:3]:
+        site.client.there[f"tls://{worker}"] = {"name": worker}
+        site.reconciler.worker_joined(f"tls://{worker}", worker)
+    await adapts(site, 1)
+    site.group.failures.submit_refused("no", for_good=True, now=site.now)
+    assert site.group.failures.paused
+    timeout = site.options.worker.death_timeout
+    for _ in range(int(timeout) - 1):
+        site.now += 1
+        await site.loaded()
+    assert set(site.registry.active) == {"demo-0"}, "its fourth worker may still come, and there may be work then"
+    for _ in range(60):
+        site.now += 1
+        await site.loaded()
+    assert not site.registry.active
