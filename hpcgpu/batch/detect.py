@@ -6,8 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcgpu.batch.registry import systems
-from hpcgpu.batch.system import System
+from hpcgpu.batch.registry import System, systems
 from hpcgpu.errors import BatchError
 
 __all__ = ["Detected", "detect"]

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 
 from hpcgpu import __version__
+from hpcgpu.batch import registry
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.queues import Queue
-from hpcgpu.batch.registry import system as registered
 from hpcgpu.checks.lines import Line
 from hpcgpu.environment import software as environment
 from hpcgpu.errors import BatchError
@@ -38,7 +38,9 @@ def login_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
     yield Line("login", "python", "ok", f"{here['python']} at {sys.executable}: {packages}")
     yield from untested_lines(here)
     yield from _queue_lines(options, batch)
-    yield from directory_lines(options.cluster.cluster_directory, shared=not registered(options.system).one_machine)
+    yield from directory_lines(
+        options.cluster.cluster_directory, shared=not registry.system(options.system).one_machine
+    )
     addresses = interfaces.addresses()
     named = ", ".join(f"{name} ({address})" for name, address in sorted(addresses.items()))
     yield Line("login", "interfaces", "ok", named or "none with an IPv4 address")
@@ -76,7 +78,7 @@ def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
         return
     yield Line("login", "queue", "ok", f"{batch.name}: {version}; it answered in {time.monotonic() - began:.1f} s")
     try:
-        found = registered(options.system).discover()
+        found = registry.system(options.system).discover()
     except BatchError as error:
         yield Line(
             "login", "GPU queues", "warning", str(error), "set queue and gpu_type as the site's documentation says"

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from hpcgpu.batch import registry
 from hpcgpu.batch.detect import detect
-from hpcgpu.batch.system import System
 from hpcgpu.cli.systems import AUTO
 from hpcgpu.errors import BatchError
 from hpcgpu.fabric.gpus import gpus_on_node
@@ -39,7 +38,7 @@ class Stages:
         self.seconds[name] = time.monotonic() - started
 
 
-def offered_gpus(system: System) -> int:
+def offered_gpus(system: registry.System) -> int:
     """Return how many GPUs the batch system offers: of this machine their number, of another one 1 or 0."""
     if system.one_machine:
         return gpus_on_node() or 0
@@ -50,7 +49,7 @@ def offered_gpus(system: System) -> int:
     return int(found is not None and found.by_default)
 
 
-def plan(system: System, gpus: int) -> tuple[dict[str, Any], str]:
+def plan(system: registry.System, gpus: int) -> tuple[dict[str, Any], str]:
     """Choose the options.
 
     Parameters

@@ -41,7 +41,7 @@ def render(
               hpcgpu render pbs --config site.yaml -o ~/clusters/demo
               hpcgpu render slurm --single-job --nodes 4 --gpus-per-node 4 -o train -- python train.py
     """
-    from hpcgpu.batch.registry import system as registered
+    from hpcgpu.batch import registry
     from hpcgpu.scripts.bundle import make, make_single
 
     if not single_job:
@@ -55,4 +55,4 @@ def render(
     if nodes is not None:
         arguments["nodes_per_job"] = nodes
     script = make_single(system, arguments, output, program)
-    click.echo(f"{registered(system).command} {script}")
+    click.echo(f"{registry.system(system).command} {script}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from hpcgpu.batch.registry import system as registered
-from hpcgpu.batch.system import load
+from hpcgpu.batch import registry
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.display.warn import warn
@@ -16,7 +15,7 @@ __all__ = ["cluster_class", "discover"]
 
 def cluster_class(system: str) -> type[GPUCluster]:
     """Return the class of clusters of a batch system."""
-    found: type[GPUCluster] = load(registered(system).cluster_class)
+    found: type[GPUCluster] = registry.load(registry.system(system).cluster_class)
     return found
 
 

@@ -7,7 +7,6 @@ from dataclasses import Field, dataclass
 from typing import Any
 
 from hpcgpu.batch import registry
-from hpcgpu.batch.system import System, load
 from hpcgpu.options.common import JobOptions, SchedulerOptions, WorkerOptions
 from hpcgpu.options.schema import names, own
 
@@ -24,7 +23,7 @@ class OptionClasses:
     worker, scheduler : type
     """
 
-    system: System
+    system: registry.System
     worker: type[WorkerOptions]
     scheduler: type[SchedulerOptions]
 
@@ -40,7 +39,7 @@ class OptionClasses:
         OptionError
         """
         if self.system.check_options:
-            load(self.system.check_options)(job, where)
+            registry.load(self.system.check_options)(job, where)
 
 
 @functools.cache
@@ -53,7 +52,7 @@ def option_classes(system: str) -> OptionClasses:
         There is no such system.
     """
     found = registry.system(system)
-    return OptionClasses(found, load(found.worker_options), load(found.scheduler_options))
+    return OptionClasses(found, registry.load(found.worker_options), registry.load(found.scheduler_options))
 
 
 def elsewhere(name: str, classes: OptionClasses) -> str:

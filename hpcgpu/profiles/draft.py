@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from hpcgpu.batch.queues import Queue
-from hpcgpu.batch.system import System
+from hpcgpu.batch.registry import System
 from hpcgpu.errors import OptionError
 
 __all__ = ["draft", "render"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.batch.registry import system as registered
+from hpcgpu.batch import registry
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
 from hpcgpu.options.common import Options
@@ -97,7 +97,7 @@ def make_single(system: str, arguments: Mapping[str, Any], path: Path, program: 
         raise OptionError("scheduler='local' is not needed with a single job: the scheduler runs in that job")
     text = render.render_single(system, options, path / path.name, program)
     private_directory(path)
-    script = path / f"{path.name}.{registered(system).suffix}"
+    script = path / f"{path.name}.{registry.system(system).suffix}"
     try:
         # env may hold what is nobody's business
         with os.fdopen(os.open(script, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o700), "w") as file:

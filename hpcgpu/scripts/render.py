@@ -13,9 +13,8 @@ from typing import Any
 
 import jinja2
 
+from hpcgpu.batch import registry
 from hpcgpu.batch.directives import Directives, Syntax
-from hpcgpu.batch.registry import system as registered
-from hpcgpu.batch.system import System, common_templates
 from hpcgpu.errors import NotTrusted, OptionError
 from hpcgpu.fabric import settings
 from hpcgpu.options.common import JobOptions, Options
@@ -48,7 +47,7 @@ def script_name(system: str, kind: str, group: str = "default") -> str:
 
     It is ``worker.sbatch``, or ``worker-GROUP.sbatch`` for a group of workers with a name.
     """
-    return f"{kind if group == 'default' else f'{kind}-{group}'}.{registered(system).suffix}"
+    return f"{kind if group == 'default' else f'{kind}-{group}'}.{registry.system(system).suffix}"
 
 
 def render(
@@ -80,7 +79,7 @@ def render(
         raise OptionError("scheduler='local': the scheduler runs in this process, so there is no scheduler job")
     script = directory / script_name(system, kind, group)
     return _job_script(
-        registered(system), kind, options, job, directory, script, command=f"{command or kind}_command.j2"
+        registry.system(system), kind, options, job, directory, script, command=f"{command or kind}_command.j2"
     )
 
 
@@ -97,7 +96,7 @@ def render_bundle(system: str, options: Options, directory: Path) -> dict[str, s
     directory : Path
         The cluster's directory.
     """
-    found = registered(system)
+    found = registry.system(system)
     jobs = {script_name(system, kind): render(system, kind, options, directory) for kind in ("scheduler", "worker")}
     context = _context(found, "bundle", options, directory) | {
         "scheduler_script": script_name(system, "scheduler"),
@@ -123,22 +122,22 @@ def render_single(system: str, options: Options, directory: Path, program: Seque
     program : sequence of str
         Its command line.
     """
-    script = directory.with_name(f"{directory.name}.{registered(system).suffix}")
+    script = directory.with_name(f"{directory.name}.{registry.system(system).suffix}")
     own = {"scheduler": options.scheduler, "program": program}
-    return _job_script(registered(system), "single", options, options.worker, directory, script, **own)
+    return _job_script(registry.system(system), "single", options, options.worker, directory, script, **own)
 
 
 def check_launch(system: str) -> None:
     """Raise `OptionError` for a batch system whose templates have no ``launch.sh``."""
-    if not (registered(system).templates / "launch.sh.j2").exists():
-        raise OptionError(f"{registered(system).title} has no scripts that start a cluster without Python")
+    if not (registry.system(system).templates / "launch.sh.j2").exists():
+        raise OptionError(f"{registry.system(system).title} has no scripts that start a cluster without Python")
 
 
 def check_single(system: str) -> None:
     """Raise `OptionError` for a batch system whose templates have no script for one job that runs all."""
-    if not (registered(system).templates / f"single.{registered(system).suffix}.j2").exists():
+    if not (registry.system(system).templates / f"single.{registry.system(system).suffix}.j2").exists():
         raise OptionError(
-            f"{registered(system).title} has no script that runs scheduler, workers and a program in one job"
+            f"{registry.system(system).title} has no script that runs scheduler, workers and a program in one job"
         )
 
 
@@ -156,7 +155,7 @@ def command(system: str, kind: str, options: Options, directory: Path) -> str:
     """
     job = options.worker if kind == "worker" else options.scheduler
     assert job is not None
-    found = registered(system)
+    found = registry.system(system)
     text = (
         _environment(found, options)
         .get_template(f"{kind}_command.j2")
@@ -166,7 +165,7 @@ def command(system: str, kind: str, options: Options, directory: Path) -> str:
 
 
 def _job_script(
-    system: System, kind: str, options: Options, job: JobOptions, directory: Path, script: Path, **own: Any
+    system: registry.System, kind: str, options: Options, job: JobOptions, directory: Path, script: Path, **own: Any
 ) -> str:
     syntax = system.scripts()
     directives = Directives(syntax, job.job_directives_skip, job.job_extra_directives)
@@ -195,14 +194,14 @@ def _check_ownership(option: str, *paths: Path) -> None:
         raise OptionError(f"{option}: {error}") from error
 
 
-def _environment(system: System, options: Options) -> jinja2.Environment:
+def _environment(system: registry.System, options: Options) -> jinja2.Environment:
     own = options.cluster.template_directory
     _check_ownership("template_directory", *([own, *own.rglob("*")] if own else ()))
     for job in (options.worker, options.scheduler):
         if job is not None and isinstance(job.job_script_prologue, Path) and job.job_script_prologue.exists():
             _check_ownership("job_script_prologue", job.job_script_prologue)
     env = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([*([own] if own else []), system.templates, common_templates()]),
+        loader=jinja2.FileSystemLoader([*([own] if own else []), system.templates, registry.common_templates()]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -224,7 +223,7 @@ def _environment(system: System, options: Options) -> jinja2.Environment:
     return env
 
 
-def _context(system: System, kind: str, options: Options, directory: Path) -> dict[str, Any]:
+def _context(system: registry.System, kind: str, options: Options, directory: Path) -> dict[str, Any]:
     return {
         "system": system.name,
         "kind": kind,

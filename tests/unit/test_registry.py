@@ -11,8 +11,7 @@ import click
 import pytest
 
 from hpcgpu.batch import registry
-from hpcgpu.batch.registry import names, system, systems
-from hpcgpu.batch.system import load
+from hpcgpu.batch.registry import load, names, system, systems
 from hpcgpu.cli.systems import SystemName
 from hpcgpu.errors import ClusterWarning, OptionError
 
@@ -42,7 +41,7 @@ def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def plugin(name: str) -> str:
     return (
-        "from pathlib import Path\nfrom hpcgpu.batch.system import System\n"
+        "from pathlib import Path\nfrom hpcgpu.batch.registry import System\n"
         f"system = System(name={name!r}, title='Other', client='x:y', syntax='x:y', cluster_class='x:y', "
         "templates=Path('/x'), suffix='sh')\n"
     )

@@ -18,8 +18,8 @@ def test_an_installed_wheel_finds_its_templates(tmp_path: Path) -> None:
     subprocess.run([*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
-        "import pathlib, hpcgpu.batch.system, hpcgpu.configuration.resolve, hpcgpu.scripts.render\n"
-        "print(hpcgpu.batch.system.common_templates())\n"
+        "import pathlib, hpcgpu.batch.registry, hpcgpu.configuration.resolve, hpcgpu.scripts.render\n"
+        "print(hpcgpu.batch.registry.common_templates())\n"
         "print(hpcgpu.scripts.render.render('slurm', 'worker', hpcgpu.configuration.resolve.resolve('slurm', {}), "
         "pathlib.Path('/x')))\n"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcgpu.batch.system import System, common_templates
+from hpcgpu.batch.registry import System, common_templates
 
 __all__ = ["system"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcgpu.batch.system import System
+from hpcgpu.batch.registry import System
 
 __all__ = ["system"]
 
