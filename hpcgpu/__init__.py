@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcgpu.cluster.gpucluster import GPUCluster as GPUCluster
     from hpcgpu.cluster.runner import SlurmGPURunner as SlurmGPURunner
-    from hpcgpu.cluster.systems import LocalGPUCluster as LocalGPUCluster
-    from hpcgpu.cluster.systems import PBSGPUCluster as PBSGPUCluster
-    from hpcgpu.cluster.systems import SlurmGPUCluster as SlurmGPUCluster
+    from hpcgpu.cluster.system_classes import LocalGPUCluster as LocalGPUCluster
+    from hpcgpu.cluster.system_classes import PBSGPUCluster as PBSGPUCluster
+    from hpcgpu.cluster.system_classes import SlurmGPUCluster as SlurmGPUCluster
     from hpcgpu.display.jobinfo import JobInfo as JobInfo
     from hpcgpu.errors import AmbiguousSubmit as AmbiguousSubmit
     from hpcgpu.errors import AuthenticationError as AuthenticationError
@@ -44,9 +44,9 @@ _ERRORS = "hpcgpu.errors"
 _HOMES = {
     "GPUCluster": "hpcgpu.cluster.gpucluster",
     "JobInfo": "hpcgpu.display.jobinfo",
-    "LocalGPUCluster": "hpcgpu.cluster.systems",
-    "PBSGPUCluster": "hpcgpu.cluster.systems",
-    "SlurmGPUCluster": "hpcgpu.cluster.systems",
+    "LocalGPUCluster": "hpcgpu.cluster.system_classes",
+    "PBSGPUCluster": "hpcgpu.cluster.system_classes",
+    "SlurmGPUCluster": "hpcgpu.cluster.system_classes",
     "SlurmGPURunner": "hpcgpu.cluster.runner",
     "connect": "hpcgpu.remote.connection",
     "AmbiguousSubmit": _ERRORS,

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from hpcgpu.batch import registry
 from hpcgpu.batch.detect import detect
-from hpcgpu.cli.systems import AUTO
+from hpcgpu.cli.system_name import AUTO
 from hpcgpu.errors import BatchError
 from hpcgpu.fabric.gpus import gpus_on_node
 

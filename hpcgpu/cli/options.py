@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from hpcgpu.cli.systems import AUTO, SystemName
+from hpcgpu.cli.system_name import AUTO, SystemName
 
 __all__ = ["ClusterCommand", "cluster_options", "system_option"]
 

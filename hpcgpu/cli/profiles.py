@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgpu.cli.clusters import json_option, show, show_json
-from hpcgpu.cli.systems import AUTO, SystemName
+from hpcgpu.cli.system_name import AUTO, SystemName
 
 if TYPE_CHECKING:
     from hpcgpu.cli.output import ProfileJSON

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from hpcgpu.cli.options import ClusterCommand, cluster_options
-from hpcgpu.cli.systems import SystemName
+from hpcgpu.cli.system_name import SystemName
 
 __all__ = ["render"]
 

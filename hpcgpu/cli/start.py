@@ -14,7 +14,7 @@ import click
 
 from hpcgpu.cli.clusters import json_option, say, show_jobs, show_json
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
-from hpcgpu.cli.systems import AUTO
+from hpcgpu.cli.system_name import AUTO
 from hpcgpu.display.words import counted
 
 if TYPE_CHECKING:

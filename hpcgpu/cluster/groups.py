@@ -23,7 +23,7 @@ from hpcgpu.scaling.walltime import margin
 
 if TYPE_CHECKING:
     from hpcgpu.cluster.adaptive import GPUAdaptive
-    from hpcgpu.cluster.registry import Registry
+    from hpcgpu.cluster.jobs import Registry
     from hpcgpu.cluster.worker_job import WorkerJob
 
 __all__ = ["WorkerGroup", "demands"]

@@ -21,9 +21,9 @@ from hpcgpu.checks.login import of_all_nodes
 from hpcgpu.cluster.attaching import attach, program
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.inprocess import InProcessScheduler
+from hpcgpu.cluster.jobs import Registry
 from hpcgpu.cluster.periodic import Periodic
 from hpcgpu.cluster.reconciler import Reconciler
-from hpcgpu.cluster.registry import Registry
 from hpcgpu.cluster.scheduler_job import SchedulerJob
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import ClusterError, NotTrusted, OptionError

@@ -11,8 +11,8 @@ from hpcgpu.batch.reasons import explain
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.exit import unguard
 from hpcgpu.cluster.job import Job
+from hpcgpu.cluster.jobs import Registry
 from hpcgpu.cluster.ownership import Ownership
-from hpcgpu.cluster.registry import Registry
 from hpcgpu.cluster.scheduler import Scheduler
 from hpcgpu.cluster.scheduler_client import SchedulerClient
 from hpcgpu.errors import ClusterError

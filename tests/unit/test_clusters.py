@@ -20,8 +20,8 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster import starting
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.draining import close_finished, move_data
+from hpcgpu.cluster.jobs import Registry
 from hpcgpu.cluster.phases import Drain
-from hpcgpu.cluster.registry import Registry
 from hpcgpu.cluster.worker_job import WorkerJob
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterError, ClusterExists, NoCluster, Superseded

@@ -21,11 +21,11 @@ from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.attaching import attach
 from hpcgpu.cluster.closing import Closing
 from hpcgpu.cluster.dispatcher import Dispatcher
+from hpcgpu.cluster.jobs import Registry
 from hpcgpu.cluster.ownership import Owner, Ownership
 from hpcgpu.cluster.periodic import Periodic
 from hpcgpu.cluster.phases import Drain, Draining, Ended, Queued, Running
 from hpcgpu.cluster.reconciler import Reconciler
-from hpcgpu.cluster.registry import Registry
 from hpcgpu.cluster.scheduler_job import SchedulerJob
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.worker_job import WorkerJob

@@ -12,7 +12,7 @@ import pytest
 
 from hpcgpu.batch import registry
 from hpcgpu.batch.registry import load, names, system, systems
-from hpcgpu.cli.systems import SystemName
+from hpcgpu.cli.system_name import SystemName
 from hpcgpu.errors import ClusterWarning, OptionError
 
 

@@ -1,4 +1,4 @@
-"""The clusters of the batch systems that hpcgpu brings."""
+"""The cluster classes of the batch systems that hpcgpu brings: one class for each."""
 
 from __future__ import annotations
 

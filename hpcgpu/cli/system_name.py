@@ -1,4 +1,4 @@
-"""Batch systems on the command line. Their names are read when one is given, not for every command."""
+"""The name of a batch system on the command line. The names are read when one is given, not for every command."""
 
 from __future__ import annotations
 
