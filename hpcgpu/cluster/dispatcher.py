@@ -245,12 +245,14 @@ class Dispatcher:
             except NameLost:
                 named = False
         ids = set(self._ids.values()) - self.monitor.ended()
+        new = ids - self.cancelled
         self.cancelled |= ids
         problems = []
         try:
             if ids:
                 self.batch.cancel(ids)
         except BatchError as error:
+            self.cancelled -= new
             problems.append(str(error))
         if named:
             self._lock_out()

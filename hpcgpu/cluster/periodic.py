@@ -17,6 +17,8 @@ __all__ = ["Periodic"]
 _DECISION_INTERVAL = 1.0
 #: Seconds between two heartbeats to the scheduler, which also answers whether another program manages the cluster.
 _HEARTBEAT = 10.0
+#: Seconds until the stream of events is opened again: at first, and at most after errors that nobody expected.
+_REOPEN, _REOPEN_LAST = 1.0, 60.0
 
 
 class Periodic:
@@ -48,9 +50,10 @@ class Periodic:
             state.spawn(self._keep_in_contact(client), self.tasks)
 
     async def _watch_queue(self) -> None:
-        """Poll for all jobs, and record those that have started and ended."""
-        state = self.reconciler.state
-        while not state.closing and not state.failures.lost:  # a task that is cancelled just when it wakes may go on
+        """Poll for all jobs, and record those that have started and ended. Of a lost cluster, cancel them."""
+        reconciler, state = self.reconciler, self.reconciler.state
+        # a task that is cancelled just when it wakes may go on
+        while not state.closing and (not state.failures.lost or reconciler.cancelling):
             cadence = state.dispatcher.monitor.cadence
             interval = self.options.poll_interval  # as long as the cluster starts, or its scheduler is lost
             if state.listening or cadence.failures:
@@ -59,14 +62,17 @@ class Periodic:
                 await asyncio.sleep(min(1.0, self.options.poll_interval))  # let the queue learn of what just happened
             state.poll_now.clear()
             try:
+                if reconciler.cancelling:
+                    await reconciler.cancel_lost()
+                    continue
                 state.dispatcher.check_manager()
-                await self.reconciler.observe_queue()
+                await reconciler.observe_queue()
                 self._record_error("polling the queue", None)
             except Superseded as error:
                 state.supersede(str(error))
                 return
             except NameLost as error:
-                await self.reconciler.fail(f"{error}: its jobs are cancelled")
+                await reconciler.fail(f"{error}: its jobs are cancelled")
             except Exception as error:
                 cadence.failed(now=state.now)
                 self._record_error("polling the queue", error)
@@ -74,15 +80,23 @@ class Periodic:
     async def _watch_stream(self, client: RpcClient) -> None:
         """Notice when the scheduler's stream of events ends, and open it again if the scheduler still answers."""
         state = self.reconciler.state
+        pause = _REOPEN
         while True:
             await client.stream_ended()
             self.reconciler.observe_silence()
             state.poll_now.set()
-            await asyncio.sleep(1)
+            await asyncio.sleep(pause)
             if state.closing or state.failures.lost:
                 return
-            with suppress(OSError, TimeoutError):
+            try:
                 self.reconciler.observe_workers(await client.listen())
+                pause = _REOPEN
+                self._record_error("opening the scheduler's stream of events", None)
+            except (OSError, TimeoutError):
+                pause = _REOPEN
+            except Exception as error:
+                pause = min(2 * pause, _REOPEN_LAST)
+                self._record_error("opening the scheduler's stream of events", error)
             self.reconciler.observe_silence()
 
     async def _keep_deciding(self) -> None:

@@ -55,6 +55,9 @@ class Reconciler:
         self.drainer = Drainer(state)
         self._silent_since: float | None = None
         self._silence_told = False
+        #: Whether the cluster is lost, and the queue has not cancelled its jobs yet.
+        self.cancelling = False
+        self._refusal_told = False
 
     @property
     def groups(self) -> dict[str, WorkerGroup]:
@@ -231,16 +234,30 @@ class Reconciler:
         """Record that the cluster is lost, report it, and cancel its jobs."""
         state = self.state
         state.failures.lose(failure)
-        state.failed = True
+        state.failed = self.cancelling = True
         state.messages.warn(failure)
+        await self.cancel_lost()
+
+    async def cancel_lost(self) -> None:
+        """Cancel the jobs of a lost cluster; `cancelling` is true until the queue has done it."""
+        state = self.state
         for job in state.registry.active.values():
             job.drain(Drain.UNWANTED)
         try:
             await in_thread(state.dispatcher.cancel_all, CLOSE_TIMEOUT)
+        except Exception as error:  # whatever it was, the jobs must not be forgotten
+            state.dispatcher.monitor.cadence.failed(now=state.now)
+            if not self._refusal_told:
+                self._refusal_told = True
+                words = str(error) if isinstance(error, BatchError) else repr(error)
+                state.report(
+                    f"could not cancel {' '.join(state.dispatcher.left())}: {words}. hpcgpu tries again until the "
+                    f"queue does it; {state.dispatcher.advice()}"
+                )
+        else:
+            self.cancelling = False
             for job in state.registry.draining:
                 job.cancelled(now=state.now)
-        except BatchError as error:
-            state.report(f"could not cancel {' '.join(state.dispatcher.left())}: {error}. {state.dispatcher.advice()}")
         state.changed.set()
 
     async def _worker_job_ended(self, job: WorkerJob, phase: Ended) -> None:

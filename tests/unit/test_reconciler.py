@@ -1210,3 +1210,120 @@ async def test_a_job_of_which_a_worker_never_came_is_released_without_work_thoug
         site.now += 1
         await site.loaded()
     assert not site.registry.active
+
+
+# The stream of the scheduler's events
+
+
+async def test_workers_are_heard_of_again_also_after_an_error_that_nobody_expected(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.client.listening = False
+    errors: list[Exception] = [KeyError("workers"), KeyError("workers"), KeyError("workers"), OSError("refused")]
+    pauses, sleep, there = list[float](), asyncio.sleep, asyncio.Event()
+
+    async def stream_ended() -> None:
+        while site.client.listening:
+            await there.wait()
+            await sleep(0.01)
+
+    async def listen() -> Mapping[str, Mapping[str, Any]]:
+        if errors:
+            raise errors.pop(0)
+        site.client.listening = True
+        there.set()
+        return site.client.there
+
+    async def quick(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(site.client, "stream_ended", stream_ended, raising=False)
+    monkeypatch.setattr(site.client, "listen", listen, raising=False)
+    monkeypatch.setattr(asyncio, "sleep", quick)
+    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic.watch_scheduler(site.client, heartbeat=False)  # type: ignore[arg-type]
+    await asyncio.wait_for(there.wait(), 60)
+    for task in periodic.tasks:
+        task.cancel()
+    assert site.state.listening and not errors
+    assert pauses[:4] == [1.0, 2.0, 4.0, 8.0] and pauses[4] == 1.0, "longer after each such error"
+    assert [text.split(": ")[0] for text in site.warned] == [
+        "internal error while opening the scheduler's stream of events, hpcgpu tries again"
+    ]
+
+
+# A cluster that is lost while the queue does not answer
+
+
+async def cancels_at_last(site: Site, monkeypatch: pytest.MonkeyPatch, answers: Iterable[Exception | None]) -> Periodic:
+    """Let the queue give these answers to a cancel, before it does as it is told; watch it until the program stops."""
+    cancel, coming = site.queue.cancel, iter(answers)
+
+    def flaky(job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        if (error := next(coming, None)) is not None:
+            raise error
+        cancel(job_ids, only_pending=only_pending)
+
+    monkeypatch.setattr(site.queue, "cancel", flaky)
+    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic.watch_queue()
+    site.state.poll_now.set()
+    await asyncio.wait(periodic.tasks, timeout=60)
+    return periodic
+
+
+async def test_a_lost_cluster_cancels_its_jobs_when_the_queue_answers_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.scale(4)
+    site.says("demo-scheduler", JobState.TIMEOUT)
+    site.client.listening = False
+    refusal = BatchUnavailable("Unable to contact slurm controller")
+    periodic = await cancels_at_last(site, monkeypatch, [refusal, refusal, ValueError("an error of a plugin"), refusal])
+    assert not periodic.tasks, "nothing is left to do"
+    assert {state for state, _ in site.shown.values()} <= {"timeout", "completing", "cancelled"}
+    assert {status.state for status in site.queue.jobs.values()} == {JobState.TIMEOUT, JobState.CANCELLED}
+    [lost, told] = site.warned
+    assert "is gone" in lost
+    assert told == (
+        "could not cancel 2 3 4 5: Unable to contact slurm controller. hpcgpu tries again until the queue does it; "
+        "`hpcgpu stop demo` cancels what is left"
+    )
+
+
+async def test_jobs_of_a_lost_cluster_that_the_queue_did_not_cancel_are_not_shown_as_cancelled(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.scale(3)
+    refuses(site, monkeypatch)
+    site.says("demo-scheduler", JobState.TIMEOUT)
+    site.client.listening = False
+    await site.polled()
+    assert site.shown["demo-2"][0] == "pending"
+
+
+async def test_a_cluster_that_lost_its_name_cancels_its_jobs_when_the_queue_answers_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = site.directory.path / "cluster.json"
+    identity.write_text(identity.read_text().replace(site.directory.token(), "1"))
+    await cancels_at_last(site, monkeypatch, [BatchUnavailable("Unable to contact slurm controller")])
+    assert {status.state for status in site.queue.jobs.values()} == {JobState.CANCELLED}
+    assert len(site.warned) == 2 and "another cluster now has its name" in site.warned[0]
+    assert site.warned[1].endswith("Cancel them with the batch system's own command")
+
+
+async def test_a_lost_cluster_that_is_closed_cancels_no_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = refuses(site, monkeypatch)
+    site.says("demo-scheduler", JobState.TIMEOUT)
+    site.client.listening = False
+    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic.watch_queue()
+    site.state.poll_now.set()
+    async with asyncio.timeout(60):
+        while len(asked) < 3:
+            await asyncio.sleep(0.01)
+    site.state.closing = True
+    await asyncio.wait(periodic.tasks, timeout=60)
+    assert not periodic.tasks
