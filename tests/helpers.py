@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,8 +23,10 @@ from distributed import Client, Event, get_worker
 from hpcgpu import ClusterError, GPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cli.output import OUTPUTS
+from hpcgpu.cluster.phases import Drain
+from hpcgpu.display.progress import Progress
 from hpcgpu.posix.records import convert
-from tests.conftest import live, told
+from tests.conftest import live, told, wait_until
 
 GOLDEN = Path(__file__).parent / "unit" / "golden"
 #: Clusters on the embedded queue, and on the PBS that pretends.
@@ -148,6 +152,59 @@ def names(cluster: GPUCluster) -> set[str]:
     return {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()}
 
 
+# What real tests drive in the manager of a cluster: when it polls and decides, and what time does. These alone reach
+# into `cluster.reconciler` (tests/unit/test_repository.py). Tests assert what the user sees; what only the
+# manager knows is asserted in tests/unit/test_reconciler.py.
+
+
+def poll_now(cluster: GPUCluster) -> None:
+    """Let the cluster's own watch poll the queue soon, however long it would have waited."""
+    cluster.loop.add_callback(cluster.reconciler.state.poll_now.set)
+
+
+def decide_now(cluster: GPUCluster) -> None:
+    """Let the cluster decide on its size soon, as it does each second."""
+    cluster.loop.add_callback(cluster.reconciler.decide)
+
+
+def poll_and_decide(cluster: GPUCluster) -> None:
+    """Poll the queue, report and count the jobs that ended, and decide on the size; return when that is done."""
+    cluster.sync(cluster.reconciler.observe_queue)
+
+
+def drain_now(cluster: GPUCluster, job: str) -> None:
+    """Let the cluster drain this job, as if it had decided so just now."""
+    cluster.loop.add_callback(lambda: cluster.reconciler.drainer.drain([job], Drain.UNWANTED))
+
+
+def set_grace(cluster: GPUCluster, seconds: float) -> None:
+    """Set for how long the queue may not know a job before it counts as ended; a minute otherwise."""
+    cluster.reconciler.state.dispatcher.monitor.grace = seconds
+
+
+def let_the_budget_end_soon(patch: pytest.MonkeyPatch) -> None:
+    """Let a budget of some GPU seconds be worth a job, and running tasks get a second at its end, instead of 20."""
+    patch.setattr("hpcgpu.scaling.policy._USEFUL", 1.0)
+    patch.setattr("hpcgpu.scaling.policy._BUDGET_MARGIN", 1.0)
+    patch.setattr("hpcgpu.cluster.reconciler.BUDGET_END", 1.0)
+
+
+def decisions(cluster: GPUCluster, until: Callable[..., None], count: int = 8) -> None:
+    """Wait until adaptive scaling has decided so many times more."""
+    group = cluster.reconciler.groups["default"]
+    decided = 0
+    take = group.take_load
+
+    def counting(*arguments: Any, **more: Any) -> None:
+        nonlocal decided
+        take(*arguments, **more)
+        decided += 1
+
+    group.take_load = counting  # type: ignore[method-assign]
+    until(lambda: decided >= count, "the policy decides")
+    group.take_load = take  # type: ignore[method-assign]
+
+
 def time_passes(cluster: GPUCluster, job: str, until: Callable[..., None]) -> None:
     """Let the time be over that this manager waits for the workers of a job; their processes keep `death_timeout` as it
     was.
@@ -156,6 +213,50 @@ def time_passes(cluster: GPUCluster, job: str, until: Callable[..., None]) -> No
     options, group.options = group.options, replace(group.options, death_timeout=0.5)
     until(lambda: cluster.reconciler.jobs[job].lost_workers, "the time is over")
     group.options = options
+
+
+# What the user sees of that
+
+
+def messages(cluster: GPUCluster) -> str:
+    """The log of the cluster itself: what the manager did, and all that it warned of."""
+    return str(cluster.get_logs(scheduler=False, workers=False)["Cluster"])
+
+
+def answers(cluster: GPUCluster) -> bool:
+    """Poll the queue; return whether it answered, as the age of the table of jobs tells."""
+    asked = time.time()
+    cluster.settle()
+    return time.time() - cluster.jobs.age > asked
+
+
+def asks_for(cluster: GPUCluster, workers: int, jobs: str) -> None:
+    """These workers are connected, and the cluster asks for no more of them in these jobs: "1 job"."""
+    cluster.wait_for_workers()
+    wait_until(lambda: len(cluster.scheduler_info["workers"]) == workers, "no other worker is connected")
+    with pytest.raises(ClusterError, match=rf"can have {workers} workers? in {jobs}, fewer than {workers + 1}: call"):
+        cluster.wait_for_workers(workers + 1)
+
+
+def waiting(cluster: GPUCluster, n: int) -> str:
+    """Wait for workers in the background, and return the first line that says what for, or why that fails."""
+    said: list[str] = []
+    there = threading.Event()
+
+    def note(self: Progress, what: str, detail: str = "") -> None:
+        if "waiting for" in what and "worker" in what and detail:
+            said.append(detail)
+            there.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "update", note)
+        task = asyncio.run_coroutine_threadsafe(cluster._wait_for_workers(n), cluster.loop.asyncio_loop)
+        task.add_done_callback(lambda _: there.set())
+        assert there.wait(60)
+        if not said:
+            return str(task.exception(60))
+        task.cancel()
+    return said[0]
 
 
 def two_of_four_are_missing(cluster: GPUCluster) -> bool:

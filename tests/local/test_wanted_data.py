@@ -16,9 +16,8 @@ from distributed import Client, Queue, Variable
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.phases import Drain
 from tests.conftest import live, told
-from tests.helpers import ADAPT, CPU
+from tests.helpers import ADAPT, CPU, decisions, drain_now
 
 Until = Callable[..., None]
 
@@ -120,22 +119,6 @@ def worker_jobs(cluster: LocalGPUCluster) -> int:
     return sum(job.kind == "worker" for job in cluster.jobs)
 
 
-def decisions(cluster: LocalGPUCluster, until: Until, count: int = 8) -> None:
-    """Wait until the policy has decided so many times more."""
-    group = cluster.reconciler.groups["default"]
-    decided = 0
-    take = group.take_load
-
-    def counting(*arguments: Any, **more: Any) -> None:
-        nonlocal decided
-        take(*arguments, **more)
-        decided += 1
-
-    group.take_load = counting  # type: ignore[method-assign]
-    until(lambda: decided >= count, "the policy decides")
-    group.take_load = take  # type: ignore[method-assign]
-
-
 def test_results_that_a_client_holds_stay_on_one_job_until_they_are_released(
     queue: LocalQueue, home: Path, until: Until
 ) -> None:
@@ -197,7 +180,7 @@ def test_data_that_came_to_be_wanted_after_the_decision_stays_and_an_explicit_ze
         future = client.submit(counted, 1, file=str(home / "executions"))
         assert future.result() == 1
         [name] = cluster.workers
-        cluster.loop.add_callback(lambda: cluster.reconciler.drainer.drain([name], Drain.UNWANTED))
+        drain_now(cluster, name)
         until(
             lambda: any(
                 f"job {name} continues: its data does not fit on other workers" in text for _, text in adaptive.log
