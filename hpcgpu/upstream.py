@@ -158,7 +158,7 @@ USES: tuple[Use, ...] = (
         "distributed.scheduler.TaskState.suspicious",
         "distributed",
         Kind.PROTOCOL,
-        "charges a crash to tasks when its cause is known",
+        "counts the loss of a worker against its tasks only if its job crashed",
         ("hpcgpu.runtime.extension",),
         _CHARGED,
         _KILLED,

@@ -221,7 +221,10 @@ def fabric_line(scheduler: JobReport, worker: JobReport, options: Options) -> Li
         return Line("worker job", "the scheduler's fabric", "failure", why)
     own = TransportChoice(**worker["transport"])
     if own.protocol == "ucx" != chosen.protocol:
-        advice = "the scheduler's node decides for all jobs: run the scheduler job on a node with the workers' fabric"
+        advice = (
+            "the scheduler's node chooses the protocol of all jobs. To use ucx, run the scheduler job on a node with "
+            "the same network as the workers' nodes"
+        )
         return Line(
             "worker job",
             "the scheduler's fabric",

@@ -21,7 +21,7 @@ class Drain(enum.Enum):
     """Why a job is drained, which says what becomes of data that fits nowhere else."""
 
     UNWANTED = "it stays"
-    ZERO = "the user requested no jobs at all: it is lost if no other worker is left, otherwise it stays"
+    ZERO = "it is lost if the cluster has no other worker, because the user requested zero jobs; otherwise it stays"
     WALLTIME = "it stays as long as it can"
     BUDGET = "it is lost"
 

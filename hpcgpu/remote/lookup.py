@@ -423,8 +423,8 @@ def close_ended(found: Iterable[Found], *, now: Callable[[], float] = time.time)
 
 def _unknown(directory: ClusterDirectory, jobs: list[str]) -> str:
     return (
-        f"the queue of this machine does not know its jobs {', '.join(jobs)}. If they have ended, and are not in "
-        f"the queue of another machine, run: hpcgpu stop {directory.path.name}"
+        f"the queue of this machine does not know its jobs {', '.join(jobs)}. They may be in the queue of another "
+        f"machine. If they have ended, run: hpcgpu stop {directory.path.name}"
     )
 
 

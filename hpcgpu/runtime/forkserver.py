@@ -218,7 +218,7 @@ def examine(answer: Connection) -> None:
 
 def _harm(server: int) -> str:
     if "hpcgpu.runtime.warm" not in sys.modules:
-        return "the fork server has not imported what it should"
+        return "the fork server did not import the modules that workers need"
     if loaded := [name for name in _HARMFUL_MODULES if name in sys.modules]:
         return f"{loaded[0]} is imported by the modules that workers need, and must not be imported before a fork"
     maps = Path("/proc/self/maps").read_text()

@@ -41,7 +41,7 @@ def expanded(path: str, environ: Mapping[str, str]) -> str:
         raise LaunchError(f"local_directory={path!r}: {error}") from error
     if not os.path.isabs(found):  # noqa: PTH117  text
         raise LaunchError(
-            f"local_directory={path!r} is {found!r} in this job, which is a relative path: it must begin with '/'"
+            f"local_directory={path!r} must be an absolute path, but in this job it is the relative path {found!r}"
         )
     return found
 

@@ -150,7 +150,7 @@ def _wish(group: _Group) -> tuple[int, str]:
         busy = max(limits.minimum, connected + math.ceil(left / (_KEPT_SHARE * group.startup)))
         if busy < wish:
             wish = busy
-            why += f", but only {busy} would still be busy when the workers of another job could start"
+            why += f", but when the workers of another job could start, only {counted(busy, 'job')} would have work"
     if demand.memory:
         wish = max(wish, min(demand.memory, limits.maximum))
         why += f"; {counted(demand.memory, 'job')} needed as the workers' memory is nearly full"

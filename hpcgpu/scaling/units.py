@@ -92,10 +92,10 @@ def limits(
         default=0,
     )
     largest = min(_jobs_within(worker, unit, value) for unit, value in most.items())
-    given = ", ".join(f"maximum{_UNITS[unit]}={value!r}" for unit, value in most.items())
     if largest < least:
+        given = ", ".join(f"maximum{_UNITS[unit]}={value!r}" for unit, value in most.items())
         raise OptionError(
-            f"adapt: the minimum is {counted(least, 'job')}, more than {given}, which is {counted(largest, 'job')}"
+            f"adapt: the minimum ({counted(least, 'job')}) is above the maximum ({counted(largest, 'job')}: {given})"
         )
     if backlog is not None:
         positive("adapt: backlog", backlog)

@@ -148,7 +148,7 @@ def test_a_scheduler_on_a_lesser_network_than_the_workers_is_a_warning() -> None
         seen().found,
         resolve("slurm", {}),
     )
-    assert line.grade == "warning" and "run the scheduler job on a node with the workers' fabric" in line.advice
+    assert line.grade == "warning" and "run the scheduler job on a node with the same network" in line.advice
 
 
 def test_clocks_may_differ_by_a_minute() -> None:

@@ -416,7 +416,7 @@ def test_what_waits_goes_when_the_jobs_that_are_connected_will_have_begun_all_wo
     assert not much.acts
     little = Demand(jobs=4, seconds=20.0, waiting=10.0, task=10.0)
     first = decide(jobs, little, SIXTEEN, history, much.hysteresis, now=10.0)
-    assert "but only 1 would still be busy when the workers of another job could start" in first.reason
+    assert "but when the workers of another job could start, only 1 job would have work" in first.reason
     assert len(decide(jobs, little, SIXTEEN, history, first.hysteresis, now=14.0).cancel) == 3
 
 

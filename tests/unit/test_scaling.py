@@ -42,7 +42,7 @@ def test_the_minimum_is_rounded_up_and_the_maximum_down(
         ({"minimum": {}, "maximum": {"n": 3}}, "adapt: maximum=3 is less than one job, which has 4 workers"),
         (
             {"minimum": {"jobs": 3}, "maximum": {"gpus": 8}},
-            "the minimum is 3 jobs, more than maximum_gpus=8, which is 2 jobs",
+            "the minimum (3 jobs) is above the maximum (2 jobs: maximum_gpus=8)",
         ),
         ({"minimum": {"jobs": -1}, "maximum": {"jobs": 1}}, "adapt: minimum_jobs must be 0 or more, not -1"),
         (

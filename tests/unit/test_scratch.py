@@ -173,7 +173,7 @@ def test_a_relative_local_directory_is_refused(tmp_path: Path, monkeypatch: pyte
         )
     monkeypatch.setenv("SCRATCH", "here")
     assert refused_in_a_job("$SCRATCH/dask") == (
-        "local_directory='$SCRATCH/dask' is 'here/dask' in this job, which is a relative path: it must begin with '/'"
+        "local_directory='$SCRATCH/dask' must be an absolute path, but in this job it is the relative path 'here/dask'"
     )
 
 
