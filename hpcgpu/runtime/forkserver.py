@@ -18,13 +18,14 @@ import importlib.util
 import multiprocessing
 import multiprocessing.connection
 import os
-import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from hpcgpu.errors import NotTrusted
 from hpcgpu.posix.ownership import check_place
@@ -126,7 +127,6 @@ class Warm:
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
         self._found: str | None = None
-        self._server: int | None = None
         self._thread = threading.Thread(target=self._examine, name="examines the fork server", daemon=True)
         self._thread.start()
 
@@ -137,7 +137,7 @@ class Warm:
             first = context.Process(target=examine, args=(there,), daemon=True)
             first.start()  # returns when the fork server has imported everything
             there.close()
-            self._server, self._found = here.recv()
+            self._found = here.recv()
             first.join()
         except (OSError, EOFError) as error:
             self._found = f"the fork server does not run: {error or type(error).__name__}"
@@ -155,10 +155,11 @@ class Warm:
         return self._found
 
     def stop(self) -> None:
-        """End the fork server, which nobody uses."""
-        if self._server is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._server, signal.SIGTERM)
+        """End the fork server, which nobody uses. It may still be importing, so that no fork can tell which it is."""
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if any("multiprocessing.forkserver" in word for word in child.cmdline()):
+                    child.terminate()
 
 
 def _start(*, gpus: bool, at_end: contextlib.ExitStack) -> Warm:
@@ -210,9 +211,8 @@ def _use(command: Sequence[str], *, gpus: bool) -> list[str]:
 
 
 def examine(answer: Connection) -> None:
-    """Run in a fork: report the fork server's process id, and why workers cannot be forks of it."""
-    server = os.getppid()
-    answer.send((server, _harm(server)))
+    """Run in a fork of the fork server: report why workers cannot be forks of it."""
+    answer.send(_harm(os.getppid()))
     answer.close()
 
 

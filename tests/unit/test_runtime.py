@@ -10,6 +10,8 @@ import multiprocessing.connection
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections import namedtuple
 from collections.abc import Iterable
@@ -23,6 +25,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hpcgpu
 from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.monitor import Answer, Monitor, presumed_ended
 from hpcgpu.batch.pbs import reasons as pbs
@@ -442,6 +445,31 @@ def test_workers_are_spawned_if_the_fork_server_has_no_safe_place_for_its_socket
         assert forkserver.begin(arguments, at_end) is None
     said = capsys.readouterr().err
     assert "workers are spawned, and each imports its modules itself: " in said and str(place) in said
+
+
+def test_a_fork_server_that_hangs_in_its_imports_is_ended_and_workers_are_spawned(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\nif 'forkserver' in ' '.join(sys.orig_argv):\n    time.sleep(600)\n"
+    )
+    (tmp_path / "program.py").write_text("""
+import argparse, contextlib, os, psutil
+from hpcgpu.runtime import forkserver
+
+forkserver._TIMEOUT = 0.0
+arguments = argparse.Namespace(worker_start="forkserver", command=[], gpus=0)
+with contextlib.ExitStack() as at_end:
+    warm = forkserver.begin(arguments, at_end)
+    servers = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
+    assert warm is not None and len(servers) == 1
+    assert forkserver.finish(warm, ["worker"], gpus=False) == ["worker"]
+    servers[0].wait(60)
+os._exit(0)
+""")
+    command = [sys.executable, str(tmp_path / "program.py")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(hpcgpu.__file__).parents[1])])}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "the fork server did not import its modules within 0 s" in done.stderr
 
 
 def test_workers_are_spawned_if_every_user_could_reach_the_socket_of_the_fork_server(
