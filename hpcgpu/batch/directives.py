@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "CLUSTER_SETS",
     "CLUSTER_WAITS",
     "ONE_JOB",
+    "RESUBMITTED",
     "Directives",
     "Syntax",
     "parse_directive",
@@ -31,6 +32,7 @@ __all__ = [
 ONE_JOB = "a job of a cluster cannot be a job array"
 CLUSTER_SETS = "hpcgpu sets it"
 CLUSTER_WAITS = "hpcgpu waits for its jobs itself"
+RESUBMITTED = "hpcgpu submits lost jobs again itself"
 
 
 def quoted(value: object) -> str:
@@ -145,6 +147,15 @@ def _dashed(item: str, syntax: Syntax) -> str:
     return f"-l {name}" if syntax.keyed else f"--{name}"
 
 
+def _spelled(option: str, whole: Iterable[str]) -> str:
+    """Return the whole option for one that may be shortened.
+
+    sbatch takes any beginning of a long option for it, unless that is an option too.
+    """
+    shortened = option.startswith("--") and option != "--ntasks"
+    return next((one for one in whole if shortened and one.startswith(option)), option)
+
+
 class Directives:
     """The directives of one script: one ordered set, each option once.
 
@@ -194,14 +205,11 @@ class Directives:
             )
         lines = []
         for i, (option, value) in enumerate(self.extra):
-            if option in self.syntax.refused:
-                raise OptionError(f"job_extra_directives: {option} is not allowed: {self.syntax.refused[option]}")
+            if why := self.syntax.refused.get(_spelled(option, self.syntax.refused)):
+                raise OptionError(f"job_extra_directives: {option} is not allowed: {why}")
             if option in (other for other, _ in self.extra[:i]):
                 raise OptionError(f"job_extra_directives: {option} is given twice")
-            # sbatch takes any beginning of a long option for it, unless that is an option too.
-            shortened = option.startswith("--") and option != "--ntasks"
-            spelled = next((o for o in self.owners if shortened and o.startswith(option)), option)
-            if owner := self.owners.get(spelled):
+            if owner := self.owners.get(_spelled(option, self.owners)):
                 skip = f"add job_directives_skip=[{option!r}] to write it yourself"
                 advice = f"remove it, or {skip}" if owner.startswith("hpcgpu ") else f"use that instead (or {skip})"
                 raise OptionError(f"job_extra_directives: {option} is set by {owner}: {advice}")

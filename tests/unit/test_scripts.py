@@ -233,6 +233,29 @@ def test_an_option_that_hpcgpu_owns_is_refused_among_the_extra_directives() -> N
         render("slurm", "worker", resolve("slurm", BASE | {"job_extra_directives": ["--no-requeue"]}), PLACE)
 
 
+@pytest.mark.parametrize("kind", ["scheduler", "worker"])
+@pytest.mark.parametrize(
+    ("system", "directive", "skip"),
+    [
+        ("slurm", "--requeue", "--no-requeue"),
+        ("slurm", "--requ", "--no-requeue"),  # sbatch takes the beginning of an option for it
+        ("pbs", "-r y", "-r"),
+        ("pbs", "-ry", "-r"),
+    ],
+)
+def test_no_directive_lets_the_queue_start_a_job_again(kind: str, system: str, directive: str, skip: str) -> None:
+    extra = {"job_extra_directives": [directive], "job_directives_skip": [skip]}
+    given = BASE | ({"scheduler": extra} if kind == "scheduler" else extra)
+    words = f"{directive[:2] if system == 'pbs' else directive} is not allowed: hpcgpu submits lost jobs again itself"
+    with pytest.raises(OptionError, match=words):
+        render(system, kind, resolve(system, given), PLACE)
+
+
+def test_the_beginning_of_a_long_option_is_refused_as_the_option_is() -> None:
+    with pytest.raises(OptionError, match="--arr is not allowed: a job of a cluster cannot be a job array"):
+        render("slurm", "worker", resolve("slurm", BASE | {"job_extra_directives": ["--arr=0-3"]}), PLACE)
+
+
 @pytest.mark.parametrize(
     ("value", "quoted"),
     [("a/b:c^d", "a/b:c^d"), ("a b", "'a b'"), ("it's", "'it'\"'\"'s'"), ("#", "'#'"), ("\\", "'\\'")],

@@ -7,7 +7,15 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpcgpu.batch.directives import CLUSTER_SETS, CLUSTER_WAITS, ONE_JOB, Directives, Syntax, refuse_control_characters
+from hpcgpu.batch.directives import (
+    CLUSTER_SETS,
+    CLUSTER_WAITS,
+    ONE_JOB,
+    RESUBMITTED,
+    Directives,
+    Syntax,
+    refuse_control_characters,
+)
 from hpcgpu.batch.pbs.names import VARIABLE, pbs_name, pbs_prefix
 
 if TYPE_CHECKING:
@@ -65,6 +73,7 @@ SYNTAX = Syntax(
         "-W interactive": "a job of a cluster has no terminal",
         "-W block": CLUSTER_WAITS,
         "-W depend": CLUSTER_SETS,
+        "-r": RESUBMITTED,
         "-z": "the cluster needs the job's id",
         "-V": "set env, or job_script_prologue: the environment of a login node can break jobs",
         "-h": "the job would wait forever",
