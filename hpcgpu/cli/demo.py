@@ -182,7 +182,7 @@ def _start(system: str, options: dict[str, Any], stages: Stages) -> Any:
     from hpcgpu.cluster.discovery import cluster_class
 
     with stages.time("start the scheduler job"):
-        return cluster_class(system)(**options)
+        return cluster_class(system)(**options, shutdown_on_close=True)
 
 
 def _bytes_received(dask_worker: Any) -> int:

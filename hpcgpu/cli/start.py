@@ -192,7 +192,7 @@ def run(system: str, name: str | None, program: tuple[str, ...], arguments: dict
         click.echo(f"hpcgpu: {program[0]!r} cannot be run: there is no such program", err=True)
         sys.exit(127)
     with cluster_class(chosen_system(system, arguments.get("profile")))(
-        **{**arguments, **({"name": name} if name else {})}
+        **{**arguments, "shutdown_on_close": True, **({"name": name} if name else {})}
     ) as cluster:
         if cluster.options.cluster.jobs:
             cluster.wait_for_workers()

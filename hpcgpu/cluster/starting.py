@@ -128,6 +128,11 @@ def check(options: Options) -> None:
             "security='authenticated' does not encrypt, and your Dask configuration sets "
             "distributed.comm.require-encryption: remove it there, or use security=True"
         )
+    if options.scheduler is None and not options.cluster.shutdown_on_close:
+        raise OptionError(
+            "scheduler='local' does not work with shutdown_on_close=False or with `hpcgpu start`: the scheduler runs "
+            "in this program and ends with it. Leave scheduler out, so that the scheduler gets a job"
+        )
     if options.scheduler is None and options.worker.interface:
         if problem := interfaces.missing(options.worker.interface, interfaces.addresses()):
             raise OptionError(f"scheduler='local': {problem}")

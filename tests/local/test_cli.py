@@ -170,6 +170,7 @@ def test_an_interrupted_start_leaves_no_job(
         (("--maximum-jobs", "2"), "need --adapt"),
         (("--env", "A"), "--env 'A': write NAME=VALUE"),
         (("--scheduler", "colour=red"), "unknown option 'colour'"),
+        (("--scheduler", "local", "--jobs", "1"), "does not work with shutdown_on_close=False or with `hpcgpu start`"),
         (("--config", "nowhere.yaml"), "does not exist"),
     ],
 )
@@ -222,6 +223,13 @@ def test_run_passes_the_exit_code_on_and_leaves_no_job(code: int, queue: LocalQu
     done = hpcgpu("run", *ON_CPUS, "--jobs", "2", "--quiet", "--", sys.executable, str(home / "program.py"), str(code))
     assert (done.returncode, done.stdout) == (code, "sum 6 workers 2\n"), done.stderr
     assert live(queue) == []
+
+
+@pytest.mark.parametrize("scheduler", [(), ("--scheduler", "local")])
+def test_run_closes_its_cluster_whatever_the_configuration_says(scheduler: tuple[str, ...], queue: LocalQueue) -> None:
+    kept = {"DASK_HPCGPU__SHUTDOWN_ON_CLOSE": "false"}
+    done = hpcgpu("run", *ON_CPUS, *scheduler, "--jobs", "1", "--quiet", "--", "true", **kept)
+    assert (done.returncode, live(queue)) == (0, []), done.stderr
 
 
 def test_run_hands_signals_on_to_the_program(queue: LocalQueue, home: Path) -> None:

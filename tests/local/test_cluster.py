@@ -407,6 +407,10 @@ def test_the_same_name_twice_is_refused_and_a_closed_name_may_be_used_again(queu
         ({"interface": "nope0"}, r"interface: interface 'nope0' does not exist .*Interfaces with an address: .*lo"),
         ({"scheduler": "local", "interface": "nope0"}, r"'nope0' does not exist"),
         ({"scheduler": "local", "protocol": "ucx"}, "scheduler='local' does not work with protocol='ucx'"),
+        (
+            {"scheduler": "local", "jobs": 1, "shutdown_on_close": False},
+            "scheduler='local' does not work with shutdown_on_close=False",
+        ),
         ({"jobs": -1}, "jobs must be 0 or more, not -1"),
         ({"walltime": "25:99"}, "walltime='25:99' is not a time"),
         ({"memory": "10 parsecs"}, "memory='10 parsecs' is not an amount of memory"),

@@ -176,6 +176,12 @@ def test_slurm_s_options_are_refused_before_anything_is_submitted(pbs: Site) -> 
     assert pbs.calls("qsub") == []
 
 
+def test_a_scheduler_in_this_program_leaves_no_jobs_behind(pbs: Site) -> None:
+    with pytest.raises(OptionError, match="scheduler='local' does not work with shutdown_on_close=False"):
+        PBSGPUCluster(scheduler="local", jobs=1, shutdown_on_close=False, **CPU)
+    assert pbs.calls("qsub") == []
+
+
 def test_logs_are_the_user_s_own(pbs: Site) -> None:
     with PBSGPUCluster(**CPU) as cluster:
         [job] = cluster.jobs
