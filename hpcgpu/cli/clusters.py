@@ -97,7 +97,8 @@ def list_clusters(as_json: bool) -> None:
 
     Searches the cluster directories of the configuration (hpcgpu.cluster-directory). Marks a cluster as closed, and
     removes its credentials, when all its jobs have ended. Lists a cluster whose jobs the queue does not know until you
-    stop it. Lists a damaged directory with what is wrong.
+    stop it. Lists a damaged directory with what is wrong. Does not list scripts of `hpcgpu render` that were never
+    launched.
 
     \b
     Example: hpcgpu list --json | jq '.[].name'

@@ -110,7 +110,8 @@ def find(roots: Iterable[Path], refuse: Callable[[Path, NotTrusted], None] = _wa
 
     A damaged one is included, with what is wrong.
 
-    Those that were renamed for a later one of their name are among them while they have jobs.
+    Those that were renamed for a later one of their name are among them while they have jobs. Scripts of ``hpcgpu
+    render`` are a cluster from their launch on.
 
     Parameters
     ----------
@@ -124,9 +125,10 @@ def find(roots: Iterable[Path], refuse: Callable[[Path, NotTrusted], None] = _wa
 
 
 def _open(directory: ClusterDirectory, refuse: Callable[[Path, NotTrusted], None]) -> Found | None:
-    """Return a cluster that was not closed; none otherwise. What cannot be read costs this one alone."""
+    """Return a cluster that was launched and not closed; none otherwise. What cannot be read costs this one alone."""
     try:
-        return _examine(directory) if not ClusterDirectory.there(directory.path, any_format=True).closed else None
+        there = ClusterDirectory.there(directory.path, any_format=True)
+        return _examine(directory) if not there.closed and not _only_scripts(there) else None
     except NotTrusted as error:
         refuse(directory.path, error)
         return None
@@ -134,6 +136,18 @@ def _open(directory: ClusterDirectory, refuse: Callable[[Path, NotTrusted], None
         return None
     except OSError as error:
         return Found(directory=directory, system="", created=0.0, jobs=[], problem=str(error), known=False)
+
+
+def _only_scripts(directory: ClusterDirectory) -> bool:
+    """Whether a directory holds scripts of ``hpcgpu render`` that nobody has launched, and nothing is wrong with it."""
+    return (
+        (directory.path / "launch.sh").exists()
+        and not directory.other_format()
+        and not directory.damage()
+        and not directory.submits()
+        and directory.contact() is None
+        and not any(directory.logs.glob("*"))
+    )
 
 
 def _examine(directory: ClusterDirectory) -> Found:

@@ -15,7 +15,8 @@ import hpcgpu
 from hpcgpu import PBSGPUCluster
 from hpcgpu.scripts.bundle import make
 from tests.helpers import PBS_CPU as CPU
-from tests.helpers import fill
+from tests.helpers import fill, printed
+from tests.helpers import hpcgpu as hpcgpu_command
 
 Until = Callable[..., None]
 
@@ -73,6 +74,16 @@ def test_stop_deletes_jobs_that_are_held_for_ever_and_no_others(
     assert script(directory / "stop.sh").returncode == 0
     assert set(pbs.alive()) == {blocker}
     pbs.run("qdel", blocker)
+
+
+def test_scripts_are_listed_as_a_cluster_from_their_launch_on(pbs: Site, home: Path) -> None:
+    directory = make("pbs", OPTIONS, home / "clusters" / "later").path
+    assert hpcgpu_command("list").stdout == "No clusters.\n"
+    assert hpcgpu_command("stop", "--all").returncode == 0
+    assert script(directory / "launch.sh", "0").returncode == 0, "stop --all leaves scripts that run nothing alone"
+    [listed] = printed("list", hpcgpu_command("list", "--json").stdout)
+    assert (listed["name"], [job["name"] for job in listed["jobs"]]) == ("later", ["later-scheduler"])
+    assert script(directory / "stop.sh").returncode == 0
 
 
 def test_a_queue_that_is_away_loses_nothing(pbs: Site, home: Path) -> None:

@@ -318,6 +318,20 @@ def test_rendered_scripts_that_were_launched_keep_their_credentials(lone: Cluste
     assert lone.closed and lone.tls.exists()
 
 
+def test_scripts_that_were_never_launched_are_no_cluster_unless_something_is_wrong_or_ran(
+    lone: ClusterDirectory,
+) -> None:
+    (lone.path / "launch.sh").touch()
+    (lone.path / "journal.jsonl").unlink()
+    assert listed(lone) == [] and lone.tls.exists(), "nothing ran, and the scripts are as they were"
+    lone.logs.mkdir(exist_ok=True)
+    (lone.logs / "by-hand.log").touch()
+    assert len(listed(lone)) == 1, "somebody submitted a script by hand"
+    (lone.logs / "by-hand.log").unlink()
+    (lone.path / "journal.jsonl").write_text("half a line")
+    assert "journal.jsonl" in listed(lone)[0].problem
+
+
 def test_a_cluster_whose_program_lives_is_not_closed(lone: ClusterDirectory) -> None:
     lone.take_over("this program")
     assert len(listed(lone, now=3600.0)) == 1 and not lone.closed
