@@ -14,10 +14,10 @@ from distributed import Client, Event, KilledWorker, get_worker
 
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.phases import Drain
 from hpcgpu.errors import BatchUnavailable, SubmitLimited
+from hpcgpu.store import saved
 from tests.conftest import live, told
-from tests.helpers import ADAPT, CPU, GPU, in_queue, kill_program
+from tests.helpers import ADAPT, CPU, GPU, drain_now, in_queue, kill_program, let_the_budget_end_soon, messages
 
 Until = Callable[..., None]
 
@@ -90,7 +90,7 @@ def test_tasks_that_a_leaving_job_has_not_begun_go_to_others(queue: LocalQueue, 
         blocked = client.submit(wait_for, "go", workers=[names[1]], allow_other_workers=True)
         until(lambda: any(client.processing().values()), "the first task runs")
         behind = client.map(slow, range(4), workers=[names[1]], allow_other_workers=True)
-        cluster.loop.add_callback(lambda: cluster.reconciler.drainer.drain([names[1]], Drain.UNWANTED))
+        drain_now(cluster, names[1])
         assert client.gather(behind) == list(range(4)), "tasks stay behind one that does not end"
         assert not blocked.done()
         Event("go", client=client).set()
@@ -181,9 +181,7 @@ def test_jobs_that_worked_and_end_by_themselves_are_replaced_and_are_no_failures
 def test_the_budget_of_gpu_hours_ends_the_jobs(
     queue: LocalQueue, until: Until, fake_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.scaling.policy._USEFUL", 1.0)
-    monkeypatch.setattr("hpcgpu.scaling.policy._BUDGET_MARGIN", 1.0)
-    monkeypatch.setattr("hpcgpu.cluster.reconciler.BUDGET_END", 1.0)
+    let_the_budget_end_soon(monkeypatch)
     with LocalGPUCluster(**GPU) as cluster, Client(cluster) as client:
         adaptive = cluster.adapt(maximum_jobs=1, maximum_gpu_hours=80 / 3600, **ADAPT)
         future = client.submit(wait_for, "go")
@@ -288,10 +286,11 @@ def test_a_limit_of_the_site_is_no_failure(grumpy: Grumpy, until: Until) -> None
         cluster.wait_for_workers(1)
         grumpy.refusal = SubmitLimited("QOSMaxSubmitJobPerUserLimit")
         cluster.scale(jobs=3)
-        group = cluster.reconciler.groups["default"]
-        until(lambda: group.failures.full and len(cluster.workers) == 1, "the limit is known, by both submits")
-        assert not group.failures.paused and not group.failures.refused
-        assert "The site accepts no more jobs of yours now" in cluster.get_logs()["Cluster"]
+        until(
+            lambda: messages(cluster).count("The site accepts no more jobs of yours now") >= 2, "both submits are told"
+        )
+        assert len(cluster.workers) == 1
+        assert "refused" not in repr(cluster) and "hpcgpu tries again" not in messages(cluster)
         grumpy.refusal = None
         [job] = cluster.workers.values()
         with told("a user or the batch system cancelled it"):
@@ -349,7 +348,7 @@ def test_a_group_that_cannot_be_is_refused(queue: LocalQueue, name: str, options
 def test_a_group_inherits_account_walltime_and_environment(queue: LocalQueue) -> None:
     with LocalGPUCluster(**CPU, walltime="1h", account="m1", env={"A": "1"}) as cluster:
         cluster.add_worker_group("big", gpus_per_node=0, cores=3, env={"B": "2"})
-        options = cluster.reconciler.groups["big"].options
+        options = saved.read(cluster.directory).groups["big"]
         assert (options.walltime, options.account, dict(options.env), options.cores) == (
             3600,
             "m1",

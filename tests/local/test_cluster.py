@@ -27,7 +27,7 @@ from hpcgpu.errors import BatchError, BatchUnavailable, ClusterExists, ClusterWa
 from hpcgpu.remote.status import status
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running, told
-from tests.helpers import CPU, GPU, block_queue, have_their_gpus, in_queue, start_program
+from tests.helpers import CPU, GPU, block_queue, decide_now, have_their_gpus, in_queue, poll_now, start_program
 
 Until = Callable[..., None]
 
@@ -91,7 +91,7 @@ def test_adaptive_with_several_workers_a_job_does_not_oscillate(
         with Client(cluster) as client:
             for _ in range(20):
                 client.submit(int, pure=False).result()
-                cluster.loop.add_callback(cluster.reconciler.decide)
+                decide_now(cluster)
         until(lambda: adaptive.state.running == 2, "both jobs run")
         assert [text for _, text in adaptive.log if "draining" in text or "cancelling" in text] == []
         assert sorted(cluster.worker_spec) == [f"{cluster.name}-0", f"{cluster.name}-1"], "jobs were replaced"
@@ -498,8 +498,7 @@ def test_a_queue_that_does_not_answer_changes_nothing(
 
         with monkeypatch.context() as patch:
             patch.setattr(LocalQueue, "poll", away)
-            cluster.reconciler.state.poll_now.set()
-            cluster.loop.add_callback(cluster.reconciler.state.poll_now.set)
+            poll_now(cluster)
             until(lambda: len(polls) >= 2, "two polls fail")
             assert cluster.status.name == "running"
             assert {job.state for job in cluster.jobs} <= {"running", "pending"}

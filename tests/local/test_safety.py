@@ -20,7 +20,7 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, ClusterWarning
 from tests.conftest import live, told
-from tests.helpers import CPU
+from tests.helpers import CPU, set_grace
 
 Until = Callable[..., None]
 
@@ -93,7 +93,7 @@ with LocalGPUCluster(**{CPU | {"jobs": 1}!r}) as cluster:
 def test_a_job_that_the_queue_forgot_is_cancelled_all_the_same(odd: Odd, queue: LocalQueue, until: Until) -> None:
     with LocalGPUCluster(**CPU, jobs=1) as cluster:
         cluster.wait_for_workers()
-        cluster.reconciler.state.dispatcher.monitor.grace = 0.0
+        set_grace(cluster, 0.0)
         odd.forgets = True
         for _ in range(3):
             cluster.settle()
@@ -110,7 +110,7 @@ def test_a_submit_that_is_under_way_when_the_cluster_closes_is_told_and_cancels_
     cluster = LocalGPUCluster(**CPU)
     odd.gate = threading.Event()
     cluster.scale(jobs=1)
-    until(lambda: cluster.reconciler.state.dispatcher.left()[1:], "the submit is under way")
+    until(lambda: len(cluster.directory.submits()) == 2, "the submit is under way")
     with told(rf"may still be in the queue: .*{cluster.name}-0.*the submission of {cluster.name}-0 is still under way"):
         cluster.close(timeout=60)
     assert not cluster.directory.closed

@@ -16,10 +16,9 @@ from fake_pbs import Site
 from hpcgpu import LocalGPUCluster, PBSGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.gpucluster import GPUCluster
-from hpcgpu.cluster.phases import Drain
 from hpcgpu.remote.lookup import locate, stop
 from tests.conftest import live
-from tests.helpers import CPU, ON_CPUS, hpcgpu
+from tests.helpers import CPU, ON_CPUS, asks_for, hpcgpu, messages, poll_and_decide
 
 Until = Callable[..., None]
 
@@ -38,14 +37,11 @@ def keeps_exactly_one(cluster: GPUCluster, kept: str, before: list[str], until: 
         lambda: [j.name for j in cluster.jobs if j.kind == "worker" and j.state in ("pending", "running")] == [kept],
         "one job is left",
     )
-    cluster.sync(cluster.reconciler.observe_queue)
+    poll_and_decide(cluster)
     cluster.settle()
     assert submits(cluster) == before, "it submitted a job"
-    assert cluster.reconciler.groups["default"].limits.maximum == 1
-    assert (
-        cluster.reconciler.groups["default"].failures.failed,
-        cluster.reconciler.groups["default"].failures.paused,
-    ) == (0, "")
+    asks_for(cluster, 1, "1 job")
+    assert "worker job" not in messages(cluster), "it reported that one failed"
     assert {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()} == {kept}
 
 
@@ -140,26 +136,6 @@ def test_a_job_that_an_earlier_manager_cancelled_and_that_is_still_ending_is_no_
     assert live(queue) == []
 
 
-def test_a_job_that_started_before_its_cancellation_counts_again(queue: LocalQueue) -> None:
-    """Cancelled only while it waits, it stayed: the journal says so, and who takes the cluster over keeps it."""
-    cluster = LocalGPUCluster(name="stays", jobs=1, shutdown_on_close=False, **CPU)
-    cluster.wait_for_workers(1)
-    [job] = cluster.workers.values()
-    cluster.sync(_drain_and_stay, cluster, job)
-    assert [s.cancelled for s in cluster.directory.submits() if s.name == job.name] == [False]
-    cluster.close()
-    with LocalGPUCluster.from_name("stays") as again:
-        again.wait_for_workers(1)
-        assert list(again.workers) == [job.name]
-
-
-async def _drain_and_stay(cluster: GPUCluster, job: Any) -> None:
-    cluster.reconciler.state.dispatcher.will_cancel([job.name])
-    job.drain(Drain.UNWANTED)
-    assert [s.cancelled for s in cluster.directory.submits() if s.name == job.name] == [True]
-    cluster.reconciler.drainer.stay([job])
-
-
 def test_a_cluster_without_worker_jobs_stays_without(queue: LocalQueue) -> None:
     cluster = LocalGPUCluster(name="none", jobs=2, shutdown_on_close=False, **CPU)
     cluster.wait_for_workers(2)
@@ -167,7 +143,7 @@ def test_a_cluster_without_worker_jobs_stays_without(queue: LocalQueue) -> None:
     cluster.settle()
     cluster.close()
     again = LocalGPUCluster.from_name("none")
-    again.sync(again.reconciler.observe_queue)
+    poll_and_decide(again)
     assert again.workers == {} and len(submits(again)) == 3
     again.detach()
     assert stop(again.directory, queue) == []

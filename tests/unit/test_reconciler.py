@@ -980,6 +980,21 @@ async def taken_over(site: Site, path: Path) -> Site:
     return other
 
 
+async def test_a_job_that_started_just_before_its_cancellation_is_kept_by_the_next_manager(
+    site: Site, tmp_path: Path
+) -> None:
+    await site.scale(3)
+    site.says("demo-2", JobState.RUNNING, start=site.now)  # cancelled only while it waits, it stays
+    marks = lambda: [submit.cancelled for submit in site.directory.submits() if submit.name == "demo-2"]  # noqa: E731
+    site.reconciler.drainer.drain(["demo-2"], Drain.UNWANTED)
+    assert marks() == [True]
+    await site.settled()
+    assert marks() == [False], "the journal still says that nobody wants it"
+    other = await taken_over(site, tmp_path)
+    await other.polled()
+    assert set(other.registry.active) == {"demo-0", "demo-1", "demo-2"}
+
+
 async def test_a_manager_learns_nothing_of_the_wait_from_jobs_that_ran_before_it_came(
     tmp_path: Path,
 ) -> None:
