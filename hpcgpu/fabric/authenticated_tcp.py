@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -27,12 +26,11 @@ from tornado.iostream import IOStream, StreamClosedError
 from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import authentication
 from hpcgpu.fabric.authentication import OWN_HOST, place
+from hpcgpu.fabric.strangers import Strangers
 
 __all__ = ["Backend", "install"]
 
 _SCHEME = "authenticated"
-
-logger = logging.getLogger("distributed.hpcgpu")
 
 
 class _Stream:
@@ -99,20 +97,18 @@ class _Listener(tcp.TCPListener):  # type: ignore[misc]
         if named.get("default_host") is None and OWN_HOST in os.environ:
             named["default_host"] = os.environ[OWN_HOST]
         super().__init__(address, *arguments, **named)
-        #: Connections that are not authenticated yet.
-        self._unknown: set[IOStream] = set()
+        self._strangers = Strangers()
 
     def stop(self) -> None:
         super().stop()
-        while self._unknown:
-            self._unknown.pop().close()
+        self._strangers.close()
 
     async def _prepare_stream(self, stream: IOStream, address: str) -> IOStream | None:
         if self.tcp_server is None:  # stopped after this connection was accepted
             stream.close()
             return None
         side, limit = _Stream(stream), _timeout()
-        self._unknown.add(stream)
+        self._strangers.add(stream)
         try:
             own = place(*stream.socket.getsockname()[:2])
             await asyncio.wait_for(authentication.accept(side, self._key, [own]), limit)
@@ -121,15 +117,15 @@ class _Listener(tcp.TCPListener):  # type: ignore[misc]
         except AuthenticationError as error:
             why = str(error)
         except (StreamClosedError, OSError, AttributeError, ValueError):  # AttributeError: it was closed meanwhile
-            by_peer = side.begun and stream in self._unknown
+            by_peer = side.begun and stream in self._strangers
             why = "it closed the connection before it was authenticated" if by_peer else ""
         else:
             return None if stream.closed() else stream
         finally:
-            self._unknown.discard(stream)
+            self._strangers.remove(stream)
         stream.close()
         if why:  # who only looks whether somebody listens is no error
-            logger.warning("refused a connection from %s: %s", address, why)
+            self._strangers.refuse(address, why)
         return None
 
 

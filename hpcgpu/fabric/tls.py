@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import ssl
@@ -36,10 +35,9 @@ from distributed.comm.core import CommClosedError, FatalCommClosedError
 from distributed.comm.registry import backends
 
 from hpcgpu.fabric import certificates
+from hpcgpu.fabric.strangers import Strangers
 
 __all__ = ["Socket", "clear_errors", "install"]
-
-logger = logging.getLogger("distributed.hpcgpu")
 
 
 class _Idle(threading.local):
@@ -186,15 +184,32 @@ class _Listener(tcp.TLSListener):  # type: ignore[misc]
         self._limit = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
         return arguments
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._strangers = Strangers()
+
+    def stop(self) -> None:
+        super().stop()
+        self._strangers.close()
+
     async def _prepare_stream(self, stream: Any, address: str) -> Any:
+        self._strangers.add(stream)
         try:
-            prepared = await asyncio.wait_for(super()._prepare_stream(stream, address), self._limit)
+            await asyncio.wait_for(stream.wait_for_handshake(), self._limit)
         except TimeoutError:
-            logger.warning("refused a connection from %s: no TLS handshake within %g s", address, self._limit)
-            stream.close()
-            return None
-        # distributed asks a stream that was closed meanwhile for its address, and tornado logs the traceback.
-        return None if prepared is None or prepared.closed() else prepared
+            why = f"no TLS handshake within {self._limit:g} s"
+        except OSError as error:
+            closed_here = stream not in self._strangers
+            why = "" if closed_here else f"TLS handshake failed: {getattr(error, 'real_error', None) or error}"
+        else:
+            # distributed asks a stream that was closed meanwhile for its address, and tornado logs the traceback.
+            return None if stream.closed() else stream
+        finally:
+            self._strangers.remove(stream)
+        stream.close()
+        if why:
+            self._strangers.refuse(address, why)
+        return None
 
 
 class _Backend(tcp.TLSBackend):  # type: ignore[misc]
