@@ -24,8 +24,6 @@ from hpcgpu.batch.reasons import Outlook, explain, outlook
 from hpcgpu.batch.visible import visible_devices
 from hpcgpu.checks.lines import Grade, Line
 from hpcgpu.display.progress import Progress, duration
-from hpcgpu.environment import software as environment
-from hpcgpu.environment.software import CLIENT, Difference
 from hpcgpu.errors import AmbiguousSubmit, BatchError
 from hpcgpu.fabric.choice import Node, TransportChoice, incompatibility, without_rdma
 from hpcgpu.options.common import Options
@@ -33,6 +31,8 @@ from hpcgpu.posix.ownership import private_directory
 from hpcgpu.posix.printable import printable
 from hpcgpu.remote.lookup import stop
 from hpcgpu.scripts import render
+from hpcgpu.software import versions
+from hpcgpu.software.versions import CLIENT, Difference
 from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -239,10 +239,10 @@ def environment_lines(differences: list[Difference]) -> Iterator[Line]:
     """Yield the differences of software and GPUs as lines."""
     if not differences:
         yield Line("all", "environment", "ok", "login node and jobs have the same software")
-    grades: dict[environment.Grade, Grade] = {
-        environment.Grade.FATAL: "failure",
-        environment.Grade.WARNING: "warning",
-        environment.Grade.NOTE: "ok",
+    grades: dict[versions.Grade, Grade] = {
+        versions.Grade.FATAL: "failure",
+        versions.Grade.WARNING: "warning",
+        versions.Grade.NOTE: "ok",
     }
     for d in differences:
         values = ", ".join(f"{'login' if name == CLIENT else name} {value}" for name, value in d.values.items())
@@ -327,14 +327,14 @@ def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: fl
     finally:
         lines = _end(directory, batch)
     lines += [line for kind in kinds for line in judge(seen[kind], _gpus(short, kind))]
-    here = environment.collect()
+    here = versions.collect()
     reports = {kind: one.found for kind, one in seen.items() if one.found}
     told = len(reports) == len(seen)
     if told and "scheduler" in reports:
         lines.append(fabric_line(reports["scheduler"], reports["worker"], options))
     parties = {kind: report["environment"] for kind, report in reports.items()}
     scheduler = here if short.scheduler is None else parties.get("scheduler")
-    differences = environment.compare(here, scheduler, {"worker": parties["worker"]} if "worker" in parties else {})
+    differences = versions.compare(here, scheduler, {"worker": parties["worker"]} if "worker" in parties else {})
     if told or differences:
         lines += environment_lines(differences)
     failed = any(line.grade == "failure" for line in lines)

@@ -17,11 +17,11 @@ from hpcgpu.batch import registry
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.queues import Queue
 from hpcgpu.checks.lines import Line
-from hpcgpu.environment import software as environment
 from hpcgpu.errors import BatchError
 from hpcgpu.fabric import interfaces
 from hpcgpu.options.common import Options
 from hpcgpu.posix.ownership import private_directory, weaknesses
+from hpcgpu.software import versions
 from hpcgpu.upstream import TESTED
 
 __all__ = ["judge_queues", "login_lines", "of_all_nodes"]
@@ -32,7 +32,7 @@ _OF_ONE_MACHINE = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "b
 
 def login_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
     """Yield what was found on this machine."""
-    here = environment.collect()
+    here = versions.collect()
     packages = ", ".join(f"{name} {here[name]}" for name in TESTED if name in here)
     yield Line("login", "host", "ok", f"{socket.gethostname()}, hpcgpu {__version__}")
     yield Line("login", "python", "ok", f"{here['python']} at {sys.executable}: {packages}")

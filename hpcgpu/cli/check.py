@@ -48,8 +48,8 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
     from hpcgpu.checks.jobs import check_jobs
     from hpcgpu.checks.login import login_lines
     from hpcgpu.configuration.resolve import resolve
-    from hpcgpu.environment.software import collect, overview
     from hpcgpu.options import values
+    from hpcgpu.software.versions import collect, overview
 
     limit = None if timeout is None else values.duration("--timeout", timeout)
     options = resolve(chosen_system(system, arguments.get("profile")), arguments)

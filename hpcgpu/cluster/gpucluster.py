@@ -33,7 +33,6 @@ from hpcgpu.cluster.state import ClusterState
 from hpcgpu.configuration.resolve import resolve, resolve_group
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.warn import warn
-from hpcgpu.environment.check import EnvironmentCheck
 from hpcgpu.errors import BatchError, ClusterError, ClusterExists, OptionError, Superseded
 from hpcgpu.options import values
 from hpcgpu.options.arguments import checked
@@ -42,6 +41,7 @@ from hpcgpu.remote.lookup import locate
 from hpcgpu.scaling import units
 from hpcgpu.scaling.model import Limits
 from hpcgpu.scripts import render
+from hpcgpu.software.check import EnvironmentCheck
 from hpcgpu.store import claims, credentials, saved
 from hpcgpu.store.directory import ClusterDirectory
 

@@ -16,7 +16,7 @@ from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import Outlook, outlook
 from hpcgpu.options.common import WorkerOptions
 from hpcgpu.runtime.wire import Load, WaitingWork, WorkerLoad
-from hpcgpu.scaling import policy, repair, units
+from hpcgpu.scaling import lost_workers, policy, units
 from hpcgpu.scaling.model import Decision, Demand, History, Hysteresis, JobView, Limits
 from hpcgpu.scaling.replacement import Failures
 from hpcgpu.scaling.walltime import margin
@@ -158,7 +158,7 @@ class WorkerGroup:
     def record_absent(self, job: WorkerJob, *, now: float) -> bool:
         """Record the workers that a job lacks; whether it lacks them for good, which is said once."""
         names, work = units.workers_of(job.name, self.options), job.work
-        work.absence = repair.observe(
+        work.absence = lost_workers.observe(
             work.absence, names, self.options.nodes_per_job, set(job.workers.values()), now=now
         )
         if not work.absence:
@@ -180,7 +180,7 @@ class WorkerGroup:
         )
         whole = sum(bool(job.workers) and not job.work.absence for job in staying)
         ready = [job for job in short if now >= job.retry_at]
-        return ready[: repair.may_go(len(short), whole, target, comes=comes)]
+        return ready[: lost_workers.may_go(len(short), whole, target, comes=comes)]
 
     def gpu_seconds(self, *, now: float) -> float:
         """Return what its jobs have used so far, from their starts and ends."""

@@ -12,7 +12,7 @@ import enum
 from dataclasses import dataclass, field
 
 from hpcgpu.batch.monitor import View
-from hpcgpu.scaling.repair import Absence
+from hpcgpu.scaling.lost_workers import Absence
 
 __all__ = ["Active", "Drain", "Draining", "Ended", "Phase", "Planned", "Queued", "Running", "Submitting", "Work"]
 

@@ -19,13 +19,13 @@ from hpcgpu.cluster.scheduler_client import Workers
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.submitting import Submitter
 from hpcgpu.cluster.worker_job import WorkerJob
-from hpcgpu.environment.check import EnvironmentCheck, environments
 from hpcgpu.errors import BatchError
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import units
 from hpcgpu.scaling.model import Limits
 from hpcgpu.scaling.replacement import STABLE
+from hpcgpu.software.check import EnvironmentCheck, environments
 
 __all__ = ["CLOSE_TIMEOUT", "Reconciler"]
 

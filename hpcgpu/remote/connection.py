@@ -14,12 +14,12 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import explain
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.display.warn import warn
-from hpcgpu.environment.check import EnvironmentCheck, environments
 from hpcgpu.errors import CertificateError, ClusterError
 from hpcgpu.options import values
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote.lookup import batch_of, check_queue, locate
 from hpcgpu.runtime.reach import SchedulerWatch, answers
+from hpcgpu.software.check import EnvironmentCheck, environments
 from hpcgpu.store import credentials, saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
 

@@ -24,7 +24,6 @@ from dataclasses import asdict
 from typing import Any, TypedDict
 
 from hpcgpu.batch import batch_system
-from hpcgpu.environment import software as environment
 from hpcgpu.errors import BatchError, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric import choice, interfaces
 from hpcgpu.fabric.gpus import gpus_on_node
@@ -32,6 +31,7 @@ from hpcgpu.runtime import scratch
 from hpcgpu.runtime.gpus import visible_gpus
 from hpcgpu.runtime.launch import job_arguments
 from hpcgpu.runtime.place import expanded
+from hpcgpu.software import versions
 from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["Examination", "JobReport", "main"]
@@ -90,7 +90,7 @@ def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> Exami
         "host": socket.gethostname(),
         "python": sys.executable,
         "token": directory.token(),
-        "environment": environment.collect(),
+        "environment": versions.collect(),
         "visible": listed,
         "gpus_on_node": on_node,
         "transport": asdict(chosen),

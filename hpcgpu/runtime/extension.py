@@ -21,11 +21,11 @@ from distributed.core import Status, error_message
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import KilledWorker
 
-from hpcgpu.environment import software as environment
 from hpcgpu.fabric.security import HAS_GPU
 from hpcgpu.runtime import hostcopy, recipients
 from hpcgpu.runtime.manager_process import Unattended
 from hpcgpu.runtime.wire import Load, ManagerState, WaitingWork, WorkerLoad
+from hpcgpu.software import versions
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
@@ -150,8 +150,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         )
 
     async def environment(self) -> dict[str, str]:
-        """Return what software and GPU the scheduler has, see `hpcgpu.environment.software`."""
-        return await asyncio.to_thread(environment.collect)
+        """Return what software and GPU the scheduler has, see `hpcgpu.software.versions`."""
+        return await asyncio.to_thread(versions.collect)
 
     async def release(self) -> None:
         """Continue without a manager from now on."""

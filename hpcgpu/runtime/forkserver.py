@@ -50,7 +50,7 @@ _NANNY_MODULE = "hpcgpu.runtime.nanny"
 _MODULES = (
     "distributed",
     "distributed.dashboard.worker",
-    "hpcgpu.environment.software",
+    "hpcgpu.software.versions",
     "hpcgpu.fabric.authentication",
     "hpcgpu.fabric.report",
     "hpcgpu.fabric.tls",

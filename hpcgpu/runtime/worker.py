@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from dask import config
 
-from hpcgpu.environment import software as environment
 from hpcgpu.fabric import authenticated_tcp, authentication, tls
 from hpcgpu.fabric.report import NODE
 from hpcgpu.runtime import dashboard, hostcopy
 from hpcgpu.runtime.forkserver import METHOD
 from hpcgpu.runtime.recipients import GPUS
+from hpcgpu.software import versions
 
 if TYPE_CHECKING:
     from distributed.nanny import Nanny
@@ -43,7 +43,7 @@ if get_inherited_fds() is not None:  # this is a fork: what its tasks start is a
 def dask_setup(server: Worker | Nanny) -> None:
     """Add environment, node and GPUs to what a worker says of itself when it registers."""
     if hasattr(server, "startup_information"):
-        server.startup_information["hpcgpu"] = lambda worker: environment.collect()
+        server.startup_information["hpcgpu"] = lambda worker: versions.collect()
         # The host's name is the machine's: several nodes of a test bed share one.
         server.startup_information[NODE] = lambda worker: os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         server.startup_information[GPUS] = lambda worker: int(os.environ.get(GPUS, "0"))

@@ -19,9 +19,9 @@ from hpcgpu.checks.jobs import Seen, environment_lines, fabric_line, judge, visi
 from hpcgpu.checks.lines import Line, as_json, text
 from hpcgpu.checks.login import directory_lines, judge_queues, untested_lines
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.environment import software
 from hpcgpu.errors import BatchUnavailable
 from hpcgpu.fabric.choice import Node, decide
+from hpcgpu.software import versions
 from hpcgpu.upstream import TESTED, Release
 from tests.helpers import Clock
 
@@ -189,14 +189,14 @@ def test_a_worker_s_node_without_the_scheduler_s_fabric_is_a_failure() -> None:
 
 def test_differences_of_software_are_lines() -> None:
     here = {"python": "3.12.4", "dask": "1"}
-    [dask] = environment_lines(software.compare(here, here | {"dask": "2"}, {"worker": here | {"dask": "2"}}))
+    [dask] = environment_lines(versions.compare(here, here | {"dask": "2"}, {"worker": here | {"dask": "2"}}))
     assert (dask.grade, dask.found) == (
         "failure",
         "login 1, scheduler 2, worker 2",
     ) and "install one version" in dask.advice
-    [told] = environment_lines(software.compare(here, None, {"worker": here | {"dask": "2"}}))
+    [told] = environment_lines(versions.compare(here, None, {"worker": here | {"dask": "2"}}))
     assert told.found == "login 1, worker 2", "the scheduler job may have said nothing"
-    [same] = environment_lines(software.compare(here, here, {"worker": here}))
+    [same] = environment_lines(versions.compare(here, here, {"worker": here}))
     assert same.grade == "ok"
 
 

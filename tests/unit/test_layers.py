@@ -22,7 +22,7 @@ LAYERS = (
     "batch",
     "configuration",
     "fabric",
-    "environment",
+    "software",
     "scaling",
     "store",
     "scripts",

@@ -30,11 +30,11 @@ from hpcgpu.cluster.scheduler_job import SchedulerJob
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.worker_job import WorkerJob
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.environment.check import EnvironmentCheck
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, SubmitRefused
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.scaling import units
 from hpcgpu.scaling.model import Limits
+from hpcgpu.software.check import EnvironmentCheck
 from hpcgpu.store import claims
 from hpcgpu.store.directory import Contact
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpcgpu.environment.software import Difference, Grade, collect, compare, table
+from hpcgpu.software.versions import Difference, Grade, collect, compare, table
 
 __all__ = ["EnvironmentCheck", "environments"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcgpu.scaling.repair import Absence, may_go, observe
+from hpcgpu.scaling.lost_workers import Absence, may_go, observe
 from hpcgpu.scaling.replacement import Failures
 
 FOUR = ("demo-0-0", "demo-0-1", "demo-0-2", "demo-0-3")
