@@ -93,10 +93,17 @@ def _cluster(name: str, why: str, *issues: str, canary: str) -> Use:
     )
 
 
+def _scheduler(name: str, why: str, canary: str, *issues: str, kind: Kind = Kind.PROTOCOL) -> Use:
+    """Return what the extension of the scheduler relies on."""
+    return Use(f"distributed.{name}", "distributed", kind, why, ("hpcgpu.runtime.extension",), canary, issues)
+
+
 _CALLS = "test_the_cluster_calls_what_hpcgpu_overrides"
 _STREAM = "test_the_cluster_hears_of_workers_by_the_stream_that_hpcgpu_renews"
 _LOSS = "test_the_scheduler_removes_lost_workers_by_the_method_that_hpcgpu_replaces"
 _CHARGED = "test_a_lost_worker_can_be_charged_to_its_tasks_later"
+_MOVES = "test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_for_it"
+_UNREADABLE = "test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces"
 _RESULTS = "test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replaces"
 _TLS = "test_both_ends_of_a_tls_connection_have_the_socket_of_hpcgpu"
 _HANDSHAKE = "test_who_connects_and_says_nothing_is_dropped_by_the_method_that_hpcgpu_overrides"
@@ -145,57 +152,62 @@ USES: tuple[Use, ...] = (
         _STREAM,
     ),
     # distributed: the scheduler
-    Use(
-        "distributed.scheduler.Scheduler.remove_worker",
-        "distributed",
-        Kind.REPLACED,
+    _scheduler(
+        "scheduler.Scheduler.remove_worker",
         "lets a task survive four preempted jobs",
-        ("hpcgpu.runtime.extension",),
         _LOSS,
-        _KILLED,
+        *_KILLED,
+        kind=Kind.REPLACED,
     ),
-    Use(
-        "distributed.scheduler.TaskState.suspicious",
-        "distributed",
-        Kind.PROTOCOL,
+    _scheduler(
+        "scheduler.TaskState.suspicious",
         "counts the loss of a worker against its tasks only if its job crashed",
-        ("hpcgpu.runtime.extension",),
         _CHARGED,
-        _KILLED,
+        *_KILLED,
     ),
-    Use(
-        "distributed.scheduler.Scheduler._reschedule",
-        "distributed",
-        Kind.PRIVATE,
+    _scheduler(
+        "scheduler.Scheduler._reschedule",
         "moves tasks away from retiring workers",
-        ("hpcgpu.runtime.extension",),
         "test_a_task_that_has_not_begun_moves_to_another_worker",
+        kind=Kind.PRIVATE,
     ),
     Use(
         "distributed.scheduler.SchedulerState._get_prefix_duration",
         "distributed",
         Kind.PRIVATE,
         "estimates the work that waits, as distributed's own adaptive scaling does",
-        ("hpcgpu.runtime.extension",),
+        ("hpcgpu.runtime.extension", "hpcgpu.runtime.resources"),
         "test_the_scheduler_estimates_how_long_a_task_takes",
     ),
     Use(
-        "distributed.scheduler.Scheduler.stream_comms",
+        "distributed.stealing.WorkStealing.move_task_request",
         "distributed",
         Kind.PROTOCOL,
-        "lets a retiring worker run tasks again",
-        ("hpcgpu.runtime.extension",),
-        "test_a_worker_that_was_to_leave_can_be_told_to_stay",
-        ("dask/distributed#6223",),
+        "moves tasks that wait for resources: stealing moves none while a worker has as many threads as tasks",
+        ("hpcgpu.runtime.resources",),
+        _MOVES,
+        ("dask/distributed#1851",),
     ),
     Use(
-        "distributed.scheduler.error_message",
+        "distributed.stealing.WorkStealing.in_flight",
         "distributed",
-        Kind.REPLACED,
+        Kind.PROTOCOL,
+        "says which tasks move already",
+        ("hpcgpu.runtime.resources",),
+        _MOVES,
+    ),
+    _scheduler(
+        "scheduler.Scheduler.stream_comms",
+        "lets a retiring worker run tasks again",
+        "test_a_worker_that_was_to_leave_can_be_told_to_stay",
+        "dask/distributed#6223",
+    ),
+    _scheduler(
+        "scheduler.error_message",
         "explains why a graph with GPU objects cannot be rebuilt",
-        ("hpcgpu.runtime.extension",),
-        "test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces",
-        ("dask/distributed#6924",),
+        _UNREADABLE,
+        "dask/distributed#6924",
+        kind=Kind.REPLACED,
     ),
     Use(
         "distributed.scheduler.Scheduler.update_graph.deserialization of the task graph",
@@ -203,23 +215,17 @@ USES: tuple[Use, ...] = (
         Kind.PROTOCOL,
         "recognizes that error by its text",
         ("hpcgpu.runtime.hostcopy",),
-        "test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces",
+        _UNREADABLE,
         ("dask/distributed#6924",),
     ),
-    Use(
-        "distributed.scheduler.Scheduler.handlers.gather",
-        "distributed",
-        Kind.PROTOCOL,
+    _scheduler(
+        "scheduler.Scheduler.handlers.gather",
         "copies results in GPU memory to the host for clients that have no GPU",
-        ("hpcgpu.runtime.extension",),
         _RESULTS,
     ),
-    Use(
-        "distributed.scheduler.Scheduler.handlers.broadcast",
-        "distributed",
-        Kind.PROTOCOL,
+    _scheduler(
+        "scheduler.Scheduler.handlers.broadcast",
         "copies results in GPU memory to the host for clients that have no GPU",
-        ("hpcgpu.runtime.extension",),
         _RESULTS,
     ),
     Use(
@@ -230,14 +236,7 @@ USES: tuple[Use, ...] = (
         ("hpcgpu.fabric.security",),
         _RESULTS,
     ),
-    Use(
-        "distributed.comm.core.Comm.remote_info",
-        "distributed",
-        Kind.PROTOCOL,
-        "holds what a client reported about itself",
-        ("hpcgpu.runtime.extension",),
-        _RESULTS,
-    ),
+    _scheduler("comm.core.Comm.remote_info", "holds what a client reported about itself", _RESULTS),
     Use(
         "distributed.protocol.serialize.serialize.header.serializer",
         "distributed",

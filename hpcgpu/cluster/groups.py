@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import Outlook, outlook
@@ -30,6 +30,8 @@ __all__ = ["WorkerGroup", "demands"]
 
 #: Share of the workers' memory above which more workers are requested (as `Scheduler.adaptive_target` does).
 _MEMORY_FULL = 0.6
+#: Sums of fractions of jobs are exact to this number of digits.
+_DIGITS = 6
 
 
 class WorkerGroup:
@@ -259,25 +261,43 @@ def demands(load: Load, groups: Iterable[WorkerGroup]) -> dict[str, Demand]:
     return {group.name: _demand(group, load["workers"], waiting[group.name]) for group in listed}
 
 
+class _Work(NamedTuple):
+    """Tasks that are in one place: a worker has them, or they wait for one."""
+
+    tasks: int
+    #: Those of them that no thread runs yet.
+    late: int
+    #: Seconds that all of them will take.
+    seconds: float
+    #: Tasks such as these that one worker runs at a time.
+    at_once: int
+
+    @property
+    def late_seconds(self) -> float:
+        return self.seconds * self.late / self.tasks if self.late else 0.0
+
+
 def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iterable[WaitingWork]) -> Demand:
     there = [
         workers[name] for job in group.jobs if not job.draining for name in job.workers.values() if name in workers
     ]
-    kinds = list(waiting)
-    tasks = sum(worker["processing"] for worker in there) + sum(kind["tasks"] for kind in kinds)
-    seconds = sum(worker["occupancy"] for worker in there) + sum(kind["seconds"] for kind in kinds)
+    work = [
+        _Work(w["processing"], max(0, w["processing"] - w["nthreads"]), w["occupancy"], w["at_once"]) for w in there
+    ]
+    work += [_Work(k["tasks"], k["tasks"], k["seconds"], _tasks_at_once(group, k["resources"])) for k in waiting]
+    tasks = sum(each.tasks for each in work)
+    seconds = sum(each.seconds for each in work)
     duration = group.adaptive.target_duration if group.adaptive is not None else math.inf
-    wanted: float = min(tasks, max(1, math.ceil(seconds / duration))) / _tasks_at_once(group, kinds)
+    needed = min(tasks, max(1, math.ceil(seconds / duration)))
+    # Workers that run all tasks at once, and of these the share that is needed.
+    wanted = sum(each.tasks / each.at_once for each in work) * needed / max(1, tasks)
     threads = sum(worker["nthreads"] for worker in there)
-    behind = [max(0, worker["processing"] - worker["nthreads"]) for worker in there]
-    late = sum(n * w["occupancy"] / w["processing"] for n, w in zip(behind, there, strict=True) if n)
-    late += sum(kind["seconds"] for kind in kinds)
-    count = sum(behind) + sum(kind["tasks"] for kind in kinds)
+    late = sum(each.late for each in work)
     return Demand(
-        jobs=math.ceil(wanted / group.options.workers_per_job),
+        jobs=math.ceil(round(wanted / group.options.workers_per_job, _DIGITS)),
         seconds=seconds / threads if threads else (math.inf if tasks else 0.0),
-        waiting=late / (_tasks_at_once(group, kinds) * group.options.workers_per_job),
-        task=late / count if count else 0.0,
+        waiting=sum(each.late_seconds / each.at_once for each in work) / group.options.workers_per_job,
+        task=sum(each.late_seconds for each in work) / late if late else 0.0,
         memory=math.ceil(len(there) / group.options.workers_per_job) + 1 if _is_full(there, tasks) else 0,
     )
 
@@ -296,11 +316,8 @@ def _is_full(workers: Iterable[WorkerLoad], tasks: int) -> bool:
     return used > _MEMORY_FULL * limit > 0
 
 
-def _tasks_at_once(group: WorkerGroup, kinds: Iterable[WaitingWork]) -> int:
-    """Return how many tasks one worker runs at a time.
-
-    The number of threads limits it, and so do the largest resources that a waiting task needs.
-    """
+def _tasks_at_once(group: WorkerGroup, resources: Mapping[str, float]) -> int:
+    """Return how many tasks that need these resources one worker runs at a time, with its threads and resources."""
     there = dict(group.options.worker_resources())
-    slots = [there[name] // amount for kind in kinds for name, amount in kind["resources"].items() if amount > 0]
+    slots = [there[name] // amount for name, amount in resources.items() if amount > 0]
     return max(1, int(min([units.threads_per_worker(group.options), *slots])))

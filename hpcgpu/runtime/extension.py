@@ -1,7 +1,7 @@
 """What the manager needs of the Dask scheduler beyond distributed's own RPCs; added to it by our preload.
 
-It tells the load, lets running tasks finish on workers that leave, does not count a worker that its job's end took
-against the tasks it ran, and ends a scheduler whose manager is gone.
+It tells the load, moves tasks that wait for resources, lets running tasks finish on workers that leave, does not count
+a worker that its job's end took against the tasks it ran, and ends a scheduler whose manager is gone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from distributed.comm import Comm
 from distributed.core import Status, error_message
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import KilledWorker
+from tornado.ioloop import PeriodicCallback
 
 from hpcgpu.fabric.security import HAS_GPU
-from hpcgpu.runtime import hostcopy, recipients
+from hpcgpu.runtime import hostcopy, recipients, resources
 from hpcgpu.runtime.manager_process import Unattended
 from hpcgpu.runtime.wire import Load, ManagerState, WaitingWork, WorkerLoad
 from hpcgpu.software import versions
@@ -36,8 +37,10 @@ logger = logging.getLogger("distributed.hpcgpu")
 
 #: This number of tasks that no worker can run is examined; the others are assumed to be like them.
 _SAMPLE = 2000
-#: The same of results that workers hold, all workers together: about 10 ms of the event loop.
+#: The same of results and tasks that workers hold, all workers together: about 10 ms of the event loop.
 _SAMPLE_HELD = 20_000
+#: Seconds between two looks at tasks that wait for resources of their worker.
+_MOVES = 0.2
 #: Seconds for which the tasks of a lost worker may still be charged with its loss.
 _CHARGEABLE = 600.0
 #: Seconds until the first heartbeat of a manager is due, before its lease begins.
@@ -63,6 +66,7 @@ def install(scheduler: Scheduler, lease: float | None = None) -> Extension:
     distributed.scheduler.error_message = _error_message
     extension = Extension(scheduler, lease)
     scheduler.add_plugin(extension)
+    extension.moves.start()
     return extension
 
 
@@ -90,6 +94,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self.unattended: Unattended | None = None
         self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
         self._leaving_since: dict[str, float] = {}
+        self.moves = PeriodicCallback(lambda: resources.move_waiting(scheduler), _MOVES * 1000)
         scheduler.handlers |= {
             "unregister": self.remove_uncharged,
             "hpcgpu_load": self.load,
@@ -167,11 +172,16 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         )
         await self.scheduler.close(reason="hpcgpu-lease")
 
+    async def close(self) -> None:
+        """Move no more tasks; distributed calls this when the scheduler closes."""
+        self.moves.stop()
+
     # Load
 
     async def load(self) -> Load:
         """Return the load."""
         sample = math.ceil(_SAMPLE_HELD / max(1, len(self.scheduler.workers)))
+        fits = {ws: resources.at_once(ws, sample) for ws in self.scheduler.workers.values()}
         workers = {
             str(ws.name): WorkerLoad(
                 processing=len(ws.processing),
@@ -179,11 +189,12 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
                 nbytes=ws.nbytes,
                 wanted=_wanted(ws, sample),
                 actors=len(ws.actors),
-                nthreads=len(ws.executing) if ws.status == Status.paused else ws.nthreads,
+                at_once=fits[ws],
+                nthreads=len(ws.executing) if ws.status == Status.paused else fits[ws],
                 paused=ws.status == Status.paused,
                 memory_limit=ws.memory_limit,
             )
-            for ws in self.scheduler.workers.values()
+            for ws in fits
         }
         return Load(workers=workers, waiting=self._waiting())
 

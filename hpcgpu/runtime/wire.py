@@ -18,7 +18,9 @@ class WorkerLoad(TypedDict):
     nbytes: int
     wanted: int
     actors: int
-    #: Threads that take tasks, or run one.
+    #: Tasks such as it has that it can run at once: its threads, or fewer if these tasks need much of its resources.
+    at_once: int
+    #: The same while it takes tasks. One that is paused only runs those that it has begun.
     nthreads: int
     #: It takes no tasks, as its memory is full.
     paused: bool

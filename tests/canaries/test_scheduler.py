@@ -148,6 +148,38 @@ async def test_a_task_that_has_not_begun_moves_to_another_worker() -> None:
 
 
 @canary
+async def test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_for_it() -> None:
+    def worker(name: str) -> Worker:
+        return Worker(s.address, nthreads=4, name=name, dashboard=False, resources={"MEMORY": 100})
+
+    RELEASE.clear()
+    async with scheduler() as s, worker("busy") as busy, client(s) as c:
+        try:
+            tasks = c.map(held, range(2), pure=False, resources={"MEMORY": 70})
+            await until(lambda: len(busy.state.executing) == 1 and len(s.workers[busy.address].processing) == 2)
+            async with worker("free") as free:
+                await until(lambda: s.workers[free.address] in s.running)
+                stealing = s.extensions["stealing"]
+                stealing.balance()
+                assert not stealing.in_flight, (
+                    "distributed itself moves tasks that wait for resources: hpcgpu.runtime.resources need not"
+                )
+                victim, thief = s.workers[busy.address], s.workers[free.address]
+                for task in list(victim.processing):
+                    stealing.move_task_request(task, victim, thief)
+                assert {info["thief"] for info in stealing.in_flight.values()} == {thief}
+                await until(lambda: not stealing.in_flight)
+                assert [ts.key for ts in victim.processing] == [ts.key for ts in busy.state.executing], (
+                    "a task that runs moved, or one that waits did not"
+                )
+                await until(lambda: len(free.state.executing) == 1)
+                RELEASE.set()
+                await asyncio.wait_for(c.gather(tasks, direct=False), TIMEOUT)
+        finally:
+            RELEASE.set()
+
+
+@canary
 async def test_the_scheduler_estimates_how_long_a_task_takes() -> None:
     async with scheduler() as s, client(s) as c:
         task = c.submit(blocked)

@@ -331,6 +331,23 @@ def test_adaptive_asks_for_the_group_that_can_run_what_waits(queue: LocalQueue, 
         assert {job.name for job in cluster.jobs if job.kind == "worker"} == {f"{cluster.name}-0"}
 
 
+def test_tasks_that_fill_a_worker_s_resources_share_the_jobs(queue: LocalQueue, until: Until) -> None:
+    options = CPU | {"cores": 4, "resources": {"MEMORY": 100e9}}
+    with LocalGPUCluster(**options) as cluster, Client(cluster) as client:
+        adaptive = cluster.adapt(maximum_jobs=3, **ADAPT)
+        tasks = client.map(wait_for, [f"go-{i}" for i in range(4)], resources={"MEMORY": 70e9})
+        until(lambda: len(cluster.workers) == 3, lambda: f"three jobs work: {adaptive.state.reason}")
+
+        def executing(dask_scheduler: Any) -> list[int]:
+            return sorted(len(ws.executing) for ws in dask_scheduler.workers.values())
+
+        until(lambda: client.run_on_scheduler(executing) == [1, 1, 1], "each worker runs a task")
+        for i in range(4):
+            Event(f"go-{i}", client=client).set()
+        assert {name.rsplit("-", 1)[0] for name in client.gather(tasks)} == {cluster.name}
+        assert {job.name for job in cluster.jobs if job.kind == "worker"} == {f"{cluster.name}-{i}" for i in range(3)}
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -10,21 +10,21 @@ from typing import Any, cast
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.cluster.groups import WorkerGroup, demands
 from hpcgpu.options.common import WorkerOptions
-from hpcgpu.runtime.wire import Load, WorkerLoad
+from hpcgpu.runtime.wire import Load, WaitingWork, WorkerLoad
 from hpcgpu.scaling.model import Demand
 
 
-def group_of(*jobs: Any) -> WorkerGroup:
+def group_of(*jobs: Any, **options: Any) -> WorkerGroup:
     """Return a group with these jobs, of two GPUs each."""
     registry: Any = SimpleNamespace(worker_jobs=list(jobs))
-    group = WorkerGroup("default", WorkerOptions(gpus_per_node=2), Path("worker.sbatch"), 2, registry)
+    group = WorkerGroup("default", WorkerOptions(**{"gpus_per_node": 2} | options), Path("worker.sbatch"), 2, registry)
     for job in jobs:
         job.group = group
     return group
 
 
 def load(processing: int, occupancy: float, **more: int) -> WorkerLoad:
-    nothing = {"nbytes": 0, "wanted": 0, "actors": 0, "nthreads": 1, "paused": False, "memory_limit": 0}
+    nothing = {"nbytes": 0, "wanted": 0, "actors": 0, "at_once": 1, "nthreads": 1, "paused": False, "memory_limit": 0}
     return cast(WorkerLoad, {"processing": processing, "occupancy": occupancy, **nothing, **more})
 
 
@@ -73,3 +73,43 @@ def test_full_memory_needs_one_more_job_than_there_are() -> None:
     assert full.memory == 2, "a paused worker has no room, even if the data is not Dask's"
     assert full.seconds == math.inf, "no thread takes tasks"
     assert demand(0, nbytes=10, nthreads=0, paused=True).memory == 0, "nobody needs room"
+
+
+HOUR = 3600.0
+
+
+def highmem(*jobs: Any) -> WorkerGroup:
+    """Return an adaptive group with these jobs, whose workers have eight threads, and memory for one large task."""
+    group = group_of(*jobs, gpus_per_node=0, cores=8, resources={"MEMORY": 100e9})
+    group.adaptive = cast(Any, SimpleNamespace(target_duration=1.0))
+    return group
+
+
+def test_tasks_that_wait_for_resources_of_their_worker_need_as_many_jobs_as_before_it_connected() -> None:
+    kind: WaitingWork = {"resources": {"MEMORY": 70e9}, "tasks": 8, "seconds": 8 * HOUR}
+    job = SimpleNamespace(draining=False, workers={"tls://a": "a"})
+    held = load(8, 8 * HOUR, at_once=1, nthreads=1)
+    paused = load(8, 8 * HOUR, at_once=1, nthreads=0, paused=True)
+    before = demands({"workers": {}, "waiting": [kind]}, [highmem()])["default"]
+    after, full = (
+        demands({"workers": {"a": worker}, "waiting": []}, [highmem(job)])["default"] for worker in (held, paused)
+    )
+    assert before.jobs == after.jobs == full.jobs == 8
+    assert (before.waiting, after.waiting, full.waiting) == (8 * HOUR, 7 * HOUR, 8 * HOUR)
+    assert after.seconds == 8 * HOUR and after.task == HOUR
+    free = load(8, 8 * HOUR, at_once=8, nthreads=8)
+    assert demands({"workers": {"a": free}, "waiting": []}, [highmem(job)])["default"].jobs == 1
+
+
+def test_each_kind_of_task_needs_the_workers_that_it_fills() -> None:
+    many: WaitingWork = {"resources": {}, "tasks": 80, "seconds": 80.0}
+    large: WaitingWork = {"resources": {"MEMORY": 70e9}, "tasks": 3, "seconds": 3.0}
+    half: WaitingWork = {"resources": {"MEMORY": 50e9}, "tasks": 3, "seconds": 3.0}
+
+    def jobs(*kinds: WaitingWork) -> int:
+        return demands({"workers": {}, "waiting": list(kinds)}, [highmem()])["default"].jobs
+
+    assert jobs(many) == 10, "eight threads each"
+    assert (jobs(large), jobs(half)) == (3, 2)
+    assert jobs(many, large) == 13, "10 for the many, 3 for the large ones"
+    assert jobs(*[many] * 3, half, half) == 33

@@ -120,6 +120,7 @@ class Client:
             "nbytes": 0,
             "wanted": 0,
             "actors": 0,
+            "at_once": 1,
             "nthreads": 1,
             "paused": False,
             "memory_limit": 0,
