@@ -35,7 +35,7 @@ def test_a_limit_of_the_site_that_keeps_jobs_out_is_the_reason(
         monkeypatch.setattr(cluster.batch, "submit", refuse)
         cluster.scale(3)
         reason = f"1 connected; the size is set to 3 jobs; 1 job exists; the site accepts no more jobs now: {LIMIT}"
-        until(lambda: reason in waiting(cluster, 3), "the limit is known, by both submits")
+        until(lambda: reason in waiting(cluster, 3), lambda: f"both submits know the limit: {waiting(cluster, 3)}")
 
 
 def test_adaptive_scaling_without_work_is_the_reason(queue: LocalQueue) -> None:
@@ -53,7 +53,7 @@ def test_a_failure_before_the_next_try_is_the_reason(
         with told("hpcgpu replaces it in"):
             queue.cancel([job.job_id for job in cluster.workers.values()])
         words = r"the size is set to 1 job; 0 jobs exist; next submit in .* after a failure"
-        until(lambda: re.search(words, waiting(cluster, 1)), "the wait tells of the next try")
+        until(lambda: re.search(words, waiting(cluster, 1)), lambda: f"it tells of the next try: {waiting(cluster, 1)}")
 
 
 def progress_on(stream: io.StringIO, *, terminal: bool, kind: str = "xterm") -> Progress:

@@ -16,7 +16,7 @@ from distributed import Client, Event, get_worker
 
 from hpcgpu import ClusterError, SlurmGPUCluster
 from tests.conftest import told
-from tests.helpers import a_refused_request_pauses, kill_program, tasks
+from tests.helpers import a_refused_request_pauses, kill_program, poll_now, set_grace, tasks, waiting
 from tests.slurm.helpers import CPU, in_queue, submits
 
 Until = Callable[..., None]
@@ -146,7 +146,8 @@ def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, 
             cluster.settle()
             [other] = cluster.workers.values()
             assert other.queue_status.node != node
-            assert cluster.reconciler.groups["default"].excluded() == [node]
+            shown = subprocess.run(["scontrol", "show", "job", str(other.job_id)], check=True, capture_output=True)
+            assert f"ExcNodeList={node}\n".encode() in shown.stdout
             Event("go", client=client).set()
             assert future.result(timeout=250) == other.name
         finally:
@@ -163,7 +164,7 @@ def test_a_controller_that_is_away_loses_no_job_and_doubles_none(
         bed.stop_controller()
         try:
             futures = client.map(slow, range(100, 700))  # asks for the second job
-            until(lambda: cluster.reconciler.state.dispatcher.monitor.error, "a poll fails", timeout=250)
+            until(lambda: "(the queue does not answer: " in waiting(cluster, 2), "a poll fails", timeout=250)
         finally:
             bed.start_controller()
         until(lambda: adaptive.state.running == 2, "scaling goes on", timeout=250)
@@ -188,25 +189,16 @@ def test_answers_of_squeue_that_cannot_be_change_nothing(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with SlurmGPUCluster(**CPU, jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
-        cluster.reconciler.state.dispatcher.monitor.grace = 600.0  # for so long nothing may be known of a job
+        set_grace(cluster, 600.0)
         for kind in ("empty", "cut", "slow"):
             (tmp_path / "seen").write_text("")
             fault.write_text(kind)
-            until(
-                lambda: (
-                    cluster.loop.add_callback(cluster.reconciler.state.poll_now.set)
-                    or len((tmp_path / "seen").read_text()) >= 6
-                ),
-                "three such answers",
-            )
+            until(lambda: poll_now(cluster) or len((tmp_path / "seen").read_text()) >= 6, "three such answers")
             assert client.submit(sum, [1, 2], pure=False).result() == 3
             assert cluster.status.name == "running" and len(cluster.workers) == 1
         fault.unlink()
         until(
-            lambda: (
-                cluster.loop.add_callback(cluster.reconciler.state.poll_now.set)
-                or {j.state for j in cluster.jobs} == {"running"}
-            ),
+            lambda: poll_now(cluster) or {j.state for j in cluster.jobs} == {"running"},
             "all is as it was",
         )
         assert len(submits(cluster)) == 1

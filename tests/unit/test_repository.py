@@ -64,3 +64,16 @@ def test_no_function_is_too_long() -> None:
                 if body and (body[-1].end_lineno or 0) - body[0].lineno >= FUNCTION:
                     long.add(f"{path.relative_to(ROOT)}:{node.name}")
     assert not long, f"more than {FUNCTION} lines: {', '.join(sorted(long))}"
+
+
+def test_only_the_helpers_of_the_tests_reach_into_the_manager_of_a_cluster() -> None:
+    """Real tests assert what the user sees: a change inside the reconciler must not change them."""
+    paths = sorted(path for part in ("local", "slurm") for path in (ROOT / "tests" / part).rglob("*.py"))
+    assert paths
+    inside = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in paths
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if ".reconciler" in line
+    ]
+    assert not inside, f"use or add a helper of tests/helpers.py: {', '.join(inside)}"
