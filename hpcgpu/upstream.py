@@ -98,6 +98,11 @@ def _scheduler(name: str, why: str, canary: str, *issues: str, kind: Kind = Kind
     return Use(f"distributed.{name}", "distributed", kind, why, ("hpcgpu.runtime.extension",), canary, issues)
 
 
+def _request(name: str, why: str) -> Use:
+    """Return what the dashboard's server relies on before a request is read."""
+    return Use(f"tornado.{name}", "tornado", Kind.REPLACED, why, ("hpcgpu.runtime.dashboard",), _DASHBOARD)
+
+
 _CALLS = "test_the_cluster_calls_what_hpcgpu_overrides"
 _STREAM = "test_the_cluster_hears_of_workers_by_the_stream_that_hpcgpu_renews"
 _LOSS = "test_the_scheduler_removes_lost_workers_by_the_method_that_hpcgpu_replaces"
@@ -280,21 +285,14 @@ USES: tuple[Use, ...] = (
         _DASHBOARD,
         _HTTP,
     ),
-    Use(
-        "tornado.http1connection.HTTP1ConnectionParameters.header_timeout",
-        "tornado",
-        Kind.REPLACED,
+    _request("httpserver.HTTPServer.handle_stream", "limits the connections that nobody has identified yet"),
+    _request(
+        "http1connection.HTTP1ConnectionParameters.header_timeout",
         "limits the time of a request that nobody has identified yet",
-        ("hpcgpu.runtime.dashboard",),
-        _DASHBOARD,
     ),
-    Use(
-        "tornado.http1connection.HTTP1ConnectionParameters.max_header_size",
-        "tornado",
-        Kind.REPLACED,
+    _request(
+        "http1connection.HTTP1ConnectionParameters.max_header_size",
         "limits the size of a request that nobody has identified yet",
-        ("hpcgpu.runtime.dashboard",),
-        _DASHBOARD,
     ),
     # distributed: how workers start
     Use(

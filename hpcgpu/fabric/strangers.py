@@ -53,7 +53,7 @@ class Refusals:
 
 
 class Strangers:
-    """The connections of one listener that are not authenticated yet, oldest first."""
+    """The connections of one listener that are not authenticated yet, oldest first; closed ones may be among them."""
 
     def __init__(self) -> None:
         self._streams: dict[IOStream, None] = {}
@@ -65,8 +65,7 @@ class Strangers:
 
     def add(self, stream: IOStream) -> None:
         """Keep a new connection. If there are too many, the oldest is closed: a member would have proved itself."""
-        if len(self._streams) >= self._most:
-            self._close_oldest()
+        if len(self._streams) >= self._most and self._close_oldest():
             self.refuse("others", f"more than {self._most} at a time do not authenticate themselves")
         self._streams[stream] = None
 
@@ -86,7 +85,10 @@ class Strangers:
             more = f" ({before} more were refused since the last message)" if before else ""
             logger.warning("refused a connection from %s: %s%s", address, why, more)
 
-    def _close_oldest(self) -> None:
+    def _close_oldest(self) -> bool:
+        """Close and forget the oldest. Return whether it was still open."""
         oldest = next(iter(self._streams))
         del self._streams[oldest]
+        was_open = not oldest.closed()
         oldest.close()
+        return was_open

@@ -20,8 +20,10 @@ from urllib.parse import parse_qsl, urlencode
 from distributed.node import ServerNode
 from distributed.utils import format_dashboard_link
 from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, HTTPServerRequest, RequestStartLine, ResponseStartLine
+from tornado.iostream import IOStream
 from tornado.routing import Router
 
+from hpcgpu.fabric.strangers import Strangers
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 if TYPE_CHECKING:
@@ -60,10 +62,13 @@ class Guard(Router):
     application : tornado.routing.Router
         Serves the requests.
     token : str
+    strangers : hpcgpu.fabric.strangers.Strangers
+        Connections of the server, until one brings the token.
     """
 
-    def __init__(self, application: Router, token: str) -> None:
+    def __init__(self, application: Router, token: str, strangers: Strangers) -> None:
         self.application = application
+        self.strangers = strangers
         self.token = token.encode()
         # A browser sends the cookies of a host to every port of it: each
         # cluster has a name of its own, and the value is not the token.
@@ -75,13 +80,19 @@ class Guard(Router):
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         """Return the handler of a request; tornado calls this once per request, websockets included."""
-        if request.path == _OPEN or self._has_header(request.headers):
+        if self._has_header(request.headers):
+            return self._admit(request, **kwargs)
+        if request.path == _OPEN:
             return self.application.find_handler(request, **kwargs)
         if request.method in ("GET", "HEAD") and self._has_argument(request):
             return _Answer(request, 302, "Found", self._signed_in(request))
         if self._has_cookie(request.headers):
-            return self.application.find_handler(request, **kwargs)
+            return self._admit(request, **kwargs)
         return _Answer(request, 403, "Forbidden", {"Cache-Control": "no-store"}, _REFUSAL)
+
+    def _admit(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
+        self.strangers.remove(request.connection.stream)  # type: ignore[union-attr]
+        return self.application.find_handler(request, **kwargs)
 
     def _has_header(self, headers: HTTPHeaders) -> bool:
         scheme, _, token = headers.get("Authorization", "").partition(" ")
@@ -159,7 +170,15 @@ def guard(server: HTTPServer, directory: ClusterDirectory) -> None:
             directory.path,
         )
     assert isinstance(server.request_callback, Router)
-    server.request_callback = Guard(server.request_callback, token or secrets.token_hex(32))
+    strangers = Strangers()
+    serve = server.handle_stream
+
+    def handle_stream(stream: IOStream, address: tuple[Any, ...]) -> None:
+        strangers.add(stream)
+        serve(stream, address)
+
+    server.handle_stream = handle_stream  # type: ignore[method-assign]
+    server.request_callback = Guard(server.request_callback, token or secrets.token_hex(32), strangers)
     server.conn_params.header_timeout = _HEADER_TIMEOUT
     server.conn_params.max_header_size = _HEADER_SIZE
 

@@ -25,6 +25,7 @@ from distributed.protocol.serialize import deserialize, serialize
 from distributed.scheduler import KilledWorker
 
 import hpcgpu.runtime.extension
+from hpcgpu.fabric import strangers
 from hpcgpu.fabric.security import HAS_GPU
 from hpcgpu.runtime import dashboard, hostcopy, recipients
 from hpcgpu.runtime.extension import Extension
@@ -304,6 +305,7 @@ async def test_each_server_of_a_scheduler_starts_by_the_method_that_hpcgpu_repla
 ) -> None:
     directory = claims.claim(tmp_path / "demo", lambda submits: [], system="local")
     monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(directory.path))
+    monkeypatch.setattr(strangers, "_MOST", 1)
     dashboard.guard_servers_of_this_process()
     served = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
     async with contextlib.AsyncExitStack() as stack:
@@ -318,3 +320,8 @@ async def test_each_server_of_a_scheduler_starts_by_the_method_that_hpcgpu_repla
                 assert await asyncio.to_thread(code, url + path) == expected, f"{path} of {type(server).__name__}"
             token = f"{url}/sitemap.json?token={directory.dashboard_token()}"
             assert await asyncio.to_thread(code, token) in (200, 302, 403)
+            silent = [await asyncio.open_connection("127.0.0.1", server.http_server.port) for _ in range(2)]
+            ended = await asyncio.wait_for(silent[0][0].read(), 60)
+            assert ended == b"", f"handle_stream of {type(server).__name__} is not called: strangers are not limited"
+            for _, writer in silent:
+                writer.close()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection, HTTPMessage
 from pathlib import Path
+from socket import create_connection
 from threading import Event, Thread
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ from tornado.httpserver import HTTPServer
 from tornado.web import RequestHandler
 from tornado.websocket import WebSocketHandler
 
+from hpcgpu.fabric import strangers
 from hpcgpu.runtime.dashboard import Guard, guard, link, link_with_token
 from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory, Contact
@@ -43,8 +45,9 @@ def directory(tmp_path: Path) -> ClusterDirectory:
 
 
 @pytest.fixture
-def port(directory: ClusterDirectory) -> Iterator[int]:
-    """A server of distributed's kind, guarded."""
+def port(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A server of distributed's kind, guarded. It keeps five connections of strangers."""
+    monkeypatch.setattr(strangers, "_MOST", 5)
     _Page.asked.clear()
     ready, ports, ends = Event(), list[int](), list[Any]()
 
@@ -113,6 +116,22 @@ def test_what_looks_like_health_is_no_way_around(port: int, path: str) -> None:
 
 def test_health_is_open(port: int) -> None:
     assert ask(port, "/health").status == 200
+
+
+def test_who_connects_without_end_pushes_out_himself_and_nobody_who_has_the_token(
+    port: int, directory: ClusterDirectory
+) -> None:
+    with ExitStack() as stack:
+        token = {"Authorization": f"token {directory.dashboard_token()}"}
+        reader = stack.enter_context(closing(HTTPConnection("127.0.0.1", port, timeout=30)))
+        reader.request("GET", "/status", headers=token)
+        assert reader.getresponse().read() == b"the page"
+        same = reader.sock
+        silent = [stack.enter_context(create_connection(("127.0.0.1", port), timeout=10)) for _ in range(40)]
+        assert ask(port, "/status", **token).status == 200, "somebody new comes in"
+        assert all(one.recv(1) == b"" for one in silent[:34]), "the oldest ones end at once, not after 20 s"
+        reader.request("GET", "/status", headers=token)
+        assert reader.getresponse().read() == b"the page" and reader.sock is same, "who was there stays"
 
 
 def test_a_refused_body_is_not_read(port: int) -> None:
