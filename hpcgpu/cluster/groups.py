@@ -59,6 +59,8 @@ class WorkerGroup:
         self.demand = Demand()
         #: Whether the scheduler did not answer when it was last queried for its load.
         self.silent = False
+        #: Whether it has not been queried since the user last called `adapt`.
+        self.unread = False
         self.waits: list[float] = []
         self.startups: list[float] = []
         self.adaptive: GPUAdaptive | None = None
@@ -136,6 +138,7 @@ class WorkerGroup:
             gpu_seconds=self.gpu_seconds(now=now),
             uncounted=uncounted,
             silent=self.silent,
+            unread=self.unread,
             paused=self.failures.paused,
             next_try=self.failures.next_try,
             full=full,
@@ -214,6 +217,10 @@ class WorkerGroup:
         there = dict(self.options.worker_resources())
         return all(there.get(name, 0.0) >= amount for name, amount in resources.items())
 
+    def forget_load(self) -> None:
+        """Forget the last load: it may be older than the work for which the user has just called `adapt`."""
+        self.unread, self.demand = True, Demand()
+
     def load_unknown(self) -> None:
         """Record that the scheduler did not answer: no job is known to be idle meanwhile."""
         self.silent = True
@@ -222,7 +229,7 @@ class WorkerGroup:
 
     def take_load(self, workers: Mapping[str, WorkerLoad], *, now: float) -> None:
         """Record the load that the scheduler reports for its workers, by their names."""
-        self.silent = False
+        self.silent = self.unread = False
         for job in self.jobs:
             if not job.alive:
                 continue

@@ -105,11 +105,13 @@ class Reconciler:
     async def observe_load(self) -> None:
         """Query the scheduler for its load.
 
-        If it does not answer, the last answer counts, but no job is released because of it.
+        If it does not answer, the last answer counts, but no job is released because of it. An answer does not count
+        for a group that was resized meanwhile.
         """
         state = self.state
         if state.client is None:
             return
+        before = {name: group.limits for name, group in state.registry.groups.items()}
         try:
             load = await state.client.load()
         except (OSError, TimeoutError):
@@ -117,10 +119,11 @@ class Reconciler:
                 group.load_unknown()
             return
         groups = sorted(state.registry.groups.values(), key=lambda group: group.adaptive is None)
+        wanted = demands(load, groups)
         for group in groups:
-            group.take_load(load["workers"], now=state.now)
-        for name, demand in demands(load, groups).items():
-            state.registry.groups[name].demand = demand
+            if group.limits is before.get(group.name):
+                group.take_load(load["workers"], now=state.now)
+                group.demand = wanted[group.name]
 
     def observe_silence(self) -> None:
         """Report once that the scheduler has not answered for long although its job runs."""
@@ -304,6 +307,8 @@ class Reconciler:
         group.adaptive = adaptive
         group.resize(limits)
         state.dispatcher.resize(group.name, limits.maximum if limits.fixed else None)
+        if adaptive is not None and state.client is not None:
+            group.forget_load()
         for job in group.jobs:
             job.forget_idleness()
         self.decide()

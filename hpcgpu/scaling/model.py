@@ -128,6 +128,8 @@ class History:
         A job has ended, and it is not known yet whether that was a failure.
     silent : bool
         The scheduler did not answer when it was last queried: the demand is an earlier one.
+    unread : bool
+        The user has just called `adapt`, and the scheduler has not reported its load since then.
     paused : str
         Why nothing is submitted any more; empty if something may be.
     next_try : float
@@ -141,6 +143,7 @@ class History:
     gpu_seconds: float = 0.0
     uncounted: bool = False
     silent: bool = False
+    unread: bool = False
     paused: str = ""
     next_try: float = 0.0
     full: str = ""

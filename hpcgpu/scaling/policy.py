@@ -68,8 +68,9 @@ def decide(
     if limits.fixed:
         return _fixed(group)
     wish, why = _wish(group)
-    known = gaps.interrupted(hysteresis.gaps) if history.silent else hysteresis.gaps
-    seen = known if history.silent else gaps.observe(known, wish, len(group.lasting), now=now)
+    unknown = history.silent or history.unread
+    known = gaps.interrupted(hysteresis.gaps) if unknown else hysteresis.gaps
+    seen = known if unknown else gaps.observe(known, wish, len(group.lasting), now=now)
     decision = _adapted(group, wish, why, seen)
     return replace(decision, hysteresis=Hysteresis(seen))
 
@@ -142,6 +143,8 @@ def _wish(group: _Group) -> tuple[int, str]:
     demand, limits = group.demand, group.limits
     wish = max(limits.minimum, min(limits.maximum, demand.jobs))
     why = f"there is work for {counted(demand.jobs, 'job')}" if demand.jobs else "there is no work"
+    if group.history.unread:
+        why = "it is not known yet whether there is work"
     if wish != demand.jobs:
         why += f", {'minimum' if wish > demand.jobs else 'maximum'} is {wish}"
     connected = sum(job.workers > 0 for job in group.staying)
@@ -240,6 +243,9 @@ def _shrunk(group: _Group, wish: int, why: str, seen: Sequence[gaps.Gap]) -> Dec
     """
     if group.history.silent:  # it is silent just when it receives a lot of work
         reason = f"{why}; {group.existing}; none is released, because the scheduler does not answer"
+        return Decision(target=wish, reason=reason)
+    if group.history.unread:
+        reason = f"{why}; {group.existing}; none is released before the scheduler reports its load"
         return Decision(target=wish, reason=reason)
     now, lasting, surplus = group.now, group.lasting, len(group.lasting) - wish
     order = sorted((job for job in lasting if not job.processing), key=dispensable)[:surplus]

@@ -1343,3 +1343,90 @@ async def test_a_lost_cluster_that_is_closed_cancels_no_more(site: Site, monkeyp
     site.state.closing = True
     await asyncio.wait(periodic.tasks, timeout=60)
     assert not periodic.tasks
+
+
+# Readings of the load from before the user's last call
+
+
+def load_of(site: Site, *, processing: int = 0, waiting: int = 0) -> Mapping[str, Any]:
+    """Return what the scheduler answers: tasks on each worker, and tasks that no worker has."""
+    worker = {
+        "processing": processing,
+        "occupancy": 100.0 * processing,
+        "nbytes": 0,
+        "wanted": 0,
+        "actors": 0,
+        "nthreads": 1,
+        "at_once": 1,
+        "paused": False,
+        "memory_limit": 0,
+    }
+    kinds = [{"resources": {}, "tasks": waiting, "seconds": 100.0 * waiting}] if waiting else []
+    return {"workers": {there["name"]: worker for there in site.client.there.values()}, "waiting": kinds}
+
+
+async def test_adapt_releases_no_job_because_there_was_no_work_before_it_was_called(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.polled()  # there is no work
+
+    async def busy() -> Mapping[str, Any]:
+        return load_of(site, processing=3)
+
+    monkeypatch.setattr(site.client, "load", busy)  # now there is
+    limits = Limits(maximum=2, idle_timeout=0.0)
+    adaptive = GPUAdaptive(site.group, limits, 5.0, lambda: None)
+    site.reconciler.resize(site.group, limits, adaptive)
+    await site.settled()
+    assert len(site.registry.active) == 2
+    assert adaptive.state.reason == (
+        "it is not known yet whether there is work; 2 jobs exist; "
+        "none is released before the scheduler reports its load"
+    )
+    await site.loaded()
+    assert len(site.registry.active) == 2 and adaptive.state.reason.startswith("there is work for 6 jobs")
+
+
+async def test_adapt_submits_no_job_for_work_that_was_there_before_it_was_called(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = site.client.load
+
+    async def busy() -> Mapping[str, Any]:
+        return load_of(site, waiting=100)
+
+    monkeypatch.setattr(site.client, "load", busy)
+    await site.polled()
+    monkeypatch.setattr(site.client, "load", load)  # it was quickly done
+    limits = Limits(minimum=3, maximum=8)
+    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, lambda: None))
+    await site.settled()
+    assert len(site.registry.active) == 3, "the minimum counts at once"
+    await site.loaded()
+    assert len(site.registry.active) == 3
+
+
+async def test_an_answer_to_a_query_from_before_adapt_was_called_does_not_count(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+    load = site.client.load
+
+    async def slow() -> Mapping[str, Any]:
+        before = load_of(site, waiting=100)
+        asked.set()
+        await answer.wait()
+        return before
+
+    monkeypatch.setattr(site.client, "load", slow)
+    query = asyncio.ensure_future(site.loaded())
+    await asked.wait()
+    limits = Limits(maximum=8)
+    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, lambda: None))
+    answer.set()
+    await query
+    assert len(site.registry.active) == 2
+    assert site.state.decide_now.is_set(), "the scheduler is queried again at once"
+    monkeypatch.setattr(site.client, "load", load)
+    await site.loaded()
+    assert len(site.registry.active) == 2
