@@ -344,8 +344,13 @@ def _listener() -> Any:
 
 
 def _authenticated() -> Any:
+    from dask import config
     from distributed_ucxx.ucxx import UCXXBackend
 
+    from hpcgpu.fabric import settings
+
+    # before ucxx is imported: a client has not got it from a job
+    os.environ.update(settings.memory_type_cache(os.environ, config.get("distributed-ucxx", None) or {}))
     ending.spare_ucx()
     connector, listener = _connector(), _listener()
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import dask
 
-__all__ = ["Transports", "doubts", "environment", "private_transports"]
+__all__ = ["Transports", "doubts", "environment", "memory_type_cache", "private_transports"]
 
 
 class Transports(Protocol):
@@ -73,11 +73,36 @@ def private_transports(environ: Mapping[str, str], config: Mapping[str, object])
         The section ``distributed-ucxx`` of Dask's configuration: its transports, where it names some, do not have this
         one.
     """
-    section = {key.replace("_", "-").lower(): value for key, value in config.items()}
-    variables = section.get("environment") or {}
-    named = isinstance(variables, Mapping) and any(str(key).lower() == "tls" for key in variables)
+    section = _section(config)
     chosen = any(section.get(key) for key in ("tcp", "infiniband", "nvlink"))
-    return {} if "UCX_TLS" in environ or named or chosen else {"UCX_TLS": "^sysv"}
+    return {} if "UCX_TLS" in environ or _named(section, "tls") or chosen else {"UCX_TLS": "^sysv"}
+
+
+def memory_type_cache(environ: Mapping[str, str], config: Mapping[str, object]) -> dict[str, str]:
+    """Return the variable that switches off UCX's cache of memory types, as ucxx means to.
+
+    ucxx 0.52 sets it after it has loaded the library of a wheel. That has no effect, and UCX 1.21 prints a warning
+    about it.
+
+    Parameters
+    ----------
+    environ : mapping
+        Of the process. A site or user that has set ``UCX_MEMTYPE_CACHE`` has chosen.
+    config : mapping
+        The section ``distributed-ucxx`` of Dask's configuration, whose ``environment`` may have it too.
+    """
+    variable = "UCX_MEMTYPE_CACHE"
+    return {} if variable in environ or _named(_section(config), "memtype-cache") else {variable: "n"}
+
+
+def _section(config: Mapping[str, object]) -> dict[str, object]:
+    return {key.replace("_", "-").lower(): value for key, value in config.items()}
+
+
+def _named(section: Mapping[str, object], name: str) -> bool:
+    """Whether the configuration sets this variable of UCX, which distributed-ucxx writes without its prefix."""
+    variables = section.get("environment") or {}
+    return isinstance(variables, Mapping) and any(str(key).replace("_", "-").lower() == name for key in variables)
 
 
 def _chosen(worker: Transports) -> dict[str, bool | None]:

@@ -54,7 +54,7 @@ def worker_command(
     os.environ["HPCGPU_GPUS"] = str(arguments.gpus or 0)  # for the preload
     if contact.workers.startswith("ucx"):
         authentication.install()  # for the nannies, which run in this process
-        keep_transports_private()
+        set_ucx_defaults()
     if interface:
         command += ["--interface", interface]
     elif contact.workers.startswith("authenticated"):  # Dask itself does this for tcp and tls
@@ -73,7 +73,7 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
         chosen = replace(chosen, why=f"{chosen.why}; {unused}")
     if chosen.protocol == "ucx":
         authentication.install()
-        keep_transports_private()
+        set_ucx_defaults()
         if arguments.gpus:
             os.environ.setdefault("DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT", "True")
             if arguments.rmm_pool:  # the scheduler only holds what passes through it
@@ -125,10 +125,12 @@ def check_interface(name: str | None, option: str = "interface") -> None:
         raise LaunchError(f"{problem}. Set `{option}` to one of them")
 
 
-def keep_transports_private() -> None:
-    """Set what `settings.private_transports` says, once it is known what UCX would use without it."""
+def set_ucx_defaults() -> None:
+    """Set `settings.private_transports`, once it is known what UCX would use without it, and `memory_type_cache`."""
     from dask import config
 
     from hpcgpu.fabric import settings
 
-    os.environ.update(settings.private_transports(os.environ, config.get("distributed-ucxx", None) or {}))
+    section = config.get("distributed-ucxx", None) or {}
+    os.environ.update(settings.private_transports(os.environ, section))
+    os.environ.update(settings.memory_type_cache(os.environ, section))

@@ -355,7 +355,22 @@ def test_a_cluster_over_ucx_lets_its_own_in_and_nobody_else(
             assert client.submit(len, data, workers=[second]).result() == 1_000_000, "workers talk to each other"
         log = cluster.get_logs(cluster=False, workers=False)
         assert any("refused a connection from " in str(text) for text in log.values())
+        assert "UCX  WARN" not in "".join(map(str, cluster.get_logs().values()))
     assert not key.exists()
+
+
+def test_a_client_over_ucx_prints_no_warning_of_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCX_MEMTYPE_CACHE", raising=False)  # ucxx may have set it in this process
+    first_connection = """
+from distributed.comm.registry import backends
+from hpcgpu.fabric import authentication
+authentication.install()
+backends["ucx"].get_connector()
+import ucxx
+ucxx.init()
+"""
+    done = subprocess.run([sys.executable, "-c", first_connection], capture_output=True, text=True, check=True)
+    assert "UCX  WARN" not in done.stdout + done.stderr
 
 
 def test_no_group_can_attach_to_the_shared_memory_of_workers(

@@ -348,3 +348,11 @@ def test_shared_memory_that_a_group_can_attach_to_is_left_out_unless_transports_
     assert settings.private_transports({"UCX_TLS": "rc,cuda"}, {}) == {}
     assert settings.private_transports({}, {"infiniband": True}) == {}, "the variable would win over the flags"
     assert settings.private_transports({}, {"environment": {"tls": "rc"}}) == {}
+
+
+def test_ucx_gets_what_ucxx_sets_too_late_unless_it_was_set() -> None:
+    assert settings.memory_type_cache({}, {}) == {"UCX_MEMTYPE_CACHE": "n"}
+    assert settings.memory_type_cache({}, {"environment": {"tls": "rc"}}) == {"UCX_MEMTYPE_CACHE": "n"}
+    assert settings.memory_type_cache({"UCX_MEMTYPE_CACHE": "y"}, {}) == {}
+    for name in ("memtype-cache", "memtype_cache", "MEMTYPE-CACHE"):
+        assert settings.memory_type_cache({}, {"environment": {name: "y"}}) == {}
