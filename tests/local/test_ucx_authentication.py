@@ -41,6 +41,7 @@ pytest.importorskip("distributed_ucxx")
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
+    monkeypatch.delenv("UCX_MEMTYPE_CACHE", raising=False)  # ucxx sets it in this process, and jobs would inherit it
     authentication.install()
 
 
@@ -359,8 +360,7 @@ def test_a_cluster_over_ucx_lets_its_own_in_and_nobody_else(
     assert not key.exists()
 
 
-def test_a_client_over_ucx_prints_no_warning_of_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("UCX_MEMTYPE_CACHE", raising=False)  # ucxx may have set it in this process
+def test_a_client_over_ucx_prints_no_warning_of_ucx() -> None:
     first_connection = """
 from distributed.comm.registry import backends
 from hpcgpu.fabric import authentication
