@@ -38,10 +38,11 @@ def test_a_limit_of_the_site_that_keeps_jobs_out_is_the_reason(
         until(lambda: reason in waiting(cluster, 3), lambda: f"both submits know the limit: {waiting(cluster, 3)}")
 
 
-def test_adaptive_scaling_without_work_is_the_reason(queue: LocalQueue) -> None:
+def test_adaptive_scaling_without_work_is_the_reason(queue: LocalQueue, until: Until) -> None:
     with LocalGPUCluster(**CPU) as cluster:
         cluster.adapt(maximum=2)
-        assert "0 connected; there is no work" in waiting(cluster, 2)
+        words = "0 connected; there is no work"
+        until(lambda: words in waiting(cluster, 2), "the scheduler has reported its load")
 
 
 def test_a_failure_before_the_next_try_is_the_reason(
