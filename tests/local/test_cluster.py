@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +285,30 @@ def test_a_scheduler_that_dies_is_named_and_its_workers_are_cancelled(
     assert "is gone" in repr(cluster)
     cluster.close()
     assert cluster.status.name == "closed"
+
+
+def test_pending_jobs_of_a_lost_cluster_are_cancelled_when_the_queue_answers_again(
+    queue: LocalQueue, until: Until, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = LocalGPUCluster(**GPU)
+    blocker = block_queue(queue, home)
+    cluster.scale(jobs=1)
+    until(lambda: len(live(queue)) == 3, "a worker job waits")
+    refused = list[int]()
+
+    def away(job_ids: Collection[str], *, only_pending: bool = False) -> None:
+        refused.append(len(list(job_ids)))
+        raise BatchUnavailable("the queue does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster.batch, "cancel", away)
+        with told("could not cancel .*: the queue does not answer. hpcgpu tries again until the queue does it"):
+            queue.cancel([job.id for job in cluster.jobs if job.kind == "scheduler"])
+        until(lambda: len(refused) > 2, "it tries again")
+        assert len(live(queue)) == 2
+    until(lambda: live(queue) == [blocker], "the worker job is cancelled, before anybody closes the cluster")
+    cluster.close()
+    queue.cancel([blocker])
 
 
 def test_news_go_on_when_another_manager_took_the_scheduler_s_stream(queue: LocalQueue, until: Until) -> None:  # row 12
