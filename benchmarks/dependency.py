@@ -8,7 +8,6 @@ as the scheduler jobs of hpcgpu do.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -58,20 +57,11 @@ def main() -> None:
     arguments = parser.parse_args()
     import bed as slurm_bed
 
-    if reason := slurm_bed.why_not():
-        sys.exit(f"no Slurm can be started here: {reason}")
-    with tempfile.TemporaryDirectory() as temporary:
-        bed = slurm_bed.SlurmBed(Path(temporary) / "slurm")
-        bed.start()
-        os.environ.update(bed.environment())
-        measured: dict[str, list[float]] = {way: [] for way in WAYS}
-        try:
-            for _ in range(arguments.repeat):
-                for way, (depends, command) in WAYS.items():
-                    measured[way].append(seconds(bed, Path(temporary), depends, command))
-        finally:
-            bed.cancel_all()
-            bed.stop()
+    measured: dict[str, list[float]] = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory() as temporary, slurm_bed.started(Path(temporary) / "slurm") as bed:
+        for _ in range(arguments.repeat):
+            for way, (depends, command) in WAYS.items():
+                measured[way].append(seconds(bed, Path(temporary), depends, command))
     print(f"{'way':26}{'median (s)':>11}{'from':>7}{'to':>7}")
     for way, times in measured.items():
         print(f"{way:26}{statistics.median(times):>11.1f}{min(times):>7.1f}{max(times):>7.1f}")

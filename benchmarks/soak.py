@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
@@ -162,17 +161,8 @@ def main() -> None:
     arguments = parser.parse_args()
     import bed as slurm_bed
 
-    if reason := slurm_bed.why_not():
-        sys.exit(f"no Slurm can be started here: {reason}")
-    with tempfile.TemporaryDirectory() as temporary:
-        bed = slurm_bed.SlurmBed(Path(temporary) / "slurm")
-        bed.start()
-        os.environ.update(bed.environment())
-        try:
-            report = soak(bed, arguments.minutes, arguments.seed, cluster_directory=str(Path(temporary) / "clusters"))
-        finally:
-            bed.cancel_all()
-            bed.stop()
+    with tempfile.TemporaryDirectory() as temporary, slurm_bed.started(Path(temporary) / "slurm") as bed:
+        report = soak(bed, arguments.minutes, arguments.seed, cluster_directory=str(Path(temporary) / "clusters"))
     show(report)
     sys.exit(bool(report.wrong))
 

@@ -127,35 +127,27 @@ def main() -> None:
     import bed as slurm_bed
     import build
 
-    if reason := slurm_bed.why_not():
-        sys.exit(f"no Slurm can be started here: {reason}")
-    with tempfile.TemporaryDirectory() as temporary:
+    scheduling = slurm_bed.FAST if arguments.fast else ""
+    with tempfile.TemporaryDirectory() as temporary, slurm_bed.started(Path(temporary) / "slurm", scheduling) as bed:
         place = Path(temporary)
         os.environ.update(build.environment(build.build(place / "stub")))
         os.environ["DASK_HPCGPU__CLUSTER_DIRECTORY"] = str(place / "clusters")
-        bed = slurm_bed.SlurmBed(place / "slurm", slurm_bed.FAST if arguments.fast else "")
-        bed.start()
-        os.environ.update(bed.environment())
         log = count_commands(place)
         import dask
 
         dask.config.set({"hpcgpu.cluster-directory": str(place / "clusters")})
-        try:
-            print(f"{'jobs':>4} {'':14} {'first (s)':>10} {'all (s)':>8} {'client CPU (s)':>15} {'queue commands':>15}")
-            for make in (ours, partial(theirs, place)):  # not counted: it fills the page cache
-                measure(make, 1, log)
-                bed.wait_empty()
-            for jobs in arguments.jobs:
-                compare(jobs, arguments.repeat, bed, place, log)
-            print(
-                "Commands of hpcgpu: a submit for the scheduler job and each worker job, one scancel for all, one "
-                "squeue to see them gone,\none scontrol in the scheduler job, which lets Slurm look at the worker "
-                "jobs, and a squeue in each worker job for the end of its walltime where Slurm is "
-                "older than 23.02 (SLURM_JOB_END_TIME)."
-            )
-        finally:
-            bed.cancel_all()
-            bed.stop()
+        print(f"{'jobs':>4} {'':14} {'first (s)':>10} {'all (s)':>8} {'client CPU (s)':>15} {'queue commands':>15}")
+        for make in (ours, partial(theirs, place)):  # not counted: it fills the page cache
+            measure(make, 1, log)
+            bed.wait_empty()
+        for jobs in arguments.jobs:
+            compare(jobs, arguments.repeat, bed, place, log)
+    print(
+        "Commands of hpcgpu: a submit for the scheduler job and each worker job, one scancel for all, one "
+        "squeue to see them gone,\none scontrol in the scheduler job, which lets Slurm look at the worker "
+        "jobs, and a squeue in each worker job for the end of its walltime where Slurm is "
+        "older than 23.02 (SLURM_JOB_END_TIME)."
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ from typing import Any
 import fake_pbs
 import pytest
 from distributed import Client, Event, get_worker
+from distributed.comm import connect, listen
 
 from hpcgpu import ClusterError, GPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cli.output import OUTPUTS
 from hpcgpu.cluster.phases import Drain
 from hpcgpu.display.progress import Progress
+from hpcgpu.fabric.authentication import ARGUMENT
 from hpcgpu.posix.records import convert
 from tests.conftest import live, told, wait_until
 
@@ -41,6 +44,31 @@ GPU: dict[str, Any] = {
 PBS_CPU: dict[str, Any] = {**CPU, "memory": "1GB"}
 #: Adaptive scaling that changes its mind fast.
 ADAPT: dict[str, Any] = {"idle_timeout": "1s", "target_duration": "1s"}
+
+
+@asynccontextmanager
+async def echo_server(where: str, key: bytes, messages: list[Any]) -> AsyncIterator[str]:
+    """A listener of Dask that has a key, and notes and returns what it gets; its address."""
+
+    async def handle(comm: Any) -> None:
+        try:
+            while True:
+                messages.append(await comm.read())
+                await comm.write(messages[-1])
+        except OSError:
+            pass
+
+    listener = await listen(where, handle, **{ARGUMENT: key})
+    yield listener.contact_address
+    listener.stop()
+
+
+async def converse_with(key: bytes, address: str) -> None:
+    """Connect to such a listener with a key, and hear back what was said."""
+    comm = await connect(address, **{ARGUMENT: key})
+    await comm.write({"x": 1})
+    assert await comm.read() == {"x": 1}
+    await comm.close()
 
 
 def block_queue(queue: LocalQueue, home: Path) -> str:

@@ -11,8 +11,9 @@ import struct
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.fabric import authenticated_tcp, authentication
 from hpcgpu.fabric.authentication import ARGUMENT
 from hpcgpu.store import credentials
-from tests.helpers import CPU
+from tests.helpers import CPU, converse_with, echo_server
 from tests.local.test_listeners import Bomb, anonymous, frames, refused, speaks_http, works
 
 Until = Callable[..., None]
@@ -44,28 +45,9 @@ def _scheme() -> None:
     authenticated_tcp.install()
 
 
-@asynccontextmanager
-async def echo(messages: list[Any]) -> AsyncIterator[str]:
-    """A listener that notes and returns what it gets."""
-
-    async def handle(comm: Any) -> None:
-        try:
-            while True:
-                messages.append(await comm.read())
-                await comm.write(messages[-1])
-        except OSError:
-            pass
-
-    listener = await listen("authenticated://127.0.0.1", handle, **{ARGUMENT: KEY})
-    yield listener.contact_address
-    listener.stop()
-
-
-async def converse(address: str) -> None:
-    comm = await connect(address, **{ARGUMENT: KEY})
-    await comm.write({"x": 1})
-    assert await comm.read() == {"x": 1}
-    await comm.close()
+#: A listener with the key, and who talks to it with the same key.
+echo = partial(echo_server, "authenticated://127.0.0.1", KEY)
+converse = partial(converse_with, KEY)
 
 
 async def raw(address: str, first: bytes = b"", *sent: bytes, answer: int = 0) -> bytes:

@@ -12,8 +12,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import authentication
 from hpcgpu.fabric.authentication import ARGUMENT, Connector, Listener, place
-from tests.helpers import GPU
+from tests.helpers import GPU, converse_with, echo_server
 
 Until = Callable[..., None]
 
@@ -112,21 +112,9 @@ def test_what_is_meant_for_another_listener_is_refused() -> None:
 # Real connections
 
 
-@asynccontextmanager
-async def echo(messages: list[Any]) -> AsyncIterator[str]:
-    """A listener that notes and returns what it gets."""
-
-    async def handle(comm: Any) -> None:
-        try:
-            while True:
-                messages.append(await comm.read())
-                await comm.write(messages[-1])
-        except OSError:
-            pass
-
-    listener = await listen("ucx://127.0.0.1", handle, **{ARGUMENT: KEY})
-    yield listener.contact_address
-    listener.stop()
+#: A listener with the key, and who talks to it with the same key.
+echo = partial(echo_server, "ucx://127.0.0.1", KEY)
+converse = partial(converse_with, KEY)
 
 
 async def raw(address: str) -> Any:
@@ -135,13 +123,6 @@ async def raw(address: str) -> Any:
 
     host, port = address.split("://")[1].split(":")
     return await ucxx.create_endpoint(host, int(port))
-
-
-async def converse(address: str) -> None:
-    comm = await connect(address, **{ARGUMENT: KEY})
-    await comm.write({"x": 1})
-    assert await comm.read() == {"x": 1}
-    await comm.close()
 
 
 async def refused(endpoint: Any, caplog: pytest.LogCaptureFixture) -> None:

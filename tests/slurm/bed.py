@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -552,6 +552,21 @@ NodeName=s0 Name=gpu Type=t4 File={place}/dev/nvidia0 Flags=nvidia_gpu_env
 """
         cgroup = "CgroupPlugin=disabled\n" if slurm_version() >= (23, 11) else "# nothing here uses cgroups\n"
         return {"slurm.conf": conf, "gres.conf": gres, "cgroup.conf": cgroup}
+
+
+@contextmanager
+def started(directory: Path, scheduling: str = "") -> Iterator[SlurmBed]:
+    """A Slurm that the commands of this program use; the program ends where none can run."""
+    if reason := why_not():
+        sys.exit(f"no Slurm can be started here: {reason}")
+    bed = SlurmBed(directory, scheduling)
+    bed.start()
+    os.environ.update(bed.environment())
+    try:
+        yield bed
+    finally:
+        bed.cancel_all()
+        bed.stop()
 
 
 def main() -> None:
