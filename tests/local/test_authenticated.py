@@ -314,8 +314,8 @@ def test_the_files_have_the_key_and_nothing_shows_it(cluster: LocalGPUCluster) -
 def test_a_program_that_knows_nothing_of_hpcgpu_connects_with_what_is_in_its_environment(
     cluster: LocalGPUCluster,
 ) -> None:
-    if "authenticated" not in {found.name for found in entry_points(group="distributed.comm.backends")}:
-        pytest.skip("hpcgpu was installed before it had this entry point: install it again")
+    schemes = {found.name for found in entry_points(group="distributed.comm.backends")}
+    assert "authenticated" in schemes, "hpcgpu was installed before it had this entry point: install it again"
     environment = credentials.environment(cluster.directory) | {"DASK_SCHEDULER_ADDRESS": cluster.scheduler_address}
     program = "from distributed import Client; print(Client().submit(sum, [1, 2, 3]).result())"
     ran = subprocess.run(
