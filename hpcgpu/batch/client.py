@@ -184,7 +184,7 @@ class CommandBatch(BatchSystem):
                 raise self._refusal(problem, job_name)
         raise AmbiguousSubmit(
             f"{self.title} did not say whether it accepted job {job_name!r}: {problem}. Look in the queue for a job of "
-            "this name"
+            "this name, and cancel it if you do not want it"
         )
 
     def _attempt(self, argv: list[str]) -> _Answer:

@@ -200,7 +200,7 @@ class Directives:
             unknown := [item for option, item in self.skip.items() if option not in self.known]
         ):
             raise OptionError(
-                f"job_directives_skip: this script has no directive {unknown[0]!r}: remove it. The directives are "
+                f"job_directives_skip: {unknown[0]!r} is not a directive of this script. Its directives are "
                 f"{', '.join(sorted(self.known))}"
             )
         lines = []

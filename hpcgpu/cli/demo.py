@@ -77,7 +77,7 @@ def plan(system: registry.System, gpus: int) -> tuple[dict[str, Any], str]:
         "gpus_per_node": 1,
         "protocol": "tcp",
         "scheduler": scheduler,
-    }, f"{system.title}, {jobs} of its GPUs for workers."
+    }, f"{system.title}, with {jobs} of its GPUs for workers."
 
 
 def table(name: str) -> Any:

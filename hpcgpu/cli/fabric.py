@@ -54,7 +54,10 @@ def bench_fabric(name: str, sizes: tuple[str, ...], host_only: bool, as_json: bo
         except OSError as error:
             raise click.ClickException(str(error)) from error
     if not found:
-        raise click.ClickException(f"cluster {name} has {counted(len(workers), 'worker')}: a measurement needs two")
+        raise click.ClickException(
+            f"cluster {name} has {counted(len(workers), 'worker')}, and a measurement needs two: wait for more, or run "
+            f"hpcgpu scale {name}"
+        )
     if as_json:
         show_json([one.as_json() for one in found])
         return

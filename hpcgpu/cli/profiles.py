@@ -93,7 +93,9 @@ def new(name: str, output: Path | None, system: str, force: bool) -> None:
     found = Detected(registry.system(system)) if system != AUTO else detect()
     if found.system is None:
         raise click.ClickException(
-            ". ".join(["no batch system answers here: there is nothing to draft from", *found.silent])
+            ". ".join(
+                ["no batch system answers here, so no profile can be drafted: run this on a login node", *found.silent]
+            )
         )
     text = draft(found.system)
     if str(output) == "-":

@@ -191,7 +191,7 @@ class Dispatcher:
             if self.directory.is_of(self.token):
                 write(*arguments)
         except OSError as error:
-            self.problem = f"the journal in {self.directory.path} cannot be written: {error.strerror}"
+            self.problem = f"the journal in {self.directory.path} cannot be written: {error.strerror}. Make room there"
 
     async def poll(self, job_ids: Collection[str] | None = None) -> None:
         """Query the queue once for these jobs (default: all that have not ended) and record its answer."""

@@ -301,10 +301,10 @@ class GPUCluster(Readable):
     scale_up = scale
 
     @checked(
-        Adaptive="hpcgpu has rules of its own, see the page on adaptive scaling: remove it",
-        interval="hpcgpu decides whenever something has changed, and each second: remove it",
+        Adaptive="leave it out, because hpcgpu has its own rules (see the page on adaptive scaling)",
+        interval="leave it out, because hpcgpu decides every second, and whenever something has changed",
         wait_count="write idle_timeout, which says how long a job without work is kept",
-        worker_key="hpcgpu keeps and releases whole jobs: remove it",
+        worker_key="leave it out, because hpcgpu keeps and releases whole jobs",
         jobs="write minimum_jobs and maximum_jobs",
         n="write minimum and maximum",
     )

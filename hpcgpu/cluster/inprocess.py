@@ -126,7 +126,7 @@ class InProcessScheduler:
 
     def loss_report(self, cluster: str) -> str:
         """Return what can be said of it."""
-        return "the scheduler in this process has ended"
+        return "the scheduler in this process has ended: make a new cluster"
 
     async def close(self) -> None:
         """End it."""

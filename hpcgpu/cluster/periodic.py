@@ -72,7 +72,7 @@ class Periodic:
                 state.supersede(str(error))
                 return
             except NameLost as error:
-                await reconciler.fail(f"{error}: its jobs are cancelled")
+                await reconciler.fail(f"{error}. The jobs of this one are cancelled")
             except Exception as error:
                 cadence.failed(now=state.now)
                 self._record_error("polling the queue", error)

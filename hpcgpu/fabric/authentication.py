@@ -153,7 +153,7 @@ class Listener:
             raise AuthenticationError("the peer does not authenticate itself")
         if hello[-_PLACE:] not in self._own:
             raise AuthenticationError(
-                "the peer connected to another address: somebody may be intercepting the connection"
+                "it was made to an address that this process does not have: somebody may be intercepting the connection"
             )
         self._hello = hello
         return _MAGIC + self._nonce + _proof(self._key, b"listener ", hello, self._nonce)

@@ -341,7 +341,10 @@ async def bench(
     found, rates = await query_links(scheduler, workers)
     addresses = {str(worker["name"]): address for address, worker in workers.items()}
     if found and all(link.error for link in found):
-        raise OSError(f"the workers cannot connect to each other: {found[0].error}")
+        raise OSError(
+            f"the workers cannot connect to each other: {found[0].error}. Set the option interface to a network that "
+            "all of their nodes have, or ask the site whether a firewall is between them"
+        )
     chosen = [
         next((link for link in found if link.same_node is same and not link.error), None) for same in (True, False)
     ]

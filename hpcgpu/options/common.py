@@ -128,16 +128,15 @@ class WorkerOptions(JobOptions):
     walltime_margin: float | None = option(
         parse=values.duration,
         inherited=True,
-        doc="Minimum time between the moment at which the workers of a job begin to retire and the end of its "
-        "walltime. They begin earlier if they hold much data. Default: a tenth of the walltime, between 30 s and 5 "
-        "min.",
+        doc="How long before the end of the walltime the workers of a job begin to retire, at least. They begin "
+        "earlier if they hold much data. Default: a tenth of the walltime, between 30 s and 5 min.",
     )
     worker_start: str = option(
         "spawn",
         parse=values.choice("forkserver", "spawn"),
         doc="How the workers of a node start: 'spawn' starts a new Python for each, 'forkserver' imports Dask once and "
-        "forks the workers. That is faster and needs less memory, but has limits, which how_it_works lists. Where a "
-        "fork could do harm, the job spawns, and its log says why.",
+        "forks the workers. That is faster and needs less memory, but has limits (see the page 'How it works'). Where "
+        "a fork could do harm, the job spawns, and its log says why.",
     )
     worker_extra_args: tuple[str, ...] = option(
         (), parse=values.lines, doc="Further arguments of the worker command. They are not expanded."
@@ -166,7 +165,7 @@ class WorkerOptions(JobOptions):
     rmm_release_threshold: str | None = option(
         parse=values.size_or_fraction,
         flag="--rmm-release-threshold",
-        doc="GPU memory that the stream-ordered allocator keeps when it is free (dask-cuda, RMM).",
+        doc="How much free GPU memory the stream-ordered allocator keeps for itself (dask-cuda, RMM).",
     )
     enable_cudf_spill: bool | None = option(
         parse=values.boolean, flag="--enable-cudf-spill", doc="Use cuDF's own spilling instead of dask-cuda's."
@@ -242,8 +241,8 @@ class SchedulerOptions(JobOptions):
 
     dashboard_address: str | None = option(
         parse=values.listen_address,
-        doc="Address on which the dashboard listens in the job, such as '127.0.0.1:0'. Default: a free port of the "
-        "address by which clients reach the scheduler. ':0' is a free port of all addresses.",
+        doc="Address on which the dashboard listens in the job, such as '127.0.0.1:0'. Default: a free port on the "
+        "address by which clients reach the scheduler. ':0' is a free port on all addresses.",
     )
 
 

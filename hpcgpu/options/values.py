@@ -256,7 +256,7 @@ def memory(name: str, value: str | float) -> int:
     if size > 2**60:
         raise OptionError(f"{name}={_shown(value)} is more than an exabyte: {advice}")
     if size < 2**20:
-        raise OptionError(f"{name}={value!r} is {size} bytes, less than a megabyte: {advice}")
+        raise OptionError(f"{name}={value!r} is less than a megabyte: {advice}")
     return size
 
 

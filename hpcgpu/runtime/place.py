@@ -78,7 +78,7 @@ def import_from_working_directory() -> None:
         found = [weakness for weakness in weaknesses(place, group_may_write=True) if not weakness.by_group]
         if found:
             print(
-                f"hpcgpu: tasks import nothing from {place}, because others can write there: {found[0].why}",
+                f"hpcgpu: tasks cannot import modules from {place}: {found[0].why}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -182,8 +182,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "commands",
         nargs=argparse.REMAINDER,
-        help="number of words and the words of the scheduler's command, then the same for the workers; last, the "
-        "program",
+        help="three commands, one after another: the scheduler's, with the number of its words before it; the "
+        "workers', likewise; then the program",
     )
     arguments = parser.parse_args(argv)
     words = list(arguments.commands)

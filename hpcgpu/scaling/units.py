@@ -28,7 +28,9 @@ def threads_per_worker(worker: WorkerOptions) -> int:
 def memory_per_worker(worker: WorkerOptions) -> int:
     """Return the bytes of memory of one Dask worker: its share of the node's."""
     if worker.memory is None:
-        raise OptionError("memory= needs the option memory, the memory of one node")
+        raise OptionError(
+            "memory= needs the option memory (memory per node): set it for the workers, or give jobs= instead"
+        )
     return worker.memory // max(1, worker.gpus_per_node)
 
 
@@ -129,7 +131,9 @@ def _brings(worker: WorkerOptions, unit: str, jobs: int, name: str) -> int:
     if unit == "gpus" and worker.gpus_per_node == 0:
         raise OptionError(f"{name} needs workers with GPUs, but gpus_per_node is 0")
     if unit == "memory" and worker.memory is None:
-        raise OptionError(f"{name} needs the option memory, the memory of one node")
+        raise OptionError(
+            f"{name} needs the option memory (memory per node): set it for the workers, or give jobs= instead"
+        )
     if unit == "jobs":
         return jobs
     workers = jobs * worker.workers_per_job

@@ -88,7 +88,10 @@ def logs(directory: ClusterDirectory) -> Path:
 def _build(cls: type[_T], kept: Mapping[str, Any]) -> _T:
     """Make one of the dataclasses. Options that are not kept have their default: they came later than the cluster."""
     if unknown := set(kept) - set(names(cls)):
-        raise OptionError(f"unknown options {', '.join(sorted(unknown))}: another release of hpcgpu made it")
+        raise OptionError(
+            f"it has options that this release of hpcgpu does not know ({', '.join(sorted(unknown))}): use the release "
+            "that wrote it"
+        )
     return cast("_T", records.convert(kept, cls))
 
 

@@ -140,7 +140,7 @@ def test_a_cluster_whose_directory_was_replaced_cancels_its_jobs(queue: LocalQue
     try:
         cluster.directory.path.rename(home / "elsewhere")
         claims.claim(cluster.directory.path, lambda earlier: [], system="local")
-        with pytest.warns(match="another cluster now has its name and its directory .*: its jobs are cancelled"):
+        with pytest.warns(match="another cluster now has its name and its .*The jobs of this one are cancelled"):
             until(lambda: cluster.status.name == "failed", "it notices")
         until(lambda: in_queue(queue, "replaced") == [], "its jobs end")
     finally:

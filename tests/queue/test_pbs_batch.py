@@ -209,9 +209,9 @@ def test_of_a_truncated_answer_only_whole_jobs_are_believed(cut: int) -> None:
         ("1:ngpus=18", "free", "no node has ngpus=18"),
         ("1:ncpus=1:gpu_type=h100", "free", "no node has ncpus=1 gpu_type=h100"),
         ("1:ncpus=1:gpu_type=A100", "free", None),
-        ("2:ncpus=1", "scatter", "2 times ncpus=1 does not fit: the nodes have room for 1"),
+        ("2:ncpus=1", "scatter", "the job requests 2 chunks of ncpus=1, and the nodes can hold only 1"),
         ("4:ngpus=4", "vscatter", None),
-        ("5:ngpus=4", "vscatter", "5 times ngpus=4 does not fit: the nodes have room for 4"),
+        ("5:ngpus=4", "vscatter", "the job requests 5 chunks of ngpus=4, and the nodes can hold only 4"),
         ("1:ncpus=1:mem=17gb", "free", "no node has ncpus=1 mem=17gb"),
         ("1:ncpus=1:licence=3", "free", None),  # perhaps the server's own
     ],

@@ -184,7 +184,7 @@ def test_a_positional_argument_is_refused_by_what_to_write() -> None:
             "adapt",
             (),
             {"maximum": 4, "interval": "10s"},
-            "there is no argument 'interval': hpcgpu decides whenever something has changed",
+            "there is no argument 'interval': leave it out, because hpcgpu decides every second",
         ),
         ("adapt", (), {"maximum": 4, "wait_count": 3}, "there is no argument 'wait_count': write idle_timeout"),
         ("adapt", (), {"maximum": 4, "Adaptive": dict}, "there is no argument 'Adaptive': "),

@@ -195,7 +195,7 @@ def test_the_options_of_one_batch_system_are_not_options_of_another() -> None:
         ({"select_extra": "a=b+1:ngpus=8"}, "do not write ncpus, ngpus, mem or mpiprocs here"),
         ({"select_extra": "a=b c"}, "is not a list of resources"),
         ({"select_extra": "a=b\n#PBS -q x"}, "holds the control character"),
-        ({"resource_list": {"walltime": "1:00"}}, "resource_list: walltime is set by walltime"),
+        ({"resource_list": {"walltime": "1:00"}}, "resource_list: leave out walltime: the option walltime sets it"),
         ({"resource_list": {"a b": "1"}}, "resource_list: 'a b' is not a valid name of a resource"),
         ({"resource_list": {"a": "1,walltime=9:00"}}, "resource_list['a']='1,walltime=9:00' is not allowed"),
         ({"resource_list": ["a=1"]}, "resource_list must be a dict such as"),

@@ -215,7 +215,7 @@ def test_a_directive_is_skipped_with_its_dashes_or_without(system: str, skip: st
 @pytest.mark.parametrize(("system", "skip"), [("slurm", "memm"), ("slurm", "-n"), ("pbs", "-l mm"), ("pbs", "--mem")])
 def test_a_skip_that_leaves_nothing_out_is_refused(system: str, skip: str) -> None:
     with pytest.raises(
-        OptionError, match=f"job_directives_skip: this script has no directive '{skip}'.* The directives are"
+        OptionError, match=f"job_directives_skip: '{skip}'.* is not a directive of this script. Its directives are"
     ):
         render(system, "worker", resolve(system, BASE | {"job_directives_skip": [skip]}), PLACE)
     render(

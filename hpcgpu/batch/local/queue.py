@@ -333,7 +333,7 @@ class LocalQueue(BatchSystem):
             env=environ,
         )
         if not done.stdout.strip():
-            raise OSError("no process could be started")
+            raise OSError("no process could be started: look at your limit of processes (ulimit -u)")
         supervisor = _identity(int(done.stdout)) or [int(done.stdout), 0]
         start = time.time()
         end = None if job.walltime is None else start + job.walltime

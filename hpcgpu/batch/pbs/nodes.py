@@ -53,7 +53,7 @@ class Shortage:
         asked = self.chunk.replace(":", " ")
         if self.nodes == 0:
             return f"no node has {asked}"
-        return f"{self.chunks} times {asked} does not fit: the nodes have room for {self.nodes}"
+        return f"the job requests {self.chunks} chunks of {asked}, and the nodes can hold only {self.nodes}"
 
     @classmethod
     def of(cls, job: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> Shortage | None:

@@ -50,7 +50,7 @@ def resource_list(name: str, value: Mapping[str, str | int]) -> tuple[tuple[str,
         if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
             raise OptionError(f"{name}: {key!r} is not a valid name of a resource")
         if owner := _OWNED_RESOURCES.get(key):
-            raise OptionError(f"{name}: {key} is set by {owner}")
+            raise OptionError(f"{name}: leave out {key}: the option {owner} sets it")
         if (
             isinstance(amount, bool)
             or not isinstance(amount, str | int)
