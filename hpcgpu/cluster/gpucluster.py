@@ -347,13 +347,13 @@ class GPUCluster(Readable):
             Jobs that may wait in the queue at a time. Default: as many as the maximum.
         idle_timeout : float or str, optional
             How long a job without work is kept, seconds or "5m". Default: as long as it would have paid in the
-            gaps between work so far; 1 s while none is known. Give more for interactive work on a busy queue.
+            gaps between work so far; 3 s while none is known. Give more for interactive work on a busy queue.
         target_duration : float or str, optional
             The time in which the known work should be done: a longer time means fewer jobs. Default: dask's
             ``distributed.adaptive.target-duration``.
         maximum_gpu_hours : float, optional
-            Budget of the group's GPUs, counted from the starts and ends of its jobs. When it is used up, all its jobs
-            end: running tasks get 20 s, and the data is lost.
+            Budget of the group's GPUs, counted from the starts and ends of its jobs, also before this call. When it is
+            used up, all its jobs end: running tasks get 20 s, and the data is lost.
         worker_group : str, optional
             See `add_worker_group`.
 
@@ -430,8 +430,8 @@ class GPUCluster(Readable):
         jobs : int, default 0
             Worker jobs to begin with.
         **options
-            Options of a worker job. The group inherits account, walltime, environment and all other options that the
-            scheduler job inherits, unless you give them.
+            Options of a worker job. The group takes account, walltime, environment and all other inherited options from
+            the default group, unless you give them.
 
         Raises
         ------
