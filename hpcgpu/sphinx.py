@@ -34,6 +34,7 @@ from hpcgpu.configuration.resolve import resolve
 from hpcgpu.options import common, profiles
 from hpcgpu.options.documentation import kind_of
 from hpcgpu.options.schema import names, own
+from hpcgpu.releases import TESTED
 from hpcgpu.scripts.render import render
 
 __all__ = ["setup"]
@@ -132,7 +133,7 @@ class Tested(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         lines: list[str] = []
-        for name, release in upstream.TESTED.items():
+        for name, release in TESTED.items():
             lines += [f"``{name}``", f"    {release.lowest} to {release.highest}", ""]
         container = nodes.Element()
         self.state.nested_parse(StringList(lines, source="hpcgpu.upstream"), 0, container)

@@ -1,4 +1,4 @@
-"""What hpcgpu uses of other projects beyond their documented interfaces, and which of their releases it is tested with.
+"""What hpcgpu uses of other projects beyond their documented interfaces.
 
 Each `Use` names one thing that upstream may change without notice: a function that hpcgpu replaces, a name with a
 leading underscore, or a detail of a protocol. Its canary is a test that runs the real upstream code, and fails with a
@@ -10,10 +10,9 @@ sentence when upstream has changed. Public names are not listed: where one is go
 from __future__ import annotations
 
 import enum
-import re
 from dataclasses import dataclass
 
-__all__ = ["TESTED", "USES", "Kind", "Release", "Use"]
+__all__ = ["USES", "Kind", "Use"]
 
 
 class Kind(enum.Enum):
@@ -53,31 +52,6 @@ class Use:
     canary: str
     issues: tuple[str, ...] = ()
 
-
-@dataclass(frozen=True)
-class Release:
-    """The releases of a distribution that hpcgpu is tested with, both ends included."""
-
-    lowest: str
-    highest: str
-
-    def holds(self, version: str) -> bool:
-        """Whether a version is between both ends."""
-        return _numbers(self.lowest) <= _numbers(version) <= _numbers(self.highest)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return year, month and patch of a release: `26.10.0a12` is 26, 10, 0."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
-
-
-#: What the tests run with: ``ci/lowest.txt`` has the lower end, ``ci/environment.sh test`` installs the upper one.
-TESTED = {
-    "dask": Release("2025.9.1", "2026.7.1"),
-    "distributed": Release("2025.9.1", "2026.7.1"),
-    "dask-cuda": Release("25.10.0", "26.10.0"),
-    "distributed-ucxx": Release("0.46.0", "0.52.0"),
-}
 
 _GROUPS = ("dask/distributed#5577", "dask/distributed#4069", "dask/distributed#9102", "dask/distributed#9121")
 _KILLED = ("dask/distributed#2694", "dask/distributed#8202")
@@ -324,8 +298,25 @@ USES: tuple[Use, ...] = (
         "CPython",
         Kind.PRIVATE,
         "puts the socket of the fork server into a directory that hpcgpu removes",
-        ("hpcgpu.runtime.forkserver", "hpcgpu.runtime.worker"),
+        ("hpcgpu.runtime.forkserver", "hpcgpu.runtime.nanny", "hpcgpu.runtime.worker"),
         "test_multiprocessing_puts_its_sockets_where_hpcgpu_says",
+    ),
+    Use(
+        "distributed.nanny.Nanny.instantiate",
+        "distributed",
+        Kind.REPLACED,
+        "each start of a forked worker, a restart too, looks first at what has changed on the node and in the nanny",
+        ("hpcgpu.runtime.nanny",),
+        "test_a_nanny_starts_and_restarts_its_worker_by_the_method_that_hpcgpu_replaces",
+    ),
+    Use(
+        "atexit._run_exitfuncs",
+        "CPython",
+        Kind.PRIVATE,
+        "a forked worker runs at its end what a spawned one runs",
+        ("hpcgpu.runtime.warm",),
+        "test_a_forked_process_ends_without_what_was_registered_for_its_end",
+        ("python/cpython#83856",),
     ),
     # distributed: connections
     Use(

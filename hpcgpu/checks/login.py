@@ -21,8 +21,8 @@ from hpcgpu.errors import BatchError
 from hpcgpu.fabric import interfaces
 from hpcgpu.options.common import Options
 from hpcgpu.posix.ownership import private_directory, weaknesses
+from hpcgpu.releases import TESTED
 from hpcgpu.software import versions
-from hpcgpu.upstream import TESTED
 
 __all__ = ["judge_queues", "login_lines", "of_all_nodes"]
 

@@ -5,9 +5,13 @@ Never import this module elsewhere.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import gc
+import io
 import os
 import sys
+from multiprocessing import util
 
 __all__: list[str] = []
 
@@ -20,6 +24,20 @@ def _own_random_numbers() -> None:
         sys.modules["numpy.random"].seed()
 
 
+def _end_as_spawned(_: object) -> None:
+    """Let this worker do at its end what a new Python process does, and a fork does not (python/cpython#83856)."""
+    util.Finalize(None, _tidy_up, exitpriority=-100)
+
+
+def _tidy_up() -> None:
+    atexit._run_exitfuncs()
+    for file in gc.get_objects():
+        if isinstance(file, io.IOBase) and not file.closed and file.writable():
+            with contextlib.suppress(OSError, ValueError):
+                file.flush()
+
+
 os.register_at_fork(after_in_child=_own_random_numbers)
+util.register_after_fork(_end_as_spawned, _end_as_spawned)
 gc.collect()
 gc.freeze()  # else the first garbage collection of each worker copies what they share

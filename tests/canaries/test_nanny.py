@@ -58,3 +58,43 @@ async def test_a_nanny_sets_before_it_starts_a_worker_what_hpcgpu_gives_the_fork
     (environment,) = found.values()
     assert environment.get("HPCGPU_CANARY") == "sings", "a worker does not get what is in Nanny.env when it starts"
     assert environment.items() >= nanny.pre_spawn_env.items(), "a worker does not get the pre-spawn-environ"
+
+
+@canary
+async def test_a_nanny_starts_and_restarts_its_worker_by_the_method_that_hpcgpu_replaces() -> None:
+    calls = []
+    async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        nanny = Nanny(scheduler.address, dashboard=False, nthreads=1, memory_limit=0)
+        instantiate, nanny.env = nanny.instantiate, dict(nanny.env)
+
+        async def replaced() -> object:
+            calls.append(nanny.status)
+            nanny.env["HPCGPU_CANARY"] = str(len(calls))
+            return await instantiate()
+
+        nanny.instantiate = replaced
+        async with nanny, Client(scheduler.address, asynchronous=True) as client:
+            assert len(calls) == 1, "a nanny does not start its worker by Nanny.instantiate"
+            await nanny.restart()
+            assert len(calls) > 1, "a nanny does not restart its worker by Nanny.instantiate"
+            await client.wait_for_workers(1)
+            found = await client.run(lambda: os.environ.get("HPCGPU_CANARY"))
+    assert list(found.values()) == [str(len(calls))], "a worker that starts again does not get Nanny.env"
+
+
+@canary
+def test_a_forked_process_ends_without_what_was_registered_for_its_end(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import atexit, multiprocessing, pathlib
+
+def register():
+    atexit.register(pathlib.Path({str(tmp_path)!r}, "told").touch)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("forkserver").Process(target=register)
+    process.start()
+    process.join()
+""")
+    subprocess.run([sys.executable, str(program)], check=True)
+    assert not (tmp_path / "told").exists(), "it runs it now: hpcgpu.runtime.warm need not"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client
+from distributed import Client, NannyPlugin
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
@@ -198,6 +200,75 @@ def test_a_worker_is_forked_again_after_its_end_and_after_that_of_the_fork_serve
         until(lambda: len(now := processes()) == 2 and not set(before) & set(now), "the nannies start a fork server")
         until(lambda: not any(map(alive, [server, *before])), "nothing of the old one is left")
         assert len(set(processes().values())) == 1
+
+
+def plugin(value: str) -> NannyPlugin:
+    """A plugin of the user that sets a variable in the nanny, and restarts the worker for it."""
+
+    class Sets(NannyPlugin):  # type: ignore[misc]
+        restart = True
+
+        def setup(self, nanny: Any) -> None:
+            os.environ["SET_BY_A_PLUGIN"] = value
+
+    return Sets()
+
+
+def test_a_forked_worker_gets_what_plugins_of_its_nanny_set_and_ends_as_a_spawned_worker_does(
+    queue: LocalQueue, fake_gpus: None, home: Path, until: Until
+) -> None:
+    def leave_things_open(place: str) -> None:
+        import atexit
+        import weakref
+        from pathlib import Path
+
+        import distributed
+
+        worker = distributed.get_worker()
+        worker.left_open = (Path(place) / "left open").open("w")
+        worker.left_open.write("the end of a result")
+        atexit.register((Path(place) / "atexit").touch)
+        weakref.finalize(worker, (Path(place) / "finalize").touch)
+
+    with LocalGPUCluster(**GPU, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(2)
+        for value in ("once", "again"):
+            client.register_plugin(plugin(value), name=value)
+            cluster.wait_for_workers(2)
+            workers = client.run(process()).values()
+            assert [worker["environment"].get("SET_BY_A_PLUGIN") for worker in workers] == [value, value]
+            assert all(worker["fork"] for worker in workers), log_of(cluster)
+        client.submit(leave_things_open, str(home), pure=False).result()
+        client.restart()
+    until(lambda: (home / "left open").read_text() == "the end of a result", "the worker flushes its files")
+    assert (home / "atexit").exists() and (home / "finalize").exists()
+
+
+def test_a_worker_is_spawned_if_the_fork_server_cannot_be_reached_or_lacks_a_package_and_the_log_says_so(
+    queue: LocalQueue, fake_gpus: None, home: Path, until: Until
+) -> None:
+    packages = home / "own" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    packages.mkdir(parents=True)
+    with LocalGPUCluster(**GPU, jobs=2, env={"PYTHONUSERBASE": str(home / "own")}) as cluster:
+        with Client(cluster) as client:
+            cluster.wait_for_workers(4)
+            workers = list(client.run(process()).values())
+            assert all(worker["fork"] for worker in workers), log_of(cluster)
+            first, second = sorted({worker["parent"] for worker in workers})
+            shutil.rmtree(socket_of(first))
+            of_first = {worker["pid"] for worker in workers if worker["parent"] == first}
+
+            def processes() -> dict[int, bool]:
+                return {worker["pid"]: worker["fork"] for worker in client.run(process(), on_error="ignore").values()}
+
+            os.kill(min(of_first), signal.SIGKILL)
+            until(lambda: list(processes().values()).count(False) == 1, "the nanny spawns it")
+            (packages / "new_package").mkdir()
+            os.kill(next(worker["pid"] for worker in workers if worker["parent"] == second), signal.SIGKILL)
+            until(lambda: list(processes().values()).count(False) == 2, "the nanny spawns it")
+        logs = "".join(path.read_text() for path in cluster.directory.logs.glob(f"{cluster.name}-[01]*"))
+    assert "hpcgpu: workers are spawned from now on: the socket of the fork server in " in logs
+    assert "hpcgpu: workers are spawned from now on: packages were installed after the fork server had" in logs
 
 
 def test_workers_are_spawned_where_a_fork_is_not_safe_and_the_log_says_why(

@@ -21,8 +21,8 @@ from hpcgpu.checks.login import directory_lines, judge_queues, untested_lines
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import BatchUnavailable
 from hpcgpu.fabric.choice import Node, decide
+from hpcgpu.releases import TESTED, Release
 from hpcgpu.software import versions
-from hpcgpu.upstream import TESTED, Release
 from tests.helpers import Clock
 
 INFINIBAND = Node(

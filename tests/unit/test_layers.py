@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "hpcgpu"
 LAYERS = (
     "errors",
     "upstream",
+    "releases",
     "posix",
     "display",
     "options",

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import pytest
 from canary import lacks, members
 
-from hpcgpu.upstream import TESTED, USES, Kind, Use
+from hpcgpu.releases import TESTED
+from hpcgpu.upstream import USES, Kind, Use
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "hpcgpu"

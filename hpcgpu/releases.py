@@ -1,0 +1,34 @@
+"""The releases of other projects that hpcgpu is tested with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["TESTED", "Release"]
+
+
+@dataclass(frozen=True)
+class Release:
+    """The releases of a distribution that hpcgpu is tested with, both ends included."""
+
+    lowest: str
+    highest: str
+
+    def holds(self, version: str) -> bool:
+        """Whether a version is between both ends."""
+        return _numbers(self.lowest) <= _numbers(version) <= _numbers(self.highest)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return year, month and patch of a release: `26.10.0a12` is 26, 10, 0."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+#: What the tests run with: ``ci/lowest.txt`` has the lower end, ``ci/environment.sh test`` installs the upper one.
+TESTED = {
+    "dask": Release("2025.9.1", "2026.7.1"),
+    "distributed": Release("2025.9.1", "2026.7.1"),
+    "dask-cuda": Release("25.10.0", "26.10.0"),
+    "distributed-ucxx": Release("0.46.0", "0.52.0"),
+}
