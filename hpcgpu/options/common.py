@@ -135,8 +135,8 @@ class WorkerOptions(JobOptions):
         "spawn",
         parse=values.choice("forkserver", "spawn"),
         doc="How the workers of a node start: 'spawn' starts a new Python for each, 'forkserver' imports Dask once and "
-        "forks the workers. That is faster and needs less memory, but has limits (see the page 'How it works'). Where "
-        "a fork could do harm, the job spawns, and its log says why.",
+        "forks the workers, which is faster and needs less memory. Where a fork could do harm, the job spawns, and its "
+        "log says why.",
     )
     worker_extra_args: tuple[str, ...] = option(
         (), parse=values.lines, doc="Further arguments of the worker command. They are not expanded."
