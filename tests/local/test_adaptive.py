@@ -334,7 +334,8 @@ def test_adaptive_asks_for_the_group_that_can_run_what_waits(queue: LocalQueue, 
 def test_tasks_that_fill_a_worker_s_resources_share_the_jobs(queue: LocalQueue, until: Until) -> None:
     options = CPU | {"cores": 4, "resources": {"MEMORY": 100e9}}
     with LocalGPUCluster(**options) as cluster, Client(cluster) as client:
-        adaptive = cluster.adapt(maximum_jobs=3, **ADAPT)
+        # Each task is work for a job of its own, however long it is expected to take.
+        adaptive = cluster.adapt(maximum_jobs=3, idle_timeout="1s", target_duration="1ms")
         tasks = client.map(wait_for, [f"go-{i}" for i in range(4)], resources={"MEMORY": 70e9})
         until(lambda: len(cluster.workers) == 3, lambda: f"three jobs work: {adaptive.state.reason}")
 
