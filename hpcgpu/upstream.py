@@ -315,7 +315,7 @@ USES: tuple[Use, ...] = (
         Kind.PRIVATE,
         "a forked worker runs at its end what a spawned one runs",
         ("hpcgpu.runtime.warm",),
-        "test_a_forked_process_ends_without_what_was_registered_for_its_end",
+        "test_a_forked_process_runs_once_what_was_registered_for_its_end",
         ("python/cpython#83856",),
     ),
     # distributed: connections

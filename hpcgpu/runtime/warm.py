@@ -25,12 +25,18 @@ def _own_random_numbers() -> None:
 
 
 def _end_as_spawned(_: object) -> None:
-    """Let this worker do at its end what a new Python process does, and a fork does not (python/cpython#83856)."""
-    util.Finalize(None, _tidy_up, exitpriority=-100)
+    """Let this worker do at its end what a new Python process does, and a fork does not.
+
+    Later releases of Python run the functions of `atexit` in a fork too (python/cpython#83856), but flush no files.
+    """
+    done: list[bool] = []
+    atexit.register(done.append, True)  # the first function registered in this process, so the last that runs
+    util.Finalize(None, _tidy_up, args=(done,), exitpriority=-100)
 
 
-def _tidy_up() -> None:
-    atexit._run_exitfuncs()
+def _tidy_up(done: list[bool]) -> None:
+    if not done:
+        atexit._run_exitfuncs()
     for file in gc.get_objects():
         if isinstance(file, io.IOBase) and not file.closed and file.writable():
             with contextlib.suppress(OSError, ValueError):
