@@ -2,15 +2,18 @@
 walltimes of two minutes.
 
 Meanwhile jobs are cancelled with scancel, nodes go down and come back, slurmctld is restarted. At the end every result
-must be right, no job may be left, and no job name used twice. ``python benchmarks/soak.py --minutes 60`` starts a Slurm
-of its own (as root).
+must be right, no job may be left, and no job name used twice. In a soak of more than half an hour the memory of the
+manager and of the scheduler must not grow from its second to its last sixth. ``python benchmarks/soak.py --minutes 60``
+starts a Slurm of its own (as root).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +24,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "slurm"), str(ROOT / "tests" / "gpu_stub")]
@@ -35,6 +40,8 @@ class Report:
     wrong: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     jobs: int = 0
+    #: Memory in MiB at equal intervals: of this process, which holds the manager and the client, and of the scheduler.
+    memory: list[tuple[float, float]] = field(default_factory=list)
 
     def count(self, fault: str) -> None:
         """Take note of a fault that was made."""
@@ -64,6 +71,24 @@ def load(client: Any, until: float, seed: int, report: Report) -> None:
             report.wrong.append(f"the batch from {offset} failed: {error!r}")
         report.results += size
         time.sleep(choice.choice([0.0, 0.0, 5.0, 20.0]))
+
+
+def watch(client: Any, stop: threading.Event, report: Report) -> None:
+    """Take note of the memory of manager and scheduler every ten seconds. All nodes of this Slurm are this machine."""
+    both = psutil.Process(), psutil.Process(client.run_on_scheduler(os.getpid))
+    while not stop.wait(10):
+        manager, scheduler = (process.memory_info().rss / 2**20 for process in both)
+        report.memory.append((manager, scheduler))
+
+
+def growth(memory: list[tuple[float, float]]) -> dict[str, list[float]]:
+    """Return the medians of each sixth of the time, in MiB, for the manager and for the scheduler."""
+    length = len(memory) / 6
+    sixths = [memory[round(n * length) : round((n + 1) * length)] for n in range(6)] if length >= 1 else []
+    return {
+        name: [statistics.median(sample[which] for sample in sixth) for sixth in sixths]
+        for which, name in enumerate(("manager", "scheduler"))
+    }
 
 
 def faults(bed: Any, cluster: Any, stop: threading.Event, seed: int, report: Report) -> None:
@@ -123,31 +148,49 @@ def soak(bed: Any, minutes: float, seed: int = 0, **options: Any) -> Report:
             stop = threading.Event()
             chaos = threading.Thread(target=faults, args=(bed, cluster, stop, seed, report))
             chaos.start()
+            watcher = threading.Thread(target=watch, args=(client, stop, report))
+            watcher.start()
             try:
                 load(client, time.monotonic() + 60 * minutes, seed, report)
             finally:
                 stop.set()
                 chaos.join()
+                watcher.join()
             report.log = [f"{time.strftime('%T', time.localtime(at))} {text}" for at, text in adaptive.log]
             report.jobs = sum(job.kind == "worker" for job in cluster.jobs)
             if adaptive.state.paused:
                 report.wrong.append(f"adaptive scaling paused: {adaptive.state.paused}")
         report.log += [f"warning: {str(warning.message).splitlines()[0]}" for warning in caught]
+    if minutes > 30:
+        report.wrong += [
+            f"the memory of the {name} grew: {sixths}"
+            for name, sixths in growth(report.memory).items()
+            if sixths[-1] > 1.1 * sixths[1]
+        ]
+    report.wrong += left(bed, cluster)
+    return report
+
+
+def left(bed: Any, cluster: Any) -> list[str]:
+    """Return what is wrong with the jobs of a cluster that is closed."""
+    wrong = []
     names = [job.name for job in bed.squeue() if job.state != "COMPLETING"]
     if names:
-        report.wrong.append(f"left in the queue: {names}")
+        wrong.append(f"left in the queue: {names}")
     lines = [json.loads(line) for line in (cluster.directory.path / "journal.jsonl").read_text().splitlines()]
     ids = [line["id"] for line in lines if line["event"] == "submitted"]
     intents = [line["name"] for line in lines if line["event"] == "intent"]
     if len(set(ids)) != len(ids) or len(set(intents)) != len(intents):
-        report.wrong.append("a job was submitted twice")
-    return report
+        wrong.append("a job was submitted twice")
+    return wrong
 
 
 def show(report: Report) -> None:
     """Print what happened."""
     print("\n".join(report.log))
     print(f"{report.results} results checked, {report.jobs} worker jobs, faults: {report.faults}")
+    for name, sixths in growth(report.memory).items():
+        print(f"memory of the {name}, median of each sixth of the time: {' '.join(f'{m:.0f}' for m in sixths)} MiB")
     print(
         "\n".join(f"WRONG: {text}" for text in report.wrong) or "every result right, no job left, none submitted twice"
     )

@@ -98,7 +98,7 @@ def run(argv: Sequence[str], *, timeout: float, extra_env: Mapping[str, str] | N
             errors="replace",
         )
     except (FileNotFoundError, PermissionError) as error:
-        hint = "Run this on a machine that has the batch system's commands, such as a login node."
+        hint = "Run this on a machine that has the batch system's commands, such as a login node"
         raise BatchError(f"`{argv[0]}` was not found on the PATH, or cannot be executed. {hint}") from error
     except OSError as error:  # no process or memory left for this user, for now
         raise BatchUnavailable(f"`{argv[0]}` cannot be started: {error.strerror}") from error

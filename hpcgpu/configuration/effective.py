@@ -38,7 +38,7 @@ def template() -> str:
     lines = ["hpcgpu:", "", "  ## The cluster", "", *_entries(names(ClusterOptions).values(), 2)]
     lines += ["  ## Worker jobs; amounts are per node", "", *_entries(names(WorkerOptions).values(), 2)]
     lines += [
-        "  ## The scheduler job: the options below, and those of a worker job from `queue` to `interface`",
+        "  ## The scheduler job: the options below, and those of a worker job from `queue` to `ucx-env`",
         "",
         "  # scheduler:",
     ]

@@ -117,8 +117,8 @@ class Connector:
         magic, nonce, proof = challenge[:16], challenge[16:48], challenge[48:]
         if magic != _MAGIC or not hmac.compare_digest(proof, _proof(self._key, b"listener ", self._hello, nonce)):
             raise AuthenticationError(
-                "the other side did not prove that it belongs to this cluster: use hpcgpu.connect(NAME), or the "
-                "security of this cluster"
+                "the other side did not prove that it belongs to this cluster: use hpcgpu.connect(NAME), or "
+                "Client(ADDRESS, security=cluster.security)"
             )
         return _proof(self._key, b"connector", self._hello, nonce)
 

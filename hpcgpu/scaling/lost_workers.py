@@ -57,7 +57,7 @@ class Absence:
         count = f"{len(self.since)} of {counted(len(self.names), 'worker')}"
         where = f" on its node {self.node}" if self.node is not None else ""
         return (
-            f"lost {count}{where} {ago} ago"
+            f"lost {count}{f'{where},' if where else ''} {ago} ago"
             if self.since.keys() & self.joined
             else f"{count}{where} missing, {ago} after the first connected"
         )

@@ -117,7 +117,7 @@ class LocalQueue(BatchSystem):
         self._slots = slots
 
     def check(self) -> None:
-        require("bash", "The local queue needs it to run job scripts.")
+        require("bash", "The local queue needs it to run job scripts")
         with self._locked():
             pass
 

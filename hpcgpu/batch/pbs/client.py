@@ -226,7 +226,7 @@ class PBS(CommandBatch):
     def check(self) -> None:
         """Raise `BatchError` if PBS's commands are missing, or are those of Torque or Slurm's wrappers."""
         for command in ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls"):
-            require(command, "hpcgpu needs PBS's commands: run this on a login node, perhaps after `module load pbs`.")
+            require(command, "hpcgpu needs PBS's commands: run this on a login node, perhaps after `module load pbs`")
         result = run(["qstat", "--version"], timeout=self.timeout, extra_env=self.query)
         words = " ".join(f"{result.stdout} {result.stderr}".split())
         if "pbs_version" in words:  # "pbs_version = 23.06.06" [recorded]

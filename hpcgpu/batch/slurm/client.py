@@ -187,7 +187,7 @@ class Slurm(CommandBatch):
         """Raise `BatchError` when Slurm's commands are not there."""
         for command in ("sbatch", "squeue", "scancel"):
             require(
-                command, "hpcgpu needs Slurm's commands: run this on a login node, perhaps after `module load slurm`."
+                command, "hpcgpu needs Slurm's commands: run this on a login node, perhaps after `module load slurm`"
             )
 
     def submit_command(
