@@ -145,8 +145,7 @@ def main() -> None:
     print(
         "Commands of hpcgpu: a submit for the scheduler job and each worker job, one scancel for all, one "
         "squeue to see them gone,\none scontrol in the scheduler job, which lets Slurm look at the worker "
-        "jobs, and a squeue in each worker job for the end of its walltime where Slurm is "
-        "older than 23.02 (SLURM_JOB_END_TIME)."
+        "jobs, and one before that for the name of the queue."
     )
 
 

@@ -7,14 +7,14 @@ import importlib
 import json
 import os
 import sys
-import time
 from dataclasses import replace
 
 from hpcgpu.batch.base import BatchSystem, OwnJob
+from hpcgpu.batch.visible import VARIABLE
 from hpcgpu.errors import LaunchError
 from hpcgpu.fabric import authentication, choice, interfaces
 from hpcgpu.runtime import devices
-from hpcgpu.runtime.place import end_of_walltime, lifetime
+from hpcgpu.runtime.leaving import Leaving
 from hpcgpu.runtime.reach import wait_for_scheduler
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
@@ -29,7 +29,6 @@ def worker_command(
 ) -> list[str]:
     """Wait for the scheduler and return the full command of a worker."""
     check_interface(arguments.interface)
-    end = end_of_walltime(own, batch)
     importlib.import_module("dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker")
     importlib.import_module("hpcgpu.runtime.hostcopy").register()  # for the nannies, which answer clients too
     if arguments.gpus:
@@ -37,18 +36,22 @@ def worker_command(
     contact = wait_for_scheduler(directory, batch, arguments.timeout)
     ClusterDirectory.there(directory.path)  # the wait may have been long
     interface = agreed_interface(contact, arguments.protocol, arguments.interface)
-    if end is not None:
-        os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = (
-            f"{lifetime(end - time.time(), arguments.walltime_margin):.0f}s"
-        )
-        # The user's own Dask configuration may have these for other
-        # clusters: they would move the end past the walltime.
-        os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER"] = "0s"
-        os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__RESTART"] = "False"
+    # The user's own Dask configuration may have a lifetime for other clusters.
+    os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = "None"
     # Names must be unique: the cluster gives each job a name of its own, a job submitted by hand has the cluster's.
     name = own.name if own.name != directory.path.name else f"{own.name}-by-hand-{own.job_id}"
     if arguments.nodes > 1:
         name = f"{name}-{own.node}"
+    names = [name, *(f"{name}-{gpu}" for gpu in range(len(os.environ.get(VARIABLE, "").split(","))))]  # of dask-cuda
+    Leaving(
+        own=own,
+        batch=batch,
+        directory=directory,
+        contact=contact,
+        names=names,
+        walltime=arguments.walltime,
+        margin=arguments.walltime_margin,
+    ).begin()
     command = [*arguments.command, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
     command += ["--preload", "hpcgpu.runtime.worker"]
     os.environ["HPCGPU_GPUS"] = str(arguments.gpus or 0)  # for the preload

@@ -156,6 +156,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     job_arguments(parser)
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the job")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for the scheduler")
+    parser.add_argument("--walltime", type=float, help="seconds that the job requests")
     parser.add_argument(
         "--walltime-margin", type=float, help="seconds before the end of the walltime at which workers retire"
     )

@@ -1,4 +1,4 @@
-"""Where a job puts its files, what its tasks can import, and how long it lives.
+"""Where a job puts its files, what its tasks can import, and when its walltime ends.
 
 Also the credentials of a cluster that lives in the job.
 """
@@ -18,7 +18,6 @@ from hpcgpu.errors import BatchError, LaunchError, NotTrusted
 from hpcgpu.posix.ownership import weaknesses
 from hpcgpu.posix.paths import expand
 from hpcgpu.runtime import scratch
-from hpcgpu.scaling.walltime import margin
 from hpcgpu.store import credentials
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -26,7 +25,6 @@ __all__ = [
     "end_of_walltime",
     "expanded",
     "import_from_working_directory",
-    "lifetime",
     "make_credentials",
     "remove_secrets",
     "temporary_place",
@@ -84,14 +82,6 @@ def import_from_working_directory() -> None:
             )
         elif sys.flags.safe_path:
             sys.path.append(str(place))
-
-
-def lifetime(remaining: float, asked: float | None = None) -> float:
-    """Return the seconds after which a worker retires by itself, so that its data is elsewhere when the walltime ends.
-
-    That is half-way into the margin in which the cluster's manager retires it: it counts where the manager is away.
-    """
-    return remaining - margin(remaining, asked) / 2
 
 
 def end_of_walltime(own: OwnJob, batch: BatchSystem) -> float | None:

@@ -6,6 +6,7 @@ Worker jobs use it, and programs that connect.
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import ssl
 import sys
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SchedulerWatch", "answers", "check_alone", "scheduler_of", "wait_for_scheduler"]
 
-#: Seconds without a contact after which a worker job first polls for
-#: the scheduler job, and its poll interval: there are many worker jobs.
-_FIRST_POLL, _POLL_INTERVAL = 5.0, 15.0
+#: Seconds without a contact after which a worker job first polls for the scheduler job, at the earliest; and its poll
+#: interval. There may be a thousand worker jobs that start together, so their first polls are spread over an interval.
+FIRST_POLL, _POLL_INTERVAL = 15.0, 60.0
 
 
 def answers(contact: Contact, directory: ClusterDirectory) -> bool:
@@ -135,7 +136,8 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout:
         The scheduler job has ended, the scheduler did not come in time, or the certificate is not valid now.
     """
     began = time.monotonic()
-    watch = SchedulerWatch(directory, batch, Cadence(_POLL_INTERVAL, next_poll=began + _FIRST_POLL))
+    first = began + FIRST_POLL + random.random() * _POLL_INTERVAL
+    watch = SchedulerWatch(directory, batch, Cadence(_POLL_INTERVAL, next_poll=first))
     pause, reported = 0.1, ""
     while True:
         contact = directory.contact()

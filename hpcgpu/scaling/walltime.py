@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["margin"]
+__all__ = ["lifetime", "margin", "query_after"]
 
 #: Bytes per second at which data is reckoned to move to other workers: a slow network's.
 _MOVING_RATE = 100e6
+#: Seconds after its start at which a job queries the queue for the end of its walltime at the latest.
+_QUERY_LATEST = 120.0
 
 
 def margin(walltime: float, asked: float | None = None, nbytes: int = 0) -> float:
@@ -23,3 +25,28 @@ def margin(walltime: float, asked: float | None = None, nbytes: int = 0) -> floa
     """
     least = asked if asked is not None else min(300.0, max(30.0, walltime / 10))
     return min(walltime / 2, max(least, nbytes / _MOVING_RATE))
+
+
+def lifetime(remaining: float, asked: float | None = None) -> float:
+    """Return the seconds after which a job's workers retire by themselves, so that their data has moved before its end.
+
+    That is half-way into the margin in which the cluster's manager retires them: it counts where the manager is away.
+    """
+    return remaining - margin(remaining, asked) / 2
+
+
+def query_after(walltime: float | None, chance: float) -> float:
+    """Return the seconds after which a job queries the queue for the end of its walltime.
+
+    Jobs that start together must not query together: a thousand queries in one second would hold up a site's queue.
+
+    Parameters
+    ----------
+    walltime : float or None
+        Seconds that the script requests. The end may be another: a job may be submitted with another walltime, a node
+        may take minutes to boot, and an administrator may change the walltime.
+    chance : float
+        From 0 to 1.
+    """
+    latest = _QUERY_LATEST if walltime is None else min(_QUERY_LATEST, walltime / 4)
+    return latest * (1 + 3 * chance) / 4

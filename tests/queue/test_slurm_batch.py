@@ -476,6 +476,16 @@ def test_an_end_that_nobody_tells_is_none(
     assert end_of_walltime(own, slurm) is None
 
 
+def test_a_thousand_jobs_are_polled_and_cancelled_by_one_command_each(slurm: Slurm, site: Site) -> None:
+    ids = [str(10**17 + number) for number in range(1000)]  # as long as an id may be
+    for job_id in ids[:3]:
+        site.job(job_id, "RUNNING")
+    assert sorted(slurm.poll(ids)) == ids[:3]
+    slurm.cancel(ids)
+    assert len(site.calls("squeue")) == len(site.calls("scancel")) == 1
+    assert site.jobs(T="CANCELLED") == ids[:3]
+
+
 # commands that hang, and interrupts
 
 

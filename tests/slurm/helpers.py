@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 from bed import SlurmBed
@@ -43,3 +45,10 @@ def submits(cluster: SlurmGPUCluster) -> list[str]:
     """Ids of all worker jobs that the journal knows, and that the queue accepted."""
     lines = [json.loads(line) for line in (cluster.directory.path / "journal.jsonl").read_text().splitlines()]
     return [line["id"] for line in lines if line["event"] == "submitted" and not line["name"].endswith("-scheduler")]
+
+
+def stop(name: str) -> None:
+    """End a cluster that has no program, by the command."""
+    argv = [sys.executable, "-m", "hpcgpu", "stop", name]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr

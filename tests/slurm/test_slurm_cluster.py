@@ -15,10 +15,11 @@ import pytest
 from bed import SlurmBed
 from distributed import Client
 
+import hpcgpu
 from hpcgpu import ClusterError, SlurmGPUCluster
 from tests.conftest import told
 from tests.helpers import answers, interrupt_program
-from tests.slurm.helpers import A100
+from tests.slurm.helpers import A100, CPU, in_queue, stop
 
 Until = Callable[..., None]
 
@@ -196,13 +197,26 @@ def test_a_worker_script_may_be_submitted_by_hand(bed: SlurmBed, until: Until) -
         subprocess.run(["scancel", job], check=True)
 
 
-def test_workers_retire_before_the_walltime_that_really_remains(bed: SlurmBed) -> None:
-    with SlurmGPUCluster(**SMALL | {"walltime": "01:00:00"}, jobs=1) as cluster, Client(cluster) as client:
-        cluster.wait_for_workers(1)
-        [lifetime] = client.run(
-            lambda: float(os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"].rstrip("s"))
-        ).values()
-        assert 3600 - 150 - 120 < lifetime <= 3600 - 150, "half-way into the margin of 5 min"
+def test_without_a_manager_workers_retire_before_the_walltime_that_their_job_really_has(
+    bed: SlurmBed, until: Until
+) -> None:
+    short: dict[str, Any] = CPU | {"walltime": "2m", "walltime_margin": "1m"}
+    short["scheduler"] = short["scheduler"] | {"walltime": "1h"}
+    cluster = SlurmGPUCluster(**short, name="short", jobs=1)
+    cluster.wait_for_workers(1)
+    script, log = cluster.directory.path / "worker.sbatch", cluster.directory.logs
+    cluster.detach()
+    with hpcgpu.connect("short", quiet=True) as client:
+        kept = client.scatter({"answer": 42}, hash=False)["answer"]
+        argv = ["sbatch", "--parsable", "--time=60", str(script)]
+        later = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+        until(lambda: "short-0" not in in_queue(bed), "the first job ends", timeout=250)
+        assert kept.result() == 42, "its data moved to the job that was submitted with a longer walltime"
+        [first] = log.glob("short-0-*.log")
+        assert "the walltime of this job ends soon: its workers retire" in first.read_text()
+        assert sorted(in_queue(bed)) == ["short", "short-scheduler"]
+        subprocess.run(["scancel", later], check=True)
+    stop("short")
 
 
 def test_a_controller_that_is_away_costs_no_job(bed: SlurmBed, until: Until) -> None:

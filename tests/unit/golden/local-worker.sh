@@ -13,9 +13,9 @@ directory=/home/me/.hpcgpu/clusters/demo
 python=/opt/python/bin/python
 
 # Waits for the scheduler's $directory/contact.json, checks what this job was given, then becomes the command after `--`, with the
-# worker's name, protocol and interface added and its lifetime set to end before the job's walltime does.
+# worker's name, protocol and interface added. Its workers retire before the walltime ends.
 exec "$python" -P -m hpcgpu.runtime.launch worker local "$directory" \
-    --gpus 2 --nodes 1 --timeout 300 -- \
+    --gpus 2 --nodes 1 --timeout 300 --walltime 3600 -- \
     "$python" -m dask cuda worker --nthreads 1 \
         --resources GPU=1 \
         --dashboard-address 127.0.0.1:0 \

@@ -1,0 +1,102 @@
+"""Retires the workers of a job before its walltime ends, also where no manager does.
+
+Slurm has the end of the walltime in the environment since 23.02; PBS and older releases have not. There the job queries
+the queue, but not at its start, when a thousand others may do the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcgpu.batch.base import BatchSystem, OwnJob
+from hpcgpu.errors import BatchError, BatchUnavailable
+from hpcgpu.runtime.reach import scheduler_of
+from hpcgpu.scaling.walltime import lifetime, query_after
+from hpcgpu.store.directory import ClusterDirectory, Contact
+
+__all__ = ["Leaving"]
+
+#: Seconds between two attempts to retire workers: the scheduler does not answer, or their data fits nowhere else.
+_AGAIN = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaving:
+    """The workers of one node of a job, and when they leave.
+
+    Attributes
+    ----------
+    own : OwnJob
+    batch : BatchSystem
+    directory : ClusterDirectory
+    contact : Contact
+    names : sequence of str
+        What the workers of this node may be named.
+    walltime : float or None
+        Seconds that the script requests.
+    margin : float or None
+        The option `walltime_margin`.
+    """
+
+    own: OwnJob
+    batch: BatchSystem
+    directory: ClusterDirectory
+    contact: Contact
+    names: Sequence[str]
+    walltime: float | None = None
+    margin: float | None = None
+
+    def begin(self) -> None:
+        """Watch the walltime in a thread of this process, which ends with it."""
+        threading.Thread(target=self._watch, name="hpcgpu-walltime", daemon=True).start()
+
+    def _watch(self) -> None:
+        began = time.time()
+        end = self.own.end if self.own.end is not None else self.query()
+        if end is None:
+            return
+        _sleep_until(began + lifetime(end - began, self.margin))
+        _say("the walltime of this job ends soon: its workers retire")
+        asyncio.run(self.retire())
+
+    def query(self) -> float | None:
+        """Return what the queue says of the end of this job, epoch seconds; None if it has no end, or cannot say."""
+        while True:
+            time.sleep(query_after(self.walltime, random.random()))
+            try:
+                status = self.batch.poll([self.own.job_id]).get(self.own.job_id)
+            except BatchUnavailable:  # it may answer later
+                continue
+            except BatchError as error:
+                _say(
+                    f"the end of this job's walltime is not known here: {error} Only the manager of the cluster "
+                    "retires its workers in time"
+                )
+                return None
+            if status is not None:
+                return status.end
+
+    async def retire(self) -> None:
+        """Let the scheduler move the data of the workers and close them; this process ends with the last of them."""
+        while True:
+            try:
+                async with scheduler_of(self.directory, self.contact) as scheduler:
+                    await scheduler.retire_workers(names=list(self.names), close_workers=True, remove=True)
+            except OSError:
+                pass
+            await asyncio.sleep(_AGAIN)
+
+
+def _sleep_until(moment: float) -> None:
+    while (left := moment - time.time()) > 0:
+        time.sleep(left)
+
+
+def _say(text: str) -> None:
+    print(f"hpcgpu: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,113 @@
+"""A job finds out when its walltime ends without a burden on the queue, and its workers leave in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_slurm import Site
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcgpu.batch.slurm.client import Slurm
+from hpcgpu.runtime import leaving
+from hpcgpu.runtime.leaving import Leaving
+from hpcgpu.scaling.walltime import lifetime, query_after
+from tests.helpers import Clock
+
+HOUR = 3600.0
+
+
+@given(st.floats(min_value=1, max_value=1e7))
+def test_workers_begin_to_retire_before_the_end_and_not_at_the_start(remaining: float) -> None:
+    assert remaining / 2 <= lifetime(remaining) < remaining
+    assert remaining - lifetime(remaining) <= 300
+
+
+@given(st.none() | st.floats(min_value=1, max_value=1e7), st.floats(min_value=0, max_value=1))
+def test_the_query_comes_before_workers_must_leave_and_not_at_the_same_moment_in_every_job(
+    walltime: float | None, chance: float
+) -> None:
+    after = query_after(walltime, chance)
+    assert after <= 120 and query_after(walltime, 1.0) == 4 * query_after(walltime, 0.0)
+    assert walltime is None or after < lifetime(walltime)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(leaving, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def retired(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Leaving]]:
+    """Jobs whose workers were told to leave."""
+    told: list[Leaving] = []
+
+    async def retire(job: Leaving) -> None:
+        told.append(job)
+
+    monkeypatch.setattr(Leaving, "retire", retire)
+    yield told
+
+
+def a_job(slurm: Slurm, **environment: str) -> Leaving:
+    nowhere: Any = None
+    own = slurm.own_job({"SLURM_JOB_ID": "5"} | environment)
+    assert own is not None
+    return Leaving(own=own, batch=slurm, directory=nowhere, contact=nowhere, names=["w"], walltime=2 * HOUR)
+
+
+def test_a_job_that_knows_its_end_asks_nobody(slurm: Slurm, site: Site, clock: Clock, retired: list[Leaving]) -> None:
+    began = clock.now
+    a_job(slurm, SLURM_JOB_END_TIME=f"{began + HOUR:.0f}")._watch()
+    assert len(retired) == 1 and clock.now == began + HOUR - 150, "half-way into the margin of 5 min"
+    assert site.calls("squeue") == []
+
+
+def test_a_job_that_does_not_asks_the_queue_once_and_long_after_its_start(
+    slurm: Slurm, site: Site, clock: Clock, retired: list[Leaving]
+) -> None:
+    began, asked = clock.now, list[float]()
+    site.job(5, "RUNNING", e=f"{began + HOUR:.0f}")  # submitted by hand, for an hour instead of two
+    poll = slurm.poll
+    slurm.poll = lambda ids: asked.append(clock.now - began) or poll(ids)  # type: ignore[method-assign, func-returns-value]
+    a_job(slurm)._watch()
+    assert len(asked) == len(site.calls("squeue")) == 1 and 30 <= asked[0] <= 120
+    assert len(retired) == 1 and clock.now == began + HOUR - 150
+
+
+def test_a_queue_that_does_not_answer_is_asked_again(
+    slurm: Slurm, site: Site, clock: Clock, retired: list[Leaving]
+) -> None:
+    began = clock.now
+    for _ in range(slurm.attempts):
+        site.fault("squeue", stdout="", stderr="slurm_load_jobs error: Unable to contact slurm controller\n", rc=1)
+    site.fault("squeue", stdout="", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
+    site.job(5, "RUNNING", e=f"{began + HOUR:.0f}")
+    a_job(slurm)._watch()
+    assert len(retired) == 1 and clock.now == began + HOUR - 150
+
+
+def test_a_job_without_an_end_is_left_alone(slurm: Slurm, site: Site, clock: Clock, retired: list[Leaving]) -> None:
+    site.job(5, "RUNNING", e="N/A")
+    a_job(slurm)._watch()
+    assert not retired
+
+
+def test_a_node_without_the_commands_of_the_queue_says_so_in_the_log(
+    slurm: Slurm,
+    site: Site,
+    clock: Clock,
+    retired: list[Leaving],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    site.remove("squeue", monkeypatch)
+    a_job(slurm)._watch()
+    assert not retired
+    said = capfd.readouterr().err
+    assert "the end of this job's walltime is not known here: `squeue` was not found on the PATH" in said
+    assert "Only the manager of the cluster retires its workers in time" in said
