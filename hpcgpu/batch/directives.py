@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CLUSTER_SETS",
     "CLUSTER_WAITS",
+    "NEVER_STARTS",
     "ONE_JOB",
     "RESUBMITTED",
     "Directives",
@@ -31,6 +32,7 @@ __all__ = [
 # Why a user's directive must not set an option: what several systems say.
 ONE_JOB = "a job of a cluster cannot be a job array"
 CLUSTER_SETS = "hpcgpu sets it"
+NEVER_STARTS = "the job would wait forever"
 CLUSTER_WAITS = "hpcgpu waits for its jobs itself"
 RESUBMITTED = "hpcgpu submits lost jobs again itself"
 

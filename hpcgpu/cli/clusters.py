@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +15,6 @@ from hpcgpu.posix.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from hpcgpu.cli.output import ListedClusterJSON
     from hpcgpu.display.jobinfo import JobInfo
@@ -187,6 +187,10 @@ def dashboard(name: str) -> None:
 
 def _print(found: ClusterStatus) -> None:
     kept = ", continues without the program that started it" if found.detached else ""
+    if found.state == "not launched":
+        launch = Path(found.directory) / "launch.sh"
+        say(f"cluster    {found.name} on {found.system}: not launched yet. To launch it, run: {launch} JOBS")
+        return
     lines = [
         f"cluster    {found.name} on {found.system}: {found.state}{kept}",
         f"workers    {found.workers}, on {counted(found.gpus, 'GPU')}",

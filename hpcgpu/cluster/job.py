@@ -13,6 +13,7 @@ from hpcgpu.batch.reasons import explain
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.phases import Active, Drain, Draining, Ended, Phase, Planned, Queued, Running, Submitting, Work
 from hpcgpu.display.jobinfo import JobInfo
+from hpcgpu.posix.paths import is_full
 from hpcgpu.posix.printable import printable
 
 __all__ = ["Job"]
@@ -284,7 +285,14 @@ class Job:
         """Return what happened to a job that ended, in one self-contained line, and the end of its log."""
         tail = self.log_tail()
         said = [line.partition(f"{_OWN_WORDS} - hpcgpu: ")[2][:_SAID] for line in tail.splitlines()]
-        why = "; ".join([self._how_it_ended(), *[words for words in said if words][:1]])
+        full = self.queue_status.state is JobState.FAILED and is_full(self.logs)
+        why = "; ".join(
+            [
+                self._how_it_ended(),
+                *[words for words in said if words][:1],
+                *[f"the disk of {self.logs} is full, so its log may lack the reason"] * full,
+            ]
+        )
         return f"{self.kind} job {self.job_id} ({self.name}) {why}. Log: {self.log}\n{tail}"
 
     def _how_it_ended(self) -> str:

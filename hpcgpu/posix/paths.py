@@ -1,12 +1,19 @@
-"""How a path is read that a user writes: ``~``, ``$NAME`` and ``${NAME}`` are replaced, ``$$`` is a dollar sign."""
+"""How a path is read that a user writes: ``~``, ``$NAME`` and ``${NAME}`` are replaced, ``$$`` is a dollar sign.
+
+Also whether the disk of a path is full.
+"""
 
 from __future__ import annotations
 
+import os
 import string
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["check", "expand", "written"]
+__all__ = ["check", "expand", "is_full", "written"]
+
+#: A disk with fewer bytes left is full: the last blocks of some filesystems are never given out.
+_FULL = 65536
 
 
 def expand(path: str, environ: Mapping[str, str]) -> str:
@@ -36,3 +43,12 @@ def check(path: str) -> None:
 def written(path: Path) -> str:
     """Return a path as a user writes it, so that `expand` returns it as it is."""
     return str(path).replace("$", "$$")
+
+
+def is_full(path: Path) -> bool:
+    """Whether the disk of a directory has no room for another file. False if it does not say."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _FULL or 0 == disk.f_favail < disk.f_files

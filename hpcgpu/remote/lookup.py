@@ -128,7 +128,7 @@ def _open(directory: ClusterDirectory, refuse: Callable[[Path, NotTrusted], None
     """Return a cluster that was launched and not closed; none otherwise. What cannot be read costs this one alone."""
     try:
         there = ClusterDirectory.there(directory.path, any_format=True)
-        return _examine(directory) if not there.closed and not _only_scripts(there) else None
+        return _examine(directory) if not there.closed and not there.only_scripts else None
     except NotTrusted as error:
         refuse(directory.path, error)
         return None
@@ -136,18 +136,6 @@ def _open(directory: ClusterDirectory, refuse: Callable[[Path, NotTrusted], None
         return None
     except OSError as error:
         return Found(directory=directory, system="", created=0.0, jobs=[], problem=str(error), known=False)
-
-
-def _only_scripts(directory: ClusterDirectory) -> bool:
-    """Whether a directory holds scripts of ``hpcgpu render`` that nobody has launched, and nothing is wrong with it."""
-    return (
-        (directory.path / "launch.sh").exists()
-        and not directory.other_format()
-        and not directory.damage()
-        and not directory.submits()
-        and directory.contact() is None
-        and not any(directory.logs.glob("*"))
-    )
 
 
 def _examine(directory: ClusterDirectory) -> Found:
@@ -246,14 +234,21 @@ def _named(name: str) -> ClusterDirectory:
             f"several clusters are named {name}: give the path of one of them: {', '.join(str(d.path) for d in chosen)}"
         )
     if not chosen:
-        others = sorted(
-            d.path.name for root in roots for d in directories(root) if "~" not in d.path.name and not d.closed
-        )
-        there_are = printable(", ".join(others) or "none")
-        raise NoCluster(
-            f"there is no cluster named {name!r} in {', '.join(map(str, roots))}. Existing clusters: {there_are}"
-        )
+        raise NoCluster(f"there is no cluster named {name!r} in {', '.join(map(str, roots))}. {_existing(roots)}")
     return chosen[0]
+
+
+def _existing(roots: Iterable[Path]) -> str:
+    """Return a sentence that names the clusters in these directories, and one on scripts that were never launched."""
+    clusters, scripts = list[str](), list[str]()
+    for directory in (found for root in roots for found in directories(root)):
+        if "~" not in directory.path.name and not directory.closed:
+            kind = clusters
+            with suppress(OSError, NotTrusted, Damaged):
+                kind = scripts if directory.only_scripts else clusters
+            kind.append(directory.path.name)
+    text = f"Existing clusters: {printable(', '.join(sorted(clusters)) or 'none')}"
+    return f"{text}. Scripts that were not launched: {printable(', '.join(sorted(scripts)))}" if scripts else text
 
 
 def _is_cluster(path: Path) -> bool:

@@ -39,7 +39,7 @@ class StatusJSON(TypedDict):
     system: str
     #: The cluster directory.
     directory: str
-    #: ``waiting``, ``running``, ``closed``, ``ended`` or ``unreachable``.
+    #: ``not launched``, ``waiting``, ``running``, ``closed``, ``ended`` or ``unreachable``.
     state: str
     #: Dask workers that are connected.
     workers: int
@@ -68,9 +68,10 @@ class ClusterStatus:
     ----------
     name, system, directory : str
     state : str
-        ``"waiting"`` (its scheduler job waits or starts), ``"running"``, ``"closed"``, ``"ended"`` (its scheduler job
-        has ended, though nobody closed it) or ``"unreachable"`` (the scheduler does not answer, though its job runs, or
-        the queue does not answer either).
+        ``"not launched"`` (scripts of ``hpcgpu render`` that submitted nothing yet), ``"waiting"`` (its scheduler job
+        waits or starts), ``"running"``, ``"closed"``, ``"ended"`` (its scheduler job has ended, though nobody closed
+        it) or ``"unreachable"`` (the scheduler does not answer, though its job runs, or the queue does not answer
+        either).
     workers, gpus : int
         Dask workers that are connected, and GPUs of the worker jobs that run.
     scheduler, dashboard : str
@@ -183,6 +184,8 @@ def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, prob
         return "closed"
     if answers:
         return "running"
+    if directory.only_scripts:
+        return "not launched"
     scheduler = next((job for job in jobs if job.kind == "scheduler"), None)
     if scheduler is not None and JobState(scheduler.state).ended:  # a contact may be left of one that was killed
         return "ended"

@@ -77,6 +77,18 @@ class ClusterDirectory(Contacts, Journal, Managers):
         except (OSError, ValueError):
             return ""
 
+    @property
+    def only_scripts(self) -> bool:
+        """Whether it holds scripts of ``hpcgpu render`` that nobody has launched, and nothing is wrong with it."""
+        return (
+            (self.path / "launch.sh").exists()
+            and not self.other_format()
+            and not self.damage()
+            and not self.submits()
+            and self.contact() is None
+            and not any(self.logs.glob("*"))
+        )
+
     def damage(self) -> list[str]:
         """Return what is wrong with the files that this module writes, one sentence each."""
         found = [f"{self.path / 'journal.jsonl'}: {problem}" for problem in self.journal_damage()]

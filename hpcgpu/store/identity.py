@@ -1,9 +1,9 @@
 """Which cluster a directory belongs to, ``cluster.json``; and in which format its files are.
 
-All readers read this file first. Its number `FORMAT` counts for all files of the directory: it grows whenever one of
-them changes so that another version of hpcgpu would misread it. A cluster of another format is refused, with a
-sentence. `hpcgpu stop` can nevertheless cancel its jobs: the fields of `Name`, and the lines of the journal that tell
-of submits, are the same in all formats.
+All readers read this file first. Its number `FORMAT` counts for all files of the directory, and for the answers of the
+scheduler's own calls (`hpcgpu.runtime.wire`): it grows whenever one of them changes so that another version of hpcgpu
+would misread it. A cluster of another format is refused, with a sentence. `hpcgpu stop` can nevertheless cancel its
+jobs: the fields of `Name`, and the lines of the journal that tell of submits, are the same in all formats.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hpcgpu.store.files import Files
 
 __all__ = ["FORMAT", "About", "Identity"]
 
-#: Of the files that this version writes, and reads.
-FORMAT = 1
+#: Of the files that this version writes, and reads. 2: the answer of ``hpcgpu_load`` has `at_once`.
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,8 +50,9 @@ def test_they_do_so_behind_one_that_has_waited_and_without_a_manager(
     slow_bed: SlurmBed, home: Path, until: Until
 ) -> None:
     asked = {name: value for name, value in SMALL.items() if name != "quiet"}
-    asked["scheduler"] = asked["scheduler"] | {"job_extra_directives": ["--hold"]}
     directory = make("slurm", asked, home / "demo").path
+    script = directory / "scheduler.sbatch"
+    script.write_text(script.read_text().replace("#SBATCH", "#SBATCH --hold\n#SBATCH", 1))
     run(str(directory / "launch.sh"), "2")
     jobs = {job.name: job.id for job in slow_bed.squeue()}
     assert [shown(jobs[f"demo-{number}"])["Reason"] for number in range(2)] == ["Dependency"] * 2

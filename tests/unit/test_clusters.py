@@ -14,9 +14,11 @@ from typing import Any
 
 import dask
 import pytest
+from click.testing import CliRunner
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cli import main
 from hpcgpu.cluster import starting
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.draining import close_finished, move_data
@@ -27,6 +29,7 @@ from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterError, ClusterExists, NoCluster, Superseded
 from hpcgpu.remote import connection, lookup
 from hpcgpu.remote.lookup import live_jobs, locate, stop
+from hpcgpu.scripts.bundle import make
 from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory, Contact
 from tests.helpers import Clock
@@ -437,6 +440,19 @@ def test_a_cluster_that_was_renamed_is_listed_while_it_has_jobs(
     assert re.fullmatch(r"demo~[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", aside.directory.path.name)
     assert stop(aside.directory, queue, sleep=lambda seconds: None) == [] and queue.cancelled
     assert [found.directory.path.name for found in lookup.find([later.path.parent])] == ["demo"]
+
+
+def test_scripts_that_were_not_launched_are_no_cluster_and_say_how_they_become_one(tmp_path: Path) -> None:
+    claims.claim(tmp_path / "open", lambda submits: [])
+    path = make("slurm", {"walltime": "1h"}, tmp_path / "written").path
+    with dask.config.set({"hpcgpu": {"cluster-directory": str(tmp_path)}}):
+        with pytest.raises(NoCluster, match=r"Existing clusters: open. Scripts that were not launched: written$"):
+            locate("other")
+        said = CliRunner().invoke(main, ["status", "written"])
+        listed = CliRunner().invoke(main, ["status", "written", "--json"])
+    launch = f"cluster    written on slurm: not launched yet. To launch it, run: {path}/launch.sh JOBS\n"
+    assert (said.exit_code, said.output) == (0, launch)
+    assert json.loads(listed.output)["state"] == "not launched"
 
 
 def test_a_closed_cluster_is_not_among_those_that_there_are(tmp_path: Path) -> None:

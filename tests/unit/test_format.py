@@ -22,6 +22,7 @@ from hpcgpu.cluster.discovery import discover
 from hpcgpu.cluster.unattended import main as manage
 from hpcgpu.errors import ClusterExists, ClusterWarning, OtherFormat
 from hpcgpu.remote import lookup
+from hpcgpu.runtime.wire import Load, ManagerState, WaitingWork, WorkerLoad
 from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.identity import FORMAT
@@ -92,6 +93,31 @@ def later(directory: ClusterDirectory) -> None:
 def test_a_new_cluster_says_its_format_and_its_version(root: Path) -> None:
     about = json.loads((root / "now" / "cluster.json").read_text())
     assert (about["format"], about["version"]) == (FORMAT, hpcgpu.__version__)
+
+
+def test_the_format_grows_with_the_answers_of_the_scheduler() -> None:
+    answers = {
+        answer.__name__: sorted(answer.__annotations__) for answer in (Load, WorkerLoad, WaitingWork, ManagerState)
+    }
+    assert (FORMAT, answers) == (
+        2,
+        {
+            "Load": ["waiting", "workers"],
+            "WorkerLoad": [
+                "actors",
+                "at_once",
+                "memory_limit",
+                "nbytes",
+                "nthreads",
+                "occupancy",
+                "paused",
+                "processing",
+                "wanted",
+            ],
+            "WaitingWork": ["resources", "seconds", "tasks"],
+            "ManagerState": ["about", "number", "present", "problem"],
+        },
+    ), "an answer has changed: a manager would misread that of an older scheduler, so let FORMAT grow"
 
 
 @pytest.mark.parametrize(

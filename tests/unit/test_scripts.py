@@ -251,6 +251,15 @@ def test_no_directive_lets_the_queue_start_a_job_again(kind: str, system: str, d
         render(system, kind, resolve(system, given), PLACE)
 
 
+@pytest.mark.parametrize("kind", ["scheduler", "worker"])
+@pytest.mark.parametrize(("system", "directive"), [("slurm", "--hold"), ("slurm", "-H"), ("pbs", "-h")])
+def test_no_directive_lets_a_job_wait_forever(kind: str, system: str, directive: str) -> None:
+    extra = {"job_extra_directives": [directive]}
+    given = BASE | ({"scheduler": extra} if kind == "scheduler" else extra)
+    with pytest.raises(OptionError, match=f"{directive} is not allowed: the job would wait forever"):
+        render(system, kind, resolve(system, given), PLACE)
+
+
 def test_the_beginning_of_a_long_option_is_refused_as_the_option_is() -> None:
     with pytest.raises(OptionError, match="--arr is not allowed: a job of a cluster cannot be a job array"):
         render("slurm", "worker", resolve("slurm", BASE | {"job_extra_directives": ["--arr=0-3"]}), PLACE)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hpcgpu.batch.directives import (
     CLUSTER_SETS,
     CLUSTER_WAITS,
+    NEVER_STARTS,
     ONE_JOB,
     RESUBMITTED,
     Directives,
@@ -76,7 +77,7 @@ SYNTAX = Syntax(
         "-r": RESUBMITTED,
         "-z": "the cluster needs the job's id",
         "-V": "set env, or job_script_prologue: the environment of a login node can break jobs",
-        "-h": "the job would wait forever",
+        "-h": NEVER_STARTS,
         "-C": "the directives begin with #PBS",
         "-o": "the cluster names the log of each job; set log_directory",
     },

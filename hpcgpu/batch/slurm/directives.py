@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from hpcgpu.batch.directives import CLUSTER_SETS, CLUSTER_WAITS, ONE_JOB, RESUBMITTED, Syntax
+from hpcgpu.batch.directives import CLUSTER_SETS, CLUSTER_WAITS, NEVER_STARTS, ONE_JOB, RESUBMITTED, Syntax
 
 __all__ = ["SYNTAX"]
 
@@ -40,6 +40,7 @@ SYNTAX = Syntax(
         **dict.fromkeys(("--array", "-a"), ONE_JOB),
         **dict.fromkeys(("--wait", "-W"), CLUSTER_WAITS),
         **dict.fromkeys(("--dependency", "-d", "--parsable"), CLUSTER_SETS),
+        **dict.fromkeys(("--hold", "-H"), NEVER_STARTS),
         "--requeue": RESUBMITTED,
         "--test-only": "nothing would be submitted",
         "--wrap": "the job runs hpcgpu's script",
