@@ -182,6 +182,12 @@ USES: tuple[Use, ...] = (
         "dask/distributed#6223",
     ),
     _scheduler(
+        "versions.error_message",
+        "compares the versions of a joining worker with one worker for all that have the same, not with thousands",
+        "test_the_scheduler_compares_versions_by_the_function_that_hpcgpu_replaces",
+        kind=Kind.REPLACED,
+    ),
+    _scheduler(
         "scheduler.error_message",
         "explains why a graph with GPU objects cannot be rebuilt",
         _UNREADABLE,

@@ -24,6 +24,7 @@ from hpcgpu.batch.reasons import Outlook, explain, outlook
 from hpcgpu.batch.visible import visible_devices
 from hpcgpu.checks.lines import Grade, Line
 from hpcgpu.display.progress import Progress, duration
+from hpcgpu.display.words import listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError
 from hpcgpu.fabric.choice import Node, TransportChoice, incompatibility, without_rdma
 from hpcgpu.options.common import Options
@@ -351,7 +352,7 @@ def _end(directory: ClusterDirectory, batch: BatchSystem) -> list[Line]:
     except BatchError as error:
         problem = f"the jobs of the check may still be in the queue: {error}"
     else:
-        problem = f"still in the queue: {' '.join(job.job_id for job in left)}" if left else ""
+        problem = f"still in the queue: {listed(job.job_id for job in left)}" if left else ""
     return [Line("login", "jobs", "failure", problem, f"cancel them: hpcgpu stop {directory.path}")] if problem else []
 
 

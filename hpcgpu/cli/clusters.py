@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.display.words import counted
+from hpcgpu.display.words import MANY, counted, listed
 from hpcgpu.posix.printable import printable
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hpcgpu.cli.output import ListedClusterJSON
     from hpcgpu.display.jobinfo import JobInfo
     from hpcgpu.errors import NotTrusted
+    from hpcgpu.remote.lookup import Found
     from hpcgpu.remote.status import ClusterStatus
     from hpcgpu.store.directory import ClusterDirectory
 
@@ -56,6 +58,7 @@ class _ClusterName(click.ParamType[str]):
 
 
 cluster_name = click.argument("name", type=_ClusterName())
+all_option = click.option("--all", "every", is_flag=True, help="Show each job, also of clusters with more than 20.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -76,11 +79,11 @@ def show_json(value: object) -> None:
     click.echo(json.dumps(value, indent=1, default=str))
 
 
-def show_jobs(jobs: list[JobInfo]) -> None:
-    """Print a table of jobs in the same way."""
+def show_jobs(jobs: list[JobInfo], *, every: bool = False, how: str) -> None:
+    """Print a table of jobs in the same way; if `every` is false, of many jobs a summary that says `how` to see all."""
     from hpcgpu.display.table import JobTable
 
-    click.echo(JobTable(jobs).text(_width()))
+    click.echo(JobTable(jobs).text(_width(), every=every, how=f"`{how}` shows all"))
 
 
 def _width() -> int:
@@ -90,9 +93,18 @@ def _width() -> int:
     return console.width if console.is_terminal else _WIDE
 
 
+def _listed_jobs(cluster: Found, every: bool) -> str:
+    """Return the jobs of a cluster with their states, or of many how many are in each."""
+    if every or len(cluster.jobs) <= MANY:
+        return " ".join(f"{job.job_id} ({job.state.value})" for job in cluster.jobs)
+    states = Counter(job.state.value for job in cluster.jobs)
+    return ", ".join(f"{count} {state}" for state, count in states.most_common())
+
+
 @click.command("list")
+@all_option
 @json_option
-def list_clusters(as_json: bool) -> None:
+def list_clusters(every: bool, as_json: bool) -> None:
     """List the clusters that are not closed, and their jobs.
 
     Searches the cluster directories of the configuration (hpcgpu.cluster-directory). Marks a cluster as closed, and
@@ -130,9 +142,7 @@ def list_clusters(as_json: bool) -> None:
         return
     table = []
     for cluster in found:
-        jobs = " ".join(f"{job.job_id} ({job.state.value})" for job in cluster.jobs) or (
-            "none" if cluster.known else "unknown"
-        )
+        jobs = _listed_jobs(cluster, every) or ("none" if cluster.known else "unknown")
         age = duration(time.time() - cluster.created)
         what = f"{jobs}; {cluster.problem}" if cluster.problem else jobs
         table.append((cluster.directory.path.name, cluster.system or "unknown", age, what, str(cluster.directory.path)))
@@ -144,8 +154,9 @@ def list_clusters(as_json: bool) -> None:
 
 @click.command()
 @cluster_name
+@all_option
 @json_option
-def status(name: str, as_json: bool) -> None:
+def status(name: str, every: bool, as_json: bool) -> None:
     """Show a cluster: its jobs with state and reason, its workers and GPUs, its dashboard, and the program that scales
     it.
 
@@ -160,7 +171,7 @@ def status(name: str, as_json: bool) -> None:
     if as_json:
         show_json(found.as_json())
     else:
-        _print(found)
+        _print(found, every)
 
 
 @click.command()
@@ -185,7 +196,7 @@ def dashboard(name: str) -> None:
     click.echo(link)
 
 
-def _print(found: ClusterStatus) -> None:
+def _print(found: ClusterStatus, every: bool) -> None:
     kept = ", continues without the program that started it" if found.detached else ""
     if found.state == "not launched":
         launch = Path(found.directory) / "launch.sh"
@@ -204,7 +215,7 @@ def _print(found: ClusterStatus) -> None:
     lines += [f"problem    {found.problem}"] * bool(found.problem)
     say("\n".join(lines) + "\n")
     if found.jobs:
-        show_jobs(found.jobs)
+        show_jobs(found.jobs, every=every, how=f"hpcgpu status {found.name} --all")
     else:
         click.echo("The state of its jobs is not known." if found.problem else "The cluster has no jobs.")
 
@@ -242,7 +253,7 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
     if as_json:
         show_json([job.as_json() for job in table])
     else:
-        show_jobs(table)
+        show_jobs(table, how=f"hpcgpu status {cluster.name} --all")
 
 
 @click.command()
@@ -324,7 +335,7 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
             continue
         if left:
             say(
-                f"{name}: still in the queue: {' '.join(job.job_id for job in left)}. Run the same command again. If "
+                f"{name}: still in the queue: {listed(job.job_id for job in left)}. Run the same command again. If "
                 "they stay, cancel them with the batch system's own command",
                 err=True,
             )

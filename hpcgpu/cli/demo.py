@@ -17,6 +17,7 @@ from rich.console import Console
 from hpcgpu.batch import registry
 from hpcgpu.batch.detect import detect
 from hpcgpu.cli.system_name import AUTO
+from hpcgpu.display.words import listed
 from hpcgpu.errors import BatchError
 from hpcgpu.fabric.gpus import gpus_on_node
 
@@ -170,7 +171,7 @@ def run(system: str) -> int:
     left = [i for i, status in cluster.batch.poll([job.id for job in jobs]).items() if not status.state.ended]
     if left:
         console.print(
-            f"These jobs are still in the queue: {' '.join(left)}. Cancel them: hpcgpu stop {cluster.name}",
+            f"These jobs are still in the queue: {listed(left)}. Cancel them: hpcgpu stop {cluster.name}",
             markup=False,
         )
         return 1

@@ -131,7 +131,7 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     if as_json:
         show_json(_started(name, directory, link, jobs))
         return
-    show_jobs(jobs)
+    show_jobs(jobs, how=f"hpcgpu status {name} --all")
     click.echo(
         f"dashboard  {'print its link with' if link else 'when the scheduler job runs, print its link with'}: "
         f"hpcgpu dashboard {name}"

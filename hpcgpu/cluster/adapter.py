@@ -31,6 +31,7 @@ from hpcgpu.cluster.waiting import what_jobs_wait_for
 from hpcgpu.cluster.worker_job import WorkerJob
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.warn import warn
+from hpcgpu.display.words import listed
 from hpcgpu.errors import BatchError, ClusterError
 from hpcgpu.options.common import Options
 from hpcgpu.scaling import units
@@ -40,6 +41,8 @@ __all__ = ["Adapter"]
 
 #: Seconds that the scheduler may take to report its software.
 _ENVIRONMENT_TIMEOUT = 30.0
+#: Seconds after which Cluster writes into the scheduler's metadata again what it is called. Its default is 1.
+_SYNC_INTERVAL = 10.0
 
 
 class Adapter(SpecCluster):  # type: ignore[misc]
@@ -86,6 +89,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
             loop=loop,
             name=options.cluster.name,
             security=security,
+            scheduler_sync_interval=_SYNC_INTERVAL,
         )
 
     # Views, which SpecCluster has as attributes that its constructor sets
@@ -175,16 +179,17 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         self._messages.log(log)
 
     def _update_worker_status(self, op: str, msg: Any) -> None:
+        joined = dict(msg["workers"]) if op == "add" else {}
         if op == "add":
-            for address, worker in msg["workers"].items():
+            for address, worker in joined.items():
                 self.reconciler.worker_joined(address, worker["name"])
         elif op == "remove":
             self.reconciler.worker_left(msg)
             if msg not in self.scheduler_info["workers"]:
                 return
         Cluster._update_worker_status(self, op, msg)
-        if op == "add":
-            self.reconciler.compare_environments(self.scheduler_info["workers"])
+        if joined:
+            self.reconciler.compare_environments(joined, self.scheduler_info["workers"])
         self._state.changed.set()
 
     def _correct_state(self) -> asyncio.Future[Any]:
@@ -288,6 +293,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         state.client = client = RpcClient(self)
         await self._compare_with_scheduler(client)
         self.reconciler.observe_workers(client.known)
+        self.reconciler.compare_environments(client.known, client.known)  # some joined before there was a comparison
         await self.reconciler.observe_load()
         self.reconciler.drainer.go_on()
         self._periodic.watch_scheduler(client, heartbeat=not state.scheduler.in_process)
@@ -391,5 +397,5 @@ class Adapter(SpecCluster):  # type: ignore[misc]
             if isinstance(state.client, RpcClient):
                 await state.client.goodbye(state.dispatcher.manager)
             await asyncio.wait_for(Cluster._close(self), 5)
-        self._log(f"closed; its jobs keep running: {' '.join(state.dispatcher.left())}")
+        self._log(f"closed; its jobs keep running: {listed(state.dispatcher.left())}")
         state.ownership.close(f"cluster {name} was detached from this program: from_name({name!r}) attaches to it")

@@ -14,6 +14,7 @@ from hpcgpu.cluster.phases import Drain
 from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.display.progress import Progress, duration, ending
+from hpcgpu.display.words import listed
 from hpcgpu.errors import BatchError, NameLost, Superseded
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.store import claims
@@ -91,7 +92,7 @@ class Closing:
         if self.left or self.problem:
             why = self.problem or "they are ending"
             state.messages.warn(
-                f"these jobs of cluster {state.name} may still be in the queue: {' '.join(self.left)} ({why}). "
+                f"these jobs of cluster {state.name} may still be in the queue: {listed(self.left)} ({why}). "
                 f"{dispatcher.advice()}"
             )
         if (

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.monitor import Monitor
+from hpcgpu.display.words import listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, NameLost, Superseded
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.store import saved
@@ -178,9 +179,9 @@ class Dispatcher:
         """Write into the journal how many worker jobs the user wants in a group."""
         self._note(self.directory.resize, group, jobs)
 
-    def note_end(self, name: str, job_id: str | None) -> None:
-        """Write into the journal that a job was seen to have ended."""
-        self._note(self.directory.ended, name, job_id)
+    def note_ends(self, jobs: Mapping[str, str | None]) -> None:
+        """Write into the journal that jobs were seen to have ended, all at once; ids by name."""
+        self._note(self.directory.ended, jobs)
 
     def _note(self, write: Callable[..., None], *arguments: Any) -> None:
         """Write an entry into the journal; a full disk is only reported.
@@ -264,7 +265,7 @@ class Dispatcher:
                 problems.append(f"it is not known whether job {name!r} exists: {error}")
         with self._changed:
             if not self._changed.wait_for(lambda: not self._in_flight, timeout):
-                problems.append(f"the submission of {', '.join(sorted(self._in_flight))} is still under way")
+                problems.append(f"the submission of {listed(sorted(self._in_flight), ', ')} is still under way")
         if problems:
             raise BatchUnavailable("; ".join(problems))
 

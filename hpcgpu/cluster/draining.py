@@ -15,6 +15,7 @@ from hpcgpu.cluster.phases import Drain, Draining, Planned
 from hpcgpu.cluster.scheduler_client import SchedulerClient
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.worker_job import WorkerJob
+from hpcgpu.display.words import listed
 from hpcgpu.errors import BatchError, Superseded
 
 __all__ = ["Drainer", "close_finished", "move_data"]
@@ -93,7 +94,7 @@ class Drainer:
         submits = [job.submit_task for job in jobs if job.submit_task is not None]
         await asyncio.gather(*submits, return_exceptions=True)
         jobs = [job for job in jobs if job.job_id is not None]
-        names = ", ".join(job.name for job in jobs)
+        names = listed((job.name for job in jobs), ", ")
         try:
             await self._cancel_or_finish(jobs, why, deadline)
             self._accepted(jobs)
@@ -112,7 +113,8 @@ class Drainer:
         await self._take_back(jobs, retry_at=self.state.now + self._pause)
         self._pause = min(2 * self._pause, _RETRY_LAST)
         if any(self.refused.get(job.name) != words for job in jobs):
-            self.state.report(f"could not cancel {', '.join(job.name for job in jobs)}: {words}. hpcgpu tries again")
+            names = listed((job.name for job in jobs), ", ")
+            self.state.report(f"could not cancel {names}: {words}. hpcgpu tries again")
         self.refused |= {job.name: words for job in jobs}
 
     def _accepted(self, jobs: list[WorkerJob]) -> None:

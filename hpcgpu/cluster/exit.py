@@ -15,6 +15,7 @@ import threading
 from types import FrameType
 
 from hpcgpu.cluster.dispatcher import Dispatcher
+from hpcgpu.display.words import listed
 
 __all__ = ["guard", "unguard"]
 
@@ -72,5 +73,5 @@ def _cancel_all() -> None:
             dispatcher.cancel_all(_TIMEOUT)
         except Exception as error:  # the other clusters' jobs must nevertheless be cancelled
             with contextlib.suppress(OSError, ValueError):  # stderr may be gone with the terminal
-                left = " ".join(dispatcher.left())
+                left = listed(dispatcher.left())
                 print(f"hpcgpu: could not cancel {left}: {error}. {dispatcher.advice()}", file=sys.stderr)

@@ -162,7 +162,10 @@ class WorkerGroup:
 
     def record_absent(self, job: WorkerJob, *, now: float) -> bool:
         """Record the workers that a job lacks; whether it lacks them for good, which is said once."""
-        names, work = units.workers_of(job.name, self.options), job.work
+        work = job.work
+        if not work.absence and work.absence.names and len(job.workers) == len(work.absence.names):
+            return False  # all are there, as before
+        names = units.workers_of(job.name, self.options)
         work.absence = lost_workers.observe(
             work.absence, names, self.options.nodes_per_job, set(job.workers.values()), now=now
         )
@@ -233,14 +236,17 @@ class WorkerGroup:
         for job in self.jobs:
             if not job.alive:
                 continue
-            loads = [workers[name] for name in job.workers.values() if name in workers]
             work = job.work
-            work.paused = sum(load["paused"] for load in loads)
-            work.processing = sum(load["processing"] for load in loads)
-            work.nbytes = sum(load["nbytes"] for load in loads)
-            work.wanted = sum(load["wanted"] for load in loads)
-            work.actors = sum(load["actors"] for load in loads)
-            work.memory = sum(load["memory_limit"] or math.inf for load in loads)
+            work.paused = work.processing = work.nbytes = work.wanted = work.actors = 0
+            work.memory = 0.0
+            for name in job.workers.values():
+                if (load := workers.get(name)) is not None:
+                    work.paused += load["paused"]
+                    work.processing += load["processing"]
+                    work.nbytes += load["nbytes"]
+                    work.wanted += load["wanted"]
+                    work.actors += load["actors"]
+                    work.memory += load["memory_limit"] or math.inf
             work.worked = work.worked or bool(work.processing or work.nbytes)
             # one may be lost for good later, and one that is lost for good never comes
             work.complete = work.complete or job.lost_workers or len(job.workers) >= self.options.workers_per_job
@@ -289,7 +295,9 @@ def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iter
         workers[name] for job in group.jobs if not job.draining for name in job.workers.values() if name in workers
     ]
     work = [
-        _Work(w["processing"], max(0, w["processing"] - w["nthreads"]), w["occupancy"], w["at_once"]) for w in there
+        _Work(w["processing"], max(0, w["processing"] - w["nthreads"]), w["occupancy"], w["at_once"])
+        for w in there
+        if w["processing"]
     ]
     work += [_Work(k["tasks"], k["tasks"], k["seconds"], _tasks_at_once(group, k["resources"])) for k in waiting]
     tasks = sum(each.tasks for each in work)

@@ -47,6 +47,7 @@ class Registry:
         self.jobs: dict[str, Job] = {}
         self.groups: dict[str, WorkerGroup] = {}
         self.sequence = 0
+        self._home: dict[str, WorkerJob] = {}
 
     # Groups
 
@@ -143,11 +144,13 @@ class Registry:
     def worker_joined(self, address: str, name: object, *, now: float) -> None:
         """Record a connected worker."""
         if job := self.job_of(name):
+            self._home[address] = job
             job.joined(address, str(name), now=now)
 
     def worker_left(self, address: str, *, now: float) -> bool:
         """Record that a worker is gone; return whether its job has no worker left, so that it may have ended."""
-        left = [job for job in self.worker_jobs if job.workers.pop(address, None) is not None]
-        for job in left:
-            job.observe(now=now)
-        return any(not job.workers for job in left)
+        job = self._home.pop(address, None)
+        if job is None or job.workers.pop(address, None) is None:
+            return False
+        job.observe(now=now)
+        return not job.workers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -10,6 +11,9 @@ from hpcgpu.display.warn import warn
 from hpcgpu.errors import ClusterWarning
 
 __all__ = ["MessageLog"]
+
+#: Messages that are kept: a cluster may run for weeks, and a message may have the end of a log.
+_KEPT = 1000
 
 
 class MessageLog:
@@ -22,13 +26,13 @@ class MessageLog:
 
     Attributes
     ----------
-    lines : list of (float, str)
-        Epoch seconds, and the message.
+    lines : collections.deque of (float, str)
+        Epoch seconds, and the message; the last thousand.
     """
 
     def __init__(self, silent: Callable[[], bool]) -> None:
         self._silent = silent
-        self.lines: list[tuple[float, str]] = []
+        self.lines: deque[tuple[float, str]] = deque(maxlen=_KEPT)
 
     def log(self, text: str) -> None:
         """Write it into the cluster's log."""

@@ -11,10 +11,11 @@ from hpcgpu.cluster.scheduler_client import RpcClient
 from hpcgpu.errors import NameLost, Superseded
 from hpcgpu.options.common import ClusterOptions
 
-__all__ = ["Periodic"]
+__all__ = ["Periodic", "decision_interval"]
 
-#: Seconds between two decisions on the size.
-_DECISION_INTERVAL = 1.0
+#: Seconds between two decisions on the size, and the number of jobs from which on they are further apart: a decision
+#: looks at each job, and must not take more of the login node in a large cluster than in a small one.
+_DECISION_INTERVAL, _MANY_JOBS = 1.0, 200
 #: Seconds between two heartbeats to the scheduler, which also answers whether another program manages the cluster.
 _HEARTBEAT = 10.0
 #: Seconds until the stream of events is opened again: at first, and at most after errors that nobody expected.
@@ -100,10 +101,13 @@ class Periodic:
             self.reconciler.observe_silence()
 
     async def _keep_deciding(self) -> None:
-        """Decide once a second: whether a walltime ends, a pause is over, there is work for more jobs or for fewer."""
+        """Decide each `decision_interval`.
+
+        Whether a walltime ends, a pause is over, there is work for more jobs or for fewer.
+        """
         state = self.reconciler.state
         while not state.closing:
-            await _woken(state.decide_now, _DECISION_INTERVAL)
+            await _woken(state.decide_now, decision_interval(len(state.registry.active)))
             state.decide_now.clear()
             try:
                 if any(group.adaptive is not None for group in state.registry.groups.values()):
@@ -138,6 +142,11 @@ class Periodic:
         if text and text != self._errors.get(doing):
             self.reconciler.state.messages.warn(text)
         self._errors[doing] = text
+
+
+def decision_interval(jobs: int) -> float:
+    """Return the seconds until the next decision: one, and more with more than 200 jobs; for 1,000 these are five."""
+    return _DECISION_INTERVAL * max(1.0, jobs / _MANY_JOBS)
 
 
 async def _woken(event: asyncio.Event, timeout: float) -> bool:

@@ -19,6 +19,7 @@ from hpcgpu.cluster.scheduler_client import Workers
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.submitting import Submitter
 from hpcgpu.cluster.worker_job import WorkerJob
+from hpcgpu.display.words import MANY, listed
 from hpcgpu.errors import BatchError
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.posix.threads import in_thread
@@ -33,6 +34,8 @@ __all__ = ["CLOSE_TIMEOUT", "Reconciler"]
 CLOSE_TIMEOUT = 30.0
 #: Seconds without an answer of the scheduler after which the user is warned.
 SILENCE = 60.0
+#: Jobs that lack workers, of many, whose shortage is told.
+_SHORTAGES = 3
 #: Seconds for which running tasks are waited for when the budget ends.
 BUDGET_END = 20.0
 
@@ -86,17 +89,19 @@ class Reconciler:
     def observe_workers(self, workers: Workers) -> None:
         """Record the scheduler's full list of workers."""
         state = self.state
-        for gone in {address for job in state.registry.worker_jobs for address in job.workers} - workers.keys():
+        known = {address for job in state.registry.worker_jobs for address in job.workers}
+        for gone in known - workers.keys():
             state.registry.worker_left(gone, now=state.now)
-        for address, worker in workers.items():
-            state.registry.worker_joined(address, worker["name"], now=state.now)
+        for address in workers.keys() - known:
+            state.registry.worker_joined(address, workers[address]["name"], now=state.now)
+        new = {address: workers[address] for address in workers.keys() - state.known_workers}
         state.known_workers = set(workers)
-        self.compare_environments(workers)
+        self.compare_environments(new, workers)
         state.changed.set()
 
-    def compare_environments(self, workers: Workers) -> None:
-        """Report incompatible software of the workers."""
-        fatal, differing = self.environment.check(environments(workers))
+    def compare_environments(self, new: Workers, workers: Workers) -> None:
+        """Report incompatible software of the workers, of which some are new."""
+        fatal, differing = self.environment.check(environments(new), lambda: environments(workers))
         if fatal:
             self.state.report(fatal)
         if differing:
@@ -193,13 +198,14 @@ class Reconciler:
         """Record what the queue reports: waits, ends, stable jobs, and the time left for the scheduler job."""
         state, now = self.state, self.state.now
         ended = state.dispatcher.monitor.ended()  # what the queue merely forgot may still run
+        seen_to_end: dict[str, str | None] = {}
         for job in state.registry.worker_jobs:
             job.group.learn_wait(job)
             work = job.work
             if isinstance(job.phase, Ended):
                 if job.job_id in ended and not job.phase.noted:
                     job.phase.noted = True
-                    state.dispatcher.note_end(job.name, job.job_id)
+                    seen_to_end[job.name] = job.job_id
             elif (
                 job.workers
                 and not work.absence
@@ -209,6 +215,8 @@ class Reconciler:
             ):
                 work.stable = True
                 job.group.failures.jobs_run_well()
+        if seen_to_end:
+            state.dispatcher.note_ends(seen_to_end)
         self._release_unschedulable()
         if state.client is not None and state.scheduler is not None:  # before that nobody would receive it
             if warning := state.scheduler.end_is_near(now=now):
@@ -254,7 +262,7 @@ class Reconciler:
                 self._refusal_told = True
                 words = str(error) if isinstance(error, BatchError) else repr(error)
                 state.report(
-                    f"could not cancel {' '.join(state.dispatcher.left())}: {words}. hpcgpu tries again until the "
+                    f"could not cancel {listed(state.dispatcher.left())}: {words}. hpcgpu tries again until the "
                     f"queue does it. {state.dispatcher.advice()}"
                 )
         else:
@@ -397,6 +405,8 @@ class Reconciler:
         return "; ".join([*parts, *self.shortages()])
 
     def shortages(self) -> list[str]:
-        """Return which workers are missing, for each running job that lacks some."""
+        """Return which workers are missing, for each running job that lacks some; the first few of many."""
         jobs = [job for job in self.state.registry.active.values() if job.work.absence]
-        return [f"worker job {job.job_id} ({job.name}) {job.shortage(now=self.state.now)}" for job in jobs]
+        named = jobs if len(jobs) <= MANY else jobs[:_SHORTAGES]
+        told = [f"worker job {job.job_id} ({job.name}) {job.shortage(now=self.state.now)}" for job in named]
+        return [*told, f"{len(jobs) - len(named)} more worker jobs lack workers"] if len(named) < len(jobs) else told

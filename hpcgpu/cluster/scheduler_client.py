@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distributed.objects import SchedulerInfo
 
-from hpcgpu.runtime.wire import Load
+from hpcgpu.runtime.changes import Known
+from hpcgpu.runtime.wire import Load, LoadChanges, WorkerChanges
 
 if TYPE_CHECKING:
     from distributed.deploy.cluster import Cluster
@@ -43,7 +44,7 @@ class SchedulerClient(Protocol):
         ...
 
     async def load(self) -> Load:
-        """Return the load; see `hpcgpu.runtime.extension.Extension.load`."""
+        """Return the load; see `hpcgpu.runtime.extension.Extension.load`. The same object if nothing has changed."""
         ...
 
     async def heartbeat(self, manager: int, about: str) -> int:
@@ -81,6 +82,8 @@ class RpcClient:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._rpc = cluster.scheduler_comm
+        self._workers, self._loads = Known(), Known()
+        self._load = Load(workers={}, waiting=[])
 
     @property
     def address(self) -> str:
@@ -117,18 +120,21 @@ class RpcClient:
 
     async def workers(self) -> Workers:
         """Return all workers; the stream falls silent when another manager subscribes."""
-        self._cluster.scheduler_info = SchedulerInfo(await asyncio.wait_for(self._rpc.identity(), _TIMEOUT))
+        answer: WorkerChanges = await asyncio.wait_for(self._rpc.hpcgpu_workers(known=self._workers.version), _TIMEOUT)
+        self._workers.update(answer["workers"])
+        self._cluster.scheduler_info = SchedulerInfo(answer["scheduler"] | {"workers": dict(self._workers.values)})
         return self.known
 
     async def running(self) -> int:
         """Return how many workers are ready: one that has just connected is not yet."""
-        info = await asyncio.wait_for(self._rpc.identity(), _TIMEOUT / 2)
-        return sum(worker["status"] == "running" for worker in info["workers"].values())
+        return int(await asyncio.wait_for(self._rpc.hpcgpu_running(), _TIMEOUT / 2))
 
     async def load(self) -> Load:
         """Return the load."""
-        load: Load = await asyncio.wait_for(self._rpc.hpcgpu_load(), _TIMEOUT)
-        return load
+        answer: LoadChanges = await asyncio.wait_for(self._rpc.hpcgpu_load(known=self._loads.version), _TIMEOUT)
+        if self._loads.update(answer["workers"]) or answer["waiting"] != self._load["waiting"]:
+            self._load = Load(workers=self._loads.values, waiting=answer["waiting"])
+        return self._load
 
     async def environment(self, timeout: float) -> Mapping[str, str]:
         """Return the software that the scheduler has."""

@@ -21,6 +21,9 @@ from hpcgpu.errors import ClusterError
 
 __all__ = ["wait_for_workers", "wanted_workers", "what_jobs_wait_for"]
 
+#: Seconds between two looks at all jobs.
+_LOOK = 0.5
+
 
 def what_jobs_wait_for(state: ClusterState, jobs: Iterable[Job]) -> str:
     """Describe the jobs that the user waits for, and say if the queue does not answer."""
@@ -53,6 +56,7 @@ async def wait_for_workers(
     See `hpcgpu.cluster.gpucluster.GPUCluster.wait_for_workers`.
     """
     deadline = time.monotonic() + parse_timedelta(timeout) if timeout is not None else math.inf
+    look = -math.inf
     with Progress(quiet) as progress:
         while True:
             state.changed.clear()
@@ -63,18 +67,19 @@ async def wait_for_workers(
             there = len(state.known_workers)
             if there >= wanted and await _ready(state) >= wanted:
                 return
-            missing = [
-                job for job in state.registry.active.values() if len(job.workers) < job.group.options.workers_per_job
-            ]
-            _check_within_reach(state, wanted, missing)
-            if time.monotonic() > deadline:
+            if (now := time.monotonic()) >= look:  # it looks at all jobs, and each worker that connects is a change
+                look = now + _LOOK
+                active = state.registry.active.values()
+                missing = [job for job in active if len(job.workers) < job.group.options.workers_per_job]
+                _check_within_reach(state, wanted, missing)
+                progress.update(
+                    f"cluster {state.name}: waiting for {counted(wanted, 'worker')}",
+                    f"{there} connected; {_why_not_there(state, missing)}",
+                )
+            if now > deadline:
                 raise WorkerStartTimeoutError(there, wanted, timeout)
-            workers = counted(wanted, "worker")
-            progress.update(
-                f"cluster {state.name}: waiting for {workers}", f"{there} connected; {_why_not_there(state, missing)}"
-            )
             with suppress(TimeoutError):
-                await asyncio.wait_for(state.changed.wait(), 0.5)
+                await asyncio.wait_for(state.changed.wait(), _LOOK)
 
 
 async def _ready(state: ClusterState) -> int:

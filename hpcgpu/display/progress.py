@@ -12,6 +12,8 @@ from rich.status import Status
 from rich.text import Text
 
 from hpcgpu.display.jobinfo import JobInfo
+from hpcgpu.display.summary import summary
+from hpcgpu.display.words import MANY
 from hpcgpu.posix.printable import printable
 
 __all__ = ["Progress", "duration", "ending", "waiting_for"]
@@ -28,8 +30,13 @@ def duration(seconds: float) -> str:
 
 
 def waiting_for(jobs: Iterable[JobInfo]) -> str:
-    """Describe the jobs that a program waits for: name, state, how long, why; the first three in full."""
+    """Describe the jobs that a program waits for: name, state, how long, why; the first three in full.
+
+    Of more than twenty, say how many are in each state and why.
+    """
     listed = list(jobs)
+    if len(listed) > MANY:
+        return f"{summary(listed)}, the first for {duration(max(job.waited for job in listed))}"
     parts = []
     for job in listed[:3]:
         known_by = f"{job.kind} job {job.id or job.name}"

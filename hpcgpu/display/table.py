@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Iterable
 
 from hpcgpu.display.jobinfo import JobInfo
 from hpcgpu.display.progress import duration
+from hpcgpu.display.summary import examples, summary
 from hpcgpu.display.text import columns
+from hpcgpu.display.words import MANY
 
 __all__ = ["JobTable"]
 
 _COLUMNS = ("id", "kind", "name", "state", "waited", "node", "workers", "reason")
 
 
+#: How a program sees all of many jobs.
+_HOW = "`print(cluster.jobs.text(140, every=True))` shows all"
 #: Seconds from which on the age of the queue's answer is shown.
 _FRESH = 3.0
 
 
 class JobTable(list[JobInfo]):
-    """A list of `JobInfo` that shows itself as a table.
+    """A list of `JobInfo` that shows itself as a table; of more than twenty a summary and a few rows.
 
     Parameters
     ----------
@@ -36,24 +41,39 @@ class JobTable(list[JobInfo]):
         """Return how old it is; empty if it is fresh."""
         return f"States as of the queue's last answer, {duration(self.age)} ago." if self and self.age >= _FRESH else ""
 
-    def _rows(self) -> list[tuple[str, ...]]:
+    def _shown(self, every: bool) -> list[tuple[str, ...]]:
+        """Return the rows that are shown."""
         return [
             (job.id, job.kind, job.name, job.state, duration(job.waited), job.node, str(job.workers), job.reason)
-            for job in self
+            for job in (self if every or len(self) <= MANY else examples(self))
         ]
+
+    def _summary(self, rows: int, how: str) -> str:
+        """Return what stands for the rows that are not shown; empty if all are."""
+        return f"{len(self)} jobs: {summary(self)}\n{rows} of them, {how}:" if rows < len(self) else ""
 
     def __repr__(self) -> str:
         return self.text(140)
 
-    def text(self, width: int) -> str:
-        """Return the table for this width of text."""
-        table = columns(_COLUMNS, self._rows(), width)
-        return f"{table}\n{note}" if (note := self._note()) else table
+    def text(self, width: int, *, every: bool = False, how: str = _HOW) -> str:
+        """Return the table for this width of text.
+
+        Parameters
+        ----------
+        width : int
+        every : bool, default False
+            Whether all of more than twenty jobs are shown.
+        how : str, optional
+            Says how all jobs are seen where only some are shown.
+        """
+        rows = self._shown(every)
+        about = [textwrap.fill(line, width) for line in self._summary(len(rows), how).splitlines()]
+        return "\n".join([*about, columns(_COLUMNS, rows, width), *filter(None, [self._note()])])
 
     def _repr_html_(self) -> str:
+        rows = self._shown(False)
+        about = "".join(f"<p>{html.escape(line)}</p>" for line in self._summary(len(rows), _HOW).splitlines())
         head = "".join(f"<th>{column}</th>" for column in _COLUMNS)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows()
-        )
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         note = f"<p>{html.escape(self._note())}</p>" if self._note() else ""
-        return f"<table><tr>{head}</tr>{body}</table>{note}"
+        return f"{about}<table><tr>{head}</tr>{body}</table>{note}"

@@ -1,8 +1,15 @@
-"""Numbers with their nouns."""
+"""Numbers with their nouns, and lists that stay short."""
 
 from __future__ import annotations
 
-__all__ = ["counted"]
+from collections.abc import Iterable
+
+__all__ = ["MANY", "counted", "listed"]
+
+#: More jobs than this are summarised.
+MANY = 20
+#: Of these so many are named.
+_NAMED = 5
 
 
 def counted(number: float, noun: str, plural: str = "") -> str:
@@ -19,3 +26,11 @@ def counted(number: float, noun: str, plural: str = "") -> str:
         Default: the noun with an ``s``.
     """
     return f"{number:g} {noun}" if number == 1 else f"{number:g} {plural or noun + 's'}"
+
+
+def listed(words: Iterable[str], separator: str = " ") -> str:
+    """Return words in a row; of more than twenty the first five, and how many there are besides."""
+    every = list(words)
+    if len(every) <= MANY:
+        return separator.join(every)
+    return f"{separator.join(every[:_NAMED])} and {len(every) - _NAMED} more"

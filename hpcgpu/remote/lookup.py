@@ -16,6 +16,7 @@ from hpcgpu.batch import batch_system, registry
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
 from hpcgpu.batch.monitor import presumed_ended
 from hpcgpu.configuration.resolve import cluster_directories
+from hpcgpu.display.words import listed
 from hpcgpu.errors import (
     BatchError,
     CertificateError,
@@ -432,7 +433,7 @@ def close_ended(found: Iterable[Found], *, now: Callable[[], float] = time.time)
 
 def _unknown(directory: ClusterDirectory, jobs: list[str]) -> str:
     return (
-        f"the queue of this machine does not know its jobs {', '.join(jobs)}. They may be in the queue of another "
+        f"the queue of this machine does not know its jobs {listed(jobs, ', ')}. They may be in the queue of another "
         f"machine. If they have ended, run: hpcgpu stop {directory.path.name}"
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,10 +142,19 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
         except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
             problem.append(f"the scheduler at {contact.client} does not answer: {error or type(error).__name__}")
     workers = answer.workers if answer is not None else []
+    names = {submit.name: None for submit in submits.values()}
+    connected = Counter(units.job_of(worker, names) for worker in workers)
     kept = _kept(directory)
     logs = saved.logs(directory)
     jobs = [
-        _info(submit, job_id, statuses.get(job_id), workers, bool(answer), logs / batch.log_name(submit.name, job_id))
+        _info(
+            submit,
+            job_id,
+            statuses.get(job_id),
+            connected[submit.name],
+            bool(answer),
+            logs / batch.log_name(submit.name, job_id),
+        )
         for job_id, submit in submits.items()
     ]
     return ClusterStatus(
@@ -194,12 +204,9 @@ def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, prob
     return "unreachable" if problem else "waiting"
 
 
-def _info(
-    submit: Submit, job_id: str, status: JobStatus | None, workers: list[str], answers: bool, log: Path
-) -> JobInfo:
+def _info(submit: Submit, job_id: str, status: JobStatus | None, connected: int, answers: bool, log: Path) -> JobInfo:
     """Describe a job: a process that is connected proves that it runs, whatever the queue reported before."""
     now = time.time()
-    connected = sum(units.job_of(worker, {submit.name: None}) is not None for worker in workers)
     proven = connected > 0 or (submit.kind == "scheduler" and answers)
     if proven and (status is None or status.state in (JobState.PENDING, JobState.UNKNOWN)):
         state, reason = JobState.RUNNING, ""

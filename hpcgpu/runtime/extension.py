@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import distributed.scheduler
+import distributed.versions
 from distributed.comm import Comm
 from distributed.core import Status, error_message
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -24,8 +25,9 @@ from tornado.ioloop import PeriodicCallback
 
 from hpcgpu.fabric.security import HAS_GPU
 from hpcgpu.runtime import hostcopy, recipients, resources
+from hpcgpu.runtime.changes import Told
 from hpcgpu.runtime.manager_process import Unattended
-from hpcgpu.runtime.wire import Load, ManagerState, WaitingWork, WorkerLoad
+from hpcgpu.runtime.wire import LoadChanges, ManagerState, WaitingWork, WorkerChanges, WorkerLoad
 from hpcgpu.software import versions
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ def install(scheduler: Scheduler, lease: float | None = None) -> Extension:
     hostcopy.register()
     recipients.install()
     distributed.scheduler.error_message = _error_message
+    distributed.versions.error_message = _version_differences
     extension = Extension(scheduler, lease)
     scheduler.add_plugin(extension)
     extension.moves.start()
@@ -76,6 +79,21 @@ def _error_message(error: BaseException, *arguments: Any, **options: Any) -> Any
     It replaces distributed's function where the scheduler makes messages of errors.
     """
     return error_message(hostcopy.with_advice(error), *arguments, **options)
+
+
+#: Of distributed. It visits all workers for each package, and the scheduler calls it for each worker that joins.
+_all_version_differences = distributed.versions.error_message
+
+
+def _version_differences(scheduler: Any, workers: dict[str, Any], *arguments: Any, **options: Any) -> Any:
+    """Compare versions as distributed does, with one worker for all that have the same ones.
+
+    `Extension.add_worker` makes equal ones the same object.
+    """
+    one_of_each = {id(versions): name for name, versions in workers.items()}
+    return _all_version_differences(
+        scheduler, {name: workers[name] for name in one_of_each.values()}, *arguments, **options
+    )
 
 
 class Extension(SchedulerPlugin):  # type: ignore[misc]
@@ -94,10 +112,14 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self.unattended: Unattended | None = None
         self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
         self._leaving_since: dict[str, float] = {}
+        self._told_workers, self._told_loads = Told(), Told()
+        self._shared: dict[str, Any] = {}
         self.moves = PeriodicCallback(lambda: resources.move_waiting(scheduler), _MOVES * 1000)
         scheduler.handlers |= {
             "unregister": self.remove_uncharged,
             "hpcgpu_load": self.load,
+            "hpcgpu_workers": self.workers,
+            "hpcgpu_running": self.running,
             "hpcgpu_unfinished": self.unfinished,
             "hpcgpu_resume": self.resume,
             "hpcgpu_crashed": self.crashed,
@@ -176,10 +198,23 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         """Move no more tasks; distributed calls this when the scheduler closes."""
         self.moves.stop()
 
-    # Load
+    # Workers and their load
 
-    async def load(self) -> Load:
-        """Return the load."""
+    async def workers(self, known: str = "") -> WorkerChanges:
+        """Return which workers there are: what has changed since the version that the manager knows."""
+        workers = {ws.address: ws.identity() for ws in self.scheduler.workers.values()}
+        for worker in workers.values():
+            del worker["metrics"], worker["last_seen"]
+        return WorkerChanges(
+            scheduler=self.scheduler.identity(n_workers=0), workers=self._told_workers.changes(workers, known)
+        )
+
+    async def running(self) -> int:
+        """Return how many workers take tasks."""
+        return len(self.scheduler.running)
+
+    async def load(self, known: str = "") -> LoadChanges:
+        """Return the load: what has changed since the version that the manager knows."""
         sample = math.ceil(_SAMPLE_HELD / max(1, len(self.scheduler.workers)))
         fits = {ws: resources.at_once(ws, sample) for ws in self.scheduler.workers.values()}
         workers = {
@@ -196,7 +231,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             )
             for ws in fits
         }
-        return Load(workers=workers, waiting=self._waiting())
+        return LoadChanges(workers=self._told_loads.changes(workers, known), waiting=self._waiting())
 
     def _waiting(self) -> list[WaitingWork]:
         kinds: dict[tuple[tuple[str, float], ...], list[float]] = {}
@@ -288,8 +323,18 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         return removed
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Charge the loss of a worker that comes back: its nanny restarts what crashed."""
-        self._charge(str(scheduler.workers[worker].name))
+        """Charge the loss of a worker that comes back: its nanny restarts what crashed.
+
+        Keep what most workers say of their software once for all of them.
+        """
+        ws = scheduler.workers[worker]
+        ws.versions = self._once(ws.versions)
+        ws.extra = {name: self._once(value) for name, value in ws.extra.items()}
+        self._charge(str(ws.name))
+
+    def _once(self, value: Any) -> Any:
+        """Return the first object that was equal to this one."""
+        return self._shared.setdefault(repr(value), value)
 
     async def crashed(self, names: Iterable[str]) -> None:
         """Charge the loss of workers whose job failed."""

@@ -55,6 +55,9 @@ def move_waiting(scheduler: Scheduler) -> None:
 
 def _moves(scheduler: Scheduler, stealing: WorkStealing) -> list[tuple[TaskState, WorkerState, WorkerState]]:
     """Return which tasks move, from where, and to where."""
+    waiting = _waiting(scheduler, stealing)
+    if (first := next(waiting, None)) is None:  # nearly always, and it is asked five times a second
+        return []
     coming = defaultdict(list)
     for task, info in stealing.in_flight.items():
         coming[info["thief"]].append(task)
@@ -68,7 +71,7 @@ def _moves(scheduler: Scheduler, stealing: WorkStealing) -> list[tuple[TaskState
         most |= {name: max(amount, most.get(name, 0.0)) for name, amount in room.left.items()}
     moves = []
     unplaced: set[tuple[tuple[str, float], ...]] = set()
-    for victim, task in _waiting(scheduler, stealing) if free else ():
+    for victim, task in itertools.chain([first], waiting) if free else ():
         needs = _needs(task)
         kind = tuple(sorted(needs.items()))
         if kind in unplaced or any(most.get(name, 0.0) < amount - _EXACT for name, amount in kind):

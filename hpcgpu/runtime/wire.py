@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
-__all__ = ["Load", "ManagerState", "WaitingWork", "WorkerLoad"]
+__all__ = ["Changes", "Load", "LoadChanges", "ManagerState", "WaitingWork", "WorkerChanges", "WorkerLoad"]
 
 
 class WorkerLoad(TypedDict):
@@ -37,10 +37,38 @@ class WaitingWork(TypedDict):
 
 
 class Load(TypedDict):
-    """What there is to do: the answer of ``hpcgpu_load``."""
+    """What there is to do."""
 
+    #: By the worker's name.
     workers: dict[str, WorkerLoad]
     waiting: list[WaitingWork]
+
+
+class Changes(TypedDict):
+    """What has changed since an earlier answer, which the caller names: `hpcgpu.runtime.changes` makes and reads it."""
+
+    #: Names this answer.
+    version: str
+    #: Whether this is all that there is now, because the scheduler does not know the earlier answer.
+    whole: bool
+    #: What is new or different, and what is gone.
+    changed: dict[str, Any]
+    gone: list[str]
+
+
+class LoadChanges(TypedDict):
+    """The answer of ``hpcgpu_load``: the loads of workers by name, and all waiting work."""
+
+    workers: Changes
+    waiting: list[WaitingWork]
+
+
+class WorkerChanges(TypedDict):
+    """The answer of ``hpcgpu_workers``: what distributed's ``identity`` tells of the scheduler, and of workers."""
+
+    scheduler: dict[str, Any]
+    #: By address; without what changes all the time, such as metrics.
+    workers: Changes
 
 
 class ManagerState(TypedDict):

@@ -5,7 +5,7 @@ Each difference is reported once. Reads this process only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpcgpu.software.versions import Difference, Grade, collect, compare, table
@@ -28,16 +28,21 @@ class EnvironmentCheck:
         self.scheduler: Mapping[str, str] | None = None
         self._client = collect() if mode != "off" else {}
         self._reported: set[tuple[str, frozenset[tuple[str, str]]]] = set()
-        self._compared: set[str] = set()
         self._kinds: set[frozenset[tuple[str, str]]] = set()
 
-    def check(self, workers: Mapping[str, Mapping[str, str]]) -> tuple[str, str]:
+    def check(
+        self,
+        workers: Mapping[str, Mapping[str, str]],
+        everybody: Callable[[], Mapping[str, Mapping[str, str]]] | None = None,
+    ) -> tuple[str, str]:
         """Compare again.
 
         Parameters
         ----------
         workers : mapping
-            What the workers have, by name; see `environments`.
+            What the workers have, by name; see `environments`. Those that were compared before may be left out.
+        everybody : callable, optional
+            Returns the same of all workers, for where `workers` has only the new ones.
 
         Returns
         -------
@@ -48,7 +53,7 @@ class EnvironmentCheck:
             return "", ""
         new = [
             difference
-            for difference in compare(self._client, self.scheduler, workers)
+            for difference in compare(self._client, self.scheduler, everybody() if everybody is not None else workers)
             if _key(difference) not in self._reported
         ]
         self._reported |= {_key(difference) for difference in new}
@@ -67,9 +72,8 @@ class EnvironmentCheck:
 
         In a large cluster, most new workers have an environment that was compared before.
         """
-        kinds = {frozenset(workers[name].items()) for name in workers.keys() - self._compared}
+        kinds = {frozenset(worker.items()) for worker in workers.values()}
         new = not self._kinds or not kinds <= self._kinds
-        self._compared |= workers.keys()
         self._kinds |= kinds | {frozenset((self.scheduler or {}).items())}
         return new
 

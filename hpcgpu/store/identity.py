@@ -18,8 +18,9 @@ from hpcgpu.store.files import Files
 
 __all__ = ["FORMAT", "About", "Identity"]
 
-#: Of the files that this version writes, and reads. 2: the answer of ``hpcgpu_load`` has `at_once`.
-FORMAT = 2
+#: Of the files that this version writes, and reads. 2: the answer of ``hpcgpu_load`` has `at_once`. 3: the scheduler
+#: answers with what has changed since its last answer.
+FORMAT = 3
 
 
 @dataclass(frozen=True, kw_only=True)

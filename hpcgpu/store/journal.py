@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,9 +89,11 @@ class Journal(Files):
         """Record that a job certainly does not exist."""
         self._append({"event": "refused", "name": name})
 
-    def ended(self, name: str, job_id: str | None = None) -> None:
-        """Record that a job was seen to have ended."""
-        self._append({"event": "ended", "name": name} | ({"id": job_id} if job_id is not None else {}))
+    def ended(self, jobs: Mapping[str, str | None]) -> None:
+        """Record that jobs were seen to have ended: their ids by name, None where it is not known."""
+        self._append(
+            *({"event": "ended", "name": name} | ({"id": id_} if id_ is not None else {}) for name, id_ in jobs.items())
+        )
 
     def cancel(self, names: Iterable[str]) -> None:
         """Record that these jobs are no longer wanted.
@@ -159,9 +161,9 @@ class Journal(Files):
                 jobs[record["name"]] = Submit(record["name"], record["kind"], group, time_)
             elif record["event"] in ("cancel", "keep"):
                 names = record.get("names")
-                for submit in jobs.values():
-                    if isinstance(names, list) and submit.name in names:
-                        submit.cancelled = record["event"] == "cancel"
+                for name in names if isinstance(names, list) else ():
+                    if name in jobs:
+                        jobs[name].cancelled = record["event"] == "cancel"
             elif record["event"] == "submitted":
                 name = record["name"]
                 if name not in jobs:  # the line of its intent is damaged, but the job exists
@@ -176,8 +178,9 @@ class Journal(Files):
                 jobs[record["name"]].ended = record.get("id") in (None, jobs[record["name"]].job_id)
         return [*earlier, *jobs.values()]
 
-    def _append(self, record: dict[str, Any]) -> None:
-        line = (json.dumps({"time": round(time.time(), 3), **record}) + "\n").encode()
+    def _append(self, *new: dict[str, Any]) -> None:
+        now = round(time.time(), 3)
+        line = "".join(json.dumps({"time": now, **record}) + "\n" for record in new).encode()
         descriptor = os.open(self.path / "journal.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             size = os.fstat(descriptor).st_size

@@ -15,6 +15,7 @@ from typing import Any
 
 import dask
 import distributed.scheduler
+import distributed.versions
 import pytest
 from canary import canary
 from distributed import Client, Scheduler, Worker
@@ -47,6 +48,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
         (ActiveMemoryManagerExtension, "_find_recipient"),
         (ServerNode, "start_http_server"),
         (distributed.scheduler, "error_message"),
+        (distributed.versions, "error_message"),
     )
     for place, name in places:
         if hasattr(place, name):  # else the canary says so
@@ -223,6 +225,31 @@ async def test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_h
             "distributed.scheduler.error_message is not asked, or the text is not 'deserialization of the task "
             f"graph': {caught.value}"
         )
+
+
+@canary
+async def test_the_scheduler_compares_versions_by_the_function_that_hpcgpu_replaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with scheduler() as s:
+        compared: list[list[str]] = []
+        original = hpcgpu.runtime.extension._all_version_differences
+
+        def compare(scheduler: Any, workers: dict[str, Any], *arguments: Any, **options: Any) -> Any:
+            compared.append(sorted(s.workers[address].name for address in workers))
+            return original(scheduler, workers, *arguments, **options)
+
+        monkeypatch.setattr(hpcgpu.runtime.extension, "_all_version_differences", compare)
+        hpcgpu.runtime.extension.install(s)
+        async with workers(s, "one", "two", "three"):
+            assert [len(names) for names in compared] == [1, 1, 1], (
+                "Scheduler.add_worker does not compare WorkerState.versions by distributed.versions.error_message, "
+                f"after it has called the plugins: it compared {compared}"
+            )
+    monkeypatch.setattr(hpcgpu.runtime.extension, "_all_version_differences", original)
+    ones, others = {"packages": {"msgpack": "1"}}, {"packages": {"msgpack": "2"}}
+    differ = distributed.versions.error_message(ones, {"a": ones, "b": others, "c": ones}, ones)
+    assert differ == original(ones, {"a": ones, "b": others, "c": ones}, ones) and "msgpack" in differ["warning"]
 
 
 @canary

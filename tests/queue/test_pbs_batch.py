@@ -635,3 +635,14 @@ def test_the_fake_folds_as_the_real_one(pbs: Site, batch: PBS) -> None:
     assert "\n\t" in text and max(map(len, text.splitlines())) <= 80
     assert parse_qstat(text)[job_id].name == "a-name-that-is-so-long-that-it-must-be-folded-somewhere-1"
     batch.cancel([job_id])
+
+
+def test_a_thousand_jobs_are_polled_and_cancelled_by_one_command_each(batch: PBS, pbs: Site) -> None:
+    ids = [f"{number}.pbs01" for number in range(10**7, 10**7 + 1000)]
+    assert batch.poll(ids) == {}
+    batch.cancel(ids)
+    batch.cancel(ids, only_pending=True)
+    counts = {command: len(pbs.calls(command)) for command in ("qstat", "qhold", "qrls", "qdel")}
+    assert counts == {"qstat": 2, "qhold": 1, "qrls": 1, "qdel": 1}, "the queue knows none of them: none is pending"
+    longest = max(sum(len(argument) + 1 for argument in call) for call in pbs.calls("qstat"))
+    assert longest < 131072

@@ -484,6 +484,8 @@ def test_a_thousand_jobs_are_polled_and_cancelled_by_one_command_each(slurm: Slu
     slurm.cancel(ids)
     assert len(site.calls("squeue")) == len(site.calls("scancel")) == 1
     assert site.jobs(T="CANCELLED") == ids[:3]
+    longest = max(len(argument) for call in site.calls("squeue") for argument in call)
+    assert longest < 131072, "Linux accepts no longer argument (MAX_ARG_STRLEN)"
 
 
 # commands that hang, and interrupts

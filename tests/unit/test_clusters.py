@@ -399,7 +399,7 @@ def test_the_name_of_what_has_ended_is_free(lone: ClusterDirectory, monkeypatch:
     if by != "the accounting":
         tells(monkeypatch, Tells())
     if by == "the journal":
-        lone.ended("lone")
+        lone.ended({"lone": None})
     if by == "its scheduler":  # the last that it does is to remove the keys
         lone.remove_secrets()
     assert claims.claim(lone.path, starting.alive).submits() == []

@@ -22,7 +22,7 @@ from hpcgpu.cluster.discovery import discover
 from hpcgpu.cluster.unattended import main as manage
 from hpcgpu.errors import ClusterExists, ClusterWarning, OtherFormat
 from hpcgpu.remote import lookup
-from hpcgpu.runtime.wire import Load, ManagerState, WaitingWork, WorkerLoad
+from hpcgpu.runtime.wire import Changes, LoadChanges, ManagerState, WaitingWork, WorkerChanges, WorkerLoad
 from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.identity import FORMAT
@@ -96,13 +96,14 @@ def test_a_new_cluster_says_its_format_and_its_version(root: Path) -> None:
 
 
 def test_the_format_grows_with_the_answers_of_the_scheduler() -> None:
-    answers = {
-        answer.__name__: sorted(answer.__annotations__) for answer in (Load, WorkerLoad, WaitingWork, ManagerState)
-    }
+    kinds = (LoadChanges, WorkerChanges, Changes, WorkerLoad, WaitingWork, ManagerState)
+    answers = {answer.__name__: sorted(answer.__annotations__) for answer in kinds}
     assert (FORMAT, answers) == (
-        2,
+        3,
         {
-            "Load": ["waiting", "workers"],
+            "LoadChanges": ["waiting", "workers"],
+            "WorkerChanges": ["scheduler", "workers"],
+            "Changes": ["changed", "gone", "version", "whole"],
             "WorkerLoad": [
                 "actors",
                 "at_once",

@@ -40,10 +40,10 @@ def test_what_an_earlier_cluster_of_the_name_writes_late_does_not_hide_a_job(dir
     directory.intend("demo-0", "worker")
     directory.refused("demo-0")  # the other's
     directory.submitted("demo-0", "99")
-    directory.ended("demo-0", "7")  # the other's
+    directory.ended({"demo-0": "7"})  # the other's
     [job] = directory.submits()
     assert (job.job_id, job.refused, job.ended) == ("99", False, False)
-    directory.ended("demo-0", "99")
+    directory.ended({"demo-0": "99"})
     assert directory.submits()[0].ended
 
 
@@ -73,3 +73,16 @@ def test_a_journal_that_cannot_be_read_costs_its_own_cluster_only(tmp_path: Path
     found = {one.directory.path.name: one for one in find([tmp_path])}
     assert set(found) == {"demo", "other"}
     assert str(directory.path / "journal.jsonl") in found["demo"].problem and not found["other"].problem
+
+
+def test_the_ends_of_a_thousand_jobs_are_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = claims.claim(tmp_path / "demo", lambda earlier: [], system="slurm")
+    for number in range(3):
+        directory.intend(f"demo-{number}", "worker")
+        directory.submitted(f"demo-{number}", str(number))
+    written: list[int] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: written.append(descriptor) or fsync(descriptor))
+    directory.ended({f"demo-{number}": str(number) for number in range(1000)})
+    assert len(written) == 1
+    assert [submit.ended for submit in directory.submits()] == [True] * 3

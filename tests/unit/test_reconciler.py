@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
@@ -1430,3 +1431,48 @@ async def test_an_answer_to_a_query_from_before_adapt_was_called_does_not_count(
     monkeypatch.setattr(site.client, "load", load)
     await site.loaded()
     assert len(site.registry.active) == 2
+
+
+# Many jobs
+
+
+async def test_of_many_jobs_that_lack_workers_a_few_are_named(tmp_path: Path) -> None:
+    site = Site(tmp_path, gpus=2)
+    await site.begin(25)
+    for name in list(site.registry.active):
+        site.loses(f"{name}-1")
+    await site.passes(5)
+    told = site.reconciler.shortages()
+    assert len(told) == 4 and re.match(r"worker job \d+ \(demo-0\) lost 1 of 2 workers", told[0])
+    assert told[-1] == "22 more worker jobs lack workers"
+    assert len(site.reconciler.about()) < 500, "the scheduler is told this with each heartbeat"
+    await site.settled()
+
+
+async def test_jobs_that_the_queue_does_not_cancel_are_counted_if_they_are_many(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    await site.begin(0)
+    await site.scale(30)
+
+    def refuse(*arguments: Any, **named: Any) -> None:
+        raise BatchUnavailable("`scancel` failed: Access/permission denied")
+
+    site.queue.cancel = refuse  # type: ignore[method-assign]
+    await site.scale(0)
+    [told] = [text for text in site.warned if "could not cancel" in text]
+    names = "demo-0, demo-1, demo-2, demo-3, demo-4 and 25 more"
+    assert told == f"could not cancel {names}: `scancel` failed: Access/permission denied. hpcgpu tries again"
+
+
+async def test_workers_that_join_and_leave_cost_no_look_at_all_jobs(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    await site.begin(3)
+    looked: list[str] = []
+    jobs = type(site.registry).worker_jobs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(site.registry), "worker_jobs", property(lambda self: looked.append("") or jobs.fget(self)))
+        site.loses("demo-1")
+        site.client.there["tls://demo-1"] = {"name": "demo-1"}
+        site.reconciler.worker_joined("tls://demo-1", "demo-1")
+        site.reconciler.worker_left("tls://stranger")
+    assert not looked and site.job("demo-1").workers == {"tls://demo-1": "demo-1"}

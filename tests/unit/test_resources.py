@@ -160,7 +160,7 @@ async def test_a_worker_runs_as_many_tasks_at_once_as_its_resources_and_threads_
         await s.submit(8, resources={"MEMORY": 0.1})
         assert at_once(one, 100) == 2, "the mean of large and small ones"
         load = await Extension(s.scheduler, None).load()
-        [worker] = load["workers"].values()
+        [worker] = load["workers"]["changed"].values()
         assert (worker["processing"], worker["at_once"], worker["nthreads"]) == (16, 2, 2)
 
 

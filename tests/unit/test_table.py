@@ -1,18 +1,81 @@
-"""The table of jobs says how old it is."""
+"""The table of jobs says how old it is; of many jobs there is a summary, which fits into 80 columns."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.batch.reasons import explain
+from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.display.jobinfo import JobInfo
+from hpcgpu.display.progress import waiting_for
+from hpcgpu.display.summary import summary
 from hpcgpu.display.table import JobTable
+from hpcgpu.display.words import listed
 
 JOB = JobInfo(
     id="1", kind="worker", name="demo-0", state="running", reason="", waited=2.0, node="n1", workers=1, log=Path("/log")
 )
+SCHEDULER = replace(JOB, kind="scheduler", name="demo-scheduler")
+
+
+def pending(reason: str, number: int) -> list[JobInfo]:
+    """Jobs that wait for a reason of Slurm."""
+    words = explain(JobStatus(job_id="1", state=JobState.PENDING, name="", reason=reason, words=REASONS))
+    job = replace(JOB, state="pending", reason=words, node="", waited=180.0)
+    return [replace(job, name=f"demo-{reason}-{i}") for i in range(number)]
+
+
+THOUSAND = [SCHEDULER, *[JOB] * 812, *pending("Priority", 150), *pending("Resources", 30)]
 
 
 def test_a_table_that_is_not_fresh_says_how_old_it_is() -> None:
     assert "last answer" not in repr(JobTable([JOB])) and "last answer" not in JobTable([JOB], 1.0)._repr_html_()
     assert repr(JobTable([JOB], 40.0)).endswith("States as of the queue's last answer, 40 s ago.")
     assert "last answer, 40 s ago" in JobTable([JOB], 40.0)._repr_html_()
+    assert repr(JobTable(THOUSAND, 40.0)).endswith("States as of the queue's last answer, 40 s ago.")
+
+
+def test_a_table_of_a_thousand_jobs_is_a_summary_and_a_few_rows() -> None:
+    lines = JobTable(THOUSAND).text(80).splitlines()
+    assert lines[0] == "993 jobs: 813 running; 180 pending: Priority (150), Resources (30)"
+    assert lines[1] == "10 of them, `print(cluster.jobs.text(140, every=True))` shows all:"
+    assert len(lines) < 60 and all(len(line) <= 80 for line in lines)
+    wide = JobTable(THOUSAND).text(1000).splitlines()
+    assert len(wide) == 2 + 1 + 10
+    shown = "\n".join(wide)
+    assert all(word in shown for word in ("demo-scheduler", "demo-Priority-0", "demo-Resources-0")), "one of each"
+    assert len(JobTable(THOUSAND).text(1000, every=True).splitlines()) == 1 + len(THOUSAND)
+    notebook = JobTable(THOUSAND)._repr_html_()
+    assert notebook.startswith(f"<p>{lines[0]}</p>") and notebook.count("<tr>") == 11
+
+
+def test_a_table_of_twenty_jobs_shows_them_all() -> None:
+    table = JobTable([SCHEDULER, *[JOB] * 19])
+    assert len(table.text(1000).splitlines()) == 21 and "of them" not in repr(table)
+    assert table._repr_html_().startswith("<table>") and table._repr_html_().count("<tr>") == 21
+
+
+def test_progress_with_a_thousand_jobs_says_how_many_wait_and_why() -> None:
+    waiting = [job for job in THOUSAND if job.state == "pending"]
+    assert waiting_for(waiting) == "180 pending: Priority (150), Resources (30), the first for 3 min"
+    assert waiting_for(waiting[:4]).endswith("; 1 more") and "demo" not in waiting_for(waiting)
+
+
+def test_reasons_that_differ_in_numbers_are_one_and_rare_ones_are_not_named() -> None:
+    lacks = [replace(JOB, reason=f"lost 1 of 8 workers {i} s ago") for i in range(30)]
+    assert summary(lacks) == "30 running: lost N of N workers N s ago (30)"
+    many = [job for reason in ("A", "B", "C", "D", "E") for job in pending(reason, 3)]
+    assert summary(many) == "15 pending: A (3), B (3), C (3), other reasons (6)"
+    [long] = summary([replace(JOB, state="failed", reason="x" * 500)]).splitlines()
+    assert len(long) < 80
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, ""), (2, "0 1"), (20, " ".join(map(str, range(20)))), (1000, "0 1 2 3 4 and 995 more")]
+)
+def test_long_lists_are_cut(number: int, text: str) -> None:
+    assert listed(str(i) for i in range(number)) == text

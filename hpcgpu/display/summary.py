@@ -1,0 +1,50 @@
+"""Many jobs in a few words: how many are in each state, and why."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from hpcgpu.display.jobinfo import JobInfo
+from hpcgpu.posix.printable import printable
+
+__all__ = ["examples", "summary"]
+
+#: The words of the queue at the end of a reason.
+_OWN_WORDS = re.compile(r"\[([^\[\]]{1,40})\]$")
+#: Reasons of one state that are named, and their characters.
+_REASONS, _LENGTH = 3, 40
+#: Rows that stand for many.
+_ROWS = 10
+
+
+def summary(jobs: Iterable[JobInfo]) -> str:
+    """Return ``812 running, 180 pending: Priority (150), Resources (30)``: the most frequent first."""
+    reasons: dict[str, Counter[str]] = {}
+    for job in jobs:
+        reasons.setdefault(job.state, Counter())[_reason(job)] += 1
+    parts = []
+    for state, counts in sorted(reasons.items(), key=lambda item: -item[1].total()):
+        named = [(reason, count) for reason, count in counts.most_common() if reason]
+        shown = [f"{reason} ({count})" for reason, count in named[:_REASONS]]
+        if others := sum(count for _, count in named[_REASONS:]):
+            shown.append(f"other reasons ({others})")
+        parts.append(f"{counts.total()} {state}{': ' * bool(shown)}{', '.join(shown)}")
+    return "; ".join(parts) if any(": " in part for part in parts) else ", ".join(parts)
+
+
+def examples(jobs: Sequence[JobInfo]) -> list[JobInfo]:
+    """Return the few that are shown of many: for each kind, state and reason the first, and then the first ones."""
+    first: dict[tuple[str, str, str], int] = {}
+    for number, job in enumerate(jobs):
+        first.setdefault((job.kind, job.state, _reason(job)), number)
+    chosen = list(dict.fromkeys([*first.values(), *range(min(_ROWS, len(jobs)))]))[:_ROWS]
+    return [jobs[number] for number in sorted(chosen)]
+
+
+def _reason(job: JobInfo) -> str:
+    """Return why a job is in its state, in the queue's own word if it gave one; without numbers, which differ."""
+    own = _OWN_WORDS.search(job.reason)
+    text = printable(own[1] if own else re.sub(r"\d+", "N", job.reason))
+    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 3]}..."

@@ -1,0 +1,123 @@
+"""What the manager asks the scheduler each second does not grow with the number of workers, if nothing has changed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+import pytest
+from distributed import Scheduler, Worker
+from distributed.core import rpc
+
+from hpcgpu.cluster.periodic import decision_interval
+from hpcgpu.cluster.scheduler_client import RpcClient
+from hpcgpu.runtime.changes import Known, Told
+from hpcgpu.runtime.extension import Extension
+from hpcgpu.runtime.wire import WorkerLoad
+
+IDLE = WorkerLoad(
+    processing=0,
+    occupancy=0.0,
+    nbytes=0,
+    wanted=0,
+    actors=0,
+    at_once=1,
+    nthreads=1,
+    paused=False,
+    memory_limit=64 * 2**30,
+)
+
+
+def loads(number: int, **changed: int) -> dict[str, Any]:
+    return {f"demo-{i}": {**IDLE, **(changed if i == 7 else {})} for i in range(number)}
+
+
+def size(answer: object) -> int:
+    """Bytes of an answer on the network."""
+    return len(msgpack.dumps(answer))
+
+
+@pytest.mark.parametrize("number", [10, 1000, 8000])
+def test_an_answer_does_not_grow_with_the_workers_if_nothing_has_changed(number: int) -> None:
+    told, known = Told(), Known()
+    assert known.update(told.changes(loads(number), known.version))
+    again = told.changes(loads(number), known.version)
+    assert size(again) < 100
+    assert not known.update(again) and known.values == loads(number)
+    one = told.changes(loads(number, processing=3), known.version)
+    assert size(one) < 300, "only the worker that has changed is told"
+    assert known.update(one) and known.values == loads(number, processing=3)
+    assert known.update(told.changes(loads(number - 2, processing=3), known.version))
+    assert known.values == loads(number - 2, processing=3)
+
+
+def test_everything_is_told_again_after_either_side_has_started_again() -> None:
+    told, known = Told(), Known()
+    known.update(told.changes(loads(10), known.version))
+    known.update(Told().changes(loads(8), known.version))
+    assert known.values == loads(8), "another scheduler, which knows nothing of the version"
+    new = Known()
+    new.update(told.changes(loads(10), new.version))
+    assert new.values == loads(10)
+
+
+def test_two_that_ask_in_turns_both_have_everything() -> None:
+    told, one, other = Told(), Known(), Known()
+    for number in (10, 12, 12, 9):
+        for known in (one, other):
+            known.update(told.changes(loads(number), known.version))
+            assert known.values == loads(number)
+
+
+@asynccontextmanager
+async def manager(*names: str) -> AsyncIterator[tuple[RpcClient, Callable[[str], Any], Extension]]:
+    """A manager's connection to a real scheduler with our extension, and what starts another worker."""
+    async with (
+        Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
+        AsyncExitStack() as stack,
+        rpc(scheduler.address) as comm,
+    ):
+        extension = Extension(scheduler, None)
+        scheduler.add_plugin(extension)
+
+        async def join(name: str) -> Worker:
+            return await stack.enter_async_context(Worker(scheduler.address, name=name, dashboard=False))
+
+        for name in names:
+            await join(name)
+        cluster: Any = SimpleNamespace(scheduler_comm=comm, scheduler_info={})
+        yield RpcClient(cluster), join, extension
+
+
+async def test_the_manager_knows_workers_and_their_load_though_only_changes_are_told() -> None:
+    async with manager("demo-0", "demo-1") as (client, join, extension):
+
+        async def names() -> set[str]:
+            return {str(worker["name"]) for worker in (await client.workers()).values()}
+
+        assert await names() == {"demo-0", "demo-1"} == await names()
+        assert not (await extension.workers(client._workers.version))["workers"]["changed"]
+        load = await client.load()
+        assert load["workers"].keys() == {"demo-0", "demo-1"} and await client.load() is load, "nothing has changed"
+        third = await join("demo-2")
+        assert await names() == {"demo-0", "demo-1", "demo-2"}
+        assert (await client.load())["workers"].keys() == {"demo-0", "demo-1", "demo-2"}
+        assert await client.running() == 3
+        await third.close(nanny=False)
+        assert await names() == {"demo-0", "demo-1"}
+        assert (await client.load())["workers"].keys() == {"demo-0", "demo-1"}
+        assert {"type", "id", "address", "services"} <= client._cluster.scheduler_info.keys()
+
+
+async def test_the_scheduler_keeps_the_versions_of_equal_workers_once() -> None:
+    async with manager("demo-0", "demo-1") as (_, _, extension):
+        one, other = extension.scheduler.workers.values()
+        assert one.versions is other.versions
+
+
+@pytest.mark.parametrize(("jobs", "seconds"), [(0, 1.0), (1, 1.0), (200, 1.0), (1000, 5.0)])
+def test_decisions_are_further_apart_where_each_looks_at_many_jobs(jobs: int, seconds: float) -> None:
+    assert decision_interval(jobs) == seconds
