@@ -78,7 +78,10 @@ def test_a_timeout_of_connect_that_is_no_time_is_refused_by_its_name(timeout: An
         ({"quue": "gpu"}, "unknown option 'quue': did you mean 'queue'?"),
         ({"processes": 4}, "one Dask worker runs per GPU: set gpus_per_node"),
         ({"dashboard_address": ":1"}, "give the cluster scheduler={'dashboard_address': ...}"),
-        ({"scheduler": {"jobs": 2}}, "jobs is an option of the cluster, not of some of its jobs: give it to the cluster itself"),
+        (
+            {"scheduler": {"jobs": 2}},
+            "jobs is an option of the cluster, not of some of its jobs: give it to the cluster itself",
+        ),
         ({"queue": "a", "partition": "b"}, "mean the same: give one of them"),
         ({"cores": 0}, "cores must be 1 or more, not 0"),
         ({"gpus_per_node": -1}, "gpus_per_node must be 0 or more, not -1"),
