@@ -60,6 +60,12 @@ class Dispatcher:
         self._ids[name] = job_id
         self.monitor.watch(job_id, name, now=submitted)
 
+    def forget(self, name: str) -> None:
+        """Forget a job that the queue has reported as ended; the journal has it."""
+        job_id = self._ids.pop(name, "")
+        self.cancelled.discard(job_id)
+        self.monitor.views.pop(job_id, None)
+
     def id_of(self, name: str) -> str | None:
         """Return the id of the job of that name, once it is known."""
         return self._ids.get(name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,8 @@ __all__ = ["WorkerGroup", "demands"]
 
 #: Share of the workers' memory above which more workers are requested (as `Scheduler.adaptive_target` does).
 _MEMORY_FULL = 0.6
+#: Waits and starts that are remembered; `hpcgpu.scaling.forecast` looks at the last ten.
+_EXPERIENCE = 100
 #: Sums of fractions of jobs are exact to this number of digits.
 _DIGITS = 6
 
@@ -61,8 +64,9 @@ class WorkerGroup:
         self.silent = False
         #: Whether it has not been queried since the user last called `adapt`.
         self.unread = False
-        self.waits: list[float] = []
-        self.startups: list[float] = []
+        self.waits: deque[float] = deque(maxlen=_EXPERIENCE)
+        self.startups: deque[float] = deque(maxlen=_EXPERIENCE)
+        self._seconds_forgotten = 0.0
         self.adaptive: GPUAdaptive | None = None
         #: Why it has the jobs that it has, as of the last decision,
         #: and whether that keeps jobs out that it should have.
@@ -192,7 +196,11 @@ class WorkerGroup:
 
     def gpu_seconds(self, *, now: float) -> float:
         """Return what its jobs have used so far, from their starts and ends."""
-        return self.gpus_per_job * sum(job.seconds_used(now=now) for job in self.jobs)
+        return self.gpus_per_job * (self._seconds_forgotten + sum(job.seconds_used(now=now) for job in self.jobs))
+
+    def forget(self, job: WorkerJob, *, now: float) -> None:
+        """Keep of a job that has ended only what it has used."""
+        self._seconds_forgotten += job.seconds_used(now=now)
 
     def learn_wait(self, job: WorkerJob) -> None:
         """Record how long a job took until its workers were connected: its wait in the queue and their start.

@@ -123,7 +123,7 @@ class Readable(Adapter):
 
     @property
     def jobs(self) -> JobTable:
-        """Every job of the cluster, also those that have ended.
+        """Every job of the cluster, also those that have ended: the last thousand of them.
 
         Each has its id, kind, name, state, reason in words, seconds waited, node and workers.
 

@@ -34,6 +34,8 @@ __all__ = ["CLOSE_TIMEOUT", "Reconciler"]
 CLOSE_TIMEOUT = 30.0
 #: Seconds without an answer of the scheduler after which the user is warned.
 SILENCE = 60.0
+#: Jobs that have ended that are kept, the last ones.
+KEPT_ENDS = 1000
 #: Jobs that lack workers, of many, whose shortage is told.
 _SHORTAGES = 3
 #: Seconds for which running tasks are waited for when the budget ends.
@@ -217,10 +219,24 @@ class Reconciler:
                 job.group.failures.jobs_run_well()
         if seen_to_end:
             state.dispatcher.note_ends(seen_to_end)
+        self._forget_old_ends()
         self._release_unschedulable()
         if state.client is not None and state.scheduler is not None:  # before that nobody would receive it
             if warning := state.scheduler.end_is_near(now=now):
                 state.messages.warn(warning)
+
+    def _forget_old_ends(self) -> None:
+        """Forget the oldest jobs that the queue has reported as ended: a cluster may run for months."""
+        settled = [
+            job
+            for job in self.state.registry.worker_jobs
+            if isinstance(job.phase, Ended) and job.phase.noted and self._new_end(job) is None
+        ]
+        for job in settled[: max(0, len(settled) - KEPT_ENDS)]:
+            job.group.forget(job, now=self.state.now)
+            self.state.registry.remove(job)
+            self.state.dispatcher.forget(job.name)
+            self.state.failures.forget(job.name)
 
     def _release_unschedulable(self) -> None:
         """Cancel jobs of adaptive scaling that can never start: perhaps nobody is there to read why."""

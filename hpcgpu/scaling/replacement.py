@@ -214,6 +214,10 @@ class ClusterFailures:
             never = status.state is JobState.PENDING and outlook(status) is Outlook.NEVER
             self._never[name] = self._never.get(name, 0) + 1 if never else 0
 
+    def forget(self, name: str) -> None:
+        """Forget a job that has ended."""
+        self._never.pop(name, None)
+
     def unschedulable(self, names: Iterable[str]) -> str | None:
         """Return the first of these jobs that waits for a reason which never passes."""
         return next((name for name in names if self._never.get(name, 0) >= _POLLS_TO_BELIEVE), None)

@@ -18,6 +18,7 @@ from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.cluster import draining
 from hpcgpu.cluster import periodic as periodic_module
+from hpcgpu.cluster import reconciler as reconciler_module
 from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.attaching import attach
 from hpcgpu.cluster.closing import Closing
@@ -1476,3 +1477,29 @@ async def test_workers_that_join_and_leave_cost_no_look_at_all_jobs(tmp_path: Pa
         site.reconciler.worker_joined("tls://demo-1", "demo-1")
         site.reconciler.worker_left("tls://stranger")
     assert not looked and site.job("demo-1").workers == {"tls://demo-1": "demo-1"}
+
+
+async def test_the_oldest_jobs_that_have_ended_are_forgotten_but_not_what_they_used(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler_module, "KEPT_ENDS", 2)
+    for number in range(6):
+        await site.passes(60, step=10)
+        await site.ends(f"demo-{number}", JobState.TIMEOUT)
+        await site.polled()
+        for name in set(site.registry.active) - {job.name for job in site.registry.worker_jobs if job.workers}:
+            await site.starts(name)
+    assert list(site.registry.jobs) == ["demo-scheduler", "demo-4", "demo-5", "demo-6", "demo-7"]
+    assert site.group.gpu_seconds(now=site.now) == pytest.approx(2 * 360, abs=20), "two jobs ran all the time"
+    dispatcher = site.state.dispatcher
+    assert len(dispatcher.left()) == 3 and len(dispatcher.monitor.views) == 5 and not dispatcher.cancelled
+    ended = {submit.name for submit in site.directory.submits() if submit.ended}
+    assert ended == {f"demo-{number}" for number in range(6)}, "the journal knows them"
+
+
+async def test_a_job_that_the_queue_only_forgot_is_not_forgotten(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconciler_module, "KEPT_ENDS", 0)
+    site.forgets("demo-0")
+    site.loses("demo-0")
+    await site.passes(200)
+    assert isinstance(site.job("demo-0").phase, Ended), "it may come back"
