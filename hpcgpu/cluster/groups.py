@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -64,8 +63,8 @@ class WorkerGroup:
         self.silent = False
         #: Whether it has not been queried since the user last called `adapt`.
         self.unread = False
-        self.waits: deque[float] = deque(maxlen=_EXPERIENCE)
-        self.startups: deque[float] = deque(maxlen=_EXPERIENCE)
+        self.waits: list[float] = []
+        self.startups: list[float] = []
         self._seconds_forgotten = 0.0
         self.adaptive: GPUAdaptive | None = None
         #: Why it has the jobs that it has, as of the last decision,
@@ -213,6 +212,7 @@ class WorkerGroup:
             self.waits.append(max(0.0, work.joined_at - job.submitted))
             if (start := job.queue_status.start) is not None:
                 self.startups.append(max(0.0, work.joined_at - start))
+            del self.waits[:-_EXPERIENCE], self.startups[:-_EXPERIENCE]
 
     def excluded(self) -> list[str]:
         """Nodes that its next job avoids: the user's own and those that lost jobs."""

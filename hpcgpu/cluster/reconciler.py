@@ -19,13 +19,14 @@ from hpcgpu.cluster.scheduler_client import Workers
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.submitting import Submitter
 from hpcgpu.cluster.worker_job import WorkerJob
-from hpcgpu.display.words import MANY, listed
+from hpcgpu.display.summary import summary
+from hpcgpu.display.words import MANY, counted, listed
 from hpcgpu.errors import BatchError
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import units
 from hpcgpu.scaling.model import Limits
-from hpcgpu.scaling.replacement import STABLE
+from hpcgpu.scaling.replacement import STABLE, Outcome
 from hpcgpu.software.check import EnvironmentCheck, environments
 
 __all__ = ["CLOSE_TIMEOUT", "Reconciler"]
@@ -36,8 +37,8 @@ CLOSE_TIMEOUT = 30.0
 SILENCE = 60.0
 #: Jobs that have ended that are kept, the last ones.
 KEPT_ENDS = 1000
-#: Jobs that lack workers, of many, whose shortage is told.
-_SHORTAGES = 3
+#: Jobs, of many that fail together, of which a message each tells.
+_TOLD = 3
 #: Seconds for which running tasks are waited for when the budget ends.
 BUDGET_END = 20.0
 
@@ -169,10 +170,8 @@ class Reconciler:
                 await self._scheduler_ended()
             return
         await self.refresh()
-        for job in state.registry.worker_jobs:
-            if (phase := self._new_end(job)) is not None:
-                phase.handled = True
-                await self._worker_job_ended(job, phase)
+        ended = [(job, phase) for job in state.registry.worker_jobs if (phase := self._new_end(job)) is not None]
+        await self._worker_jobs_ended(ended)
         self.decide()
 
     def _new_end(self, job: WorkerJob) -> Ended | None:
@@ -241,15 +240,18 @@ class Reconciler:
     def _release_unschedulable(self) -> None:
         """Cancel jobs of adaptive scaling that can never start: perhaps nobody is there to read why."""
         state = self.state
-        for job in list(state.registry.active.values()):
-            due = job.group.adaptive is not None and state.now >= job.retry_at
-            if due and state.failures.unschedulable([job.name]):
-                message = f"worker job {job.job_id} ({job.name}) will never start: {explain(job.queue_status)}"
-                job.group.failures.submit_refused(message, for_good=True, now=state.now)
-                told = job.name in self.drainer.refused  # the queue did not cancel it then
-                self.drainer.drain([job.name], Drain.UNWANTED)
-                if not told:
-                    state.report(f"{message}. Adaptive scaling is paused; `cluster.adaptive.resume()` resumes it")
+        due = {
+            job: f"worker job {job.job_id} ({job.name}) will never start: {explain(job.queue_status)}"
+            for job in state.registry.active.values()
+            if job.group.adaptive is not None and state.now >= job.retry_at and state.failures.unschedulable([job.name])
+        }
+        for job, message in due.items():
+            job.group.failures.submit_refused(message, for_good=True, now=state.now)
+        untold = [job for job in due if job.name not in self.drainer.refused]  # else the queue did not cancel it then
+        self.drainer.drain([job.name for job in due], Drain.UNWANTED)
+        for job in _few(untold):
+            state.report(f"{due[job]}. Adaptive scaling is paused; `cluster.adaptive.resume()` resumes it")
+        self._tell_of_others(untold, "will never start either")
 
     async def _scheduler_ended(self) -> None:
         """Record that the cluster is lost, and cancel its worker jobs."""
@@ -287,27 +289,47 @@ class Reconciler:
                 job.cancelled(now=state.now)
         state.changed.set()
 
-    async def _worker_job_ended(self, job: WorkerJob, phase: Ended) -> None:
-        """Report a job that ended without being drained.
+    async def _worker_jobs_ended(self, ended: list[tuple[WorkerJob, Ended]]) -> None:
+        """Report jobs that ended without being drained, of many the first ones.
 
-        The next decision replaces it, unless too many have failed in a row.
+        The next decision replaces them, unless too many have failed in a row.
         """
+        told = _few([job for job, phase in ended if not phase.presumed])
+        crashed: list[str] = []
+        for job, phase in ended:
+            phase.handled = True
+            if self._worker_job_ended(job, phase, told=job in told).crashed and phase.work.joined_at is not None:
+                crashed += units.workers_of(job.name, job.group.options)
+        self._tell_of_others([job for job, phase in ended if not phase.presumed], "ended")
+        if crashed and self.state.client is not None:
+            with suppress(OSError, TimeoutError):
+                await self.state.client.crashed(crashed)
+
+    def _tell_of_others(self, jobs: list[WorkerJob], what: str) -> None:
+        """Warn once of those of many jobs of which no message tells."""
+        if others := jobs[len(_few(jobs)) :]:
+            infos = [job.info(now=self.state.now) for job in others]
+            self.state.messages.warn(f"{counted(len(others), 'more worker job')} {what}: {summary(infos)}")
+
+    def _worker_job_ended(self, job: WorkerJob, phase: Ended, *, told: bool) -> Outcome:
+        """Record the end of a job that was not drained, and report it; return how it ended."""
         state, group, now = self.state, job.group, self.state.now
         if phase.presumed:
             there = sum(other.group is group for other in state.registry.active.values())
             if group.limits.fixed and there < group.limits.maximum:  # its place goes with it, and no other's
                 group.resize(replace(group.limits, maximum=group.limits.maximum - 1))
-            return
+            return Outcome.EXPECTED
         # reads the log: state and message must be from the same moment
         outcome, message = (
             job.outcome,
             job.failure_report(),
         )
         group.failures.job_ended(outcome, job.queue_status.node, now=now)
-        self._tell_of_end(group, message)
-        if outcome.crashed and phase.work.joined_at is not None and state.client is not None:
-            with suppress(OSError, TimeoutError):
-                await state.client.crashed(units.workers_of(job.name, group.options))
+        if told:
+            self._tell_of_end(group, message)
+        else:
+            state.messages.log(message.split("\n", 1)[0])
+        return outcome
 
     def _tell_of_end(self, group: WorkerGroup, message: str) -> None:
         """Report a job that ended too early, and whether it is replaced."""
@@ -348,8 +370,9 @@ class Reconciler:
             jobs = [job for job in state.registry.active.values() if job.group is group]
             # All are examined before anything is reported or done: several that lose workers together are one event.
             lost = [job for job in jobs if state.listening and group.record_absent(job, now=state.now)]
-            for job in lost:
+            for job in _few(lost):
                 self._tell_of_absent(job)
+            self._tell_of_others(lost, "lack workers")
             self._drain_before_walltime(group, jobs)
             self._decide_size(group)
         self.submitter.submit_planned()
@@ -423,6 +446,11 @@ class Reconciler:
     def shortages(self) -> list[str]:
         """Return which workers are missing, for each running job that lacks some; the first few of many."""
         jobs = [job for job in self.state.registry.active.values() if job.work.absence]
-        named = jobs if len(jobs) <= MANY else jobs[:_SHORTAGES]
-        told = [f"worker job {job.job_id} ({job.name}) {job.shortage(now=self.state.now)}" for job in named]
-        return [*told, f"{len(jobs) - len(named)} more worker jobs lack workers"] if len(named) < len(jobs) else told
+        told = [f"worker job {job.job_id} ({job.name}) {job.shortage(now=self.state.now)}" for job in _few(jobs)]
+        others = len(jobs) - len(told)
+        return [*told, f"{others} more worker jobs lack workers"] if others else told
+
+
+def _few(jobs: list[WorkerJob]) -> list[WorkerJob]:
+    """Return the jobs of which a message each tells: of more than twenty the first ones."""
+    return jobs if len(jobs) <= MANY else jobs[:_TOLD]

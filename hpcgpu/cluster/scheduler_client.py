@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distributed.objects import SchedulerInfo
 
+from hpcgpu.display.words import MANY
 from hpcgpu.runtime.changes import Known
 from hpcgpu.runtime.wire import Load, LoadChanges, WorkerChanges
 
@@ -71,6 +73,15 @@ class SchedulerClient(Protocol):
         ...
 
 
+class _Info(SchedulerInfo):  # type: ignore[misc]
+    """What a notebook shows of the scheduler, twice a second: of thousands of workers the first ones."""
+
+    def _repr_html_(self) -> str:
+        workers = self["workers"]
+        shown = dict(itertools.islice(workers.items(), MANY))
+        return str(SchedulerInfo(self | {"n_workers": len(workers), "workers": shown})._repr_html_())
+
+
 class RpcClient:
     """The scheduler of a `distributed.deploy.cluster.Cluster`, over its RPC and its stream of events.
 
@@ -107,7 +118,7 @@ class RpcClient:
         comm = await asyncio.wait_for(self._rpc.live_comm(), _TIMEOUT)
         comm.name = "Cluster worker status"
         await comm.write({"op": "subscribe_worker_status"})
-        cluster.scheduler_info = SchedulerInfo(await comm.read())
+        cluster.scheduler_info = _Info(await comm.read())
         cluster._watch_worker_status_comm = comm
         cluster._watch_worker_status_task = asyncio.ensure_future(cluster._watch_worker_status(comm))
         return self.known
@@ -122,7 +133,7 @@ class RpcClient:
         """Return all workers; the stream falls silent when another manager subscribes."""
         answer: WorkerChanges = await asyncio.wait_for(self._rpc.hpcgpu_workers(known=self._workers.version), _TIMEOUT)
         self._workers.update(answer["workers"])
-        self._cluster.scheduler_info = SchedulerInfo(answer["scheduler"] | {"workers": dict(self._workers.values)})
+        self._cluster.scheduler_info = _Info(answer["scheduler"] | {"workers": dict(self._workers.values)})
         return self.known
 
     async def running(self) -> int:

@@ -112,6 +112,14 @@ async def test_the_manager_knows_workers_and_their_load_though_only_changes_are_
         assert {"type", "id", "address", "services"} <= client._cluster.scheduler_info.keys()
 
 
+async def test_a_notebook_shows_the_first_of_many_workers() -> None:
+    async with manager("demo-0") as (client, _, _):
+        [worker] = (await client.workers()).values()
+        client._cluster.scheduler_info["workers"] |= {f"tcp://10.0.0.{i}:1": worker for i in range(999)}
+        page = client._cluster.scheduler_info._repr_html_()
+        assert page.count("Local directory") == 20 and "1000" in page and "(shown below: 20)" in page
+
+
 async def test_the_scheduler_keeps_the_versions_of_equal_workers_once() -> None:
     async with manager("demo-0", "demo-1") as (_, _, extension):
         one, other = extension.scheduler.workers.values()

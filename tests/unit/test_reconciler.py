@@ -1503,3 +1503,45 @@ async def test_a_job_that_the_queue_only_forgot_is_not_forgotten(site: Site, mon
     site.loses("demo-0")
     await site.passes(200)
     assert isinstance(site.job("demo-0").phase, Ended), "it may come back"
+
+
+async def test_of_many_jobs_that_end_together_a_few_are_told_and_the_rest_is_summarised(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    await site.begin(30)
+    charged: list[list[str]] = []
+
+    async def crashed(names: Iterable[str]) -> None:
+        charged.append(list(names))
+
+    site.client.crashed = crashed  # type: ignore[method-assign]
+    for name in list(site.registry.active):
+        site.says(name, JobState.FAILED if name == "demo-0" else JobState.NODE_FAIL, end=site.now)
+        site.loses(name)
+    await site.polled()
+    assert len(site.warned) == 4 and all(re.match(r"worker job \d+ \(demo-\d\) ", text) for text in site.warned[:3])
+    assert site.warned[3] == "27 more worker jobs ended: 27 node_fail: its node failed (27)"
+    assert charged == [["demo-0"]], "one call for all"
+    assert len([text for text in site.logged if "node_fail" in text]) == 27, "the cluster's log has each"
+
+
+async def test_many_jobs_that_can_never_start_are_cancelled_by_one_command(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    await site.begin(0)
+    limits = Limits(minimum=30, maximum=30)
+    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, lambda: None))
+    await site.settled()
+    cancelled: list[int] = []
+    cancel = site.queue.cancel
+
+    def noted(job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        ids = list(job_ids)
+        cancelled.append(len(ids))
+        cancel(ids, only_pending=only_pending)
+
+    site.queue.cancel = noted  # type: ignore[method-assign]
+    for name in list(site.registry.active):
+        site.says(name, JobState.PENDING, reason="PartitionTimeLimit")
+    for _ in range(3):
+        await site.polled()
+    assert cancelled[0] == 30 and len(site.warned) == 4
+    assert site.warned[3].startswith("27 more worker jobs will never start either: 27 ")

@@ -30,6 +30,7 @@ DOCUMENTED = {
     "_getframe": "documented in sys",
     "_exit": "documented in os, and in _exit(2)",
     "_fields_": "documented in ctypes",
+    "_repr_html_": "documented by IPython",
 }
 MODULES = {
     ".".join(("hpcgpu", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
