@@ -54,6 +54,8 @@ __all__ = [
 #: Seconds without any change after which a cluster without jobs
 #: is closed where it is not known whether its program lives.
 _UNSEEN = 600.0
+#: Seconds after which `stop` cancels a job again that is still there.
+_CANCEL_AGAIN = 10.0
 #: Seconds that a submit may take whose client was killed.
 _SUBMIT = 10.0
 
@@ -339,7 +341,7 @@ def stop(
     with suppress(OSError):  # on a full disk the jobs are nevertheless cancelled
         if not directory.closing:
             directory.begin_close()
-    empty = 0
+    empty, again = 0, dict[str, float]()
     while True:
         jobs = live_jobs(directory, batch)
         empty = 0 if jobs else empty + 1
@@ -352,8 +354,10 @@ def stop(
             if jobs and not left and not _submitting(directory, now=time.time()):
                 directory.close()
             return left
-        if jobs:
+        now = time.monotonic()
+        if any(now >= again.get(job.job_id, now) for job in jobs):
             batch.cancel([job.job_id for job in jobs])
+            again = {job.job_id: now + _CANCEL_AGAIN for job in jobs}
         sleep(1.0)
 
 

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from fake_pbs import Site
 
 from hpcgpu import ClusterError, OptionError, PBSGPUCluster
 from hpcgpu.errors import ClusterWarning
+from hpcgpu.runtime.reach import FIRST_POLL
 from tests.conftest import told
 from tests.helpers import GPU, answers, fill, have_their_gpus, names
 from tests.helpers import PBS_CPU as CPU
@@ -40,6 +42,18 @@ def test_a_cluster_comes_up_computes_and_leaves_no_job(pbs: Site) -> None:
         assert "exec " in cluster.job_script()
     assert pbs.alive() == {}
     assert {tuple(call[:1]) for call in pbs.calls("qdel")} == {("0.pbs01",)}, "one command cancels all"
+
+
+def test_a_start_needs_one_submit_for_each_job_and_a_stop_one_cancel(pbs: Site) -> None:
+    began = time.monotonic()
+    with PBSGPUCluster(**CPU | {"poll_interval": 3600.0}, jobs=3, walltime="2h") as cluster:
+        cluster.wait_for_workers(3)
+        polls, lasted = [call for call in pbs.calls("qstat") if call != ["--version"]], time.monotonic() - began
+        assert len(pbs.calls("qsub")) == 4
+        assert polls[:1] == [["-B", "-f"]], "which queue this is, once for the cluster"
+        assert polls[1:] == [] or lasted >= FIRST_POLL, "no job asks the queue when many start"
+        ids = sorted(job.id for job in cluster.jobs)
+    assert pbs.calls("qdel") == [ids] and pbs.calls("qselect") == pbs.calls("qhold") == []
 
 
 def test_workers_of_gpu_jobs_have_their_gpus(fake_gpus: None, pbs: Site) -> None:

@@ -76,6 +76,19 @@ def test_one_answer_that_leaves_a_job_out_is_not_believed(directory: ClusterDire
     assert queue.cancelled and directory.closed
 
 
+def test_a_stop_cancels_a_job_once_while_it_ends_and_again_if_it_stays(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, cancels = Clock(), list[float]()
+    monkeypatch.setattr(lookup, "time", clock)
+    queue: Any = Queue(forgets=set())
+    queue.poll = lambda job_ids: {"7": JobStatus(job_id="7", name="demo-0", state=JobState.RUNNING)}
+    queue.cancel = lambda job_ids: cancels.append(clock.now)
+    began = clock.now
+    assert [job.job_id for job in stop(directory, queue, timeout=25.0, sleep=clock.sleep)] == ["7"]
+    assert [at - began for at in cancels] == [0.0, 10.0, 20.0]
+
+
 def test_a_job_that_nobody_asked_for_is_none_of_the_clusters(directory: ClusterDirectory) -> None:
     queue: Any = Queue(forgets=set())
     queue.poll = lambda job_ids: {i: JobStatus(job_id=i, name="demo-0", state=JobState.RUNNING) for i in ("8", "7", "")}
