@@ -329,7 +329,7 @@ USES: tuple[Use, ...] = (
         "distributed.comm.registry.backends",
         "distributed",
         Kind.REPLACED,
-        "registers TLS with a handshake timeout, and UCX and TCP with authentication",
+        "registers TLS with a handshake timeout, UCX and TCP with authentication, and no TCP without it",
         ("hpcgpu.fabric.tls", "hpcgpu.fabric.authentication", "hpcgpu.fabric.authenticated_tcp"),
         _TLS,
     ),
@@ -382,6 +382,14 @@ USES: tuple[Use, ...] = (
         "limits the time of a handshake",
         ("hpcgpu.fabric.tls",),
         _HANDSHAKE,
+    ),
+    Use(
+        "distributed.comm.tcp.RequireEncryptionMixin._check_encryption",
+        "distributed",
+        Kind.PRIVATE,
+        "refuses plain TCP to a process that has the key of a cluster",
+        ("hpcgpu.fabric.authenticated_tcp",),
+        "test_each_tcp_connection_and_listener_is_checked_before_it_is_made",
     ),
     Use(
         "distributed.comm.tcp.TCPListener._prepare_stream",

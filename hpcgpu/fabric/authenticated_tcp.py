@@ -4,7 +4,8 @@ Both sides do the mutual challenge of `hpcgpu.fabric.authentication` before dist
 a message unpickles it. What follows is distributed's own TCP, at its speed: neither encrypted nor signed.
 
 The scheme is one of its own, and not ``tcp``. So a process that has no key, or that does not know the scheme, can
-neither listen nor connect without the challenge by mistake.
+neither listen nor connect without the challenge by mistake. A process that has the key refuses ``tcp``, as one that
+has TLS does: no option, argument or member can bring it to listen or to connect without the challenge.
 """
 
 from __future__ import annotations
@@ -136,6 +137,31 @@ class Backend(tcp.TCPBackend):  # type: ignore[misc]
     _listener_class = _Listener
 
 
+class _NeverPlain:
+    """A connector or listener of plain TCP that refuses who has the key of a cluster."""
+
+    def _check_encryption(self, address: str, connection_args: Mapping[str, Any]) -> None:
+        super()._check_encryption(address, connection_args)  # type: ignore[misc]
+        if authentication.key_of(connection_args) is not None:
+            raise RuntimeError(
+                f"the connections of this cluster are authenticated, refusing communication from/to tcp://{address}"
+            )
+
+
+class _PlainConnector(_NeverPlain, tcp.TCPConnector):  # type: ignore[misc]
+    pass
+
+
+class _PlainListener(_NeverPlain, tcp.TCPListener):  # type: ignore[misc]
+    pass
+
+
+class _PlainBackend(tcp.TCPBackend):  # type: ignore[misc]
+    _connector_class = _PlainConnector
+    _listener_class = _PlainListener
+
+
 def install() -> None:
-    """Let distributed know the scheme, from now on."""
+    """Let distributed know the scheme, and refuse plain TCP to who has a key, from now on."""
     backends[_SCHEME] = Backend()
+    backends["tcp"] = _PlainBackend()

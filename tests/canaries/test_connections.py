@@ -127,6 +127,33 @@ async def test_a_tcp_listener_reads_nothing_before_the_method_that_hpcgpu_overri
 
 
 @canary
+async def test_each_tcp_connection_and_listener_is_checked_before_it_is_made() -> None:
+    checked: list[str] = []
+
+    class Refuses:
+        def _check_encryption(self, address: str, connection_args: dict[str, Any]) -> None:
+            checked.append(type(self).__name__)
+            raise RuntimeError("refused")
+
+    class Connector(Refuses, tcp.TCPConnector):  # type: ignore[misc]
+        pass
+
+    class Listener(Refuses, tcp.TCPListener):  # type: ignore[misc]
+        pass
+
+    class Backend(tcp.TCPBackend):  # type: ignore[misc]
+        _connector_class = Connector
+        _listener_class = Listener
+
+    backends["tcp"] = Backend()
+    with pytest.raises(RuntimeError, match="refused"):
+        await connect("tcp://127.0.0.1:9", timeout=TIMEOUT)
+    with pytest.raises(RuntimeError, match="refused"):
+        await listen("tcp://127.0.0.1", None)
+    assert checked == ["Connector", "Listener"], "_check_encryption is not called for plain TCP"
+
+
+@canary
 def test_cpython_leaves_errors_of_other_connections_and_a_handshake_clears_them() -> None:
     import _ssl
     import ctypes

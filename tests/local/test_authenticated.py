@@ -95,6 +95,18 @@ async def test_no_process_listens_without_a_key() -> None:
         await listen("authenticated://127.0.0.1", lambda comm: None)
 
 
+async def test_who_has_the_key_neither_listens_nor_connects_without_the_challenge() -> None:
+    with pytest.raises(RuntimeError, match="connections of this cluster are authenticated, refusing communication"):
+        await listen("tcp://127.0.0.1", lambda comm: None, **{ARGUMENT: KEY})
+    plain = await listen("tcp://127.0.0.1", lambda comm: comm.write("hello"))
+    with pytest.raises(RuntimeError, match="connections of this cluster are authenticated, refusing communication"):
+        await connect(plain.contact_address, timeout=60, **{ARGUMENT: KEY})
+    comm = await connect(plain.contact_address, timeout=60)
+    assert await comm.read() == "hello", "other programs use plain TCP as ever"
+    await comm.close()
+    plain.stop()
+
+
 async def test_a_program_that_requires_encryption_is_not_given_less() -> None:
     with pytest.raises(RuntimeError, match="encryption required"):
         await listen("authenticated://127.0.0.1", lambda comm: None, require_encryption=True, **{ARGUMENT: KEY})
@@ -152,13 +164,89 @@ async def test_what_was_recorded_is_refused_when_it_is_played_again() -> None:
     assert messages == [{"x": 1}]
 
 
+def member(address: str) -> authentication.Connector:
+    """The challenge of a member that connects to this address, to be sent byte by byte."""
+    host, port = address.split("://")[1].split(":")
+    key = authenticated_tcp._key({ARGUMENT: KEY}, address)
+    return authentication.Connector(key, authentication.place(host, int(port)))
+
+
+async def test_a_whole_conversation_that_was_recorded_is_refused_when_it_is_played_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bomb = frames(pickle.dumps(Bomb(tmp_path / "pwned")))
+    async with echo(messages := []) as address:
+        own, recorded = member(address), list[bytes]()
+        host, port = address.split("://")[1].split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(own.hello())
+        recorded += [own.hello(), own.respond(await reader.readexactly(80))]
+        writer.write(recorded[1])
+        assert await asyncio.wait_for(reader.read(1), 60), "the listener takes it for a member, and speaks as Dask"
+        writer.close()
+        assert len(await raw(address, recorded[0], recorded[1], bomb, answer=80)) == 80
+        await converse(address)
+    assert messages == [{"x": 1}] and not (tmp_path / "pwned").exists()
+    assert "the peer does not have the cluster's key" in caplog.text
+
+
+async def test_a_listener_s_own_proofs_open_none_of_its_connections(tmp_path: Path) -> None:
+    bomb = frames(pickle.dumps(Bomb(tmp_path / "pwned")))
+    async with echo(messages := []) as address:
+        host, port = address.split("://")[1].split(":")
+        hello = member(address).hello()
+        pairs = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        for _, writer in pairs[:2]:
+            writer.write(hello)
+        challenges = [await reader.readexactly(80) for reader, _ in pairs[:2]]
+        pairs[0][1].write(challenges[0][-32:] + bomb)  # its own proof
+        pairs[1][1].write(challenges[0][-32:] + bomb)  # that of another connection
+        pairs[2][1].write(challenges[0][:66] + bomb)  # a challenge as the first message
+        for reader, writer in pairs:
+            with suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 60) == b""
+            writer.close()
+        await converse(address)
+    assert messages == [{"x": 1}] and not (tmp_path / "pwned").exists()
+
+
+async def test_who_connects_does_not_take_its_own_words_for_those_of_a_member() -> None:
+    async with echo(messages := []) as address:
+
+        async def mirror(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            """Connect back to a listener of the one who connects, and hand on what it says of its hello."""
+            hello = await reader.readexactly(66)
+            answered = await raw(address, hello[:-18] + member(address).hello()[-18:], bytes(32), answer=80)
+            writer.write(answered)
+            with suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(mirror, "127.0.0.1")
+        where = f"authenticated://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(OSError, match="did not prove that it belongs to this cluster"):
+            await connect(where, timeout=60, **{ARGUMENT: KEY})
+        server.close()
+    assert messages == []
+
+
+async def test_messages_of_the_wrong_length_are_refused(tmp_path: Path) -> None:
+    bomb = frames(pickle.dumps(Bomb(tmp_path / "pwned")))
+    async with echo(messages := []) as address:
+        hello = member(address).hello()
+        for sent in (hello[:-1] + bomb, hello[:16] + bomb, hello + hello + bomb, hello + bytes(31) + bomb):
+            assert len(await raw(address, sent)) in (0, 80), "at most the challenge"
+        await converse(address)
+    assert messages == [{"x": 1}] and not (tmp_path / "pwned").exists()
+
+
 async def test_an_answer_for_ucx_is_none_for_tcp() -> None:
     async with echo([]) as address:
         port = int(address.rpartition(":")[2])
-        member = authentication.Connector(KEY, authentication.place("127.0.0.1", port))
-        challenge = await raw(address, member.hello(), bytes(32), answer=80)
+        of_ucx = authentication.Connector(KEY, authentication.place("127.0.0.1", port))
+        challenge = await raw(address, of_ucx.hello(), bytes(32), answer=80)
         with pytest.raises(hpcgpu.errors.AuthenticationError):
-            member.respond(challenge)
+            of_ucx.respond(challenge)
 
 
 async def test_an_impostor_s_listener_gets_nothing_from_who_connects() -> None:
@@ -184,7 +272,9 @@ async def test_a_peer_that_stalls_is_disconnected_in_time(caplog: pytest.LogCapt
         async with echo([]) as address:
             for sent in ((), (stranger[:20],)):
                 assert await raw(address, *sent) == b""
-    assert caplog.text.count("it did not authenticate itself within 0.3 s") == 2
+            assert len(await raw(address, member(address).hello())) == 80, "the challenge, and nobody answers it"
+            assert len(await raw(address, member(address).hello() + bytes(31))) == 80
+    assert caplog.text.count("it did not authenticate itself within 0.3 s") == 4
 
 
 async def test_a_listener_that_stops_keeps_no_connection_that_is_not_authenticated(
@@ -258,6 +348,16 @@ def test_members_work_together_and_strangers_are_refused_on_every_port(
                 return int(own.submit(sum, [4, 5]).result())
 
         assert client.submit(inside).result() == 9, "a task has a client too"
+
+        async def listens_plainly() -> str:
+            try:
+                await listen("tcp://127.0.0.1", lambda comm: None)
+            except RuntimeError as error:
+                return str(error)
+            return "it does"
+
+        said = [*client.run(listens_plainly).values(), client.run_on_scheduler(listens_plainly)]
+        assert all("refusing communication from/to tcp://127.0.0.1" in one for one in said), said
     found = ports(cluster)
     assert {int(address.rpartition(":")[2]) for address in named} <= {port for _, port in found}
     assert len(found) >= 6, "scheduler for workers and for clients, two nannies, two workers"
