@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -480,7 +481,9 @@ def measure(place: Path, jobs: int, few: int, seconds: float) -> None:
     import distributed
 
     from hpcgpu import SlurmGPUCluster, __version__
+    from hpcgpu.errors import ClusterWarning
 
+    warnings.simplefilter("ignore", ClusterWarning)  # there is no TLS, and a node dies
     traffic, queue = Traffic(), Queue(place)
     print(
         f"{time.strftime('%F')}, hpcgpu {__version__}, distributed {distributed.__version__}, Python "
@@ -505,6 +508,7 @@ def measure(place: Path, jobs: int, few: int, seconds: float) -> None:
         run.grow(few, told=False)
         run.alone("few", 12, told=False)
         cluster.adapt(minimum_jobs=few, maximum_jobs=few)
+        time.sleep(5)
         run.alone("few adapt", 5, told=False)
         run.grow(jobs, told=True)
         cluster.settle()

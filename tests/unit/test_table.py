@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import explain
 from hpcgpu.batch.slurm.reasons import REASONS
+from hpcgpu.cli import clusters
 from hpcgpu.display.jobinfo import JobInfo
 from hpcgpu.display.progress import waiting_for
 from hpcgpu.display.summary import summary
 from hpcgpu.display.table import JobTable
 from hpcgpu.display.words import listed
+from hpcgpu.remote.lookup import Found
+from hpcgpu.remote.status import ClusterStatus
+from hpcgpu.store.directory import ClusterDirectory
 
 JOB = JobInfo(
     id="1", kind="worker", name="demo-0", state="running", reason="", waited=2.0, node="n1", workers=1, log=Path("/log")
@@ -79,3 +85,36 @@ def test_reasons_that_differ_in_numbers_are_one_and_rare_ones_are_not_named() ->
 )
 def test_long_lists_are_cut(number: int, text: str) -> None:
     assert listed(str(i) for i in range(number)) == text
+
+
+@pytest.mark.parametrize(("arguments", "rows"), [((), 10), (("--all",), 993)])
+def test_the_status_of_a_cluster_with_many_jobs_is_short_unless_all_are_asked_for(
+    arguments: tuple[str, ...], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ClusterStatus(name="demo", system="slurm", directory="/clusters/demo", state="running", jobs=THOUSAND)
+    monkeypatch.setattr("hpcgpu.remote.lookup.locate", lambda name: name)
+    monkeypatch.setattr("hpcgpu.remote.status.status", lambda directory: found)
+    shown = CliRunner().invoke(clusters.status, ["demo", *arguments]).output
+    assert sum(line.split()[1:2] in (["worker"], ["scheduler"]) for line in shown.splitlines()) == rows
+    assert ("10 of them, `hpcgpu status demo --all` shows all:" in shown) is not bool(arguments)
+    told = json.loads(CliRunner().invoke(clusters.status, ["demo", "--json"]).output)
+    assert len(told["jobs"]) == 993
+
+
+@pytest.mark.parametrize(
+    ("arguments", "jobs"), [((), "25 running, 5 pending"), (("--all",), "0 (running) 1 (running) 2")]
+)
+def test_the_list_of_clusters_counts_the_jobs_of_a_large_one(
+    arguments: tuple[str, ...], jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = [
+        JobStatus(job_id=str(i), state=JobState.RUNNING if i < 25 else JobState.PENDING, name=f"demo-{i}")
+        for i in range(30)
+    ]
+    known = {"system": "slurm", "created": 0.0, "problem": "", "known": True}
+    large = Found(directory=ClusterDirectory(tmp_path / "demo"), jobs=many, **known)
+    small = replace(large, directory=ClusterDirectory(tmp_path / "small"), jobs=many[24:26])
+    monkeypatch.setattr("hpcgpu.remote.lookup.find", lambda roots, refuse: [large, small])
+    monkeypatch.setattr("hpcgpu.remote.lookup.close_ended", list)
+    shown = CliRunner().invoke(clusters.list_clusters, [*arguments]).output
+    assert jobs in shown and "24 (running) 25 (pending)" in shown

@@ -126,6 +126,25 @@ def test_fatal_differences_are_errors_and_each_is_told_once(monkeypatch: pytest.
     )
 
 
+def test_one_worker_that_joins_many_is_compared_with_all_of_them_only_if_it_has_something_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hpcgpu.software.check.collect", lambda: SOFTWARE)
+    comparison = EnvironmentCheck("error")
+    comparison.scheduler = A100
+    everybody: dict[str, dict[str, str]] = {f"w-{i}": A100 for i in range(3)}
+    assert comparison.check(everybody) == ("", "")
+    asked: list[int] = []
+
+    def joins(name: str, environment: dict[str, str]) -> tuple[str, str]:
+        everybody[name] = environment
+        return comparison.check({name: environment}, lambda: asked.append(len(everybody)) or everybody)
+
+    assert joins("w-3", dict(A100)) == ("", "") and not asked, "an environment that is known"
+    fatal, _ = joins("w-4", A100 | {"dask": "1"})
+    assert asked == [5] and "w-4" in fatal and "w-0" in fatal, "the table has the others too"
+
+
 def test_what_is_fatal_is_a_warning_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcgpu.software.check.collect", lambda: SOFTWARE)
     for mode, expected in (("warn", "fatal"), ("off", "")):
