@@ -205,6 +205,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         workers = {ws.address: ws.identity() for ws in self.scheduler.workers.values()}
         for worker in workers.values():
             del worker["metrics"], worker["last_seen"]
+            worker["resources"] = dict(worker["resources"])  # distributed changes its own in place
         return WorkerChanges(
             scheduler=self.scheduler.identity(n_workers=0), workers=self._told_workers.changes(workers, known)
         )

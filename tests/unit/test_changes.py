@@ -102,6 +102,9 @@ async def test_the_manager_knows_workers_and_their_load_though_only_changes_are_
         assert not (await extension.workers(client._workers.version))["workers"]["changed"]
         load = await client.load()
         assert load["workers"].keys() == {"demo-0", "demo-1"} and await client.load() is load, "nothing has changed"
+        [one, _] = extension.scheduler.workers.values()
+        extension.scheduler.add_resources(one.address, {"GPU": 1})
+        assert (await client.workers())[one.address]["resources"] == {"GPU": 1}
         third = await join("demo-2")
         assert await names() == {"demo-0", "demo-1", "demo-2"}
         assert (await client.load())["workers"].keys() == {"demo-0", "demo-1", "demo-2"}
