@@ -459,6 +459,31 @@ class Measured:
         self.row("the cluster closes", f"{load.seconds:.1f} s", "under 10 s")
         self.row("  CPU of the manager", f"{load.used:.1f} s")
 
+    def run(self, jobs: int, few: int, seconds: float) -> None:
+        """Measure all of it."""
+        self.grow(few, told=False)
+        self.alone("few", 12, told=False)
+        self.cluster.adapt(minimum_jobs=few, maximum_jobs=few)
+        time.sleep(5)
+        self.alone("few adapt", 5, told=False)
+        self.grow(jobs, told=True)
+        self.cluster.settle()
+        time.sleep(5)
+        self.alone("with a fixed size", seconds, aim="under 1 %")
+        self.cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs)
+        time.sleep(5)
+        self.alone("with adapt()", seconds / 2)
+        self.row("memory of the manager", f"{memory():.0f} MB", "under 200 MB")
+        self.row("  memory of the scheduler", f"{memory(str(self.scheduler)):.0f} MB")
+        self.cluster.scale(jobs=jobs)
+        self.shown("when they run")
+        self.lose_a_node()
+        self.close()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        self.row("memory of the manager at most", f"{peak:.0f} MB", "under 200 MB")
+        self.print_commands()
+        self.print_calls((few, jobs), ("few", "with a fixed size"), ("few adapt", "with adapt()"))
+
     def print_commands(self) -> None:
         """Print what the queue was asked."""
         print(f"\nCommands of the queue, and the longest command line (Linux: {ARGUMENT_LIMIT:,} B for one argument)")
@@ -504,29 +529,7 @@ def measure(place: Path, jobs: int, few: int, seconds: float) -> None:
     )
     pool = Pool(cluster.scheduler_address, 2)
     try:
-        run = Measured(cluster, queue, pool, traffic)
-        run.grow(few, told=False)
-        run.alone("few", 12, told=False)
-        cluster.adapt(minimum_jobs=few, maximum_jobs=few)
-        time.sleep(5)
-        run.alone("few adapt", 5, told=False)
-        run.grow(jobs, told=True)
-        cluster.settle()
-        time.sleep(5)
-        run.alone("with a fixed size", seconds, aim="under 1 %")
-        cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs)
-        time.sleep(5)
-        run.alone("with adapt()", seconds / 2)
-        run.row("memory of the manager", f"{memory():.0f} MB", "under 200 MB")
-        run.row("  memory of the scheduler", f"{memory(str(run.scheduler)):.0f} MB")
-        cluster.scale(jobs=jobs)
-        run.shown("when they run")
-        run.lose_a_node()
-        run.close()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-        run.row("memory of the manager at most", f"{peak:.0f} MB", "under 200 MB")
-        run.print_commands()
-        run.print_calls((few, jobs), ("few", "with a fixed size"), ("few adapt", "with adapt()"))
+        Measured(cluster, queue, pool, traffic).run(jobs, few, seconds)
     finally:
         pool.close()
         cluster.close()
