@@ -312,8 +312,10 @@ async def test_a_name_is_dialled_too() -> None:
 
 
 @pytest.fixture
-def cluster(queue: LocalQueue) -> Iterator[LocalGPUCluster]:
-    with LocalGPUCluster(**CPU, jobs=2, name="target", security="authenticated") as cluster:
+def cluster(queue: LocalQueue, request: pytest.FixtureRequest) -> Iterator[LocalGPUCluster]:
+    """A test may say by `@pytest.mark.parametrize("cluster", [...], indirect=True)` how workers start."""
+    start = getattr(request, "param", "spawn")
+    with LocalGPUCluster(**CPU, jobs=2, name="target", security="authenticated", worker_start=start) as cluster:
         cluster.wait_for_workers(2)
         yield cluster
 
@@ -328,9 +330,11 @@ def ports(cluster: LocalGPUCluster) -> list[tuple[str, int]]:
     return sorted(address for address in reached if not speaks_http(*address))
 
 
+@pytest.mark.parametrize("cluster", ["spawn", "forkserver"], indirect=True)
 def test_members_work_together_and_strangers_are_refused_on_every_port(
     cluster: LocalGPUCluster, tmp_path: Path
 ) -> None:
+    assert "workers are spawned" not in "".join(map(str, cluster.get_logs().values())), "they start as the option says"
     workers = cluster.scheduler_info["workers"]
     first, second = workers
     named = [cluster.scheduler_address, *workers, *(worker["nanny"] for worker in workers.values())]

@@ -20,6 +20,7 @@ from hpcgpu import ClusterError, SlurmGPUCluster
 from tests.conftest import told
 from tests.helpers import answers, interrupt_program
 from tests.slurm.helpers import A100, CPU, in_queue, stop
+from tests.slurm.strangers import REFUSED, attempts, other_clusters
 
 Until = Callable[..., None]
 
@@ -55,6 +56,25 @@ def test_three_jobs_of_four_gpus_shuffle_an_array(bed: SlurmBed, protocol: str) 
             assert resources == {1.0}
         assert node_of(cluster, "scheduler") == ["s0"]
     assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
+
+
+@pytest.mark.parametrize("security", [True, "authenticated"])
+def test_workers_of_two_nodes_compute_and_strangers_are_refused(
+    bed: SlurmBed, home: Path, security: bool | str
+) -> None:
+    two = SMALL | {"gpus_per_node": 1, "nodes_per_job": 2, "security": security}
+    with SlurmGPUCluster(**two, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(2)
+        first, second = workers = list(cluster.scheduler_info["workers"])
+        addresses = [cluster.scheduler_address, *workers]
+        assert {address.split("://")[0] for address in addresses} == {"tls" if security is True else "authenticated"}
+        data = client.submit(bytes, 1_000_000, workers=[first])
+        assert client.submit(len, data, workers=[second]).result() == 1_000_000, "workers talk to each other"
+        others = other_clusters(home)
+        for address in addresses:
+            assert attempts(address, others) == REFUSED
+        assert client.submit(sum, [1, 2, 3]).result() == 6
+        assert "refused a connection from " in "".join(map(str, cluster.get_logs().values()))
 
 
 def test_a_job_over_two_nodes(bed: SlurmBed) -> None:

@@ -15,6 +15,7 @@ import hpcgpu
 from hpcgpu import SlurmGPUCluster
 from hpcgpu.scripts.bundle import make, make_single
 from tests.slurm.helpers import A100
+from tests.slurm.strangers import REFUSED, TRY_STRANGERS, other_clusters
 
 Until = Callable[..., None]
 
@@ -79,8 +80,9 @@ PROGRAM = """
 import os, sys
 from distributed import Client
 with Client() as client:
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    workers = client.scheduler_info(n_workers=-1)["workers"]
     print("answer", client.submit(sum, [1, 2, 3]).result(), "workers", len(workers), flush=True)
+    print("schemes", sorted({{address.split(":")[0] for address in (*workers, client.scheduler.address)}}), flush=True)
     {rest}
 """
 
@@ -107,12 +109,18 @@ def log(script: Path) -> str:
     return path.read_text(errors="replace")
 
 
-@pytest.mark.parametrize(("protocol", "code"), [("tcp", 0), ("ucx", 7)])
-def test_a_single_job_ends_with_the_program_s_exit_code(bed: SlurmBed, home: Path, protocol: str, code: int) -> None:
-    script = single(home, "train", f"sys.exit({code})", protocol=protocol)
+@pytest.mark.parametrize(
+    ("protocol", "security", "code"), [("tcp", True, 0), ("ucx", True, 7), ("tcp", "authenticated", 0)]
+)
+def test_a_single_job_ends_with_the_program_s_exit_code(
+    bed: SlurmBed, home: Path, protocol: str, security: bool | str, code: int
+) -> None:
+    strangers = TRY_STRANGERS.format(address="client.scheduler.address", others=list(map(str, other_clusters(home))))
+    script = single(home, "train", f"{strangers}; sys.exit({code})", protocol=protocol, security=security)
     done = run("sbatch", "--wait", str(script))
     assert done.returncode == code, log(script)
-    assert "answer 6 workers 4\n" in log(script)
+    assert "answer 6 workers 4\n" in log(script) and REFUSED in log(script)
+    assert "schemes ['authenticated']" in log(script) or security is True
     [directory] = [path for path in script.parent.iterdir() if path.is_dir()]
     assert not (directory / "tls").exists() and not (directory / "contact.json").exists()
     assert empty(bed)

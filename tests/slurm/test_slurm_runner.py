@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from bed import SlurmBed
 
+from tests.slurm.strangers import REFUSED, TRY_STRANGERS, other_clusters
+
 Until = Callable[..., None]
 
 PROGRAM = """
@@ -18,7 +20,7 @@ import os, sys
 import hpcgpu
 from distributed import Client
 
-with hpcgpu.SlurmGPURunner(protocol={protocol!r}, quiet=True) as cluster:
+with hpcgpu.SlurmGPURunner(protocol={protocol!r}, security={security!r}, quiet=True) as cluster:
     with Client(cluster) as client:
         client.wait_for_workers({workers})
         workers = client.scheduler_info(n_workers=-1)["workers"]
@@ -35,7 +37,7 @@ with hpcgpu.SlurmGPURunner(protocol={protocol!r}, quiet=True) as cluster:
 
 def srun(home: Path, tasks: str, *, gpus: int, nodes: int, **program: Any) -> tuple[int, str]:
     """Run the program by srun in a job of its own; return exit code and output."""
-    (home / "program.py").write_text(PROGRAM.format(**{"protocol": "tcp", "rest": "", **program}))
+    (home / "program.py").write_text(PROGRAM.format(**{"protocol": "tcp", "security": True, "rest": "", **program}))
     script = home / "job.sh"
     gres = f"#SBATCH --gres=gpu:{gpus}\n" if gpus else ""
     script.write_text(
@@ -63,6 +65,17 @@ def test_two_nodes_of_four_gpus_compute(bed: SlurmBed, home: Path, protocol: str
     )
     assert "names 8 workers 8\n" in out and "answer 5050\n" in out
     assert "GPUs stay unused" not in out and left(bed, home) == []
+
+
+@pytest.mark.parametrize(("security", "scheme"), [(True, "tls"), ("authenticated", "authenticated")])
+def test_workers_compute_and_strangers_are_refused(
+    bed: SlurmBed, home: Path, security: bool | str, scheme: str
+) -> None:
+    strangers = TRY_STRANGERS.format(address="cluster.scheduler_address", others=list(map(str, other_clusters(home))))
+    code, out = srun(home, "--ntasks=4", gpus=2, nodes=1, workers=2, security=security, rest=strangers)
+    assert code == 0 and REFUSED in out, out
+    assert f"schemes ['{scheme}']" in out and "answer 5050\n" in out
+    assert left(bed, home) == []
 
 
 def test_fewer_worker_tasks_than_gpus_leave_some_idle_and_say_so(bed: SlurmBed, home: Path) -> None:
