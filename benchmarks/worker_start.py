@@ -30,24 +30,27 @@ class Run:
     pss: float
 
 
-def processes(job: str) -> list[Path]:
-    """Return the processes that have the job's name in their environment."""
+def processes(setting: str) -> list[Path]:
+    """Return the processes that have a setting, NAME=VALUE, in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if f"HPCGPU_JOB_NAME={job}\0".encode() in (process / "environ").read_bytes():
+            if f"{setting}\0".encode() in (process / "environ").read_bytes():
                 found.append(process)
         except OSError:
             continue
     return found
 
 
-def cpu_and_memory(job: str) -> tuple[float, float]:
+def cpu_and_memory(processes: list[Path]) -> tuple[float, float]:
     """Return CPU seconds, with those of ended children, and PSS in MiB."""
     ticks, kilobytes = 0, 0
-    for process in processes(job):
-        ticks += sum(map(int, (process / "stat").read_text().rpartition(")")[2].split()[11:15]))
-        rollup = (process / "smaps_rollup").read_text().splitlines()
+    for process in processes:
+        try:
+            ticks += sum(map(int, (process / "stat").read_text().rpartition(")")[2].split()[11:15]))
+            rollup = (process / "smaps_rollup").read_text().splitlines()
+        except OSError:  # it has ended
+            continue
         kilobytes += next(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))
     return ticks / os.sysconf("SC_CLK_TCK"), kilobytes / 1024
 
@@ -64,7 +67,7 @@ def measure(gpus: int, worker_start: str) -> Run:
         while len(cluster.scheduler_info["workers"]) < gpus:
             time.sleep(0.02)
         seconds = time.monotonic() - started
-        return Run(seconds, *cpu_and_memory(f"{cluster.name}-0"))
+        return Run(seconds, *cpu_and_memory(processes(f"HPCGPU_JOB_NAME={cluster.name}-0")))
 
 
 def main() -> None:

@@ -72,6 +72,12 @@ def _scheduler(name: str, why: str, canary: str, *issues: str, kind: Kind = Kind
     return Use(f"distributed.{name}", "distributed", kind, why, ("hpcgpu.runtime.extension",), canary, issues)
 
 
+def _server(name: str, why: str, kind: Kind = Kind.PRIVATE) -> Use:
+    """Return what the first process of a job relies on when it starts the fork server."""
+    canary = "test_python_starts_the_fork_server_by_the_function_that_hpcgpu_replaces"
+    return Use(f"multiprocessing.{name}", "CPython", kind, why, ("hpcgpu.runtime.forkserver",), canary)
+
+
 def _request(name: str, why: str) -> Use:
     """Return what the dashboard's server relies on before a request is read."""
     return Use(f"tornado.{name}", "tornado", Kind.REPLACED, why, ("hpcgpu.runtime.dashboard",), _DASHBOARD)
@@ -307,6 +313,9 @@ USES: tuple[Use, ...] = (
         ("hpcgpu.runtime.forkserver", "hpcgpu.runtime.nanny", "hpcgpu.runtime.worker"),
         "test_multiprocessing_puts_its_sockets_where_hpcgpu_says",
     ),
+    _server("util.spawnv_passfds", "makes the fork server a fork of the first process of a job", Kind.REPLACED),
+    _server("forkserver._forkserver", "a fork of the first process of a job begins with a fresh one, whose lock is free"),
+    _server("forkserver.ForkServer._forkserver_pid", "ends the fork server if its workers cannot be forks"),
     Use(
         "distributed.nanny.Nanny.instantiate",
         "distributed",

@@ -132,11 +132,11 @@ class WorkerOptions(JobOptions):
         "earlier if they hold much data. Default: a tenth of the walltime, between 30 s and 5 min.",
     )
     worker_start: str = option(
-        "spawn",
+        "forkserver",
         parse=values.choice("forkserver", "spawn"),
-        doc="How the workers of a node start: 'spawn' starts a new Python for each, 'forkserver' imports Dask once and "
-        "forks the workers, which is faster and needs less memory. Where a fork could do harm, the job spawns, and its "
-        "log says why.",
+        doc="How the workers of a node start: 'forkserver' imports Dask once and forks the workers, 'spawn' starts a "
+        "new Python for each, which is slower and needs more memory. Where a fork could do harm, the job spawns, and "
+        "its log says why.",
     )
     worker_extra_args: tuple[str, ...] = option(
         (), parse=values.lines, doc="Further arguments of the worker command. They are not expanded."

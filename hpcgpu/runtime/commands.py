@@ -29,7 +29,6 @@ def worker_command(
 ) -> list[str]:
     """Wait for the scheduler and return the full command of a worker."""
     check_interface(arguments.interface)
-    importlib.import_module("dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker")
     importlib.import_module("hpcgpu.runtime.hostcopy").register()  # for the nannies, which answer clients too
     if arguments.gpus:
         devices.correct_device_index()

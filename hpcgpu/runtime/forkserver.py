@@ -1,13 +1,14 @@
 """Workers that start from one warm process of their node: Python's fork server (option `worker_start`).
 
 Most of what a worker does at its start is to import the same modules as the workers beside it. The job's first process
-starts the fork server while it waits for the scheduler. The fork server imports these modules once, and each worker is
-a fork of it.
+imports Dask for itself, then forks the fork server, while it waits for the scheduler. The fork server imports what is
+missing, and each worker is a fork of it. So a node imports each module once.
 
 A forked worker must be what a spawned one is. What a process reads once, at its own start, is in the environment of the
-fork server: the seed of hashes, settings of the allocator, thread counts. What a process reads later comes from the
-nanny (`hpcgpu.runtime.nanny`). The fork server has one thread and no GPU library that talks to a driver. `Warm.trouble`
-asks a first fork whether that is so. If it is not, workers are spawned, and the log says why.
+job's first process: the seed of hashes, settings of the allocator, thread counts. If they are not there, this process
+starts itself again (`prepare`). What a process reads later comes from the nanny
+(`hpcgpu.runtime.nanny`). The fork server has one thread and no GPU library that talks to a driver. `Warm.trouble` asks
+a first fork whether that is so. If it is not, workers are spawned, and the log says why.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import importlib.util
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import sys
 import threading
+import types
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from hpcgpu.errors import NotTrusted
 from hpcgpu.posix.ownership import check_place
@@ -33,19 +34,24 @@ from hpcgpu.runtime import scratch
 
 __all__ = [
     "METHOD",
+    "NANNY_MODULE",
+    "NANNY_PRELOAD",
     "NANNY_PRELOAD_VARIABLE",
     "begin",
     "configured_environment",
     "finish",
     "pre_spawn_environment",
+    "prepare",
     "why_not",
 ]
 
 METHOD = "distributed.worker.multiprocessing-method"
-_NANNY_PRELOAD = "distributed.nanny.preload"
+NANNY_PRELOAD = "distributed.nanny.preload"
 NANNY_PRELOAD_VARIABLE = "DASK_DISTRIBUTED__NANNY__PRELOAD"
-_NANNY_MODULE = "hpcgpu.runtime.nanny"
+NANNY_MODULE = "hpcgpu.runtime.nanny"
 
+#: Names of variables that the job's script has set as Dask's defaults have them, and that nobody else has set.
+_PRESET = "HPCGPU_PRESET"
 #: What every worker imports. Those that are not installed are left out.
 _MODULES = (
     "distributed",
@@ -155,28 +161,14 @@ class Warm:
         return self._found
 
     def stop(self) -> None:
-        """End the fork server, which nobody uses. It may still be importing, so that no fork can tell which it is."""
-        for child in psutil.Process().children():
-            with contextlib.suppress(psutil.Error):
-                if any("multiprocessing.forkserver" in word for word in child.cmdline()):
-                    child.terminate()
+        """End the fork server, which nobody uses. It may still be importing."""
+        from multiprocessing import forkserver
+
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)  # type: ignore[attr-defined]
 
 
 def _start(*, gpus: bool, at_end: contextlib.ExitStack) -> Warm:
-    """Start the fork server.
-
-    Parameters
-    ----------
-    gpus : bool
-        Whether the workers have GPUs.
-    at_end : contextlib.ExitStack
-        Gets what the job must do at its end.
-
-    Raises
-    ------
-    OSError, NotTrusted
-        It cannot be started here.
-    """
     check_place(_PLACE)
     # The directory of the socket. One that multiprocessing makes would be left by a process that ends without Python's
     # own tidying up (`become`), or is killed.
@@ -187,13 +179,55 @@ def _start(*, gpus: bool, at_end: contextlib.ExitStack) -> Warm:
             "every user of the node could run code as you through the socket that this Python gives a fork server "
             "(CVE-2022-42919): use Python 3.11.1 or later"
         )
-    environment = pre_spawn_environment(configured_environment(), os.environ)
-    os.environ.update(environment)  # as nannies do in this process when they start a worker
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker, util
 
     forkserver.set_forkserver_preload([*_MODULES, *(_GPU_MODULES if gpus else ()), "hpcgpu.runtime.warm"])
-    forkserver.ensure_running()
-    return Warm(environment)
+    resource_tracker.ensure_running()  # a program of its own: not a fork
+    start_program = util.spawnv_passfds
+    util.spawnv_passfds = _fork  # type: ignore[assignment]
+    try:
+        forkserver.ensure_running()
+    finally:
+        util.spawnv_passfds = start_program
+    return Warm(pre_spawn_environment(configured_environment(), os.environ))
+
+
+def _fork(path: object, arguments: Sequence[str], passed: Sequence[int]) -> int:
+    """Do in a fork of this process what a new Python would do. Return the process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process:
+        # Libraries that can be forked with threads, such as OpenBLAS, have ended their own for the fork.
+        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+        if threads > 1:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            raise OSError(f"the first process of the job has {threads} threads, but may have only one before a fork")
+        return process
+    try:
+        _become_a_new_program(passed)
+        exec(arguments[-1], vars(sys.modules["__main__"]))
+    except SystemExit:
+        os._exit(0)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(1)
+
+
+def _become_a_new_program(passed: Sequence[int]) -> None:
+    """Leave behind what a fork has of its parent, and a new program has not."""
+    from multiprocessing import forkserver
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for file in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
+        if file > 2 and file not in passed:
+            with contextlib.suppress(OSError):
+                os.close(file)
+    forkserver._forkserver.__init__()  # type: ignore[misc]  # its lock is held
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.argv = ["-c"]
 
 
 def _use(command: Sequence[str], *, gpus: bool) -> list[str]:
@@ -203,10 +237,10 @@ def _use(command: Sequence[str], *, gpus: bool) -> list[str]:
 
     utils._forkserver_preload_set = True  # else distributed imports all that workers may need here, and sets its own
     if not gpus:  # `dask worker` has an argument, and does not look at the configuration
-        return [*command[:-1], "--preload-nanny", _NANNY_MODULE, command[-1]]
-    preloads = config.get(_NANNY_PRELOAD)
+        return [*command[:-1], "--preload-nanny", NANNY_MODULE, command[-1]]
+    preloads = config.get(NANNY_PRELOAD)
     preloads = [preloads] if isinstance(preloads, str) else list(preloads)
-    os.environ[NANNY_PRELOAD_VARIABLE] = repr([*preloads, _NANNY_MODULE])
+    os.environ[NANNY_PRELOAD_VARIABLE] = repr([*preloads, NANNY_MODULE])
     return list(command)
 
 
@@ -216,13 +250,17 @@ def examine(answer: Connection) -> None:
     answer.close()
 
 
+def _harmful_libraries() -> list[str]:
+    maps = Path("/proc/self/maps").read_text()
+    return [name for name in _HARMFUL_LIBRARIES if f"/{name}" in maps]
+
+
 def _harm(server: int) -> str:
     if "hpcgpu.runtime.warm" not in sys.modules:
         return "the fork server did not import the modules that workers need"
     if loaded := [name for name in _HARMFUL_MODULES if name in sys.modules]:
         return f"{loaded[0]} is imported by the modules that workers need, and must not be imported before a fork"
-    maps = Path("/proc/self/maps").read_text()
-    if loaded := [name for name in _HARMFUL_LIBRARIES if f"/{name}" in maps]:
+    if loaded := _harmful_libraries():
         return f"{loaded[0]} is loaded by the modules that workers need, and must not be loaded before a fork"
     threads = len(os.listdir(f"/proc/{server}/task"))  # noqa: PTH208
     if threads != 1:
@@ -230,28 +268,53 @@ def _harm(server: int) -> str:
     return ""
 
 
-def begin(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> Warm | None:
-    """Start the fork server of a worker job if its user wants one. Say why if its workers cannot be forks.
+def prepare(arguments: argparse.Namespace) -> bool:
+    """Return whether the workers of this job are to be forks. Say why not if their user wants them to be.
+
+    This process starts again if it has not started with what nannies set before they start a worker: its workers are to
+    be forks of it, and some variables are read at the start of a process only. The job's script has set the defaults of
+    Dask, so that this is rare. A library that has talked to the driver, to count GPUs, is not there when this process
+    has started again either.
 
     Parameters
     ----------
     arguments : argparse.Namespace
         Of `hpcgpu.runtime.launch`.
+    """
+    if arguments.worker_start != "forkserver":
+        return False
+    from dask import config
+
+    started = dict(os.environ)
+    for name in os.environ.pop(_PRESET, "").split():  # the script does not know the configuration of Dask in the job
+        os.environ.pop(name, None)
+    if why := why_not(arguments.command, config.get(METHOD, None)):
+        _say(why)
+        return False
+    environment = pre_spawn_environment(configured_environment(), os.environ)
+    os.environ.update(environment)  # as nannies do in this process when they start a worker
+    if environment.items() <= started.items() and not _harmful_libraries():
+        return True
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def begin(*, gpus: bool, at_end: contextlib.ExitStack) -> Warm | None:
+    """Fork the fork server of a worker job. Say why if its workers cannot be forks.
+
+    Parameters
+    ----------
+    gpus : bool
+        Whether the workers have GPUs.
     at_end : contextlib.ExitStack
         Gets what the job must do at its end.
     """
-    from dask import config
-
-    if arguments.worker_start != "forkserver":
+    try:
+        return _start(gpus=gpus, at_end=at_end)
+    except (OSError, NotTrusted) as error:
+        _say(str(error))
         return None
-    why = why_not(arguments.command, config.get(METHOD, None))
-    if not why:
-        try:
-            return _start(gpus=bool(arguments.gpus), at_end=at_end)
-        except (OSError, NotTrusted) as error:
-            why = str(error)
-    _say(why)
-    return None
 
 
 def finish(warm: Warm | None, command: Sequence[str], *, gpus: bool) -> list[str]:

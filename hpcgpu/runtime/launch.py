@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import shlex
 import signal
@@ -73,13 +74,15 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
     batch = batch_system(arguments.system)
     own = own_job(batch)
     choose_gpus(arguments)
+    configure(directory)
+    forks = arguments.kind == "worker" and forkserver.prepare(arguments)
     place = temporary_place(arguments)
     import_from_working_directory()
-    configure(directory)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until Dask has its own handler
     if arguments.kind == "worker":
         try:
-            warm = forkserver.begin(arguments, at_end)
+            importlib.import_module("dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker")
+            warm = forkserver.begin(gpus=bool(arguments.gpus), at_end=at_end) if forks else None
             command = worker_command(arguments, directory, batch, own)
             command = forkserver.finish(warm, command, gpus=bool(arguments.gpus))
         except BaseException:
@@ -161,7 +164,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--walltime-margin", type=float, help="seconds before the end of the walltime at which workers retire"
     )
     parser.add_argument(
-        "--worker-start", choices=["forkserver", "spawn"], default="spawn", help="how workers are started"
+        "--worker-start", choices=["forkserver", "spawn"], default="forkserver", help="how workers start"
     )
     parser.add_argument(
         "--lease", type=float, default=0.0, help="seconds without a manager after which the scheduler ends; 0: never"

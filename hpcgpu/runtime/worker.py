@@ -19,7 +19,7 @@ from dask import config
 from hpcgpu.fabric import authenticated_tcp, authentication, tls
 from hpcgpu.fabric.report import NODE
 from hpcgpu.runtime import dashboard, hostcopy
-from hpcgpu.runtime.forkserver import METHOD
+from hpcgpu.runtime.forkserver import METHOD, NANNY_MODULE, NANNY_PRELOAD
 from hpcgpu.runtime.recipients import GPUS
 from hpcgpu.software import versions
 
@@ -35,7 +35,8 @@ authenticated_tcp.install()
 tls.install()
 hostcopy.register()
 if get_inherited_fds() is not None:  # this is a fork: what its tasks start is as in a worker that was spawned
-    config.set({METHOD: "spawn"})
+    preloads = [preload for preload in config.get(NANNY_PRELOAD) if preload != NANNY_MODULE]
+    config.set({METHOD: "spawn", NANNY_PRELOAD: preloads})
     multiprocessing.set_start_method("spawn", force=True)
     multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
 

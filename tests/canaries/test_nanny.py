@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing.forkserver
+import multiprocessing.util
 import os
 import subprocess
 import sys
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import dask
@@ -112,3 +114,25 @@ if __name__ == "__main__":
     subprocess.run([sys.executable, str(program)], check=True)
     assert told.exists(), "atexit._run_exitfuncs, called at the end of a forked process, runs nothing"
     assert told.read_text() == "told ", "what is registered for the end of a forked process runs twice"
+
+
+@canary
+def test_python_starts_the_fork_server_by_the_function_that_hpcgpu_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[object, list[str], list[int]]] = []
+
+    def start(path: object, arguments: list[str], passed: list[int]) -> int:
+        started.append((path, arguments, passed))
+        return os.getpid()
+
+    server = multiprocessing.forkserver.ForkServer()
+    resource_tracker.ensure_running()
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", start)
+    server.ensure_running()
+    assert len(started) == 1, "Python does not start the fork server by multiprocessing.util.spawnv_passfds"
+    code = started[0][1][-1]
+    assert code.startswith("from multiprocessing.forkserver import main; main("), f"the fork server's program is {code}"
+    assert str(started[0][2][0]) in code, "the fork server is not told its file descriptors in its program"
+    assert server._forkserver_pid == os.getpid(), "the process of the fork server is not in _forkserver_pid"
+    os.close(server._forkserver_alive_fd)
+    server.__init__()  # type: ignore[misc]
+    assert server._forkserver_pid is None, "ForkServer.__init__ does not forget the fork server"

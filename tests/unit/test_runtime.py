@@ -20,7 +20,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-import dask
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -401,12 +400,59 @@ def test_workers_start_as_the_user_says(command: list[str], configured: str | No
     assert forkserver.why_not(command, configured) == why
 
 
-def test_workers_are_spawned_by_default_and_the_log_need_not_say_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert WorkerOptions().worker_start == "spawn"
-    arguments = argparse.Namespace(worker_start="spawn", command=[], gpus=0)
-    with contextlib.ExitStack() as at_end:
-        assert forkserver.begin(arguments, at_end) is None
+def test_workers_are_forks_by_default_and_the_log_need_not_say_why_they_are_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert WorkerOptions().worker_start == "forkserver"
+    assert not forkserver.prepare(argparse.Namespace(worker_start="spawn", command=[], gpus=0))
     assert not capsys.readouterr().err
+
+
+PROGRAM = """
+import argparse, os, sys
+from hpcgpu.runtime import forkserver
+
+print("starts", flush=True)
+assert forkserver.prepare(argparse.Namespace(worker_start="forkserver", command=[], gpus=0))
+print(hash("x"), {name: os.environ.get(name) for name in ("PYTHONHASHSEED", "OMP_NUM_THREADS", "HPCGPU_PRESET")})
+"""
+CONFIGURED = "DASK_DISTRIBUTED__NANNY__PRE_SPAWN_ENVIRON"
+FOUR = "{'OMP_NUM_THREADS': 4}"
+
+
+@pytest.mark.parametrize(
+    ("environ", "starts", "threads"),
+    [
+        ({}, 2, "1"),
+        ({"OMP_NUM_THREADS": "8"}, 2, "8"),
+        ({CONFIGURED: FOUR}, 2, "4"),
+        ("script", 1, "1"),
+        ("script, OMP_NUM_THREADS=8", 1, "8"),
+        (f"script, {CONFIGURED}={FOUR}", 2, "4"),
+        (f"script, {CONFIGURED}={FOUR}, OMP_NUM_THREADS=8", 1, "8"),
+    ],
+)
+def test_the_first_process_of_a_job_starts_again_only_if_it_lacks_what_dask_sets_before_a_worker_starts(
+    environ: dict[str, str] | str, starts: int, threads: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    if isinstance(environ, str):  # the lines of the script
+        script = (Path(__file__).parent / "golden" / "slurm-cpu.sbatch").read_text()
+        (tmp_path / "script").write_text(
+            "set -u\n" + script[script.index("export HPCGPU_PRESET") : script.index("done\n")] + 'done\nexec "$@"'
+        )
+        command = ["bash", str(tmp_path / "script"), *command]
+        environ = dict(setting.split("=") for setting in environ.split(", ")[1:])
+    names = forkserver.pre_spawn_environment(forkserver.configured_environment(), {})
+    plain = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(command, env=plain | environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    seed = "import os; print(hash('x'))"
+    expected = subprocess.run(
+        [sys.executable, "-c", seed], env=plain | {"PYTHONHASHSEED": "6640"}, capture_output=True, text=True
+    ).stdout.strip()
+    settings = {"PYTHONHASHSEED": "6640", "OMP_NUM_THREADS": threads, "HPCGPU_PRESET": None}
+    assert done.stdout.splitlines() == [*["starts"] * starts, f"{expected} {settings}"]
 
 
 @pytest.mark.parametrize(
@@ -433,44 +479,91 @@ def test_workers_are_spawned_if_the_fork_server_has_no_safe_place_for_its_socket
         place.mkdir()
         place.chmod(mode)
     monkeypatch.setattr(forkserver, "_PLACE", place)
-    arguments = argparse.Namespace(worker_start="forkserver", command=[], gpus=0)
-    with dask.config.set({forkserver.METHOD: None}), contextlib.ExitStack() as at_end:
-        assert forkserver.begin(arguments, at_end) is None
+    with contextlib.ExitStack() as at_end:
+        assert forkserver.begin(gpus=False, at_end=at_end) is None
     said = capsys.readouterr().err
     assert "workers are spawned, and each imports its modules itself: " in said and str(place) in said
 
 
+def program(text: str, place: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program of its own, which finds modules in a directory."""
+    (place / "program.py").write_text(text)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place), str(Path(hpcgpu.__file__).parents[1])])}
+    command = [sys.executable, str(place / "program.py")]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+
+
 def test_a_fork_server_that_hangs_in_its_imports_is_ended_and_workers_are_spawned(tmp_path: Path) -> None:
-    # It hangs when it has been asked for its first fork: before that, the one who asks would start another.
-    asked = tmp_path / "asked"
-    os.mkfifo(asked)
-    (tmp_path / "sitecustomize.py").write_text(f"""
-import re, select, signal, sys
-if server := re.search(r"multiprocessing.forkserver .* main.(\\d+)", " ".join(sys.orig_argv)):
-    select.select([int(server[1])], [], [])
-    open({str(asked)!r}, "w").close()
-    signal.pause()
-""")
-    (tmp_path / "program.py").write_text(f"""
-import argparse, contextlib, os, psutil
+    (tmp_path / "hangs.py").write_text("import signal\nsignal.pause()\n")
+    done = program(
+        """
+import contextlib, os, psutil
 from hpcgpu.runtime import forkserver
 
-forkserver._TIMEOUT = 0.0
-arguments = argparse.Namespace(worker_start="forkserver", command=[], gpus=0)
-with contextlib.ExitStack() as at_end:
-    warm = forkserver.begin(arguments, at_end)
-    servers = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
-    assert warm is not None and len(servers) == 1
-    open({str(asked)!r}).close()
-    assert forkserver.finish(warm, ["worker"], gpus=False) == ["worker"]
-    servers[0].wait(60)
-os._exit(0)
-""")
-    command = [sys.executable, str(tmp_path / "program.py")]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(hpcgpu.__file__).parents[1])])}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+forkserver._TIMEOUT, forkserver._MODULES = 0.0, ("hangs",)
+if __name__ == "__main__":
+    with contextlib.ExitStack() as at_end:
+        warm = forkserver.begin(gpus=False, at_end=at_end)
+        servers = [child for child in psutil.Process().children() if "resource_tracker" not in str(child.cmdline())]
+        assert warm is not None and len(servers) == 1
+        assert forkserver.finish(warm, ["worker"], gpus=False) == ["worker"]
+        servers[0].wait(60)
+    os._exit(0)
+""",
+        tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert "the fork server did not import its modules within 0 s" in done.stderr
+
+
+def test_the_fork_server_has_nothing_of_the_process_that_it_is_a_fork_of(tmp_path: Path) -> None:
+    (tmp_path / "looks.py").write_text("""
+import os, signal, sys
+from multiprocessing import forkserver
+
+found = [signal.getsignal(signal.SIGTERM), sys.argv, vars(sys.modules["__main__"]).get("MINE")]
+print(*found, len(os.listdir("/proc/self/fd")), forkserver._forkserver._lock.locked(), flush=True)
+""")
+    done = program(
+        """
+import contextlib, os, signal, sys
+from hpcgpu.runtime import forkserver
+
+forkserver._MODULES, MINE = ("looks",), "mine"
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: print("not mine"))
+    kept = open(__file__)
+    print("twice, if it is written by the fork too", end=" ")
+    with contextlib.ExitStack() as at_end:
+        warm = forkserver.begin(gpus=False, at_end=at_end)
+        warm._thread.join(60)
+        warm.stop()
+    os._exit(0)
+""",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    # the standard streams, the socket, the pipe that tells of its end, and the directory that lists them
+    told = "twice, if it is written by the fork too Handlers.SIG_DFL ['-c'] None 6 False"
+    assert done.stdout.strip() in (told, told.replace("Handlers.SIG_DFL", "0"))
+
+
+def test_workers_are_spawned_if_the_first_process_of_the_job_has_threads(tmp_path: Path) -> None:
+    done = program(
+        """
+import contextlib, os, threading, time
+from hpcgpu.runtime import forkserver
+
+if __name__ == "__main__":
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    with contextlib.ExitStack() as at_end:
+        assert forkserver.begin(gpus=False, at_end=at_end) is None
+    os._exit(0)
+""",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the first process of the job has 2 threads, but may have only one before a fork" in done.stderr
 
 
 def test_workers_are_spawned_if_every_user_could_reach_the_socket_of_the_fork_server(
@@ -479,9 +572,8 @@ def test_workers_are_spawned_if_every_user_could_reach_the_socket_of_the_fork_se
     monkeypatch.setattr(forkserver, "_PLACE", tmp_path)
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(tmp_path))  # type: ignore[attr-defined]
     monkeypatch.setattr(multiprocessing.connection, "arbitrary_address", lambda family: "\0listener-1-0")  # 3.11.0
-    arguments = argparse.Namespace(worker_start="forkserver", command=[], gpus=0)
-    with dask.config.set({forkserver.METHOD: None}), contextlib.ExitStack() as at_end:
-        assert forkserver.begin(arguments, at_end) is None
+    with contextlib.ExitStack() as at_end:
+        assert forkserver.begin(gpus=False, at_end=at_end) is None
     said = capsys.readouterr().err
     assert "workers are spawned, and each imports its modules itself: " in said and "CVE-2022-42919" in said
     assert not list(tmp_path.iterdir())
