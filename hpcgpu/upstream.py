@@ -78,6 +78,12 @@ def _server(name: str, why: str, kind: Kind = Kind.PRIVATE) -> Use:
     return Use(f"multiprocessing.{name}", "CPython", kind, why, ("hpcgpu.runtime.forkserver",), canary)
 
 
+def _nanny(name: str, why: str, module: str) -> Use:
+    """Return what a forked worker gets from its nanny."""
+    canary = "test_a_nanny_sets_before_it_starts_a_worker_what_hpcgpu_gives_the_fork_server"
+    return Use(f"distributed.nanny.Nanny.{name}", "distributed", Kind.PROTOCOL, why, (module,), canary)
+
+
 def _request(name: str, why: str) -> Use:
     """Return what the dashboard's server relies on before a request is read."""
     return Use(f"tornado.{name}", "tornado", Kind.REPLACED, why, ("hpcgpu.runtime.dashboard",), _DASHBOARD)
@@ -289,21 +295,11 @@ USES: tuple[Use, ...] = (
         ("hpcgpu.runtime.forkserver",),
         "test_distributed_leaves_what_the_fork_server_imports_alone",
     ),
-    Use(
-        "distributed.nanny.Nanny.env",
-        "distributed",
-        Kind.PROTOCOL,
-        "a forked worker gets the environment of its nanny by it",
-        ("hpcgpu.runtime.nanny",),
-        "test_a_nanny_sets_before_it_starts_a_worker_what_hpcgpu_gives_the_fork_server",
-    ),
-    Use(
-        "distributed.nanny.Nanny.pre_spawn_env",
-        "distributed",
-        Kind.PROTOCOL,
+    _nanny("env", "a forked worker gets the environment of its nanny by it", "hpcgpu.runtime.nanny"),
+    _nanny(
+        "pre_spawn_env",
         "distributed.yaml has its defaults, and a nanny adds PYTHONHASHSEED: the fork server starts with both",
-        ("hpcgpu.runtime.forkserver",),
-        "test_a_nanny_sets_before_it_starts_a_worker_what_hpcgpu_gives_the_fork_server",
+        "hpcgpu.runtime.forkserver",
     ),
     Use(
         "multiprocessing.process.BaseProcess._config",
@@ -314,7 +310,7 @@ USES: tuple[Use, ...] = (
         "test_multiprocessing_puts_its_sockets_where_hpcgpu_says",
     ),
     _server("util.spawnv_passfds", "makes the fork server a fork of the first process of a job", Kind.REPLACED),
-    _server("forkserver._forkserver", "a fork of the first process of a job begins with a fresh one, whose lock is free"),
+    _server("forkserver._forkserver", "a fork of the first process of a job begins with a fresh one"),
     _server("forkserver.ForkServer._forkserver_pid", "ends the fork server if its workers cannot be forks"),
     Use(
         "distributed.nanny.Nanny.instantiate",
