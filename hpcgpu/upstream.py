@@ -282,10 +282,7 @@ USES: tuple[Use, ...] = (
         "http1connection.HTTP1ConnectionParameters.header_timeout",
         "limits the time of a request that nobody has identified yet",
     ),
-    _request(
-        "http1connection.HTTP1ConnectionParameters.max_header_size",
-        "limits the size of a request that nobody has identified yet",
-    ),
+    _request("http1connection.HTTP1ConnectionParameters.max_header_size", "limits the size of such a request"),
     # distributed: how workers start
     Use(
         "distributed.utils._forkserver_preload_set",
@@ -296,11 +293,7 @@ USES: tuple[Use, ...] = (
         "test_distributed_leaves_what_the_fork_server_imports_alone",
     ),
     _nanny("env", "a forked worker gets the environment of its nanny by it", "hpcgpu.runtime.nanny"),
-    _nanny(
-        "pre_spawn_env",
-        "distributed.yaml has its defaults, and a nanny adds PYTHONHASHSEED: the fork server starts with both",
-        "hpcgpu.runtime.forkserver",
-    ),
+    _nanny("pre_spawn_env", "is in the environment that the fork server starts with", "hpcgpu.runtime.forkserver"),
     Use(
         "multiprocessing.process.BaseProcess._config",
         "CPython",
