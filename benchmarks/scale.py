@@ -78,9 +78,10 @@ $1 == scheduler || $1 <= run[1] { print $1 "|RUNNING|n" $1 "|" (run[2] ? run[2] 
 ' ended jobs
 """,
     "scancel": r"""
+scheduler=$(cat scheduler)
 for id in "$@"; do
     case $id in --state=PENDING) pending=1 ;; [0-9]*)
-        [ "$pending" ] || { echo "$id CANCELLED"; [ "$id" != "$(cat scheduler)" ] || kill "$(cat scheduler.pid)"; } ;;
+        [ "$pending" ] || { echo "$id CANCELLED"; [ "$id" != "$scheduler" ] || kill "$(cat scheduler.pid)"; } ;;
     esac
 done >> ended
 """,
@@ -540,7 +541,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--jobs", type=int, default=1000, help=f"worker jobs, of {WORKERS_PER_JOB} workers each")
     parser.add_argument("--few", type=int, default=10, help="jobs of the cluster that is compared")
-    parser.add_argument("--seconds", type=float, default=45.0, help="for which the cluster is left alone")
+    parser.add_argument("--seconds", type=float, default=40.0, help="for which the cluster is left alone")
     parser.add_argument("--workers-of", default="", help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
