@@ -119,7 +119,7 @@ async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Wo
         Whether the buffers are in GPU memory.
     """
     try:
-        make = _device_buffer() if device else bytearray
+        make = _device_buffer() if device else _host_buffer
         buffers = [make(size) for size in sizes]
     except Exception as error:  # each library has errors of its own for a GPU that is not there
         return {"error": f"GPU memory cannot be used: {error}"}
@@ -148,6 +148,11 @@ async def _transfer(other: Any, buffer: Any) -> float:
     began = time.perf_counter()
     await other.hpcgpu_receive(data=to_serialize(buffer))
     return time.perf_counter() - began
+
+
+def _host_buffer(size: int) -> memoryview:
+    """Return memory that distributed handles like that of arrays. It would copy a received `bytearray` once more."""
+    return memoryview(bytearray(size))
 
 
 def _device_buffer() -> Callable[[int], Any]:

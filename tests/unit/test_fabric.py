@@ -12,6 +12,7 @@ from typing import Any
 
 import dask
 import pytest
+from distributed.protocol.serialize import merge_and_deserialize, serialize
 
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
@@ -356,3 +357,11 @@ def test_ucx_gets_what_ucxx_sets_too_late_unless_it_was_set() -> None:
     assert settings.memory_type_cache({"UCX_MEMTYPE_CACHE": "y"}, {}) == {}
     for name in ("memtype-cache", "memtype_cache", "MEMTYPE-CACHE"):
         assert settings.memory_type_cache({}, {"environment": {name: "y"}}) == {}
+
+
+def test_what_bench_fabric_sends_is_not_copied_once_more_when_it_is_received() -> None:
+    header, frames = serialize(links._host_buffer(1000))
+    received = bytearray(b"".join(frames))
+    data = merge_and_deserialize(header, [memoryview(received)])
+    received[0] = 7
+    assert bytes(data) == b"\7" + bytes(999)
