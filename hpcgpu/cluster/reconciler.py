@@ -250,7 +250,8 @@ class Reconciler:
         untold = [job for job in due if job.name not in self.drainer.refused]  # else the queue did not cancel it then
         self.drainer.drain([job.name for job in due], Drain.UNWANTED)
         for job in _few(untold):
-            state.report(f"{due[job]}. Adaptive scaling is paused; `cluster.adaptive.resume()` resumes it")
+            message = f"{due[job]}. Adaptive scaling is paused; `cluster.adaptive.resume()` resumes it"
+            state.report(message, job.group.name)
         self._tell_of_others(untold, "will never start either")
 
     async def _scheduler_ended(self) -> None:
@@ -336,7 +337,7 @@ class Reconciler:
         if group.adaptive is not None:
             group.adaptive.note(message.splitlines()[0], now=self.state.now)
         if group.failures.paused:
-            self.state.report(f"{group.failures.paused}. The last one: {message}")
+            self.state.report(f"{group.failures.paused}. The last one: {message}", group.name)
             return
         wait = group.failures.next_try - self.state.now
         when = f"{f' in {wait:.0f} s' if wait > 1 else ''}{' if there is work' if group.adaptive else ''}"
@@ -350,6 +351,7 @@ class Reconciler:
         if not state.managed:
             return
         group.failures.start_anew()
+        state.failures.requested_anew(group.name)
         group.adaptive = adaptive
         group.resize(limits)
         state.dispatcher.resize(group.name, limits.maximum if limits.fixed else None)
@@ -414,7 +416,7 @@ class Reconciler:
             group.adaptive.note(message, now=now)
         message += f". Log: {job.log}\n{job.log_tail(node=job.work.absence.node)}"
         if group.failures.paused:
-            state.report(message)
+            state.report(message, group.name)
         else:
             state.messages.warn(message)
 

@@ -123,9 +123,12 @@ class ClusterState:
             job = self.registry.jobs[name]
             raise ClusterError(f"{job.kind} job {job.job_id} ({name}) will never start: {explain(job.queue_status)}")
 
-    def report(self, message: str) -> None:
-        """Warn at once, and repeat it at the next `wait_for_workers`, `repr` or `close`."""
-        self.failures.unreported.append(message)
+    def report(self, message: str, group: str = "") -> None:
+        """Warn at once, and repeat it at the next `wait_for_workers`, `repr` or `close`.
+
+        A failure of the jobs of a worker group is repeated until the user requests another size of the group.
+        """
+        self.failures.add(message, group)
         self.messages.warn(message)
         self.changed.set()
 

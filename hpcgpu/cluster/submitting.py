@@ -57,6 +57,6 @@ class Submitter:
         if group.adaptive is not None:
             group.adaptive.note(message, now=now)
         if group.failures.paused or unknown or not isinstance(error, BatchError):
-            state.report(message if for_good else f"{message}\n{group.failures.paused}".rstrip())
+            state.report(message if for_good else f"{message}\n{group.failures.paused}".rstrip(), group.name)
         else:
             state.messages.warn(f"{message}\nhpcgpu tries again in {max(0.0, group.failures.next_try - now):.0f} s.")

@@ -193,12 +193,10 @@ class ClusterFailures:
     ----------
     lost : str
         Why the cluster is lost; empty while it is not.
-    unreported : list of str
-        What the user must learn at the next call.
     """
 
     lost: str = ""
-    unreported: list[str] = field(default_factory=list)
+    _unreported: list[tuple[str, str]] = field(default_factory=list)
     _never: dict[str, int] = field(default_factory=dict)
 
     def lose(self, why: str) -> None:
@@ -207,6 +205,19 @@ class ClusterFailures:
         The first line is kept, which names the log. The exception or warning of now has the rest.
         """
         self.lost = self.lost or why.split("\n", 1)[0]
+
+    @property
+    def unreported(self) -> list[str]:
+        """What the user must learn at the next call."""
+        return [text for _, text in self._unreported]
+
+    def add(self, text: str, group: str = "") -> None:
+        """Record what the user must learn, and the worker group whose failure it is, if it is one's."""
+        self._unreported.append((group, text))
+
+    def requested_anew(self, group: str) -> None:
+        """Forget the failures of a group: the user has just set another size, so they belong to an earlier request."""
+        self._unreported = [(of, text) for of, text in self._unreported if of != group]
 
     def observe(self, statuses: Mapping[str, JobStatus]) -> None:
         """Record one poll: jobs by name."""
@@ -227,5 +238,5 @@ class ClusterFailures:
         if self.lost:
             return self.lost
         text = "\n".join(self.unreported)
-        self.unreported.clear()
+        self._unreported.clear()
         return text

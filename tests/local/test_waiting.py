@@ -15,7 +15,7 @@ from rich.console import Console
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.display.progress import Progress
-from hpcgpu.errors import SubmitLimited
+from hpcgpu.errors import ClusterError, SubmitLimited, SubmitRefused
 from tests.conftest import told
 from tests.helpers import CPU, waiting
 
@@ -55,6 +55,41 @@ def test_a_failure_before_the_next_try_is_the_reason(
             queue.cancel([job.job_id for job in cluster.workers.values()])
         words = r"the size is set to 1 job; 0 jobs exist; next submit in .* after a failure"
         until(lambda: re.search(words, waiting(cluster, 1)), lambda: f"it tells of the next try: {waiting(cluster, 1)}")
+
+
+@pytest.mark.parametrize("how", ["scale", "adapt"])
+def test_another_size_is_waited_for_without_the_failures_of_the_size_before(
+    queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def refuse(*arguments: Any, **options: Any) -> str:
+        raise SubmitRefused("invalid partition specified: gpuu")
+
+    with LocalGPUCluster(**CPU) as cluster:
+        cluster.add_worker_group("other", gpus_per_node=0, cores=1)
+        with monkeypatch.context() as patch, told("invalid partition specified: gpuu"):
+            patch.setattr(cluster.batch, "submit", refuse)
+            cluster.scale(1)
+            until(lambda: "gpuu" in repr(cluster), "the refused job is reported")
+        cluster.scale(0, worker_group="other")
+        assert "gpuu" in repr(cluster), "the size of another group says nothing of it"
+        cluster.scale(1) if how == "scale" else cluster.adapt(minimum=1, maximum=1)
+        cluster.wait_for_workers(1)
+        assert "gpuu" not in repr(cluster)
+
+
+def test_a_failure_that_no_new_request_follows_is_raised(
+    queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any, **options: Any) -> str:
+        raise SubmitRefused("invalid partition specified: gpuu")
+
+    with LocalGPUCluster(**CPU) as cluster:
+        monkeypatch.setattr(cluster.batch, "submit", refuse)
+        with told("invalid partition specified: gpuu"):
+            cluster.scale(1)
+            until(lambda: "gpuu" in repr(cluster), "the refused job is reported")
+        with pytest.raises(ClusterError, match="gpuu"):
+            cluster.wait_for_workers(1)
 
 
 def progress_on(stream: io.StringIO, *, terminal: bool, kind: str = "xterm") -> Progress:
