@@ -166,12 +166,12 @@ def theirs(world: World) -> Callable[[], None]:
     return act
 
 
-def clairvoyant(most: int, batch: int) -> Side:
+def clairvoyant(most: int, batch: int = 1, hold: int = 1) -> Side:
     """Return a side that knows the future.
 
-    It knows the waits of the queue and when work comes, and submits each job so early that its workers connect in the
-    second in which they have work. It ends a job in the second of its last task, unless work comes before a start
-    would be paid for.
+    It knows the waits of the queue and when work comes. It submits each job so early that its workers connect in the
+    second in which they have work, but not before the simulation begins. It ends a job in the second of its last task,
+    unless work comes before a start would be paid for.
 
     Parameters
     ----------
@@ -179,6 +179,8 @@ def clairvoyant(most: int, batch: int) -> Side:
         Jobs at a time.
     batch : int
         Tasks that wait for each job that is added to others.
+    hold : int
+        Tasks that wait for the first job, as long as more are to come.
     """
 
     def side(world: World) -> Callable[[], None]:
@@ -191,20 +193,31 @@ def clairvoyant(most: int, batch: int) -> Side:
                 if job.retiring or batch > 1 or world.next_burst() > world.now + STARTUP:
                     world.end(job)
             free = sum(task is None for job in world.jobs.values() for task in job.workers.values())
-            waiting = len(world.queued) - free
+            coming = sum(max(batch, PER_JOB) for job in world.jobs.values() if not job.joined)
+            waiting = len(world.queued) - free - coming
+            if not world.jobs and waiting < hold and world.next_burst() < math.inf:
+                return
             while waiting > 0 and len(world.jobs) < most and (not world.jobs or waiting >= batch):
-                job = world.add(world.now - STARTUP)
-                world.join(job)
-                world.startup += STARTUP * PER_JOB
-                world.paid += STARTUP * PER_JOB
                 waiting -= max(batch, PER_JOB)
-            if batch > 1 and not world.queued and world.next_burst() < math.inf:
-                # More workers than work: one job takes no more tasks, so that the others are full.
+                begin(world)
+            if not world.queued and world.next_burst() < math.inf:
+                # More workers than work: one job takes no more tasks, so that the others have more of them.
                 idle = sum(task is None for job in world.jobs.values() for task in job.workers.values())
                 staying = [job for job in world.jobs.values() if not job.retiring]
-                if idle and len(staying) > 1:
+                if idle >= (1 if batch > 1 else PER_JOB) and len(staying) > 1:
                     min(staying, key=lambda job: sum(task is not None for task in job.workers.values())).retiring = True
 
         return act
 
     return side
+
+
+def begin(world: World) -> None:
+    """Have a job whose workers connect now, or as soon after that as a job that was submitted at the beginning."""
+    starts = max(world.now - STARTUP, world.wait())
+    job = world.add(starts)
+    if starts + STARTUP <= world.now:
+        world.join(job)
+    started = max(0, min(STARTUP, world.now - starts))
+    world.startup += started * PER_JOB
+    world.paid += started * PER_JOB

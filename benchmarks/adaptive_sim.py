@@ -11,7 +11,10 @@ The columns: the response of a burst is the time from its submit until its last 
 GPU hours paid are those of useful work, and of `start` (a job runs, its workers have not connected), `idle` (they have
 no task) and `lost` (tasks that begin anew, because their workers were closed).
 
-The waits are synthetic: no package registry has the queue waits of a public archive of workloads.
+`clairvoyant` is the best of a family of policies that know the waits and the work to come: the least GPU hours without
+work of those that are at most 1.05 times as slow as hpcgpu, and as the peer. They wait for the queue as the others do.
+
+The waits are synthetic: no package that we found has the queue waits of a public archive of workloads.
 
 Run it with ``PYTHONHASHSEED=0 python benchmarks/adaptive_sim.py``; it takes some minutes. Without the variable the peer
 differs from run to run, as it cancels pending jobs in the order of a set.
@@ -28,7 +31,7 @@ from dataclasses import astuple, dataclass
 
 from adaptive_sides import Side, clairvoyant, ours, theirs
 from adaptive_workloads import WORKLOADS
-from adaptive_world import MAXIMUM_JOBS, World
+from adaptive_world import MAXIMUM_JOBS, PER_JOB, STARTUP, World
 
 
 @dataclass(frozen=True)
@@ -72,24 +75,28 @@ def mean(outcomes: Iterable[Outcome]) -> Outcome:
     return Outcome(*map(statistics.fmean, zip(*map(astuple, outcomes), strict=True)))
 
 
+#: Those who know the future: jobs at a time, tasks that wait for each further job, and for the first one.
+FAMILY = [
+    *((most, 1, 1) for most in (1, 2, 3, 4, 8, MAXIMUM_JOBS)),
+    *((most, batch, 1) for most in (4, MAXIMUM_JOBS) for batch in (5, 10, 20, 60)),
+    *((most, 1, 128) for most in (2, 4)),
+]
+
+
 @functools.cache
-def family(workload: str) -> list[Outcome]:
-    """Return what those who know the future get, with fewer or more jobs; the wait of the queue is nothing to them."""
-    return [
-        run(clairvoyant(most, batch), workload, 0.0, 0)
-        for most in (2, 3, 4, 5, 8, MAXIMUM_JOBS)
-        for batch in (1, 20, 60)
-    ]
+def family(workload: str, wait: float, seeds: int) -> list[Outcome]:
+    """Return what those who know the future get."""
+    return [mean(run(clairvoyant(*one), workload, wait, seed) for seed in range(seeds)) for one in FAMILY]
 
 
-def bound(workload: str, other: Outcome) -> Outcome:
+def bound(workload: str, wait: float, seeds: int, other: Outcome) -> Outcome | None:
     """Return the least GPU hours without work of those who know the future and are not slower than another."""
     fast = [
         o
-        for o in family(workload)
+        for o in family(workload, wait, seeds)
         if o.makespan <= 1.05 * other.makespan and o.mean <= 1.05 * other.mean and o.late <= 1.05 * other.late
     ]
-    return min(fast or family(workload), key=lambda o: (o.without_work, o.mean))
+    return min(fast, key=lambda o: (o.without_work, o.mean), default=None)
 
 
 def show(values: Iterable[float]) -> str:
@@ -102,6 +109,60 @@ def show(values: Iterable[float]) -> str:
 def ratio(mine: float, peer: float) -> float:
     """Return one over the other."""
     return mine / peer if peer else (1.0 if not mine else math.inf)
+
+
+def floor(workload: str) -> str:
+    """Return the GPU hours without work that no policy can spare which does the work of a workload in time."""
+    bursts, walltime = WORKLOADS[workload]
+    given = bursts()
+    if any(burst.think is not None for burst in given) or walltime is not None:
+        return ""
+    work = sum(duration for burst in given for duration, _ in burst.tasks)
+    if len(given) > MAXIMUM_JOBS * PER_JOB:
+        span = given[-1].at * len(given) / (len(given) - 1)
+        workers = work / span
+        jobs = math.ceil(workers / PER_JOB)
+        idle = (jobs * PER_JOB - workers) * span / 3600
+        return (
+            f"without a backlog: {workers:.0f} workers have work, {jobs} jobs have {jobs * PER_JOB}: {idle:.2f} idle, "
+            f"and {jobs * PER_JOB * STARTUP / 3600:.2f} for {jobs} starts"
+        )
+    if len(given) == 1 and len({duration for duration, _ in given[0].tasks}) == 1:
+        return f"{MAXIMUM_JOBS * PER_JOB * STARTUP / 3600:.2f} for the starts, if all {MAXIMUM_JOBS} jobs start"
+    return ""
+
+
+def print_bounds(workload: str, wait: float, seeds: int, mine: Outcome, peer: Outcome) -> float:
+    """Print what those who know the future get; return their GPU hours without work at the peer's pace."""
+    least = math.nan
+    for who, other in (("hpcgpu", mine), ("peer", peer)):
+        if math.isinf(other.makespan):
+            continue
+        best = bound(workload, wait, seeds, other)
+        if best is None:
+            print(f"{'':44}clairvoyant: none of the family is as fast as {who}")
+            continue
+        least = min(best.without_work, other.without_work)
+        print(f"{'':44}{'clairvoyant':12}{show(astuple(best))}   as fast as {who}")
+        if other is mine:
+            more = mine.without_work - best.without_work
+            words = "above it" if more >= 0 else "below it: no other of the family is as fast"
+            print(f"{'':44}distance: hpcgpu is {abs(more):.2f} GPU hours of start + idle {words}")
+    if text := floor(workload):
+        print(f"{'':44}bound: {text}")
+    return least
+
+
+def trade(workload: str, mine: Outcome, peer: Outcome) -> str:
+    """Return what is paid more, and what it gains."""
+    more = mine.without_work + mine.lost - peer.without_work - peer.lost
+    bursts = len(WORKLOADS[workload][0]())
+    sooner = (peer.mean - mine.mean) * bursts / 3600
+    if more < 0.005 or sooner < 0.005:
+        return ""
+    return (
+        f"hpcgpu pays {more:.2f} GPU hours more for {sooner:.2f} h less of waiting: {more / sooner:.3f} for each hour"
+    )
 
 
 def main() -> None:
@@ -124,24 +185,32 @@ def main() -> None:
             )
             print(f"{workload:44}{'hpcgpu':12}{show(astuple(mine))}")
             print(f"{'':44}{'peer':12}{show(astuple(peer))}")
-            if not arguments.no_bound:
-                best = bound(workload, mine if math.isinf(peer.makespan) else peer)
-                print(f"{'':44}{'clairvoyant':12}{show(astuple(best))}", flush=True)
-            if math.isinf(peer.makespan):
-                print(f"{'':44}{'(the peer never finishes)'}", flush=True)
-                continue
+            finishes = not math.isinf(peer.makespan)
             row = tuple(ratio(a, b) for a, b in zip(astuple(mine), astuple(peer), strict=True))
             both = ratio(mine.without_work, peer.without_work)
-            print(f"{'':44}{'ratio':12}{show(row)}   start + idle {both:.2f}", flush=True)
-            ratios.append((row[5], both, row[3]))
+            if finishes:
+                print(f"{'':44}{'ratio':12}{show(row)}   start + idle {both:.2f}")
+                if text := trade(workload, mine, peer):
+                    print(f"{'':44}{text}")
+            least = math.nan
+            if not arguments.no_bound:
+                least = print_bounds(workload, wait, arguments.seeds, mine, peer)
+            print(end="", flush=True)
+            if not finishes:
+                print(f"{'':44}(the peer never finishes)", flush=True)
+                continue
+            ratios.append((row[5], both, row[3], ratio(least, peer.without_work)))
             aims = {"makespan": row[0], "response": row[1], "95 % of responses": row[2]}
             missed += [f"{workload} at {wait:g} s: {aim} {r:.2f}" for aim, r in aims.items() if r > 1.05]
-            if both > 1.0:
+            if both > 1.005:
                 missed.append(f"{workload} at {wait:g} s: start + idle {both:.2f}")
-    for name, values in zip(("idle", "start + idle", "paid"), zip(*ratios, strict=True), strict=True):
+    heads = ("idle", "start + idle", "paid", "start + idle of the clairvoyant that is as fast as the peer")
+    for name, values in zip(heads, zip(*ratios, strict=True), strict=False):
         print(f"GPU hours {name}, ratios where the peer finishes: mean {statistics.fmean(values):.2f}, "
               f"largest {max(values):.2f}")  # fmt: skip
-    print("aims missed (start + idle 1.0 x, times 1.05 x):", *(missed or ["none"]), sep="\n  ")
+    if ratios and statistics.fmean(row[1] for row in ratios) > 0.6:
+        missed.append(f"mean of start + idle {statistics.fmean(row[1] for row in ratios):.2f}, and the aim is 0.6")
+    print("aims missed (start + idle 1.0 x, 0.6 x on average, times 1.05 x):", *(missed or ["none"]), sep="\n  ")
 
 
 if __name__ == "__main__":

@@ -89,8 +89,11 @@ class World:
 
     def submit(self) -> Job:
         """Ask for a job."""
-        wait = round(self.median_wait * math.exp(self.random.gauss(0.0, 1.0)))
-        return self.add(self.now + wait)
+        return self.add(self.now + self.wait())
+
+    def wait(self) -> int:
+        """Return for how long the next job waits in the queue."""
+        return round(self.median_wait * math.exp(self.random.gauss(0.0, 1.0)))
 
     def add(self, starts: int) -> Job:
         """Add a job that starts at this time."""
@@ -157,8 +160,10 @@ class World:
                     if task.left <= 0:
                         job.workers[name] = None
                         self._done(task)
-            job.idle_since = None if busy else (job.idle_since or self.now)
             self.idle += PER_JOB - busy
+        for job in self.jobs.values():
+            free = job.joined and not self.queued and not any(job.workers.values())
+            job.idle_since = (job.idle_since or self.now) if free else None
 
     def _begin(self) -> None:
         """Submit the tasks of the next burst."""

@@ -1,16 +1,30 @@
 """How long a job without work is kept, as the gaps between work so far teach it. Pure functions.
 
 A job that is kept through a gap costs its GPUs for that time. One that is released costs a start when work comes
-again, and somebody waits for it. Which is cheaper depends on how long the gaps are: they are remembered for a first
+again, and the work takes longer. Which is cheaper depends on how long the gaps are: they are remembered for a first
 job, for a second one, and so on, as work for one job may be there all the time, and work for sixteen once an hour.
+
+The last job has a price of its own. While others work, the work that comes takes a little longer without it. Without
+any, somebody waits for the queue.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Gap", "cost_of_start", "interrupted", "keep_time", "observe"]
+__all__ = [
+    "Gap",
+    "Standstill",
+    "cost_of_last",
+    "cost_of_start",
+    "delay",
+    "interrupted",
+    "keep_time",
+    "observe",
+    "observe_standstill",
+]
 
 #: Gaps that are remembered.
 _RECENT = 10
@@ -18,14 +32,20 @@ _RECENT = 10
 _LONGER = 1.25
 #: A job is kept for this time at least: one reading of the load may be wrong.
 _LEAST = 1.0
-#: And for this share of what a start costs, once a gap has ended: the last gaps say little of a pause that is rare.
-_LEAST_SHARE = 0.05
 #: And for this time while no gap has ended: a program often computes for a moment between two pieces of work.
-_FIRST = 3.0
-#: A second for which somebody waits costs as much as this many seconds of a job.
-_PRICE_OF_WAITING = 0.1
-#: No start costs more than this many seconds of a job, however long the queue is.
+#: distributed's Adaptive waits as long: three looks, one second apart.
+_FIRST = 2.0
+#: And for this share of what a start costs, the last job from the beginning, and others once a gap has ended: the last
+#: gaps say little of a pause that is rare.
+_LEAST_SHARE = 0.05
+#: A second for which a job is missing costs as much as this many seconds of it: the others work on, so that the work
+#: takes a little longer. No start costs more than the second number, however long the queue is.
+_PRICE_OF_MISSING = 0.1
 _DEAREST_START = 300.0
+#: A second by which all work is late, because no worker runs, costs as much as this many seconds of a job.
+#: No start costs more than the second number.
+_PRICE_OF_DELAY = 1.0
+_DEAREST_LAST_START = 1800.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +64,26 @@ class Gap:
     earlier: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True)
+class Standstill:
+    """When there was work and no worker.
+
+    Attributes
+    ----------
+    since : float or None
+        Since when it has been so; None while it is not.
+    jobs : int
+        Jobs that have work meanwhile.
+    earlier : tuple of float
+        How much earlier all work would have been done with one job there, oldest first. This is the length of the
+        standstill, divided by the number of jobs that had work: one job would have done its share.
+    """
+
+    since: float | None = None
+    jobs: int = 0
+    earlier: tuple[float, ...] = ()
+
+
 def observe(gaps: Sequence[Gap], needed: int, jobs: int, *, now: float) -> tuple[Gap, ...]:
     """Take note of how many jobs are needed now.
 
@@ -58,10 +98,28 @@ def observe(gaps: Sequence[Gap], needed: int, jobs: int, *, now: float) -> tuple
     now : float
     """
     known = [*gaps, *[Gap()] * (max(needed, jobs) - len(gaps))]
-    return tuple(
-        _with_work(gap, now) if rank < needed else Gap(now if gap.since is None else min(now, gap.since), gap.earlier)
-        for rank, gap in enumerate(known)
-    )
+    return tuple(_ended(gap, now) if rank < needed else _begun(gap, now) for rank, gap in enumerate(known))
+
+
+def observe_standstill(past: Standstill, needed: int, workers: bool, *, now: float) -> Standstill:
+    """Take note of whether work waits because no worker is connected.
+
+    Parameters
+    ----------
+    past : Standstill
+        What was known.
+    needed : int
+        Jobs that have work.
+    workers : bool
+        Whether there are any.
+    now : float
+    """
+    since = past.since
+    if needed and not workers:
+        return Standstill(now if since is None else min(now, since), max(past.jobs, needed), past.earlier)
+    if since is None or not workers:
+        return Standstill(earlier=past.earlier)
+    return Standstill(earlier=(*past.earlier, max(0.0, now - since) / past.jobs)[-_RECENT:])
 
 
 def interrupted(gaps: Sequence[Gap]) -> tuple[Gap, ...]:
@@ -69,7 +127,12 @@ def interrupted(gaps: Sequence[Gap]) -> tuple[Gap, ...]:
     return tuple(Gap(None, gap.earlier) for gap in gaps)
 
 
-def _with_work(gap: Gap, now: float) -> Gap:
+def _begun(gap: Gap, now: float) -> Gap:
+    """Return a gap that begins now, or that goes on."""
+    return Gap(now if gap.since is None else min(now, gap.since), gap.earlier)
+
+
+def _ended(gap: Gap, now: float) -> Gap:
     """Return a gap that has ended, if there was one."""
     if gap.since is None:
         return gap
@@ -77,7 +140,7 @@ def _with_work(gap: Gap, now: float) -> Gap:
 
 
 def cost_of_start(startup: float, wait: float | None) -> float:
-    """Return what it costs to release a job and to get another one later, in seconds of a job.
+    """Return what it costs to release a job that is not the last one, and to get it back, in seconds of a job.
 
     Parameters
     ----------
@@ -86,10 +149,31 @@ def cost_of_start(startup: float, wait: float | None) -> float:
     wait : float or None
         Seconds from a submit until then, if known.
     """
-    return min(_DEAREST_START, startup + _PRICE_OF_WAITING * (wait or 0.0))
+    return min(_DEAREST_START, startup + _PRICE_OF_MISSING * (wait or 0.0))
 
 
-def keep_time(earlier: Sequence[float], start: float) -> float:
+def cost_of_last(startup: float, late: float) -> float:
+    """Return what it costs to release the last job and to get another one later, in seconds of a job.
+
+    Parameters
+    ----------
+    startup : float
+        Seconds for which a job runs before its workers are there.
+    late : float
+        Seconds by which all work is late then.
+    """
+    return min(_DEAREST_LAST_START, startup + _PRICE_OF_DELAY * late)
+
+
+def delay(standstill: Standstill, wait: float | None) -> float:
+    """Return by how many seconds all work is late if the last job is released before it comes.
+
+    This is the median of the last times. Before the first time, it is the wait of a job.
+    """
+    return statistics.median(standstill.earlier) if standstill.earlier else wait or 0.0
+
+
+def keep_time(earlier: Sequence[float], start: float, *, last: bool = False) -> float:
     """Return for how long a job without work is kept: what would have cost least in the gaps so far.
 
     Parameters
@@ -98,12 +182,14 @@ def keep_time(earlier: Sequence[float], start: float) -> float:
         Seconds that gaps lasted.
     start : float
         What a new start costs, in seconds of a job.
+    last : bool, default False
+        Whether no job is left without it.
     """
+    least = _LEAST_SHARE * start
     if not earlier:
-        return _FIRST
+        return max(_FIRST, least) if last else _FIRST
 
     def cost(keep: float) -> float:
         return sum(gap if gap <= keep else keep + start for gap in earlier)
 
-    least = max(_LEAST, _LEAST_SHARE * start)
-    return max(least, min((0.0, *(_LONGER * gap for gap in earlier)), key=lambda keep: (cost(keep), keep)))
+    return max(_LEAST, least, min((0.0, *(_LONGER * gap for gap in earlier)), key=lambda keep: (cost(keep), keep)))

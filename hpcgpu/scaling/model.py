@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcgpu.scaling.gaps import Gap
+from hpcgpu.scaling.gaps import Gap, Standstill
 
 __all__ = ["Decision", "Demand", "History", "Hysteresis", "JobView", "Limits"]
 
@@ -157,12 +157,15 @@ class Hysteresis:
     ----------
     gaps : tuple of Gap
         When there was no work for a first job, for a second one, and so on.
+    standstill : Standstill
+        When there was work and no worker.
     over : bool
         The budget was used up. It stays so: a little of it is left once the jobs have ended, and another job would only
         start and end.
     """
 
     gaps: tuple[Gap, ...] = ()
+    standstill: Standstill = Standstill()
     over: bool = False
 
 

@@ -69,10 +69,15 @@ def decide(
         return _fixed(group)
     wish, why = _wish(group)
     unknown = history.silent or history.unread
-    known = gaps.interrupted(hysteresis.gaps) if unknown else hysteresis.gaps
-    seen = known if unknown else gaps.observe(known, wish, len(group.lasting), now=now)
-    decision = _adapted(group, wish, why, seen)
-    return replace(decision, hysteresis=Hysteresis(seen))
+    if unknown:
+        seen = Hysteresis(gaps.interrupted(hysteresis.gaps), gaps.Standstill(earlier=hysteresis.standstill.earlier))
+    else:
+        workers = any(job.workers for job in group.staying)
+        seen = Hysteresis(
+            gaps.observe(hysteresis.gaps, wish, len(group.lasting), now=now),
+            gaps.observe_standstill(hysteresis.standstill, min(demand.jobs, limits.maximum), workers, now=now),
+        )
+    return replace(_adapted(group, wish, why, seen), hysteresis=seen)
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,7 @@ def _wish(group: _Group) -> tuple[int, str]:
     return wish, why
 
 
-def _adapted(group: _Group, wish: int, why: str, seen: Sequence[gaps.Gap]) -> Decision:
+def _adapted(group: _Group, wish: int, why: str, seen: Hysteresis) -> Decision:
     """Decide for a size that follows the work."""
     missing = wish - len(group.lasting)
     if missing <= 0:
@@ -236,7 +241,7 @@ def _kept_busy(group: _Group) -> tuple[int, str]:
     )
 
 
-def _shrunk(group: _Group, wish: int, why: str, seen: Sequence[gaps.Gap]) -> Decision:
+def _shrunk(group: _Group, wish: int, why: str, seen: Hysteresis) -> Decision:
     """Release jobs that have been surplus for long enough.
 
     Pending jobs go first, then those whose workers start or are idle, and that no wanted data needs.
@@ -247,14 +252,12 @@ def _shrunk(group: _Group, wish: int, why: str, seen: Sequence[gaps.Gap]) -> Dec
     if group.history.unread:
         reason = f"{why}; {group.existing}; none is released before the scheduler reports its load"
         return Decision(target=wish, reason=reason)
-    now, lasting, surplus = group.now, group.lasting, len(group.lasting) - wish
+    now, limits, lasting, surplus = group.now, group.limits, group.lasting, len(group.lasting) - wish
     order = sorted((job for job in lasting if not job.processing), key=dispensable)[:surplus]
     # The first to be released is the job of the highest rank: work for so many jobs is rarest.
-    ranks = [seen[len(lasting) - 1 - place] for place in range(len(order))]
-    start = gaps.cost_of_start(group.startup or 0.0, group.wait)
-    given = group.limits.idle_timeout
-    keeps = [gaps.keep_time(gap.earlier, start) if given is None else given for gap in ranks]
-    since = [job.idle_since if job.workers else gap.since for job, gap in zip(order, ranks, strict=True)]
+    ranks = [len(lasting) - 1 - place for place in range(len(order))]
+    keeps = [_keep_time(group, seen, rank) for rank in ranks]
+    since = [job.idle_since if job.workers else seen.gaps[rank].since for job, rank in zip(order, ranks, strict=True)]
     spent = [now - (now if start is None else start) for start in since]
     ready = [job for job, passed, keep in zip(order, spent, keeps, strict=True) if passed >= keep]
     cancel = [job for job in ready if job.pending]
@@ -263,7 +266,7 @@ def _shrunk(group: _Group, wish: int, why: str, seen: Sequence[gaps.Gap]) -> Dec
     retire = dispensed(useless, group.jobs, lasting, surplus - len(cancel))
     if not waits and not cancel and not group.demand.jobs:
         # Those that end soon are not counted. Without any work they need not run on until then.
-        least = gaps.keep_time((), start) if given is None else given
+        least = limits.idle_timeout if limits.idle_timeout is not None else gaps.keep_time((), 0.0)
         ending = [j for j in group.staying if j not in lasting and j.idle_since is not None and not j.processing]
         stay = [job for job in lasting if job not in retire]
         retire += dispensed([j for j in ending if now - (j.idle_since or now) >= least], group.jobs, stay, len(ending))
@@ -277,22 +280,34 @@ def _shrunk(group: _Group, wish: int, why: str, seen: Sequence[gaps.Gap]) -> Dec
     elif not cancel and not retire:
         reason += "; no job has been idle for long enough"
         if order:
-            kept = f"{keeps[0]:.0f} s for which it is kept, {_experience(group, ranks[0], keeps[0])}"
+            kept = f"{keeps[0]:.0f} s for which it is kept, {_experience(group, seen, ranks[0])}"
             reason += f": {spent[0]:.0f} s of the {kept}"
     return Decision(
         target=wish, cancel=tuple(job.name for job in cancel), retire=tuple(job.name for job in retire), reason=reason
     )
 
 
-def _experience(group: _Group, gap: gaps.Gap, keep: float) -> str:
-    """Return why a job is kept for so long."""
+def _keep_time(group: _Group, seen: Hysteresis, rank: int) -> float:
+    """Return for how long the job of a rank is kept without work."""
+    if group.limits.idle_timeout is not None:
+        return group.limits.idle_timeout
+    startup, earlier = group.startup or 0.0, seen.gaps[rank].earlier
+    if rank:
+        return gaps.keep_time(earlier, gaps.cost_of_start(startup, group.wait))
+    return gaps.keep_time(earlier, gaps.cost_of_last(startup, gaps.delay(seen.standstill, group.wait)), last=True)
+
+
+def _experience(group: _Group, seen: Hysteresis, rank: int) -> str:
+    """Return why the job of a rank is kept for so long."""
     if group.limits.idle_timeout is not None:
         return "the idle_timeout"
-    if not gap.earlier:
-        return "as no gap in the work is known yet"
-    if keep > 2 * max(gap.earlier):
-        return "as the start of another one would cost much more"
-    return f"as the last {counted(len(gap.earlier), 'gap')} in the work took up to {max(gap.earlier):.0f} s"
+    earlier, late = seen.gaps[rank].earlier, 0.0 if rank else gaps.delay(seen.standstill, group.wait)
+    last = f", and without it all work would be about {late:.0f} s later" if late >= 1 else ""
+    if not earlier:
+        return f"as no gap in the work is known yet{last}"
+    if _keep_time(group, seen, rank) > 2 * max(earlier):
+        return f"as the start of another one would cost much more{last}"
+    return f"as the last {counted(len(earlier), 'gap')} in the work took up to {max(earlier):.0f} s{last}"
 
 
 def _parted(jobs: Iterable[JobView]) -> tuple[tuple[str, ...], tuple[str, ...]]:

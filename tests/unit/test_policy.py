@@ -358,7 +358,7 @@ def test_a_long_tail_gives_back_what_cannot_help() -> None:
 @pytest.mark.parametrize(
     ("earlier", "wait", "keep"),
     [
-        ((), 3600.0, 3.0),  # nothing is known: a program may compute for a moment between two pieces of work
+        ((), 3600.0, 2.0),  # nothing is known: a program may compute for a moment between two pieces of work
         ((8.0, 8.0, 4.0), 40.0, 10.0),  # gaps that are shorter than a start, and a quarter
         ((8.0, 600.0, 8.0), 40.0, 10.0),  # one long one is not waited for
         ((600.0, 500.0, 700.0), 40.0, 1.2),  # a start is cheaper
@@ -371,10 +371,60 @@ def test_a_long_tail_gives_back_what_cannot_help() -> None:
 def test_idle_jobs_are_kept_as_long_as_experience_says_that_it_pays(
     earlier: tuple[float, ...], wait: float, keep: float
 ) -> None:
-    known, history = Hysteresis((gaps.Gap(earlier=earlier),)), History(waits=[wait], startups=[20.0])
-    jobs = [idle("a", since=0.0)]
-    assert not decide(jobs, Demand(), SIXTEEN, history, known, now=keep - 0.5).acts
-    assert decide(jobs, Demand(), SIXTEEN, history, known, now=keep + 0.5).retire == ("a",)
+    known, history = Hysteresis((gaps.Gap(), gaps.Gap(earlier=earlier))), History(waits=[wait], startups=[20.0])
+    jobs, work = [idle("a", since=0.0), busy("b")], Demand(jobs=1, seconds=1e6)
+    assert not decide(jobs, work, SIXTEEN, history, known, now=keep - 0.5).acts
+    assert decide(jobs, work, SIXTEEN, history, known, now=keep + 0.5).retire == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "waited", "keep"),
+    [
+        ((128.0, 27.0, 27.0, 219.0), (920.0,), 273.75),  # somebody thinks for minutes, and would wait for a quarter
+        ((600.0, 500.0, 700.0), (900.0, 900.0, 30.0), 750.0),  # a long pause is still shorter than the wait
+        ((600.0, 500.0, 700.0), (40.0,), 3.0),  # a short wait is cheaper
+        ((600.0, 500.0, 700.0), (900.0 / 16,), 3.8),  # so is one job of the sixteen for which there is work
+        ((4000.0, 4000.0), (86400.0,), 90.0),  # no wait is worth an hour of a job
+        ((), (1780.0,), 90.0),  # a first pause is shorter than the wait, but how much is not known
+        ((), (20.0,), 2.0),
+    ],
+)
+def test_the_last_job_is_kept_as_long_as_the_wait_for_another_one_is_worth(
+    earlier: tuple[float, ...], waited: tuple[float, ...], keep: float
+) -> None:
+    known = Hysteresis((gaps.Gap(earlier=earlier),), gaps.Standstill(earlier=waited))
+    history = History(waits=[60.0], startups=[20.0])
+    assert not decide([idle("a", since=0.0)], Demand(), SIXTEEN, history, known, now=keep - 0.5).acts
+    assert decide([idle("a", since=0.0)], Demand(), SIXTEEN, history, known, now=keep + 0.5).retire == ("a",)
+
+
+def test_the_reason_says_what_the_last_job_spares() -> None:
+    known = Hysteresis((gaps.Gap(earlier=(128.0, 219.0)),), gaps.Standstill(earlier=(920.0, 1400.0)))
+    kept = decide([idle("a", since=0.0)], Demand(), SIXTEEN, History(startups=[20.0]), known, now=100.0)
+    assert kept.reason == (
+        "there is no work; 1 job exists; no job has been idle for long enough: 100 s of the 274 s for which it is "
+        "kept, as the last 2 gaps in the work took up to 219 s, and without it all work would be about 1160 s later"
+    )
+
+
+def test_how_late_work_is_without_a_job_is_learned() -> None:
+    history, limits = History(), Limits(maximum=16)
+    work = Demand(jobs=2, seconds=math.inf, waiting=100.0, task=1.0)
+    known = decide([], Demand(), limits, history, now=0.0).hysteresis
+    known = decide([], work, limits, history, known, now=10.0).hysteresis
+    waiting = [pending("a"), pending("b")]
+    known = decide(waiting, replace(work, jobs=4), limits, history, known, now=20.0).hysteresis
+    assert known.standstill == gaps.Standstill(since=10.0, jobs=4)
+    silent = decide(waiting, work, limits, History(silent=True), known, now=30.0).hysteresis
+    assert silent.standstill == gaps.Standstill(), "it is not known whether there is work"
+    known = decide([busy("a"), pending("b")], work, limits, history, known, now=210.0).hysteresis
+    assert known.standstill == gaps.Standstill(earlier=(50.0,)), "one job would have done a quarter of the work"
+    known = decide([], work, limits, history, known, now=300.0).hysteresis
+    known = decide([], Demand(), limits, history, known, now=400.0).hysteresis
+    assert known.standstill == gaps.Standstill(earlier=(50.0,)), "the work was cancelled"
+    assert decide([], work, limits, history, known, now=9.0).hysteresis.standstill.since == 9.0
+    stepped = gaps.observe_standstill(gaps.Standstill(since=50.0, jobs=1), 1, False, now=20.0)
+    assert stepped == gaps.Standstill(since=20.0, jobs=1), "the clock stepped"
 
 
 def test_on_a_long_queue_jobs_survive_a_pause_that_is_rare() -> None:
