@@ -203,9 +203,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     async def workers(self, known: str = "") -> WorkerChanges:
         """Return which workers there are: what has changed since the version that the manager knows."""
         workers = {ws.address: ws.identity() for ws in self.scheduler.workers.values()}
-        for worker in workers.values():
-            del worker["metrics"], worker["last_seen"]
-            worker["resources"] = dict(worker["resources"])  # distributed changes its own in place
+        for facts in workers.values():
+            del facts["metrics"], facts["last_seen"]
+            facts["resources"] = dict(facts["resources"])  # distributed changes its own in place
         return WorkerChanges(
             scheduler=self.scheduler.identity(n_workers=0), workers=self._told_workers.changes(workers, known)
         )
