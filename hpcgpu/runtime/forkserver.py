@@ -52,6 +52,8 @@ NANNY_MODULE = "hpcgpu.runtime.nanny"
 
 #: Names of variables that the job's script has set as Dask's defaults have them, and that nobody else has set.
 _PRESET = "HPCGPU_PRESET"
+#: Is in the environment of a first process that has started again.
+_AGAIN = "HPCGPU_STARTED_AGAIN"
 #: What every worker imports. Those that are not installed are left out.
 _MODULES = (
     "distributed",
@@ -274,7 +276,8 @@ def prepare(arguments: argparse.Namespace) -> bool:
     This process starts again if it has not started with what nannies set before they start a worker: its workers are to
     be forks of it, and some variables are read at the start of a process only. The job's script has set the defaults of
     Dask, so that this is rare. A library that has talked to the driver, to count GPUs, is not there when this process
-    has started again either.
+    has started again either. It starts again once at most: a library may be there each time, by ``LD_PRELOAD``. Then
+    `Warm.trouble` finds it.
 
     Parameters
     ----------
@@ -293,8 +296,9 @@ def prepare(arguments: argparse.Namespace) -> bool:
         return False
     environment = pre_spawn_environment(configured_environment(), os.environ)
     os.environ.update(environment)  # as nannies do in this process when they start a worker
-    if environment.items() <= started.items() and not _harmful_libraries():
+    if os.environ.pop(_AGAIN, "") or (environment.items() <= started.items() and not _harmful_libraries()):
         return True
+    os.environ[_AGAIN] = "1"
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -455,6 +455,18 @@ def test_the_first_process_of_a_job_starts_again_only_if_it_lacks_what_dask_sets
     assert done.stdout.splitlines() == [*["starts"] * starts, f"{expected} {settings}"]
 
 
+def test_a_library_that_is_there_at_each_start_does_not_let_the_first_process_start_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_bytes(b"x" * 4096)  # as a profiler's LD_PRELOAD would load it
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import mmap\nwith open({str(tmp_path / 'libcuda.so.1')!r}) as file:\n"
+        "    there = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
+    )
+    environ = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:-1] == ["starts"] * 2
+
+
 @pytest.mark.parametrize(
     ("configured", "environ", "expected"),
     [
