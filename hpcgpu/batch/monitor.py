@@ -195,7 +195,7 @@ class Monitor:
             return
         if answer.job_ids >= self.alive():
             self.answered_at = now
-        known = {job_id: self.views[job_id] for job_id in answer.job_ids}
+        known = {job_id: self.views[job_id] for job_id in answer.job_ids if job_id in self.views}
         self.views.update(observe(known, answer.queue, answer.accounting, now=now, grace=self.grace))
         states = {job_id: view.status.state for job_id, view in list(self.views.items())}
         unsettled = any(state in (JobState.PENDING, JobState.UNKNOWN) for state in states.values())

@@ -12,15 +12,15 @@ from typing import Any
 
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.monitor import Monitor
-from hpcgpu.display.words import listed
+from hpcgpu.display.words import MANY, listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, NameLost, Superseded
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory
 
-__all__ = ["Dispatcher"]
+__all__ = ["SUBMITS_AT_ONCE", "Dispatcher"]
 
-_SUBMITS_AT_ONCE = 4
+SUBMITS_AT_ONCE = 4
 
 
 class Dispatcher:
@@ -46,7 +46,7 @@ class Dispatcher:
         self.token = directory.token()
         self.manager = manager
         self.monitor = Monitor(batch)
-        self.submits = asyncio.Semaphore(_SUBMITS_AT_ONCE)
+        self.submits = asyncio.Semaphore(SUBMITS_AT_ONCE)
         self.cancelled: set[str] = set()
         self.closing = False
         self._ids: dict[str, str] = {}
@@ -286,7 +286,9 @@ class Dispatcher:
         """Return how the user cancels the jobs that are left."""
         with contextlib.suppress(OSError):
             if not self.directory.is_of(self.token):  # `hpcgpu stop` would stop the other cluster
-                return "Cancel them with the batch system's own command"
+                left = self.left()
+                which = f": {' '.join(left)}" if len(left) > MANY else ""  # the message names the first ones only
+                return f"Cancel them with the batch system's own command{which}"
         return f"`hpcgpu stop {self.directory.path.name}` cancels what is left"
 
     def left(self) -> list[str]:

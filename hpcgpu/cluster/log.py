@@ -47,4 +47,4 @@ class MessageLog:
 
     def text(self) -> str:
         """Return the log."""
-        return "\n".join(f"{time.strftime('%F %T', time.localtime(at))} {text}" for at, text in self.lines)
+        return "\n".join(f"{time.strftime('%F %T', time.localtime(at))} {text}" for at, text in list(self.lines))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 
 from hpcgpu.batch.reasons import explain
 from hpcgpu.cluster.adaptive import GPUAdaptive
@@ -231,6 +232,7 @@ class Reconciler:
             for job in self.state.registry.worker_jobs
             if isinstance(job.phase, Ended) and job.phase.noted and self._new_end(job) is None
         ]
+        settled.sort(key=_ended_at)
         for job in settled[: max(0, len(settled) - KEPT_ENDS)]:
             job.group.forget(job, now=self.state.now)
             self.state.registry.remove(job)
@@ -296,12 +298,15 @@ class Reconciler:
         The next decision replaces them, unless too many have failed in a row.
         """
         told = _few([job for job, phase in ended if not phase.presumed])
+        messages = dict[WorkerJob, str]()
         crashed: list[str] = []
         for job, phase in ended:
             phase.handled = True
-            if self._worker_job_ended(job, phase, told=job in told).crashed and phase.work.joined_at is not None:
+            if job in told:
+                messages[job] = job.failure_report()  # state and message must be from the same moment
+            if self._worker_job_ended(job, phase).crashed and phase.work.joined_at is not None:
                 crashed += units.workers_of(job.name, job.group.options)
-        self._tell_of_others([job for job, phase in ended if not phase.presumed], "ended")
+        self._tell_of_ends([job for job, phase in ended if not phase.presumed], messages)
         if crashed and self.state.client is not None:
             with suppress(OSError, TimeoutError):
                 await self.state.client.crashed(crashed)
@@ -312,36 +317,43 @@ class Reconciler:
             infos = [job.info(now=self.state.now) for job in others]
             self.state.messages.warn(f"{counted(len(others), 'more worker job')} {what}: {summary(infos)}")
 
-    def _worker_job_ended(self, job: WorkerJob, phase: Ended, *, told: bool) -> Outcome:
-        """Record the end of a job that was not drained, and report it; return how it ended."""
-        state, group, now = self.state, job.group, self.state.now
+    def _worker_job_ended(self, job: WorkerJob, phase: Ended) -> Outcome:
+        """Record the end of a job that was not drained; return how it ended."""
+        state, group = self.state, job.group
         if phase.presumed:
             there = sum(other.group is group for other in state.registry.active.values())
             if group.limits.fixed and there < group.limits.maximum:  # its place goes with it, and no other's
                 group.resize(replace(group.limits, maximum=group.limits.maximum - 1))
             return Outcome.EXPECTED
-        # reads the log: state and message must be from the same moment
-        outcome, message = (
-            job.outcome,
-            job.failure_report(),
-        )
-        group.failures.job_ended(outcome, job.queue_status.node, now=now)
-        if told:
-            self._tell_of_end(group, message)
-        else:
-            state.messages.log(message.split("\n", 1)[0])
+        outcome = job.outcome
+        group.failures.job_ended(outcome, job.queue_status.node, now=state.now)
         return outcome
 
-    def _tell_of_end(self, group: WorkerGroup, message: str) -> None:
-        """Report a job that ended too early, and whether it is replaced."""
-        if group.adaptive is not None:
-            group.adaptive.note(message.splitlines()[0], now=self.state.now)
+    def _tell_of_ends(self, jobs: list[WorkerJob], messages: dict[WorkerJob, str]) -> None:
+        """Report jobs that ended too early, and for each group whether they are replaced."""
+        last = {job.group: job for job in jobs if job in messages}
+        for group, job in {job.group: job for job in jobs}.items():
+            if group.failures.paused and group not in last:
+                last[group], messages[job] = job, job.failure_report()
+        for job in jobs:
+            message, group = messages.get(job, ""), job.group
+            if message and group.adaptive is not None:
+                group.adaptive.note(message.splitlines()[0], now=self.state.now)
+            if message and group.failures.paused and job is last[group]:
+                self.state.report(f"{group.failures.paused}. The last one: {message}", group.name)
+            elif message:
+                self.state.messages.warn(f"{message}{self._replaces(group)}")
+            else:
+                self.state.messages.log(f"worker job {job.job_id} ({job.name}) {job.queue_status.state.value}")
+        self._tell_of_others(jobs, "ended")
+
+    def _replaces(self, group: WorkerGroup) -> str:
+        """Return when a job that ended is replaced."""
         if group.failures.paused:
-            self.state.report(f"{group.failures.paused}. The last one: {message}", group.name)
-            return
+            return ""
         wait = group.failures.next_try - self.state.now
         when = f"{f' in {wait:.0f} s' if wait > 1 else ''}{' if there is work' if group.adaptive else ''}"
-        self.state.messages.warn(f"{message}\nhpcgpu replaces it{when}.")
+        return f"\nhpcgpu replaces it{when}."
 
     # Decide
 
@@ -451,6 +463,10 @@ class Reconciler:
         told = [f"worker job {job.job_id} ({job.name}) {job.shortage(now=self.state.now)}" for job in _few(jobs)]
         others = len(jobs) - len(told)
         return [*told, f"{others} more worker jobs lack workers"] if others else told
+
+
+def _ended_at(job: WorkerJob) -> float:
+    return job.phase.at if isinstance(job.phase, Ended) else inf
 
 
 def _few(jobs: list[WorkerJob]) -> list[WorkerJob]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from hpcgpu.cluster.dispatcher import SUBMITS_AT_ONCE
 from hpcgpu.cluster.phases import Planned, Submitting
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.worker_job import WorkerJob
@@ -20,6 +23,7 @@ class Submitter:
 
     def __init__(self, state: ClusterState) -> None:
         self.state = state
+        self._turns = asyncio.Semaphore(SUBMITS_AT_ONCE)
 
     def submit_planned(self) -> None:
         """Begin to submit each job that is planned."""
@@ -34,9 +38,13 @@ class Submitter:
         """Submit a job; a failure is reported now and at the user's next call."""
         state, scheduler = self.state, self.state.scheduler
         try:
-            await job.submit(scheduler.dependency if scheduler is not None else None)
-            job.observe(now=state.now)
-            job.group.failures.submitted()
+            async with self._turns:
+                if job.group.failures.may_submit(now=state.now):
+                    await job.submit(scheduler.dependency if scheduler is not None else None)
+                    job.observe(now=state.now)
+                    job.group.failures.submitted()
+                else:  # the queue has refused another one meanwhile: this one is planned again when it may be submitted
+                    state.registry.remove(job)
         except Exception as error:
             state.registry.remove(job)
             if isinstance(error, Superseded):

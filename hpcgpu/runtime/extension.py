@@ -375,5 +375,9 @@ def _wanted(worker: WorkerState, at_most: int) -> int:
     in the scheduler. Tasks that are not computed yet want what they depend on. `at_most` results are looked at.
     """
     sample = list(itertools.islice(worker.has_what, at_most))
-    wanted = sum(max(1, ts.get_nbytes()) / max(1, len(ts.who_has or ())) for ts in sample if ts.who_wants or ts.waiters)
-    return math.ceil(wanted * len(worker.has_what) / len(sample)) if sample else 0
+    wanted: float = sum(
+        max(1, ts.get_nbytes()) / max(1, len(ts.who_has or ())) for ts in sample if ts.who_wants or ts.waiters
+    )
+    if len(sample) < len(worker.has_what):
+        wanted *= worker.nbytes / sum(max(1, ts.get_nbytes()) for ts in sample)
+    return math.ceil(wanted)

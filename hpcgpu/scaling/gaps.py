@@ -168,9 +168,13 @@ def cost_of_last(startup: float, late: float) -> float:
 def delay(standstill: Standstill, wait: float | None) -> float:
     """Return by how many seconds all work is late if the last job is released before it comes.
 
-    This is the median of the last times. Before the first time, it is the wait of a job.
+    This is the median of the last times. Before the first time, or if jobs come sooner by now, it is the wait of a job.
     """
-    return statistics.median(standstill.earlier) if standstill.earlier else wait or 0.0
+    known = [
+        *([statistics.median(standstill.earlier)] if standstill.earlier else []),
+        *([] if wait is None else [wait]),
+    ]
+    return min(known, default=0.0)
 
 
 def keep_time(earlier: Sequence[float], start: float, *, last: bool = False) -> float:

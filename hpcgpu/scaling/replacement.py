@@ -159,6 +159,10 @@ class Failures:
         """Record a limit of the site: there are as many jobs as there may be."""
         self.full, self._full_until = words, now + _FULL_FOR
 
+    def may_submit(self, *, now: float) -> bool:
+        """Whether nothing is known that speaks against a submit."""
+        return not self.paused and not self.full and now >= self.next_try
+
     def submitted(self) -> None:
         """Record an accepted submit."""
         self.refused = 0

@@ -393,7 +393,7 @@ def test_the_last_job_is_kept_as_long_as_the_wait_for_another_one_is_worth(
     earlier: tuple[float, ...], waited: tuple[float, ...], keep: float
 ) -> None:
     known = Hysteresis((gaps.Gap(earlier=earlier),), gaps.Standstill(earlier=waited))
-    history = History(waits=[60.0], startups=[20.0])
+    history = History(waits=[86400.0], startups=[20.0])
     assert not decide([idle("a", since=0.0)], Demand(), SIXTEEN, history, known, now=keep - 0.5).acts
     assert decide([idle("a", since=0.0)], Demand(), SIXTEEN, history, known, now=keep + 0.5).retire == ("a",)
 
@@ -423,6 +423,7 @@ def test_how_late_work_is_without_a_job_is_learned() -> None:
     known = decide([], Demand(), limits, history, known, now=400.0).hysteresis
     assert known.standstill == gaps.Standstill(earlier=(50.0,)), "the work was cancelled"
     assert decide([], work, limits, history, known, now=9.0).hysteresis.standstill.since == 9.0
+    assert gaps.delay(gaps.Standstill(earlier=(7200.0,)), 20.0) == 20.0, "jobs come sooner by now"
     stepped = gaps.observe_standstill(gaps.Standstill(since=50.0, jobs=1), 1, False, now=20.0)
     assert stepped == gaps.Standstill(since=20.0, jobs=1), "the clock stepped"
 

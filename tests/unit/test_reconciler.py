@@ -392,6 +392,21 @@ async def test_a_site_that_allows_no_more_jobs_is_asked_again_later(site: Site) 
     assert len(site.registry.active) == 3
 
 
+async def test_of_many_jobs_that_the_queue_refuses_a_few_are_tried(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    await site.begin(2)
+    for refusal in (SubmitLimited("QOSMaxSubmitJobPerUserLimit"), SubmitRefused("Invalid account")):
+        site.queue.refusal, tried = refusal, len(site.directory.submits())
+        await site.scale(200)
+        await site.passes(290, step=10)
+        assert len(site.directory.submits()) - tried <= 4, "as many as are submitted at a time"
+        assert len(site.registry.active) == 2
+    site.queue.refusal = None
+    await site.scale(30)
+    await site.passes(20)
+    assert len(site.registry.active) == 30
+
+
 async def test_a_submit_that_may_have_been_accepted_is_told(site: Site) -> None:
     site.queue.refusal = AmbiguousSubmit("Slurm did not say whether it accepted job 'demo-2'")
     await site.scale(3)
@@ -1522,6 +1537,28 @@ async def test_of_many_jobs_that_end_together_a_few_are_told_and_the_rest_is_sum
     assert site.warned[3] == "27 more worker jobs ended: 27 node_fail: its node failed (27)"
     assert charged == [["demo-0"]], "one call for all"
     assert len([text for text in site.logged if "node_fail" in text]) == 27, "the cluster's log has each"
+
+
+async def test_after_many_jobs_end_together_the_user_learns_that_they_are_not_replaced(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    await site.begin(30)
+    for number, name in enumerate(list(site.registry.active)):
+        site.says(name, JobState.NODE_FAIL if number < 3 else JobState.FAILED, end=site.now)
+        site.loses(name)
+    await site.polled()
+    assert not any("replaces it" in text for text in site.warned)
+    with pytest.raises(ClusterError, match="27 worker jobs failed in a row; they are not replaced until you call"):
+        site.state.check()
+
+
+async def test_the_jobs_that_are_forgotten_are_those_that_ended_first(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler_module, "KEPT_ENDS", 1)
+    for name in ("demo-1", "demo-0"):
+        await site.ends(name, JobState.TIMEOUT)
+        await site.passes(10)
+    assert "demo-1" not in site.registry.jobs and "demo-0" in site.registry.jobs
 
 
 async def test_many_jobs_that_can_never_start_are_cancelled_by_one_command(tmp_path: Path) -> None:

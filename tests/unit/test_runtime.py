@@ -310,9 +310,9 @@ def test_each_worker_has_the_affinity_and_the_memory_of_its_own_gpu(
 
 
 def test_the_load_tells_the_bytes_that_somebody_wants_each_once() -> None:
-    def result(*, wants: int = 0, waits: int = 0, copies: int = 1) -> Any:
+    def result(*, wants: int = 0, waits: int = 0, copies: int = 1, nbytes: int = 100) -> Any:
         return SimpleNamespace(
-            who_wants=["client"] * wants, waiters=["task"] * waits, who_has=range(copies), get_nbytes=lambda: 100
+            who_wants=["client"] * wants, waiters=["task"] * waits, who_has=range(copies), get_nbytes=lambda: nbytes
         )
 
     held = [result(wants=1), result(waits=1), result(wants=2, copies=2), result()]
@@ -320,8 +320,10 @@ def test_the_load_tells_the_bytes_that_somebody_wants_each_once() -> None:
     assert _wanted(worker, 1000) == 0
     worker.has_what = held
     assert _wanted(worker, 1000) == 250, "the half of what another worker holds too"
-    worker.has_what = held * 1000
+    worker.has_what, worker.nbytes = held * 1000, 400_000
     assert _wanted(worker, 400) == 250_000, "a sample stands for all"
+    worker.has_what, worker.nbytes = [*[result(wants=1, nbytes=10**8)] * 200, *[result(wants=1)] * 2000], 2 * 10**10
+    assert _wanted(worker, 200) == 2 * 10**10, "not more than it holds"
 
 
 async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is_late_enough() -> None:
