@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from distributed import Client, NannyPlugin
 
@@ -169,7 +170,10 @@ def test_forked_workers_are_what_spawned_workers_are(
 
 
 def alive(process: int) -> bool:
-    return Path(f"/proc/{process}").exists()
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE  # in a container perhaps nobody waits for it
+    except psutil.NoSuchProcess:
+        return False
 
 
 def socket_of(process: int) -> Path:
