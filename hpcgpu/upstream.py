@@ -62,9 +62,7 @@ _OPENSSL = ("python/cpython#148594", "python/cpython#81891")
 
 def _cluster(name: str, why: str, *issues: str, canary: str) -> Use:
     """Return what the cluster's class, which is a SpecCluster, relies on."""
-    return Use(
-        f"distributed.deploy.{name}", "distributed", Kind.PRIVATE, why, ("hpcgpu.cluster",), canary, tuple(issues)
-    )
+    return Use(f"distributed.deploy.{name}", "distributed", Kind.PRIVATE, why, ("hpcgpu.cluster",), canary, issues)
 
 
 def _scheduler(name: str, why: str, canary: str, *issues: str, kind: Kind = Kind.PROTOCOL) -> Use:
@@ -304,6 +302,7 @@ USES: tuple[Use, ...] = (
     ),
     _server("util.spawnv_passfds", "makes the fork server a fork of the first process of a job", Kind.REPLACED),
     _server("forkserver._forkserver", "a fork of the first process of a job begins with a fresh one"),
+    _server("resource_tracker._resource_tracker", "a fork of the first process of a job begins without one"),
     _server("forkserver.ForkServer._forkserver_pid", "ends the fork server if its workers cannot be forks"),
     Use(
         "distributed.nanny.Nanny.instantiate",

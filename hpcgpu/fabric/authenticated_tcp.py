@@ -138,11 +138,17 @@ class Backend(tcp.TCPBackend):  # type: ignore[misc]
 
 
 class _NeverPlain:
-    """A connector or listener of plain TCP that refuses who has the key of a cluster."""
+    """A connector or listener of plain TCP that refuses who has the key of a cluster.
+
+    What a process may do that has the key and TLS, Dask's option ``distributed.comm.require-encryption`` says.
+    """
 
     def _check_encryption(self, address: str, connection_args: Mapping[str, Any]) -> None:
         super()._check_encryption(address, connection_args)  # type: ignore[misc]
-        if authentication.key_of(connection_args) is not None:
+        encrypts = authentication.ARGUMENT not in connection_args and dask.config.get(
+            "distributed.comm.require-encryption", None
+        )
+        if not encrypts and authentication.key_of(connection_args) is not None:
             raise RuntimeError(
                 f"the connections of this cluster are authenticated, refusing communication from/to tcp://{address}"
             )

@@ -220,7 +220,7 @@ def _fork(path: object, arguments: Sequence[str], passed: Sequence[int]) -> int:
 
 def _become_a_new_program(passed: Sequence[int]) -> None:
     """Leave behind what a fork has of its parent, and a new program has not."""
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for file in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
@@ -228,6 +228,7 @@ def _become_a_new_program(passed: Sequence[int]) -> None:
             with contextlib.suppress(OSError):
                 os.close(file)
     forkserver._forkserver.__init__()  # type: ignore[misc]  # its lock is held
+    resource_tracker._resource_tracker.__init__()  # type: ignore[misc]  # its pipe is closed
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = ["-c"]
 
@@ -288,20 +289,26 @@ def prepare(arguments: argparse.Namespace) -> bool:
         return False
     from dask import config
 
-    started = dict(os.environ)
-    for name in os.environ.pop(_PRESET, "").split():  # the script does not know the configuration of Dask in the job
+    started, preset = dict(os.environ), os.environ.pop(_PRESET, "").split()
+    for name in preset:  # the script does not know the configuration of Dask in the job
         os.environ.pop(name, None)
     if why := why_not(arguments.command, config.get(METHOD, None)):
         _say(why)
         return False
     environment = pre_spawn_environment(configured_environment(), os.environ)
     os.environ.update(environment)  # as nannies do in this process when they start a worker
-    if os.environ.pop(_AGAIN, "") or (environment.items() <= started.items() and not _harmful_libraries()):
+    right = environment.items() <= started.items() and environment.keys() >= set(preset) & started.keys()
+    if os.environ.pop(_AGAIN, "") or (right and not _harmful_libraries()):
         return True
     os.environ[_AGAIN] = "1"
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    try:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    except OSError as error:
+        del os.environ[_AGAIN]
+        _say(f"{sys.executable} cannot be started again: {error.strerror}")
+        return False
 
 
 def begin(*, gpus: bool, at_end: contextlib.ExitStack) -> Warm | None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.errors import BatchError, BatchUnavailable
@@ -23,7 +24,9 @@ from hpcgpu.store.directory import ClusterDirectory, Contact
 __all__ = ["Leaving"]
 
 #: Seconds between two attempts to retire workers: the scheduler does not answer, or their data fits nowhere else.
-_AGAIN = 5.0
+_AGAIN, _AGAIN_SELDOM = 5.0, 30.0
+#: Seconds between two queries of a queue that has not answered for long.
+_QUERY_SELDOM = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,31 +69,47 @@ class Leaving:
         asyncio.run(self.retire())
 
     def query(self) -> float | None:
-        """Return what the queue says of the end of this job, epoch seconds; None if it has no end, or cannot say."""
-        while True:
-            time.sleep(query_after(self.walltime, random.random()))
+        """Return the end of this job, epoch seconds; None if it has no end.
+
+        That is what the queue says. As long as it does not answer, it is asked less and less often. If it still has not
+        answered when the workers would have to leave by the walltime that the script requests, that counts.
+        """
+        began, pause, problem = time.time(), query_after(self.walltime, random.random()), ""
+        requested = None if self.walltime is None else began + self.walltime
+        latest = inf if self.walltime is None else began + lifetime(self.walltime, self.margin)
+        while time.time() + pause < latest:
+            time.sleep(pause)
+            told = problem
             try:
                 status = self.batch.poll([self.own.job_id]).get(self.own.job_id)
-            except BatchUnavailable:  # it may answer later
-                continue
+                if status is not None:
+                    return status.end
+                problem = "the queue does not know the job"
+            except BatchUnavailable as error:  # it may answer later
+                problem = str(error)
             except BatchError as error:
-                _say(
-                    f"the end of this job's walltime is not known here: {error} Only the manager of the cluster "
-                    "retires its workers in time"
-                )
-                return None
-            if status is not None:
-                return status.end
+                problem = str(error)
+                break
+            if problem != told:
+                _say(f"the end of this job's walltime is not known yet: {problem}")
+            pause = min(2 * pause, _QUERY_SELDOM)
+        instead = "only the manager of the cluster" if requested is None else "the walltime of its script"
+        _say(f"the end of this job's walltime is not known here, so {instead} says when its workers retire: {problem}")
+        return requested
 
     async def retire(self) -> None:
         """Let the scheduler move the data of the workers and close them; this process ends with the last of them."""
+        pause, told = _AGAIN, ""
         while True:
             try:
                 async with scheduler_of(self.directory, self.contact) as scheduler:
                     await scheduler.retire_workers(names=list(self.names), close_workers=True, remove=True)
-            except OSError:
-                pass
-            await asyncio.sleep(_AGAIN)
+            except Exception as error:  # also what fails in the scheduler: the next attempt may succeed
+                if repr(error) != told:
+                    told = repr(error)
+                    _say(f"the workers of this job did not retire yet: {told}")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _AGAIN_SELDOM)
 
 
 def _sleep_until(moment: float) -> None:

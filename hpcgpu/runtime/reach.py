@@ -31,6 +31,8 @@ __all__ = ["SchedulerWatch", "answers", "check_alone", "scheduler_of", "wait_for
 #: Seconds without a contact after which a worker job first polls for the scheduler job, at the earliest; and its poll
 #: interval. There may be a thousand worker jobs that start together, so their first polls are spread over an interval.
 FIRST_POLL, _POLL_INTERVAL = 15.0, 60.0
+#: Seconds after which a scheduler job that the queue does not know has ended: the second poll finds that.
+_GRACE = 45.0
 
 
 def answers(contact: Contact, directory: ClusterDirectory) -> bool:
@@ -94,7 +96,7 @@ class SchedulerWatch:
         before: Callable[[], None] = lambda: None,
     ) -> None:
         self.directory = directory
-        self.monitor = Monitor(batch, cadence=cadence or Cadence())
+        self.monitor = Monitor(batch, cadence=cadence or Cadence(), grace=_GRACE)
         self._before = before
 
     @property

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import io
 import os
 import sys
 from multiprocessing import util
+from typing import Any
 
 __all__: list[str] = []
 
@@ -37,10 +39,29 @@ def _end_as_spawned(_: object) -> None:
 def _tidy_up(done: list[bool]) -> None:
     if not done:
         atexit._run_exitfuncs()
-    for file in gc.get_objects():
-        if isinstance(file, io.IOBase) and not file.closed and file.writable():
-            with contextlib.suppress(OSError, ValueError):
-                file.flush()
+    files, archives = list[io.IOBase](), list[Any]()
+    for one in gc.get_objects():
+        with contextlib.suppress(Exception):  # a proxy of what is gone, a file that is detached
+            if isinstance(one, _archives()):
+                archives.append(one)
+            elif isinstance(one, io.IOBase) and not one.closed and one.writable():
+                files.append(one)
+    for finish in (*(file.flush for file in files), *(one.close for one in archives), *(file.flush for file in files)):
+        with contextlib.suppress(Exception):  # it is closed, or its disk is full
+            finish()
+    ctypes.CDLL(None).fflush(None)
+
+
+def _archives() -> tuple[type, ...]:
+    """Return the types of files that have an end of their own, of modules that are imported."""
+    names = (
+        ("zipfile", "ZipFile"),
+        ("tarfile", "TarFile"),
+        ("gzip", "GzipFile"),
+        ("bz2", "BZ2File"),
+        ("lzma", "LZMAFile"),
+    )
+    return tuple(getattr(sys.modules[module], name) for module, name in names if module in sys.modules)
 
 
 os.register_at_fork(after_in_child=_own_random_numbers)

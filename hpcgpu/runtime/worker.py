@@ -35,7 +35,9 @@ authenticated_tcp.install()
 tls.install()
 hostcopy.register()
 if get_inherited_fds() is not None:  # this is a fork: what its tasks start is as in a worker that was spawned
-    preloads = [preload for preload in config.get(NANNY_PRELOAD) if preload != NANNY_MODULE]
+    preloads = config.get(NANNY_PRELOAD)
+    if not isinstance(preloads, str):  # one name, which is the user's
+        preloads = [preload for preload in preloads if preload != NANNY_MODULE]
     config.set({METHOD: "spawn", NANNY_PRELOAD: preloads})
     multiprocessing.set_start_method("spawn", force=True)
     multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]

@@ -136,3 +136,7 @@ def test_python_starts_the_fork_server_by_the_function_that_hpcgpu_replaces(monk
     os.close(server._forkserver_alive_fd)
     server.__init__()  # type: ignore[misc]
     assert server._forkserver_pid is None, "ForkServer.__init__ does not forget the fork server"
+    tracker = type(resource_tracker._resource_tracker)()
+    tracker._fd = tracker._pid = 1
+    tracker.__init__()  # type: ignore[misc]
+    assert tracker._fd is tracker._pid is None, "ResourceTracker.__init__ does not forget the resource tracker"

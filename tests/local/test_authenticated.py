@@ -107,6 +107,21 @@ async def test_who_has_the_key_neither_listens_nor_connects_without_the_challeng
     plain.stop()
 
 
+async def test_a_process_of_a_cluster_with_tls_is_told_by_the_option_of_dask_what_it_may_do_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ucx.key").write_text(KEY.hex())
+    monkeypatch.setenv(authentication.VARIABLE, str(tmp_path / "ucx.key"))
+    with dask.config.set({"distributed.comm.require-encryption": True}):
+        plain = await listen("tcp://127.0.0.1", lambda comm: comm.write("hello"), require_encryption=False)
+        comm = await connect(plain.contact_address, timeout=60, require_encryption=False)
+    assert await comm.read() == "hello"
+    await comm.close()
+    plain.stop()
+    with pytest.raises(RuntimeError, match="connections of this cluster are authenticated"):
+        await listen("tcp://127.0.0.1", lambda comm: None)
+
+
 async def test_a_program_that_requires_encryption_is_not_given_less() -> None:
     with pytest.raises(RuntimeError, match="encryption required"):
         await listen("authenticated://127.0.0.1", lambda comm: None, require_encryption=True, **{ARGUMENT: KEY})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shutil
 import signal
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,13 +254,26 @@ def test_a_forked_worker_gets_what_plugins_of_its_nanny_set_and_ends_as_a_spawne
 ) -> None:
     def leave_things_open(place: str) -> None:
         import atexit
+        import gzip
+        import io
+        import weakref
+        import zipfile
         from pathlib import Path
 
         import distributed
 
-        worker = distributed.get_worker()
+        class Gone:
+            pass
+
+        worker, detached = distributed.get_worker(), io.TextIOWrapper(io.BytesIO())
+        detached.detach()
+        worker.odd = [weakref.proxy(Gone()), detached]  # what is there already when the files are looked for
         worker.left_open = (Path(place) / "left open").open("w")
         worker.left_open.write("the end of a result")
+        worker.compressed = gzip.open(Path(place) / "compressed", "wt")  # noqa: SIM115
+        worker.compressed.write("the end of a result")
+        worker.archive = zipfile.ZipFile(Path(place) / "archive", "w")
+        worker.archive.writestr("result", "the end of a result")
         atexit.register((Path(place) / "atexit").touch)
 
     with LocalGPUCluster(**GPU, jobs=1) as cluster, Client(cluster) as client:
@@ -273,6 +288,9 @@ def test_a_forked_worker_gets_what_plugins_of_its_nanny_set_and_ends_as_a_spawne
         client.restart()
     until(lambda: (home / "left open").read_text() == "the end of a result", "the worker flushes its files")
     assert (home / "atexit").exists()
+    until(lambda: zipfile.is_zipfile(home / "archive"), "the worker closes its archives")
+    with gzip.open(home / "compressed", "rt") as compressed:
+        assert compressed.read() == "the end of a result"
 
 
 def test_a_worker_is_spawned_if_the_fork_server_cannot_be_reached_or_lacks_a_package_and_the_log_says_so(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,8 +109,50 @@ def test_a_node_without_the_commands_of_the_queue_says_so_in_the_log(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     site.remove("squeue", monkeypatch)
+    began = clock.now
     a_job(slurm)._watch()
-    assert not retired
-    said = capfd.readouterr().err
-    assert "the end of this job's walltime is not known here: `squeue` was not found on the PATH" in said
-    assert "Only the manager of the cluster retires its workers in time" in said
+    assert len(retired) == 1 and clock.now == began + 2 * HOUR - 150, "as the script requests"
+    replace(a_job(slurm), walltime=None)._watch()
+    assert len(retired) == 1
+    not_known, _, nobody = capfd.readouterr().err.splitlines()
+    assert "the walltime of its script says when its workers retire: `squeue` was not found on the PATH" in not_known
+    assert "only the manager of the cluster says when its workers retire: `squeue` was not found on the PATH" in nobody
+
+
+def test_a_queue_that_never_answers_is_asked_less_and_less_often_and_the_log_says_so_once(
+    slurm: Slurm, site: Site, clock: Clock, retired: list[Leaving], capfd: pytest.CaptureFixture[str]
+) -> None:
+    began = clock.now
+    for _ in range(20 * slurm.attempts):
+        site.fault("squeue", stdout="", stderr="slurm_load_jobs error: Unable to contact slurm controller\n", rc=1)
+    job = replace(a_job(slurm), walltime=6 * HOUR)
+    job._watch()
+    assert len(retired) == 1 and clock.now == began + 6 * HOUR - 150
+    assert len(site.calls("squeue")) < 20 * slurm.attempts
+    not_yet, from_script, _ = capfd.readouterr().err.splitlines()
+    assert "is not known yet: " in not_yet and "Unable to contact slurm controller" in not_yet
+    assert "so the walltime of its script says when its workers retire" in from_script
+
+
+async def test_workers_retire_at_a_later_attempt_if_one_fails_in_the_scheduler(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    attempts: list[list[str]] = []
+
+    class Scheduler:
+        async def retire_workers(self, names: list[str], **options: bool) -> None:
+            attempts.append(names)
+            if len(attempts) < 3:
+                raise KeyError("tls://10.0.0.3:1234")  # as one that leaves meanwhile
+            raise asyncio.CancelledError
+
+    @contextlib.asynccontextmanager
+    async def scheduler_of(*_: object) -> AsyncIterator[Scheduler]:
+        yield Scheduler()
+
+    monkeypatch.setattr(leaving, "scheduler_of", scheduler_of)
+    monkeypatch.setattr(leaving, "_AGAIN", 0.0)
+    with pytest.raises(asyncio.CancelledError):
+        await a_job(slurm).retire()
+    assert attempts == [["w"]] * 3
+    assert capfd.readouterr().err.count("did not retire yet: KeyError") == 1

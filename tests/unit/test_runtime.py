@@ -431,11 +431,12 @@ FOUR = "{'OMP_NUM_THREADS': 4}"
         ("script", 1, "1"),
         ("script, OMP_NUM_THREADS=8", 1, "8"),
         (f"script, {CONFIGURED}={FOUR}", 2, "4"),
+        (f"script, {CONFIGURED}={{'OMP_NUM_THREADS': None}}", 2, None),
         (f"script, {CONFIGURED}={FOUR}, OMP_NUM_THREADS=8", 1, "8"),
     ],
 )
 def test_the_first_process_of_a_job_starts_again_only_if_it_lacks_what_dask_sets_before_a_worker_starts(
-    environ: dict[str, str] | str, starts: int, threads: str, tmp_path: Path
+    environ: dict[str, str] | str, starts: int, threads: str | None, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", PROGRAM]
     if isinstance(environ, str):  # the lines of the script
