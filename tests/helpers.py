@@ -288,13 +288,14 @@ def waiting(cluster: GPUCluster, n: int) -> str:
 
 
 def two_of_four_are_missing(cluster: GPUCluster) -> bool:
-    """Whether the table of jobs says that node 1 of the first worker job has no workers."""
+    """Whether the table of jobs says that node 1 of the first worker job has no workers, and a log why."""
     reason = next(job.reason for job in cluster.jobs if job.kind == "worker")
     words = (
         r"2 of 4 workers on its node 1 missing, \d+ s after the first connected; "
         r"replaced if they do not connect within \d+ s"
     )
-    return re.fullmatch(words, reason) is not None
+    logs = [path.read_bytes() for path in cluster.directory.logs.rglob("*") if path.is_file()]
+    return re.fullmatch(words, reason) is not None and any(b"no driver here" in log for log in logs)
 
 
 def have_their_gpus(cluster: GPUCluster) -> None:
