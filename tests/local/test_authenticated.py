@@ -386,10 +386,10 @@ def test_members_work_together_and_strangers_are_refused_on_every_port(
             struct.pack("<Q", 2**62) + os.urandom(100),
             os.urandom(4096),
         ):
-            with socket.create_connection((host, port), timeout=60) as stranger:
+            with socket.create_connection((host, port), timeout=150) as stranger:
                 stranger.sendall(message)
                 assert answer(stranger) == b"", f"port {port} answers a stranger"
-        with pytest.raises(OSError), socket.create_connection((host, port), timeout=60) as stranger:
+        with pytest.raises(OSError), socket.create_connection((host, port), timeout=150) as stranger:
             anonymous().wrap_socket(stranger)
     for address in named:
         for scheme in ("tcp", "authenticated"):
