@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from distributed import Client, Event, get_worker
 from distributed.comm import connect, listen
 
 from hpcgpu import ClusterError, GPUCluster
+from hpcgpu import connect as connect_to
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cli.output import OUTPUTS
 from hpcgpu.cluster.phases import Drain
@@ -351,3 +352,23 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+def workers_retire_without_a_manager(
+    cluster: GPUCluster, submit: Callable[[Path], str], names: Callable[[], Iterable[str]], until: Callable[..., None]
+) -> str:
+    """Leave a cluster named ``short`` alone: its job ends in time, and its data moves to one that is submitted by hand.
+
+    Return the id of that job.
+    """
+    cluster.wait_for_workers(1)
+    [script] = cluster.directory.path.glob("worker.*")
+    cluster.detach()
+    with connect_to("short", quiet=True) as client:
+        kept = client.scatter({"answer": 42}, hash=False)["answer"]
+        later = submit(script)
+        until(lambda: "short-0" not in names(), "the first job ends", timeout=250)
+        assert kept.result() == 42, "its data moved to the job that was submitted with a longer walltime"
+        [first] = cluster.directory.logs.glob("short-0*")
+        assert "the walltime of this job ends soon: its workers retire" in first.read_text()
+    return later

@@ -20,7 +20,15 @@ from fake_pbs import Site
 import hpcgpu
 from hpcgpu import ClusterError, PBSGPUCluster
 from tests.conftest import told
-from tests.helpers import GPU, a_refused_request_pauses, interrupt_program, kill_program, names, tasks
+from tests.helpers import (
+    GPU,
+    a_refused_request_pauses,
+    interrupt_program,
+    kill_program,
+    names,
+    tasks,
+    workers_retire_without_a_manager,
+)
 from tests.helpers import PBS_CPU as CPU
 
 Until = Callable[..., None]
@@ -126,17 +134,11 @@ def test_without_a_manager_workers_retire_before_the_walltime_that_their_job_rea
 ) -> None:
     options = CPU | {"walltime": "60s", "walltime_margin": "30s", "scheduler": {"walltime": "1h"}}
     cluster = PBSGPUCluster(**options, name="short", jobs=1)
-    cluster.wait_for_workers(1)
-    script, logs = cluster.directory.path / "worker.pbs", cluster.directory.logs
-    cluster.detach()
-    with hpcgpu.connect("short", quiet=True) as client:
-        kept = client.scatter({"answer": 42}, hash=False)["answer"]
-        later = pbs.run("qsub", "-l", "walltime=01:00:00", str(script)).stdout.strip()
-        until(lambda: "short-0" not in in_queue(pbs), "the first job ends", timeout=250)
-        assert kept.result() == 42, "its data moved to the job that was submitted with a longer walltime"
-        [first] = logs.glob("short-0*")
-        assert "the walltime of this job ends soon: its workers retire" in first.read_text()
-        pbs.run("qdel", later)
+
+    def submit(script: Path) -> str:
+        return pbs.run("qsub", "-l", "walltime=01:00:00", str(script)).stdout.strip()
+
+    pbs.run("qdel", workers_retire_without_a_manager(cluster, submit, lambda: in_queue(pbs), until))
     PBSGPUCluster.from_name("short").close()
 
 

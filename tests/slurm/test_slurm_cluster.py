@@ -15,10 +15,9 @@ import pytest
 from bed import SlurmBed
 from distributed import Client
 
-import hpcgpu
 from hpcgpu import ClusterError, SlurmGPUCluster
 from tests.conftest import told
-from tests.helpers import answers, interrupt_program
+from tests.helpers import answers, interrupt_program, workers_retire_without_a_manager
 from tests.slurm.helpers import A100, CPU, in_queue, stop
 from tests.slurm.strangers import REFUSED, attempts, other_clusters
 
@@ -223,19 +222,14 @@ def test_without_a_manager_workers_retire_before_the_walltime_that_their_job_rea
     short: dict[str, Any] = CPU | {"walltime": "2m", "walltime_margin": "1m"}
     short["scheduler"] = short["scheduler"] | {"walltime": "1h"}
     cluster = SlurmGPUCluster(**short, name="short", jobs=1)
-    cluster.wait_for_workers(1)
-    script, log = cluster.directory.path / "worker.sbatch", cluster.directory.logs
-    cluster.detach()
-    with hpcgpu.connect("short", quiet=True) as client:
-        kept = client.scatter({"answer": 42}, hash=False)["answer"]
+
+    def submit(script: Path) -> str:
         argv = ["sbatch", "--parsable", "--time=60", str(script)]
-        later = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
-        until(lambda: "short-0" not in in_queue(bed), "the first job ends", timeout=250)
-        assert kept.result() == 42, "its data moved to the job that was submitted with a longer walltime"
-        [first] = log.glob("short-0-*.log")
-        assert "the walltime of this job ends soon: its workers retire" in first.read_text()
-        assert sorted(in_queue(bed)) == ["short", "short-scheduler"]
-        subprocess.run(["scancel", later], check=True)
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+    later = workers_retire_without_a_manager(cluster, submit, lambda: in_queue(bed), until)
+    assert sorted(in_queue(bed)) == ["short", "short-scheduler"]
+    subprocess.run(["scancel", later], check=True)
     stop("short")
 
 
