@@ -15,7 +15,7 @@ release = version = hpcgpu.__version__
 
 extensions = ["sphinx.ext.autodoc", "numpydoc", "hpcgpu.sphinx"]
 exclude_patterns = ["_build"]
-html_theme = "furo"
+html_theme = "pydata_sphinx_theme"
 html_title = f"hpcgpu {version}"
 default_role = "code"
 smartquotes = False  # it makes a dash of --gres and curly quotes: what is copied from a page would not work

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpcgpu.display.jobinfo import JobInfo
     from hpcgpu.errors import NotTrusted
     from hpcgpu.remote.lookup import Found
-    from hpcgpu.remote.status import ClusterStatus
+    from hpcgpu.remote.snapshot import Snapshot
     from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = [
@@ -165,9 +165,9 @@ def status(name: str, every: bool, as_json: bool) -> None:
               hpcgpu status demo --json | jq -r .dashboard
     """
     from hpcgpu.remote.lookup import locate
-    from hpcgpu.remote.status import status as status_of
+    from hpcgpu.remote.snapshot import snapshot
 
-    found = status_of(locate(name))
+    found = snapshot(locate(name))
     if as_json:
         show_json(found.as_json())
     else:
@@ -196,7 +196,7 @@ def dashboard(name: str) -> None:
     click.echo(link)
 
 
-def _print(found: ClusterStatus, every: bool) -> None:
+def _print(found: Snapshot, every: bool) -> None:
     kept = ", continues without the program that started it" if found.detached else ""
     if found.state == "not launched":
         launch = Path(found.directory) / "launch.sh"

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 from hpcgpu.checks.lines import LineJSON
 from hpcgpu.display.jobinfo import JobJSON
 from hpcgpu.fabric.report import MeasurementJSON
-from hpcgpu.remote.status import StatusJSON
+from hpcgpu.remote.snapshot import SnapshotJSON
 
 __all__ = ["OUTPUTS", "CheckJSON", "ListedClusterJSON", "OptionJSON", "ProfileJSON", "StartedJSON"]
 
@@ -89,7 +89,7 @@ class ProfileJSON(TypedDict):
 OUTPUTS: dict[str, Any] = {
     "start": StartedJSON,
     "list": list[ListedClusterJSON],
-    "status": StatusJSON,
+    "status": SnapshotJSON,
     "scale": list[JobJSON],
     "check": CheckJSON,
     "bench-fabric": list[MeasurementJSON],

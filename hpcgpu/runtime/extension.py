@@ -12,7 +12,7 @@ import logging
 import math
 import pickle
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import distributed.scheduler
@@ -27,7 +27,7 @@ from hpcgpu.fabric.security import HAS_GPU
 from hpcgpu.runtime import hostcopy, recipients, resources
 from hpcgpu.runtime.changes import Told
 from hpcgpu.runtime.manager_process import Unattended
-from hpcgpu.runtime.wire import LoadChanges, ManagerState, WaitingWork, WorkerChanges, WorkerLoad
+from hpcgpu.runtime.wire import GroupState, LoadChanges, ManagerState, WaitingWork, WorkerChanges, WorkerLoad
 from hpcgpu.software import versions
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._heard = time.monotonic() + _FIRST_HEARTBEAT
         self._manager = 0
         self._about = ""
+        self._groups: list[GroupState] = []
+        self._warnings: list[str] = []
         self._present = False
         self._left = -1
         self.unattended: Unattended | None = None
@@ -139,13 +141,16 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     # The manager's lease
 
-    async def heartbeat(self, manager: int = 0, about: str = "") -> int:
+    async def heartbeat(
+        self, manager: int = 0, about: str = "", groups: Sequence[GroupState] = (), warnings: Sequence[str] = ()
+    ) -> int:
         """Record a manager's heartbeat and the state of its scaling; return the highest manager number.
 
         Heartbeats of earlier managers do not count.
         """
         if manager >= self._manager and manager != self._left:
             self._manager, self._heard, self._about, self._present = manager, time.monotonic(), about, True
+            self._groups, self._warnings = list(groups), list(warnings)
         return self._manager
 
     async def goodbye(self, manager: int) -> None:
@@ -158,7 +163,14 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         """Return who manages the cluster."""
         present = self._present and time.monotonic() - self._heard < _SILENT
         problem = self.unattended.problem if self.unattended is not None else ""
-        return ManagerState(number=self._manager, present=present, about=self._about, problem=problem)
+        return ManagerState(
+            number=self._manager,
+            present=present,
+            about=self._about,
+            problem=problem,
+            groups=self._groups,
+            warnings=self._warnings,
+        )
 
     async def manage(self) -> str:
         """Start the manager that runs in the scheduler job, as ``adapt.json`` in the cluster directory requests.

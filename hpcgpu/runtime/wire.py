@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-__all__ = ["Changes", "Load", "LoadChanges", "ManagerState", "WaitingWork", "WorkerChanges", "WorkerLoad"]
+__all__ = [
+    "Changes",
+    "GPUState",
+    "GroupState",
+    "Load",
+    "LoadChanges",
+    "ManagerState",
+    "WaitingWork",
+    "WorkerChanges",
+    "WorkerLoad",
+]
 
 
 class WorkerLoad(TypedDict):
@@ -71,6 +81,45 @@ class WorkerChanges(TypedDict):
     workers: Changes
 
 
+class GPUState(TypedDict):
+    """One GPU, as its worker's last heartbeat reported it: the answer of ``hpcgpu_gpus`` is a list of these."""
+
+    #: The name of its Dask worker.
+    worker: str
+    node: str
+    #: What the driver calls this GPU, such as ``NVIDIA A100-SXM4-40GB``; empty if it does not say.
+    model: str
+    #: Per cent of the time in which it computes; None if the driver does not say.
+    utilization: float | None
+    #: Bytes; None if the driver does not say.
+    memory_used: int | None
+    memory_total: int | None
+    #: Watts; None if the driver does not say.
+    power: float | None
+    #: Seconds since 1970 since when it computes nothing; None while it computes.
+    idle_since: float | None
+
+
+class GroupState(TypedDict):
+    """A worker group, as the manager reports it with its heartbeats."""
+
+    name: str
+    #: Worker jobs that the manager wants; null where it has not decided yet.
+    target: int | None
+    #: Limits of adaptive scaling; both null where the user sets the number of jobs.
+    minimum: int | None
+    maximum: int | None
+    #: Why it has as many jobs as it has.
+    reason: str
+    #: Why no more jobs are submitted; empty if they are.
+    paused: str
+    #: GPU hours used so far, and the budget; null if there is none.
+    gpu_hours: float
+    maximum_gpu_hours: float | None
+    #: Seconds that its jobs usually wait; null if none has started yet.
+    usual_wait: float | None
+
+
 class ManagerState(TypedDict):
     """Who manages the cluster: the answer of ``hpcgpu_state``."""
 
@@ -81,3 +130,7 @@ class ManagerState(TypedDict):
     about: str
     #: What went wrong with the manager in the scheduler job.
     problem: str
+    #: What it reports of each worker group; empty before its first report.
+    groups: list[GroupState]
+    #: Failures and warnings that the user has not seen yet.
+    warnings: list[str]

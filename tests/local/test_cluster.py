@@ -24,7 +24,7 @@ from hpcgpu import ClusterError, LocalGPUCluster, OptionError, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster import unattended
 from hpcgpu.errors import BatchError, BatchUnavailable, ClusterExists, ClusterWarning, SubmitRefused
-from hpcgpu.remote.status import status
+from hpcgpu.remote.snapshot import snapshot
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running, told
 from tests.helpers import CPU, GPU, block_queue, decide_now, have_their_gpus, in_queue, poll_now, start_program
@@ -375,7 +375,7 @@ def test_the_scheduler_may_run_in_the_client_s_process(queue: LocalQueue) -> Non
             assert client.submit(sum, [1, 2]).result() == 3
         with pytest.raises(ClusterError, match="runs in this process"):
             cluster.scheduler_script()
-        assert status(cluster.directory).manager == str(cluster.directory.manager()) != ""
+        assert snapshot(cluster.directory).manager == str(cluster.directory.manager()) != ""
         with pytest.raises(ClusterError, match=r"has no scheduler job.*Call `adapt` in that program"):
             unattended.request(cluster.directory, "default", {"maximum_jobs": 2})
         assert not cluster.directory.detached

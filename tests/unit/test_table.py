@@ -19,7 +19,7 @@ from hpcgpu.display.summary import summary
 from hpcgpu.display.table import JobTable
 from hpcgpu.display.words import listed
 from hpcgpu.remote.lookup import Found
-from hpcgpu.remote.status import ClusterStatus
+from hpcgpu.remote.snapshot import Snapshot
 from hpcgpu.store.directory import ClusterDirectory
 
 JOB = JobInfo(
@@ -91,9 +91,9 @@ def test_long_lists_are_cut(number: int, text: str) -> None:
 def test_the_status_of_a_cluster_with_many_jobs_is_short_unless_all_are_asked_for(
     arguments: tuple[str, ...], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = ClusterStatus(name="demo", system="slurm", directory="/clusters/demo", state="running", jobs=THOUSAND)
+    found = Snapshot(time=0.0, name="demo", system="slurm", directory="/clusters/demo", state="running", jobs=THOUSAND)
     monkeypatch.setattr("hpcgpu.remote.lookup.locate", lambda name: name)
-    monkeypatch.setattr("hpcgpu.remote.status.status", lambda directory: found)
+    monkeypatch.setattr("hpcgpu.remote.snapshot.snapshot", lambda directory: found)
     shown = CliRunner().invoke(clusters.status, ["demo", *arguments]).output
     assert sum(line.split()[1:2] in (["worker"], ["scheduler"]) for line in shown.splitlines()) == rows
     assert ("10 of them, `hpcgpu status demo --all` shows all:" in shown) is not bool(arguments)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.remote import status
+from hpcgpu.remote import snapshot
 from hpcgpu.store import claims
 from hpcgpu.store.journal import Submit
 
@@ -29,7 +29,7 @@ def test_a_process_that_is_connected_proves_that_its_job_runs(
 ) -> None:
     submit = Submit(kind=kind, name="demo-scheduler" if kind == "scheduler" else "demo-0", time=0.0, job_id="7")
     known = JobStatus(job_id="7", state=queue, name=submit.name) if queue is not None else None
-    job = status._info(submit, "7", known, len(workers), answers, Path("log"))
+    job = snapshot._info(submit, "7", known, len(workers), answers, Path("log"))
     assert job.state == state and (job.reason == "") is (state == "running")
 
 
@@ -50,5 +50,5 @@ def test_a_cluster_whose_scheduler_job_has_ended_has_ended_whatever_it_left(
     directory = claims.claim(tmp_path / "demo", lambda earlier: [], system="slurm")
     submit = Submit(kind="scheduler", name="demo-scheduler", time=0.0, job_id="7")
     known = JobStatus(job_id="7", state=queue, name=submit.name)
-    job = status._info(submit, "7", known, 0, False, Path("log"))
-    assert status._state(directory, [job], False, problem) == state
+    job = snapshot._info(submit, "7", known, 0, False, Path("log"))
+    assert snapshot._state(directory, [job], False, problem) == state

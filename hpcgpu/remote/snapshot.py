@@ -9,9 +9,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import explain
@@ -21,20 +21,42 @@ from hpcgpu.options.common import DEFAULT
 from hpcgpu.remote.lookup import batch_of, submitted, system_of
 from hpcgpu.runtime import dashboard
 from hpcgpu.runtime.reach import scheduler_of
-from hpcgpu.runtime.wire import ManagerState
+from hpcgpu.runtime.wire import GroupState, ManagerState
 from hpcgpu.scaling import units
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact, Submit
 
-__all__ = ["ClusterStatus", "StatusJSON", "status"]
+__all__ = ["GPUInfo", "Snapshot", "SnapshotJSON", "snapshot"]
 
 #: Seconds for one answer of the scheduler.
 _TIMEOUT = 10.0
 
 
-class StatusJSON(TypedDict):
-    """The state of a cluster."""
+class GPUJSON(TypedDict):
+    """A GPU of a worker job that runs."""
 
+    #: The name of its job, and of its Dask worker.
+    job: str
+    worker: str
+    node: str
+    #: What the driver calls it; empty if it does not say.
+    model: str
+    #: Per cent of the time in which it computes; null if the driver does not say.
+    utilization: float | None
+    #: Bytes; null if the driver does not say.
+    memory_used: int | None
+    memory_total: int | None
+    #: Watts; null if the driver does not say.
+    power: float | None
+    #: Seconds since 1970 since when it computes nothing; null while it computes.
+    idle_since: float | None
+
+
+class SnapshotJSON(TypedDict):
+    """A cluster at one moment."""
+
+    #: Seconds since 1970 at which it was taken.
+    time: float
     name: str
     #: The name of its batch system.
     system: str
@@ -56,17 +78,61 @@ class StatusJSON(TypedDict):
     manager: str
     #: Whether it continues without the program that started it.
     detached: bool
+    #: Seconds of the scheduler job's walltime that are left: the cluster ends then. Null unless it is known.
+    time_left: float | None
+    #: GPU hours of its jobs so far, the scheduler job included.
+    gpu_hours: float
+    groups: list[GroupState]
     jobs: list[JobJSON]
+    #: GPUs of the connected workers.
+    devices: list[GPUJSON]
+    #: Failures and warnings that the user has not seen yet.
+    warnings: list[str]
     #: What is not known, and why; empty if all is known.
     problem: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterStatus:
-    """A cluster, for people.
+class GPUInfo:
+    """One GPU of a worker job that runs, as its worker's last heartbeat reported it.
 
     Attributes
     ----------
+    job, worker, node : str
+        Names of its job, its Dask worker and its node.
+    model : str
+        What the driver calls it; empty if it does not say.
+    utilization : float or None
+        Per cent of the time in which it computes.
+    memory_used, memory_total : int or None
+        Bytes.
+    power : float or None
+        Watts.
+    idle_since : float or None
+        Epoch seconds since when it computes nothing; None while it computes.
+    """
+
+    job: str
+    worker: str
+    node: str = ""
+    model: str = ""
+    utilization: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    power: float | None = None
+    idle_since: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A cluster at one moment: its jobs, GPUs, groups, clock and bill.
+
+    ``hpcgpu status``, ``hpcgpu top``, the widget and the page in Jupyter all show this.
+
+    Attributes
+    ----------
+    time : float
+        Epoch seconds at which it was taken.
     name, system, directory : str
     state : str
         ``"not launched"`` (scripts of ``hpcgpu render`` that submitted nothing yet), ``"waiting"`` (its scheduler job
@@ -83,12 +149,23 @@ class ClusterStatus:
         The program that scales it, and how it does; empty if nobody does.
     detached : bool
         Whether it outlives the programs that manage it.
+    time_left : float or None
+        Seconds of the scheduler job's walltime that are left: the cluster ends then. None unless it is known.
+    gpu_hours : float
+        Of its jobs so far, the scheduler job included.
+    groups : list of GroupState
+        Each worker group: how many jobs are wanted and why, its budget, whether it is paused.
     jobs : list of JobInfo
         Those that have not ended, and those whose end the queue still knows.
+    devices : list of GPUInfo
+        GPUs of the connected workers.
+    warnings : list of str
+        Failures and warnings that the user has not seen yet.
     problem : str
         Why something of this is not known.
     """
 
+    time: float
     name: str
     system: str
     directory: str
@@ -100,29 +177,20 @@ class ClusterStatus:
     fabric: str = ""
     manager: str = ""
     detached: bool = False
+    time_left: float | None = None
+    gpu_hours: float = 0.0
+    groups: list[GroupState] = field(default_factory=list)
     jobs: list[JobInfo] = field(default_factory=list)
+    devices: list[GPUInfo] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     problem: str = ""
 
-    def as_json(self) -> StatusJSON:
+    def as_json(self) -> SnapshotJSON:
         """Return what ``--json`` prints."""
-        return StatusJSON(
-            name=self.name,
-            system=self.system,
-            directory=self.directory,
-            state=self.state,
-            workers=self.workers,
-            gpus=self.gpus,
-            scheduler=self.scheduler,
-            dashboard=self.dashboard,
-            fabric=self.fabric,
-            manager=self.manager,
-            detached=self.detached,
-            jobs=[job.as_json() for job in self.jobs],
-            problem=self.problem,
-        )
+        return cast(SnapshotJSON, asdict(self) | {"jobs": [job.as_json() for job in self.jobs]})
 
 
-def status(directory: ClusterDirectory) -> ClusterStatus:
+def snapshot(directory: ClusterDirectory) -> Snapshot:
     """Query queue and scheduler for a cluster."""
     batch = batch_of(directory)
     problem: list[str] = []
@@ -157,7 +225,8 @@ def status(directory: ClusterDirectory) -> ClusterStatus:
         )
         for job_id, submit in submits.items()
     ]
-    return ClusterStatus(
+    return Snapshot(
+        time=time.time(),
         name=directory.path.name,
         system=system_of(directory),
         directory=str(directory.path),
