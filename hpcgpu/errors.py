@@ -54,96 +54,174 @@ __all__ = [
 
 
 class HpcgpuError(Exception):
-    """Base class of all exceptions that hpcgpu raises on purpose."""
+    """Base class of all exceptions that hpcgpu raises on purpose.
+
+    One ``except hpcgpu.HpcgpuError`` catches them all.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.add_note(where_explained(type(self)))
+
+
+def where_explained(cls: type[HpcgpuError]) -> str:
+    """Return the line that says where a class of errors is explained: tracebacks and the command line show it."""
+    return f"What this means and what to do: `python -m pydoc hpcgpu.{cls.__name__}`, or the page docs/errors.rst"
 
 
 class OptionError(HpcgpuError, ValueError):
-    """An option has a value that is not valid; the message names the option and what to write instead."""
+    """An option has a value that is not valid; the message names the option and what to write instead.
+
+    Nothing was submitted. Change the option where it was set: in the call, on the command line, in Dask's configuration,
+    or in the profile. ``hpcgpu config`` shows each option and where its value comes from. If the message asks for an
+    option that your site needs, such as an account, give it.
+    """
 
 
 class ClusterError(HpcgpuError, RuntimeError):
-    """The cluster cannot do what was requested; the message has job id, the queue's own words, and the log's path."""
+    """The cluster cannot do what was requested; the message has job id, the queue's own words, and the log's path.
+
+    Read the last lines of the log, which are in the message, and mend what they name. If the cluster did not start, no
+    job of it is left: start it again. If it has failed later, as when its scheduler job ended, start a new one. If worker
+    jobs fail, the others continue: call ``scale`` or ``adapt`` after the repair. ``hpcgpu check --in-job`` finds
+    most causes that lie in the site or in the software.
+    """
 
 
 class ClusterExists(ClusterError):
-    """A cluster of that name exists and is not known to have ended."""
+    """A cluster of that name exists and is not known to have ended.
+
+    Use it with ``hpcgpu.connect(name)`` or ``if_exists="connect"``, end it with ``hpcgpu stop NAME``, or take another
+    name.
+    """
 
 
 class NoCluster(ClusterError, LookupError):
-    """There is no cluster of that name."""
+    """There is no cluster of that name.
+
+    ``hpcgpu list`` shows the clusters that exist. A name is looked up in the option ``cluster_directory``: if the cluster
+    was started with another one, give the path of the cluster's directory instead of its name.
+    """
 
 
 class OtherFormat(ClusterError):
     """Another version of hpcgpu made the cluster, and this one cannot read its files.
 
-    The message names that version, and says what to do.
+    The message names that version. Use it for this cluster, or end the cluster with ``hpcgpu stop NAME``, which works
+    with the clusters of every version.
     """
 
 
 class BatchError(HpcgpuError, RuntimeError):
-    """The batch system, or a command of it, failed."""
+    """The batch system, or a command of it, failed.
+
+    The message has the command's own words. If the command was not found, you may have to load a module, or to be on a
+    login node.
+    """
 
 
 class SubmitRefused(BatchError):
-    """The batch system refused a job for good; its own words are in the message."""
+    """The batch system refused a job for good; its own words are in the message.
+
+    Usually an option does not fit the site: a queue that does not exist, an account that may not use it, a walltime or a
+    number of GPUs above its limit. ``hpcgpu check`` shows the queues and their GPUs. Try the script by hand:
+    ``print(cluster.job_script())``.
+    """
 
 
 class SubmitLimited(BatchError):
     """The batch system accepts no more jobs of this user now.
 
-    This is not a failure: the user has as many jobs as the site allows.
+    This is not a failure: the user has as many jobs as the site allows. A cluster with a job tries again when one has
+    ended. Ask for fewer jobs, or cancel others of yours.
     """
 
 
 class Cancelled(BatchError):
-    """The job was not submitted, because it was no longer needed."""
+    """The job was not submitted, because it was no longer needed.
+
+    The cluster was closed or made smaller meanwhile. There is nothing to do.
+    """
 
 
 class BatchUnavailable(BatchError):
-    """The batch system does not answer (now). Nothing is known about the jobs."""
+    """The batch system does not answer (now). Nothing is known about the jobs.
+
+    They keep their last known state, and what runs continues. Try again later. If jobs were to be cancelled, run ``hpcgpu
+    stop NAME`` when the queue answers again.
+    """
 
 
 class AmbiguousSubmit(BatchUnavailable):
-    """A submit got no answer, and the queue could not be queried for the job."""
+    """A submit got no answer, and the queue could not be queried for the job.
+
+    So the job may exist. hpcgpu has written its name to the cluster directory: ``hpcgpu stop NAME`` finds and cancels it
+    when the queue answers again.
+    """
 
 
 class OtherQueue(BatchUnavailable):
-    """This machine uses another queue than the cluster: nothing is known about the cluster's jobs."""
+    """This machine uses another queue than the cluster: nothing is known about the cluster's jobs.
+
+    Two systems share your home directory. Run the command on the system that started the cluster; the message names it.
+    """
 
 
 class Superseded(BatchError):
-    """Another program manages the cluster now: this one must not submit, nor cancel, any of its jobs."""
+    """Another program manages the cluster now: this one must not submit, nor cancel, any of its jobs.
+
+    Use the cluster in that program, or take it back here with ``from_name``. Clients of this program still work.
+    """
 
 
 class NameLost(BatchError):
     """The directory belongs to another cluster now.
 
-    Only this program knows the jobs of the earlier cluster, and must cancel them.
+    Only this program knows the jobs of the earlier cluster, and must cancel them: call ``close``.
     """
 
 
 class NotTrusted(HpcgpuError, RuntimeError):
-    """Somebody else can change what is at a path; the message says who, where, and what to do."""
+    """Somebody else can change what is at a path; the message says who, where, and what to do.
+
+    What is in such a file would run as you. Make the path yours and take away the others' right to write to it (``chmod
+    go-w``), or choose another directory.
+    """
 
 
 class Damaged(HpcgpuError, ValueError):
-    """A file does not hold what hpcgpu writes there; the message names the file and says what is wrong."""
+    """A file does not hold what hpcgpu writes there; the message names the file and says what is wrong.
+
+    A full disk or an editor can be the cause. ``hpcgpu stop NAME`` cancels the jobs that the rest of the cluster
+    directory names. Then start the cluster again.
+    """
 
 
 class CertificateError(HpcgpuError):
-    """The cluster's certificate cannot be used now; the message says why and what to do."""
+    """The cluster's certificate cannot be used now; the message says why and what to do.
+
+    Often the clocks of two machines differ. ``hpcgpu check --in-job`` measures it.
+    """
 
 
 class AuthenticationError(HpcgpuError):
-    """The other side did not prove that it belongs to the cluster."""
+    """The other side did not prove that it belongs to the cluster.
+
+    Something else listens or connects on that port, or it has the key of an earlier cluster. Connect by the name
+    of the cluster (``hpcgpu.connect``), which reads the key and the address together.
+    """
 
 
 class LaunchError(HpcgpuError):
-    """The job cannot start its scheduler or workers; the message says why and what to do."""
+    """The job cannot start its scheduler or workers; the message says why and what to do.
+
+    It is in the log of the job: its node lacks a GPU, a network interface or a directory, or has other software.
+    """
 
 
 class ClusterWarning(UserWarning):
     """Something is wrong, and hpcgpu continues.
 
-    It concerns a cluster, one of its jobs, or the directories that it uses.
+    It concerns a cluster, one of its jobs, or the directories that it uses. The text says what to do. Filter these
+    warnings with ``warnings.filterwarnings(..., category=hpcgpu.ClusterWarning)``.
     """

@@ -32,6 +32,11 @@ class _Impossible(click.ClickException):
     exit_code = 2
 
 
+def _words(error: Exception) -> str:
+    """Return what an error says, and below it where it is explained, as a traceback shows them."""
+    return printable("\n".join([str(error), *getattr(error, "__notes__", ())]), None, lines=True)
+
+
 class _Group(click.Group):
     """Turns the errors of the package into sentences and exit codes."""
 
@@ -41,9 +46,9 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except (OptionError, NoCluster, NotTrusted, ClusterExists) as error:
-            raise _Impossible(printable(str(error), None, lines=True)) from error
+            raise _Impossible(_words(error)) from error
         except (ClusterError, BatchError, Damaged, TimeoutError) as error:
-            raise click.ClickException(printable(str(error), None, lines=True)) from error
+            raise click.ClickException(_words(error)) from error
         except OSError as error:  # a directory that cannot be made, a file that cannot be read
             if error.errno == errno.EPIPE:  # `| head`: click ends quietly
                 raise
