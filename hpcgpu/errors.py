@@ -72,19 +72,19 @@ def where_explained(cls: type[HpcgpuError]) -> str:
 class OptionError(HpcgpuError, ValueError):
     """An option has a value that is not valid; the message names the option and what to write instead.
 
-    Nothing was submitted. Change the option where it was set: in the call, on the command line, in Dask's configuration,
-    or in the profile. ``hpcgpu config`` shows each option and where its value comes from. If the message asks for an
-    option that your site needs, such as an account, give it.
+    Nothing was submitted. Change the option where it was set: in the call, on the command line, in Dask's
+    configuration, or in the profile. ``hpcgpu config`` shows each option and where its value comes from. If the
+    message asks for an option that your site needs, such as an account, give it.
     """
 
 
 class ClusterError(HpcgpuError, RuntimeError):
     """The cluster cannot do what was requested; the message has job id, the queue's own words, and the log's path.
 
-    Read the last lines of the log, which are in the message, and mend what they name. If the cluster did not start, no
-    job of it is left: start it again. If it has failed later, as when its scheduler job ended, start a new one. If worker
-    jobs fail, the others continue: call ``scale`` or ``adapt`` after the repair. ``hpcgpu check --in-job`` finds
-    most causes that lie in the site or in the software.
+    Read the last lines of the log, which are in the message, and mend what they name. If the cluster did not start,
+    no job of it is left: start it again. If it has failed later, as when its scheduler job ended, start a new one.
+    If worker jobs fail, the others continue: call ``scale`` or ``adapt`` after the repair. ``hpcgpu check
+    --in-job`` finds most causes that lie in the site or in the software.
     """
 
 
@@ -99,8 +99,8 @@ class ClusterExists(ClusterError):
 class NoCluster(ClusterError, LookupError):
     """There is no cluster of that name.
 
-    ``hpcgpu list`` shows the clusters that exist. A name is looked up in the option ``cluster_directory``: if the cluster
-    was started with another one, give the path of the cluster's directory instead of its name.
+    ``hpcgpu list`` shows the clusters that exist. A name is looked up in the option ``cluster_directory``: if the
+    cluster was started with another one, give the path of the cluster's directory instead of its name.
     """
 
 
@@ -115,16 +115,16 @@ class OtherFormat(ClusterError):
 class BatchError(HpcgpuError, RuntimeError):
     """The batch system, or a command of it, failed.
 
-    The message has the command's own words. If the command was not found, you may have to load a module, or to be on a
-    login node.
+    The message has the command's own words. If the command was not found, you may have to load a module, or to be
+    on a login node.
     """
 
 
 class SubmitRefused(BatchError):
     """The batch system refused a job for good; its own words are in the message.
 
-    Usually an option does not fit the site: a queue that does not exist, an account that may not use it, a walltime or a
-    number of GPUs above its limit. ``hpcgpu check`` shows the queues and their GPUs. Try the script by hand:
+    Usually an option does not fit the site: a queue that does not exist, an account that may not use it, a walltime
+    or a number of GPUs above its limit. ``hpcgpu check`` shows the queues and their GPUs. Try the script by hand:
     ``print(cluster.job_script())``.
     """
 
@@ -147,23 +147,24 @@ class Cancelled(BatchError):
 class BatchUnavailable(BatchError):
     """The batch system does not answer (now). Nothing is known about the jobs.
 
-    They keep their last known state, and what runs continues. Try again later. If jobs were to be cancelled, run ``hpcgpu
-    stop NAME`` when the queue answers again.
+    They keep their last known state, and what runs continues. Try again later. If jobs were to be cancelled, run
+    ``hpcgpu stop NAME`` when the queue answers again.
     """
 
 
 class AmbiguousSubmit(BatchUnavailable):
     """A submit got no answer, and the queue could not be queried for the job.
 
-    So the job may exist. hpcgpu has written its name to the cluster directory: ``hpcgpu stop NAME`` finds and cancels it
-    when the queue answers again.
+    So the job may exist. hpcgpu has written its name to the cluster directory: ``hpcgpu stop NAME`` finds and
+    cancels it when the queue answers again.
     """
 
 
 class OtherQueue(BatchUnavailable):
     """This machine uses another queue than the cluster: nothing is known about the cluster's jobs.
 
-    Two systems share your home directory. Run the command on the system that started the cluster; the message names it.
+    Two systems share your home directory. Run the command on the system that started the cluster; the message names
+    it.
     """
 
 
@@ -184,8 +185,8 @@ class NameLost(BatchError):
 class NotTrusted(HpcgpuError, RuntimeError):
     """Somebody else can change what is at a path; the message says who, where, and what to do.
 
-    What is in such a file would run as you. Make the path yours and take away the others' right to write to it (``chmod
-    go-w``), or choose another directory.
+    What is in such a file would run as you. Make the path yours and take away the others' right to write to it
+    (``chmod go-w``), or choose another directory.
     """
 
 
