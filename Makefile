@@ -1,5 +1,5 @@
 # make demo: makes the environment and runs a cluster on real data.
-# make test: makes the environment, installs what the tests need (Slurm from Debian's packages, if it may), runs all checks.
+# make test: makes the environment, installs what the tests need (Slurm and a browser from Debian's packages, if it may), runs all checks.
 
 PYTHON := .venv/bin/python
 
@@ -13,6 +13,7 @@ test:
 	@ci/environment.sh test
 	@ci/environment.sh lowest
 	@$(PYTHON) tests/slurm/bed.py install || echo "the tests that need a real Slurm will be skipped"
+	@$(PYTHON) tests/browser/browser.py install || echo "the tests that need a browser will be skipped"
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from hpcgpu.errors import ClusterWarning
 from hpcgpu.runtime.manager_process import LOG
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / name) for name in ("gpu_stub", "slurm", "queue", "canaries")]
+sys.path[:0] = [str(HERE / name) for name in ("gpu_stub", "slurm", "queue", "canaries", "browser")]
 
+import browser  # noqa: E402
 import fake_pbs  # noqa: E402
 
 Until = Callable[..., None]
@@ -143,6 +144,33 @@ def fake_gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def jupyter(home: Path) -> Iterator[browser.Servers]:
+    """Starts JupyterLabs, whose kernels have the home of the test: ``jupyter("/user/ada/", theme=browser.DARK)``. The
+    test fails if one leaves a process.
+    """
+    if reason := browser.why_not():
+        pytest.skip(f"no browser test can run here: {reason}")
+    with ExitStack() as stack:
+
+        def start(base_url: str = "/", **settings: Any) -> browser.Jupyter:
+            server = browser.Jupyter(home / f"jupyter-{time.monotonic_ns()}", base_url, **settings)
+            stack.callback(server.stop)
+            server.start()
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Any]:
+    """A page of a browser of its own; ``page.errors`` are the exceptions of its scripts."""
+    if reason := browser.why_not():
+        pytest.skip(f"no browser test can run here: {reason}")
+    with browser.new_page(tmp_path / "browser") as page:
+        yield page
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many tests were skipped for each reason."""
     skipped = terminalreporter.stats.get("skipped", [])
@@ -155,9 +183,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is in tests/slurm; fast layers first."""
-    order = {"unit": 0, "queue": 1, "local": 2, "docs": 3, "slurm": 4}
+    order = {"unit": 0, "queue": 1, "local": 2, "docs": 3, "browser": 4, "slurm": 5}
     for item in items:
         layer = Path(item.fspath).parent.name
         if layer == "slurm":
             item.add_marker(pytest.mark.slurm)
-    items.sort(key=lambda item: order.get(Path(item.fspath).parent.name, 5))
+    items.sort(key=lambda item: order.get(Path(item.fspath).parent.name, 6))

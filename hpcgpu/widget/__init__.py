@@ -1,0 +1,1 @@
+"""A cluster live in a notebook."""

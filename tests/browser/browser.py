@@ -1,0 +1,294 @@
+"""A real JupyterLab and a real browser, for the tests.
+
+    python tests/browser/browser.py install    # Debian: its chromium
+
+The fixtures are in tests/conftest.py, for tests of all layers: `jupyter` starts servers, `page` is a page of a browser.
+The thread of a test that has a `page` has an event loop that runs, because Playwright leaves it so: let a notebook, a
+program or another thread hold the cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+HERE = Path(__file__).resolve().parent
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parent / "slurm"))
+
+from bed import BedError, as_root, cannot_install, wait_for  # noqa: E402
+
+#: Without what calls home, or needs a GPU or a kernel that a container lacks.
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+NEEDS = ("anywidget", "ipykernel", "jupyter_server", "jupyterlab", "playwright")
+TOKEN = "a-token-of-the-tests"
+#: Names the processes of a server, in their environment.
+MARK = "HPCGPU_TEST_JUPYTER"
+#: Seconds. A server, a page of JupyterLab and a kernel start slowly on a machine that does much else.
+TIMEOUT = 150.0
+LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
+
+
+def chromium() -> str | None:
+    """Where the browser is."""
+    return shutil.which("chromium")
+
+
+def why_not() -> str | None:
+    """Why no browser test can run here, or None if they can."""
+    if missing := [name for name in NEEDS if find_spec(name) is None]:
+        return f"not installed: {', '.join(missing)} (the extra `test` has them)"
+    if chromium() is None:
+        return "chromium is not installed (run: python tests/browser/browser.py install)"
+    return None
+
+
+def install() -> None:
+    """Install Debian's browser if it is missing. Ubuntu's package of that name is a snap, which needs more."""
+    if chromium() is not None:
+        return
+    if reason := cannot_install():
+        raise BedError(f"cannot install: {reason}")
+    if not re.search(r"^ID=debian$", Path("/etc/os-release").read_text(), re.M):
+        raise BedError("cannot install: only Debian has chromium as a package")
+    apt = as_root("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-o", "DPkg::Lock::Timeout=120")
+    subprocess.run([*apt, "update"], check=True)
+    subprocess.run([*apt, "install", "--yes", "--no-install-recommends", "chromium"], check=True)
+
+
+class Jupyter:
+    """A JupyterLab that runs, with a folder of notebooks, and with settings of its own.
+
+    Parameters
+    ----------
+    place : Path
+        Everything of it is here. Its notebooks are in ``notebooks``.
+    base_url : str, default "/"
+        Such as "/user/ada/", as a hub has.
+    theme : str, default LIGHT
+    arguments : sequence of str, optional
+        Of its command line.
+    environment : dict, optional
+        Variables that its kernels have too.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        base_url: str = "/",
+        theme: str = LIGHT,
+        arguments: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.place, self.base_url = place, base_url
+        self.notebooks = place / "notebooks"
+        self.token, self.address = TOKEN, ""
+        self._log = place / "server.log"
+        self._arguments = arguments
+        self._theme = theme
+        directories = {
+            "JUPYTER_CONFIG_DIR": "config",
+            "JUPYTER_DATA_DIR": "data",
+            "JUPYTER_RUNTIME_DIR": "runtime",
+            "JUPYTERLAB_SETTINGS_DIR": "settings",
+            "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+            "IPYTHONDIR": "ipython",
+        }
+        more = {name: str(place / folder) for name, folder in directories.items()}
+        more |= {MARK: str(place), "JUPYTER_TOKEN": TOKEN, **(environment or {})}
+        self._environment = {name: text for name, text in os.environ.items() if not name.startswith("JUPYTER")} | more
+
+    def start(self) -> None:
+        """Return when it answers."""
+        self.notebooks.mkdir(parents=True)
+        about = self.place / "settings/@jupyterlab/apputils-extension"
+        about.mkdir(parents=True)
+        (about / "themes.jupyterlab-settings").write_text(json.dumps({"theme": self._theme}))
+        quiet = {"checkForUpdates": False, "fetchNews": "false"}
+        (about / "notification.jupyterlab-settings").write_text(json.dumps(quiet))
+        command = [
+            *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
+            *("--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", f"--ServerApp.base_url={self.base_url}"),
+            f"--ServerApp.root_dir={self.notebooks}",
+            *("--expose-app-in-browser", "--LabApp.extension_manager=readonly"),
+            *self._arguments,
+        ]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                command, cwd=self.notebooks, env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            wait_for(self._answers, "JupyterLab answers", TIMEOUT)
+        except BedError as error:
+            raise BedError(f"{error}; its log:\n{self.log}") from None
+
+    def _answers(self) -> bool:
+        if self._process.poll() is not None:
+            raise BedError(f"JupyterLab ended with exit code {self._process.returncode}")
+        with suppress(OSError, ValueError, IndexError):
+            [about] = [json.loads(path.read_text()) for path in (self.place / "runtime").glob("jpserver-*.json")]
+            self.address = f"http://127.0.0.1:{about['port']}"
+            self.request("api/status")
+            return True
+        return False
+
+    @property
+    def log(self) -> str:
+        """What the server printed."""
+        return self._log.read_text(errors="replace")
+
+    @property
+    def url(self) -> str:
+        """Its address with the path prefix; ends with a slash."""
+        return f"{self.address}{self.base_url}"
+
+    def request(self, path: str, content: Any = None, method: str | None = None) -> Any:
+        """Return what the server answers to a program that has its token, as JSON; ``api/kernels``, for example."""
+        data = None if content is None else json.dumps(content).encode()
+        headers = {"Authorization": f"token {TOKEN}", "Content-Type": "application/json"}
+        with urlopen(Request(f"{self.url}{path}", data, headers, method=method), timeout=30) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def write(self, name: str, *cells: str) -> Path:
+        """Write a notebook with these cells of code."""
+        path = self.notebooks / name
+        code: dict[str, Any] = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
+        content = {
+            "cells": [{**code, "id": f"cell-{number}", "source": source} for number, source in enumerate(cells)],
+            "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}},
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        }
+        path.write_text(json.dumps(content))
+        return path
+
+    def lab(self, path: str = "") -> str:
+        """Return the link that opens JupyterLab, or a notebook in it, and that logs in."""
+        tree = f"/tree/{path}" if path else ""
+        return f"{self.url}lab/workspaces/test{tree}?reset&token={TOKEN}"
+
+    def stop(self) -> None:
+        """End the server and its kernels; the kernels have the time that JupyterLab gives them."""
+        if self._process.poll() is None:
+            with suppress(OSError):
+                self.request("api/shutdown", {})
+        try:
+            self._process.wait(TIMEOUT)
+        finally:
+            left = self.processes()
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, 9)
+            self._process.wait()
+        if left:
+            raise BedError(f"processes of JupyterLab were left: {left}; its log:\n{self.log}")
+
+    def processes(self) -> list[int]:
+        """Return the server and its kernels, as far as they live. The jobs of their clusters do not count."""
+        mark = f"{MARK}={self.place}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                command = (entry / "cmdline").read_bytes()
+                ours = b"ipykernel_launcher" in command or b"jupyterlab" in command
+                if entry.name.isdigit() and ours and mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+
+class Notebook:
+    """A notebook that is open in JupyterLab, in a page of the browser."""
+
+    def __init__(self, page: Any, server: Jupyter, name: str) -> None:
+        self.page = page
+        page.goto(server.lab(name), wait_until="domcontentloaded")
+        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=1000 * TIMEOUT)
+        self._wait("() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'")
+
+    def _wait(self, condition: str, argument: Any = None) -> None:
+        self.page.wait_for_function(condition, arg=argument, timeout=1000 * TIMEOUT)
+
+    def command(self, name: str) -> None:
+        """Let JupyterLab execute a command of its own; do not wait until it is done."""
+        self.page.evaluate("name => { window.jupyterapp.commands.execute(name) }", name)
+
+    def run_all(self) -> None:
+        """Run all cells; do not wait for their end."""
+        self.command("notebook:run-all-cells")
+
+    def wait_idle(self) -> None:
+        """Wait until the kernel has nothing to do."""
+        self._wait("() => window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'")
+
+    def wait_busy(self) -> None:
+        """Wait until a cell runs."""
+        self._wait("() => window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'busy'")
+
+    def output(self, cell: int) -> Any:
+        """Return Playwright's locator of the outputs of a cell."""
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".jp-Cell-outputArea")
+
+
+@contextmanager
+def new_page(place: Path, *, dark: bool = False, width: int = 1200, height: int = 900) -> Iterator[Any]:
+    """A page of a new browser, with a profile of its own."""
+    from playwright.sync_api import sync_playwright
+
+    started = time.monotonic()
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            str(place),
+            executable_path=chromium(),
+            args=list(FLAGS),
+            headless=True,
+            timeout=1000 * TIMEOUT,
+            color_scheme="dark" if dark else "light",
+            viewport={"width": width, "height": height},
+        )
+        page = context.pages[0] if context.pages else context.new_page()
+        page.set_default_timeout(1000 * TIMEOUT)
+        page.errors = []
+        page.on("pageerror", lambda error: page.errors.append(f"{time.monotonic() - started:.0f} s: {error}"))
+        try:
+            yield page
+        finally:
+            with suppress(Exception):  # what the browser showed when a test failed
+                page.screenshot(path=str(place.parent / "page.png"))
+            context.close()
+
+
+Servers = Callable[..., Jupyter]
+
+
+def main() -> None:
+    """The command line."""
+    if sys.argv[1:] != ["install"]:
+        sys.exit(__doc__)
+    install()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (BedError, subprocess.SubprocessError) as error:
+        sys.exit(f"browser: {error}")

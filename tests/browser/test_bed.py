@@ -1,0 +1,23 @@
+"""The bed itself: a notebook runs in a real JupyterLab, also under the path prefix of a hub, and nothing is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from browser import Notebook, Servers
+
+
+@pytest.mark.parametrize("base_url", ["/", "/user/ada/"])
+def test_a_notebook_runs_in_jupyterlab_and_its_server_leaves_no_process(
+    jupyter: Servers, page: Any, base_url: str
+) -> None:
+    server = jupyter(base_url)
+    server.write("sum.ipynb", "print(40 + 2)")
+    notebook = Notebook(page, server, "sum.ipynb")
+    notebook.run_all()
+    notebook.output(0).get_by_text("42").wait_for()
+    assert page.url.startswith(f"{server.url}lab/")
+    assert len(server.processes()) == 2, "the server and a kernel"
+    server.stop()
+    assert server.processes() == []
