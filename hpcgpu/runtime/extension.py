@@ -27,6 +27,7 @@ from hpcgpu.fabric.security import HAS_GPU
 from hpcgpu.runtime import hostcopy, recipients, resources
 from hpcgpu.runtime.changes import Told
 from hpcgpu.runtime.manager_process import Unattended
+from hpcgpu.runtime.usage import Usage
 from hpcgpu.runtime.wire import GroupState, LoadChanges, ManagerState, WaitingWork, WorkerChanges, WorkerLoad
 from hpcgpu.software import versions
 
@@ -70,6 +71,7 @@ def install(scheduler: Scheduler, lease: float | None = None) -> Extension:
     extension = Extension(scheduler, lease)
     scheduler.add_plugin(extension)
     extension.moves.start()
+    extension.usage.start()
     return extension
 
 
@@ -116,11 +118,13 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._leaving_since: dict[str, float] = {}
         self._told_workers, self._told_loads = Told(), Told()
         self._shared: dict[str, Any] = {}
+        self.usage = Usage(scheduler)
         self.moves = PeriodicCallback(lambda: resources.move_waiting(scheduler), _MOVES * 1000)
         scheduler.handlers |= {
             "unregister": self.remove_uncharged,
             "hpcgpu_load": self.load,
             "hpcgpu_workers": self.workers,
+            "hpcgpu_gpus": self.usage.gpus,
             "hpcgpu_running": self.running,
             "hpcgpu_unfinished": self.unfinished,
             "hpcgpu_resume": self.resume,
@@ -207,8 +211,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         await self.scheduler.close(reason="hpcgpu-lease")
 
     async def close(self) -> None:
-        """Move no more tasks; distributed calls this when the scheduler closes."""
+        """Move no more tasks and sample no more; distributed calls this when the scheduler closes."""
         self.moves.stop()
+        self.usage.stop()
 
     # Workers and their load
 

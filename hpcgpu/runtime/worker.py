@@ -3,11 +3,12 @@
 It installs the connections of `hpcgpu.fabric`, the token of the dashboard, and host copies of results for clients
 without a GPU.
 
-It also informs the scheduler of the worker's software and GPU.
+It also informs the scheduler of the worker's software, and of its GPU with each heartbeat.
 """
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import socket
@@ -20,6 +21,7 @@ from hpcgpu.fabric import authenticated_tcp, authentication, tls
 from hpcgpu.fabric.report import NODE
 from hpcgpu.runtime import dashboard, hostcopy
 from hpcgpu.runtime.forkserver import METHOD, NANNY_MODULE, NANNY_PRELOAD
+from hpcgpu.runtime.readings import METRIC, Device
 from hpcgpu.runtime.recipients import GPUS
 from hpcgpu.software import versions
 
@@ -49,4 +51,9 @@ def dask_setup(server: Worker | Nanny) -> None:
         server.startup_information["hpcgpu"] = lambda worker: versions.collect()
         # The host's name is the machine's: several nodes of a test bed share one.
         server.startup_information[NODE] = lambda worker: os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        server.startup_information[GPUS] = lambda worker: int(os.environ.get(GPUS, "0"))
+        gpus = int(os.environ.get(GPUS, "0"))
+        server.startup_information[GPUS] = lambda worker: gpus
+        if gpus:  # a worker without may be on a node with GPUs
+            device = Device()
+            server.startup_information[METRIC] = lambda worker: device.model()
+            server.metrics[METRIC] = lambda worker: asyncio.to_thread(device.read)  # power may take its time
