@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcgpu.batch.estimate import Estimate
 from hpcgpu.posix.printable import printable
 
 __all__ = ["BatchSystem", "JobState", "JobStatus", "Outlook", "OwnJob", "Reasons"]
@@ -211,6 +212,24 @@ class BatchSystem(ABC):
         BatchUnavailable
             Not submitted, and trying again did not help.
         """
+
+    def estimate(self, script: Path, *, queue: str | None = None, walltime: float | None = None) -> Estimate:
+        """Return what the batch system says of a job script, without submitting it.
+
+        Parameters
+        ----------
+        script : Path
+        queue : str, optional
+            The queue that the script names. Default: that of the batch system.
+        walltime : float, optional
+            The seconds that the script requests.
+
+        Raises
+        ------
+        BatchUnavailable
+            The queue does not answer.
+        """
+        return Estimate(known=("this batch system says nothing of a job before it is submitted",))
 
     def log_name(self, job_name: str, job_id: str) -> str:
         """Return the file name of a job's log."""

@@ -18,6 +18,7 @@ from hpcgpu.cli.configuration import completion, config
 from hpcgpu.cli.fabric import bench_fabric
 from hpcgpu.cli.logs import logs
 from hpcgpu.cli.options import system_option
+from hpcgpu.cli.plan import plan
 from hpcgpu.cli.profiles import profiles
 from hpcgpu.cli.render import render
 from hpcgpu.cli.start import run, start
@@ -91,6 +92,7 @@ def demo(system: str) -> None:
 
 for _command in (
     start,
+    plan,
     run,
     render,
     check,

@@ -15,7 +15,7 @@ from hpcgpu.display.words import MANY, counted, listed
 from hpcgpu.posix.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hpcgpu.cli.output import ListedClusterJSON
     from hpcgpu.display.jobinfo import JobInfo
@@ -33,6 +33,7 @@ __all__ = [
     "say",
     "scale",
     "show",
+    "show_fitted",
     "show_jobs",
     "show_json",
     "status",
@@ -72,6 +73,11 @@ def show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from hpcgpu.display.text import columns
 
     click.echo(columns(head, rows, _width()))
+
+
+def show_fitted(text: Callable[[int], str]) -> None:
+    """Print what fits itself into a width: that of the terminal; elsewhere one line per row."""
+    say(text(_width()))
 
 
 def show_json(value: object) -> None:

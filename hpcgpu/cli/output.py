@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from hpcgpu.checks.lines import LineJSON
+from hpcgpu.cluster.plan import PlanJSON
 from hpcgpu.display.jobinfo import JobJSON
 from hpcgpu.fabric.report import MeasurementJSON
 from hpcgpu.remote.snapshot import SnapshotJSON
@@ -88,6 +89,7 @@ class ProfileJSON(TypedDict):
 #: By command, the type of what it prints.
 OUTPUTS: dict[str, Any] = {
     "start": StartedJSON,
+    "plan": PlanJSON,
     "list": list[ListedClusterJSON],
     "status": SnapshotJSON,
     "scale": list[JobJSON],

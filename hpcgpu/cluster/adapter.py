@@ -23,6 +23,7 @@ from hpcgpu.cluster.closing import Closing
 from hpcgpu.cluster.exit import guard, unguard
 from hpcgpu.cluster.log import MessageLog
 from hpcgpu.cluster.periodic import Periodic
+from hpcgpu.cluster.plan import Planner
 from hpcgpu.cluster.reconciler import Reconciler
 from hpcgpu.cluster.scheduler_client import RpcClient
 from hpcgpu.cluster.starting import Starter
@@ -159,7 +160,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
     def _adaptive(self, adaptive: object) -> None:
         pass
 
-    @property
+    @Planner
     def plan(self) -> set[str]:
         """Names of the workers that the cluster is to have."""
         return {worker for job in self.workers.values() for worker in units.workers_of(job.name, job.group.options)}

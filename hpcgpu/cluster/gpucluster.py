@@ -111,7 +111,8 @@ class GPUCluster(Readable):
             self._undo_start()
             raise
 
-    def _check(self, options: Options) -> None:
+    @classmethod
+    def _check(cls, options: Options) -> None:
         """Refuse options that cannot work on this machine."""
         starting.check(options)
 

@@ -85,7 +85,8 @@ class LocalGPUCluster(GPUCluster):
             self, name: str, *, jobs: int = 0, **options: Unpack[typed.LocalWorkerArguments]
         ) -> None: ...
 
-    def _check(self, options: Options) -> None:
+    @classmethod
+    def _check(cls, options: Options) -> None:
         super()._check(options)
         if options.worker.nodes_per_job > 1:
             raise OptionError(f"nodes_per_job={options.worker.nodes_per_job}: the local queue has one node")

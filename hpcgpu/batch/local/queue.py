@@ -39,6 +39,7 @@ from typing import Any, TypeVar
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.command import clean_environment, require
+from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.local.jobs import JobRecord, read_directives, startable, with_reasons
 from hpcgpu.batch.local.reasons import REASONS
 from hpcgpu.batch.local.supervision import end_all, members, wait_for_end
@@ -156,11 +157,8 @@ class LocalQueue(BatchSystem):
         with self._locked() as machine:
             last = max([_load(self.directory / "last-id", int) or 0, *map(int, self._ids(".json"))])
             job = JobRecord(**fields, job_id=str(last + 1), cwd=cwd, after=after)
-            if job.gpus > len(machine.gpus):
-                raise SubmitRefused(
-                    f"job {job.name!r} requests {counted(job.gpus, 'GPU')}, but this machine has {len(machine.gpus)}: "
-                    "reduce gpus_per_node"
-                )
+            if words := _too_large(job, machine):
+                raise SubmitRefused(words)
             if after is not None and not (re.fullmatch("[0-9]+", after) and 0 < int(after) <= last):
                 raise SubmitRefused(f"job {job.name!r} waits for job {after}, which this queue does not know")
             _store(self.directory / "last-id", last + 1)
@@ -170,6 +168,26 @@ class LocalQueue(BatchSystem):
             with contextlib.suppress(OSError):  # the job is in the queue: whoever comes next can start it
                 self._advance(machine)
         return job.job_id
+
+    def estimate(self, script: Path, *, queue: str | None = None, walltime: float | None = None) -> Estimate:
+        """A job starts at once if GPUs and a slot are free and no earlier job waits for them."""
+        fields = {"name": script.name, "output": ""} | read_directives(script.read_text(errors="surrogateescape"))
+        with self._locked() as machine:
+            self._advance(machine)
+            live = self._live()
+        job = JobRecord(**fields, job_id="", cwd="")
+        if words := _too_large(job, machine):
+            return Estimate(limits=(words,))
+        if any(one is job for one, _ in startable([*live, job], machine.gpus, machine.slots)):
+            return Estimate(start=time.time(), place=machine.host)
+        taken = sum(len(one.devices) for one in live if one.state is not JobState.PENDING)
+        waiting = sum(one.state is JobState.PENDING for one in live)
+        return Estimate(
+            known=(
+                f"{taken} of {counted(len(machine.gpus), 'GPU')} are taken, and {counted(waiting, 'job')} wait before "
+                "it: this queue does not know when they end",
+            )
+        )
 
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         with self._locked() as machine:
@@ -427,6 +445,16 @@ class LocalQueue(BatchSystem):
         """The job, if it is this process that supervises it."""
         job = self._read(job_id)
         return job if job and job.supervisor == _identity(os.getpid()) else None
+
+
+def _too_large(job: JobRecord, machine: _Machine) -> str:
+    """Return why a job can never start on this machine; empty if it can."""
+    if job.gpus <= len(machine.gpus):
+        return ""
+    return (
+        f"job {job.name!r} requests {counted(job.gpus, 'GPU')}, but this machine has {len(machine.gpus)}: "
+        "reduce gpus_per_node"
+    )
 
 
 def _load(path: Path, shape: type[_T]) -> _T | None:

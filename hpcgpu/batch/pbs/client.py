@@ -20,9 +20,12 @@ from typing import ClassVar
 from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.client import CommandBatch
 from hpcgpu.batch.command import Result, require, run
+from hpcgpu.batch.estimate import Estimate
+from hpcgpu.batch.pbs import estimate as estimates
 from hpcgpu.batch.pbs.names import VARIABLE, pbs_name
-from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
+from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes, seconds
 from hpcgpu.batch.pbs.reasons import REASONS
+from hpcgpu.batch.reasons import advice
 from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
 
@@ -117,7 +120,7 @@ def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
     letter = job.get("job_state", "")
     state, exit_code = _end(job) if letter in {"F", "X"} else (_STATES.get(letter, JobState.UNKNOWN), None)
     start = _epoch(job.get("stime", ""))
-    walltime = _seconds(job.get("Resource_List.walltime", ""))
+    walltime = seconds(job.get("Resource_List.walltime", ""))
     end = None
     if state.ended:
         end = _epoch(job.get("obittime", "")) or _number(job.get("history_timestamp", ""))
@@ -181,16 +184,6 @@ def _epoch(text: str) -> float | None:
         return None
     day, hour, minute, second, year = map(int, match.group(2, 3, 4, 5, 6))
     return time.mktime((year, _MONTHS.index(match[1]) + 1, day, hour, minute, second, 0, 0, -1))
-
-
-def _seconds(text: str) -> float | None:
-    """Parse a walltime: ``[[hours:]minutes:]seconds``."""
-    if not re.fullmatch(r"[0-9]{1,12}(:[0-9]{1,12}){0,2}", text):
-        return None
-    seconds = 0
-    for part in text.split(":"):
-        seconds = seconds * 60 + int(part)
-    return float(seconds)
 
 
 def _number(text: str) -> float | None:
@@ -262,6 +255,18 @@ class PBS(CommandBatch):
         qsub needs the name before the job has an id, and has no placeholder for the id.
         """
         return f"{job_name}.log"
+
+    def estimate(self, script: Path, *, queue: str | None = None, walltime: float | None = None) -> Estimate:
+        """Return what ``qstat -Qf`` says of the queue, and pbsnodes of its nodes: PBS has no test of a submit."""
+        asked, there = estimates.request(script.read_text(), queue or ""), dict[str, str]()
+        if queue:
+            listed = self.call(["qstat", "-Qf", queue], answered=lambda result: True)
+            if listed.returncode != 0:
+                return Estimate(limits=(f"{listed.words}{advice(listed.words, REASONS)}",))
+            there = estimates.parse_queue(listed.stdout)
+        nodes = self.call(["pbsnodes", "-av"], answered=lambda result: True)
+        known = parse_pbsnodes(nodes.stdout) if nodes.returncode == 0 else {}
+        return estimates.estimate(asked, walltime, there, known)
 
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         """One qstat for all jobs; ended ones are left out without ``-x`` [recorded].

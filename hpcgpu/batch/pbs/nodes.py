@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hpcgpu.posix.printable import printable
 
-__all__ = ["Shortage", "amount", "by_host", "parse_pbsnodes"]
+__all__ = ["Shortage", "amount", "by_host", "parse_pbsnodes", "seconds"]
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
 #: Resources of a chunk that say how it runs, not what it needs.
@@ -39,6 +39,16 @@ def amount(text: str) -> float | None:
     """Return a number or a size (``4gb``, ``100kb``, ``16``) as a number; None for a word."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)([kmgtp]?)b?", text.strip().lower())
     return float(match[1]) * _UNITS[match[2]] if match else None
+
+
+def seconds(text: str) -> float | None:
+    """Parse a walltime: ``[[hours:]minutes:]seconds``."""
+    if not re.fullmatch(r"[0-9]{1,12}(:[0-9]{1,12}){0,2}", text):
+        return None
+    total = 0
+    for part in text.split(":"):
+        total = total * 60 + int(part)
+    return float(total)
 
 
 @dataclass(frozen=True)

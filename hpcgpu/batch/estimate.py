@@ -1,0 +1,36 @@
+"""What a batch system says of a job before it is submitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcgpu.posix.printable import printable
+
+__all__ = ["Estimate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a batch system says of one job that is not submitted. Its words are made `printable`.
+
+    Attributes
+    ----------
+    start : float or None
+        Epoch seconds at which the batch system expects to start it; None if it does not say.
+    place : str
+        The nodes on which it would start; empty if they are not known.
+    limits : tuple of str
+        Why it would be refused, or would never start: in the batch system's own words, with what they mean.
+    known : tuple of str
+        What else is known, for people.
+    """
+
+    start: float | None = None
+    place: str = ""
+    limits: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", printable(self.place))
+        for name in ("limits", "known"):
+            object.__setattr__(self, name, tuple(printable(text) for text in getattr(self, name)))

@@ -1,0 +1,36 @@
+"""`hpcgpu plan`: when a cluster would start, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hpcgpu.cli.clusters import json_option, show_fitted, show_json
+from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
+from hpcgpu.cli.start import chosen_system
+
+__all__ = ["plan"]
+
+
+@click.command(cls=ClusterCommand)
+@system_option
+@json_option
+@cluster_options
+def plan(system: str, as_json: bool, arguments: dict[str, Any]) -> None:
+    """Show when the jobs of a cluster would start, what is in their way, and what they cost. Submits nothing.
+
+    Takes the options of `hpcgpu start`. Asks the batch system for each queue, and for the scheduler job and one worker
+    job: Slurm by `sbatch --test-only`. PBS has no such test: the limits of its queue are shown, and whether enough
+    nodes are free now.
+
+    \b
+    Example: hpcgpu plan --jobs 4 --gpus-per-node 4 --walltime 2h --queue gpu,short
+    """
+    from hpcgpu.cluster.discovery import cluster_class
+
+    found = cluster_class(chosen_system(system, arguments.get("profile"))).plan(**arguments)
+    if as_json:
+        show_json(found.as_json())
+    else:
+        show_fitted(found.text)

@@ -1,0 +1,69 @@
+"""`hpcgpu plan` and `CLUSTER_CLASS.plan` on the embedded queue: what a user is told before anything is submitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcgpu import LocalGPUCluster, OptionError
+from hpcgpu.batch.local.queue import LocalQueue
+from tests.conftest import live
+from tests.helpers import CPU, block_queue, hpcgpu, printed
+
+PLAN = ("plan", "--system", "local", "--jobs", "2", "--walltime", "90m")
+
+
+def test_jobs_start_at_once_where_gpus_are_free_and_nothing_is_submitted(queue: LocalQueue, home: Path) -> None:
+    plan = LocalGPUCluster.plan(gpus_per_node=2, jobs=2, walltime="90m", name="tried")
+    assert [(job.kind, job.start is not None and job.start <= plan.at) for job in plan.jobs] == [
+        ("scheduler", True),
+        ("worker", True),
+    ]
+    assert plan.gpu_hours == 7.5
+    assert live(queue) == []
+    assert not (home / "clusters").exists()
+
+
+def test_jobs_that_would_wait_are_not_promised_a_time(queue: LocalQueue, home: Path) -> None:
+    blocker = block_queue(queue, home)
+    try:
+        done = hpcgpu(*PLAN, "--gpus-per-node", "2")
+    finally:
+        queue.cancel([blocker])
+    assert done.returncode == 0, done.stderr
+    assert "not known" in done.stdout
+    assert "4 of 4 GPUs are taken, and 0 jobs wait before it" in done.stdout
+
+
+def test_a_job_that_is_too_large_is_said_never_to_start(queue: LocalQueue) -> None:
+    plan = printed("plan", hpcgpu(*PLAN, "--gpus-per-node", "9", "--json").stdout)
+    of_kind = {job["kind"]: job for job in plan["jobs"]}
+    assert of_kind["scheduler"]["limits"] == [] and of_kind["scheduler"]["start"] is not None
+    assert "but this machine has 4" in of_kind["worker"]["limits"][0]
+    assert of_kind["worker"]["start"] is None
+    assert plan["gpu_hours"] == 2 * 9 * 1.5 + 1.5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"quue": "gpu"}, "unknown option"),
+        ({"nodes_per_job": 2}, "the local queue has one node"),
+        ({"job_extra_directives": ["--gpus=9"]}, "is set by"),
+        ({"interface": "no0"}, "no0"),
+    ],
+)
+def test_what_a_start_refuses_a_plan_refuses(queue: LocalQueue, options: dict[str, object], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        LocalGPUCluster.plan(**options)
+
+
+def test_a_plan_of_a_bad_option_ends_with_2(queue: LocalQueue) -> None:
+    done = hpcgpu(*PLAN, "--walltime", "soon")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_the_plan_of_a_cluster_is_what_dask_means_by_it(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**CPU, jobs=1, name="plain") as cluster:
+        assert cluster.plan == cluster.requested == {"plain-0"}

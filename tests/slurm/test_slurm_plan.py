@@ -1,0 +1,71 @@
+"""`SlurmGPUCluster.plan` and `hpcgpu plan` ask a real Slurm, which gets no job from them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bed import SlurmBed
+
+from hpcgpu import SlurmGPUCluster
+from tests.helpers import hpcgpu, printed
+
+FULL = "#!/bin/bash\n#SBATCH --nodes=4 --exclusive --output=/dev/null --time=60\nexec sleep 3600\n"
+
+
+@contextmanager
+def full(bed: SlurmBed, home: Path) -> Iterator[None]:
+    """All nodes of the partition gpu are taken for an hour."""
+    (home / "full.sh").write_text(FULL)
+    subprocess.run(["sbatch", "--parsable", "--partition=gpu", "full.sh"], cwd=home, check=True, capture_output=True)
+    try:
+        yield
+    finally:
+        bed.cancel_all()
+        bed.wait_empty()
+
+
+def set_partition(bed: SlurmBed, setting: str) -> None:
+    subprocess.run(["scontrol", "update", "PartitionName=shared", setting], check=True)
+
+
+def test_a_full_queue_and_a_free_one_are_told_apart(bed: SlurmBed, home: Path) -> None:
+    with full(bed, home):
+        before = {job.id for job in bed.squeue()}
+        plan = SlurmGPUCluster.plan(queue="gpu,shared", jobs=2, gpus_per_node=1, walltime="30m")
+        assert {job.id for job in bed.squeue()} == before, "a plan submits nothing"
+    start = {(job.queue, job.kind): job.start for job in plan.jobs}
+    assert None not in start.values(), plan
+    assert plan.gpu_hours == 1.5
+    for kind in ("scheduler", "worker"):
+        gpu, shared = start["gpu", kind], start["shared", kind]
+        assert gpu is not None and shared is not None
+        assert shared - plan.at < 60, "s0 is free"
+        assert 3000 < gpu - plan.at < 3900, "in an hour, by Slurm's own estimate"
+    assert not (home / "clusters").exists()
+
+
+def test_what_slurm_would_never_start_is_said_in_its_words(bed: SlurmBed, home: Path) -> None:
+    options = ("plan", "--system", "slurm", "--walltime", "2h", "--jobs", "1", "--json")
+    done = hpcgpu(*options, "--queue", "gpu,nope", "--gpus-per-node", "9")
+    limits = {(job["queue"], job["kind"]): " ".join(job["limits"]) for job in printed("plan", done.stdout)["jobs"]}
+    assert limits["gpu", "scheduler"] == ""
+    assert "Requested node configuration is not available" in limits["gpu", "worker"]
+    assert "check `gpu_type`" in limits["gpu", "worker"]
+    assert "invalid partition" in limits["nope", "worker"] and "Check `queue`" in limits["nope", "worker"]
+
+
+def test_a_time_limit_that_sbatch_does_not_look_at_is_said(bed: SlurmBed, home: Path) -> None:
+    try:
+        set_partition(bed, "MaxTime=30")
+        limited = SlurmGPUCluster.plan(queue="shared", walltime="2h")
+        set_partition(bed, "State=DOWN")
+        down = SlurmGPUCluster.plan(queue="shared", walltime="10m")
+    finally:
+        set_partition(bed, "MaxTime=INFINITE")
+        set_partition(bed, "State=UP")
+    for plan, words in ((limited, "PartitionTimeLimit"), (down, "PartitionDown")):
+        assert {job.start for job in plan.jobs} == {None}, f"Slurm would accept the job and never start it: {plan}"
+        assert all(words in job.limits[0] for job in plan.jobs)

@@ -1,0 +1,197 @@
+"""When a cluster would start: what the batch systems say before a submit, and what is made of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcgpu.batch.base import BatchSystem
+from hpcgpu.batch.estimate import Estimate
+from hpcgpu.batch.pbs import estimate as pbs
+from hpcgpu.batch.pbs.nodes import parse_pbsnodes
+from hpcgpu.batch.slurm import estimate as slurm
+from hpcgpu.batch.slurm.reasons import REASONS
+from hpcgpu.cluster.plan import Plan, make
+from hpcgpu.configuration.resolve import resolve
+from hpcgpu.options.common import Options
+
+SINFO = "gpu*|up|1-12:00:00\nshared|up|infinite\ndebug|up|30:00\nold|down|infinite\nidle|inact|infinite\nx|y\n"
+QUEUE = (Path(__file__).parents[1] / "queue" / "openpbs-pbsnodes.txt").read_text()
+HOURS = 3600.0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sbatch: Job 3 to start at 1795369268 using 1 processors on nodes n[0-1] in partition shared",
+        "Welcome to project 4242! sbatch: Job 3 to start at 1795369268 using 16 processors on nodes n[0-1] in "
+        "partition shared sbatch: bye",
+        f"sbatch: Job 3 to start at {time.strftime('%FT%T', time.localtime(1795369268))} using 1 processors on nodes "
+        "n[0-1] in partition shared",
+    ],
+)
+def test_slurm_s_estimate_is_read(words: str) -> None:
+    estimate, partition = slurm.read_test(0, words, REASONS)
+    assert (estimate.start, estimate.place, partition) == (1795369268.0, "n[0-1]", "shared")
+
+
+@pytest.mark.parametrize("words", ["", "ok", "sbatch: Job 3 to start at Unknown", "to start at 99999999999999999999"])
+def test_what_does_not_hold_a_time_is_shown_and_no_time_is_invented(words: str) -> None:
+    assert slurm.read_test(0, words, REASONS)[0].start is None
+
+
+def test_a_refusal_of_slurm_is_shown_with_what_to_check() -> None:
+    estimate, _ = slurm.read_test(1, "allocation failure: Invalid partition name specified", REASONS)
+    assert estimate.limits == ("allocation failure: Invalid partition name specified. Check `queue`",)
+    assert slurm.read_test(255, "", REASONS)[0].limits == ("exit code 255",)
+
+
+@pytest.mark.parametrize(
+    ("partition", "walltime", "words"),
+    [
+        ("gpu", 36 * HOURS, ""),
+        ("gpu", 36 * HOURS + 1, "PartitionTimeLimit; sinfo: partition gpu has the time limit 1-12:00:00"),
+        ("", 37 * HOURS, "partition gpu has the time limit"),
+        ("debug", 0.6 * HOURS, "request a shorter `walltime`"),
+        ("debug", None, ""),
+        ("shared", 1e6 * HOURS, ""),
+        ("old", 1.0, "its nodes or its queue are out of service [PartitionDown; sinfo: partition old is down]"),
+        ("idle", 1.0, "PartitionInactive"),
+        ("nope", 1.0, ""),
+        ("x", 1.0, ""),
+    ],
+)
+def test_the_limits_that_slurm_s_test_does_not_tell(partition: str, walltime: float | None, words: str) -> None:
+    found = "".join(slurm.limits(SINFO, partition, walltime, REASONS))
+    assert words in found
+    assert bool(words) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("select", "queue", "walltime", "limit", "known"),
+    [
+        ("1:ncpus=1:ngpus=1", "", None, "", "PBS says when a job starts only after it is submitted"),
+        ("1:ncpus=1:ngpus=99", "", None, "no node has ncpus=1 ngpus=99", ""),
+        ("1:ncpus=1", "    resources_max.walltime = 01:00:00\n", 7200.0, "resources_max.walltime = 01:00:00", ""),
+        ("1:ncpus=1", "    resources_max.walltime = 01:00:00\n", 3600.0, "", ""),
+        ("1:ncpus=1", "    enabled = False\n", None, "it accepts no jobs", ""),
+        ("1:ncpus=1", "    started = False\n", None, "it starts no jobs", ""),
+        ("1:ncpus=1", "    state_count = Transit:0 Queued:17 Held:0 Begun\n\t:0 \n", None, "", "in its queue: 17"),
+    ],
+)
+def test_what_pbs_tells_of_a_queue_and_its_nodes(
+    select: str, queue: str, walltime: float | None, limit: str, known: str
+) -> None:
+    script = f"#!/bin/bash\n#PBS -l select={select}\n#PBS -l place=free\nexec true\n"
+    asked = pbs.request(script, "gpu")
+    found = pbs.estimate(asked, walltime, pbs.parse_queue(f"Queue: gpu\n{queue}\n"), parse_pbsnodes(QUEUE))
+    assert found.start is None
+    assert limit.replace("it ", "") in "".join(found.limits) and bool(limit) == bool(found.limits)
+    assert known in "; ".join(found.known)
+
+
+@pytest.mark.parametrize(("state", "assigned", "words"), [("free", 1, "enough"), ("free", 3, "not enough")])
+def test_the_nodes_of_pbs_that_are_free_now(state: str, assigned: int, words: str) -> None:
+    nodes = {
+        "n0": {
+            "state": state,
+            "resources_available.ngpus": "4",
+            "resources_assigned.ngpus": str(assigned),
+            "resources_available.host": "n0",
+        }
+    }
+    asked = {"queue": "", "Resource_List.select": "1:ngpus=2"}
+    assert f"{words} of its nodes' resources are free now" in pbs.estimate(asked, None, {}, nodes).known
+    down = {"n0": nodes["n0"] | {"state": "down"}}
+    assert "not enough of its nodes' resources are free now" in pbs.estimate(asked, None, {}, down).known
+
+
+class Oracle(BatchSystem):
+    """A batch system that says when jobs start, by queue; it keeps the scripts that it was shown."""
+
+    name = "oracle"
+
+    def __init__(self, **starts: float) -> None:
+        self.starts = starts
+        self.shown: list[tuple[str | None, float | None, str]] = []
+
+    def estimate(self, script: Path, *, queue: str | None = None, walltime: float | None = None) -> Estimate:
+        self.shown.append((queue, walltime, script.read_text()))
+        start = self.starts.get(queue or "")
+        return Estimate(start=start, limits=() if start else ("<b>no\x1b[2J</b>",))
+
+
+Oracle.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]  # a plan needs nothing else of it
+
+
+def options(**given: object) -> Options:
+    return resolve("slurm", {"walltime": "2h", "gpus_per_node": 4, "jobs": 4, **given})
+
+
+def test_each_queue_is_asked_for_the_scheduler_job_and_for_one_worker_job(tmp_path: Path) -> None:
+    oracle = Oracle(a=1.0, b=2.0)
+    plan = make(options(queue="a,b", cluster_directory=tmp_path), oracle)  # type: ignore[abstract]
+    assert [(job.queue, job.kind, job.start) for job in plan.jobs] == [
+        ("a", "scheduler", 1.0),
+        ("a", "worker", 1.0),
+        ("b", "scheduler", 2.0),
+        ("b", "worker", 2.0),
+    ]
+    assert [(queue, f"--partition={queue}\n" in script) for queue, _, script in oracle.shown] == [
+        ("a", True),
+        ("a", True),
+        ("b", True),
+        ("b", True),
+    ]
+    assert {walltime for _, walltime, _ in oracle.shown} == {7200}
+    assert list(tmp_path.iterdir()) == [], "a plan leaves nothing behind"
+
+
+def test_a_scheduler_job_with_a_queue_of_its_own_is_asked_for_once() -> None:
+    plan = make(options(queue="a,b", scheduler={"queue": "c"}), Oracle())  # type: ignore[abstract]
+    assert [(job.queue, job.kind) for job in plan.jobs] == [("c", "scheduler"), ("a", "worker"), ("b", "worker")]
+    plan = make(options(scheduler="local"), Oracle())  # type: ignore[abstract]
+    assert [(job.queue, job.kind) for job in plan.jobs] == [("", "worker")]
+
+
+@pytest.mark.parametrize(
+    ("given", "hours"),
+    [
+        ({}, 4 * 4 * 2 + 2),
+        ({"scheduler": {"walltime": "12h"}}, 4 * 4 * 2 + 12),
+        ({"scheduler": {"gpus_per_node": 0}}, 4 * 4 * 2),
+        ({"nodes_per_job": 2}, 4 * 8 * 2 + 2),
+        ({"scheduler": "local"}, 4 * 4 * 2),
+        ({"walltime": None}, None),
+        ({"walltime": None, "gpus_per_node": 0}, 0),
+        ({"jobs": 0}, 2),
+    ],
+)
+def test_the_cost_counts_every_gpu_of_every_job(given: dict[str, object], hours: float | None) -> None:
+    assert make(options(**given), Oracle()).gpu_hours == hours  # type: ignore[abstract]
+
+
+def shown(plan: Plan) -> str:
+    return " ".join(repr(plan).split())
+
+
+def test_a_plan_says_what_the_estimates_are_not() -> None:
+    now = time.time()
+    plan = replace(make(options(queue="a,b"), Oracle(a=now + 4500, b=now - 1)), at=now)  # type: ignore[abstract]
+    text = shown(plan)
+    assert "in 75 min" in text and " now " in text
+    assert "Each estimate is for one job alone" in text
+    assert "It does not say when the last of several worker jobs would start." in text
+    assert "If 4 worker jobs and the scheduler job run for their whole walltime, they cost 34 GPU hours." in text
+    assert "Nothing was submitted." in text
+    assert "give a walltime" in shown(make(options(walltime=None), Oracle()))  # type: ignore[abstract]
+
+
+def test_what_a_batch_system_says_stays_text() -> None:
+    plan = make(options(), Oracle())  # type: ignore[abstract]
+    assert "never" in repr(plan)
+    assert "\x1b" not in repr(plan) and r"<b>no\x1b[2J</b>" in repr(plan)
+    assert "<b>" not in plan._repr_html_() and "&lt;b&gt;no" in plan._repr_html_()
