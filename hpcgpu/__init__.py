@@ -37,18 +37,24 @@ if TYPE_CHECKING:
     from hpcgpu.errors import SubmitRefused as SubmitRefused
     from hpcgpu.errors import Superseded as Superseded
     from hpcgpu.remote.connection import connect as connect
+    from hpcgpu.remote.snapshot import GPUInfo as GPUInfo
+    from hpcgpu.remote.snapshot import Snapshot as Snapshot
+    from hpcgpu.remote.snapshot import snapshot as snapshot
 
 __version__ = "0.1.0"
 
 _ERRORS = "hpcgpu.errors"
 _HOMES = {
     "GPUCluster": "hpcgpu.cluster.gpucluster",
+    "GPUInfo": "hpcgpu.remote.snapshot",
     "JobInfo": "hpcgpu.display.jobinfo",
     "LocalGPUCluster": "hpcgpu.cluster.system_classes",
     "PBSGPUCluster": "hpcgpu.cluster.system_classes",
     "SlurmGPUCluster": "hpcgpu.cluster.system_classes",
     "SlurmGPURunner": "hpcgpu.cluster.runner",
+    "Snapshot": "hpcgpu.remote.snapshot",
     "connect": "hpcgpu.remote.connection",
+    "snapshot": "hpcgpu.remote.snapshot",
     "AmbiguousSubmit": _ERRORS,
     "AuthenticationError": _ERRORS,
     "BatchError": _ERRORS,
@@ -84,6 +90,7 @@ __all__ = [
     "ClusterWarning",
     "Damaged",
     "GPUCluster",
+    "GPUInfo",
     "HpcgpuError",
     "JobInfo",
     "LaunchError",
@@ -97,11 +104,13 @@ __all__ = [
     "PBSGPUCluster",
     "SlurmGPUCluster",
     "SlurmGPURunner",
+    "Snapshot",
     "SubmitLimited",
     "SubmitRefused",
     "Superseded",
     "__version__",
     "connect",
+    "snapshot",
 ]
 
 

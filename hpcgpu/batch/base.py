@@ -90,7 +90,10 @@ class JobStatus:
     node : str
         The node list, empty before the job runs.
     start, end : float or None
-        Epoch seconds of its start and of its end; for a running job `end` is when its walltime is over.
+        Epoch seconds of its start and of its end; for a running job `end` is when its walltime is over. None for a
+        pending job.
+    expected_start : float or None
+        Epoch seconds at which the batch system expects to start a pending job, if it has an estimate.
     exit_code : int or None
         Exit code of the script, if the batch system reports it; 128 + N when signal N ended it.
     words : Reasons
@@ -104,10 +107,14 @@ class JobStatus:
     node: str = ""
     start: float | None = None
     end: float | None = None
+    expected_start: float | None = None
     exit_code: int | None = None
     words: Reasons = field(default=Reasons(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.state is JobState.PENDING:  # a requeued job may still have the times of its first run
+            object.__setattr__(self, "start", None)
+            object.__setattr__(self, "end", None)
         for name in ("name", "reason", "node"):
             object.__setattr__(self, name, printable(getattr(self, name)))
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hpcgpu.errors import NotTrusted
     from hpcgpu.remote.lookup import Found
     from hpcgpu.remote.snapshot import Snapshot
-    from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = [
     "adapt",
@@ -170,10 +169,9 @@ def status(name: str, every: bool, as_json: bool) -> None:
     Examples: hpcgpu status demo
               hpcgpu status demo --json | jq -r .dashboard
     """
-    from hpcgpu.remote.lookup import locate
     from hpcgpu.remote.snapshot import snapshot
 
-    found = snapshot(locate(name))
+    found = snapshot(name)
     if as_json:
         show_json(found.as_json())
     else:
@@ -240,26 +238,15 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
     \b
     Example: hpcgpu scale demo --jobs 4
     """
-    from hpcgpu.cluster.discovery import cluster_class
+    from hpcgpu.cluster.requests import take_over_and_scale
     from hpcgpu.remote.lookup import locate
 
     directory = locate(name)
-    _forget_adapt(directory, worker_group)
-    there = directory.contact() is not None
-    cluster = cluster_class(directory.system).from_name(directory.path, shutdown_on_close=False, wait=there)
-    try:
-        cluster.scale(jobs=jobs, worker_group=worker_group)
-        cluster.settle()
-        table = cluster.jobs
-    finally:
-        if cluster.managing:
-            cluster.detach()
-        else:
-            cluster.close()
+    table = take_over_and_scale(directory, jobs=jobs, worker_group=worker_group)
     if as_json:
         show_json([job.as_json() for job in table])
     else:
-        show_jobs(table, how=f"hpcgpu status {cluster.name} --all")
+        show_jobs(table, how=f"hpcgpu status {directory.path.name} --all")
 
 
 @click.command()
@@ -290,16 +277,6 @@ def adapt(name: str, worker_group: str, **limits: Any) -> None:
 
     given = {key: value for key, value in limits.items() if value is not None}
     say(request(locate(name), worker_group, AdaptArguments(**given)))  # type: ignore[typeddict-item]  # click has read them
-
-
-def _forget_adapt(directory: ClusterDirectory, group: str) -> None:
-    """Withdraw the request for this group to the manager in the scheduler job.
-
-    This comes before another program takes the cluster over.
-    """
-    requested = directory.adapt() or {}
-    if requested.pop(group, None) is not None:
-        directory.request_adapt(requested)
 
 
 @click.command()

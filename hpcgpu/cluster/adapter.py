@@ -26,6 +26,7 @@ from hpcgpu.cluster.periodic import Periodic
 from hpcgpu.cluster.plan import Planner
 from hpcgpu.cluster.reconciler import Reconciler
 from hpcgpu.cluster.scheduler_client import RpcClient
+from hpcgpu.cluster.serving import serve
 from hpcgpu.cluster.starting import Starter
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.waiting import what_jobs_wait_for
@@ -297,7 +298,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         self.reconciler.compare_environments(client.known, client.known)  # some joined before there was a comparison
         await self.reconciler.observe_load()
         self.reconciler.drainer.go_on()
-        self._periodic.watch_scheduler(client, heartbeat=not state.scheduler.in_process)
+        self._periodic.watch_scheduler(client, lambda request: serve(self, request))
 
     async def _compare_with_scheduler(self, client: RpcClient) -> None:
         """Raise or warn if the software of this program and of the scheduler is incompatible.

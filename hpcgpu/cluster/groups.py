@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import Outlook, outlook
 from hpcgpu.options.common import WorkerOptions
-from hpcgpu.runtime.wire import Load, WaitingWork, WorkerLoad
+from hpcgpu.runtime.wire import GroupState, Load, WaitingWork, WorkerLoad
 from hpcgpu.scaling import lost_workers, policy, units
+from hpcgpu.scaling.forecast import usual_wait
 from hpcgpu.scaling.model import Decision, Demand, History, Hysteresis, JobView, Limits
 from hpcgpu.scaling.replacement import Failures
 from hpcgpu.scaling.walltime import margin
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from hpcgpu.cluster.jobs import Registry
     from hpcgpu.cluster.worker_job import WorkerJob
 
-__all__ = ["WorkerGroup", "demands"]
+__all__ = ["WorkerGroup", "demands", "group_states"]
 
 #: Share of the workers' memory above which more workers are requested (as `Scheduler.adaptive_target` does).
 _MEMORY_FULL = 0.6
@@ -261,6 +262,24 @@ class WorkerGroup:
             work.idle_since = (
                 (work.idle_since or now) if work.complete and job.workers and not work.processing else None
             )
+
+
+def group_states(groups: Iterable[WorkerGroup], *, now: float) -> list[GroupState]:
+    """Return the groups as other programs see them."""
+    return [
+        GroupState(
+            name=group.name,
+            target=group.adaptive.state.target if group.adaptive is not None else group.limits.maximum,
+            minimum=group.limits.minimum if group.adaptive is not None else None,
+            maximum=group.limits.maximum if group.adaptive is not None else None,
+            reason=group.adaptive.state.reason if group.adaptive is not None else group.reason,
+            paused=group.failures.paused,
+            gpu_hours=group.gpu_seconds(now=now) / 3600,
+            maximum_gpu_hours=group.limits.gpu_seconds / 3600 if group.limits.gpu_seconds is not None else None,
+            usual_wait=usual_wait(group.waits),
+        )
+        for group in groups
+    ]
 
 
 def demands(load: Load, groups: Iterable[WorkerGroup]) -> dict[str, Demand]:

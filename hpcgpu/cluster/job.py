@@ -49,6 +49,8 @@ class Job:
     """
 
     kind = ""
+    #: GPUs that it requests.
+    gpus = 0
 
     def __init__(self, dispatcher: Dispatcher, script: Path, name: str, logs: Path) -> None:
         self.dispatcher = dispatcher
@@ -201,7 +203,7 @@ class Job:
             return JobStatus(job_id="", state=state, name=self.name, reason="")
         waits = view.status.state is JobState.PENDING
         if (self.proven and (waits or view.missing_since is not None)) or (waits and self._proven_after(view)):
-            return replace(view.status, state=JobState.RUNNING, reason="")
+            return replace(view.status, state=JobState.RUNNING, reason="", expected_start=None)
         return view.status
 
     def _proven_after(self, view: View) -> bool:
@@ -266,7 +268,25 @@ class Job:
             node=status.node,
             workers=len(self.workers),
             log=self.log,
+            group=self.group_name,
+            gpus=self.gpus,
+            submitted=self.submitted,
+            started=self._began(state),
+            ended=self.phase.at if isinstance(self.phase, Ended) else None,
+            expected_start=status.expected_start,
+            usual_wait=self.usual_wait if state is JobState.PENDING else None,
+            time_left=max(0.0, status.end - now) if state is JobState.RUNNING and status.end is not None else None,
         )
+
+    @property
+    def group_name(self) -> str:
+        """The name of its worker group; empty if it is not a worker job."""
+        return ""
+
+    @property
+    def usual_wait(self) -> float | None:
+        """Seconds that such jobs waited before."""
+        return None
 
     def _began(self, state: JobState) -> float | None:
         """Return since when it runs, from the queue or from its first process; None while it waits."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from contextlib import suppress
+from typing import ClassVar
 
+from hpcgpu.cluster.groups import group_states
 from hpcgpu.cluster.reconciler import Reconciler
 from hpcgpu.cluster.scheduler_client import RpcClient
 from hpcgpu.errors import NameLost, Superseded
 from hpcgpu.options.common import ClusterOptions
+from hpcgpu.runtime.wire import ScalingRequest
 
 __all__ = ["Periodic", "decision_interval"]
 
@@ -29,7 +33,14 @@ class Periodic:
     ----------
     reconciler : Reconciler
     options : ClusterOptions
+
+    Attributes
+    ----------
+    serves_requests : bool
+        Whether it does what other programs request. The manager in the scheduler job gets its orders from a file.
     """
+
+    serves_requests: ClassVar[bool] = True
 
     def __init__(self, reconciler: Reconciler, options: ClusterOptions) -> None:
         self.reconciler = reconciler
@@ -42,13 +53,13 @@ class Periodic:
         """Begin to poll."""
         self.reconciler.state.spawn(self._watch_queue(), self.tasks)
 
-    def watch_scheduler(self, client: RpcClient, *, heartbeat: bool) -> None:
-        """Begin to decide, to listen to the scheduler, and to send it heartbeats."""
+    def watch_scheduler(self, client: RpcClient, serve: Callable[[ScalingRequest], str]) -> None:
+        """Begin to decide, to listen to the scheduler, to send it heartbeats, and to serve other programs' requests."""
         state = self.reconciler.state
         state.spawn(self._watch_stream(client), self.tasks)
         state.spawn(self._keep_deciding(), self.tasks)
-        if heartbeat:
-            state.spawn(self._keep_in_contact(client), self.tasks)
+        state.spawn(self._keep_in_contact(client), self.tasks)
+        state.spawn(self._serve_requests(client, serve), self.tasks)
 
     async def _watch_queue(self) -> None:
         """Poll for all jobs, and record those that have started and ended. Of a lost cluster, cancel them."""
@@ -126,7 +137,9 @@ class Periodic:
         while state.ownership.owner and not state.closing:
             try:
                 manager = state.dispatcher.manager
-                if await client.heartbeat(manager, self.reconciler.about()) > manager:
+                groups = group_states(state.registry.all_groups(), now=state.now)
+                about, warnings = self.reconciler.about(), state.failures.unreported
+                if await client.heartbeat(manager, about, groups, warnings) > manager:
                     state.poll_now.set()
                 self._record_error("sending a heartbeat", None)
             except (OSError, TimeoutError):
@@ -135,6 +148,25 @@ class Periodic:
                 self._record_error("sending a heartbeat", error)
             await _woken(state.heartbeat_now, interval)
             state.heartbeat_now.clear()
+
+    async def _serve_requests(self, client: RpcClient, serve: Callable[[ScalingRequest], str]) -> None:
+        """Do what other programs request through the scheduler, and answer them."""
+        state = self.reconciler.state
+        while self.serves_requests and state.ownership.owner and not state.closing:
+            try:
+                request = await client.next_request(state.dispatcher.manager)
+                if request is not None:
+                    error = serve(request)
+                    done = f"refused: {error}" if error else "done"
+                    state.messages.log(f"another program requests {request['what']} {request['arguments']}: {done}")
+                    state.heartbeat_now.set()
+                    await client.answer_request(request["number"], error)
+                self._record_error("serving requests", None)
+            except (OSError, TimeoutError):
+                await asyncio.sleep(_REOPEN)
+            except Exception as error:
+                self._record_error("serving requests", error)
+                await asyncio.sleep(_REOPEN_LAST)
 
     def _record_error(self, doing: str, error: Exception | None) -> None:
         """Tell of an error once, however often it comes. No error ends a task: the jobs need one to look after them."""

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from dask.utils import parse_timedelta
@@ -19,6 +20,8 @@ from distributed.utils import Log, Logs
 
 from hpcgpu.cluster import waiting
 from hpcgpu.cluster.adapter import Adapter
+from hpcgpu.cluster.groups import group_states
+from hpcgpu.cluster.scheduler_client import RpcClient
 from hpcgpu.display.table import JobTable
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import report
@@ -26,7 +29,9 @@ from hpcgpu.fabric.report import Fabric
 from hpcgpu.options import values
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
+from hpcgpu.remote.snapshot import Snapshot, assemble
 from hpcgpu.runtime import dashboard
+from hpcgpu.runtime.wire import GPUState
 from hpcgpu.scaling import units
 from hpcgpu.scripts import render
 from hpcgpu.store.directory import Contact
@@ -134,6 +139,47 @@ class Readable(Adapter):
         jobs, answered = list(state.registry.jobs.values()), state.dispatcher.monitor.answered_at
         age = state.now - answered if answered is not None and any(job.alive for job in jobs) else 0.0
         return JobTable((job.info(now=state.now) for job in jobs), age)
+
+    def snapshot(self) -> Snapshot:
+        """Return the cluster as it is now: jobs, GPUs, groups, clock and bill.
+
+        An awaitable where the cluster is asynchronous.
+        """
+        if self.status == Status.closed and not self.asynchronous:  # its event loop has ended
+            return self._snapshot([])
+        return self.sync(self._query_snapshot)  # type: ignore[no-any-return]
+
+    async def _query_snapshot(self) -> Snapshot:
+        client, gpus = self._state.client, list[GPUState]()
+        if isinstance(client, RpcClient):
+            with suppress(OSError, TimeoutError):
+                gpus = await client.gpus()
+        return self._snapshot(gpus)
+
+    def _snapshot(self, gpus: Iterable[GPUState]) -> Snapshot:
+        state = self._state
+        now, lost = state.now, state.failures.lost
+        jobs = [job.info(now=now) for job in list(state.registry.jobs.values())]
+        states = {Status.running: "running", Status.closed: "closed", Status.closing: "closed", Status.failed: "ended"}
+        running, contact, manager = self.status == Status.running, self._contact, state.dispatcher.directory.manager()
+        return assemble(
+            jobs,
+            gpus,
+            group_states(state.registry.all_groups(), now=now),
+            now=now,
+            name=state.name,
+            system=self.system,
+            directory=str(self.directory.path),
+            state=states.get(self.status, "waiting"),
+            workers=sum(job.workers for job in jobs),
+            scheduler=contact.client if contact is not None and running else "",
+            dashboard=self.dashboard_link if running else "",
+            fabric=contact.fabric if contact is not None and running else "",
+            manager="; ".join(filter(None, [str(manager or ""), self.reconciler.about()])) if running else "",
+            detached=not state.ownership.ends_at_exit,
+            warnings=[text for text in state.failures.unreported if text != lost],
+            problem=lost or state.ownership.why,
+        )
 
     def scheduler_script(self) -> str:
         """Return the script of the scheduler job, as it is in the cluster directory."""

@@ -11,7 +11,8 @@ from distributed.objects import SchedulerInfo
 
 from hpcgpu.display.words import MANY
 from hpcgpu.runtime.changes import Known
-from hpcgpu.runtime.wire import Load, LoadChanges, WorkerChanges
+from hpcgpu.runtime.requests import REQUEST_WAIT
+from hpcgpu.runtime.wire import GPUState, GroupState, Load, LoadChanges, ScalingRequest, WorkerChanges
 
 if TYPE_CHECKING:
     from distributed.deploy.cluster import Cluster
@@ -49,8 +50,8 @@ class SchedulerClient(Protocol):
         """Return the load; see `hpcgpu.runtime.extension.Extension.load`. The same object if nothing has changed."""
         ...
 
-    async def heartbeat(self, manager: int, about: str) -> int:
-        """Report that this manager is alive; return the highest manager number that the scheduler knows."""
+    async def heartbeat(self, manager: int, about: str, groups: list[GroupState], warnings: list[str]) -> int:
+        """Report that this manager is alive, and how it scales; return the highest number of any manager."""
         ...
 
     async def crashed(self, names: Iterable[str]) -> None:
@@ -152,9 +153,26 @@ class RpcClient:
         answer: Mapping[str, str] = await asyncio.wait_for(self._rpc.hpcgpu_environment(), timeout)
         return answer
 
-    async def heartbeat(self, manager: int, about: str) -> int:
-        """Report that this manager is alive."""
-        return int(await asyncio.wait_for(self._rpc.hpcgpu_heartbeat(manager=manager, about=about), _TIMEOUT))
+    async def heartbeat(self, manager: int, about: str, groups: list[GroupState], warnings: list[str]) -> int:
+        """Report that this manager is alive, and how it scales."""
+        beat = self._rpc.hpcgpu_heartbeat(manager=manager, about=about, groups=groups, warnings=warnings)
+        return int(await asyncio.wait_for(beat, _TIMEOUT))
+
+    async def next_request(self, manager: int) -> ScalingRequest | None:
+        """Wait for a request of another program; None if there was none for a while."""
+        request: ScalingRequest | None = await asyncio.wait_for(
+            self._rpc.hpcgpu_next_request(manager=manager), _TIMEOUT + REQUEST_WAIT
+        )
+        return request
+
+    async def answer_request(self, number: int, error: str) -> None:
+        """Answer a request: what is wrong with it, or nothing."""
+        await asyncio.wait_for(self._rpc.hpcgpu_answer_request(number=number, error=error), _TIMEOUT)
+
+    async def gpus(self) -> list[GPUState]:
+        """Return the GPUs of all connected workers."""
+        gpus: list[GPUState] = await asyncio.wait_for(self._rpc.hpcgpu_gpus(), _TIMEOUT)
+        return gpus
 
     async def crashed(self, names: Iterable[str]) -> None:
         """Report that workers were lost because their job failed."""

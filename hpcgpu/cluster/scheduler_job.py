@@ -26,14 +26,19 @@ class SchedulerJob(Job):
         See `Job`.
     timeout : float
         Seconds that the running job may take to publish its contact.
+    gpus : int, default 1
+        GPUs that it requests.
     """
 
     kind = "scheduler"
     in_process = False
 
-    def __init__(self, dispatcher: Dispatcher, script: Path, name: str, logs: Path, timeout: float) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, script: Path, name: str, logs: Path, timeout: float, gpus: int = 1
+    ) -> None:
         super().__init__(dispatcher, script, name, logs)
         self.timeout = timeout
+        self.gpus = gpus
         self.contact: Contact | None = None
         self.reached_at: float | None = None
         self.answers = False

@@ -115,7 +115,9 @@ class Starter:
         state = self.reconciler.state
         script = state.dispatcher.directory.path / render.script_name(self.options.system, "scheduler")
         name = f"{state.name}-scheduler"
-        return SchedulerJob(state.dispatcher, script, name, state.registry.logs, self.options.worker.death_timeout)
+        gpus = self.options.scheduler.gpus_per_node if self.options.scheduler is not None else 0
+        timeout = self.options.worker.death_timeout
+        return SchedulerJob(state.dispatcher, script, name, state.registry.logs, timeout, gpus)
 
 
 def check(options: Options) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hpcgpu.cluster.discovery import cluster_class
 from hpcgpu.cluster.gpucluster import GPUCluster
+from hpcgpu.cluster.periodic import Periodic
 from hpcgpu.errors import ClusterError, ClusterWarning, HpcgpuError, OptionError
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.runtime.reach import scheduler_of
@@ -103,6 +104,7 @@ def main(path: Path) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: end.set())
     # of the cluster: printed below; of its directory: said when it began
     warnings.simplefilter("ignore", ClusterWarning)
+    Periodic.serves_requests = False
     cluster = cluster_class(directory.system).from_name(path, shutdown_on_close=False)
     printed = 0
     try:

@@ -13,6 +13,7 @@ from hpcgpu.batch.base import JobState
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.job import Job
 from hpcgpu.cluster.phases import Draining, Ended
+from hpcgpu.scaling.forecast import usual_wait
 from hpcgpu.scaling.replacement import Outcome, classify
 
 if TYPE_CHECKING:
@@ -40,6 +41,21 @@ class WorkerJob(Job):
     def __init__(self, dispatcher: Dispatcher, script: Path, name: str, logs: Path, *, group: WorkerGroup) -> None:
         super().__init__(dispatcher, script, name, logs)
         self.group = group
+
+    @property
+    def group_name(self) -> str:
+        """The name of its worker group."""
+        return self.group.name
+
+    @property
+    def gpus(self) -> int:  # type: ignore[override]
+        """GPUs that it requests."""
+        return self.group.gpus_per_job
+
+    @property
+    def usual_wait(self) -> float | None:
+        """Seconds that jobs of its group usually wait until their workers are connected."""
+        return usual_wait(self.group.waits)
 
     async def submit(self, after: str | None) -> None:
         """Submit it; `after` is the id of a job that must have started before it may."""

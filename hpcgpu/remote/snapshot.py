@@ -8,25 +8,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import Any, Protocol, TypedDict, cast
 
-from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
+from hpcgpu.batch.cadence import Cadence
 from hpcgpu.batch.reasons import explain
 from hpcgpu.display.jobinfo import JobInfo, JobJSON
 from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.options.common import DEFAULT
-from hpcgpu.remote.lookup import batch_of, submitted, system_of
+from hpcgpu.remote.lookup import batch_of, locate, submitted, system_of
 from hpcgpu.runtime import dashboard
 from hpcgpu.runtime.reach import scheduler_of
-from hpcgpu.runtime.wire import GroupState, ManagerState
+from hpcgpu.runtime.wire import GPUState, GroupState, ManagerState
 from hpcgpu.scaling import units
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact, Submit
 
-__all__ = ["GPUInfo", "Snapshot", "SnapshotJSON", "snapshot"]
+__all__ = ["GPUInfo", "Observer", "Snapshot", "SnapshotJSON", "assemble", "gpu_seconds", "snapshot"]
 
 #: Seconds for one answer of the scheduler.
 _TIMEOUT = 10.0
@@ -190,64 +191,168 @@ class Snapshot:
         return cast(SnapshotJSON, asdict(self) | {"jobs": [job.as_json() for job in self.jobs]})
 
 
-def snapshot(directory: ClusterDirectory) -> Snapshot:
-    """Query queue and scheduler for a cluster."""
-    batch = batch_of(directory)
-    problem: list[str] = []
-    submits, statuses = dict[str, Submit](), dict[str, JobStatus]()
-    try:
-        submits = submitted(directory, batch)
-        statuses = batch.poll(list(submits))
-        if gone := set(submits) - set(statuses):
-            statuses |= batch.ended(gone)
-    except BatchError as error:
-        problem.append(str(error))
-    contact = directory.contact()
-    answer: _Answer | None = None
-    if contact is not None:
-        try:
-            answer = asyncio.run(_query(contact, directory))
-        except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
-            problem.append(f"the scheduler at {contact.client} does not answer: {error or type(error).__name__}")
-    workers = answer.workers if answer is not None else []
-    names = {submit.name: None for submit in submits.values()}
-    connected = Counter(units.job_of(worker, names) for worker in workers)
-    kept = _kept(directory)
-    logs = saved.logs(directory)
-    jobs = [
-        _info(
-            submit,
-            job_id,
-            statuses.get(job_id),
-            connected[submit.name],
-            bool(answer),
-            logs / batch.log_name(submit.name, job_id),
-        )
-        for job_id, submit in submits.items()
-    ]
+class HasSnapshot(Protocol):
+    """A cluster in this program."""
+
+    def snapshot(self) -> Snapshot: ...
+
+
+def snapshot(cluster: str | Path | HasSnapshot) -> Snapshot:
+    """Return a cluster as it is now: its jobs, GPUs, groups, clock and bill.
+
+    The queue and the scheduler are queried once. A program that wants a snapshot again and again uses `Observer`.
+
+    Parameters
+    ----------
+    cluster : str, Path or GPUCluster
+        The name of a cluster, the path of its directory, or the cluster itself.
+
+    Raises
+    ------
+    NoCluster
+        There is no cluster of that name.
+    NotTrusted
+        Others can change its directory.
+    OtherFormat
+        Another version of hpcgpu made it.
+    Damaged
+        Its files do not tell which batch system it uses.
+    """
+    return Observer(locate(cluster)).snapshot() if isinstance(cluster, str | Path) else cluster.snapshot()
+
+
+def assemble(
+    jobs: list[JobInfo], gpus: Iterable[GPUState], groups: list[GroupState], *, now: float, **facts: Any
+) -> Snapshot:
+    """Join jobs, GPUs and groups into a snapshot.
+
+    Parameters
+    ----------
+    jobs : list of JobInfo
+    gpus : iterable of GPUState
+    groups : list of GroupState
+    now : float
+        Epoch seconds.
+    **facts
+        Other fields of the snapshot.
+    """
+    names = {job.name: None for job in jobs}
+    running = [job for job in jobs if job.state == JobState.RUNNING.value]
+    scheduler = next((job for job in running if job.kind == "scheduler"), None)
+    by_groups = sum(group["gpu_hours"] for group in groups)
+    others = [job for job in jobs if not groups or job.kind == "scheduler"]  # a group counts its worker jobs itself
     return Snapshot(
-        time=time.time(),
-        name=directory.path.name,
-        system=system_of(directory),
-        directory=str(directory.path),
-        state=_state(directory, jobs, answer is not None, bool(problem)),
-        workers=len(workers),
-        gpus=_gpus(kept, submits, jobs) if kept is not None else 0,
-        scheduler=contact.client if contact is not None and answer else "",
-        dashboard=dashboard.link(contact) if answer else "",
-        fabric=contact.fabric if contact is not None and answer else "",
-        manager=_manager(directory, contact, answer) if answer is not None else "",
-        detached=directory.detached,
+        time=now,
+        gpus=sum(job.gpus for job in running if job.kind == "worker"),
+        time_left=scheduler.time_left if scheduler is not None else None,
+        gpu_hours=by_groups + sum(gpu_seconds(job, now=now) for job in others) / 3600,
+        groups=groups,
         jobs=jobs,
-        problem="; ".join([*problem, *directory.damage()]),
+        devices=[GPUInfo(job=units.job_of(gpu["worker"], names) or "", **gpu) for gpu in gpus],
+        **facts,
     )
+
+
+def gpu_seconds(job: JobInfo, *, now: float) -> float:
+    """Return what a job has used so far: its GPUs, times the seconds that it has run."""
+    return job.gpus * max(0.0, (job.ended or now) - job.started) if job.started is not None else 0.0
+
+
+class Observer:
+    """A cluster seen from any program, again and again.
+
+    The queue is polled as often as `hpcgpu.batch.cadence` says, and the scheduler is queried each time.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    cadence : Cadence, optional
+    """
+
+    def __init__(self, directory: ClusterDirectory, cadence: Cadence | None = None) -> None:
+        self.directory = directory
+        self._cadence = cadence or Cadence()
+        self._submits: dict[str, Submit] = {}
+        self._statuses: dict[str, JobStatus] = {}
+        self._journal_size = -1
+        self._problem = ""
+
+    def snapshot(self) -> Snapshot:
+        """Return the cluster as it is now; blocks."""
+        directory, now = self.directory, time.time()
+        batch = batch_of(directory)
+        self._poll(batch, now=now)
+        problem = [self._problem] if self._problem else []
+        contact = directory.contact()
+        answer: _Answer | None = None
+        if contact is not None:
+            try:
+                answer = asyncio.run(_query(contact, directory))
+            except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
+                problem.append(f"the scheduler at {contact.client} does not answer: {error or type(error).__name__}")
+        groups = answer.manager["groups"] if answer is not None else []
+        jobs = self._jobs(batch, answer, groups, now=now)
+        return assemble(
+            jobs,
+            answer.gpus if answer is not None else [],
+            groups,
+            now=now,
+            name=directory.path.name,
+            system=system_of(directory),
+            directory=str(directory.path),
+            state=_state(directory, jobs, answer is not None, bool(problem)),
+            workers=len(answer.workers) if answer is not None else 0,
+            scheduler=contact.client if contact is not None and answer else "",
+            dashboard=dashboard.link(contact) if answer else "",
+            fabric=contact.fabric if contact is not None and answer else "",
+            manager=_manager(directory, contact, answer) if answer is not None else "",
+            detached=directory.detached,
+            warnings=answer.manager["warnings"] if answer is not None else [],
+            problem="; ".join([*problem, *directory.damage()]),
+        )
+
+    def _poll(self, batch: BatchSystem, *, now: float) -> None:
+        """Query the queue for all jobs, if it is time to, or if the journal has changed."""
+        size = self.directory.journal_size
+        if not self._cadence.due(now=now) and (size == self._journal_size or self._problem):
+            return
+        self._journal_size = size
+        try:
+            submits = submitted(self.directory, batch)
+            statuses = batch.poll(list(submits))
+            if gone := set(submits) - set(statuses):
+                statuses |= batch.ended(gone)
+        except BatchError as error:
+            self._problem = str(error)
+            self._cadence.failed(now=now)
+            return
+        self._submits, self._statuses, self._problem = submits, statuses, ""
+        states = {job_id: statuses[job_id].state if job_id in statuses else None for job_id in submits}
+        waiting = any(state in (JobState.PENDING, JobState.UNKNOWN, None) for state in states.values())
+        self._cadence.answered(states, now=now, waiting=waiting)
+
+    def _jobs(
+        self, batch: BatchSystem, answer: _Answer | None, groups: list[GroupState], *, now: float
+    ) -> list[JobInfo]:
+        names = {submit.name: None for submit in self._submits.values()}
+        connected = Counter(units.job_of(worker, names) for worker in (answer.workers if answer is not None else []))
+        waits = {group["name"]: group["usual_wait"] for group in groups}
+        kept, logs = _kept(self.directory), saved.logs(self.directory)
+        found = []
+        for job_id, submit in self._submits.items():
+            log, workers = logs / batch.log_name(submit.name, job_id), connected[submit.name]
+            job = _info(submit, job_id, self._statuses.get(job_id), workers, answer is not None, log, now=now)
+            usual = waits.get(job.group) if job.state == JobState.PENDING.value else None
+            found.append(replace(job, gpus=_gpus(kept, submit), usual_wait=usual))
+        return found
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What the scheduler says: the names of its workers, and who manages the cluster."""
+    """What the scheduler says: the names of its workers, their GPUs, and who manages the cluster."""
 
     workers: list[str]
+    gpus: list[GPUState]
     manager: ManagerState
 
 
@@ -255,7 +360,8 @@ async def _query(contact: Contact, directory: ClusterDirectory) -> _Answer:
     async with scheduler_of(directory, contact) as scheduler:
         identity = await asyncio.wait_for(scheduler.identity(n_workers=-1), _TIMEOUT)
         names = [str(worker["name"]) for worker in identity["workers"].values()]
-        return _Answer(names, await asyncio.wait_for(scheduler.hpcgpu_state(), _TIMEOUT))
+        gpus = await asyncio.wait_for(scheduler.hpcgpu_gpus(), _TIMEOUT)
+        return _Answer(names, gpus, await asyncio.wait_for(scheduler.hpcgpu_state(), _TIMEOUT))
 
 
 def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, problem: bool) -> str:
@@ -273,9 +379,10 @@ def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, prob
     return "unreachable" if problem else "waiting"
 
 
-def _info(submit: Submit, job_id: str, status: JobStatus | None, connected: int, answers: bool, log: Path) -> JobInfo:
+def _info(  # noqa: PLR0913  # what is known of one job, from four places
+    submit: Submit, job_id: str, status: JobStatus | None, connected: int, answers: bool, log: Path, *, now: float
+) -> JobInfo:
     """Describe a job: a process that is connected proves that it runs, whatever the queue reported before."""
-    now = time.time()
     proven = connected > 0 or (submit.kind == "scheduler" and answers)
     if proven and (status is None or status.state in (JobState.PENDING, JobState.UNKNOWN)):
         state, reason = JobState.RUNNING, ""
@@ -283,7 +390,7 @@ def _info(submit: Submit, job_id: str, status: JobStatus | None, connected: int,
         state, reason = JobState.UNKNOWN, "the queue does not know it"
     else:
         state, reason = status.state, "" if status.state is JobState.RUNNING else explain(status)
-    began = status.start if status is not None and status.state is not JobState.PENDING else None
+    began, ends = (status.start, status.end) if status is not None else (None, None)
     return JobInfo(
         id=job_id,
         kind=submit.kind,
@@ -294,6 +401,12 @@ def _info(submit: Submit, job_id: str, status: JobStatus | None, connected: int,
         node=status.node if status is not None else "",
         workers=connected,
         log=log,
+        group=submit.group if submit.kind == "worker" else "",
+        submitted=submit.time,
+        started=began,
+        ended=ends if state.ended else None,
+        expected_start=status.expected_start if status is not None and state is JobState.PENDING else None,
+        time_left=max(0.0, ends - now) if state is JobState.RUNNING and ends is not None else None,
     )
 
 
@@ -304,11 +417,14 @@ def _kept(directory: ClusterDirectory) -> saved.Saved | None:
         return None
 
 
-def _gpus(kept: saved.Saved, submits: Mapping[str, Submit], jobs: list[JobInfo]) -> int:
-    options = {DEFAULT: kept.options.worker, **kept.groups}
-    running = [submits[job.id] for job in jobs if job.kind == "worker" and job.state == JobState.RUNNING.value]
-    groups = [options[submit.group] for submit in running if submit.group in options]
-    return sum(group.nodes_per_job * group.gpus_per_node for group in groups)
+def _gpus(kept: saved.Saved | None, submit: Submit) -> int:
+    """Return how many GPUs a job requests; 0 where that is not known."""
+    if kept is None:
+        return 0
+    if submit.kind == "scheduler":
+        return kept.options.scheduler.gpus_per_node if kept.options.scheduler is not None else 0
+    group = {DEFAULT: kept.options.worker, **kept.groups}.get(submit.group)
+    return group.nodes_per_job * group.gpus_per_node if group is not None else 0
 
 
 def _manager(directory: ClusterDirectory, contact: Contact | None, answer: _Answer) -> str:

@@ -27,8 +27,17 @@ from hpcgpu.fabric.security import HAS_GPU
 from hpcgpu.runtime import hostcopy, recipients, resources
 from hpcgpu.runtime.changes import Told
 from hpcgpu.runtime.manager_process import Unattended
+from hpcgpu.runtime.requests import Requests
 from hpcgpu.runtime.usage import Usage
-from hpcgpu.runtime.wire import GroupState, LoadChanges, ManagerState, WaitingWork, WorkerChanges, WorkerLoad
+from hpcgpu.runtime.wire import (
+    GroupState,
+    LoadChanges,
+    ManagerState,
+    RequestAnswer,
+    WaitingWork,
+    WorkerChanges,
+    WorkerLoad,
+)
 from hpcgpu.software import versions
 
 if TYPE_CHECKING:
@@ -114,6 +123,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._present = False
         self._left = -1
         self.unattended: Unattended | None = None
+        self.requests = Requests()
         self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
         self._leaving_since: dict[str, float] = {}
         self._told_workers, self._told_loads = Told(), Told()
@@ -134,6 +144,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_release": self.release,
             "hpcgpu_state": self.state,
             "hpcgpu_manage": self.manage,
+            "hpcgpu_request": self.request,
+            "hpcgpu_next_request": self.requests.next_request,
+            "hpcgpu_answer_request": self.requests.answer_request,
             "hpcgpu_environment": self.environment,
             "gather": self.gather,
             "broadcast": self.broadcast,
@@ -175,6 +188,18 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             groups=self._groups,
             warnings=self._warnings,
         )
+
+    async def request(self, what: str, arguments: dict[str, Any]) -> RequestAnswer:
+        """Let the manager of the cluster scale it, if there is one that takes requests."""
+        now = time.monotonic()
+        present = self._present and now - self._heard < _SILENT
+        if not present or not self.requests.taken_by(self._manager, now=now):
+            return RequestAnswer(taken=False, error="")
+        try:
+            error = await self.requests.request(what, arguments)
+        except TimeoutError:
+            error = "the program that manages the cluster does not answer. It may still do what was requested"
+        return RequestAnswer(taken=True, error=error)
 
     async def manage(self) -> str:
         """Start the manager that runs in the scheduler job, as ``adapt.json`` in the cluster directory requests.

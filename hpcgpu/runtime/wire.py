@@ -11,6 +11,8 @@ __all__ = [
     "Load",
     "LoadChanges",
     "ManagerState",
+    "RequestAnswer",
+    "ScalingRequest",
     "WaitingWork",
     "WorkerChanges",
     "WorkerLoad",
@@ -118,6 +120,25 @@ class GroupState(TypedDict):
     maximum_gpu_hours: float | None
     #: Seconds that its jobs usually wait; null if none has started yet.
     usual_wait: float | None
+
+
+class RequestAnswer(TypedDict):
+    """The answer to a request to the manager."""
+
+    #: Whether there is a manager that takes requests.
+    taken: bool
+    #: What is wrong with the request; empty if it is done.
+    error: str
+
+
+class ScalingRequest(TypedDict):
+    """What another program requests of the manager."""
+
+    number: int
+    #: ``scale`` or ``adapt``.
+    what: str
+    #: Arguments of that method of `hpcgpu.GPUCluster`.
+    arguments: dict[str, Any]
 
 
 class ManagerState(TypedDict):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from hpcgpu.scaling.model import Demand, JobView
 
-__all__ = ["expected_startup", "expected_wait", "left"]
+__all__ = ["expected_startup", "expected_wait", "left", "usual_wait"]
 
 #: Number of recent jobs in an estimate.
 _RECENT = 10
@@ -21,10 +21,15 @@ def expected_wait(waits: Sequence[float], jobs: Iterable[JobView], now: float) -
     None when nothing is known.
     """
     known = [
-        *([statistics.median(waits[-_RECENT:])] if waits else []),
+        *([usual] if (usual := usual_wait(waits)) is not None else []),
         *(now - job.submitted for job in jobs if job.pending),
     ]
     return max(known) if known and waits else None
+
+
+def usual_wait(waits: Sequence[float]) -> float | None:
+    """Return how long recent jobs waited: the median of the last ten waits. None before the first."""
+    return statistics.median(waits[-_RECENT:]) if waits else None
 
 
 def expected_startup(startups: Sequence[float]) -> float | None:

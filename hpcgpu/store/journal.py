@@ -139,6 +139,14 @@ class Journal(Files):
         """Whether the cluster's jobs were cancelled for good; they may have ended, or not yet."""
         return any(record["event"] in ("closing", "closed") for record in self._journal())
 
+    @property
+    def journal_size(self) -> int:
+        """Bytes of the journal: it only grows."""
+        try:
+            return (self.path / "journal.jsonl").stat().st_size
+        except OSError:
+            return 0
+
     def times(self) -> list[float]:
         """Return when something was recorded of its jobs, epoch seconds."""
         return [float(record.get("time", 0.0)) for record in self._journal()]

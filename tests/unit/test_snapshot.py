@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.display.jobinfo import JobInfo
 from hpcgpu.remote import snapshot
+from hpcgpu.runtime.wire import GPUState, GroupState
 from hpcgpu.store import claims
 from hpcgpu.store.journal import Submit
 
@@ -29,7 +31,7 @@ def test_a_process_that_is_connected_proves_that_its_job_runs(
 ) -> None:
     submit = Submit(kind=kind, name="demo-scheduler" if kind == "scheduler" else "demo-0", time=0.0, job_id="7")
     known = JobStatus(job_id="7", state=queue, name=submit.name) if queue is not None else None
-    job = snapshot._info(submit, "7", known, len(workers), answers, Path("log"))
+    job = snapshot._info(submit, "7", known, len(workers), answers, Path("log"), now=100.0)
     assert job.state == state and (job.reason == "") is (state == "running")
 
 
@@ -50,5 +52,45 @@ def test_a_cluster_whose_scheduler_job_has_ended_has_ended_whatever_it_left(
     directory = claims.claim(tmp_path / "demo", lambda earlier: [], system="slurm")
     submit = Submit(kind="scheduler", name="demo-scheduler", time=0.0, job_id="7")
     known = JobStatus(job_id="7", state=queue, name=submit.name)
-    job = snapshot._info(submit, "7", known, 0, False, Path("log"))
+    job = snapshot._info(submit, "7", known, 0, False, Path("log"), now=100.0)
     assert snapshot._state(directory, [job], False, problem) == state
+
+
+def _job(name: str, **facts: object) -> JobInfo:
+    about = {"id": "1", "kind": "worker", "state": "running", "reason": "", "waited": 0.0, "node": "n1", "workers": 1}
+    return JobInfo(**(about | {"name": name, "log": Path("log"), "gpus": 2} | facts))  # type: ignore[arg-type]
+
+
+def _group(**facts: object) -> GroupState:
+    about = dict.fromkeys(("target", "minimum", "maximum", "maximum_gpu_hours", "usual_wait"), None)
+    return {**about, "name": "default", "reason": "", "paused": "", "gpu_hours": 0.0} | facts  # type: ignore[return-value,typeddict-item]
+
+
+def test_a_snapshot_counts_gpus_and_gpu_hours_and_names_the_job_of_each_gpu() -> None:
+    jobs = [
+        _job("demo-scheduler", kind="scheduler", gpus=1, started=0.0, time_left=900.0),
+        _job("demo-0", started=0.0),
+        _job("demo-1", started=1800.0, state="completed", ended=3600.0),
+        _job("demo-2", state="pending"),
+    ]
+    gpu = GPUState(
+        worker="demo-0-1", node="n1", model="A100", utilization=0.0, memory_used=1, memory_total=2, power=None,
+        idle_since=7.0,
+    )  # fmt: skip
+    alone = snapshot.assemble(jobs, [gpu], [], now=7200.0, name="demo", system="slurm", directory="", state="running")
+    assert (alone.gpus, alone.time_left, alone.gpu_hours) == (2, 900.0, 1 * 2 + 2 * 2 + 2 * 0.5)
+    assert [(found.job, found.worker, found.idle_since) for found in alone.devices] == [("demo-0", "demo-0-1", 7.0)]
+    # a manager counts the jobs of its groups itself, also those that it has forgotten
+    managed = snapshot.assemble(
+        jobs, [], [_group(gpu_hours=40.0)], now=7200.0, name="demo", system="slurm", directory="", state="running"
+    )
+    assert managed.gpu_hours == 42.0
+
+
+def test_the_start_that_the_queue_expects_is_not_taken_for_a_start() -> None:
+    submit = Submit(kind="worker", name="demo-0", time=10.0, job_id="7")
+    known = JobStatus(job_id="7", state=JobState.PENDING, name="demo-0", start=500.0, end=900.0, expected_start=500.0)
+    waits = snapshot._info(submit, "7", known, 0, True, Path("log"), now=100.0)
+    assert (waits.expected_start, waits.started, waits.ended, waits.time_left) == (500.0, None, None, None)
+    connected = snapshot._info(submit, "7", known, 1, True, Path("log"), now=100.0)
+    assert (connected.state, connected.expected_start, connected.started) == ("running", None, None)

@@ -92,8 +92,7 @@ def test_the_status_of_a_cluster_with_many_jobs_is_short_unless_all_are_asked_fo
     arguments: tuple[str, ...], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Snapshot(time=0.0, name="demo", system="slurm", directory="/clusters/demo", state="running", jobs=THOUSAND)
-    monkeypatch.setattr("hpcgpu.remote.lookup.locate", lambda name: name)
-    monkeypatch.setattr("hpcgpu.remote.snapshot.snapshot", lambda directory: found)
+    monkeypatch.setattr("hpcgpu.remote.snapshot.snapshot", lambda name: found)
     shown = CliRunner().invoke(clusters.status, ["demo", *arguments]).output
     assert sum(line.split()[1:2] in (["worker"], ["scheduler"]) for line in shown.splitlines()) == rows
     assert ("10 of them, `hpcgpu status demo --all` shows all:" in shown) is not bool(arguments)

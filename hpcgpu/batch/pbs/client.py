@@ -136,9 +136,16 @@ def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
         node=",".join(hosts),
         start=start,
         end=end,
+        expected_start=_expected_start(job) if state is JobState.PENDING else None,
         exit_code=exit_code,
         words=REASONS,
     )
+
+
+def _expected_start(job: Mapping[str, str]) -> float | None:
+    """Return when PBS expects to start a job; it has an estimate of a few jobs only (``man pbs_est``)."""
+    text = job.get("estimated.start_time", "")
+    return _epoch(text) or _number(text)
 
 
 def _end(job: Mapping[str, str]) -> tuple[JobState, int | None]:

@@ -125,6 +125,7 @@ def parse_squeue(stdout: str) -> dict[str, JobStatus]:
             node="" if node == "(null)" else node,
             start=_epoch(start),
             end=_epoch(end),
+            expected_start=_epoch(start) if parse_state(state) is JobState.PENDING else None,
             words=REASONS,
         )
     return jobs

@@ -1,0 +1,137 @@
+"""Change the size of a cluster which another program may manage.
+
+The program that manages it keeps it, and does what is requested, even while it computes. Where no program manages the
+cluster, this one does for a moment, or the scheduler job does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from hpcgpu.cluster.discovery import cluster_class
+from hpcgpu.cluster.unattended import request as request_adapt
+from hpcgpu.display.table import JobTable
+from hpcgpu.errors import ClusterError, OptionError
+from hpcgpu.options.common import DEFAULT
+from hpcgpu.runtime.reach import scheduler_of
+from hpcgpu.runtime.wire import RequestAnswer
+from hpcgpu.scaling import units
+from hpcgpu.store import saved
+from hpcgpu.store.directory import ClusterDirectory, Contact
+from hpcgpu.store.managers import AdaptArguments
+
+__all__ = ["adapt", "scale", "take_over_and_scale"]
+
+#: Seconds until the scheduler has passed on the answer of the manager.
+_TIMEOUT = 45.0
+
+
+def scale(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **size: int | str) -> None:
+    """Set the size of a worker group; its manager does it, or this program if there is none.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    worker_group : str, default "default"
+    **size
+        As `hpcgpu.GPUCluster.scale` takes it: ``jobs``, ``gpus``, ``n``.
+
+    Raises
+    ------
+    OptionError, ClusterError
+        The size cannot be, or it was not possible.
+    BatchError
+        The batch system does not answer.
+    """
+    if not _done_by_manager(directory, "scale", {**size, "worker_group": worker_group}):
+        take_over_and_scale(directory, worker_group=worker_group, **size)
+
+
+def adapt(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **limits: Any) -> None:
+    """Scale a worker group by its work; its manager does it, or the scheduler job if there is none.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    worker_group : str, default "default"
+    **limits
+        Limits in jobs or GPUs, ``idle_timeout`` and ``maximum_gpu_hours``, as `hpcgpu.GPUCluster.adapt` takes them.
+
+    Raises
+    ------
+    OptionError, ClusterError
+        The limits cannot be, or it was not possible.
+    """
+    if not _done_by_manager(directory, "adapt", {**limits, "worker_group": worker_group}):
+        request_adapt(directory, worker_group, _in_jobs(directory, worker_group, limits))
+
+
+def _in_jobs(directory: ClusterDirectory, group: str, limits: Mapping[str, Any]) -> AdaptArguments:
+    """Return the limits in jobs, which is how the scheduler job takes them."""
+    kept = saved.read(directory)
+    options = {DEFAULT: kept.options.worker, **kept.groups}.get(group)
+    if options is None:
+        raise OptionError(f"no worker group named {group!r}: the groups are {', '.join([DEFAULT, *kept.groups])}")
+    given = units.limits(
+        options,
+        minimum={unit: limits.get(f"minimum_{unit}") for unit in ("jobs", "gpus")},
+        maximum={unit: limits.get(f"maximum_{unit}") for unit in ("jobs", "gpus")},
+        backlog=None,
+        idle_timeout=limits.get("idle_timeout"),
+        maximum_gpu_hours=limits.get("maximum_gpu_hours"),
+    )
+    return AdaptArguments(
+        minimum_jobs=given.minimum,
+        maximum_jobs=given.maximum,
+        idle_timeout=limits.get("idle_timeout"),
+        maximum_gpu_hours=limits.get("maximum_gpu_hours"),
+    )
+
+
+def take_over_and_scale(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **size: Any) -> JobTable:
+    """Manage the cluster until it has this size, then leave it to itself; return its jobs.
+
+    Any other program stops managing it.
+    """
+    requested = directory.adapt() or {}
+    if requested.pop(worker_group, None) is not None:  # the manager in the scheduler job must not undo it
+        directory.request_adapt(requested)
+    there = directory.contact() is not None
+    cluster = cluster_class(directory.system).from_name(directory.path, shutdown_on_close=False, wait=there)
+    try:
+        cluster.scale(**size, worker_group=worker_group)
+        cluster.settle()
+        return cluster.jobs
+    finally:
+        if cluster.managing:
+            cluster.detach()
+        else:
+            cluster.close()
+
+
+def _done_by_manager(directory: ClusterDirectory, what: str, arguments: dict[str, Any]) -> bool:
+    """Let the manager do it; return whether there is one that could."""
+    contact = directory.contact()
+    if contact is None:
+        return False
+    try:
+        answer = asyncio.run(_request(directory, contact, what, arguments))
+    except (OSError, TimeoutError, ValueError) as error:  # ValueError: a damaged address, or certificate
+        raise ClusterError(
+            f"cluster {directory.path.name} cannot be changed now, because its scheduler at {contact.client} does not "
+            f"answer: {error or type(error).__name__}"
+        ) from error
+    if answer["error"]:
+        raise ClusterError(answer["error"])
+    return answer["taken"]
+
+
+async def _request(
+    directory: ClusterDirectory, contact: Contact, what: str, arguments: dict[str, Any]
+) -> RequestAnswer:
+    async with scheduler_of(directory, contact) as scheduler:
+        call = scheduler.hpcgpu_request(what=what, arguments=arguments)
+        answer: RequestAnswer = await asyncio.wait_for(call, _TIMEOUT)
+        return answer

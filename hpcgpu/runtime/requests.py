@@ -1,0 +1,72 @@
+"""Requests of other programs to the manager of a cluster; they go through the scheduler, which both can reach.
+
+A page in Jupyter and a widget change the size of a cluster so, while the program that manages it computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hpcgpu.runtime.wire import ScalingRequest
+
+__all__ = ["REQUEST_WAIT", "Requests"]
+
+#: Seconds after which a manager asks anew whether there is a request.
+REQUEST_WAIT = 20.0
+#: Seconds that a manager has to answer one.
+_ANSWER = 30.0
+#: Requests that wait at most. More come only from a program that has gone wrong.
+_WAITING = 100
+
+
+class Requests:
+    """Requests that wait for the manager, and those that it has taken and not answered."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._waiting: asyncio.Queue[ScalingRequest] = asyncio.Queue(_WAITING)
+        self._answers: dict[int, asyncio.Future[str]] = {}
+        self._taker, self._asked = 0, 0.0
+
+    def taken_by(self, manager: int, *, now: float) -> bool:
+        """Whether this manager takes requests: it waits for one, or will again in a moment."""
+        return manager == self._taker and now - self._asked < 2 * REQUEST_WAIT
+
+    async def request(self, what: str, arguments: Mapping[str, Any]) -> str:
+        """Hand a request to the manager; return what is wrong with it, or nothing.
+
+        Raises
+        ------
+        TimeoutError
+            The manager did not answer. It may still do what was requested.
+        """
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._waiting.put_nowait(ScalingRequest(number=number, what=what, arguments=dict(arguments)))
+            return await asyncio.wait_for(answer, _ANSWER)
+        except asyncio.QueueFull:
+            return f"{_WAITING} earlier requests wait for the manager already"
+        finally:
+            del self._answers[number]
+
+    async def next_request(self, manager: int) -> ScalingRequest | None:
+        """Wait for a request; None if there was none for a while."""
+        self._taker, self._asked = manager, time.monotonic()
+        try:
+            async with asyncio.timeout(REQUEST_WAIT):
+                while True:
+                    request = await self._waiting.get()
+                    if request["number"] in self._answers:  # its program still waits
+                        return request
+        except TimeoutError:
+            return None
+
+    async def answer_request(self, number: int, error: str) -> None:
+        """Pass on the answer of the manager."""
+        if (answer := self._answers.get(number)) is not None and not answer.done():
+            answer.set_result(error)

@@ -1,0 +1,90 @@
+"""What every display shows of a cluster, and requests of other programs to the program that manages it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import hpcgpu
+from hpcgpu import ClusterError, LocalGPUCluster, OptionError, Snapshot
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster import requests
+from hpcgpu.remote.lookup import locate
+from tests.helpers import CPU, GPU
+
+Until = Callable[..., None]
+
+
+def test_a_snapshot_is_the_same_for_the_program_that_manages_the_cluster_and_for_any_other(
+    queue: LocalQueue, fake_gpus: None, until: Until
+) -> None:
+    with LocalGPUCluster(**GPU | {"walltime": "1h", "scheduler": {"walltime": "2h"}}, name="seen", jobs=2) as cluster:
+        cluster.wait_for_workers(2)
+        until(lambda: hpcgpu.snapshot("seen").groups, "the manager reports its groups")
+        own, other = cluster.snapshot(), hpcgpu.snapshot("seen")
+        for picture in (own, other):
+            assert (picture.name, picture.state, picture.system) == ("seen", "running", "local")
+            assert picture.workers == picture.gpus == 2, "four GPUs of the queue: the scheduler job has two of them"
+            assert 0 < picture.gpu_hours < 1
+            assert [job.kind for job in picture.jobs] == ["scheduler", "worker", "worker"]
+            assert sorted(job.state for job in picture.jobs) == ["pending", "running", "running"]
+            [waits] = [job for job in picture.jobs if job.state == "pending"]
+            assert waits.reason and waits.time_left is None and waits.started is None
+            [works] = [job for job in picture.jobs if job.workers]
+            assert works.gpus == 2 and works.started and 3000 < (works.time_left or 0) <= 3600
+            assert 6000 < (picture.time_left or 0) <= 7200, "the scheduler job's"
+            [group] = picture.groups
+            assert (group["name"], group["target"], group["minimum"], group["paused"]) == ("default", 2, None, "")
+        assert hpcgpu.snapshot(cluster).name == "seen"
+        assert own.as_json().keys() == other.as_json().keys()
+    closed = cluster.snapshot()
+    assert (closed.state, closed.gpus) == ("closed", 0) and closed.gpu_hours > 0
+    assert hpcgpu.snapshot("seen").state == "closed"
+
+
+def test_another_program_scales_a_cluster_while_its_own_program_computes_and_keeps_it(
+    queue: LocalQueue, until: Until
+) -> None:
+    with LocalGPUCluster(**CPU, name="served", jobs=0) as cluster:
+        program = subprocess.Popen([sys.executable, "-c", _SCALE, "served"], stdout=subprocess.PIPE, text=True)
+        out, _ = program.communicate(timeout=150)  # this thread is as busy as a cell that runs
+        assert out.split() == ["done"]
+        assert cluster.managing, "the other program did not take it over"
+        cluster.wait_for_workers(1)
+        requests.adapt(locate("served"), minimum_jobs=1, maximum_jobs=3)
+        assert cluster.adaptive is not None and (cluster.adaptive.minimum, cluster.adaptive.maximum) == (1, 3)
+        with pytest.raises(ClusterError, match="minimum"):
+            requests.adapt(locate("served"), minimum_jobs=5, maximum_jobs=3)
+        with pytest.raises(ClusterError, match="no worker group named 'other'"):
+            requests.scale(locate("served"), jobs=1, worker_group="other")
+        assert "another program requests scale" in cluster.get_logs()["Cluster"]
+
+
+_SCALE = """
+import sys
+from hpcgpu.cluster.requests import scale
+from hpcgpu.remote.lookup import locate
+scale(locate(sys.argv[1]), jobs=1)
+print("done")
+"""
+
+
+def test_a_cluster_without_a_manager_is_scaled_and_left_to_itself(queue: LocalQueue, until: Until) -> None:
+    cluster = LocalGPUCluster(**CPU, name="alone", jobs=0)
+    cluster.detach()
+    requests.scale(locate("alone"), jobs=1)
+    until(lambda: _of("alone").workers == 1, "its worker connects")
+    with pytest.raises(OptionError, match="no worker group named 'other'"):
+        requests.adapt(locate("alone"), maximum_jobs=2, worker_group="other")
+    requests.adapt(locate("alone"), minimum_gpus=None, maximum_jobs=2)
+    until(lambda: _of("alone").groups and _of("alone").groups[0]["maximum"] == 2, "its scheduler job scales it")
+    requests.scale(locate("alone"), jobs=0)
+    until(lambda: _of("alone").workers == 0, "the scheduler job no longer scales it")
+    LocalGPUCluster.from_name("alone").close()
+
+
+def _of(name: str) -> Snapshot:
+    return hpcgpu.snapshot(name)
