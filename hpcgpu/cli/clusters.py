@@ -162,8 +162,8 @@ def list_clusters(every: bool, as_json: bool) -> None:
 @all_option
 @json_option
 def status(name: str, every: bool, as_json: bool) -> None:
-    """Show a cluster: its jobs with state and reason, its workers and GPUs, its dashboard, and the program that scales
-    it.
+    """Show a cluster: its jobs with state and reason, its workers and GPUs, its dashboard, the program that scales
+    it, how long it lasts, and its GPU hours.
 
     \b
     Examples: hpcgpu status demo
@@ -201,6 +201,8 @@ def dashboard(name: str) -> None:
 
 
 def _print(found: Snapshot, every: bool) -> None:
+    from hpcgpu.display.progress import duration
+
     kept = ", continues without the program that started it" if found.detached else ""
     if found.state == "not launched":
         launch = Path(found.directory) / "launch.sh"
@@ -215,7 +217,11 @@ def _print(found: Snapshot, every: bool) -> None:
     ]
     lines += [f"fabric     {found.fabric}"] * bool(found.fabric)
     lines += [f"manager    {found.manager or 'none: the number of jobs does not change'}"] * (found.state == "running")
+    if found.time_left is not None:
+        lines += [f"time left  {duration(found.time_left)}, until the walltime of the scheduler job ends"]
+    lines += [f"GPU hours  {found.gpu_hours:.2f}, the scheduler job included"] * bool(found.gpu_hours)
     lines += [f"directory  {found.directory}"]
+    lines += [f"warning    {text}" for text in found.warnings]
     lines += [f"problem    {found.problem}"] * bool(found.problem)
     say("\n".join(lines) + "\n")
     if found.jobs:

@@ -129,8 +129,11 @@ class Client:
         }
         return {"workers": {worker["name"]: load for worker in self.there.values()}, "waiting": []}
 
-    async def heartbeat(self, manager: int, about: str) -> int:
+    async def heartbeat(self, manager: int, about: str, groups: object, warnings: object) -> int:
         return manager
+
+    async def next_request(self, manager: int) -> None:
+        await asyncio.Event().wait()
 
     async def crashed(self, names: Iterable[str]) -> None:
         self.blamed += names
@@ -488,7 +491,7 @@ async def test_a_cluster_that_lost_its_name_says_so_and_nothing_else(site: Site)
     identity.write_text(identity.read_text().replace(site.directory.token(), "1"))
     site.client.stream_ended = asyncio.Event().wait  # type: ignore[attr-defined]
     periodic = Periodic(site.reconciler, site.options.cluster)
-    periodic.watch_scheduler(site.client, heartbeat=False)  # type: ignore[arg-type]
+    periodic.watch_scheduler(site.client, lambda request: "")  # type: ignore[arg-type]
     site.state.decide_now.set()
     await asyncio.wait_for(site.state.poll_now.wait(), 60)
     periodic.watch_queue()
@@ -715,7 +718,7 @@ async def test_scaling_goes_on_after_an_error(site: Site, monkeypatch: pytest.Mo
     monkeypatch.setattr(site.reconciler, "decide", flaky)
     monkeypatch.setattr(site.client, "stream_ended", asyncio.Event().wait, raising=False)
     periodic = Periodic(site.reconciler, site.options.cluster)
-    periodic.watch_scheduler(site.client, heartbeat=False)  # type: ignore[arg-type]
+    periodic.watch_scheduler(site.client, lambda request: "")  # type: ignore[arg-type]
     site.state.decide_now.set()
     await asyncio.wait_for(decided.wait(), 60)
     for task in periodic.tasks:
@@ -728,7 +731,7 @@ async def test_the_scheduler_hears_of_this_program_also_after_an_error(
 ) -> None:
     heard, errors = asyncio.Event(), [KeyError("a group"), KeyError("a group")]
 
-    async def heartbeat(manager: int, about: str) -> int:
+    async def heartbeat(manager: int, *report: object) -> int:
         if errors:
             site.state.heartbeat_now.set()
             raise errors.pop()
@@ -738,7 +741,7 @@ async def test_the_scheduler_hears_of_this_program_also_after_an_error(
     monkeypatch.setattr(site.client, "heartbeat", heartbeat)
     monkeypatch.setattr(site.client, "stream_ended", asyncio.Event().wait, raising=False)
     periodic = Periodic(site.reconciler, site.options.cluster)
-    periodic.watch_scheduler(site.client, heartbeat=True)  # type: ignore[arg-type]
+    periodic.watch_scheduler(site.client, lambda request: "")  # type: ignore[arg-type]
     await asyncio.wait_for(heard.wait(), 60)
     for task in periodic.tasks:
         task.cancel()
@@ -753,7 +756,7 @@ async def test_nothing_goes_on_after_the_end_though_it_wakes_just_then(site: Sit
     never = asyncio.Event()
     site.client.stream_ended = never.wait  # type: ignore[attr-defined]
     periodic.watch_queue()
-    periodic.watch_scheduler(site.client, heartbeat=True)  # type: ignore[arg-type]
+    periodic.watch_scheduler(site.client, lambda request: "")  # type: ignore[arg-type]
     await asyncio.sleep(0.05)
     for event in (state.poll_now, state.decide_now, state.heartbeat_now):
         event.set()
@@ -1275,7 +1278,7 @@ async def test_workers_are_heard_of_again_also_after_an_error_that_nobody_expect
     monkeypatch.setattr(site.client, "listen", listen, raising=False)
     monkeypatch.setattr(asyncio, "sleep", quick)
     periodic = Periodic(site.reconciler, site.options.cluster)
-    periodic.watch_scheduler(site.client, heartbeat=False)  # type: ignore[arg-type]
+    periodic.watch_scheduler(site.client, lambda request: "")  # type: ignore[arg-type]
     await asyncio.wait_for(there.wait(), 60)
     for task in periodic.tasks:
         task.cancel()
