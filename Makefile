@@ -1,13 +1,19 @@
 # make demo: makes the environment and runs a cluster on real data.
+# make notebook: adds JupyterLab to the environment and opens a notebook that does the same.
 # make test: makes the environment, installs what the tests need (Slurm and a browser from Debian's packages, if it may), runs all checks.
 
 PYTHON := .venv/bin/python
 
-.PHONY: demo test clean
+.PHONY: demo notebook test clean
 
 demo:
 	@ci/environment.sh examples
 	@$(PYTHON) -m hpcgpu demo
+	@echo "The same in JupyterLab, examples/flights.ipynb: make notebook"
+
+notebook:
+	@ci/environment.sh notebook
+	@.venv/bin/jupyter lab examples/flights.ipynb
 
 test:
 	@ci/environment.sh test
