@@ -47,14 +47,28 @@ def _default(field: Any) -> str:
     return repr(value).replace(str(Path.home()), "~")
 
 
+#: What a reader replaces in the lines that start a cluster with a profile.
+_EXAMPLE = {"account": "m1234", "queue": "debug", "walltime": "01:00:00", "memory": "256GB"}
+
+
+def starting_lines(profile: profiles.Profile) -> str:
+    """Return the three lines of Python that start a cluster at a site, with what the site needs from its users."""
+    name = registry.system(profile.system).cluster_class.rpartition(":")[2]
+    given = {"profile": profile.name, **{need: _EXAMPLE[need] for need in profile.needs}}
+    arguments = "".join(f'{option}="{value}", ' for option, value in given.items())
+    return f"from hpcgpu import {name}\ncluster = {name}({arguments}jobs=2)\nclient = cluster.get_client()\n"
+
+
 class Profiles(SphinxDirective):
-    """The profiles of sites, as a definition list."""
+    """The profiles of sites, as a definition list: what each is for, and the lines that start a cluster there."""
 
     def run(self) -> list[nodes.Node]:
         lines: list[str] = []
         for name in profiles.shipped():
             profile = profiles.load(name)
             lines += [f"``{name}``", f"    {profile.about} Needs {', '.join(profile.needs)}. {profile.notes}", ""]
+            lines += ["    .. code-block:: python", ""]
+            lines += [f"        {line}" for line in starting_lines(profile).splitlines()] + [""]
         container = nodes.Element()
         self.state.nested_parse(StringList(lines, source="hpcgpu/profiles"), 0, container)
         return list(container.children)

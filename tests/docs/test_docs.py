@@ -16,6 +16,7 @@ import click
 import pytest
 import yaml
 
+from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.batch.pbs.options import PBSWorkerOptions
 from hpcgpu.batch.slurm.options import SlurmWorkerOptions
 from hpcgpu.cli import main
@@ -29,19 +30,20 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.rst"))]
 SYSTEMS = {"SlurmGPUCluster": "slurm", "PBSGPUCluster": "pbs", "LocalGPUCluster": "local"}
 
 
-def blocks(page: Path) -> Iterator[tuple[int, bool, str]]:
-    """Line, whether it is to run, and text of each block of Python on a page."""
+def blocks(page: Path) -> Iterator[tuple[int, str, str]]:
+    """Line, how it is to run, and text of each block of Python on a page."""
     text = page.read_text()
     if page.suffix == ".md":
         for match in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-            yield text[: match.start()].count("\n") + 1, False, match[1]
+            yield text[: match.start()].count("\n") + 1, "", match[1]
         return
     pattern = r"^( *)\.\. code-block:: python\n((?:\1 +:.*\n)*)\n((?:\1 +.*\n|\n)+)"
     for match in re.finditer(pattern, text, re.MULTILINE):
-        yield text[: match.start()].count("\n") + 1, ":class: runs" in match[2], textwrap.dedent(match[3])
+        how = re.search(r":class: (runs.*)", match[2])
+        yield text[: match.start()].count("\n") + 1, how[1] if how else "", textwrap.dedent(match[3])
 
 
-BLOCKS = [pytest.param(runs, text, id=f"{page.name}:{line}") for page in PAGES for line, runs, text in blocks(page)]
+BLOCKS = [pytest.param(how, text, id=f"{page.name}:{line}") for page in PAGES for line, how, text in blocks(page)]
 
 
 def words_of(page: Path) -> str:
@@ -70,8 +72,8 @@ def test_no_page_has_quotes_or_dashes_that_a_shell_does_not_take(built: Path, pa
     assert re.findall(".{0,30}[\u2018\u2019\u201c\u201d\u2013\u2014].{0,30}", words_of(built / f"{page}.html")) == []
 
 
-@pytest.mark.parametrize(("runs", "text"), BLOCKS)
-def test_the_options_in_an_example_exist(runs: bool, text: str) -> None:
+@pytest.mark.parametrize(("how", "text"), BLOCKS)
+def test_the_options_in_an_example_exist(how: str, text: str) -> None:
     for node in ast.walk(ast.parse(text)):
         name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
         if name not in SYSTEMS or not isinstance(node, ast.Call):
@@ -80,14 +82,30 @@ def test_the_options_in_an_example_exist(runs: bool, text: str) -> None:
         resolve(SYSTEMS[name], given)
 
 
-@pytest.mark.parametrize("text", [pytest.param(*p.values[1:], id=p.id) for p in BLOCKS if p.values[0]])
-def test_an_example_runs(text: str, home: Path) -> None:
+def run(text: str, home: Path) -> str:
+    """What an example prints."""
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=home, timeout=250)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("text", [pytest.param(p.values[1], id=p.id) for p in BLOCKS if p.values[0] == "runs"])
+def test_an_example_runs(text: str, home: Path) -> None:
+    run(text, home)
+
+
+@pytest.mark.parametrize("text", [pytest.param(p.values[1], id=p.id) for p in BLOCKS if "pretended" in p.values[0]])
+def test_an_example_runs_on_pretended_gpus_and_prints_what_the_page_says(
+    text: str, queue: LocalQueue, home: Path, fake_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "pretended"))
+    said = run(text, home)
+    page = (ROOT / "docs" / "scheduler_gpu.rst").read_text()
+    assert "made in a task: 10" in said and textwrap.indent(said, "   ") in page, said
 
 
 def test_there_are_examples_that_run() -> None:
-    assert sum(p.values[0] for p in BLOCKS) >= 4
+    assert sum(bool(p.values[0]) for p in BLOCKS) >= 4
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:

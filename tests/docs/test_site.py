@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import html
 import re
 import subprocess
 import sys
@@ -13,7 +15,13 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import hpcgpu
 from hpcgpu import errors
+from hpcgpu.cluster.discovery import cluster_class
+from hpcgpu.configuration.resolve import resolve
+from hpcgpu.options import profiles
+from hpcgpu.scripts.render import render
+from hpcgpu.sphinx import starting_lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,6 +85,20 @@ def test_every_page_is_in_the_table_of_contents(built: Path) -> None:
     """Sphinx warns of a page in no table. This one also sees a page that is only in the table of another page."""
     listed = {urlsplit(link).path for link in parsed(built / "index.html").links}
     assert [p.stem for p in (ROOT / "docs").glob("*.rst") if p.stem != "index" and f"{p.stem}.html" not in listed] == []
+
+
+@pytest.mark.parametrize("name", profiles.shipped())
+def test_the_lines_that_start_a_cluster_with_a_profile_are_accepted(built: Path, name: str) -> None:
+    profile = profiles.load(name)
+    lines = starting_lines(profile)
+    call = ast.parse(lines).body[1]
+    assert isinstance(call, ast.Assign) and isinstance(call.value, ast.Call) and isinstance(call.value.func, ast.Name)
+    assert getattr(hpcgpu, call.value.func.id) is cluster_class(profile.system)
+    given = {str(k.arg): ast.literal_eval(k.value) for k in call.value.keywords}
+    options = resolve(profile.system, given | {"name": "demo"})
+    for kind in ("scheduler", "worker"):
+        assert render(profile.system, kind, options, Path("/home/me/clusters/demo")).startswith("#!")
+    assert lines.splitlines()[1] in html.unescape(re.sub("<[^>]*>", "", (built / "profiles.html").read_text()))
 
 
 def test_no_word_is_misspelt() -> None:
