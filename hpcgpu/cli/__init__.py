@@ -22,6 +22,7 @@ from hpcgpu.cli.plan import plan
 from hpcgpu.cli.profiles import profiles
 from hpcgpu.cli.render import render
 from hpcgpu.cli.start import run, start
+from hpcgpu.cli.top import top
 from hpcgpu.posix.printable import printable
 
 __all__ = ["main"]
@@ -99,6 +100,7 @@ for _command in (
     bench_fabric,
     list_clusters,
     status,
+    top,
     dashboard,
     scale,
     adapt,

@@ -27,7 +27,7 @@ from hpcgpu.scaling import units
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact, Submit
 
-__all__ = ["GPUInfo", "Snapshot", "SnapshotJSON", "assemble", "gpu_seconds", "snapshot"]
+__all__ = ["GPUInfo", "Observer", "Snapshot", "SnapshotJSON", "assemble", "gpu_seconds", "snapshot"]
 
 #: Seconds for one answer of the scheduler.
 _TIMEOUT = 10.0

@@ -375,7 +375,7 @@ def test_the_scheduler_may_run_in_the_client_s_process(queue: LocalQueue) -> Non
             assert client.submit(sum, [1, 2]).result() == 3
         with pytest.raises(ClusterError, match="runs in this process"):
             cluster.scheduler_script()
-        assert snapshot(cluster.directory).manager == str(cluster.directory.manager()) != ""
+        assert snapshot(cluster.directory.path).manager == str(cluster.directory.manager()) != ""
         with pytest.raises(ClusterError, match=r"has no scheduler job.*Call `adapt` in that program"):
             unattended.request(cluster.directory, "default", {"maximum_jobs": 2})
         assert not cluster.directory.detached

@@ -21,7 +21,7 @@ from hpcgpu.cli import main
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterExists, Damaged, OptionError
 from hpcgpu.posix.records import parse
-from hpcgpu.remote import lookup, status
+from hpcgpu.remote import lookup, snapshot
 from hpcgpu.remote.logs import Reader
 from hpcgpu.remote.lookup import find, locate, stop
 from hpcgpu.store import claims, credentials, saved
@@ -84,7 +84,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     async def nobody(*arguments: Any) -> None:
         raise OSError("nobody answers")
 
-    monkeypatch.setattr(status, "_query", nobody)
+    monkeypatch.setattr(snapshot, "_query", nobody)
     for name in ("bad", "good"):
         claims.claim(tmp_path / name, lambda earlier: [], system="slurm", complete=complete)
     with dask.config.set({"hpcgpu.cluster-directory": str(tmp_path)}):
@@ -136,9 +136,9 @@ def test_a_damaged_file_costs_its_own_cluster_only(
             assert file in found["bad"].problem, content
         if file != "journal.jsonl":
             assert {job.job_id for job in found["bad"].jobs} == {"7", "8"}
-        assert status.status(locate("good")).jobs
+        assert snapshot.snapshot(locate("good").path).jobs
         bad_one = locate("bad", any_format=True)  # what changed may be the number of the format
-        status.status(bad_one)
+        snapshot.snapshot(bad_one.path)
         list(Reader(bad_one).new_output())
         try:
             saved.read(bad_one)

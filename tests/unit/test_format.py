@@ -22,7 +22,18 @@ from hpcgpu.cluster.discovery import discover
 from hpcgpu.cluster.unattended import main as manage
 from hpcgpu.errors import ClusterExists, ClusterWarning, OtherFormat
 from hpcgpu.remote import lookup
-from hpcgpu.runtime.wire import Changes, LoadChanges, ManagerState, WaitingWork, WorkerChanges, WorkerLoad
+from hpcgpu.runtime.wire import (
+    Changes,
+    GPUState,
+    GroupState,
+    LoadChanges,
+    ManagerState,
+    RequestAnswer,
+    ScalingRequest,
+    WaitingWork,
+    WorkerChanges,
+    WorkerLoad,
+)
 from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.identity import FORMAT
@@ -96,10 +107,21 @@ def test_a_new_cluster_says_its_format_and_its_version(root: Path) -> None:
 
 
 def test_the_format_grows_with_the_answers_of_the_scheduler() -> None:
-    kinds = (LoadChanges, WorkerChanges, Changes, WorkerLoad, WaitingWork, ManagerState)
+    kinds = (
+        LoadChanges,
+        WorkerChanges,
+        Changes,
+        WorkerLoad,
+        WaitingWork,
+        ManagerState,
+        GPUState,
+        GroupState,
+        RequestAnswer,
+        ScalingRequest,
+    )
     answers = {answer.__name__: sorted(answer.__annotations__) for answer in kinds}
     assert (FORMAT, answers) == (
-        3,
+        4,
         {
             "LoadChanges": ["waiting", "workers"],
             "WorkerChanges": ["scheduler", "workers"],
@@ -116,7 +138,30 @@ def test_the_format_grows_with_the_answers_of_the_scheduler() -> None:
                 "wanted",
             ],
             "WaitingWork": ["resources", "seconds", "tasks"],
-            "ManagerState": ["about", "number", "present", "problem"],
+            "ManagerState": ["about", "groups", "number", "present", "problem", "warnings"],
+            "GPUState": [
+                "idle_since",
+                "memory_total",
+                "memory_used",
+                "model",
+                "node",
+                "power",
+                "utilization",
+                "worker",
+            ],
+            "GroupState": [
+                "gpu_hours",
+                "maximum",
+                "maximum_gpu_hours",
+                "minimum",
+                "name",
+                "paused",
+                "reason",
+                "target",
+                "usual_wait",
+            ],
+            "RequestAnswer": ["error", "taken"],
+            "ScalingRequest": ["arguments", "number", "what"],
         },
     ), "an answer has changed: a manager would misread that of an older scheduler, so let FORMAT grow"
 

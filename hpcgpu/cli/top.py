@@ -1,0 +1,243 @@
+"""`hpcgpu top`: a cluster live in the terminal, its jobs and GPUs with their clocks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcgpu.cli.clusters import cluster_name
+from hpcgpu.posix.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+    from hpcgpu.display.jobinfo import JobInfo
+    from hpcgpu.remote.snapshot import GPUInfo, Snapshot
+
+__all__ = ["picture", "top"]
+
+#: Seconds between two pictures.
+_INTERVAL = 2.0
+#: Seconds from which on the age of a picture is shown.
+_OLD = 10.0
+#: Width of what is not for a terminal: no line is cut.
+_WIDE = 1000
+#: Characters of a bar.
+_BAR = 6
+#: Lines that a key moves, as in `less` and `vi`. The escape sequences are the arrows, page up and page down.
+_MOVES = {"k": -1, "\x1b[A": -1, "j": 1, "\x1b[B": 1, "b": -10, "\x1b[5~": -10, " ": 10, "\x1b[6~": 10, "g": -(10**9)}
+#: The order of the jobs: those that cost GPU hours first.
+_ORDER = {"running": 0, "completing": 1, "pending": 2, "unknown": 3}
+
+
+@click.command()
+@cluster_name
+def top(name: str) -> None:
+    """Show a cluster live: each job with its state, wait and time left, each GPU with its use, memory and power.
+
+    Press `q` to end it, and the arrow keys to move through many jobs. Where the output is no terminal, it prints one
+    picture.
+
+    \b
+    Example: hpcgpu top demo
+    """
+    from rich.console import Console
+
+    from hpcgpu.remote.lookup import locate
+    from hpcgpu.remote.snapshot import Observer
+
+    observer, console = Observer(locate(name)), Console(highlight=False)
+    if not (console.is_terminal and sys.stdin.isatty()) or console.is_dumb_terminal:
+        Console(width=_WIDE, highlight=False).print(picture(observer.snapshot(), now=time.time()))
+        return
+    with console.status(f"looking at cluster {printable(name)}"):
+        first = observer.snapshot()
+    with contextlib.suppress(KeyboardInterrupt):
+        _live(console, observer.snapshot, first)
+
+
+def _live(console: Console, take: Callable[[], Snapshot], first: Snapshot) -> None:
+    """Show one picture after the other until the user presses `q`."""
+    from rich.live import Live
+
+    latest, error, end = first, "", threading.Event()
+
+    def watch() -> None:  # in a thread: the keys must work while the queue or the scheduler takes its time
+        nonlocal latest, error
+        while not end.wait(_INTERVAL):
+            try:
+                latest, error = take(), ""
+            except Exception as problem:
+                error = str(problem)
+
+    threading.Thread(target=watch, name="hpcgpu-top", daemon=True).start()
+    first_line = 0
+    with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            lines = len(_job_lines(latest, now=time.time()))
+            first_line = max(0, min(first_line, lines - 1))
+            live.update(
+                picture(latest, now=time.time(), height=console.height, first=first_line, error=error), refresh=True
+            )
+            pressed = key(0.5)
+            if pressed in ("q", "Q"):
+                break
+            first_line += _MOVES.get(pressed, 0)
+    end.set()
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Read single keys, which are not shown; yields what waits for one, and returns nothing after a time."""
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def key(timeout: float) -> str:
+        ready, _, _ = select.select([descriptor], [], [], timeout)
+        return os.read(descriptor, 8).decode(errors="replace") if ready else ""
+
+    try:
+        tty.setcbreak(descriptor)
+        yield key
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def picture(
+    found: Snapshot, *, now: float, height: int | None = None, first: int = 0, error: str = ""
+) -> RenderableType:
+    """Draw a snapshot for a terminal.
+
+    Parameters
+    ----------
+    found : Snapshot
+    now : float
+        Epoch seconds.
+    height : int, optional
+        Lines of the terminal. Default: all jobs are shown.
+    first : int, default 0
+        The first line of the jobs that is shown.
+    error : str, optional
+        Why there is no later snapshot.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    head = [Text(line, no_wrap=True, overflow="ellipsis") for line in _head(found, now=now, error=error)]
+    lines = _job_lines(found, now=now)
+    shown = lines if height is None else lines[first : first + max(1, height - len(head) - 3)]
+    more = len(lines) - first - len(shown)
+    keys = "q ends" + ", arrows move" * (more > 0 or first > 0) + f", {more} more lines" * (more > 0)
+    foot = [] if height is None else [Text(keys, style="dim")]
+    return Group(*head, Text(), *shown, *foot)
+
+
+def _head(found: Snapshot, *, now: float, error: str) -> list[str]:
+    from hpcgpu.display.progress import duration
+    from hpcgpu.display.words import counted
+
+    idle = sum(gpu.idle_since is not None for gpu in found.devices)
+    known = [gpu.utilization for gpu in found.devices if gpu.utilization is not None]
+    use = [f"{idle} idle"] * bool(found.devices) + [f"{sum(known) / len(known):.0f} % in use" for _ in known[:1]]
+    left = [] if found.time_left is None else [f"time left {duration(found.time_left)}"]
+    lines = [
+        f"{found.name} on {found.system}: {found.state}",
+        "   ".join(
+            [
+                counted(found.workers, "worker"),
+                ", ".join([counted(found.gpus, "GPU"), *use]),
+                *left,
+                f"{found.gpu_hours:.2f} GPU hours",
+            ]
+        ),
+    ]
+    for group in found.groups:
+        size = f"{counted(group['target'], 'job')} wanted" if group["target"] is not None else "no decision yet"
+        if group["maximum"] is not None:
+            size += f", adaptive from {group['minimum']} to {group['maximum']}: {group['reason']}"
+        if group["maximum_gpu_hours"] is not None:
+            size += f", {group['gpu_hours']:.2f} of {group['maximum_gpu_hours']:g} GPU hours"
+        lines.append(f"group {group['name']}: {size}")
+        lines += [f"  paused: {group['paused']}"] * bool(group["paused"])
+    lines += [f"manager: {found.manager or 'none'}"] * (found.state == "running")
+    lines += [f"warning: {text}" for text in found.warnings]
+    lines += [f"problem: {text}" for text in (found.problem, error) if text]
+    if now - found.time >= _OLD:
+        lines.append(f"as of {duration(now - found.time)} ago")
+    return [printable(line.split("\n", 1)[0]) for line in lines]
+
+
+def _job_lines(found: Snapshot, *, now: float) -> list[Text]:
+    """Return a line for each job that has not ended, below it why it waits, or its GPUs."""
+    gpus: dict[str, list[GPUInfo]] = {}
+    for gpu in found.devices:
+        gpus.setdefault(gpu.job, []).append(gpu)
+    jobs = [job for job in found.jobs if job.state in _ORDER] or found.jobs
+    jobs = sorted(jobs, key=lambda job: (job.kind != "scheduler", _ORDER.get(job.state, len(_ORDER))))
+    widths = [max((len(text) for text in column), default=0) for column in zip(*map(_cells, jobs), strict=True)]
+    workers = max((len(gpu.worker) for gpu in found.devices), default=0)
+    lines = []
+    for job in jobs:
+        lines += _lines_of_job(job, widths, now=now)
+        lines += [_gpu_line(gpu, workers, now=now) for gpu in gpus.get(job.name, ())]
+    return lines
+
+
+def _cells(job: JobInfo) -> tuple[str, ...]:
+    from hpcgpu.display.progress import duration
+
+    clock = f" for {duration(job.waited)}" if job.state == "pending" else ""
+    clock = f", {duration(job.time_left)} left" if job.time_left is not None else clock
+    return printable(job.id), printable(job.name), f"{job.state}{clock}", printable(job.node)
+
+
+def _lines_of_job(job: JobInfo, widths: list[int], *, now: float) -> list[Text]:
+    from rich.text import Text
+
+    from hpcgpu.display.progress import duration
+
+    style = {"pending": "yellow", "unknown": "yellow", "running": "green"}.get(job.state, "")
+    line = Text(no_wrap=True, overflow="ellipsis")
+    for number, (text, width) in enumerate(zip(_cells(job), widths, strict=True)):
+        line.append(f"{text:{width}}  ", style=style if number == 2 else "bold")
+    parts = [job.reason]
+    if job.expected_start is not None:
+        parts.append(f"the queue expects to start it in {duration(max(0.0, job.expected_start - now))}")
+    if job.usual_wait is not None:
+        parts.append(f"such jobs waited {duration(job.usual_wait)} before")
+    detail = printable("; ".join(filter(None, parts)))
+    return [line, *[Text(f"    {detail}", no_wrap=True, overflow="ellipsis")] * bool(detail)]
+
+
+def _gpu_line(gpu: GPUInfo, width: int, *, now: float) -> Text:
+    from dask.utils import format_bytes
+    from rich.text import Text
+
+    from hpcgpu.display.progress import duration
+
+    use = f"{_bar(gpu.utilization / 100)} {gpu.utilization:3.0f} %" if gpu.utilization is not None else "use not known"
+    memory = ""
+    if gpu.memory_used is not None and gpu.memory_total:
+        memory = f"{_bar(gpu.memory_used / gpu.memory_total)} {format_bytes(gpu.memory_used):>10}"
+    power = f"{gpu.power:3.0f} W" if gpu.power is not None else ""
+    idle = f"idle {duration(max(0.0, now - gpu.idle_since))}" if gpu.idle_since is not None else ""
+    parts = [f"{gpu.worker:{width}}", use, memory, power, idle, gpu.model.removeprefix("NVIDIA ")]
+    text = printable("    " + "  ".join(filter(None, parts)))
+    return Text(text, style="yellow" if idle else "", no_wrap=True, overflow="ellipsis")
+
+
+def _bar(share: float) -> str:
+    full = round(max(0.0, min(1.0, share)) * _BAR)
+    return "█" * full + "░" * (_BAR - full)
