@@ -459,7 +459,7 @@ def test_scripts_that_were_not_launched_are_no_cluster_and_say_how_they_become_o
     claims.claim(tmp_path / "open", lambda submits: [])
     path = make("slurm", {"walltime": "1h"}, tmp_path / "written").path
     with dask.config.set({"hpcgpu": {"cluster-directory": str(tmp_path)}}):
-        with pytest.raises(NoCluster, match=r"Existing clusters: open. Scripts that were not launched: written$"):
+        with pytest.raises(NoCluster, match=r"(?m)Existing clusters: open. Scripts that were not launched: written$"):
             locate("other")
         said = CliRunner().invoke(main, ["status", "written"])
         listed = CliRunner().invoke(main, ["status", "written", "--json"])
@@ -474,6 +474,6 @@ def test_a_closed_cluster_is_not_among_those_that_there_are(tmp_path: Path) -> N
     ClusterDirectory(tmp_path / "shut").close()
     with (
         dask.config.set({"hpcgpu": {"cluster-directory": str(tmp_path)}}),
-        pytest.raises(NoCluster, match=r"Existing clusters: open$"),
+        pytest.raises(NoCluster, match=r"(?m)Existing clusters: open$"),
     ):
         locate("other")

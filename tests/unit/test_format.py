@@ -106,6 +106,50 @@ def test_a_new_cluster_says_its_format_and_its_version(root: Path) -> None:
     assert (about["format"], about["version"]) == (FORMAT, hpcgpu.__version__)
 
 
+#: What the scheduler answers, as of the present format.
+ANSWERS = {
+    "LoadChanges": ["waiting", "workers"],
+    "WorkerChanges": ["scheduler", "workers"],
+    "Changes": ["changed", "gone", "version", "whole"],
+    "WorkerLoad": [
+        "actors",
+        "at_once",
+        "memory_limit",
+        "nbytes",
+        "nthreads",
+        "occupancy",
+        "paused",
+        "processing",
+        "wanted",
+    ],
+    "WaitingWork": ["resources", "seconds", "tasks"],
+    "ManagerState": ["about", "groups", "number", "present", "problem", "warnings"],
+    "GPUState": [
+        "idle_since",
+        "memory_total",
+        "memory_used",
+        "model",
+        "node",
+        "power",
+        "utilization",
+        "worker",
+    ],
+    "GroupState": [
+        "gpu_hours",
+        "maximum",
+        "maximum_gpu_hours",
+        "minimum",
+        "name",
+        "paused",
+        "reason",
+        "target",
+        "usual_wait",
+    ],
+    "RequestAnswer": ["error", "taken"],
+    "ScalingRequest": ["arguments", "number", "what"],
+}
+
+
 def test_the_format_grows_with_the_answers_of_the_scheduler() -> None:
     kinds = (
         LoadChanges,
@@ -122,47 +166,7 @@ def test_the_format_grows_with_the_answers_of_the_scheduler() -> None:
     answers = {answer.__name__: sorted(answer.__annotations__) for answer in kinds}
     assert (FORMAT, answers) == (
         4,
-        {
-            "LoadChanges": ["waiting", "workers"],
-            "WorkerChanges": ["scheduler", "workers"],
-            "Changes": ["changed", "gone", "version", "whole"],
-            "WorkerLoad": [
-                "actors",
-                "at_once",
-                "memory_limit",
-                "nbytes",
-                "nthreads",
-                "occupancy",
-                "paused",
-                "processing",
-                "wanted",
-            ],
-            "WaitingWork": ["resources", "seconds", "tasks"],
-            "ManagerState": ["about", "groups", "number", "present", "problem", "warnings"],
-            "GPUState": [
-                "idle_since",
-                "memory_total",
-                "memory_used",
-                "model",
-                "node",
-                "power",
-                "utilization",
-                "worker",
-            ],
-            "GroupState": [
-                "gpu_hours",
-                "maximum",
-                "maximum_gpu_hours",
-                "minimum",
-                "name",
-                "paused",
-                "reason",
-                "target",
-                "usual_wait",
-            ],
-            "RequestAnswer": ["error", "taken"],
-            "ScalingRequest": ["arguments", "number", "what"],
-        },
+        ANSWERS,
     ), "an answer has changed: a manager would misread that of an older scheduler, so let FORMAT grow"
 
 
