@@ -191,6 +191,15 @@ def test_a_state_unheard_of_is_unknown_and_alive(letter: str) -> None:
     assert not status.state.ended
 
 
+@pytest.mark.parametrize(("letter", "expected"), [("Q", True), ("R", False)])
+@pytest.mark.parametrize("text", ["Fri Nov 20 21:10:43 2026", "1795209043"])
+def test_the_start_that_pbs_expects_is_known_of_a_job_that_waits(letter: str, expected: bool, text: str) -> None:
+    answer = f"Job Id: 5.pbs01\n    job_state = {letter}\n    estimated.start_time = {text}\n\n"
+    job = parse_qstat(answer)["5.pbs01"]
+    assert (job.expected_start is not None) is expected and job.start is None
+    assert not expected or time.localtime(job.expected_start).tm_year == 2026
+
+
 @pytest.mark.parametrize("cut", range(0, len(RECORDED), 457))
 def test_of_a_truncated_answer_only_whole_jobs_are_believed(cut: int) -> None:
     whole = parse_qstat(RECORDED)

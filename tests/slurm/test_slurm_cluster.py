@@ -15,6 +15,7 @@ import pytest
 from bed import SlurmBed
 from distributed import Client
 
+import hpcgpu
 from hpcgpu import ClusterError, SlurmGPUCluster
 from tests.conftest import told
 from tests.helpers import answers, interrupt_program, workers_retire_without_a_manager
@@ -263,3 +264,21 @@ def test_the_example_for_slurm_runs(bed: SlurmBed) -> None:
     assert done.returncode == 0, done.stderr
     assert "#SBATCH --gres=gpu:2" in done.stdout and "symmetric part has mean 0.5" in done.stdout
     assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
+
+
+def test_a_snapshot_shows_when_slurm_expects_to_start_a_job_and_how_long_the_others_last(
+    bed: SlurmBed, until: Until
+) -> None:
+    whole = CPU | {"cores": 16, "walltime": "02:00:00"}  # a node has sixteen, and there are four such nodes
+    whole["scheduler"] = whole["scheduler"] | {"walltime": "01:00:00"}
+    with SlurmGPUCluster(**whole, name="expected", jobs=5) as cluster:
+        until(lambda: [job for job in cluster.snapshot().jobs if job.expected_start], "Slurm plans the fifth job", 250)
+        for picture in (cluster.snapshot(), hpcgpu.snapshot("expected")):
+            [waits] = [job for job in picture.jobs if job.state == "pending"]
+            works = [job for job in picture.jobs if job.state == "running" and job.kind == "worker"]
+            assert waits.expected_start is not None and waits.time_left is None and waits.started is None
+            ends = min(picture.time + (job.time_left or 0) for job in works)
+            assert abs(waits.expected_start - ends) < 300, "it can start when the first of the others ends"
+            assert all(6600 < (job.time_left or 0) <= 7200 for job in works)
+            assert 3000 < (picture.time_left or 0) <= 3600, "the scheduler job's"
+            assert len(works) == 4
