@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import dask
 from dask.utils import parse_timedelta
 from distributed import Client
 from distributed.core import Status
@@ -29,6 +30,7 @@ from hpcgpu.fabric.report import Fabric
 from hpcgpu.options import values
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
+from hpcgpu.remote import jupyter_server
 from hpcgpu.remote.snapshot import Snapshot, assemble
 from hpcgpu.runtime import dashboard
 from hpcgpu.runtime.wire import GPUState
@@ -37,6 +39,9 @@ from hpcgpu.scripts import render
 from hpcgpu.store.directory import Contact
 
 __all__ = ["Readable"]
+
+#: Of distributed, where the user has not configured another.
+_DASHBOARD_LINK = "{scheme}://{host}:{port}/status"
 
 
 class Readable(Adapter):
@@ -78,9 +83,12 @@ class Readable(Adapter):
     def dashboard_link(self) -> str:
         """The address of the dashboard; empty while there is none.
 
-        The dashboard asks for a token, see `dashboard_link_with_token`.
+        In a notebook of a Jupyter server that has our extension, it is a path of that server, behind its login.
+        Elsewhere the dashboard asks for a token, see `dashboard_link_with_token`.
         """
-        return dashboard.link(self._contact)
+        plain = dashboard.link(self._contact)
+        theirs = dask.config.get("distributed.dashboard.link") != _DASHBOARD_LINK
+        return plain if theirs or not plain else jupyter_server.dashboard_link(self.directory.path) or plain
 
     def dashboard_link_with_token(self) -> str:
         """Return the link that opens the dashboard in a browser; empty while there is none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ class Reader:
     directory : ClusterDirectory
     job : str, optional
         Id or name of one job. Default: all, and the manager in the scheduler job if there is one.
+    tail : int, optional
+        Bytes at the end of each log with which the reader begins. Default: the whole log.
 
     Raises
     ------
@@ -32,8 +35,9 @@ class Reader:
         The cluster has no such job.
     """
 
-    def __init__(self, directory: ClusterDirectory, job: str | None = None) -> None:
+    def __init__(self, directory: ClusterDirectory, job: str | None = None, *, tail: int | None = None) -> None:
         self.directory = directory
+        self.tail = tail
         self.job = job
         self.batch = batch_of(directory)
         self.logs = saved.logs(directory)
@@ -51,15 +55,19 @@ class Reader:
         for what, path in self._files():
             try:
                 with open(path, "rb") as file:
-                    file.seek(self._read.get(path, 0))
+                    begin = self._begin(path, file.seek(0, os.SEEK_END))
+                    file.seek(begin)
                     new = file.read()
             except OSError:
                 continue  # nothing was written yet
             if new:
-                self._read[path] = self._read.get(path, 0) + len(new)
+                self._read[path] = begin + len(new)
                 heading = "" if path == self._last else f"==> {what}: {path} <=="
                 self._last = path
                 yield heading, new.decode(errors="replace")
+
+    def _begin(self, path: Path, size: int) -> int:
+        return self._read.get(path, 0 if self.tail is None else max(0, size - self.tail))
 
     def _files(self) -> Iterator[tuple[str, Path]]:
         for submit in self.directory.submits():

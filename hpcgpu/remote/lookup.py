@@ -40,6 +40,7 @@ __all__ = [
     "batch_of",
     "check_queue",
     "close_ended",
+    "directories",
     "find",
     "live_jobs",
     "locate",

@@ -4,6 +4,10 @@ A page of Dask's dashboard takes up to half a second of the scheduler's event lo
 `Guard` therefore looks for the token as soon as the header of a request is read, before a handler is chosen. A browser
 brings the token once, as ``?token=``, and gets a cookie for it; programs send ``Authorization: token TOKEN``, or
 ``Bearer TOKEN``. `/health` is open.
+
+A program that holds the token can find out whether the cluster itself listens, before it sends the token: at `PROOF`
+the cluster answers a number that was used only once with what only the holder of the token can make of it. After the
+end of a scheduler any program of its node may listen on its port.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import hashlib
 import hmac
 import logging
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,15 +34,19 @@ from hpcgpu.store.directory import ClusterDirectory, Contact
 if TYPE_CHECKING:
     from tornado.httpserver import HTTPServer
 
-__all__ = ["Guard", "guard", "guard_servers_of_this_process", "link", "link_with_token"]
+__all__ = ["PROOF", "Guard", "guard", "guard_servers_of_this_process", "link", "link_with_token", "proof"]
 
 logger = logging.getLogger("distributed.hpcgpu")
 
 _OPEN = "/health"
+#: Where the cluster proves that it listens: ``?nonce=`` and 64 hexadecimal digits.
+PROOF = "/hpcgpu-proof"
+_NONCE = re.compile(r"[0-9a-f]{64}")
 _REFUSAL = (
     "This dashboard needs a token. `hpcgpu dashboard NAME` prints the link with the token; in Python, "
     "cluster.dashboard_link_with_token() returns it.\n"
 )
+_PROXY = "/proxy/"
 #: For whoever connects: seconds until a request must have arrived, bytes of its header. Browsers send less than 2 KiB.
 _HEADER_TIMEOUT, _HEADER_SIZE = 20.0, 16 * 1024
 
@@ -52,6 +61,11 @@ def link_with_token(directory: ClusterDirectory, contact: Contact | None) -> str
     """Return the link that opens the dashboard in a browser; whoever has it can read the dashboard."""
     plain, token = link(contact), directory.dashboard_token()
     return f"{plain}{'&' if '?' in plain else '?'}{urlencode({'token': token})}" if plain and token else plain
+
+
+def proof(token: str, nonce: str) -> str:
+    """Return what the cluster that has the token answers to a nonce."""
+    return hmac.new(token.encode(), f"hpcgpu dashboard proof {nonce}".encode(), hashlib.sha256).hexdigest()
 
 
 class Guard(Router):
@@ -84,6 +98,9 @@ class Guard(Router):
             return self._admit(request, **kwargs)
         if request.path == _OPEN:
             return self.application.find_handler(request, **kwargs)
+        if request.path == PROOF and (nonce := _NONCE.fullmatch(request.query.removeprefix("nonce="))):
+            answer = proof(self.token.decode(), nonce.group())
+            return _Answer(request, 200, "OK", {"Cache-Control": "no-store"}, answer)
         if request.method in ("GET", "HEAD") and self._has_argument(request):
             return _Answer(request, 302, "Found", self._signed_in(request))
         if self._has_cookie(request.headers):
@@ -92,6 +109,8 @@ class Guard(Router):
 
     def _admit(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         self.strangers.remove(request.connection.stream)  # type: ignore[union-attr]
+        if not request.path.startswith(_PROXY):  # the workers' dashboards, which have the same token
+            request.headers.pop("Authorization", None)  # Bokeh writes all headers into its pages
         return self.application.find_handler(request, **kwargs)
 
     def _has_header(self, headers: HTTPHeaders) -> bool:

@@ -19,7 +19,7 @@ from tornado.web import RequestHandler
 from tornado.websocket import WebSocketHandler
 
 from hpcgpu.fabric import strangers
-from hpcgpu.runtime.dashboard import Guard, guard, link, link_with_token
+from hpcgpu.runtime.dashboard import PROOF, Guard, guard, link, link_with_token, proof
 from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
@@ -29,6 +29,7 @@ class _Page(RequestHandler):
 
     def get(self) -> None:
         self.asked.append(self.request.uri or "")
+        self.set_header("Seen", str("Authorization" in self.request.headers))
         self.write("the page")
 
     post = put = get
@@ -118,6 +119,16 @@ def test_health_is_open(port: int) -> None:
     assert ask(port, "/health").status == 200
 
 
+def test_the_cluster_proves_that_it_listens_to_who_has_the_token(port: int, directory: ClusterDirectory) -> None:
+    nonce, token = "0123456789abcdef" * 4, directory.dashboard_token()
+    answer = ask(port, f"{PROOF}?nonce={nonce}")
+    assert answer.status == 200 and answer.body.decode() == proof(token, nonce) != proof(token, nonce[::-1])
+    assert token.encode() not in answer.body and answer.headers["Set-Cookie"] is None
+    for query in ("", "?nonce=", f"?nonce={nonce}0", f"?nonce={nonce[1:]}g", f"?nonce={nonce}&a=1", f"?{nonce[1:]}"):
+        assert ask(port, PROOF + query).status == 403
+    assert not _Page.asked
+
+
 def test_who_connects_without_end_pushes_out_himself_and_nobody_who_has_the_token(
     port: int, directory: ClusterDirectory
 ) -> None:
@@ -146,7 +157,8 @@ def test_a_refused_body_is_not_read(port: int) -> None:
 def test_programs_send_a_header(port: int, directory: ClusterDirectory) -> None:
     token = directory.dashboard_token()
     for scheme in ("token", "Token", "Bearer"):
-        assert ask(port, "/status", Authorization=f"{scheme} {token}").body == b"the page"
+        answer = ask(port, "/status", Authorization=f"{scheme} {token}")
+        assert answer.body == b"the page" and answer.headers["Seen"] == "False", "Bokeh writes headers into its pages"
     assert ask(port, "/status", Authorization=f"Basic {token}").status == 403
     assert ask(port, "/ws", Authorization=f"token {token}", **UPGRADE).status == 101
 

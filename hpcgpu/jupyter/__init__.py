@@ -1,0 +1,25 @@
+"""The extension of the Jupyter server: clusters and their dashboards behind Jupyter's own login.
+
+The package installs ``etc/jupyter/jupyter_server_config.d/hpcgpu.json``, which names this module: a server loads it at
+its start. Importing it costs nothing, and without the extra ``jupyter`` it does nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__: list[str] = []
+
+
+def _jupyter_server_extension_points() -> list[dict[str, str]]:
+    return [{"module": "hpcgpu.jupyter"}]
+
+
+def _load_jupyter_server_extension(server: Any) -> None:
+    """Add the addresses below ``hpcgpu/`` to a Jupyter server."""
+    try:
+        from hpcgpu.jupyter.extension import load
+    except ImportError as error:
+        server.log.info(f"hpcgpu: its pages are not served ({error}). To have them, install hpcgpu[jupyter]")
+        return
+    load(server)

@@ -1,0 +1,154 @@
+"""The dashboard of a cluster, behind the login of the Jupyter server.
+
+A request goes to the host and port of the cluster's contact and to no other, which is read anew each time. Nothing of
+the user's login goes there: of the headers only those that a page needs, and the dashboard's own token, which the
+browser never gets. The answer comes under the origin of the Jupyter server, so it must come from the cluster itself:
+before each request, the other side proves that it has the token (`hpcgpu.runtime.dashboard.PROOF`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlparse
+
+from jupyter_server.utils import ensure_async
+from jupyter_server_proxy.handlers import ProxyHandler
+from tornado import httpclient, web
+from tornado.httputil import HTTPHeaders
+
+from hpcgpu.errors import ClusterError, HpcgpuError
+from hpcgpu.jupyter.handling import RESOURCE, cluster, failure
+from hpcgpu.posix.threads import in_thread
+from hpcgpu.remote.jupyter_server import PREFIXES
+from hpcgpu.runtime.dashboard import PROOF, proof
+from hpcgpu.store.directory import ClusterDirectory
+
+__all__ = ["Dashboard"]
+
+#: Headers of a request that go to the dashboard, and of its answer that come back.
+_REQUEST = ("Accept-Encoding", "Accept-Language", "Content-Type", "If-Modified-Since", "If-None-Match", "User-Agent")
+_ANSWER = ("Cache-Control", "Content-Encoding", "Content-Type", "Date", "Etag", "Expires", "Last-Modified", "Vary")
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]")
+#: Seconds for a connection, for the proof, and for a page.
+_CONNECT, _PROVE, _PAGE = 10.0, 15.0, 60.0
+
+
+class Dashboard(ProxyHandler):  # type: ignore[misc]
+    """Serves one request of a browser, or one websocket."""
+
+    SUPPORTED_METHODS = ("GET",)
+    auth_resource = RESOURCE
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # a lambda, because jupyter-server-proxy takes the `self` of a method for an argument
+        self.rewrite_response = (lambda response: self._cleaned(response),)  # noqa: PLW0108
+        self._token = ""
+
+    async def prepare(self) -> None:
+        """Let only in who is logged in, may read, and comes from a page of this server."""
+        await super().prepare()
+        if not self.current_user:  # sent to the login
+            return
+        if not await ensure_async(self.authorizer.is_authorized(self, self.current_user, "read", RESOURCE)):
+            raise web.HTTPError(403)
+        if not self.check_origin():
+            raise web.HTTPError(403, "the request comes from a page of another server")
+
+    async def get(self, name: str, path: str) -> None:
+        """Find the cluster, then serve the page or the websocket."""
+        if not path:
+            self.redirect(self.request.path + "/")
+            return
+        if path.startswith("/proxy/"):  # as a websocket, the scheduler passes that on to any host and port
+            raise web.HTTPError(403, "dashboards of workers are not served here")
+        pairs = parse_qsl(self.request.query, keep_blank_values=True)
+        self.request.query = urlencode([pair for pair in pairs if pair[0] != "token"])  # the user's, of this server
+        self.request.headers.pop("Accept", None)  # text/event-stream would be served without `rewrite_response`
+        try:
+            directory = await cluster(name)
+            host, port, self._token = await in_thread(_place, directory)
+            await _prove(directory.path.name, f"{host}:{port}", self._token)
+        except (HpcgpuError, OSError) as error:
+            code, message = failure(error)
+            self.set_status(code)
+            self.set_header("Content-Type", "text/plain; charset=utf-8")
+            self.finish(message)
+            return
+        self.host_allowlist = [host]
+        self.proxy_base = next(
+            f"{prefix}/{name}" for prefix in PREFIXES if self.request.path.startswith(self._below(prefix))
+        )
+        self._place = (host, port)
+        await super().get(name, path)
+
+    def _below(self, prefix: str) -> str:
+        return f"{self.base_url.rstrip('/')}/{prefix}/"
+
+    async def http_get(self, name: str, path: str) -> None:
+        """Serve a page."""
+        await self.proxy(*self._place, path)
+
+    async def open(self, name: str, path: str) -> None:
+        """Connect the websocket of the browser with one of the dashboard."""
+        await self.proxy_open(*self._place, path)
+
+    def proxy_request_headers(self) -> HTTPHeaders:
+        """Return the headers for the dashboard."""
+        headers = HTTPHeaders({name: self.request.headers[name] for name in _REQUEST if name in self.request.headers})
+        headers["Authorization"] = f"token {self._token}"
+        return headers
+
+    def proxy_request_options(self) -> dict[str, Any]:
+        """Return for how long a request may take, and that a redirect is the browser's to follow."""
+        return {"follow_redirects": False, "connect_timeout": _CONNECT, "request_timeout": _PAGE}
+
+    def _cleaned(self, response: Any) -> None:
+        """Keep of the dashboard's headers what a page needs: no cookies, no permissions for other origins."""
+        given = response.headers
+        kept = HTTPHeaders({name: given[name] for name in _ANSWER if name in given})
+        place = urlparse(given.get("Location", ""))
+        if place.path and not place.scheme and not place.netloc:
+            kept["Location"] = given["Location"]
+        kept["X-Content-Type-Options"] = "nosniff"
+        kept["Content-Security-Policy"] = self.content_security_policy
+        kept["Cross-Origin-Resource-Policy"] = "same-origin"
+        response.headers = kept
+
+
+def _place(directory: ClusterDirectory) -> tuple[str, int, str]:
+    """Return host and port of the dashboard, and its token."""
+    contact, token = directory.contact(), directory.dashboard_token()
+    name = directory.path.name
+    if contact is None or not contact.dashboard or not token:
+        raise ClusterError(
+            f"cluster {name} has no dashboard, because its scheduler is not running. `hpcgpu status {name}` says why"
+        )
+    host, _, port = contact.dashboard.rpartition(":")
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ClusterError(f"cluster {name} has a dashboard at {contact.dashboard!r}, which is no host and port")
+    return host, int(port), token
+
+
+async def _prove(name: str, place: str, token: str) -> None:
+    """Raise `ClusterError` unless the cluster itself listens: not what has its port since it ended."""
+    nonce = secrets.token_hex(32)
+    try:
+        answer = await httpclient.AsyncHTTPClient(force_instance=True).fetch(
+            f"http://{place}{PROOF}?nonce={nonce}",
+            follow_redirects=False,
+            connect_timeout=_CONNECT,
+            request_timeout=_PROVE,
+        )
+    except (httpclient.HTTPError, OSError) as error:
+        raise ClusterError(f"the dashboard of cluster {name} at {place} does not answer: {error}") from error
+    if not hmac.compare_digest(answer.body, proof(token, nonce).encode()):
+        raise ClusterError(
+            f"at {place}, where cluster {name} had its dashboard, another program listens now: it does not know the "
+            f"cluster's token. `hpcgpu status {name}` says whether the scheduler runs"
+        )

@@ -1,0 +1,47 @@
+"""What the extension adds to a Jupyter server, by address."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from jupyter_server.utils import url_path_join
+
+from hpcgpu import widget
+from hpcgpu.configuration.resolve import cluster_directories
+from hpcgpu.errors import HpcgpuError
+from hpcgpu.jupyter.api import Clusters, Logs, OneCluster, Profiles, Request
+from hpcgpu.jupyter.dashboard import Dashboard
+from hpcgpu.jupyter.page import Page, Static
+from hpcgpu.jupyter.snapshots import Snapshots
+from hpcgpu.remote import jupyter_server
+
+__all__ = ["load"]
+
+_NAME = r"([^/]+)"
+
+
+def load(server: Any) -> None:
+    """Add the handlers, and let the kernels of this server know of them."""
+    application = server.web_app
+    base = application.settings["base_url"]
+    snapshots = {"snapshots": Snapshots()}
+    folders = {"folders": [Path(__file__).parent / "static", Path(widget.__file__).parent / "static"]}
+    handlers: list[tuple[Any, ...]] = [
+        (r"/?", Page),
+        (r"/static/([A-Za-z0-9_-]+\.(?:js|css|svg))", Static, folders),
+        (r"/api/clusters", Clusters, snapshots),
+        (rf"/api/clusters/{_NAME}", OneCluster, snapshots),
+        (rf"/api/clusters/{_NAME}/(scale|adapt|stop)", Request, snapshots),
+        (rf"/api/clusters/{_NAME}/logs", Logs),
+        (r"/api/profiles", Profiles),
+    ]
+    here = url_path_join(base, "hpcgpu")
+    routes = [(here + pattern, *rest) for pattern, *rest in handlers]
+    routes += [(url_path_join(base, prefix) + rf"/{_NAME}(/.*|)", Dashboard) for prefix in jupyter_server.PREFIXES]
+    application.add_handlers(".*$", routes)
+    roots: list[Path] = []
+    with contextlib.suppress(HpcgpuError):  # the configuration is wrong: the API says so
+        roots = cluster_directories()
+    jupyter_server.announce(base, roots)

@@ -1,0 +1,64 @@
+"""The page ``hpcgpu/``: all clusters, live."""
+
+from __future__ import annotations
+
+import html
+import mimetypes
+from pathlib import Path
+from string import Template
+
+from jupyter_server.base.handlers import JupyterHandler
+from tornado import web
+
+from hpcgpu.jupyter.handling import RESOURCE, logged_in
+
+__all__ = ["Page", "Static"]
+
+#: All that the page shows is text from its own scripts; nothing comes from elsewhere, nothing stands in the page.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'"
+)
+_PAGE = Path(__file__).parent / "static" / "page.html"
+
+
+class Page(JupyterHandler):  # type: ignore[misc]
+    """The page itself, without any data."""
+
+    auth_resource = RESOURCE
+
+    @property
+    def content_security_policy(self) -> str:
+        """The policy of Jupyter's own pages, and what this page needs."""
+        return f"{super().content_security_policy}; {_POLICY}"
+
+    @logged_in
+    async def get(self) -> None:
+        """Return the page."""
+        if not self.request.path.endswith("/"):
+            self.redirect(self.request.path + "/")
+            return
+        values = {"base": self.base_url.rstrip("/") + "/hpcgpu/", "xsrf": self.xsrf_token.decode()}
+        text = Template(_PAGE.read_text()).substitute({key: html.escape(value) for key, value in values.items()})
+        self.set_header("Content-Type", "text/html; charset=utf-8")
+        self.set_header("Cache-Control", "no-store")
+        self.finish(text)
+
+
+class Static(JupyterHandler):  # type: ignore[misc]
+    """Scripts and styles of the page, and those that the widget has too."""
+
+    auth_resource = RESOURCE
+
+    def initialize(self, folders: list[Path]) -> None:
+        self.folders = folders
+
+    @logged_in
+    async def get(self, name: str) -> None:
+        """Return a file."""
+        path = next((file for folder in self.folders if (file := folder / name).is_file()), None)
+        if path is None:
+            raise web.HTTPError(404)
+        self.set_header("Content-Type", mimetypes.guess_type(name)[0] or "application/octet-stream")
+        self.set_header("Cache-Control", "no-cache")
+        self.finish(path.read_bytes())

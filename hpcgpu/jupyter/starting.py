@@ -1,0 +1,141 @@
+"""Starts a cluster in a process that outlives the Jupyter server; saves a form as a profile."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpcgpu.errors import BatchError, OptionError
+from hpcgpu.options import profiles, values
+from hpcgpu.posix.ownership import private_directory
+from hpcgpu.posix.printable import printable
+
+__all__ = ["arguments", "run", "save"]
+
+_OPTION = re.compile(r"[a-z][a-z_-]*")
+#: Options of the command that the page decides, or that read files.
+_FIXED = ("name", "wait", "json", "config", "shutdown_on_close")
+#: The source of a profile that was saved here.
+_SOURCE = "saved in Jupyter"
+#: Characters of the command's words that a page shows.
+_WORDS = 8000
+
+
+def arguments(request: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of ``hpcgpu start`` for a request: ``{"name": ..., "options": {...}}``.
+
+    Raises
+    ------
+    OptionError
+        The request has another shape.
+    """
+    name = values.cluster_name("name", _text(request, "name"))
+    return ["start", *_flags(_options(request)), "--no-wait", "--json", "--", name]
+
+
+def _text(request: Mapping[str, Any], key: str) -> str:
+    value = request.get(key)
+    if not isinstance(value, str):
+        raise OptionError(f"{key} is missing, or is not a text")
+    return value
+
+
+def _options(request: Mapping[str, Any]) -> dict[str, Any]:
+    options = request.get("options", {})
+    if not isinstance(options, dict):
+        raise OptionError("options must be an object with options and their values")
+    for name in options:
+        if not _OPTION.fullmatch(name) or name.replace("-", "_") in _FIXED:
+            raise OptionError(f"{printable(name, 40)!r} is not an option that can be set here")
+    return {name: value for name, value in options.items() if value not in (None, "", [])}
+
+
+def _flags(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+        elif isinstance(value, list):
+            yield from (f"--{flag}={_scalar(name, item)}" for item in value)
+        else:
+            yield f"--{flag}={_scalar(name, value)}"
+
+
+def _scalar(name: str, value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise OptionError(f"{name} must be a text or a number")
+    return values.text(name, str(value))
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Run the command until the queue has the scheduler job; return what it prints.
+
+    It has a session of its own and writes to a file: it continues if the Jupyter server ends meanwhile.
+
+    Raises
+    ------
+    OptionError
+        An option is not valid: nothing was submitted.
+    BatchError
+        The cluster was not started, in the command's words.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        done = subprocess.run(
+            [sys.executable, "-m", "hpcgpu", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        out.seek(0)
+        err.seek(0)
+        words = printable(err.read().decode(errors="replace").strip()[-_WORDS:], None, lines=True)
+        if done.returncode == 0:
+            started: dict[str, Any] = json.loads(out.read())
+            return started | {"messages": words}
+    words = words.rpartition("Error: ")[2]
+    raise (OptionError if done.returncode == 2 else BatchError)(words or f"the start ended with {done.returncode}")
+
+
+def save(request: Mapping[str, Any]) -> Path:
+    """Save a form as a profile of the user's: ``{"name": ..., "options": {"system": ..., "profile": ..., ...}}``.
+
+    The options of the profile that the form uses become part of it.
+
+    Raises
+    ------
+    OptionError
+        The request has another shape, or the name belongs to a profile that was not saved here.
+    """
+    name = values.profile_name("name", _text(request, "name"))
+    options = _options(request)
+    system, parent = options.pop("system", None), options.pop("profile", None)
+    base, needs = dict[str, Any](), list[str]()
+    if parent is not None:
+        origin = profiles.load(parent)
+        base, system = dict(origin.options), origin.system
+        needs = [option.replace("_", "-") for option in origin.needs]
+    if not isinstance(system, str) or system == "auto":
+        raise OptionError("choose the batch system, or a profile, to save this form")
+    list(_flags(options))
+    path = profiles.user_directory() / f"{name}.yaml"
+    if name in profiles.shipped():
+        raise OptionError(f"{name!r} is the name of a profile of hpcgpu: choose another name")
+    if path.exists() and profiles.load(name).source != _SOURCE:
+        raise OptionError(f"{path} was not saved here: choose another name, or edit that file")
+    own = {option.replace("_", "-"): value for option, value in options.items()}
+    content: dict[str, Any] = {"about": f"The form {name} in Jupyter.", "source": _SOURCE, "system": system}
+    content |= {"needs": [option for option in needs if option not in own], "options": base | own}
+    private_directory(path.parent)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{name}-", delete=False) as draft:  # mode 0600
+        draft.write(yaml.safe_dump(content, sort_keys=False))
+    Path(draft.name).replace(path)
+    return path

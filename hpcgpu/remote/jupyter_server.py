@@ -1,0 +1,61 @@
+"""The Jupyter server that this program belongs to, if it has our extension.
+
+The extension announces itself in the environment, which kernels inherit. A program believes that only if the server is
+its parent, as Jupyter says, or itself, and only for clusters that the server finds too. Elsewhere nothing is known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hpcgpu.errors import Damaged
+from hpcgpu.posix import records
+
+__all__ = ["PREFIXES", "announce", "base_url", "dashboard_link"]
+
+_VARIABLE = "HPCGPU_JUPYTER_SERVER"
+#: Where the server has the dashboards. dask-labextension opens what is below ``proxy/`` as it is, and nothing else.
+PREFIXES = ("hpcgpu/dashboard", "proxy/hpcgpu")
+
+
+@dataclass(frozen=True)
+class _Server:
+    pid: int
+    base_url: str
+    directories: list[str]
+
+
+def announce(base: str, directories: Iterable[Path]) -> None:
+    """Let the kernels of this server know that it has the extension, and in which directories it finds clusters."""
+    os.environ[_VARIABLE] = json.dumps(asdict(_Server(os.getpid(), base, list(map(str, directories)))))
+
+
+def base_url(directory: Path, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the path of the server that shows the cluster of a directory, such as ``/user/me/``.
+
+    Empty if there is none, or if that is not certain.
+    """
+    server = _announced(directory, environ)
+    return server.base_url if server is not None else ""
+
+
+def dashboard_link(directory: Path, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the path of a cluster's dashboard on that server; empty if it is not known."""
+    server = _announced(directory, environ)
+    if server is None:
+        return ""
+    prefix = PREFIXES[server.pid == os.getpid()]  # in the server, only dask-labextension makes clusters
+    return f"{server.base_url.rstrip('/')}/{prefix}/{directory.name}/status"
+
+
+def _announced(directory: Path, environ: Mapping[str, str]) -> _Server | None:
+    try:
+        server = records.parse(environ.get(_VARIABLE, "").encode(), _Server, _VARIABLE)
+    except Damaged:
+        return None
+    ours = server.pid == os.getpid() or environ.get("JPY_PARENT_PID") == str(server.pid)
+    return server if ours and str(directory.parent) in server.directories else None

@@ -1,0 +1,326 @@
+"""The extension of the Jupyter server, as browsers and strangers meet it: its API, and the dashboards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from bokeh.util.token import get_token_payload
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
+from tornado.websocket import websocket_connect
+
+from hpcgpu import LocalGPUCluster
+from hpcgpu.batch.local.queue import LocalQueue
+from tests.conftest import wait_until
+from tests.helpers import CPU
+
+pytest.importorskip("jupyter_server", reason="the extra `jupyter` is not installed")
+pytest.importorskip("jupyter_server_proxy", reason="the extra `jupyter` is not installed")
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "a-token-of-the-tests"
+LOGIN = {"Authorization": f"token {TOKEN}"}
+
+
+class Server:
+    """A Jupyter server that runs, and what it answers."""
+
+    def __init__(self, place: Path, base: str) -> None:
+        self.place, self.base, self.address = place, base, ""
+
+    def fetch(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> HTTPResponse:
+        """Send a request; by default without a login."""
+
+        async def send() -> HTTPResponse:
+            request = HTTPRequest(
+                f"{self.address}{self.base}{path}",
+                method=method,
+                body=json.dumps(body) if body is not None else None,
+                headers=headers,
+                follow_redirects=False,
+                request_timeout=200,
+            )
+            return await AsyncHTTPClient(force_instance=True).fetch(request, raise_error=False)
+
+        return asyncio.run(send())
+
+    def listen(self, path: str, session: str, **headers: str) -> str:
+        """Open a websocket of Bokeh, and return its first message."""
+
+        async def first() -> str:
+            url = f"{self.address}{self.base}{path}".replace("http", "ws", 1)
+            socket = await websocket_connect(HTTPRequest(url, headers=headers), subprotocols=["bokeh", session])
+            message = str(await socket.read_message())
+            socket.close()
+            while await socket.read_message() is not None:
+                pass
+            return message
+
+        return asyncio.run(first())
+
+    def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
+        """Send a request of somebody who is logged in; return status and JSON."""
+        answer = self.fetch(path, "GET" if body is None else "POST", body, **LOGIN)
+        return answer.code, json.loads(answer.body)
+
+
+def _answers(server: Server, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, (server.place / "log").read_text()
+    try:
+        [about] = [json.loads(path.read_text()) for path in server.place.glob("RUNTIME_DIR/jpserver-*.json")]
+        server.address = f"http://127.0.0.1:{about['port']}"
+        return server.fetch("api").code == 200
+    except (ValueError, OSError):
+        return False
+
+
+@contextmanager
+def jupyter_server(place: Path, base: str = "/") -> Iterator[Server]:
+    """A real Jupyter server with the extension as the wheel installs it, under a path prefix."""
+    server = Server(place, base)
+    place.mkdir()
+    names = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}
+    environment |= {f"JUPYTER_{name}": str(place / name) for name in names} | {"JUPYTER_TOKEN": TOKEN}
+    environment |= {"HOME": str(place), "JUPYTER_CONFIG_PATH": str(ROOT / "jupyter-config")}
+    options = ("ip=127.0.0.1", "port=0", "allow_root=True", "open_browser=False", f"base_url={base}")
+    argv = [sys.executable, "-m", "jupyter_server", *(f"--ServerApp.{option}" for option in options)]
+    with open(place / "log", "w") as log:
+        process = subprocess.Popen(argv, cwd=place, env=environment, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: _answers(server, process), (place / "log").read_text)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.fixture(params=["/", "/user/ada/"])
+def server(home: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    with jupyter_server(home / "jupyter", request.param) as server:
+        yield server
+
+
+under_a_prefix = pytest.mark.parametrize("server", ["/user/ada/"], indirect=True)
+
+
+@pytest.fixture
+def cluster(queue: LocalQueue) -> Iterator[LocalGPUCluster]:
+    with LocalGPUCluster(name="demo", jobs=1, **CPU) as cluster:
+        cluster.wait_for_workers(timeout=150)
+        yield cluster
+
+
+def test_pages_and_api_want_a_login(server: Server) -> None:
+    for path in ("hpcgpu/api/clusters", "hpcgpu/api/clusters/demo", "hpcgpu/api/clusters/demo/logs"):
+        assert server.fetch(path).code == 403
+    for path in ("hpcgpu/", "hpcgpu/static/page.js", "hpcgpu/dashboard/demo/status", "proxy/hpcgpu/demo/status"):
+        answer = server.fetch(path)
+        assert answer.code == 302 and "/login" in answer.headers["Location"]
+    assert server.fetch("hpcgpu/api/clusters/demo/stop", "POST", {}).code == 403
+    with pytest.raises(HTTPClientError, match="403"):
+        server.listen("hpcgpu/dashboard/demo/status/ws", "x")
+
+
+def test_the_api_shows_scales_and_stops_a_cluster(server: Server, cluster: LocalGPUCluster) -> None:
+    code, listed = server.ask("hpcgpu/api/clusters")
+    [row] = listed["clusters"]
+    assert code == 200 and (row["name"], row["state"], row["workers"], row["problem"]) == ("demo", "running", 1, "")
+    shown = server.ask("hpcgpu/api/clusters/demo")[1]
+    assert [(job["kind"], job["state"]) for job in shown["jobs"]] == [("scheduler", "running"), ("worker", "running")]
+    assert shown["dashboard"] == f"{server.base}hpcgpu/dashboard/demo/status"
+
+    # this thread, which has the cluster, waits for the answer: so a cell does that runs
+    assert server.ask("hpcgpu/api/clusters/demo/scale", {"jobs": 2}) == (200, {"name": "demo"})
+    wait_until(lambda: server.ask("hpcgpu/api/clusters/demo")[1]["workers"] == 2, "the second worker is shown")
+    assert cluster.managing, "the program that has the cluster keeps it"
+    assert server.ask("hpcgpu/api/clusters/demo/adapt", {"maximum_jobs": 3})[0] == 200
+    assert cluster.adaptive is not None and cluster.adaptive.maximum == 3
+    for request, words in (
+        ({"jobs": -1}, "jobs"),
+        ({"jobs": [1]}, "must be a number"),
+        ({"workers": 1}, "does not know 'workers'"),
+    ):
+        code, answer = server.ask("hpcgpu/api/clusters/demo/scale", request)
+        assert code in (400, 409) and words in answer["message"]
+    assert server.ask("hpcgpu/api/clusters/demo/stop", {}) == (200, {"name": "demo"})
+    assert server.ask("hpcgpu/api/clusters") == (200, {"clusters": []})
+
+
+@under_a_prefix
+def test_the_end_of_a_log_is_shown(server: Server, cluster: LocalGPUCluster) -> None:
+    [log] = cluster.directory.logs.glob("demo-0-*")
+    with open(log, "a") as file:
+        file.write("beginning" + "x" * 100_000 + "<script>\n")
+    code, answer = server.ask("hpcgpu/api/clusters/demo/logs?job=demo-0")
+    assert code == 200 and answer["text"].endswith("x<script>") and "beginning" not in answer["text"]
+    assert "demo-scheduler" not in answer["text"]
+    code, answer = server.ask("hpcgpu/api/clusters/demo/logs?job=other")
+    assert code == 409 and "has no job 'other'" in answer["message"]
+
+
+def test_the_dashboard_is_served_with_its_websocket_and_no_secret_passes(
+    server: Server, cluster: LocalGPUCluster
+) -> None:
+    """Bokeh writes all headers, cookies and arguments that it gets into its pages."""
+    secret = cluster.directory.dashboard_token()
+    here = "hpcgpu/dashboard/demo"
+    assert server.fetch(here, **LOGIN).headers["Location"] == f"{server.base}{here}/"
+    assert server.fetch(f"{here}/", **LOGIN).headers["Location"] == f"{server.base}{here}/status"
+    for path in (f"{here}/status?token={TOKEN}", "proxy/hpcgpu/demo/status"):
+        page = server.fetch(path, **LOGIN, Cookie="_xsrf=a-secret; other=a-secret", Referer="http://a-secret")
+        [session] = re.findall(r'"token":"([^"]+)"', page.body.decode())
+        seen = get_token_payload(session)
+        assert not {"Authorization", "Cookie", "Referer", "Origin"} & set(seen["headers"])
+        assert seen["cookies"] == seen["arguments"] == {}
+        assert not any(word in f"{seen} {page.body.decode()} {page.headers}" for word in (secret, TOKEN, "a-secret"))
+        message = server.listen(f"{path.partition('?')[0]}/ws", session, **LOGIN)
+        assert json.loads(message)["msgtype"] == "ACK", "Bokeh answers"
+    script = re.findall(r'src="(static/js/bokeh.min.js[^"]+)"', page.body.decode())[0]
+    assert server.fetch(f"{here}/{script}", **LOGIN).code == 200
+    plots = server.fetch(f"{here}/individual-plots.json", **LOGIN)
+    assert plots.code == 200 and json.loads(plots.body)
+    assert server.fetch(f"{here}/info/main/workers.html", **LOGIN).code == 200
+
+
+@under_a_prefix
+def test_a_page_of_another_server_reaches_nothing(server: Server, cluster: LocalGPUCluster) -> None:
+    opened = server.fetch(f"hpcgpu/?token={TOKEN}")
+    assert opened.code == 200 and "default-src 'none'" in opened.headers["Content-Security-Policy"]
+    [xsrf] = re.findall(r'data-xsrf="([^"]+)"', opened.body.decode())
+    cookies = "; ".join(text.split(";")[0] for text in opened.headers.get_list("Set-Cookie"))
+    ours, theirs = {"Cookie": cookies}, {"Cookie": cookies, "Origin": "http://elsewhere"}
+    assert server.fetch("hpcgpu/api/clusters", **ours).code == 200
+    assert server.fetch("hpcgpu/api/clusters", **theirs).code in (403, 404)
+    assert server.fetch("hpcgpu/dashboard/demo/status", **theirs).code == 403
+    with pytest.raises(HTTPClientError, match="403"):
+        server.listen("hpcgpu/dashboard/demo/status/ws", "x", **theirs)
+    scale = ("hpcgpu/api/clusters/demo/scale", "POST", {"jobs": 0})
+    assert server.fetch(*scale, **ours).code == 403, "without what only our page knows"
+    assert server.fetch(*scale, **theirs, **{"X-XSRFToken": xsrf}).code in (403, 404)
+    assert len(cluster.plan) == 1
+    assert server.fetch(*scale, **ours, **{"X-XSRFToken": xsrf}).code == 200
+
+
+@under_a_prefix
+def test_only_the_host_and_port_of_the_contact_are_reached(server: Server, cluster: LocalGPUCluster) -> None:
+    port = int(cluster.directory.contact().dashboard.rpartition(":")[2])  # type: ignore[union-attr]
+    for path in (
+        f"hpcgpu/dashboard/demo:{port}/status",
+        f"hpcgpu/dashboard/127.0.0.1:{port}/status",
+        "hpcgpu/dashboard/..%2fclusters%2fdemo/status",
+        f"hpcgpu/dashboard/{quote(str(cluster.directory.path), safe='')}/status",
+        "hpcgpu/dashboard/%3Cscript%3E/status",
+        "hpcgpu/dashboard/other/status",
+        "hpcgpu/dashboard/demo%00/status",
+        "hpcgpu/dashboard/demo/proxy/22/localhost/status",
+        "hpcgpu/dashboard/demo/%70roxy/22/localhost/status",
+        "hpcgpu/api/clusters/..%2fdemo",
+        "hpcgpu/api/clusters/%2e%2e%2fdemo/logs",
+        "hpcgpu/api/clusters/../clusters/demo/../x",
+        "hpcgpu/static/..%2f__init__.py",
+        "hpcgpu/static/page.html",
+    ):
+        answer = server.fetch(path, **LOGIN)
+        assert answer.code in (400, 403, 404) and b"<script>" not in answer.body.partition(b"<body")[2], path
+    with pytest.raises(HTTPClientError, match="403"):
+        server.listen("hpcgpu/dashboard/demo/proxy/22/localhost/ws", "x", **LOGIN)
+    for method in ("POST", "PUT", "DELETE"):
+        assert server.fetch("hpcgpu/dashboard/demo/status", method, {}, **LOGIN).code == 405
+
+
+@under_a_prefix
+def test_another_program_on_the_port_of_a_dashboard_gets_no_token_and_shows_nothing(
+    server: Server, cluster: LocalGPUCluster
+) -> None:
+    """When a scheduler was killed, its contact is left, and any user of its node can listen on its port."""
+    seen: list[str] = []
+
+    class Impostor(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(f"{self.path} {self.headers}")
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"a page with a script of theirs")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Impostor) as impostor:
+        threading.Thread(target=impostor.serve_forever, daemon=True).start()
+        contact, secret = cluster.directory.contact(), cluster.directory.dashboard_token()
+        assert contact is not None
+        cluster.directory.publish(replace(contact, dashboard=f"127.0.0.1:{impostor.server_port}"))
+        answer = server.fetch("hpcgpu/dashboard/demo/status", **LOGIN)
+        assert answer.code == 409 and b"another program listens" in answer.body and b"theirs" not in answer.body
+        with pytest.raises(HTTPClientError, match="409"):
+            server.listen("hpcgpu/dashboard/demo/status/ws", "x", **LOGIN)
+        impostor.shutdown()
+    assert seen and not any(secret in request or TOKEN in request for request in seen)
+    for place in ("localhost:0", "localhost:99999", "a/b:80", "user@host:80", "", "host"):
+        cluster.directory.publish(replace(contact, dashboard=place))
+        assert server.fetch("hpcgpu/dashboard/demo/status", **LOGIN).code == 409, place
+    cluster.directory.publish(contact)
+    assert server.fetch("hpcgpu/dashboard/demo/status", **LOGIN).code == 200, "the contact is read anew"
+
+
+@under_a_prefix
+def test_what_other_users_can_change_is_not_used(server: Server, cluster: LocalGPUCluster) -> None:
+    path = cluster.directory.path
+    path.chmod(0o777)
+    for address in ("hpcgpu/dashboard/demo/status", "hpcgpu/api/clusters/demo"):
+        answer = server.fetch(address, **LOGIN)
+        assert answer.code == 403 and b"other users can change it" in answer.body
+    code, answer = server.ask("hpcgpu/api/clusters/demo/stop", {})
+    assert code == 403
+    [row] = server.ask("hpcgpu/api/clusters")[1]["clusters"]
+    assert "other users can change it" in row["problem"]
+    path.chmod(0o700)
+    if os.geteuid() == 0:
+        os.chown(path / "contact.json", 65534, 65534)
+        assert server.fetch("hpcgpu/dashboard/demo/status", **LOGIN).code == 403
+        os.chown(path / "contact.json", 0, 0)
+    assert server.fetch("hpcgpu/dashboard/demo/status", **LOGIN).code == 200
+
+
+@under_a_prefix
+def test_a_cluster_is_started_from_a_form_that_is_saved(
+    server: Server, queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"system": "local", "gpus_per_node": 0, "cores": 1, "jobs": 1, "poll_interval": 0.5}
+    for name, wrong, words in (
+        ("../x", {}, "not a valid cluster name"),
+        ("-x", {}, "not a valid cluster name"),
+        ("x", {"config": "/etc/passwd"}, "not an option that can be set here"),
+        ("x", {"no-such": 1}, "--no-such"),
+        ("x", {**options, "jobs": "many"}, "many"),
+        ("x", {**options, "jobs": {"a": 1}}, "must be a text or a number"),
+    ):
+        code, answer = server.ask("hpcgpu/api/clusters", {"name": name, "options": wrong})
+        assert code == 400 and words in answer["message"], answer
+    assert server.ask("hpcgpu/api/profiles", {"name": "mine", "options": options}) == (201, {"name": "mine"})
+    shown = server.ask("hpcgpu/api/profiles")[1]
+    [mine] = [profile for profile in shown["profiles"] if profile["yours"]]
+    assert (mine["name"], mine["system"], mine["options"]["gpus-per-node"]) == ("mine", "local", 0)
+    code, answer = server.ask("hpcgpu/api/profiles", {"name": "perlmutter", "options": options})
+    assert code == 400 and "choose another name" in answer["message"]
+
+    code, started = server.ask("hpcgpu/api/clusters", {"name": "new", "options": {"profile": "mine"}})
+    assert code == 201 and started["name"] == "new", started
+    code, again = server.ask("hpcgpu/api/clusters", {"name": "new", "options": {"profile": "mine"}})
+    assert code in (400, 409) and "exists" in again["message"]
+    wait_until(lambda: server.ask("hpcgpu/api/clusters/new")[1]["workers"] == 1, "its worker is shown")
+    assert server.ask("hpcgpu/api/clusters/new/stop", {})[0] == 200

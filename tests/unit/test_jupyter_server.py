@@ -1,0 +1,74 @@
+"""Which Jupyter server a program belongs to: it believes only what is certain."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcgpu.remote import jupyter_server
+from hpcgpu.remote.jupyter_server import base_url, dashboard_link
+
+CLUSTER = Path("/clusters/demo")
+
+
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(os, "environ", {})
+    jupyter_server.announce("/user/ada/", [Path("/clusters"), Path("/scratch")])
+    [text] = os.environ.values()
+    return text
+
+
+def test_a_kernel_of_the_server_links_to_it(announced: str) -> None:
+    kernel = {"HPCGPU_JUPYTER_SERVER": announced.replace(str(os.getpid()), "7"), "JPY_PARENT_PID": "7"}
+    assert base_url(CLUSTER, kernel) == "/user/ada/"
+    assert dashboard_link(CLUSTER, kernel) == "/user/ada/hpcgpu/dashboard/demo/status"
+
+
+def test_what_runs_in_the_server_links_so_that_dask_labextension_opens_it(announced: str) -> None:
+    assert dashboard_link(CLUSTER, {"HPCGPU_JUPYTER_SERVER": announced}) == "/user/ada/proxy/hpcgpu/demo/status"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"JPY_PARENT_PID": "7"},
+        {"HPCGPU_JUPYTER_SERVER": "{", "JPY_PARENT_PID": "7"},
+        {"HPCGPU_JUPYTER_SERVER": '{"pid": "7", "base_url": 1}', "JPY_PARENT_PID": "7"},
+    ],
+)
+def test_nothing_is_known_elsewhere(environ: dict[str, str]) -> None:
+    assert base_url(CLUSTER, environ) == dashboard_link(CLUSTER, environ) == ""
+
+
+def test_nothing_is_known_of_another_server_or_of_a_cluster_that_the_server_does_not_find(announced: str) -> None:
+    of_another = json.dumps(json.loads(announced) | {"pid": 7})
+    assert base_url(CLUSTER, {"HPCGPU_JUPYTER_SERVER": of_another, "JPY_PARENT_PID": "8"}) == ""
+    assert base_url(CLUSTER, {"HPCGPU_JUPYTER_SERVER": of_another}) == "", "a terminal, or a job"
+    assert base_url(Path("/elsewhere/demo"), {"HPCGPU_JUPYTER_SERVER": announced}) == ""
+
+
+def test_the_extension_is_cheap_to_import_and_does_nothing_where_jupyter_is_missing() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import hpcgpu.jupyter\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "assert not new & {'dask', 'distributed', 'jupyter_server', 'tornado'}, new\n"
+        "sys.modules['jupyter_server'] = sys.modules['jupyter_server_proxy'] = None\n"
+        "from types import SimpleNamespace as Some\n"
+        "hpcgpu.jupyter._load_jupyter_server_extension(Some(log=Some(info=print)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "install hpcgpu[jupyter]" in done.stdout
+
+
+def test_the_file_that_enables_it_names_it() -> None:
+    [file] = (Path(__file__).parents[2] / "jupyter-config").rglob("*.json")
+    assert file.parent.name == "jupyter_server_config.d"
+    [module] = json.loads(file.read_text())["ServerApp"]["jpserver_extensions"]
+    assert __import__(module, fromlist=["x"])._jupyter_server_extension_points() == [{"module": module}]
