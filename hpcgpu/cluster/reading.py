@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import dask
 from dask.utils import parse_timedelta
@@ -19,7 +20,7 @@ from distributed.core import Status
 from distributed.exceptions import WorkerStartTimeoutError
 from distributed.utils import Log, Logs
 
-from hpcgpu.cluster import waiting
+from hpcgpu.cluster import notebook, waiting
 from hpcgpu.cluster.adapter import Adapter
 from hpcgpu.cluster.groups import group_states
 from hpcgpu.cluster.scheduler_client import RpcClient
@@ -37,6 +38,10 @@ from hpcgpu.runtime.wire import GPUState
 from hpcgpu.scaling import units
 from hpcgpu.scripts import render
 from hpcgpu.store.directory import Contact
+from hpcgpu.widget.picture import picture
+
+if TYPE_CHECKING:
+    from hpcgpu.widget.notebook import ClusterWidget
 
 __all__ = ["Readable"]
 
@@ -46,6 +51,9 @@ _DASHBOARD_LINK = "{scheme}://{host}:{port}/status"
 
 class Readable(Adapter):
     """The part of `hpcgpu.cluster.gpucluster.GPUCluster` that changes nothing."""
+
+    #: What shows it in notebooks, once it was shown in one.
+    _live: ClusterWidget | None = None
 
     @property
     def fabric(self) -> Fabric:
@@ -188,6 +196,19 @@ class Readable(Adapter):
             warnings=[text for text in state.failures.unreported if text != lost],
             problem=lost or state.ownership.why,
         )
+
+    def _repr_html_(self, cluster_status: str | None = None) -> str:
+        """Return a picture that stands still."""
+        still = self.asynchronous or self.called_from_running_loop
+        return picture(self._snapshot([]) if still else self.snapshot())
+
+    def _ipython_display_(self, **_: Any) -> None:
+        """Show the cluster in a notebook: live where it has widgets."""
+        from IPython.display import display
+
+        if self._live is None:
+            self._live = notebook.widget_of(self)
+        display(notebook.bundle(self, self._live), raw=True)
 
     def scheduler_script(self) -> str:
         """Return the script of the scheduler job, as it is in the cluster directory."""

@@ -31,6 +31,10 @@ DOCUMENTED = {
     "_exit": "documented in os, and in _exit(2)",
     "_fields_": "documented in ctypes",
     "_repr_html_": "documented by IPython",
+    "_repr_mimebundle_": "documented by IPython",
+    "_ipython_display_": "documented by IPython",
+    "_esm": "documented by anywidget",
+    "_css": "documented by anywidget",
 }
 MODULES = {
     ".".join(("hpcgpu", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path

@@ -1,0 +1,123 @@
+"""How a cluster shows itself in a notebook."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distributed.core import Status
+from distributed.utils import sync
+
+from hpcgpu.display.jobinfo import JobInfo
+from hpcgpu.errors import ClusterError
+from hpcgpu.posix.printable import printable
+from hpcgpu.remote.snapshot import Snapshot
+from hpcgpu.remote.snapshot import snapshot as snapshot_of
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.widget.picture import picture
+
+if TYPE_CHECKING:
+    from hpcgpu.widget.notebook import ClusterWidget
+
+__all__ = ["bundle", "take", "widget_of"]
+
+#: Seconds for which a cell waits for the first picture.
+_FIRST = 5.0
+#: Bytes of the end of a log.
+_TAIL = 64 * 1024
+
+
+class Shown(Protocol):
+    """What a cluster has that is shown and controlled."""
+
+    asynchronous: bool
+    directory: ClusterDirectory
+    jobs: list[JobInfo]
+    loop: Any
+    status: Status
+
+    def snapshot(self) -> Any: ...
+    def scale(self, **size: Any) -> Any: ...
+    def adapt(self, **limits: Any) -> Any: ...
+    def close(self) -> Any: ...
+    def detach(self) -> Any: ...
+    def _repr_html_(self) -> str: ...
+    async def _query_snapshot(self) -> Snapshot: ...
+    async def _close(self) -> None: ...
+    async def _detach(self) -> None: ...
+
+
+def take(cluster: Shown) -> Snapshot:
+    """Take a snapshot in a thread that is not the cluster's; also of one that this program has left."""
+    if cluster.asynchronous and cluster.status != Status.closed:
+        taken: Snapshot = sync(cluster.loop, cluster._query_snapshot, callback_timeout=_FIRST)
+    elif cluster.asynchronous:
+        taken = snapshot_of(cluster.directory.path)
+    else:
+        taken = cluster.snapshot()
+    if taken.state in ("closed", "ended") and not cluster.directory.closed:  # detached, or another program manages it
+        now = snapshot_of(cluster.directory.path)
+        return replace(now, problem="; ".join(filter(None, dict.fromkeys([taken.problem, now.problem]))))
+    return taken
+
+
+class _Control:
+    """The cluster as the widget controls it."""
+
+    def __init__(self, cluster: Shown) -> None:
+        self._cluster = cluster
+
+    def scale(self, **size: Any) -> None:
+        self._cluster.scale(**size)
+
+    def adapt(self, **limits: Any) -> None:
+        self._cluster.adapt(**limits)
+
+    def stop(self) -> None:
+        self._end(self._cluster.close, self._cluster._close)
+
+    def detach(self) -> None:
+        self._end(self._cluster.detach, self._cluster._detach)
+
+    def _end(self, blocking: Callable[[], Any], coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self._cluster.asynchronous:
+            sync(self._cluster.loop, coroutine)
+        else:
+            blocking()
+
+    def log(self, job: str) -> str:
+        there = next((one for one in self._cluster.jobs if one.name == job), None)
+        if there is None:
+            raise ClusterError(f"cluster {self._cluster.directory.path.name} has no job {job!r}")
+        try:
+            with open(there.log, "rb") as file:
+                file.seek(max(0, there.log.stat().st_size - _TAIL))
+                return printable(file.read().decode(errors="replace"), None, lines=True)
+        except FileNotFoundError:
+            return ""
+
+
+def widget_of(cluster: Shown) -> ClusterWidget | None:
+    """Return a new widget of a cluster; None if this program is no Jupyter kernel, or anywidget is not installed."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if getattr(shell, "kernel", None) is None or importlib.util.find_spec("anywidget") is None:
+        return None
+    from hpcgpu.widget.notebook import ClusterWidget
+
+    over = (Status.closed, Status.failed)
+    return ClusterWidget(lambda: take(cluster), lambda: cluster.status in over, _Control(cluster))
+
+
+def bundle(cluster: Shown, widget: ClusterWidget | None) -> dict[str, Any]:
+    """Return what a notebook shows, by MIME type: the widget, a picture for where none runs, and text."""
+    text = {"text/plain": repr(cluster)}
+    if widget is None:
+        return {**text, "text/html": cluster._repr_html_()}
+    widget.feed.start()
+    snapshot = widget.feed.wait_first(_FIRST)
+    data, _ = widget._repr_mimebundle_() or ({}, {})
+    return {**data, **text, **({"text/html": picture(snapshot)} if snapshot is not None else {})}

@@ -1,0 +1,115 @@
+import { clusterAddress, clusterView, request, serverActions, serverBase } from "./draw.js";
+
+// The widget of a notebook, as anywidget calls it. hpcgpu/widget/notebook.py puts draw.js in the place of the import.
+//
+// Updates come from a thread of the kernel. Requests of the user go to the extension of the Jupyter server if it knows
+// this cluster, because it also answers while a cell runs and after the kernel has ended; else to the kernel.
+
+const SLOW = 3000; // milliseconds without an answer of the kernel, after which the user is told why
+const OLD = 15000; // milliseconds without a new picture, after which the user is told so
+const POLL = 5000;
+
+function kernelActions(model) {
+  const open = new Map();
+  let last = 0;
+  const mine = Math.random().toString(36).slice(2); // several views share the connection
+  const answered = (message) => {
+    const there = open.get(message?.id);
+    if (!there) return;
+    open.delete(message.id);
+    if (message.error) there.reject(new Error(message.error));
+    else there.resolve(message.result);
+  };
+  model.on("msg:custom", answered);
+  const ask = (what, body, note) =>
+    new Promise((resolve, reject) => {
+      const id = `${mine}-${(last += 1)}`;
+      open.set(id, { resolve, reject });
+      model.send({ id, do: what, body });
+      const told = "The kernel is busy. It does this when the cell has ended.";
+      setTimeout(() => open.has(id) && note?.(told), SLOW);
+    });
+  const actions = {
+    scale: (body, note) => ask("scale", body, note),
+    adapt: (body, note) => ask("adapt", body, note),
+    stop: (note) => ask("stop", {}, note),
+    detach: (note) => ask("detach", {}, note),
+    log: (job, note) => ask("log", { job }, note),
+  };
+  return { actions, forget: () => model.off("msg:custom", answered) };
+}
+
+// The actions of the server extension, if it knows this very cluster.
+async function findServer(snapshot) {
+  const base = serverBase();
+  if (!base) return null;
+  try {
+    const there = await request(clusterAddress(base, snapshot.name));
+    return there.directory === snapshot.directory ? { base, ...serverActions(base, snapshot.name) } : null;
+  } catch {
+    return null; // no extension, or not on this machine
+  }
+}
+
+function render({ model, el }) {
+  const { actions: kernel, forget } = kernelActions(model);
+  let server = null;
+  let searched = false;
+  let came = Date.now();
+  const use = (what) => (...given) => (server?.[what] ?? kernel[what])(...given);
+  const actions = Object.fromEntries(Object.keys(kernel).map((what) => [what, use(what)]));
+  const view = clusterView(el, { actions });
+
+  const show = (snapshot) => {
+    const link = server && snapshot.dashboard && !snapshot.dashboard.startsWith("/");
+    const path = `${server?.base.replace(/\/*$/, "/")}hpcgpu/dashboard/${encodeURIComponent(snapshot.name)}/status`;
+    view.update(link ? { ...snapshot, dashboard: path } : snapshot);
+  };
+  const changed = async () => {
+    const snapshot = model.get("snapshot");
+    if (!snapshot?.name) return;
+    came = Date.now();
+    show(snapshot);
+    if (searched) return;
+    searched = true;
+    server = await findServer(snapshot);
+    if (server) show(model.get("snapshot"));
+  };
+  const problem = () => view.note(model.get("problem"));
+
+  // Where the kernel sends nothing more, the server is asked; where there is none, the age of the picture is told.
+  const watch = async () => {
+    const snapshot = model.get("snapshot");
+    if (!snapshot?.name || ["closed", "ended"].includes(snapshot.state) || Date.now() - came < OLD) return problem();
+    try {
+      if (!server) throw new Error("");
+      const newest = await request(clusterAddress(server.base, snapshot.name));
+      view.update(newest);
+      view.note("");
+    } catch (error) {
+      const time = new Date(snapshot.time * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+      view.note(`This picture is of ${time}. ${error.message || "The kernel sends no newer one."}`);
+    }
+  };
+
+  model.on("change:snapshot", changed);
+  model.on("change:problem", problem);
+  const timer = setInterval(watch, POLL);
+  model.send({ do: "shown" });
+  changed();
+  problem();
+  return () => {
+    clearInterval(timer);
+    model.off("change:snapshot", changed);
+    model.off("change:problem", problem);
+    try {
+      model.send({ do: "hidden" });
+    } catch {
+      // the kernel is gone
+    }
+    forget();
+    view.destroy();
+  };
+}
+
+export default { render };

@@ -1,0 +1,186 @@
+"""The picture of a cluster, the thread that takes snapshots, and what a page may ask of a widget."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import drawing
+import pytest
+
+from hpcgpu.errors import OptionError
+from hpcgpu.remote.snapshot import Snapshot
+from hpcgpu.widget.feed import Feed
+from hpcgpu.widget.picture import picture
+from tests.conftest import wait_until
+
+MARKUP = "<script>alert(1)</script>"
+
+
+class Screen:
+    """Notes what it is to show."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        self.finished = threading.Event()
+
+    def draw(self, snapshot: Snapshot) -> None:
+        self.shown.append(snapshot.state)
+
+    def say(self, problem: str) -> None:
+        self.shown.append(problem)
+
+    def finish(self) -> None:
+        self.finished.set()
+
+
+def test_the_picture_shows_the_cluster_and_why_jobs_wait() -> None:
+    page = picture(drawing.snapshot(warnings=["job 4174 failed"], problem="the queue does not answer"))
+    for text in (
+        "<b>flights</b>: running",
+        "Workers: 4; GPUs: 4; Time left: 1 h 47 min; GPU hours: 1.02",
+        "http://n00:8787/status",
+        "<td>waits behind jobs with a higher priority [Priority]</td>",
+        "default: 4 jobs, adapts from 0 to 8; 240 tasks wait",
+        "4 GPUs, 1 idle, mean utilisation 56 %",
+        "idle for 4 min",
+        "<b>job 4174 failed</b>",
+        "<b>the queue does not answer</b>",
+    ):
+        assert text in page, text
+
+
+def test_the_picture_has_text_of_others_as_text() -> None:
+    job = drawing.job(1, name=MARKUP, reason=MARKUP, node=MARKUP)
+    device = dataclasses.replace(drawing.gpu(1, 0), worker=MARKUP, node=MARKUP)
+    page = picture(
+        drawing.snapshot(
+            name=MARKUP,
+            problem=MARKUP,
+            warnings=[MARKUP],
+            jobs=[job],
+            devices=[device],
+            groups=[drawing.group(name=MARKUP, reason=MARKUP, paused=MARKUP)],
+        )
+    )
+    assert "<script" not in page and page.count("&lt;script&gt;") == 12
+
+
+def test_the_picture_of_a_thousand_jobs_is_short() -> None:
+    page = picture(drawing.thousand())
+    assert "1000 jobs: 800 running; 200 pending: Priority (200)" in page
+    assert "1,600 GPUs, 178 idle" in page and len(page) < 6000
+
+
+def test_snapshots_are_taken_until_the_cluster_has_ended_and_the_last_one_shows_that() -> None:
+    screen, state = Screen(), "running"
+    feed = Feed(lambda: drawing.snapshot(state=state), lambda: state == "closed", screen, interval=0.01)
+    feed.start()
+    wait_until(lambda: len(screen.shown) > 2, "snapshots are taken")
+    state = "closed"
+    assert screen.finished.wait(150)
+    assert screen.shown[-1] == "closed" and set(screen.shown[:-1]) <= {"running", "closed"}
+
+
+def test_a_snapshot_that_fails_is_told_and_the_next_one_is_shown() -> None:
+    screen, answers = Screen(), iter([OSError("no such file"), drawing.snapshot()])
+
+    def source() -> Snapshot:
+        answer = next(answers, drawing.snapshot())
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    feed = Feed(source, lambda: False, screen, interval=0.01)
+    feed.start()
+    wait_until(lambda: "running" in screen.shown, "the next one is shown")
+    feed.stop()
+    assert screen.shown[0] == "The cluster cannot be queried: no such file"
+
+
+def test_no_snapshot_is_taken_while_nobody_looks() -> None:
+    screen = Screen()
+    feed = Feed(drawing.snapshot, lambda: False, screen, interval=0.01)
+    feed.start()
+    feed.start()  # a second view
+    assert feed.wait_first(150) is not None
+    feed.stop()
+    threads = [thread for thread in threading.enumerate() if thread.name == "hpcgpu-widget"]
+    wait_until(lambda: not any(thread.is_alive() for thread in threads), "the thread ends")
+    taken = len(screen.shown)
+    feed.start()
+    wait_until(lambda: len(screen.shown) > taken, "snapshots are taken again")
+    feed.stop()
+    assert not screen.finished.is_set()
+
+
+def test_importing_hpcgpu_and_showing_a_picture_load_no_widget_library() -> None:
+    code = "import sys, hpcgpu; hpcgpu.LocalGPUCluster; import hpcgpu.cluster.notebook, hpcgpu.widget.picture"
+    code += "; print(*sorted({'anywidget', 'ipywidgets', 'traitlets', 'IPython'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "\n"
+
+
+class Control:
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def scale(self, **size: Any) -> None:
+        self.asked.append(("scale", size))
+
+    def adapt(self, **limits: Any) -> None:
+        raise OptionError("adapt: the maximum must be positive, and not '\x1b[31m0'")
+
+    def log(self, job: str) -> str:
+        return f"the log of {job}"
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Control, list[Any]]:
+    """A widget, the control that it has, and what it sends to its page."""
+    pytest.importorskip("anywidget", reason="the extra `jupyter` is not installed")
+    from hpcgpu.widget.notebook import ClusterWidget
+
+    control, sent = Control(), list[Any]()
+    widget = ClusterWidget(drawing.snapshot, lambda: False, control)  # type: ignore[arg-type]
+    monkeypatch.setattr(widget, "send", sent.append)
+    return widget, control, sent
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        ({"do": "scale", "body": {"jobs": 2, "worker_group": "default"}}, {"result": None}),
+        ({"do": "log", "body": {"job": "flights-1"}}, {"result": "the log of flights-1"}),
+        ({"do": "adapt", "body": {}}, {"error": r"adapt: the maximum must be positive, and not '\x1b[31m0'"}),
+        ({"do": "scale", "body": {"directory": "/"}}, {"error": "the widget cannot scale with {'directory': '/'}"}),
+        ({"do": "scale", "body": [1]}, {"error": "the widget cannot scale with [1]"}),
+        ({"do": "stop", "body": {}}, {"error": "'Control' object has no attribute 'stop'"}),
+    ],
+)
+def test_a_page_gets_the_answer_to_what_it_asks_for_or_the_error_as_text(
+    answers: tuple[Any, Control, list[Any]], request_: Any, answer: Any
+) -> None:
+    widget, _, sent = answers
+    widget._received(widget, {"id": "a-1", **request_}, [])
+    wait_until(lambda: sent, "the answer comes")
+    assert sent == [{"id": "a-1", **answer}]
+
+
+@pytest.mark.parametrize("content", [None, [], {"do": "close"}, {"do": "__init__"}, {"id": 1}])
+def test_what_a_page_may_not_ask_for_is_nothing(answers: tuple[Any, Control, list[Any]], content: Any) -> None:
+    widget, control, sent = answers
+    widget._received(widget, content, [])
+    assert sent == control.asked == []
+
+
+def test_the_widget_shows_the_snapshot_that_all_displays_have(answers: tuple[Any, Control, list[Any]]) -> None:
+    widget, *_ = answers
+    widget.draw(drawing.snapshot())
+    assert widget.snapshot == json.loads(json.dumps(drawing.snapshot().as_json()))
+    assert "export default { render }" in widget._esm and "./draw.js" not in widget._esm
