@@ -395,6 +395,8 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         """Close the connection of this program only."""
         state, name = self._state, self._state.name
         unguard(state.dispatcher)
+        with suppress(OSError):
+            state.dispatcher.directory.leave(state.dispatcher.manager)
         with suppress(TimeoutError, OSError):
             if isinstance(state.client, RpcClient):
                 await state.client.goodbye(state.dispatcher.manager)

@@ -7,6 +7,7 @@ cluster, this one does for a moment, or the scheduler job does.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ __all__ = ["adapt", "scale", "take_over_and_scale"]
 
 #: Seconds until the scheduler has passed on the answer of the manager.
 _TIMEOUT = 45.0
+#: Seconds until a manager takes requests, from when its scheduler runs.
+_BEGINS = 10.0
 
 
 def scale(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **size: int | str) -> None:
@@ -112,10 +115,31 @@ def take_over_and_scale(directory: ClusterDirectory, *, worker_group: str = DEFA
 
 
 def _done_by_manager(directory: ClusterDirectory, what: str, arguments: dict[str, Any]) -> bool:
-    """Let the manager do it; return whether there is one that could."""
-    contact = directory.contact()
-    if contact is None:
-        return False
+    """Let the manager do it; return whether there is one that could.
+
+    Raises
+    ------
+    ClusterError
+        The manager refuses, or it cannot be reached though it lives: the cluster is not taken away from it.
+    """
+    deadline = time.monotonic() + _BEGINS
+    while True:
+        contact, manager = directory.contact(), directory.manager()
+        if contact is not None and _passed_on(directory, contact, what, arguments):
+            return True
+        # the manager in the scheduler job takes no requests: it does what ``adapt.json`` says
+        if manager is None or not manager.lives or directory.adapt():
+            return False
+        if contact is None or time.monotonic() > deadline:
+            raise ClusterError(
+                f"{manager} manages cluster {directory.path.name}, and does what others request only while its "
+                f"scheduler runs. Try again then, or call `{what}` in that program"
+            )
+        time.sleep(0.5)  # it is about to connect
+
+
+def _passed_on(directory: ClusterDirectory, contact: Contact, what: str, arguments: dict[str, Any]) -> bool:
+    """Request it of the manager through the scheduler; return whether there is one that takes requests."""
     try:
         answer = asyncio.run(_request(directory, contact, what, arguments))
     except (OSError, TimeoutError, ValueError) as error:  # ValueError: a damaged address, or certificate

@@ -45,16 +45,21 @@ class ManagerRecord:
     host : str
     process : list of int
         Its identity there; see `hpcgpu.posix.processes`.
+    left : bool
+        Whether it has left the cluster to itself, though it may live.
     """
 
     number: int = 0
     program: str = ""
     host: str = ""
     process: list[int] = field(default_factory=list)
+    left: bool = False
 
     @property
     def lives(self) -> bool | None:
-        """Whether that program runs; None where that is not known: it is on another machine."""
+        """Whether that program runs and manages it; None where that is not known: it is on another machine."""
+        if self.left:
+            return False
         if self.host != socket.gethostname() or len(self.process) != 2:
             return None
         return processes.alive(self.process)
@@ -89,6 +94,13 @@ class Managers(Files):
                 return replace(record, number=number)
         finally:
             draft.unlink(missing_ok=True)
+
+    def leave(self, number: int) -> None:
+        """Record that this manager has left the cluster to itself."""
+        record = self.manager()
+        if record is not None and record.number == number:
+            text = json.dumps(asdict(replace(record, left=True)))
+            self.write(self._manager_file(number).name, text)
 
     def manager(self) -> ManagerRecord | None:
         """Return the cluster's manager; None before the first."""

@@ -72,6 +72,15 @@ print("done")
 """
 
 
+def test_no_request_takes_a_cluster_that_waits_away_from_its_program(queue: LocalQueue, fake_gpus: None) -> None:
+    with LocalGPUCluster(**GPU, name="first", jobs=2) as first:
+        first.wait_for_workers(4)  # all GPUs of the queue
+        with LocalGPUCluster(**GPU | {"wait": False, "scheduler": {"gpus_per_node": 1}}, name="behind") as cluster:
+            with pytest.raises(ClusterError, match=r"manages cluster behind.*only while its scheduler runs"):
+                requests.scale(locate("behind"), jobs=2)
+            assert cluster.managing
+
+
 def test_a_cluster_without_a_manager_is_scaled_and_left_to_itself(queue: LocalQueue, until: Until) -> None:
     cluster = LocalGPUCluster(**CPU, name="alone", jobs=0)
     cluster.detach()
