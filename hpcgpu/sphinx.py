@@ -48,7 +48,7 @@ def _default(field: Any) -> str:
 
 
 #: What a reader replaces in the lines that start a cluster with a profile.
-_EXAMPLE = {"account": "m1234", "queue": "debug", "walltime": "01:00:00", "memory": "256GB"}
+_EXAMPLE = {"account": "m1234", "queue": "debug", "walltime": "1h", "memory": "256GB"}
 
 
 def starting_lines(profile: profiles.Profile) -> str:
