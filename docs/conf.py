@@ -1,5 +1,6 @@
 """Configuration of the documentation: python -m sphinx -nWq docs docs/_build."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -70,7 +71,8 @@ class Markdown(SphinxDirective):
                 continue
             end = next((n for n, token in enumerate(tokens) if token.type == "heading_open"), len(tokens))
             html = reader.renderer.render(tokens[:end], reader.options, {})
-            html = html.replace('.rst"', '.html"').replace("<table>", '<table class="table">')
+            html = re.sub(r'href="(?:docs/)?(\w+)\.(?:rst|md)"', r'href="\1.html"', html)
+            html = html.replace("<table>", '<table class="table">')
             (depth[max(depth)] if depth else found).append(nodes.raw("", html, format="html"))
             tokens = tokens[end:]
         return found
