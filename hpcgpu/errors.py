@@ -65,8 +65,12 @@ class HpcgpuError(Exception):
 
 
 def where_explained(cls: type[HpcgpuError]) -> str:
-    """Return the line that says where a class of errors is explained: tracebacks and the command line show it."""
-    return f"What this means and what to do: `python -m pydoc hpcgpu.{cls.__name__}`, or the page docs/errors.rst"
+    """Return the line that says where a class of errors is explained: tracebacks and the command line show it.
+
+    A class that a plugin derives from one of these is explained where that one is.
+    """
+    name = next(base.__name__ for base in cls.__mro__ if base.__module__ == __name__)
+    return f"What this means and what to do: `python -m pydoc hpcgpu.{name}`, or the page docs/errors.rst"
 
 
 class OptionError(HpcgpuError, ValueError):

@@ -40,6 +40,13 @@ def test_an_error_from_another_process_says_it_once() -> None:
     assert len(pickle.loads(pickle.dumps(error)).__notes__) == 1
 
 
+def test_an_error_of_a_plugin_is_explained_where_that_of_hpcgpu_is_from_which_it_derives() -> None:
+    class QuotaExceeded(errors.SubmitRefused):
+        pass
+
+    assert QuotaExceeded("no").__notes__ == errors.SubmitRefused("no").__notes__
+
+
 def test_the_command_in_the_line_shows_the_explanation() -> None:
     done = subprocess.run([sys.executable, "-m", "pydoc", "hpcgpu.OptionError"], capture_output=True, text=True)
     assert "`hpcgpu config` shows each option" in done.stdout.replace("``", "`")
