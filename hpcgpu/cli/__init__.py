@@ -13,8 +13,9 @@ import click
 
 from hpcgpu import __version__
 from hpcgpu.cli.check import check
-from hpcgpu.cli.clusters import adapt, dashboard, list_clusters, scale, status, stop
+from hpcgpu.cli.clusters import adapt, list_clusters, scale, status, stop
 from hpcgpu.cli.configuration import completion, config
+from hpcgpu.cli.dashboard import dashboard
 from hpcgpu.cli.fabric import bench_fabric
 from hpcgpu.cli.logs import logs
 from hpcgpu.cli.options import system_option

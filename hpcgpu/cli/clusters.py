@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = [
     "adapt",
     "cluster_name",
-    "dashboard",
     "json_option",
     "list_clusters",
     "say",
@@ -176,28 +175,6 @@ def status(name: str, every: bool, as_json: bool) -> None:
         show_json(found.as_json())
     else:
         _print(found, every)
-
-
-@click.command()
-@cluster_name
-def dashboard(name: str) -> None:
-    """Print the link to a cluster's dashboard, with its token.
-
-    Anyone with the link can read the dashboard until the cluster ends.
-
-    \b
-    Example: hpcgpu dashboard demo
-    """
-    from hpcgpu.remote.lookup import locate
-    from hpcgpu.runtime.dashboard import link_with_token
-
-    directory = locate(name)
-    link = link_with_token(directory, directory.contact())
-    if not link:
-        raise click.ClickException(
-            f"cluster {name} has no dashboard, because its scheduler is not running. `hpcgpu status {name}` says why"
-        )
-    click.echo(link)
 
 
 def _print(found: Snapshot, every: bool) -> None:

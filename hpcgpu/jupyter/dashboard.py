@@ -3,37 +3,32 @@
 A request goes to the host and port of the cluster's contact and to no other, which is read anew each time. Nothing of
 the user's login goes there: of the headers only those that a page needs, and the dashboard's own token, which the
 browser never gets. The answer comes under the origin of the Jupyter server, so it must come from the cluster itself:
-before each request, the other side proves that it has the token (`hpcgpu.runtime.dashboard.PROOF`).
+before each request, the other side proves that it has the token (`hpcgpu.remote.dashboard.listening`).
 """
 
 from __future__ import annotations
 
-import hmac
-import re
-import secrets
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlparse
 
 from jupyter_server.utils import ensure_async
 from jupyter_server_proxy.handlers import ProxyHandler
-from tornado import httpclient, web
+from tornado import web
 from tornado.httputil import HTTPHeaders
 
-from hpcgpu.errors import ClusterError, HpcgpuError
+from hpcgpu.errors import HpcgpuError
 from hpcgpu.jupyter.handling import RESOURCE, cluster, failure
 from hpcgpu.posix.threads import in_thread
+from hpcgpu.remote.dashboard import listening
 from hpcgpu.remote.jupyter_server import PREFIXES
-from hpcgpu.runtime.dashboard import PROOF, proof
-from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["Dashboard"]
 
 #: Headers of a request that go to the dashboard, and of its answer that come back.
 _REQUEST = ("Accept-Encoding", "Accept-Language", "Content-Type", "If-Modified-Since", "If-None-Match", "User-Agent")
 _ANSWER = ("Cache-Control", "Content-Encoding", "Content-Type", "Date", "Etag", "Expires", "Last-Modified", "Vary")
-_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]")
-#: Seconds for a connection, for the proof, and for a page.
-_CONNECT, _PROVE, _PAGE = 10.0, 15.0, 60.0
+#: Seconds for a connection, and for a page.
+_CONNECT, _PAGE = 10.0, 60.0
 
 
 class Dashboard(ProxyHandler):  # type: ignore[misc]
@@ -46,7 +41,6 @@ class Dashboard(ProxyHandler):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         # a lambda, because jupyter-server-proxy takes the `self` of a method for an argument
         self.rewrite_response = (lambda response: self._cleaned(response),)  # noqa: PLW0108
-        self._token = ""
 
     async def prepare(self) -> None:
         """Let only in who is logged in, may read, and comes from a page of this server."""
@@ -70,19 +64,17 @@ class Dashboard(ProxyHandler):  # type: ignore[misc]
         self.request.headers.pop("Accept", None)  # text/event-stream would be served without `rewrite_response`
         try:
             directory = await cluster(name)
-            host, port, self._token = await in_thread(_place, directory)
-            await _prove(directory.path.name, f"{host}:{port}", self._token)
+            there = self._there = await in_thread(listening, directory)
         except (HpcgpuError, OSError) as error:
             code, message = failure(error)
             self.set_status(code)
             self.set_header("Content-Type", "text/plain; charset=utf-8")
             self.finish(message)
             return
-        self.host_allowlist = [host]
+        self.host_allowlist = [there.host]
         self.proxy_base = next(
             f"{prefix}/{name}" for prefix in PREFIXES if self.request.path.startswith(self._below(prefix))
         )
-        self._place = (host, port)
         await super().get(name, path)
 
     def _below(self, prefix: str) -> str:
@@ -90,16 +82,16 @@ class Dashboard(ProxyHandler):  # type: ignore[misc]
 
     async def http_get(self, name: str, path: str) -> None:
         """Serve a page."""
-        await self.proxy(*self._place, path)
+        await self.proxy(self._there.host, self._there.port, path)
 
     async def open(self, name: str, path: str) -> None:
         """Connect the websocket of the browser with one of the dashboard."""
-        await self.proxy_open(*self._place, path)
+        await self.proxy_open(self._there.host, self._there.port, path)
 
     def proxy_request_headers(self) -> HTTPHeaders:
         """Return the headers for the dashboard."""
         headers = HTTPHeaders({name: self.request.headers[name] for name in _REQUEST if name in self.request.headers})
-        headers["Authorization"] = f"token {self._token}"
+        headers["Authorization"] = f"token {self._there.token}"
         return headers
 
     def proxy_request_options(self) -> dict[str, Any]:
@@ -117,38 +109,3 @@ class Dashboard(ProxyHandler):  # type: ignore[misc]
         kept["Content-Security-Policy"] = self.content_security_policy
         kept["Cross-Origin-Resource-Policy"] = "same-origin"
         response.headers = kept
-
-
-def _place(directory: ClusterDirectory) -> tuple[str, int, str]:
-    """Return host and port of the dashboard, and its token."""
-    contact, token = directory.contact(), directory.dashboard_token()
-    name = directory.path.name
-    if contact is None or not contact.dashboard or not token:
-        raise ClusterError(
-            f"cluster {name} has no dashboard, because its scheduler is not running. `hpcgpu status {name}` says why"
-        )
-    host, _, port = contact.dashboard.rpartition(":")
-    if ":" in host and not host.startswith("["):
-        host = f"[{host}]"
-    if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ClusterError(f"cluster {name} has a dashboard at {contact.dashboard!r}, which is no host and port")
-    return host, int(port), token
-
-
-async def _prove(name: str, place: str, token: str) -> None:
-    """Raise `ClusterError` unless the cluster itself listens: not what has its port since it ended."""
-    nonce = secrets.token_hex(32)
-    try:
-        answer = await httpclient.AsyncHTTPClient(force_instance=True).fetch(
-            f"http://{place}{PROOF}?nonce={nonce}",
-            follow_redirects=False,
-            connect_timeout=_CONNECT,
-            request_timeout=_PROVE,
-        )
-    except (httpclient.HTTPError, OSError) as error:
-        raise ClusterError(f"the dashboard of cluster {name} at {place} does not answer: {error}") from error
-    if not hmac.compare_digest(answer.body, proof(token, nonce).encode()):
-        raise ClusterError(
-            f"at {place}, where cluster {name} had its dashboard, another program listens now: it does not know the "
-            f"cluster's token. `hpcgpu status {name}` says whether the scheduler runs"
-        )

@@ -38,7 +38,9 @@ class Page(JupyterHandler):  # type: ignore[misc]
         if not self.request.path.endswith("/"):
             self.redirect(self.request.path + "/")
             return
-        values = {"base": self.base_url.rstrip("/") + "/hpcgpu/", "xsrf": self.xsrf_token.decode()}
+        self.xsrf_token  # noqa: B018  # sets the cookie, which the page's requests bring
+        base = self.base_url.rstrip("/") + "/"
+        values = {"base": base, "here": f"{base}hpcgpu/"}
         text = Template(_PAGE.read_text()).substitute({key: html.escape(value) for key, value in values.items()})
         self.set_header("Content-Type", "text/html; charset=utf-8")
         self.set_header("Cache-Control", "no-store")

@@ -1,0 +1,79 @@
+"""`hpcgpu dashboard`: the link to a dashboard, and ways to it for a browser on another computer."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import getpass
+import socket
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcgpu.cli.clusters import cluster_name, say
+
+if TYPE_CHECKING:
+    from hpcgpu.remote.dashboard import Place
+    from hpcgpu.store.directory import ClusterDirectory
+
+__all__ = ["dashboard"]
+
+
+@click.command()
+@cluster_name
+@click.option("--forward", is_flag=True, help="Forward a port of this machine to the dashboard, until Ctrl-C.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="With --forward: the port. Default: the dashboard's, or any."
+)
+def dashboard(name: str, forward: bool, port: int | None) -> None:
+    """Print the link to a cluster's dashboard, with its token.
+
+    Anyone with the link can read the dashboard until the cluster ends.
+
+    Also says which ssh command on your own computer opens a way to it, and which link to use then. With --forward, this
+    command itself is the way, for a browser or an editor that reaches this machine's 127.0.0.1. Other users of this
+    machine reach that port too, and the dashboard asks them for the token.
+
+    \b
+    Examples: hpcgpu dashboard demo
+              hpcgpu dashboard demo --forward --port 8787
+    """
+    from hpcgpu.remote.dashboard import place, ssh_command
+    from hpcgpu.remote.lookup import locate
+    from hpcgpu.runtime.dashboard import link_with_token
+
+    if port is not None and not forward:
+        raise click.UsageError("--port needs --forward")
+    directory = locate(name)
+    there = place(directory)
+    if forward:
+        _forward(directory, port, there)
+        return
+    click.echo(link_with_token(directory, directory.contact()))
+    say(
+        "If your browser does not reach that address, run this on your own computer:\n"
+        f"  {ssh_command(there, getpass.getuser(), socket.getfqdn())}\n"
+        f"and open:\n  {there.link(there.port)}",
+        err=True,
+    )
+
+
+def _forward(directory: ClusterDirectory, port: int | None, there: Place) -> None:
+    import asyncio
+
+    from hpcgpu.remote.dashboard import forward
+
+    def ready(local: int) -> None:
+        click.echo(there.link(local))
+        click.echo(f"Forwards 127.0.0.1:{local} to {there.host}:{there.port}, until Ctrl-C.", err=True)
+
+    def serve(local: int) -> None:
+        asyncio.run(forward(directory, local, ready=ready, refused=lambda why: say(why, err=True)))
+
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            serve(there.port if port is None else port)
+        except OSError as error:
+            if port is not None or error.errno != errno.EADDRINUSE:
+                raise
+            serve(0)

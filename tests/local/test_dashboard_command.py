@@ -1,0 +1,85 @@
+"""`hpcgpu dashboard`: the ways to a dashboard for a browser on another computer."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from hpcgpu import LocalGPUCluster
+from hpcgpu.batch.local.queue import LocalQueue
+from tests.helpers import CPU, command, hpcgpu
+
+
+@pytest.fixture
+def cluster(queue: LocalQueue) -> Iterator[LocalGPUCluster]:
+    with LocalGPUCluster(name="demo", **CPU) as cluster:
+        yield cluster
+
+
+def opened(link: str) -> tuple[int, str]:
+    """Open a link as a browser does that keeps cookies; return status and page."""
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    try:
+        with browser.open(link, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_it_prints_the_ssh_command_and_the_link_through_it(cluster: LocalGPUCluster) -> None:
+    done = hpcgpu("dashboard", "demo")
+    contact, token = cluster.directory.contact(), cluster.directory.dashboard_token()
+    assert contact is not None
+    host, _, port = contact.dashboard.rpartition(":")
+    assert done.stdout == f"{cluster.dashboard_link}?token={token}\n"
+    assert f"  ssh -N -L {port}:{host}:{port} {getpass.getuser()}@{socket.getfqdn()}\n" in done.stderr
+    assert f"http://localhost:{port}/status?token={token}" in done.stderr
+    wrong = hpcgpu("dashboard", "demo", "--port", "1")
+    assert wrong.returncode == 2 and "--port needs --forward" in wrong.stderr
+
+
+def test_it_forwards_until_it_is_interrupted_and_other_users_of_the_machine_need_the_token(
+    cluster: LocalGPUCluster,
+) -> None:
+    program = subprocess.Popen(
+        command("dashboard", "demo", "--forward"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None and program.stderr is not None
+    link = program.stdout.readline().strip()
+    assert "until Ctrl-C" in program.stderr.readline()
+    plain = link.partition("?")[0]
+    assert opened(plain)[0] == 403, "without the token"
+    assert opened(link)[0] == 200 and "Dask" in opened(link)[1]
+
+    contact = cluster.directory.contact()
+    assert contact is not None
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        cluster.directory.publish(replace(contact, dashboard=f"127.0.0.1:{silent.getsockname()[1]}"))
+        silent.listen(0)
+        with pytest.raises(OSError, match=r"\w"):
+            opened(link)
+    cluster.directory.publish(contact)
+    assert opened(link)[0] == 200, "the contact is read anew"
+
+    program.send_signal(signal.SIGINT)
+    _, told = program.communicate(timeout=60)
+    assert program.returncode == 0 and re.fullmatch(r"the dashboard of cluster demo at .* does not answer: .*\n", told)
+    port = int(plain.rpartition(":")[2].partition("/")[0])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def test_a_port_that_another_program_has_is_said(cluster: LocalGPUCluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = hpcgpu("dashboard", "demo", "--forward", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 1 and "address already in use" in done.stderr.lower()
