@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from distributed.comm.utils import get_tcp_server_address
 
 from hpcgpu.errors import LaunchError
+from hpcgpu.runtime import gpu_page
 from hpcgpu.runtime.extension import install
 from hpcgpu.runtime.manager_process import Unattended
 from hpcgpu.runtime.reach import check_alone
@@ -73,6 +74,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
     extension = install(scheduler, None if directory.detached else float(environ.get("HPCGPU_LEASE", "0")) or None)
     extension.unattended = Unattended(directory, environ["HPCGPU_SCHEDULER_JOB"])
     publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], **json.loads(environ["HPCGPU_FABRIC"]))
+    gpu_page.add(scheduler, extension.usage.now, directory.path.name)
     if directory.adapt() is not None:  # after the contact: later requests find it, and go to the scheduler
         if problem := await extension.unattended.start():
             print(f"hpcgpu: adaptive scaling is off: {problem}", file=sys.stderr, flush=True)

@@ -55,6 +55,10 @@ class Usage:
         self._sampling.stop()
 
     async def gpus(self) -> list[GPUState]:
+        """Return the GPUs of the connected workers; see `now`."""
+        return self.now()
+
+    def now(self) -> list[GPUState]:
         """Return the GPUs of the connected workers, as their last heartbeats reported them."""
         self.sample(time.time())
         return sorted(map(self._state, self._idle_since), key=lambda gpu: gpu["worker"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,12 @@ def test_the_scheduler_knows_what_each_gpu_does_and_since_when_it_is_idle(
         assert first["worker"].endswith("-0-0") and second["worker"].endswith("-0-1")
         assert (first["model"], first["memory_total"], first["memory_used"]) == ("Fake GPU", 16 << 30, 1 << 30)
         assert first["node"] and first["idle_since"] and second["idle_since"]
+        page, token = f"{cluster.dashboard_link.removesuffix('/status')}/hpcgpu", cluster.directory.dashboard_token()
+        request = urllib.request.Request(page, headers={"Authorization": f"token {token}"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert b"GPUs by job" in answer.read()
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(page, timeout=60)
         (says / "1").write_text("80 9000 250500")
         until(lambda: devices(cluster)[1]["utilization"] == 80.0, "the second GPU computes")
         first, second = devices(cluster)
