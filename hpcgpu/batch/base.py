@@ -130,12 +130,15 @@ class OwnJob:
         Index of this node among the nodes of the job, from 0.
     end : float or None
         Epoch seconds at which the walltime is over; None if the environment does not contain it.
+    start : float or None
+        Epoch seconds at which the job started; None if the environment does not contain it.
     """
 
     job_id: str
     name: str
     node: int = 0
     end: float | None = None
+    start: float | None = None
 
 
 class BatchSystem(ABC):

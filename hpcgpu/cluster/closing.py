@@ -83,6 +83,8 @@ class Closing:
         directory, dispatcher = state.dispatcher.directory, state.dispatcher
         with suppress(OSError, Superseded, NameLost):
             dispatcher.check_manager()  # the name may be another cluster's by now
+            ended = dispatcher.monitor.ended()
+            dispatcher.note_ends({job.name: job.job_id for job in state.registry.jobs.values() if job.job_id in ended})
             if self._nothing_submitted():
                 claims.abandon(directory, dispatcher.token)
             else:

@@ -17,6 +17,7 @@ from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, NameLos
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.journal import End
 
 __all__ = ["SUBMITS_AT_ONCE", "Dispatcher"]
 
@@ -186,8 +187,14 @@ class Dispatcher:
         self._note(self.directory.resize, group, jobs)
 
     def note_ends(self, jobs: Mapping[str, str | None]) -> None:
-        """Write into the journal that jobs were seen to have ended, all at once; ids by name."""
-        self._note(self.directory.ended, jobs)
+        """Write into the journal that jobs were seen to have ended, and how, all at once; ids by name."""
+        views = {name: self.monitor.views.get(id_) for name, id_ in jobs.items() if id_ is not None}
+        how = {
+            name: End(state=view.status.state.value, start=view.status.start, end=view.status.end)
+            for name, view in views.items()
+            if view is not None and view.status.state.ended and view.missing_since is None
+        }
+        self._note(self.directory.ended, jobs, how)
 
     def _note(self, write: Callable[..., None], *arguments: Any) -> None:
         """Write an entry into the journal; a full disk is only reported.

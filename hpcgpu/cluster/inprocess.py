@@ -57,7 +57,7 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
     async def start_unsafe(self) -> LocalScheduler:
         """Listen, then publish."""
         await super().start_unsafe()
-        install(self)
+        install(self).usage.keep(self._directory, None)
         self.contact = publish(self, self._directory, job_id="", fabric="the scheduler runs in the client's process")
         return self
 

@@ -17,7 +17,8 @@ from hpcgpu.display.warn import warn
 from hpcgpu.errors import CertificateError, ClusterError
 from hpcgpu.options import values
 from hpcgpu.posix.threads import in_thread
-from hpcgpu.remote.lookup import batch_of, check_queue, locate
+from hpcgpu.remote.lookup import batch_of, locate
+from hpcgpu.remote.queries import check_queue
 from hpcgpu.runtime.reach import SchedulerWatch, answers
 from hpcgpu.software.check import EnvironmentCheck, environments
 from hpcgpu.store import credentials, saved

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from hpcgpu.errors import (
 )
 from hpcgpu.options import values
 from hpcgpu.posix.printable import printable
+from hpcgpu.remote.queries import check_queue, note_ends, query
 from hpcgpu.runtime.reach import answers
 from hpcgpu.scripts.render import script_name
 from hpcgpu.store import saved
@@ -38,7 +39,6 @@ from hpcgpu.store.directory import ClusterDirectory, Submit
 __all__ = [
     "Found",
     "batch_of",
-    "check_queue",
     "close_ended",
     "directories",
     "find",
@@ -259,30 +259,6 @@ def _is_cluster(path: Path) -> bool:
     return (path / "cluster.json").exists() or (path / "journal.jsonl").exists()
 
 
-def check_queue(directory: ClusterDirectory, batch: BatchSystem) -> None:
-    """Refuse to query another queue than the one that the cluster's jobs are in.
-
-    Two systems may share a home directory.
-
-    A queue that does not say which it is, and a cluster that was made where none did, are not refused.
-
-    Raises
-    ------
-    OtherQueue
-        The cluster is in another queue.
-    """
-    there = ""
-    with suppress(OSError, Damaged):
-        there = directory.queue
-    here = batch.identity() if there else ""
-    if there != here and here:
-        raise OtherQueue(
-            f"cluster {directory.path.name} belongs to the queue {printable(there)!r} of batch system "
-            f"{batch.name!r}, but this machine uses the queue {here!r}. Run this on a machine that uses "
-            f"{printable(there)!r}. If that queue no longer exists, remove {directory.path}"
-        )
-
-
 def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus]:
     """Return the jobs of a cluster that have not ended, as its queue reports.
 
@@ -291,13 +267,7 @@ def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus
     BatchUnavailable
         The queue does not answer, or is not that of the cluster.
     """
-    return [status for status in _query(submitted(directory, batch), batch).values() if not status.state.ended]
-
-
-def _query(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus]:
-    """Return what the queue says of these jobs. One whose id belongs to another name by now is not the cluster's."""
-    statuses = batch.poll(list(jobs))
-    return {i: statuses[i] for i, submit in jobs.items() if i in statuses and statuses[i].name == submit.name}
+    return [status for status in query(submitted(directory, batch), batch).values() if not status.state.ended]
 
 
 def submitted(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, Submit]:
@@ -347,6 +317,7 @@ def stop(
         jobs = live_jobs(directory, batch)
         empty = 0 if jobs else empty + 1
         if presumed_ended(missing=0.0, answers=empty, cancelled=True) and not _submitting(directory, now=time.time()):
+            note_ends(directory, batch)
             directory.close()
             return []
         if time.monotonic() > deadline:
@@ -387,7 +358,7 @@ def standing(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobS
         The queue does not answer.
     """
     jobs = submitted(directory, batch)
-    answer = _query(jobs, batch)
+    answer = query(jobs, batch)
     live = [status for status in answer.values() if not status.state.ended]
     accounted = batch.ended(set(jobs) - set(answer))
     over = {i for i, status in accounted.items() if status.state.ended and i in jobs and status.name == jobs[i].name}
@@ -428,6 +399,7 @@ def close_ended(found: Iterable[Found], *, now: Callable[[], float] = time.time)
                 if unknown:
                     one = replace(one, problem=_unknown(one.directory, unknown))
                 elif not live and _left_alone(one.directory, now=now()) and not _answers(one.directory):
+                    note_ends(one.directory, batch_system(one.system))
                     _close(one.directory)
                     continue
             except (BatchError, CertificateError, OSError, ValueError):  # nothing is known now

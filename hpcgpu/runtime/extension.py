@@ -236,9 +236,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         await self.scheduler.close(reason="hpcgpu-lease")
 
     async def close(self) -> None:
-        """Move no more tasks and sample no more; distributed calls this when the scheduler closes."""
+        """Move no more tasks, and write the bill; distributed calls this when the scheduler closes."""
         self.moves.stop()
-        self.usage.stop()
+        await self.usage.stop()
 
     # Workers and their load
 
@@ -251,6 +251,11 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         return WorkerChanges(
             scheduler=self.scheduler.identity(n_workers=0), workers=self._told_workers.changes(workers, known)
         )
+
+    def transition(self, key: Any, start: str, finish: str, *arguments: Any, **about: Any) -> None:
+        """Count what workers have done. distributed calls this for each step of each task: it must cost little."""
+        if start == "processing" and finish == "memory":
+            self.usage.done[about.get("worker", "")] += 1
 
     async def running(self) -> int:
         """Return how many workers take tasks."""
@@ -358,6 +363,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         """
         ws = self.scheduler.workers.get(self.scheduler.coerce_address(address))
         tasks = {ts.key for ts in ws.processing} if ws is not None and not expected else set()
+        if ws is not None and not expected:
+            self.usage.lost(ws)
         removed = await self._remove_worker(address, stimulus_id=stimulus_id, expected=True, close=close)
         if ws is not None and tasks:
             now = time.monotonic()

@@ -33,6 +33,7 @@ from hpcgpu.runtime import forkserver
 from hpcgpu.runtime.becoming import become
 from hpcgpu.runtime.commands import scheduler_command, worker_command
 from hpcgpu.runtime.gpus import visible_gpus
+from hpcgpu.runtime.own import remember
 from hpcgpu.runtime.place import import_from_working_directory, remove_secrets, temporary_place
 from hpcgpu.runtime.reach import check_alone
 from hpcgpu.store import credentials
@@ -73,6 +74,7 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
     directory = open_directory(arguments.directory)
     batch = batch_system(arguments.system)
     own = own_job(batch)
+    remember(own)
     choose_gpus(arguments)
     configure(directory)
     forks = arguments.kind == "worker" and forkserver.prepare(arguments)

@@ -16,12 +16,14 @@ from dask import config
 from hpcgpu.batch.visible import VARIABLE
 from hpcgpu.fabric.gpus import first_device
 
-__all__ = ["METRIC", "Device", "Model", "Reading"]
+__all__ = ["METRIC", "SENT", "Device", "Model", "Reading"]
 
 _T = TypeVar("_T")
 
 #: The name of both in what a worker tells the scheduler.
 METRIC = "hpcgpu-gpu"
+#: The same of the bytes that a worker has given to others.
+SENT = "hpcgpu-sent"
 
 
 class Model(TypedDict):

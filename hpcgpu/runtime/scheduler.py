@@ -19,6 +19,7 @@ from hpcgpu.errors import LaunchError
 from hpcgpu.runtime import gpu_page
 from hpcgpu.runtime.extension import install
 from hpcgpu.runtime.manager_process import Unattended
+from hpcgpu.runtime.own import told
 from hpcgpu.runtime.reach import check_alone
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
@@ -73,6 +74,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
         return
     extension = install(scheduler, None if directory.detached else float(environ.get("HPCGPU_LEASE", "0")) or None)
     extension.unattended = Unattended(directory, environ["HPCGPU_SCHEDULER_JOB"])
+    extension.usage.keep(directory, told())
     publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], **json.loads(environ["HPCGPU_FABRIC"]))
     gpu_page.add(scheduler, extension.usage.now, directory.path.name)
     if directory.adapt() is not None:  # after the contact: later requests find it, and go to the scheduler

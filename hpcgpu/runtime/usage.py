@@ -1,25 +1,46 @@
-"""What the GPUs of a cluster do, as the scheduler knows it from the heartbeats of workers.
+"""What workers do, as the scheduler knows it from their heartbeats: their GPUs now, and the bill of each job.
 
-The workers' side is `hpcgpu.runtime.readings`.
+It looks at all workers every second, of many less often, and keeps ``usage.jsonl`` in the cluster directory
+(`hpcgpu.store.usage`). The workers' side is `hpcgpu.runtime.readings`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tornado.ioloop import PeriodicCallback
 
 from hpcgpu.fabric.report import NODE
-from hpcgpu.runtime.readings import METRIC, Reading
+from hpcgpu.posix.threads import in_thread
+from hpcgpu.runtime.own import JOB, Told
+from hpcgpu.runtime.readings import METRIC, SENT, Reading
 from hpcgpu.runtime.recipients import GPUS
 from hpcgpu.runtime.wire import GPUState
+from hpcgpu.store import usage
+from hpcgpu.store.usage import JobUsage
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
 
+    from hpcgpu.store.directory import ClusterDirectory
+
 __all__ = ["Usage", "computes", "period"]
 
+logger = logging.getLogger("distributed.hpcgpu")
+
+#: Seconds until the file is written for the first time, and between two writes from then on.
+_FIRST, _AGAIN = 5.0, 60.0
+#: Seconds for the last one: the batch system kills a job soon after it has asked it to end.
+_LAST = 10.0
+#: Jobs that are kept; of more the oldest that have ended are dropped.
+_KEPT = 10_000
+#: Seconds after which a loss counts: a cluster that is closed loses nothing that anybody wants.
+_LOSS = 30.0
 _SILENT = Reading(utilization=None, memory_used=None, power=None)
 
 
@@ -33,8 +54,20 @@ def computes(reading: Reading, tasks: int) -> bool:
     return reading["utilization"] > 0 if reading["utilization"] is not None else tasks > 0
 
 
+class _Seen:
+    """A worker as the last sample has seen it."""
+
+    __slots__ = ("at", "idle_since", "job", "sent")
+
+    def __init__(self, job: JobUsage | None, now: float) -> None:
+        self.job = job
+        self.at = now
+        self.idle_since = 0.0
+        self.sent = 0
+
+
 class Usage:
-    """The GPUs of the workers that are connected.
+    """What the workers do, and what those of each job did.
 
     Parameters
     ----------
@@ -43,16 +76,33 @@ class Usage:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self._idle_since: dict[WorkerState, float] = {}
+        #: Tasks that each worker has done since the last sample, by its address.
+        self.done: Counter[str] = Counter()
+        self._seen: dict[WorkerState, _Seen] = {}
+        self._worked: dict[str, set[str]] = {}
+        self._losses: list[tuple[float, JobUsage, int]] = []
         self._sampling = PeriodicCallback(self._sample_again, period(0) * 1000)
+        self._file: _File | None = None
 
     def start(self) -> None:
         """Begin to sample; an event loop must run."""
         self._sampling.start()
 
-    def stop(self) -> None:
-        """Sample no more."""
+    def keep(self, directory: ClusterDirectory, own: Told | None) -> None:
+        """Write into a cluster directory from now on; `own` is the scheduler's job."""
+        self._file = _File(directory, JobUsage(kind="scheduler", **own) if own is not None else None)
+        self._writing = asyncio.ensure_future(self._write_again(self._file))
+
+    async def stop(self) -> None:
+        """Sample no more, and write for the last time."""
         self._sampling.stop()
+        if self._file is not None:
+            self._writing.cancel()
+            now = time.time()
+            self.sample(now)
+            if not await self._file.closing():
+                self._count_losses(now + _LOSS)
+            await self._file.write(now, timeout=_LAST)
 
     async def gpus(self) -> list[GPUState]:
         """Return the GPUs of the connected workers; see `now`."""
@@ -61,34 +111,189 @@ class Usage:
     def now(self) -> list[GPUState]:
         """Return the GPUs of the connected workers, as their last heartbeats reported them."""
         self.sample(time.time())
-        return sorted(map(self._state, self._idle_since), key=lambda gpu: gpu["worker"])
+        return sorted((_state(ws, seen) for ws, seen in self._seen.items() if _gpus(ws)), key=lambda one: one["worker"])
+
+    def lost(self, ws: WorkerState) -> None:
+        """Record that a worker goes without notice, before the scheduler forgets it."""
+        if (seen := self._seen.get(ws)) is not None and seen.job is not None:
+            only = sum(1 for ts in ws.has_what if len(ts.who_has or ()) == 1 and (ts.who_wants or ts.waiters))
+            self._losses.append((time.time(), seen.job, len(ws.processing) + only))
 
     def sample(self, now: float) -> None:
-        """Look at what all GPUs do."""
-        known = self._idle_since
-        workers = [ws for ws in self.scheduler.workers.values() if ws.extra.get(GPUS)]
-        self._idle_since = {
-            ws: 0.0 if computes(_reading(ws), len(ws.processing)) else known.get(ws, 0.0) or now for ws in workers
-        }
+        """Look at what all workers do."""
+        known, self._seen, spilled = self._seen, {}, Counter[str]()
+        for ws in self.scheduler.workers.values():
+            seen = known.get(ws) or _Seen(self._job(ws), now)
+            self._seen[ws] = seen
+            reading, tasks = _reading(ws), len(ws.processing)
+            seen.idle_since = 0.0 if computes(reading, tasks) else seen.idle_since or now
+            if seen.job is not None:
+                self._count(ws, seen, reading, now)
+                spilled[seen.job.id] += _spilled(ws)
+            seen.at = now
+        for ws, seen in known.items():
+            if ws not in self._seen and seen.job is not None:
+                seen.job.done += self.done.pop(ws.address, 0)
+        self.done.clear()
+        self._count_losses(now)
+        for job in {seen.job.id: seen.job for seen in self._seen.values() if seen.job is not None}.values():
+            if job.spilled is not None:
+                job.spilled = max(job.spilled, spilled[job.id])
+
+    def _count(self, ws: WorkerState, seen: _Seen, reading: Reading, now: float) -> None:
+        """Add to the job of a worker what it did since the last sample."""
+        job, seconds = seen.job, max(0.0, now - seen.at)
+        assert job is not None
+        job.last = now
+        job.seconds += seconds
+        done = self.done.pop(ws.address, 0)
+        job.done += done
+        if busy := bool(ws.processing or done or reading["utilization"]):
+            job.busy += seconds
+            worked = self._worked.setdefault(job.id, set())
+            if ws.name not in worked:
+                worked.add(ws.name)
+                job.firsts.append(now)
+        if reading["utilization"] is not None:
+            job.utilization.add(reading["utilization"], seconds)
+            if busy:
+                job.working.add(reading["utilization"], seconds)
+        if reading["memory_used"] is not None:
+            job.memory.add(reading["memory_used"], seconds)
+        if (sent := ws.metrics.get(SENT)) is not None:
+            job.sent += sent - seen.sent
+            seen.sent = sent
+
+    def _count_losses(self, now: float) -> None:
+        while self._losses and self._losses[0][0] + _LOSS <= now:
+            _, job, number = self._losses.pop(0)
+            job.lost += number
+
+    def _job(self, ws: WorkerState) -> JobUsage | None:
+        """Return the job of a worker that is new."""
+        told = ws.extra.get(JOB)
+        if not told:  # a worker that a person started
+            return None
+        jobs = self._file.jobs if self._file is not None else {}
+        job = jobs.setdefault(told["id"], JobUsage(id=told["id"], name=told["name"], began=told["began"]))
+        job.began = min(filter(None, (job.began, told["began"])), default=None)  # nodes of a job start one by one
+        model = ws.extra.get(METRIC) or {}
+        job.model, job.memory_total = model.get("model", ""), model.get("memory_total")
+        if not _gpus(ws) and job.spilled is None:  # dask-cuda's workers do not say what they spill
+            job.spilled = 0
+        return job
 
     def _sample_again(self) -> None:
         self.sample(time.time())
         self._sampling.callback_time = period(len(self.scheduler.workers)) * 1000
 
-    def _state(self, ws: WorkerState) -> GPUState:
-        model, reading = ws.extra.get(METRIC) or {}, _reading(ws)
-        return GPUState(
-            worker=str(ws.name),
-            node=str(ws.extra.get(NODE) or ws.host),
-            model=str(model.get("model", "")),
-            utilization=reading["utilization"],
-            memory_used=reading["memory_used"],
-            memory_total=model.get("memory_total"),
-            power=reading["power"],
-            idle_since=self._idle_since[ws] or None,
-        )
+    async def _write_again(self, file: _File) -> None:
+        await file.read()
+        pause = _FIRST
+        while True:
+            await asyncio.sleep(pause)
+            await file.write(time.time())
+            pause = _AGAIN
+
+
+class _File:
+    """The file of one cluster. All that touches the filesystem is done in threads.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    own : JobUsage or None
+        The scheduler's job.
+    """
+
+    def __init__(self, directory: ClusterDirectory, own: JobUsage | None) -> None:
+        self.directory = directory
+        self.own = own
+        self.jobs: dict[str, JobUsage] = {own.id: own} if own is not None else {}
+        self._token = ""
+        self._lines: dict[str, tuple[float, str]] = {}
+        self._whole = True
+        self._under_way = False
+        self._problem = ""
+
+    async def read(self) -> None:
+        """Read what an earlier scheduler of this cluster kept."""
+        with contextlib.suppress(OSError, ValueError):
+            self._token = await in_thread(self.directory.token)
+            kept = await in_thread(usage.read, self.directory.path)
+            self._whole = kept.whole or not (kept.jobs or kept.problems)
+            self.jobs = kept.jobs | self.jobs
+
+    async def closing(self) -> bool:
+        """Whether the jobs of the cluster were cancelled for good."""
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(in_thread(lambda: self.directory.closing), _LAST)
+        return False
+
+    async def write(self, now: float, *, timeout: float | None = None) -> None:
+        """Write it, unless the last write still takes its time; a problem is only reported."""
+        if self.own is not None:
+            self.own.last = now
+        if self._under_way:
+            return
+        self._under_way = True
+        try:
+            await asyncio.wait_for(in_thread(self._write), timeout)
+            problem = ""
+        except TimeoutError:
+            problem = f"not written within {timeout:g} s"
+        except (OSError, ValueError) as error:
+            problem = getattr(error, "strerror", "") or str(error)
+        finally:
+            self._under_way = False
+        if problem and problem != self._problem:
+            logger.warning("hpcgpu: %s has no news for the bill: %s", self.directory.path / usage.FILE, problem)
+        self._problem = problem
+
+    def _write(self) -> None:
+        if not self.directory.has(self._token):  # a later cluster has the name, or the directory was removed
+            return
+        jobs = self.jobs.copy()
+        while len(jobs) > _KEPT:  # the oldest first
+            oldest = min(jobs, key=lambda one: jobs[one].last)
+            del jobs[oldest]
+            self.jobs.pop(oldest, None)
+            self._lines.pop(oldest, None)
+            self._whole = False
+        lines = [self._line(job) for job in jobs.values()]
+        self.directory.write(usage.FILE, "".join(lines if self._whole else [*lines, usage.line(JobUsage(id=""))]))
+
+    def _line(self, job: JobUsage) -> str:
+        """Return the line of a job; one that has changed is made anew."""
+        last, text = self._lines.get(job.id, (-1.0, ""))
+        if last != job.last:
+            text = usage.line(job)
+            self._lines[job.id] = (job.last, text)
+        return text
+
+
+def _gpus(ws: WorkerState) -> int:
+    return int(ws.extra.get(GPUS) or 0)
 
 
 def _reading(ws: Any) -> Reading:
     reading = ws.metrics.get(METRIC)
     return reading if isinstance(reading, dict) else _SILENT  # type: ignore[return-value]
+
+
+def _spilled(ws: Any) -> int:
+    return int((ws.metrics.get("spilled_bytes") or {}).get("disk", 0))
+
+
+def _state(ws: Any, seen: _Seen) -> GPUState:
+    model, reading = ws.extra.get(METRIC) or {}, _reading(ws)
+    return GPUState(
+        worker=str(ws.name),
+        node=str(ws.extra.get(NODE) or ws.host),
+        model=str(model.get("model", "")),
+        utilization=reading["utilization"],
+        memory_used=reading["memory_used"],
+        memory_total=model.get("memory_total"),
+        power=reading["power"],
+        idle_since=seen.idle_since or None,
+    )

@@ -13,14 +13,31 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcgpu.errors import Damaged
 from hpcgpu.posix import records
 from hpcgpu.store.files import Files
 
-__all__ = ["Journal", "Submit"]
+__all__ = ["End", "Journal", "Submit"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How a job ended, as the queue reported it: the queue forgets it after minutes.
+
+    Attributes
+    ----------
+    state : str
+        A `JobState`.
+    start, end : float or None
+        Epoch seconds, as far as the queue said.
+    """
+
+    state: str = ""
+    start: float | None = None
+    end: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +52,9 @@ class _Event:
     id: str = ""
     names: list[str] = field(default_factory=list)
     jobs: int | None = None
+    state: str = ""
+    start: float | None = None
+    end: float | None = None
 
     def __post_init__(self) -> None:
         if self.event == "intent" and not (self.name.isprintable() and self.name and self.kind and self.group):
@@ -62,6 +82,8 @@ class Submit:
         It was seen to have ended.
     cancelled : bool
         A manager decided to end it, and did not revoke that: it is no longer wanted.
+    how : End or None
+        How it ended, if the queue said that when it was seen to have ended.
     """
 
     name: str
@@ -72,6 +94,7 @@ class Submit:
     refused: bool = False
     ended: bool = False
     cancelled: bool = False
+    how: End | None = None
 
 
 class Journal(Files):
@@ -89,10 +112,15 @@ class Journal(Files):
         """Record that a job certainly does not exist."""
         self._append({"event": "refused", "name": name})
 
-    def ended(self, jobs: Mapping[str, str | None]) -> None:
-        """Record that jobs were seen to have ended: their ids by name, None where it is not known."""
+    def ended(self, jobs: Mapping[str, str | None], how: Mapping[str, End] | None = None) -> None:
+        """Record that jobs were seen to have ended: their ids by name, None where it is not known; and how, by name."""
         self._append(
-            *({"event": "ended", "name": name} | ({"id": id_} if id_ is not None else {}) for name, id_ in jobs.items())
+            *(
+                {"event": "ended", "name": name}
+                | ({"id": id_} if id_ is not None else {})
+                | (asdict(how[name]) if how is not None and name in how else {})
+                for name, id_ in jobs.items()
+            )
         )
 
     def cancel(self, names: Iterable[str]) -> None:
@@ -183,7 +211,10 @@ class Journal(Files):
             elif record["event"] == "refused":
                 jobs[record["name"]].refused = jobs[record["name"]].job_id is None
             elif record["event"] == "ended":  # a later cluster of this name may have a job of the same name
-                jobs[record["name"]].ended = record.get("id") in (None, jobs[record["name"]].job_id)
+                if record.get("id") in (None, jobs[record["name"]].job_id):
+                    job = jobs[record["name"]]
+                    job.ended, state = True, record.get("state", "")
+                    job.how = End(state=state, start=record.get("start"), end=record.get("end")) if state else None
         return [*earlier, *jobs.values()]
 
     def _append(self, *new: dict[str, Any]) -> None:

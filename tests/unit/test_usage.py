@@ -1,11 +1,15 @@
-"""What the scheduler knows of the GPUs of its workers, from their heartbeats."""
+"""What the scheduler knows of its workers from their heartbeats: their GPUs, and the bill of their jobs."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +17,23 @@ from typing import Any
 import pytest
 
 from hpcgpu.fabric.report import NODE
-from hpcgpu.runtime.readings import METRIC, Device, Reading
+from hpcgpu.posix.records import parse
+from hpcgpu.runtime.own import JOB, Told
+from hpcgpu.runtime.readings import METRIC, SENT, Device, Reading
 from hpcgpu.runtime.recipients import GPUS
 from hpcgpu.runtime.usage import Usage, computes, period
 from hpcgpu.runtime.wire import GPUState
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.identity import FORMAT
+from hpcgpu.store.usage import FILE, JobUsage, line, read
 
 
 class Worker:
     """What the scheduler has of a worker."""
 
     def __init__(self, name: str, *, gpus: int = 1) -> None:
-        self.name, self.host = name, "10.0.0.1"
+        self.name, self.host, self.address = name, "10.0.0.1", f"tls://{name}"
+        self.has_what: list[Any] = []
         self.processing: dict[str, float] = {}
         self.metrics: dict[str, Any] = {}
         self.extra: dict[str, Any] = {GPUS: gpus, NODE: "n1"}
@@ -143,3 +153,209 @@ def test_a_user_who_switches_nvml_off_in_dask_gets_no_readings(fake_gpus: None) 
     environ = os.environ | {"DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "false"}
     done = subprocess.run([sys.executable, "-c", _SHOW], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "None None None None"
+
+
+# What the jobs did
+
+
+class Cluster:
+    """A scheduler with workers, whose clock a test moves."""
+
+    def __init__(self, directory: Path) -> None:
+        self.workers: dict[str, Worker] = {}
+        self.directory = ClusterDirectory(directory)
+        self.directory.path.mkdir()
+        self.directory.write("cluster.json", json.dumps({"name": "demo", "token": "t", "created": 1, "format": FORMAT}))
+
+    def join(self, name: str, job: str = "7", *, gpus: int = 1) -> Worker:
+        self.workers[name] = Worker(name, gpus=gpus)
+        self.workers[name].extra[JOB] = {"id": job, "name": f"demo-{job}", "began": 50.0}
+        return self.workers[name]
+
+    def run(self, play: Callable[[Usage], Awaitable[None]]) -> dict[str, JobUsage]:
+        """Let a play happen between start and end of the scheduler; what the file says then."""
+
+        async def whole() -> None:
+            usage = Usage(SimpleNamespace(workers=self.workers))  # type: ignore[arg-type]
+            usage.keep(self.directory, Told(id="6", name="demo-scheduler", began=40.0))
+            await asyncio.sleep(0)
+            assert usage._file is not None
+            await usage._file.read()
+            await play(usage)
+            usage.sample = lambda now: None  # type: ignore[method-assign]
+            await usage.stop()
+
+        asyncio.run(whole())
+        return read(self.directory.path).jobs
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path / "demo")
+
+
+def test_the_file_has_for_each_job_what_its_workers_did(cluster: Cluster) -> None:
+    async def play(usage: Usage) -> None:
+        first, second = cluster.join("demo-7-0"), cluster.join("demo-7-1")
+        first.says(0), second.says(0)
+        usage.sample(100.0)
+        usage.sample(110.0)
+        first.says(90, tasks=2)
+        first.metrics[SENT] = 5000
+        usage.done[first.address] = 3
+        usage.sample(120.0)
+        first.says(0)
+        first.metrics[SENT] = 6000
+        usage.sample(130.0)
+
+    job = cluster.run(play)["7"]
+    assert (job.name, job.kind, job.began, job.last) == ("demo-7", "worker", 50.0, 130.0)
+    assert (job.seconds, job.busy, job.firsts) == (60.0, 10.0, [120.0])
+    assert (job.utilization.mean, job.utilization.peak, job.working.mean) == (15.0, 90.0, 90.0)
+    assert (job.memory.mean, job.memory_total, job.model) == (9.0, 40, "A100")
+    assert (job.done, job.sent, job.spilled) == (3, 6000, None)
+
+
+def test_the_scheduler_s_own_job_is_in_the_file_and_the_file_is_for_its_user_alone(cluster: Cluster) -> None:
+    async def play(usage: Usage) -> None:
+        pass
+
+    job = cluster.run(play)["6"]
+    assert (job.kind, job.name, job.began) == ("scheduler", "demo-scheduler", 40.0) and job.last > 50
+    assert (cluster.directory.path / FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_worker_that_starts_again_counts_its_bytes_from_zero_and_its_first_task_once(cluster: Cluster) -> None:
+    async def play(usage: Usage) -> None:
+        for now, sent in ((100.0, 10), (200.0, 20)):
+            worker = cluster.join("demo-7-0")
+            worker.says(50, tasks=1)
+            worker.metrics[SENT] = sent
+            usage.sample(now)
+
+    job = cluster.run(play)["7"]
+    assert (job.sent, job.firsts) == (30, [100.0])
+
+
+@pytest.mark.parametrize(("closing", "lost"), [(False, 2), (True, 0)])
+def test_what_goes_with_a_worker_is_lost_unless_the_cluster_is_closed_then(
+    closing: bool, lost: int, cluster: Cluster
+) -> None:
+    async def play(usage: Usage) -> None:
+        worker = cluster.join("demo-7-0")
+        worker.says(50, tasks=1)
+        wanted, kept = SimpleNamespace(who_has={1}, who_wants={1}, waiters=()), SimpleNamespace(who_has={1, 2})
+        unwanted = SimpleNamespace(who_has={1}, who_wants=(), waiters=())
+        worker.has_what = [wanted, kept, unwanted]
+        usage.sample(100.0)
+        usage.lost(worker)  # type: ignore[arg-type]
+        if closing:
+            cluster.directory.begin_close()
+
+    assert cluster.run(play)["7"].lost == lost
+
+
+def test_a_worker_of_no_job_costs_nothing_and_one_without_gpus_says_what_it_spills(cluster: Cluster) -> None:
+    async def play(usage: Usage) -> None:
+        cluster.workers["stranger"] = Worker("stranger")
+        cluster.join("cpu-0", gpus=0), cluster.join("cpu-1", gpus=0)
+        for disk in (100, 300, 200):
+            for name in ("cpu-0", "cpu-1"):
+                cluster.workers[name].metrics = {"spilled_bytes": {"memory": 9, "disk": disk}}
+            usage.sample(float(disk))
+
+    jobs = cluster.run(play)
+    assert jobs.keys() == {"6", "7"} and jobs["7"].spilled == 600
+
+
+def test_a_second_scheduler_of_a_cluster_keeps_what_the_first_one_wrote(cluster: Cluster) -> None:
+    async def first(usage: Usage) -> None:
+        cluster.join("demo-7").says(0)
+        usage.sample(100.0)
+
+    async def second(usage: Usage) -> None:
+        cluster.workers.clear()
+
+    before = cluster.run(first)["7"]
+    assert cluster.run(second)["7"] == before
+
+
+def test_the_file_is_bounded_and_says_that_the_oldest_jobs_are_not_in_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcgpu.runtime.usage._KEPT", 3)
+
+    async def play(usage: Usage) -> None:
+        for number in range(6):
+            cluster.workers.clear()
+            cluster.join(f"w{number}", job=str(10 + number)).says(0)
+            usage.sample(100.0 + number)
+
+    assert cluster.run(play).keys() == {"14", "15", "6"}
+    assert not read(cluster.directory.path).whole
+
+
+def test_ten_thousand_jobs_need_few_bytes_each() -> None:
+    job = JobUsage(id="1234567", name="analysis-1234", began=1.8e9, last=1.8e9, firsts=[1.8e9] * 4, memory_total=2**36)
+    assert len(line(job)) < 300
+    assert parse(line(job).encode(), JobUsage, "it") == job
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.ESTALE])
+def test_a_file_that_cannot_be_written_is_told_once_and_harms_nothing(
+    number: int, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(usage: Usage) -> None:
+        assert usage._file is not None
+        await usage._file.write(100.0)
+        before = (cluster.directory.path / FILE).read_text()
+
+        def full(*arguments: object, **keywords: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ClusterDirectory, "write", full)
+            for _ in range(3):
+                await usage._file.write(100.0)
+        assert (cluster.directory.path / FILE).read_text() == before
+
+    cluster.run(play)
+    assert [record.message for record in caplog.records if "no news" in record.message] == [
+        f"hpcgpu: {cluster.directory.path / FILE} has no news for the bill: {os.strerror(number)}"
+    ]
+
+
+def test_a_filesystem_that_hangs_holds_neither_the_scheduler_nor_its_end(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcgpu.runtime.usage._LAST", 0.2)
+    hangs = threading.Event()
+
+    async def play(usage: Usage) -> None:
+        assert usage._file is not None
+        monkeypatch.setattr(ClusterDirectory, "write", lambda *arguments: hangs.wait(60))
+        writing = asyncio.ensure_future(usage._file.write(100.0))
+        await asyncio.sleep(0)
+        await usage._file.write(100.0)  # returns at once: one write at a time
+        assert not writing.done()
+        writing.cancel()
+
+    cluster.run(play)
+    hangs.set()
+
+
+def test_a_later_cluster_of_the_name_gets_no_file_of_the_earlier_one(cluster: Cluster) -> None:
+    async def play(usage: Usage) -> None:
+        about = json.loads((cluster.directory.path / "cluster.json").read_text())
+        cluster.directory.write("cluster.json", json.dumps(about | {"token": "another"}))
+
+    assert cluster.run(play) == {}
+
+
+def test_a_damaged_line_costs_itself_alone_and_is_told(cluster: Cluster) -> None:
+    lines = [line(JobUsage(id=str(number), done=number)) for number in range(1, 4)]
+    lines[1] = lines[1].replace('"done":2', '"done":"two"')
+    (cluster.directory.path / FILE).write_text("".join(lines))
+    kept = read(cluster.directory.path)
+    assert kept.jobs.keys() == {"1", "3"} and not kept.whole
+    assert kept.problems == [f"line 2 of {cluster.directory.path / FILE} is damaged: 'done' is 'two'"]

@@ -267,7 +267,7 @@ class Slurm(CommandBatch):
         return sorted((i for i, job in jobs.items() if job.name == job_name and not job.state.ended), key=int)
 
     def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
-        """Return the job around this process. SLURM_JOB_END_TIME is not set before 23.02."""
+        """Return the job around this process. SLURM_JOB_START_TIME and SLURM_JOB_END_TIME are not set before 23.02."""
         job_id = environ.get("SLURM_JOB_ID")
         if not job_id:
             return None
@@ -277,6 +277,7 @@ class Slurm(CommandBatch):
             name=environ.get("SLURM_JOB_NAME", job_id),
             node=int(environ.get("SLURM_NODEID", "0")),
             end=end,
+            start=_epoch(environ.get("SLURM_JOB_START_TIME", "")),
         )
 
     def _squeue(self, arguments: list[str], *, attempts: int | None = None) -> dict[str, JobStatus]:

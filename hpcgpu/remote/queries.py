@@ -1,0 +1,71 @@
+"""What the queue says of the jobs of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from hpcgpu.batch.base import BatchSystem, JobStatus
+from hpcgpu.errors import BatchError, Damaged, OtherQueue
+from hpcgpu.posix.printable import printable
+from hpcgpu.store.directory import ClusterDirectory, Submit
+from hpcgpu.store.journal import End
+
+__all__ = ["check_queue", "ends", "note_ends", "query"]
+
+
+def check_queue(directory: ClusterDirectory, batch: BatchSystem) -> None:
+    """Refuse to query another queue than the one that the cluster's jobs are in.
+
+    Two systems may share a home directory.
+
+    A queue that does not say which it is, and a cluster that was made where none did, are not refused.
+
+    Raises
+    ------
+    OtherQueue
+        The cluster is in another queue.
+    """
+    there = ""
+    with suppress(OSError, Damaged):
+        there = directory.queue
+    here = batch.identity() if there else ""
+    if there != here and here:
+        raise OtherQueue(
+            f"cluster {directory.path.name} belongs to the queue {printable(there)!r} of batch system "
+            f"{batch.name!r}, but this machine uses the queue {here!r}. Run this on a machine that uses "
+            f"{printable(there)!r}. If that queue no longer exists, remove {directory.path}"
+        )
+
+
+def query(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus]:
+    """Return what the queue says of these jobs. One whose id belongs to another name by now is not the cluster's."""
+    statuses = batch.poll(list(jobs))
+    return {i: statuses[i] for i, submit in jobs.items() if i in statuses and statuses[i].name == submit.name}
+
+
+def ends(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, JobStatus]:
+    """Return by id how jobs ended, as far as queue or accounting know it and the journal does not.
+
+    Raises
+    ------
+    BatchError
+        The queue does not answer, or is not that of the cluster.
+    """
+    check_queue(directory, batch)
+    jobs = {submit.job_id: submit for submit in directory.submits() if submit.job_id is not None and submit.how is None}
+    statuses = query(jobs, batch)
+    statuses |= {
+        job_id: status
+        for job_id, status in batch.ended(set(jobs) - set(statuses)).items()
+        if job_id in jobs and status.name == jobs[job_id].name
+    }
+    return {job_id: status for job_id, status in statuses.items() if status.state.ended}
+
+
+def note_ends(directory: ClusterDirectory, batch: BatchSystem) -> None:
+    """Write into the journal how the jobs of a cluster ended: the queue forgets it."""
+    with suppress(BatchError, OSError):
+        if found := ends(directory, batch):
+            how = {one.name: End(state=one.state.value, start=one.start, end=one.end) for one in found.values()}
+            directory.ended({one.name: job_id for job_id, one in found.items()}, how)
