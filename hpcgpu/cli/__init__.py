@@ -13,6 +13,7 @@ import click
 
 from hpcgpu import __version__
 from hpcgpu.cli.check import check
+from hpcgpu.cli.clean import clean
 from hpcgpu.cli.clusters import adapt, list_clusters, scale, status, stop
 from hpcgpu.cli.configuration import completion, config
 from hpcgpu.cli.dashboard import dashboard
@@ -22,6 +23,7 @@ from hpcgpu.cli.options import system_option
 from hpcgpu.cli.plan import plan
 from hpcgpu.cli.profiles import profiles
 from hpcgpu.cli.render import render
+from hpcgpu.cli.report import report
 from hpcgpu.cli.start import run, start
 from hpcgpu.cli.top import top
 from hpcgpu.posix.printable import printable
@@ -106,7 +108,9 @@ for _command in (
     scale,
     adapt,
     logs,
+    report,
     stop,
+    clean,
     config,
     profiles,
     completion,

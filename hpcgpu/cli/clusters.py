@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hpcgpu.cli.output import ListedClusterJSON
     from hpcgpu.display.jobinfo import JobInfo
     from hpcgpu.errors import NotTrusted
+    from hpcgpu.remote.clean import Ended
     from hpcgpu.remote.lookup import Found
     from hpcgpu.remote.snapshot import Snapshot
 
@@ -36,6 +37,7 @@ __all__ = [
     "show_json",
     "status",
     "stop",
+    "width",
 ]
 
 #: Width of a table that is not for a terminal: one line per row.
@@ -70,12 +72,12 @@ def show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table for people: in the width of the terminal; elsewhere one line per row."""
     from hpcgpu.display.text import columns
 
-    click.echo(columns(head, rows, _width()))
+    click.echo(columns(head, rows, width()))
 
 
 def show_fitted(text: Callable[[int], str]) -> None:
     """Print what fits itself into a width: that of the terminal; elsewhere one line per row."""
-    say(text(_width()))
+    say(text(width()))
 
 
 def show_json(value: object) -> None:
@@ -87,10 +89,11 @@ def show_jobs(jobs: list[JobInfo], *, every: bool = False, how: str) -> None:
     """Print a table of jobs in the same way; if `every` is false, of many jobs a summary that says `how` to see all."""
     from hpcgpu.display.table import JobTable
 
-    click.echo(JobTable(jobs).text(_width(), every=every, how=f"`{how}` shows all"))
+    click.echo(JobTable(jobs).text(width(), every=every, how=f"`{how}` shows all"))
 
 
-def _width() -> int:
+def width() -> int:
+    """Return the width of what is printed: that of the terminal; elsewhere a row is one line."""
     from rich.console import Console
 
     console = Console()
@@ -106,54 +109,96 @@ def _listed_jobs(cluster: Found, every: bool) -> str:
 
 
 @click.command("list")
-@all_option
+@click.option("--all", "everything", is_flag=True, help="Also the clusters that have ended, and the size of each.")
+@click.option("--jobs", "every", is_flag=True, help="Show each job, also of clusters with more than 20.")
 @json_option
-def list_clusters(every: bool, as_json: bool) -> None:
-    """List the clusters that are not closed, and their jobs.
+def list_clusters(everything: bool, every: bool, as_json: bool) -> None:
+    """List the clusters that are not closed, and their jobs; with --all also those that have ended.
 
     Searches the cluster directories of the configuration (hpcgpu.cluster-directory). Marks a cluster as closed, and
     removes its credentials, when all its jobs have ended. Lists a cluster whose jobs the queue does not know until you
     stop it. Lists a damaged directory with what is wrong. Does not list scripts of `hpcgpu render` that were never
-    launched.
+    launched. `hpcgpu clean` removes the directories of clusters that have ended.
 
     \b
     Example: hpcgpu list --json | jq '.[].name'
     """
     from hpcgpu.configuration.resolve import cluster_directories
-    from hpcgpu.display.progress import duration
+    from hpcgpu.remote.clean import ended, size
     from hpcgpu.remote.lookup import close_ended, find
 
     def refuse(path: Path, error: NotTrusted) -> None:
         say(f"{path.name}: not shown: {error}", err=True)
 
     found = close_ended(find(cluster_directories(), refuse))
+    over = ended(cluster_directories(), lambda path, error: None) if everything else []
+    sizes = {cluster.directory.path: size(cluster.directory.path) for cluster in found if everything}
     if as_json:
-        rows: list[ListedClusterJSON] = [
-            {
-                "name": cluster.directory.path.name,
-                "system": cluster.system,
-                "created": cluster.created,
-                "directory": str(cluster.directory.path),
-                "jobs": [
-                    {"id": job.job_id, "name": job.name, "state": job.state.value, "reason": job.reason}
-                    for job in cluster.jobs
-                ],
-                "problem": cluster.problem,
-            }
-            for cluster in found
-        ]
-        show_json(rows)
+        show_json([*(_as_json(one, sizes.get(one.directory.path)) for one in found), *map(_ended_as_json, over)])
         return
-    table = []
-    for cluster in found:
-        jobs = _listed_jobs(cluster, every) or ("none" if cluster.known else "unknown")
-        age = duration(time.time() - cluster.created)
-        what = f"{jobs}; {cluster.problem}" if cluster.problem else jobs
-        table.append((cluster.directory.path.name, cluster.system or "unknown", age, what, str(cluster.directory.path)))
+    table = [_listed(one, sizes.get(one.directory.path), every) for one in found]
+    table += [_listed_ended(one) for one in over]
     if table:
-        show(("name", "system", "age", "jobs", "directory"), table)
+        show(("name", "system", "age", *(("size",) if everything else ()), "jobs", "directory"), table)
     else:
         click.echo("No clusters.")
+
+
+def _listed(cluster: Found, size: int | None, every: bool) -> tuple[str, ...]:
+    from dask.utils import format_bytes
+
+    from hpcgpu.display.progress import duration
+
+    jobs = _listed_jobs(cluster, every) or ("none" if cluster.known else "unknown")
+    age = duration(time.time() - cluster.created)
+    what = f"{jobs}; {cluster.problem}" if cluster.problem else jobs
+    path = cluster.directory.path
+    return (
+        path.name,
+        cluster.system or "unknown",
+        age,
+        *((format_bytes(size),) if size is not None else ()),
+        what,
+        str(path),
+    )
+
+
+def _listed_ended(one: Ended) -> tuple[str, ...]:
+    from dask.utils import format_bytes
+
+    from hpcgpu.display.progress import duration
+
+    now, path = time.time(), one.directory.path
+    since = f"ended {duration(now - one.changed)} ago"
+    return path.name, one.system or "unknown", duration(now - one.created), format_bytes(one.size), since, str(path)
+
+
+def _as_json(cluster: Found, size: int | None) -> ListedClusterJSON:
+    return {
+        "name": cluster.directory.path.name,
+        "system": cluster.system,
+        "created": cluster.created,
+        "directory": str(cluster.directory.path),
+        "jobs": [
+            {"id": job.job_id, "name": job.name, "state": job.state.value, "reason": job.reason} for job in cluster.jobs
+        ],
+        "problem": cluster.problem,
+        "ended": False,
+        "size": size,
+    }
+
+
+def _ended_as_json(one: Ended) -> ListedClusterJSON:
+    return {
+        "name": one.directory.path.name,
+        "system": one.system,
+        "created": one.created,
+        "directory": str(one.directory.path),
+        "jobs": [],
+        "problem": "",
+        "ended": True,
+        "size": one.size,
+    }
 
 
 @click.command()

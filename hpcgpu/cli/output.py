@@ -8,6 +8,7 @@ from hpcgpu.checks.lines import LineJSON
 from hpcgpu.cluster.plan import PlanJSON
 from hpcgpu.display.jobinfo import JobJSON
 from hpcgpu.fabric.report import MeasurementJSON
+from hpcgpu.remote.report import ReportJSON
 from hpcgpu.remote.snapshot import SnapshotJSON
 
 __all__ = ["OUTPUTS", "CheckJSON", "ListedClusterJSON", "OptionJSON", "ProfileJSON", "StartedJSON"]
@@ -36,7 +37,7 @@ class ListedJobJSON(TypedDict):
 
 
 class ListedClusterJSON(TypedDict):
-    """A cluster that is not closed."""
+    """A cluster: with ``--all`` also one that has ended."""
 
     name: str
     #: The name of its batch system; empty if its files do not tell.
@@ -49,6 +50,10 @@ class ListedClusterJSON(TypedDict):
     jobs: list[ListedJobJSON]
     #: What is not known, and what is wrong with its files; empty if nothing is.
     problem: str
+    #: Whether it has ended; such clusters are listed with ``--all``.
+    ended: bool
+    #: Bytes that its directory takes; null without ``--all``.
+    size: int | None
 
 
 class CheckJSON(TypedDict):
@@ -92,6 +97,7 @@ OUTPUTS: dict[str, Any] = {
     "plan": PlanJSON,
     "list": list[ListedClusterJSON],
     "status": SnapshotJSON,
+    "report": ReportJSON,
     "scale": list[JobJSON],
     "check": CheckJSON,
     "bench-fabric": list[MeasurementJSON],

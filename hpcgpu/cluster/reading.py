@@ -32,6 +32,8 @@ from hpcgpu.options import values
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote import jupyter_server
+from hpcgpu.remote.report import Report
+from hpcgpu.remote.report import report as report_of
 from hpcgpu.remote.snapshot import Snapshot, assemble
 from hpcgpu.runtime import dashboard
 from hpcgpu.runtime.wire import GPUState
@@ -209,6 +211,17 @@ class Readable(Adapter):
         if self._live is None:
             self._live = notebook.widget_of(self)
         display(notebook.bundle(self, self._live), raw=True)
+
+    def report(self) -> Report:
+        """Return the bill: what the jobs cost and did, and what would have cost less. Also after the cluster has ended.
+
+        It shows itself as a table; `report().as_json()` is its content, `report().page()` a page of its own.
+
+        An awaitable where the cluster is asynchronous.
+        """
+        if self.status == Status.closed and not self.asynchronous:  # its event loop has ended
+            return report_of(self.directory)
+        return self.sync(in_thread, report_of, self.directory)  # type: ignore[no-any-return]
 
     def scheduler_script(self) -> str:
         """Return the script of the scheduler job, as it is in the cluster directory."""

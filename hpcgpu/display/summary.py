@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
-from hpcgpu.display.jobinfo import JobInfo
 from hpcgpu.posix.printable import printable
 
 __all__ = ["examples", "summary"]
@@ -19,7 +19,21 @@ _REASONS, _LENGTH = 3, 40
 _ROWS = 10
 
 
-def summary(jobs: Iterable[JobInfo]) -> str:
+class _Shown(Protocol):
+    """A job that is shown to people."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+_S = TypeVar("_S", bound=_Shown)
+
+
+def summary(jobs: Iterable[_Shown]) -> str:
     """Return ``812 running, 180 pending: Priority (150), Resources (30)``: the most frequent first."""
     reasons: dict[str, Counter[str]] = {}
     for job in jobs:
@@ -34,7 +48,7 @@ def summary(jobs: Iterable[JobInfo]) -> str:
     return "; ".join(parts) if any(": " in part for part in parts) else ", ".join(parts)
 
 
-def examples(jobs: Sequence[JobInfo]) -> list[JobInfo]:
+def examples(jobs: Sequence[_S]) -> list[_S]:
     """Return the few that are shown of many: for each kind, state and reason the first, and then the first ones."""
     first: dict[tuple[str, str, str], int] = {}
     for number, job in enumerate(jobs):
@@ -43,7 +57,7 @@ def examples(jobs: Sequence[JobInfo]) -> list[JobInfo]:
     return [jobs[number] for number in sorted(chosen)]
 
 
-def _reason(job: JobInfo) -> str:
+def _reason(job: _Shown) -> str:
     """Return why a job is in its state, in the queue's own word if it gave one; without numbers, which differ."""
     own = _OWN_WORDS.search(job.reason)
     text = printable(own[1] if own else re.sub(r"\d+", "N", job.reason))

@@ -11,7 +11,7 @@ from hpcgpu.posix.printable import printable
 from hpcgpu.store.directory import ClusterDirectory, Submit
 from hpcgpu.store.journal import End
 
-__all__ = ["check_queue", "ends", "note_ends", "query"]
+__all__ = ["check_queue", "known", "note_ends", "query"]
 
 
 def check_queue(directory: ClusterDirectory, batch: BatchSystem) -> None:
@@ -44,8 +44,8 @@ def query(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus
     return {i: statuses[i] for i, submit in jobs.items() if i in statuses and statuses[i].name == submit.name}
 
 
-def ends(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, JobStatus]:
-    """Return by id how jobs ended, as far as queue or accounting know it and the journal does not.
+def known(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, JobStatus]:
+    """Return by id what queue or accounting know of the jobs whose end the journal does not explain.
 
     Raises
     ------
@@ -55,17 +55,19 @@ def ends(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, JobStatus
     check_queue(directory, batch)
     jobs = {submit.job_id: submit for submit in directory.submits() if submit.job_id is not None and submit.how is None}
     statuses = query(jobs, batch)
-    statuses |= {
-        job_id: status
-        for job_id, status in batch.ended(set(jobs) - set(statuses)).items()
-        if job_id in jobs and status.name == jobs[job_id].name
-    }
-    return {job_id: status for job_id, status in statuses.items() if status.state.ended}
+    if gone := set(jobs) - set(statuses):
+        statuses |= {
+            job_id: status
+            for job_id, status in batch.ended(gone).items()
+            if job_id in jobs and status.name == jobs[job_id].name
+        }
+    return statuses
 
 
 def note_ends(directory: ClusterDirectory, batch: BatchSystem) -> None:
     """Write into the journal how the jobs of a cluster ended: the queue forgets it."""
     with suppress(BatchError, OSError):
-        if found := ends(directory, batch):
+        found = {job_id: status for job_id, status in known(directory, batch).items() if status.state.ended}
+        if found:
             how = {one.name: End(state=one.state.value, start=one.start, end=one.end) for one in found.values()}
             directory.ended({one.name: job_id for job_id, one in found.items()}, how)

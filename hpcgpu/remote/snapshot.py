@@ -18,7 +18,6 @@ from hpcgpu.batch.cadence import Cadence
 from hpcgpu.batch.reasons import explain
 from hpcgpu.display.jobinfo import JobInfo, JobJSON
 from hpcgpu.errors import BatchError, OptionError
-from hpcgpu.options.common import DEFAULT
 from hpcgpu.remote.lookup import batch_of, locate, submitted, system_of
 from hpcgpu.runtime import dashboard
 from hpcgpu.runtime.reach import scheduler_of
@@ -343,7 +342,9 @@ class Observer:
             log, workers = logs / batch.log_name(submit.name, job_id), connected[submit.name]
             job = _info(submit, job_id, self._statuses.get(job_id), workers, answer is not None, log, now=now)
             usual = waits.get(job.group) if job.state == JobState.PENDING.value else None
-            found.append(replace(job, gpus=_gpus(kept, submit), usual_wait=usual))
+            found.append(
+                replace(job, gpus=kept.gpus(submit.kind, submit.group) if kept is not None else 0, usual_wait=usual)
+            )
         return found
 
 
@@ -415,16 +416,6 @@ def _kept(directory: ClusterDirectory) -> saved.Saved | None:
         return saved.read(directory)
     except OptionError:  # another release's; the rest is worth showing
         return None
-
-
-def _gpus(kept: saved.Saved | None, submit: Submit) -> int:
-    """Return how many GPUs a job requests; 0 where that is not known."""
-    if kept is None:
-        return 0
-    if submit.kind == "scheduler":
-        return kept.options.scheduler.gpus_per_node if kept.options.scheduler is not None else 0
-    group = {DEFAULT: kept.options.worker, **kept.groups}.get(submit.group)
-    return group.nodes_per_job * group.gpus_per_node if group is not None else 0
 
 
 def _manager(directory: ClusterDirectory, contact: Contact | None, answer: _Answer) -> str:

@@ -135,6 +135,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_load": self.load,
             "hpcgpu_workers": self.workers,
             "hpcgpu_gpus": self.usage.gpus,
+            "hpcgpu_usage": self.usage.write,
             "hpcgpu_running": self.running,
             "hpcgpu_unfinished": self.unfinished,
             "hpcgpu_resume": self.resume,

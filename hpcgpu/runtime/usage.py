@@ -104,6 +104,12 @@ class Usage:
                 self._count_losses(now + _LOSS)
             await self._file.write(now, timeout=_LAST)
 
+    async def write(self) -> None:
+        """Write now: somebody wants to read."""
+        self.sample(time.time())
+        if self._file is not None:
+            await self._file.write(time.time())
+
     async def gpus(self) -> list[GPUState]:
         """Return the GPUs of the connected workers; see `now`."""
         return self.now()

@@ -175,6 +175,11 @@ class Journal(Files):
         except OSError:
             return 0
 
+    def over(self) -> float | None:
+        """Return when the cluster's jobs were cancelled for good, epoch seconds; None if they were not."""
+        times = {one["event"]: float(one.get("time", 0.0)) for one in self._journal()}
+        return times.get("closing", times.get("closed"))
+
     def times(self) -> list[float]:
         """Return when something was recorded of its jobs, epoch seconds."""
         return [float(record.get("time", 0.0)) for record in self._journal()]

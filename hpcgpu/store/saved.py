@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from hpcgpu.configuration.classes import option_classes
 from hpcgpu.errors import OptionError
-from hpcgpu.options.common import ClusterOptions, Options, WorkerOptions
+from hpcgpu.options.common import DEFAULT, ClusterOptions, Options, WorkerOptions
 from hpcgpu.options.schema import names
 from hpcgpu.posix import records
 from hpcgpu.store.directory import ClusterDirectory
@@ -32,6 +32,13 @@ class Saved:
 
     options: Options
     groups: Mapping[str, WorkerOptions]
+
+    def gpus(self, kind: str, group: str) -> int:
+        """Return how many GPUs a job of this kind and group requests; 0 where that is not known."""
+        if kind == "scheduler":
+            return self.options.scheduler.gpus_per_node if self.options.scheduler is not None else 0
+        found = {DEFAULT: self.options.worker, **self.groups}.get(group)
+        return found.nodes_per_job * found.gpus_per_node if found is not None else 0
 
 
 def write(directory: ClusterDirectory, options: Options, groups: Mapping[str, WorkerOptions] | None = None) -> None:

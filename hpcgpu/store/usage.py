@@ -13,7 +13,7 @@ from pathlib import Path
 from hpcgpu.errors import Damaged
 from hpcgpu.posix import records
 
-__all__ = ["FILE", "JobUsage", "Kept", "Quantity", "line", "read"]
+__all__ = ["FILE", "JobUsage", "Kept", "line", "read"]
 
 FILE = "usage.jsonl"
 #: Digits of its numbers after the point.

@@ -101,7 +101,7 @@ def test_the_status_of_a_cluster_with_many_jobs_is_short_unless_all_are_asked_fo
 
 
 @pytest.mark.parametrize(
-    ("arguments", "jobs"), [((), "25 running, 5 pending"), (("--all",), "0 (running) 1 (running) 2")]
+    ("arguments", "jobs"), [((), "25 running, 5 pending"), (("--jobs",), "0 (running) 1 (running) 2")]
 )
 def test_the_list_of_clusters_counts_the_jobs_of_a_large_one(
     arguments: tuple[str, ...], jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,92 @@
+"""The command that removes the directories of clusters that have ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcgpu.cli.clusters import say, show
+from hpcgpu.display.words import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hpcgpu.errors import NotTrusted
+    from hpcgpu.remote.clean import Ended
+
+__all__ = ["clean"]
+
+
+@click.command()
+@click.option("--older-than", required=True, help="Only clusters that ended so long ago, such as 30d or 12h.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def clean(older_than: str, dry_run: bool, yes: bool) -> None:
+    """Remove the directories of clusters that have ended, with their logs. Shows them and asks before.
+
+    Never removes the directory of a cluster with jobs that live or that the queue does not know, one that others can
+    change, or scripts of `hpcgpu render`. Logs in a `log_directory` of your own stay.
+
+    \b
+    Example: hpcgpu clean --older-than 30d
+    Exit status: 0, or 1 if a directory could not be removed.
+    """
+    from dask.utils import format_bytes
+
+    from hpcgpu.configuration.resolve import cluster_directories
+    from hpcgpu.options.values import duration
+    from hpcgpu.remote.clean import remove, remove_leftovers
+
+    limit, roots = duration("--older-than", older_than), cluster_directories()
+    chosen = _chosen(roots, limit)
+    if not chosen:
+        click.echo("Nothing to remove.")
+        return
+    what = f"{counted(len(chosen), 'directory', 'directories')}, {format_bytes(sum(one.size for one in chosen))}"
+    if dry_run:
+        say(f"Would remove {what}.")
+        return
+    if not yes:
+        click.confirm(f"Remove {what}?", abort=True)
+    failed = 0
+    for one in chosen:
+        try:
+            remove(one)
+        except OSError as error:
+            failed += 1
+            say(f"{one.directory.path.name}: not removed whole: {error.filename}: {error.strerror}", err=True)
+    remove_leftovers(roots)
+    say(f"Removed {counted(len(chosen) - failed, 'directory', 'directories')}.")
+    sys.exit(1 if failed else 0)
+
+
+def _chosen(roots: Sequence[Path], older_than: float) -> list[Ended]:
+    """Show what is to be removed, and what is old enough but stays."""
+    from dask.utils import format_bytes
+
+    from hpcgpu.display.progress import duration
+    from hpcgpu.remote.clean import ended, why_not
+    from hpcgpu.remote.lookup import close_ended, find
+
+    def refuse(path: Path, error: NotTrusted) -> None:
+        say(f"{path.name}: not removed: {error}", err=True)
+
+    close_ended(find(roots, lambda path, error: None))
+    now, chosen = time.time(), []
+    for one in ended(roots, refuse):
+        why = why_not(one, now=now, older_than=older_than)
+        if not why:
+            chosen.append(one)
+        elif now - one.changed >= older_than:
+            say(f"{one.directory.path.name}: not removed: {why}", err=True)
+    rows = [
+        (one.directory.path.name, f"{duration(now - one.changed)} ago", format_bytes(one.size), str(one.directory.path))
+        for one in chosen
+    ]
+    if rows:
+        show(("name", "ended", "size", "directory"), rows)
+    return chosen

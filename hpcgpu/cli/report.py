@@ -1,0 +1,43 @@
+"""The command that shows what a cluster cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hpcgpu.cli.clusters import cluster_name, json_option, say, show_json, width
+
+__all__ = ["report"]
+
+
+@click.command()
+@cluster_name
+@click.option("--all", "every", is_flag=True, help="Show each job, also of clusters with more than 20.")
+@json_option
+@click.option(
+    "--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write the report to this file, as a page."
+)
+def report(name: str, every: bool, as_json: bool, page: Path | None) -> None:
+    """Show what a cluster cost, what its jobs did, and what would have cost less. Works also after it has ended.
+
+    Per job: wait, run, GPU hours, of those with tasks, before the first task and idle later; mean and peak of GPU use
+    and memory; tasks done and lost; bytes sent and spilled; how it ended. What is not known is shown as `-`.
+
+    \b
+    Examples: hpcgpu report demo
+              hpcgpu report demo --html demo.html
+              hpcgpu report demo --json | jq .gpu_hours
+    """
+    from hpcgpu.remote.lookup import locate
+    from hpcgpu.remote.report import report as report_of
+
+    found = report_of(locate(name))
+    if page is not None:
+        page.write_text(found.page(), encoding="utf-8")
+        say(f"written to {page}", err=True)
+    if as_json:
+        show_json(found.as_json())
+    elif page is None:
+        how = f"\n`hpcgpu report {name} --all` shows each job." if not every and found.shortened else ""
+        say(found.text(width(), every=every) + how)

@@ -1,0 +1,149 @@
+"""The directories of clusters that have ended: what they take, and their removal.
+
+Only what is certainly such a directory is removed: one that is in a cluster directory of the configuration, that is no
+link, that belongs to this user, that is marked as closed, and none of whose jobs the queue knows as alive. Scripts of
+``hpcgpu render`` stay, because people edit them and launch them again.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcgpu.batch import batch_system
+from hpcgpu.batch.base import JobStatus
+from hpcgpu.errors import BatchError, Damaged, HpcgpuError, NotTrusted
+from hpcgpu.remote.lookup import directories, system_of
+from hpcgpu.remote.queries import known
+from hpcgpu.store.directory import ClusterDirectory
+
+__all__ = ["Ended", "ended", "remove", "remove_leftovers", "size", "why_not"]
+
+#: How a directory is named while it is removed: one that could not be removed whole is removed by the next call.
+_REMOVING = ".removing~"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """The directory of a cluster that has ended.
+
+    Attributes
+    ----------
+    directory : ClusterDirectory
+    system : str
+        Name of its batch system; empty if its files do not contain it.
+    created : float
+        Epoch seconds.
+    changed : float
+        Epoch seconds at which something happened to it last.
+    size : int
+        Bytes that it takes on the disk.
+    """
+
+    directory: ClusterDirectory
+    system: str
+    created: float
+    changed: float
+    size: int
+
+
+def ended(roots: Iterable[Path], refuse: Callable[[Path, NotTrusted], None]) -> list[Ended]:
+    """Return the clusters of these directories that are closed, oldest first.
+
+    Parameters
+    ----------
+    roots : iterable of Path
+        Directories in which each cluster has its own.
+    refuse : callable
+        Is given the directory of a cluster that others can change, which is left out, and the reason.
+    """
+    found = []
+    for directory in (one for root in roots for one in directories(root)):
+        try:
+            there = ClusterDirectory.there(directory.path, any_format=True)
+            if there.closed:
+                found.append(_ended(there))
+        except NotTrusted as error:
+            refuse(directory.path, error)
+        except OSError:  # removed just now
+            continue
+    return sorted(found, key=lambda one: one.changed)
+
+
+def _ended(directory: ClusterDirectory) -> Ended:
+    system, changed = "", max([directory.modified, *directory.times()])
+    created = changed
+    try:
+        created = directory.created
+        system = system_of(directory)
+    except (OSError, Damaged):
+        pass
+    return Ended(directory=directory, system=system, created=created, changed=changed, size=size(directory.path))
+
+
+def size(path: Path) -> int:
+    """Return the bytes that a directory takes on the disk, as a quota counts them. Links are not followed."""
+    total = 0
+    for place, _, files in os.walk(path):
+        for name in (place, *(f"{place}/{file}" for file in files)):
+            try:
+                total += os.lstat(name).st_blocks * 512
+            except OSError:
+                continue
+    return total
+
+
+def why_not(one: Ended, *, now: float, older_than: float) -> str:
+    """Return why a directory is not removed, in words; empty if it may be."""
+    directory = one.directory
+    if now - one.changed < older_than:
+        return "it is not that old"
+    if (directory.path / "launch.sh").exists():
+        return "it holds scripts of `hpcgpu render`, which can be launched again"
+    about = os.lstat(directory.path)
+    if stat.S_ISLNK(about.st_mode):
+        return "it is a link"
+    if about.st_uid != os.geteuid():
+        return "it belongs to another user"
+    try:
+        alive = [job.job_id for job in known(directory, batch_system(system_of(directory))).values() if _lives(job)]
+    except (HpcgpuError, BatchError, OSError) as error:
+        return f"it is not certain that its jobs have ended: {error}"
+    return f"its jobs have not ended: {' '.join(alive)}" if alive else ""
+
+
+def _lives(job: JobStatus) -> bool:
+    return not job.state.ended
+
+
+def remove(one: Ended) -> None:
+    """Remove the directory of a cluster that has ended.
+
+    It gets a hidden name first, so that no program finds a directory that is half removed. Links in it are removed, and
+    not what they point to.
+
+    Raises
+    ------
+    OSError
+        It could not be removed whole.
+    """
+    path = one.directory.path
+    gone = ClusterDirectory(path.with_name(f"{_REMOVING}{secrets.token_hex(8)}"))
+    path.rename(gone.path)
+    if not gone.closed or gone.path.is_symlink():  # another cluster has got the name meanwhile
+        gone.path.rename(path)
+        return
+    shutil.rmtree(gone.path)
+
+
+def remove_leftovers(roots: Iterable[Path]) -> None:
+    """Remove what an earlier call could not remove whole."""
+    for path in (path for root in roots for path in root.glob(f"{_REMOVING}*")):
+        about = os.lstat(path)
+        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True)

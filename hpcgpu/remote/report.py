@@ -1,0 +1,323 @@
+"""The bill of a cluster, also of one that has ended: what its jobs cost, what they did, and what would cost less.
+
+It is made from the journal, from what the scheduler kept (`hpcgpu.store.usage`), and from what queue and accounting
+still know. `hpcgpu.remote.bill` joins them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import textwrap
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from dask.utils import format_bytes
+
+from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.display.progress import duration
+from hpcgpu.display.summary import examples, summary
+from hpcgpu.display.text import columns
+from hpcgpu.display.words import MANY, counted
+from hpcgpu.errors import BatchError, OptionError
+from hpcgpu.posix.printable import printable
+from hpcgpu.remote.bill import JobBill, JobBillJSON, Share, advice, bill, share, total
+from hpcgpu.remote.lookup import batch_of, system_of
+from hpcgpu.remote.queries import known
+from hpcgpu.runtime.reach import scheduler_of
+from hpcgpu.store import saved, usage
+from hpcgpu.store.directory import ClusterDirectory, Contact, Submit
+from hpcgpu.store.usage import JobUsage
+
+__all__ = ["Report", "ReportJSON", "report"]
+
+_COLUMNS = (
+    *("id", "name", "waited", "ran", "GPU hours", "busy", "before", "after", "GPU %, peak", "memory, peak, all"),
+    *("tasks", "lost", "sent", "spilled", "end"),
+)
+
+
+class ReportJSON(TypedDict):
+    """The bill of a cluster. What is not known is null."""
+
+    name: str
+    #: The name of its batch system.
+    system: str
+    #: The cluster directory.
+    directory: str
+    #: Seconds since 1970 at which the report was made.
+    time: float
+    #: Whether all jobs of the cluster have ended.
+    ended: bool
+    #: GPU hours of all its jobs, as far as they are known, and those of the scheduler job among them.
+    gpu_hours: float
+    scheduler_gpu_hours: float
+    #: GPU hours of workers: before their first task, with tasks, and without any later.
+    before: float
+    busy: float
+    after: float
+    tasks_done: int
+    tasks_lost: int
+    #: What would have cost less: two sentences at most.
+    advice: list[str]
+    jobs: list[JobBillJSON]
+    #: What is not known, and why: a sentence each.
+    problems: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The bill of a cluster: what its jobs cost, what they did, and what would cost less.
+
+    Attributes
+    ----------
+    name, system, directory : str
+    time : float
+        Epoch seconds at which it was made.
+    ended : bool
+        Whether all jobs of the cluster have ended.
+    jobs : list of JobBill
+        In the order of their submits.
+    advice : list of str
+        Two sentences at most.
+    problems : list of str
+        What is not known, and why.
+    """
+
+    name: str
+    system: str
+    directory: str
+    time: float
+    ended: bool
+    jobs: list[JobBill] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU hours of all jobs, as far as they are known."""
+        return total(job.gpu_hours for job in self.jobs)
+
+    @property
+    def scheduler_gpu_hours(self) -> float:
+        """Those of the scheduler job."""
+        return total(job.gpu_hours for job in self.jobs if job.kind == "scheduler")
+
+    @property
+    def shortened(self) -> bool:
+        """Whether it shows only a few of its jobs, because there are many."""
+        return len(self._shown(False)) < len(self.jobs)
+
+    def share(self, part: str) -> Share:
+        """Return how much of the GPU hours was ``"before"`` the first task, ``"busy"``, or idle ``"after"`` it."""
+        return share(self.jobs, part, self.gpu_hours)
+
+    def as_json(self) -> ReportJSON:
+        """Return what ``hpcgpu report --json`` prints."""
+        return ReportJSON(
+            name=self.name,
+            system=self.system,
+            directory=self.directory,
+            time=self.time,
+            ended=self.ended,
+            gpu_hours=self.gpu_hours,
+            scheduler_gpu_hours=self.scheduler_gpu_hours,
+            before=self.share("before").hours,
+            busy=self.share("busy").hours,
+            after=self.share("after").hours,
+            tasks_done=int(total(job.tasks_done for job in self.jobs)),
+            tasks_lost=int(total(job.tasks_lost for job in self.jobs)),
+            advice=self.advice,
+            jobs=[job.as_json() for job in self.jobs],
+            problems=self.problems,
+        )
+
+    def __repr__(self) -> str:
+        return self.text(140)
+
+    def text(self, width: int, *, every: bool = False) -> str:
+        """Return it for this width of text.
+
+        Parameters
+        ----------
+        width : int
+        every : bool, default False
+            Whether all of more than twenty jobs are shown.
+        """
+        lines = [f"{name:<10} {text}" for name, text in self._head()]
+        rows = [_row(job) for job in self._shown(every)]
+        lines = [textwrap.fill(line, width, subsequent_indent=" " * 11) for line in lines]
+        return "\n".join([*lines, "", columns(_COLUMNS, rows, width)]) if rows else "\n".join(lines)
+
+    def _shown(self, every: bool) -> list[JobBill]:
+        return self.jobs if every or len(self.jobs) <= MANY else examples(self.jobs)
+
+    def _head(self) -> list[tuple[str, str]]:
+        """Return what stands above the table: names and texts."""
+        workers = sum(job.kind == "worker" for job in self.jobs)
+        state = "its jobs have ended" if self.ended else "not all of its jobs have ended"
+        lines = [
+            ("cluster", f"{self.name} on {self.system}: {state}"),
+            ("GPU hours", f"{_number(self.gpu_hours)} of {counted(workers, 'worker job')} and the scheduler job"),
+        ]
+        if self.gpu_hours:
+            lines += [("", text) for text in self._parts()]
+        done, lost = (total(getattr(job, name) for job in self.jobs) for name in ("tasks_done", "tasks_lost"))
+        if any(job.tasks_done is not None for job in self.jobs):
+            moved = f"{format_bytes(int(total(job.sent for job in self.jobs)))} sent between workers"
+            lines.append(("tasks", f"{done:.0f} done, {lost:.0f} lost with workers; {moved}"))
+        if len(self.jobs) > MANY:
+            lines.append(("jobs", f"{len(self.jobs)}: {summary(self.jobs)}; a few of them:"))
+        lines += [("advice", text) for text in self.advice]
+        lines += [("not known", text) for text in self.problems]
+        return [(name, printable(text, None)) for name, text in lines]
+
+    def _parts(self) -> list[str]:
+        """Return what the GPU hours were spent on."""
+        named = (("busy", "with tasks"), ("before", "before the first task"), ("after", "idle after the first task"))
+        parts = [(self.share(part), words) for part, words in named]
+        parts.append((Share(self.scheduler_gpu_hours, self.gpu_hours), "of the scheduler job"))
+        rest = self.gpu_hours - sum(part.hours for part, _ in parts)
+        if rest > 0.005 * self.gpu_hours:
+            parts.append((Share(rest, self.gpu_hours), "of jobs that told nothing"))
+        return [f"{_number(part.hours)} ({part.per_cent:.0f} %) {words}" for part, words in parts]
+
+    def _repr_html_(self) -> str:
+        head = "".join(
+            f"<tr><th style='text-align:left;vertical-align:top'>{html.escape(name)}</th>"
+            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for name, text in self._head()
+        )
+        titles = "".join(f"<th>{html.escape(name)}</th>" for name in _COLUMNS)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(printable(cell, None))}</td>" for cell in _row(job)) + "</tr>"
+            for job in self._shown(False)
+        )
+        return f"<div class='hpcgpu-report'><table>{head}</table><table><tr>{titles}</tr>{rows}</table></div>"
+
+    def page(self) -> str:
+        """Return it as a page of its own, as ``hpcgpu report --html FILE`` writes it."""
+        title = html.escape(printable(f"Report of cluster {self.name}", None))
+        return (
+            "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+            f"<title>{title}</title><style>{_STYLE}</style></head>\n"
+            f"<body><h1>{title}</h1>{self._repr_html_()}</body></html>\n"
+        )
+
+
+_ENDED = {"ended", *(state.value for state in JobState if state.ended)}
+#: Seconds for the scheduler to write what it knows.
+_TIMEOUT = 10.0
+_STYLE = (
+    ":root{color-scheme:light dark}body{font:15px/1.4 system-ui,sans-serif;margin:2em}"
+    "table{border-collapse:collapse;margin-bottom:1.5em}"
+    "td,th{padding:.2em .7em;text-align:left;border-bottom:1px solid #8884}"
+)
+
+
+def report(directory: ClusterDirectory) -> Report:
+    """Return the bill of a cluster, also of one that has ended. Queries the queue and its scheduler once."""
+    contact = directory.contact()
+    if contact is not None and not directory.closing:
+        with suppress(OSError, TimeoutError, ValueError):  # its file is a minute old at most
+            asyncio.run(_let_write(contact, directory))
+    now, problems = time.time(), list[str]()
+    statuses: dict[str, JobStatus] = {}
+    try:
+        statuses = known(directory, batch_of(directory))
+    except BatchError as error:
+        problems.append(str(error))
+    kept = usage.read(directory.path)
+    problems += kept.problems
+    if not kept.jobs and not kept.problems:
+        problems.append(f"What the jobs did: the scheduler has not written {directory.path / usage.FILE}.")
+    elif not kept.whole and not kept.problems:
+        problems.append(f"What the oldest jobs did: {directory.path / usage.FILE} has the last ones only.")
+    options = _options(directory, problems)
+    submits = [submit for submit in directory.submits() if not submit.refused]
+    over = directory.over()
+    written = max((job.last for job in kept.jobs.values()), default=None) if kept.whole else None
+    jobs = [
+        bill(
+            submit,
+            kept.jobs.get(submit.job_id or ""),
+            statuses.get(submit.job_id or ""),
+            options.gpus(submit.kind, submit.group) if options is not None else 0,
+            now=now,
+            over=over,
+            written=written,
+        )
+        for submit in submits
+    ]
+    return Report(
+        name=directory.path.name,
+        system=system_of(directory),
+        directory=str(directory.path),
+        time=now,
+        ended=all(job.state in _ENDED for job in jobs),
+        jobs=jobs,
+        advice=advice(jobs, _used(submits, kept.jobs)),
+        problems=[*problems, *_unknown(jobs), *directory.damage()],
+    )
+
+
+async def _let_write(contact: Contact, directory: ClusterDirectory) -> None:
+    async with scheduler_of(directory, contact) as scheduler:
+        await asyncio.wait_for(scheduler.hpcgpu_usage(), _TIMEOUT)
+
+
+def _used(submits: Iterable[Submit], kept: Mapping[str, JobUsage]) -> list[JobUsage]:
+    return [kept[submit.job_id] for submit in submits if submit.job_id is not None and submit.job_id in kept]
+
+
+def _options(directory: ClusterDirectory, problems: list[str]) -> saved.Saved | None:
+    try:
+        return saved.read(directory)
+    except OptionError as error:
+        problems.append(f"The GPUs of the jobs: {error}")
+        return None
+
+
+def _unknown(jobs: Iterable[JobBill]) -> list[str]:
+    """Return what is not known of the times of jobs."""
+    unknown = [job for job in jobs if job.ran is None]
+    later = [job for job in jobs if job.ended_later and job.ran is not None]
+    text = []
+    if unknown:
+        text.append(f"When {counted(len(unknown), 'job')} started or ended: the queue has forgotten it.")
+    if later:
+        text.append(
+            f"When {counted(len(later), 'job')} ended: the queue has forgotten it. The time at which the scheduler "
+            "heard of it last counts."
+        )
+    return text
+
+
+def _row(job: JobBill) -> tuple[str, ...]:
+    use = (job.utilization_mean, job.utilization_peak)
+    memory = (job.memory_mean, job.memory_peak, job.memory_total)
+    return (
+        job.id or "-",
+        job.name,
+        "-" if job.waited is None else duration(job.waited),
+        "-" if job.ran is None else duration(job.ran),
+        *(_number(value) for value in (job.gpu_hours, job.busy, job.before, job.after)),
+        "-" if None in use else "/".join(f"{value:.0f}" for value in use if value is not None),
+        "-" if None in memory else "/".join(f"{value / 2**30:.3g}" for value in memory if value is not None) + " GiB",
+        *("-" if value is None else str(value) for value in (job.tasks_done, job.tasks_lost)),
+        *(_size(value) for value in (job.sent, job.spilled)),
+        f"{job.state}: {job.reason}" if job.reason else job.state,
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
+
+
+def _size(value: float | None) -> str:
+    return "-" if value is None else format_bytes(round(value))

@@ -1,0 +1,218 @@
+"""The bill of a cluster: nothing is made up, and everything that was paid is accounted for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.posix.records import convert
+from hpcgpu.remote.bill import JobBill, JobBillJSON, advice, bill, gpu_hours
+from hpcgpu.remote.report import Report, ReportJSON
+from hpcgpu.store.journal import End, Submit
+from hpcgpu.store.usage import JobUsage, Quantity
+
+HOUR = 3600.0
+GB = 2**30
+
+
+def submit(**changes: Any) -> Submit:
+    return dataclasses.replace(Submit("demo-0", "worker", time=0.0, job_id="7"), **changes)
+
+
+def used(**changes: Any) -> JobUsage:
+    return dataclasses.replace(JobUsage(id="7", began=HOUR, last=5 * HOUR, firsts=[2 * HOUR], busy=2 * HOUR), **changes)
+
+
+def status(state: JobState, **changes: Any) -> JobStatus:
+    return JobStatus(job_id="7", name="demo-0", state=state, **changes)
+
+
+ENDED = status(JobState.COMPLETED, start=HOUR, end=5 * HOUR)
+
+
+def parts(job: JobBill) -> tuple[float | None, ...]:
+    return job.gpu_hours, job.before, job.busy, job.after
+
+
+def test_gpu_hours_are_the_gpus_times_the_hours_that_the_job_ran_until_now_if_it_runs() -> None:
+    assert gpu_hours(4, HOUR, 3 * HOUR, now=9 * HOUR) == 8
+    assert gpu_hours(4, HOUR, None, now=2 * HOUR) == 4
+    assert gpu_hours(4, None, None, now=2 * HOUR) == 0
+    assert gpu_hours(4, HOUR, None, now=0.0) == 0, "clocks differ"
+
+
+def test_what_was_paid_is_before_the_first_task_with_tasks_or_idle_later() -> None:
+    assert parts(bill(submit(), used(), ENDED, 1, now=9 * HOUR)) == (4, 1, 2, 1)
+    two = bill(submit(), used(), ENDED, 2, now=9 * HOUR)
+    assert parts(two) == (8, 5, 2, 1), "the second GPU never had a task"
+    both = bill(submit(), used(firsts=[2 * HOUR, 3 * HOUR], busy=4 * HOUR), ENDED, 2, now=9 * HOUR)
+    assert parts(both) == (8, 3, 4, 1)
+
+
+@pytest.mark.parametrize("firsts", [[], [0.0], [9 * HOUR], [2 * HOUR] * 9])
+@pytest.mark.parametrize("busy", [0.0, 99 * HOUR])
+def test_whatever_was_sampled_the_parts_are_never_negative_and_never_more_than_was_paid(
+    firsts: list[float], busy: float
+) -> None:
+    paid, *rest = parts(bill(submit(), used(firsts=firsts, busy=busy), ENDED, 2, now=9 * HOUR))
+    assert all(part is not None and part >= 0 for part in rest) and sum(part or 0 for part in rest) == paid == 8
+
+
+def test_what_the_queue_said_when_the_job_ended_counts_more_than_what_was_heard_of_it() -> None:
+    how = End(state="timeout", start=HOUR, end=4 * HOUR)
+    job = bill(submit(ended=True, how=how), used(), None, 1, now=9 * HOUR)
+    assert (job.state, job.reason, job.ran, job.waited) == (
+        "timeout",
+        "it reached the end of its walltime",
+        3 * HOUR,
+        HOUR,
+    )
+    assert not job.ended_later
+
+
+def test_the_job_itself_knows_when_it_began_after_the_queue_has_forgotten_it() -> None:
+    job = bill(submit(ended=True), used(), None, 1, now=99 * HOUR)
+    assert (job.started, job.ended, job.ended_later, job.gpu_hours) == (HOUR, 5 * HOUR, True, 4)
+    assert (job.state, job.reason) == ("ended", "the queue has forgotten how it ended")
+
+
+def test_what_nobody_knows_is_none_and_not_zero() -> None:
+    job = bill(submit(ended=True), None, None, 4, now=99 * HOUR)
+    assert (job.started, job.ended, job.ran, job.waited) == (None,) * 4
+    assert parts(job) == (None,) * 4
+    assert (job.tasks_done, job.sent, job.spilled, job.memory_peak, job.utilization_mean) == (None,) * 5
+    assert bill(submit(), None, None, 4, now=99 * HOUR).state == "unknown"
+    without = bill(submit(), None, ENDED, 1, now=9 * HOUR)
+    assert parts(without) == (4, None, None, None), "the scheduler kept nothing"
+
+
+def test_a_job_that_never_started_cost_nothing() -> None:
+    for job in (
+        bill(submit(), None, status(JobState.CANCELLED, end=2 * HOUR), 4, now=9 * HOUR),
+        bill(submit(), None, status(JobState.PENDING), 4, now=9 * HOUR),
+    ):
+        assert (job.ran, job.gpu_hours, job.started) == (0, 0, None)
+    assert job.waited == 9 * HOUR
+
+
+def test_a_job_of_which_the_scheduler_s_file_is_silent_had_no_worker_if_the_file_is_whole() -> None:
+    assert parts(bill(submit(), None, ENDED, 2, now=9 * HOUR, written=6 * HOUR)) == (8, 8, 0, 0)
+    fresh = status(JobState.RUNNING, start=HOUR)
+    assert bill(submit(), None, fresh, 2, now=HOUR + 30, written=HOUR + 20).before is None, "it may have some by now"
+
+
+def test_a_running_job_is_billed_until_now() -> None:
+    job = bill(submit(), used(), status(JobState.RUNNING, start=HOUR, end=99 * HOUR), 1, now=6 * HOUR)
+    assert (job.state, job.ended, job.ran, job.gpu_hours) == ("running", None, 5 * HOUR, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "over", "reason"),
+    [
+        ({}, None, "a user or the batch system cancelled it"),
+        ({}, 5 * HOUR - 2, "with the cluster"),
+        ({}, 9 * HOUR, "a user or the batch system cancelled it"),
+        ({"cancelled": True}, None, "the cluster no longer needed it"),
+    ],
+)
+def test_it_says_who_cancelled_a_job(changes: dict[str, Any], over: float | None, reason: str) -> None:
+    job = bill(submit(**changes), used(), status(JobState.CANCELLED, start=HOUR, end=5 * HOUR), 1, now=9e9, over=over)
+    assert (job.state, job.reason) == ("cancelled", reason)
+
+
+def test_a_job_without_gpus_costs_no_gpu_hours_and_says_what_it_did() -> None:
+    job = bill(submit(), used(done=5, sent=6, spilled=7), ENDED, 0, now=9 * HOUR)
+    assert parts(job) == (0, 0, 0, 0) and (job.tasks_done, job.sent, job.spilled) == (5, 6, 7)
+
+
+def worker(**changes: Any) -> JobBill:
+    job = bill(submit(), used(), ENDED, 1, now=9 * HOUR)
+    return dataclasses.replace(job, **changes)
+
+
+def quantity(peak: float) -> dict[str, Any]:
+    return {"memory_mean": peak, "memory_peak": peak, "memory_total": 40 * GB}
+
+
+@pytest.mark.parametrize(
+    ("jobs", "expected"),
+    [
+        ([worker(gpu_hours=10, before=3.8, busy=6.2, after=0)], "38 % of the GPU hours were before the first task"),
+        ([worker(gpu_hours=10, before=0, busy=5.9, after=4.1)], "41 % of the GPU hours were idle after the first task"),
+        ([worker(gpu_hours=4, before=0, busy=4, after=0, **quantity(9 * GB))], "never above 9.00 GiB of 40.00 GiB"),
+        (
+            [worker(gpu_hours=4, before=0, busy=4, after=0), worker(gpu_hours=4, kind="scheduler", before=None)],
+            "The GPU of the scheduler job took 50 % of the GPU hours",
+        ),
+    ],
+)
+def test_it_says_what_would_have_cost_less(jobs: list[JobBill], expected: str) -> None:
+    assert [text for text in advice(jobs) if expected in text] and len(advice(jobs)) == 1
+
+
+def test_gpus_that_compute_little_while_they_have_tasks_are_named() -> None:
+    kept = JobUsage(id="7", working=Quantity(total=7 * 4 * HOUR, seconds=4 * HOUR, peak=90))
+    [text] = advice([worker(gpu_hours=4, before=0, busy=4, after=0)], [kept])
+    assert text.startswith("While they had tasks, the GPUs computed 7 % of the time")
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        worker(gpu_hours=0.9, before=0.9, busy=0, after=0),
+        worker(gpu_hours=10, before=2.4, busy=5.2, after=2.4),
+        worker(gpu_hours=4, before=0, busy=4, after=0, **quantity(17 * GB)),
+        worker(gpu_hours=4, before=0, busy=0.5, after=0.9, **quantity(1 * GB)),
+        worker(gpu_hours=None, before=None, busy=None, after=None),
+    ],
+)
+def test_it_is_silent_where_little_is_lost_or_little_is_known(job: JobBill) -> None:
+    assert advice([job]) == []
+
+
+def test_it_says_two_sentences_at_most_and_what_costs_most_first() -> None:
+    texts = advice([worker(gpu_hours=10, before=4, busy=1, after=5, **quantity(GB))])
+    assert [text.split(" %")[0] for text in texts] == ["50", "40"]
+
+
+def report(jobs: list[JobBill], **more: Any) -> Report:
+    return Report(name="demo", system="slurm", directory="/d", time=9 * HOUR, ended=True, jobs=jobs, **more)
+
+
+def test_the_report_shows_itself_as_text_as_html_and_as_json() -> None:
+    scheduler = worker(
+        id="6", kind="scheduler", name="demo-scheduler", gpu_hours=1.0, before=None, busy=None, after=None
+    )
+    found = report([scheduler, worker(state="<script>")], advice=["Buy & wait."], problems=["Nothing\x1b[2J."])
+    text = found.text(200)
+    assert "5.00 of 1 worker job and the scheduler job" in text and "2.00 (40 %) with tasks" in text
+    assert "advice     Buy & wait." in text and "\x1b" not in text
+    shown = found._repr_html_()
+    assert "&lt;script&gt;" in shown and "<script>" not in found.page() and "Buy &amp; wait." in shown
+    assert found.page().startswith("<!doctype html>") and "<title>Report of cluster demo</title>" in found.page()
+    assert convert(found.as_json(), ReportJSON) == found.as_json()
+    assert convert(found.jobs[0].as_json(), JobBillJSON) == found.jobs[0].as_json()
+    assert (found.as_json()["gpu_hours"], found.as_json()["scheduler_gpu_hours"]) == (5, 1)
+
+
+def test_hours_that_nobody_can_explain_are_shown_as_such() -> None:
+    text = report([worker(before=None, busy=None, after=None)]).text(200)
+    assert "4.00 (100 %) of jobs that told nothing" in text
+
+
+def test_of_many_jobs_it_shows_a_summary_and_a_few() -> None:
+    jobs = [worker(id=str(number), state="timeout" if number % 3 else "failed", reason="") for number in range(10_000)]
+    found = report(jobs)
+    lines = found.text(200).splitlines()
+    assert len(lines) < 30 and found.shortened
+    assert any("10000: 6666 timeout, 3334 failed; a few of them:" in line for line in lines)
+    assert len(found.text(200, every=True).splitlines()) > 10_000
+    assert found._repr_html_().count("<tr>") < 40
+    assert len(found.as_json()["jobs"]) == 10_000
+
+
+def test_a_row_has_mean_and_peak_of_the_memory_and_the_whole() -> None:
+    assert "3/9/40 GiB" in report([worker(**quantity(9 * GB) | {"memory_mean": 3 * GB})]).text(200)
