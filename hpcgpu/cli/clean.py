@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgpu.cli.clusters import say, show
+from hpcgpu.cli.clusters import age, say, show
 from hpcgpu.display.words import counted
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ def _chosen(roots: Sequence[Path], older_than: float) -> list[Ended]:
     """Show what is to be removed, and what is old enough but stays."""
     from dask.utils import format_bytes
 
-    from hpcgpu.display.progress import duration
     from hpcgpu.remote.clean import ended, why_not
     from hpcgpu.remote.lookup import close_ended, find
 
@@ -84,7 +83,7 @@ def _chosen(roots: Sequence[Path], older_than: float) -> list[Ended]:
         elif now - one.changed >= older_than:
             say(f"{one.directory.path.name}: not removed: {why}", err=True)
     rows = [
-        (one.directory.path.name, f"{duration(now - one.changed)} ago", format_bytes(one.size), str(one.directory.path))
+        (one.directory.path.name, f"{age(now - one.changed)} ago", format_bytes(one.size), str(one.directory.path))
         for one in chosen
     ]
     if rows:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "adapt",
+    "age",
     "cluster_name",
     "json_option",
     "list_clusters",
@@ -42,6 +43,7 @@ __all__ = [
 
 #: Width of a table that is not for a terminal: one line per row.
 _WIDE = 1000
+_DAY = 86400.0
 
 
 class _ClusterName(click.ParamType[str]):
@@ -100,6 +102,13 @@ def width() -> int:
     return console.width if console.is_terminal else _WIDE
 
 
+def age(seconds: float) -> str:
+    """Return how old something is: in days, if that is more than two."""
+    from hpcgpu.display.progress import duration
+
+    return f"{seconds / _DAY:.0f} days" if seconds > 2 * _DAY else duration(seconds)
+
+
 def _listed_jobs(cluster: Found, every: bool) -> str:
     """Return the jobs of a cluster with their states, or of many how many are in each."""
     if every or len(cluster.jobs) <= MANY:
@@ -147,30 +156,18 @@ def list_clusters(everything: bool, every: bool, as_json: bool) -> None:
 def _listed(cluster: Found, size: int | None, every: bool) -> tuple[str, ...]:
     from dask.utils import format_bytes
 
-    from hpcgpu.display.progress import duration
-
     jobs = _listed_jobs(cluster, every) or ("none" if cluster.known else "unknown")
-    age = duration(time.time() - cluster.created)
     what = f"{jobs}; {cluster.problem}" if cluster.problem else jobs
-    path = cluster.directory.path
-    return (
-        path.name,
-        cluster.system or "unknown",
-        age,
-        *((format_bytes(size),) if size is not None else ()),
-        what,
-        str(path),
-    )
+    path, shown = cluster.directory.path, (format_bytes(size),) if size is not None else ()
+    return path.name, cluster.system or "unknown", age(time.time() - cluster.created), *shown, what, str(path)
 
 
 def _listed_ended(one: Ended) -> tuple[str, ...]:
     from dask.utils import format_bytes
 
-    from hpcgpu.display.progress import duration
-
     now, path = time.time(), one.directory.path
-    since = f"ended {duration(now - one.changed)} ago"
-    return path.name, one.system or "unknown", duration(now - one.created), format_bytes(one.size), since, str(path)
+    since = f"ended {age(now - one.changed)} ago"
+    return path.name, one.system or "unknown", age(now - one.created), format_bytes(one.size), since, str(path)
 
 
 def _as_json(cluster: Found, size: int | None) -> ListedClusterJSON:
