@@ -29,7 +29,7 @@ def profiles() -> None:
 @profiles.command("list")
 @json_option
 def list_profiles(as_json: bool) -> None:
-    """List the profiles: yours, from ~/.config/hpcgpu/profiles, and those of the package.
+    """List the profiles: yours, from ~/.config/hpcgpu/profiles, those of the environment, and those of the package.
 
     \b
     Example: hpcgpu profiles list

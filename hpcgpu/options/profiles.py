@@ -1,6 +1,7 @@
 """Site profiles: the options that jobs need at a site, as data.
 
-``NAME.yaml`` is in hpcgpu/profiles, or in the user's own directory, which takes precedence.
+``NAME.yaml`` is in the user's own directory, in the environment (``etc/hpcgpu/profiles``, by whoever installs it for
+a site), or in hpcgpu/profiles. The first of these that has the name counts.
 
 A profile says ``about``, ``source`` and ``date`` of what it knows, the batch ``system``, the ``options`` that it sets,
 and those that it ``needs`` of the user.
@@ -9,6 +10,7 @@ and those that it ``needs`` of the user.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,4 +143,5 @@ def _read(name: str, path: Path) -> Profile:
 
 
 def _directories() -> list[Path]:
-    return [user_directory(), _SHIPPED]
+    # Whoever can write to the environment could change the code that reads this: its profiles need no other check.
+    return [user_directory(), Path(sys.prefix, "etc", "hpcgpu", "profiles"), _SHIPPED]

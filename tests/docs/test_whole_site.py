@@ -69,3 +69,20 @@ def test_what_is_stronger_wins_in_the_order_of_the_page(environment: Path, tmp_p
     given["DASK_HPCGPU__SLURM__QUEUE"] = "five"
     assert options(environment, home, **given)["queue"][0] == "five", "5: the variable"
     assert options(environment, home, "--queue", "six", **given)["queue"][0] == "six", "6: the command line"
+
+
+def test_a_profile_of_the_environment_is_for_all_its_users_and_their_own_wins(
+    environment: Path, tmp_path: Path
+) -> None:
+    def write(folder: Path, queue: str) -> Path:
+        folder.mkdir(parents=True)
+        path = folder / "big.yaml"
+        path.write_text(f"system: slurm\nneeds: [account]\noptions: {{queue: {queue}, constraint: h100}}\n")
+        return path
+
+    write(environment / "etc" / "hpcgpu" / "profiles", "big")
+    (environment / "etc" / "dask" / "hpcgpu.yaml").unlink()
+    found = options(environment, tmp_path, "--profile", "big", "--account", "a")
+    assert (found["queue"][0], found["constraint"][0]) == ("big", "h100")
+    write(tmp_path / ".config" / "hpcgpu" / "profiles", "mine")
+    assert options(environment, tmp_path, "--profile", "big", "--account", "a")["queue"][0] == "mine"
