@@ -117,6 +117,12 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
         with contextlib.suppress(OSError):  # the terminal may be gone
             click.echo(f"hpcgpu: the start of {name} was interrupted, and its jobs are cancelled", err=True)
         sys.exit(130)
+    if cluster.options.cluster.notify and not adapt:
+        click.echo(
+            "hpcgpu: nobody manages this cluster after this command, so --notify is not told until a program attaches "
+            "to it: add --adapt, and the scheduler job manages it",
+            err=True,
+        )
     jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
     cluster.detach()
     try:

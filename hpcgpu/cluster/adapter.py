@@ -22,6 +22,7 @@ from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.closing import Closing
 from hpcgpu.cluster.exit import guard, unguard
 from hpcgpu.cluster.log import MessageLog
+from hpcgpu.cluster.notify import Callbacks, Notices
 from hpcgpu.cluster.periodic import Periodic
 from hpcgpu.cluster.plan import Planner
 from hpcgpu.cluster.reconciler import Reconciler
@@ -63,6 +64,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
 
     system: ClassVar[str]
     directory: ClusterDirectory
+    _callbacks = Callbacks()
 
     def __init__(
         self,
@@ -79,6 +81,8 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         self._messages = messages
         self._status = Status.created
         self._periodic = Periodic(reconciler, options.cluster)
+        self._notices = Notices(self._state, options.cluster, self._callbacks, self)
+        self._periodic.look = self._notices.look
         self._starter = Starter(reconciler, self._periodic, options, security)
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -388,6 +392,8 @@ class Adapter(SpecCluster):  # type: ignore[misc]
                 await asyncio.wait_for(Cluster._close(self), 5)
             closing.finish()
             state.ownership.close()
+            state.tell("ended", state.failures.lost or f"cluster {state.name} was closed")
+        await self._notices.finish()
         self.status = Status.closed
         state.changed.set()
 

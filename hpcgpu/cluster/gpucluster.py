@@ -6,9 +6,8 @@ manages its jobs, and `hpcgpu.cluster.adapter` makes that a SpecCluster.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,13 +25,12 @@ from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.groups import WorkerGroup
 from hpcgpu.cluster.log import MessageLog
+from hpcgpu.cluster.notify import Callbacks
 from hpcgpu.cluster.ownership import Ownership
 from hpcgpu.cluster.reading import Readable
 from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT, Reconciler
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.configuration.resolve import resolve, resolve_group
-from hpcgpu.display.progress import Progress
-from hpcgpu.display.warn import warn
 from hpcgpu.errors import BatchError, ClusterError, ClusterExists, OptionError, Superseded
 from hpcgpu.options import values
 from hpcgpu.options.arguments import checked
@@ -57,6 +55,8 @@ class GPUCluster(Readable):
         Options of the scheduler job, or "local" to run the scheduler in this process.
     asynchronous : bool, default False
         Use from a running event loop, with ``await`` and ``async with``.
+    on_ending : callable, optional
+        Is called with the cluster, in a thread, before the walltime of the scheduler job ends; see `ending_notice`.
     **options
         See the page on options.
 
@@ -80,11 +80,13 @@ class GPUCluster(Readable):
         scheduler: dict[str, Any] | str | None = None,
         asynchronous: bool = False,
         loop: Any = None,
+        on_ending: Callable[[Any], object] | None = None,
         **options: Any,
     ) -> None:
         if given:
             cls = type(self).__name__
             raise OptionError(f"{cls} takes options by their names: write {cls}(name={str(given[0])[:60]!r}, ...)")
+        self._callbacks = Callbacks.taken(options, on_ending)
         asked: Options = resolve(self.system, {"scheduler": scheduler, **options})
         self.batch: BatchSystem = batch_system(self.system)
         self.batch.check()
@@ -97,10 +99,11 @@ class GPUCluster(Readable):
                 if (there := starting.existing(asked, self.batch)) is None:
                     raise
         if there is not None:
+            kept = asked.cluster
             self._attach(
-                there, asked.cluster.shutdown_on_close, wait=asked.cluster.wait, asynchronous=asynchronous, loop=loop
+                there, kept.shutdown_on_close, wait=kept.wait, asynchronous=asynchronous, loop=loop, notify=kept.notify
             )
-            self._tell_differences(asked)
+            starting.tell_differences(asked, self.options, self._log)
             return
         ends = asked.cluster.shutdown_on_close
         try:
@@ -159,7 +162,7 @@ class GPUCluster(Readable):
     # Clusters that exist
 
     @classmethod
-    def from_name(
+    def from_name(  # noqa: PLR0913  # users write these names
         cls,
         name: str | Path,
         *,
@@ -167,6 +170,8 @@ class GPUCluster(Readable):
         wait: bool = True,
         asynchronous: bool = False,
         loop: Any = None,
+        notify: str | Callable[[Any], object] | None = None,
+        on_ending: Callable[[Any], object] | None = None,
     ) -> Self:
         """Attach to a cluster that another program started, on this login node or on another.
 
@@ -183,6 +188,10 @@ class GPUCluster(Readable):
             Wait until the scheduler answers.
         asynchronous : bool, default False
             Use from a running event loop: ``await`` it.
+        notify : str or callable, optional
+            Default: the command with which the cluster was started.
+        on_ending : callable, optional
+            As with a new cluster.
 
         Raises
         ------
@@ -199,17 +208,26 @@ class GPUCluster(Readable):
         ClusterError
             It was closed, or none of its jobs is left.
         """
-        self = cls.__new__(cls)
-        self._attach(locate(name), shutdown_on_close, wait=wait, asynchronous=asynchronous, loop=loop)
+        self, told = cls.__new__(cls), dict[str, Any](notify=notify)
+        self._callbacks = Callbacks.taken(told, on_ending)
+        self._attach(locate(name), shutdown_on_close, wait=wait, asynchronous=asynchronous, loop=loop, **told)
         return self
 
     def _attach(
-        self, directory: ClusterDirectory, ends_jobs: bool, *, wait: bool, asynchronous: bool, loop: Any
+        self,
+        directory: ClusterDirectory,
+        ends_jobs: bool,
+        *,
+        wait: bool,
+        asynchronous: bool,
+        loop: Any,
+        notify: str | None = None,
     ) -> None:
         """Become the manager of a cluster that exists."""
         kept = starting.attachable(directory, self.system)
         name, parent = directory.path.name, directory.path.parent
         settings = replace(kept.options.cluster, cluster_directory=parent, name=name, jobs=0, wait=wait)
+        settings = replace(settings, notify=notify or settings.notify)
         self.batch = batch_system(self.system)
         self.batch.check()
         options = replace(kept.options, cluster=settings)
@@ -224,12 +242,6 @@ class GPUCluster(Readable):
                 with suppress(Exception):
                     self.close(timeout=CLOSE_TIMEOUT)
             raise
-
-    def _tell_differences(self, asked: Options) -> None:
-        """Warn of options that differ from the requested ones, because the cluster existed before."""
-        if differ := starting.differences(asked, self.options):
-            self._log(message := f"cluster {self._state.name} already existed: it keeps its own {', '.join(differ)}")
-            warn(message)
 
     @property
     def managing(self) -> bool:
@@ -397,29 +409,6 @@ class GPUCluster(Readable):
         self._resize(group, limits, adaptive)
         return adaptive
 
-    def settle(self) -> Awaitable[None] | None:
-        """Wait until the requested jobs are submitted, and the draining jobs have finished and are cancelled.
-
-        Raises
-        ------
-        ClusterError
-            The cluster has failed, or a job was refused.
-        """
-        self._check_usable()
-        return self.sync(self._settle)  # type: ignore[no-any-return]
-
-    async def _settle(self) -> None:
-        with Progress(self.options.cluster.quiet) as progress:
-            while tasks := [task for task in self._state.tasks if not task.done()]:
-                names = ", ".join(job.name for job in self._state.registry.draining)
-                what = f"{names} to finish running tasks and to move data" if names else "the queue"
-                progress.update(f"cluster {self.name}: waiting for {what}")
-                await asyncio.wait(tasks, timeout=0.5)
-        if not self._state.closing:
-            await self._state.poll()  # `jobs` now shows the result
-            await self.reconciler.refresh()
-        self._state.check()
-
     def add_worker_group(self, name: str, *, jobs: int = 0, **options: Any) -> None:
         """Add a group of worker jobs with other options: GPUs of another type, much memory, another queue.
 
@@ -445,6 +434,7 @@ class GPUCluster(Readable):
         if name in self._state.registry.groups:
             raise OptionError(f"a worker group named {name!r} exists: its size is set by scale(worker_group={name!r})")
         worker = resolve_group(name, options, self.options)
+        starting.warn_of_end(self.options.scheduler, worker)
         script = render.script_name(self.system, "worker", name)
         text = render.render(self.system, "worker", replace(self.options, worker=worker), self.directory.path, name)
         target = units.jobs_for(worker, jobs=jobs, call="add_worker_group: {}")

@@ -47,6 +47,8 @@ class Periodic:
         self.options = options
         reconciler.state.dispatcher.monitor.cadence.poll_interval = options.poll_interval
         self.tasks: set[asyncio.Task[None]] = set()
+        #: Is called after each poll and each decision.
+        self.look: Callable[[], None] = lambda: None
         self._errors: dict[str, str] = {}
 
     def watch_queue(self) -> None:
@@ -79,6 +81,7 @@ class Periodic:
                     continue
                 state.dispatcher.check_manager()
                 await reconciler.observe_queue()
+                self.look()
                 self._record_error("polling the queue", None)
             except Superseded as error:
                 state.supersede(str(error))
@@ -124,6 +127,7 @@ class Periodic:
                 if any(group.adaptive is not None for group in state.registry.groups.values()):
                     await self.reconciler.observe_load()
                 self.reconciler.decide()
+                self.look()
                 self._record_error("scaling", None)
             except NameLost:
                 state.poll_now.set()  # what watches the queue tells of it, and cancels the jobs

@@ -15,6 +15,7 @@ from typing import Any, TypedDict, overload
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.estimate import Estimate
+from hpcgpu.cluster.notify import Callbacks
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.display.progress import duration
 from hpcgpu.display.text import columns
@@ -204,6 +205,7 @@ def plan(cls: type[Any], *, scheduler: dict[str, Any] | str | None = None, **opt
     BatchError
         The batch system is not installed here, or it does not answer.
     """
+    Callbacks.taken(options, options.pop("on_ending", None))  # those of a start: a plan calls none
     asked = resolve(cls.system, {"scheduler": scheduler, **options})
     batch = batch_system(cls.system)
     batch.check()

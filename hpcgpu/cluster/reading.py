@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from hpcgpu.cluster import notebook, waiting
 from hpcgpu.cluster.adapter import Adapter
 from hpcgpu.cluster.groups import group_states
 from hpcgpu.cluster.scheduler_client import RpcClient
+from hpcgpu.display.progress import Progress
 from hpcgpu.display.table import JobTable
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import report
@@ -245,6 +246,29 @@ class Readable(Adapter):
         """
         self._check_usable()
         return super().get_client()
+
+    def settle(self) -> Awaitable[None] | None:
+        """Wait until the requested jobs are submitted, and the draining jobs have finished and are cancelled.
+
+        Raises
+        ------
+        ClusterError
+            The cluster has failed, or a job was refused.
+        """
+        self._check_usable()
+        return self.sync(self._settle)  # type: ignore[no-any-return]
+
+    async def _settle(self) -> None:
+        with Progress(self.options.cluster.quiet) as progress:
+            while tasks := [task for task in self._state.tasks if not task.done()]:
+                names = ", ".join(job.name for job in self._state.registry.draining)
+                what = f"{names} to finish running tasks and to move data" if names else "the queue"
+                progress.update(f"cluster {self.name}: waiting for {what}")
+                await asyncio.wait(tasks, timeout=0.5)
+        if not self._state.closing:
+            await self._state.poll()  # `jobs` now shows the result
+            await self.reconciler.refresh()
+        self._state.check()
 
     async def _get_logs(self, cluster: bool, scheduler: bool, workers: bool | Iterable[str]) -> Logs:
         return await in_thread(self._read_logs, cluster, scheduler, workers)

@@ -268,6 +268,7 @@ class Reconciler:
         state.failures.lose(failure)
         state.failed = self.cancelling = True
         state.messages.warn(failure)
+        state.tell("ended", failure)
         await self.cancel_lost()
 
     async def cancel_lost(self) -> None:
@@ -315,7 +316,9 @@ class Reconciler:
         """Warn once of those of many jobs of which no message tells."""
         if others := jobs[len(_few(jobs)) :]:
             infos = [job.info(now=self.state.now) for job in others]
-            self.state.messages.warn(f"{counted(len(others), 'more worker job')} {what}: {summary(infos)}")
+            message = f"{counted(len(others), 'more worker job')} {what}: {summary(infos)}"
+            self.state.messages.warn(message)
+            self.state.tell("job_lost", message)
 
     def _worker_job_ended(self, job: WorkerJob, phase: Ended) -> Outcome:
         """Record the end of a job that was not drained; return how it ended."""
@@ -337,6 +340,8 @@ class Reconciler:
                 last[group], messages[job] = job, job.failure_report()
         for job in jobs:
             message, group = messages.get(job, ""), job.group
+            if message:
+                self.state.tell("job_lost", message)
             if message and group.adaptive is not None:
                 group.adaptive.note(message.splitlines()[0], now=self.state.now)
             if message and group.failures.paused and job is last[group]:
@@ -427,6 +432,7 @@ class Reconciler:
         if group.adaptive is not None:
             group.adaptive.note(message, now=now)
         message += f". Log: {job.log}\n{job.log_tail(node=job.work.absence.node)}"
+        state.tell("job_lost", message)
         if group.failures.paused:
             state.report(message, group.name)
         else:

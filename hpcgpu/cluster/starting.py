@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -25,11 +25,12 @@ from hpcgpu.cluster.jobs import Registry
 from hpcgpu.cluster.periodic import Periodic
 from hpcgpu.cluster.reconciler import Reconciler
 from hpcgpu.cluster.scheduler_job import SchedulerJob
+from hpcgpu.display.progress import duration
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import ClusterError, NotTrusted, OptionError
 from hpcgpu.fabric import interfaces
 from hpcgpu.fabric import settings as fabric_settings
-from hpcgpu.options.common import DEFAULT, Options, WorkerOptions
+from hpcgpu.options.common import DEFAULT, Options, SchedulerOptions, WorkerOptions
 from hpcgpu.posix import paths
 from hpcgpu.posix.ownership import check_place, private_directory
 from hpcgpu.remote.lookup import batch_of, live_jobs, system_of, unended
@@ -49,7 +50,9 @@ __all__ = [
     "differences",
     "existing",
     "registry_of",
+    "tell_differences",
     "warn_of_doubts",
+    "warn_of_end",
 ]
 
 
@@ -149,6 +152,20 @@ def warn_of_doubts(options: Options) -> None:
         )
     for doubt in fabric_settings.doubts(options.worker):
         warn(doubt)
+    warn_of_end(options.scheduler, options.worker)
+
+
+def warn_of_end(scheduler: SchedulerOptions | None, worker: WorkerOptions) -> None:
+    """Warn if the walltime of the scheduler job is shorter than that of worker jobs."""
+    if scheduler is None or scheduler.walltime is None or worker.walltime is None:
+        return
+    if scheduler.walltime >= worker.walltime:
+        return
+    has, have = duration(scheduler.walltime), duration(worker.walltime)
+    warn(
+        f"the walltime of the scheduler job, {has}, is shorter than that of the worker jobs, {have}: the cluster ends "
+        f"with the scheduler job. Write scheduler={{'walltime': ...}} with at least {have}"
+    )
 
 
 def existing(options: Options, batch: BatchSystem) -> ClusterDirectory | None:
@@ -162,6 +179,13 @@ def existing(options: Options, batch: BatchSystem) -> ClusterDirectory | None:
         return None
     directory.check_format()
     return directory if live_jobs(directory, batch) else None
+
+
+def tell_differences(asked: Options, had: Options, log: Callable[[str], None]) -> None:
+    """Warn of options that differ from the requested ones, because the cluster existed before."""
+    if differ := differences(asked, had):
+        log(message := f"cluster {had.cluster.name} already existed: it keeps its own {', '.join(differ)}")
+        warn(message)
 
 
 def differences(asked: Options, had: Options) -> list[str]:

@@ -65,6 +65,8 @@ class ClusterState:
         Wake what watches the queue, decides on the size, and sends heartbeats to the scheduler.
     tasks : set of asyncio.Task
         Submits and drains that are under way.
+    tell : callable
+        Tells a user who does not look of an event, with a message; see `hpcgpu.cluster.events.Notice`.
     """
 
     name: str
@@ -84,6 +86,7 @@ class ClusterState:
     decide_now: asyncio.Event = field(default_factory=asyncio.Event)
     heartbeat_now: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tell: Callable[[str, str], None] = lambda event, message: None
 
     @property
     def now(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from hpcgpu.cluster.gpucluster import GPUCluster
@@ -31,6 +32,7 @@ class SlurmGPUCluster(GPUCluster):
             scheduler: typed.SlurmSchedulerArguments | Literal["local"] | None = None,
             asynchronous: bool = False,
             loop: Any = None,
+            on_ending: Callable[[Any], object] | None = None,
             **options: Unpack[typed.SlurmArguments],
         ) -> None: ...
 
@@ -53,6 +55,7 @@ class PBSGPUCluster(GPUCluster):
             scheduler: typed.PBSSchedulerArguments | Literal["local"] | None = None,
             asynchronous: bool = False,
             loop: Any = None,
+            on_ending: Callable[[Any], object] | None = None,
             **options: Unpack[typed.PBSArguments],
         ) -> None: ...
 
@@ -78,6 +81,7 @@ class LocalGPUCluster(GPUCluster):
             scheduler: typed.LocalSchedulerArguments | Literal["local"] | None = None,
             asynchronous: bool = False,
             loop: Any = None,
+            on_ending: Callable[[Any], object] | None = None,
             **options: Unpack[typed.LocalArguments],
         ) -> None: ...
 

@@ -100,8 +100,14 @@ async def _start(contact: Contact, directory: ClusterDirectory) -> str:
 def main(path: Path) -> None:
     """Scale as the cluster directory requests, until the cluster ends."""
     directory = ClusterDirectory(path)
-    end = threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: end.set())
+    end, ended = threading.Event(), threading.Event()
+    signal.signal(signal.SIGHUP, lambda number, frame: end.set())  # another manager follows
+
+    def scheduler_ends(number: int, frame: object) -> None:
+        ended.set()
+        end.set()
+
+    signal.signal(signal.SIGTERM, scheduler_ends)
     # of the cluster: printed below; of its directory: said when it began
     warnings.simplefilter("ignore", ClusterWarning)
     Periodic.serves_requests = False
@@ -113,6 +119,8 @@ def main(path: Path) -> None:
         while not end.wait(1.0) and cluster.managing:
             printed = _print_new(cluster, printed)
     finally:
+        if ended.is_set() and cluster.managing:
+            cluster.reconciler.state.tell("ended", f"the scheduler of cluster {cluster.name} has ended")
         cluster.close()
         _print_new(cluster, printed)
 

@@ -25,10 +25,10 @@ _HEAD = '''"""What users may write for each option, as type checkers and editors
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 {imports}
 __all__ = [
 {exported}

@@ -5,10 +5,10 @@ Made from the options by tests/unit/test_typed.py, which compares it with them: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 __all__ = [
     "ClusterArguments",
@@ -43,6 +43,8 @@ class ClusterArguments(TypedDict, total=False):
     wait: bool | None
     if_exists: Literal["error", "connect"] | None
     environment_check: Literal["error", "warn", "off"] | None
+    notify: str | Callable[[Any], object] | None
+    ending_notice: str | float | timedelta | None
     quiet: bool | None
     n_jobs: int | None
 

@@ -335,6 +335,18 @@ class ClusterOptions:
         doc="What to do if client, scheduler and workers have software or GPUs that do not work together: 'error', "
         "or 'warn'. Smaller differences are warnings. 'off' compares nothing.",
     )
+    notify: str | None = option(
+        parse=values.notification,
+        doc="A command that is run when the cluster is ready, has lost a job, is paused, ends soon, or has ended. sh "
+        "runs it with HPCGPU_EVENT, HPCGPU_CLUSTER and HPCGPU_MESSAGE in its environment, and the message on its "
+        "stdin. In Python also a function, which is called with the event.",
+    )
+    ending_notice: float = option(
+        900.0,
+        parse=values.duration,
+        doc="How long before the end of the scheduler job's walltime `notify` is told, and `on_ending` is called; "
+        "seconds or '15m'. Half the walltime if that is shorter.",
+    )
     quiet: bool = option(False, parse=values.boolean, doc="Show no progress messages.")
 
 

@@ -52,6 +52,7 @@ def kind_of(f: Field[Any]) -> str:
         "Mapping[str, str | float]": "dict",
         "Mapping[str, str | int]": "dict",
         "Mapping[str, float]": "dict",
+        "Callable[[Any], object]": "callable",
     }.items():
         kind = kind.replace(annotation, words)
     kind = kind.replace("list[str] | tuple[str, ...]", "list of str").replace("Path", "path")
@@ -74,6 +75,7 @@ def describe(cls: Any, worker: type[WorkerOptions], scheduler: type[SchedulerOpt
     signature = [
         inspect.Parameter("scheduler", keyword, default=None),
         inspect.Parameter("asynchronous", keyword, default=False),
+        inspect.Parameter("on_ending", keyword, default=None),
     ]
     signature += [inspect.Parameter(name, keyword, default=None) for name in options]
     cls.__signature__ = inspect.Signature(signature)
@@ -88,6 +90,8 @@ scheduler : dict or "local", optional
     Options of the scheduler job (see below), or "local" to run the scheduler in this process.
 asynchronous : bool, default False
     Use from a running event loop, with ``await`` and ``async with``.
+on_ending : callable, optional
+    Is called with the cluster, in a thread, before the walltime of the scheduler job ends; see `ending_notice`.
 {parameters(ClusterOptions)}
 {parameters(worker)}
 

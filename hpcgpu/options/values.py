@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +37,7 @@ __all__ = [
     "listen_address",
     "memory",
     "natural",
+    "notification",
     "path",
     "path_on_node",
     "positive",
@@ -402,6 +403,13 @@ def existing_directory(name: str, value: str | Path) -> Path:
     if not os.path.isdir(there):  # noqa: PTH112  likewise
         raise OptionError(f"{name}={_shown(str(value))} is not a directory")
     return there
+
+
+def notification(name: str, value: str | Callable[[Any], object]) -> str:
+    """A command for sh, on one line. A function is for the cluster classes, which take it out of the options."""
+    if callable(value):
+        raise OptionError(f"{name} must be a command here, not a function: only the cluster classes take a function")
+    return filled(name, value)
 
 
 def listen_address(name: str, value: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import sys
 
 from hpcgpu.batch import batch_system
@@ -50,7 +51,7 @@ class Unattended:
         """
         if problem := await asyncio.to_thread(self._queue_answers):
             return problem
-        await self.stop()
+        await self.stop(replaced=True)
         with open(self.directory.logs / LOG, "ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -88,13 +89,19 @@ class Unattended:
             return f"compute nodes of this site cannot submit jobs: {error}"
         return ""
 
-    async def stop(self) -> None:
-        """End it."""
+    async def stop(self, *, replaced: bool = False) -> None:
+        """End it.
+
+        Parameters
+        ----------
+        replaced : bool, default False
+            Another one follows: the cluster does not end.
+        """
         process, self._process = self._process, None
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+            process.send_signal(signal.SIGHUP if replaced else signal.SIGTERM)
         try:
             await asyncio.wait_for(process.wait(), 5)
         except TimeoutError:

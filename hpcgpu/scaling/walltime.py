@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["lifetime", "margin", "query_after"]
+__all__ = ["ends_soon", "lifetime", "margin", "query_after"]
 
 #: Bytes per second at which data is reckoned to move to other workers: a slow network's.
 _MOVING_RATE = 100e6
@@ -50,3 +50,20 @@ def query_after(walltime: float | None, chance: float) -> float:
     """
     latest = _QUERY_LATEST if walltime is None else min(_QUERY_LATEST, walltime / 4)
     return latest * (1 + 3 * chance) / 4
+
+
+def ends_soon(start: float | None, end: float, notice: float, *, now: float) -> bool:
+    """Return whether a walltime ends soon: within the notice, or within its second half if that is shorter.
+
+    Parameters
+    ----------
+    start : float or None
+        Epoch seconds at which the job started; None if it is not known.
+    end : float
+        Epoch seconds.
+    notice : float
+        Seconds.
+    now : float
+        Epoch seconds.
+    """
+    return end - now <= (notice if start is None else min(notice, max(0.0, end - start) / 2))

@@ -12,6 +12,7 @@ directory, and its name, is in `claims`.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 from typing import Any, Self
@@ -107,6 +108,16 @@ class ClusterDirectory(Contacts, Journal, Managers):
                 if not isinstance(error, FileNotFoundError) or name == "cluster.json":
                     found.append(f"{self.path / name} cannot be read: {error.strerror}")
         return found
+
+    def first(self, event: str) -> bool:
+        """Record that somebody is told of an event; return whether nobody was before, also if that is not known."""
+        try:
+            os.close(os.open(self.path / f"told-{event}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            return False
+        except OSError:  # a full disk, or no directory any more: twice is better than never
+            return True
+        return True
 
     def remove_secrets(self) -> None:
         """Remove what gives access to the cluster; logs, scripts and journal stay."""

@@ -78,7 +78,11 @@ def test_the_options_in_an_example_exist(how: str, text: str) -> None:
         name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
         if name not in SYSTEMS or not isinstance(node, ast.Call):
             continue
-        given = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords if k.arg != "asynchronous"}
+        given = {
+            str(k.arg): ast.literal_eval(k.value)
+            for k in node.keywords
+            if k.arg != "asynchronous" and not isinstance(k.value, ast.Name)  # a function of the example
+        }
         resolve(SYSTEMS[name], given)
 
 
