@@ -49,7 +49,7 @@ class JobBillJSON(TypedDict):
     #: Why, in words.
     reason: str
     #: GPUs that it requested.
-    gpus: int
+    gpus: int | None
     #: Seconds since 1970 of its submit, start and end.
     submitted: float
     started: float | None
@@ -88,7 +88,7 @@ class JobBill:
     id, name, kind, group : str
     state, reason : str
         How it ended or its state now, and why.
-    gpus : int
+    gpus : int or None
         GPUs that it requested.
     submitted : float
         Epoch seconds.
@@ -117,7 +117,7 @@ class JobBill:
     group: str
     state: str
     reason: str
-    gpus: int
+    gpus: int | None
     submitted: float
     started: float | None = None
     ended: float | None = None
@@ -204,7 +204,7 @@ def bill(  # noqa: PLR0913  # what is known of one job, from four places
     submit: Submit,
     used: JobUsage | None,
     status: JobStatus | None,
-    gpus: int,
+    gpus: int | None,
     *,
     now: float,
     over: float | None = None,
@@ -220,8 +220,8 @@ def bill(  # noqa: PLR0913  # what is known of one job, from four places
         What the scheduler kept.
     status : JobStatus or None
         What the queue or the accounting says; None if neither knows it.
-    gpus : int
-        GPUs that it requested.
+    gpus : int or None
+        GPUs that it requested; None if that is not known.
     now : float
         Epoch seconds.
     over : float or None
@@ -242,7 +242,7 @@ def bill(  # noqa: PLR0913  # what is known of one job, from four places
     worker = submit.kind == "worker" and used is not None
     mean = used.utilization.mean if worker and used is not None else None
     memory = used.memory.mean if worker and used is not None else None
-    hours = None if ran is None else gpus * ran / 3600
+    hours = None if ran is None or gpus is None else gpus * ran / 3600
     before, busy, after = _parts(used, times.started, ran, gpus) if worker else (None, None, None)
     return JobBill(
         id=submit.job_id or "",
@@ -282,10 +282,10 @@ def _had_none(started: float | None, ended: float | None, written: float | None)
 
 
 def _parts(
-    used: JobUsage | None, started: float | None, ran: float | None, gpus: int
+    used: JobUsage | None, started: float | None, ran: float | None, gpus: int | None
 ) -> tuple[float | None, float | None, float | None]:
     """Return the GPU hours before the first task of each GPU, with tasks, and without later: together all of them."""
-    if used is None or ran is None:
+    if used is None or ran is None or gpus is None:
         return None, None, None
     if started is None:
         return 0.0, 0.0, 0.0

@@ -133,6 +133,8 @@ def remove(one: Ended) -> None:
         It could not be removed whole.
     """
     path = one.directory.path
+    if not one.directory.closed:
+        return
     gone = ClusterDirectory(path.with_name(f"{_REMOVING}{secrets.token_hex(8)}"))
     path.rename(gone.path)
     if not gone.closed or gone.path.is_symlink():  # another cluster has got the name meanwhile
@@ -145,5 +147,7 @@ def remove_leftovers(roots: Iterable[Path]) -> None:
     """Remove what an earlier call could not remove whole."""
     for path in (path for root in roots for path in root.glob(f"{_REMOVING}*")):
         about = os.lstat(path)
-        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
+        journal = path / "journal.jsonl"
+        ended = ClusterDirectory(path).closed or not journal.exists()  # else it has got here by a race, and lives
+        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and ended:
             shutil.rmtree(path, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from hpcgpu.batch.base import BatchSystem, JobStatus
@@ -44,8 +44,15 @@ def query(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus
     return {i: statuses[i] for i, submit in jobs.items() if i in statuses and statuses[i].name == submit.name}
 
 
-def known(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, JobStatus]:
+def known(directory: ClusterDirectory, batch: BatchSystem, more: Iterable[Submit] = ()) -> dict[str, JobStatus]:
     """Return by id what queue or accounting know of the jobs whose end the journal does not explain.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    batch : BatchSystem
+    more : iterable of Submit
+        Further jobs.
 
     Raises
     ------
@@ -53,7 +60,8 @@ def known(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, JobStatu
         The queue does not answer, or is not that of the cluster.
     """
     check_queue(directory, batch)
-    jobs = {submit.job_id: submit for submit in directory.submits() if submit.job_id is not None and submit.how is None}
+    submits = [*directory.submits(), *more]
+    jobs = {submit.job_id: submit for submit in submits if submit.job_id is not None and submit.how is None}
     statuses = query(jobs, batch)
     if gone := set(jobs) - set(statuses):
         statuses |= {

@@ -158,10 +158,11 @@ class Report:
     def _head(self) -> list[tuple[str, str]]:
         """Return what stands above the table: names and texts."""
         workers = sum(job.kind == "worker" for job in self.jobs)
+        scheduler = " and the scheduler job" * any(job.kind == "scheduler" for job in self.jobs)
         state = "its jobs have ended" if self.ended else "not all of its jobs have ended"
         lines = [
             ("cluster", f"{self.name} on {self.system}: {state}"),
-            ("GPU hours", f"{_number(self.gpu_hours)} of {counted(workers, 'worker job')} and the scheduler job"),
+            ("GPU hours", f"{_number(self.gpu_hours)} of {counted(workers, 'worker job')}{scheduler}"),
         ]
         if self.gpu_hours:
             lines += [("", text) for text in self._parts()]
@@ -225,11 +226,6 @@ def report(directory: ClusterDirectory) -> Report:
         with suppress(OSError, TimeoutError, ValueError):  # its file is a minute old at most
             asyncio.run(_let_write(contact, directory))
     now, problems = time.time(), list[str]()
-    statuses: dict[str, JobStatus] = {}
-    try:
-        statuses = known(directory, batch_of(directory))
-    except BatchError as error:
-        problems.append(str(error))
     kept = usage.read(directory.path)
     problems += kept.problems
     if not kept.jobs and not kept.problems:
@@ -238,6 +234,12 @@ def report(directory: ClusterDirectory) -> Report:
         problems.append(f"What the oldest jobs did: {directory.path / usage.FILE} has the last ones only.")
     options = _options(directory, problems)
     submits = [submit for submit in directory.submits() if not submit.refused]
+    by_hand = _by_hand(submits, kept.jobs)
+    statuses: dict[str, JobStatus] = {}
+    try:
+        statuses = known(directory, batch_of(directory), [submit for submit, _ in by_hand])
+    except BatchError as error:
+        problems.append(str(error))
     over = directory.over()
     written = max((job.last for job in kept.jobs.values()), default=None) if kept.whole else None
     jobs = [
@@ -245,12 +247,12 @@ def report(directory: ClusterDirectory) -> Report:
             submit,
             kept.jobs.get(submit.job_id or ""),
             statuses.get(submit.job_id or ""),
-            options.gpus(submit.kind, submit.group) if options is not None else 0,
+            gpus,
             now=now,
             over=over,
             written=written,
         )
-        for submit in submits
+        for submit, gpus in (*((one, _gpus(one, options, kept.jobs)) for one in submits), *by_hand)
     ]
     return Report(
         name=directory.path.name,
@@ -259,7 +261,7 @@ def report(directory: ClusterDirectory) -> Report:
         time=now,
         ended=all(job.state in _ENDED for job in jobs),
         jobs=jobs,
-        advice=advice(jobs, _used(submits, kept.jobs)),
+        advice=advice(jobs, kept.jobs.values()),
         problems=[*problems, *_unknown(jobs), *directory.damage()],
     )
 
@@ -269,8 +271,21 @@ async def _let_write(contact: Contact, directory: ClusterDirectory) -> None:
         await asyncio.wait_for(scheduler.hpcgpu_usage(), _TIMEOUT)
 
 
-def _used(submits: Iterable[Submit], kept: Mapping[str, JobUsage]) -> list[JobUsage]:
-    return [kept[submit.job_id] for submit in submits if submit.job_id is not None and submit.job_id in kept]
+def _by_hand(submits: Iterable[Submit], kept: Mapping[str, JobUsage]) -> list[tuple[Submit, int]]:
+    """Return jobs that had workers and are not in the journal, and their GPUs: a person submitted them."""
+    known = {submit.job_id for submit in submits}
+    return [
+        (Submit(job.name, job.kind, time=job.began or job.last, job_id=job.id), job.gpus)
+        for job in kept.values()
+        if job.id not in known
+    ]
+
+
+def _gpus(submit: Submit, options: saved.Saved | None, kept: Mapping[str, JobUsage]) -> int | None:
+    """Return how many GPUs a job requested; without the options, those whose workers were connected."""
+    known = options.gpus(submit.kind, submit.group) if options is not None else None
+    used = kept.get(submit.job_id or "")
+    return known if known is not None else (used.gpus or None) if used is not None else None
 
 
 def _options(directory: ClusterDirectory, problems: list[str]) -> saved.Saved | None:
@@ -284,10 +299,13 @@ def _options(directory: ClusterDirectory, problems: list[str]) -> saved.Saved | 
 def _unknown(jobs: Iterable[JobBill]) -> list[str]:
     """Return what is not known of the times of jobs."""
     unknown = [job for job in jobs if job.ran is None]
+    uncounted = [job for job in jobs if job.gpus is None and job.ran is not None]
     later = [job for job in jobs if job.ended_later and job.ran is not None]
     text = []
     if unknown:
         text.append(f"When {counted(len(unknown), 'job')} started or ended: the queue has forgotten it.")
+    if uncounted:
+        text.append(f"How many GPUs {counted(len(uncounted), 'job')} requested.")
     if later:
         text.append(
             f"When {counted(len(later), 'job')} ended: the queue has forgotten it. The time at which the scheduler "

@@ -79,7 +79,9 @@ class Usage:
         #: Tasks that each worker has done since the last sample, by its address.
         self.done: Counter[str] = Counter()
         self._seen: dict[WorkerState, _Seen] = {}
-        self._worked: dict[str, set[str]] = {}
+        #: Names of workers with GPUs, and of those that have had tasks, by the id of their job.
+        self._names: dict[str, set[object]] = {}
+        self._worked: dict[str, set[object]] = {}
         self._losses: list[tuple[float, JobUsage, int]] = []
         self._sampling = PeriodicCallback(self._sample_again, period(0) * 1000)
         self._file: _File | None = None
@@ -185,6 +187,12 @@ class Usage:
         job.began = min(filter(None, (job.began, told["began"])), default=None)  # nodes of a job start one by one
         model = ws.extra.get(METRIC) or {}
         job.model, job.memory_total = model.get("model", ""), model.get("memory_total")
+        if told["id"] == getattr(self._file and self._file.own, "id", None):  # one job for scheduler and workers
+            job.kind = "worker"
+        names = self._names.setdefault(job.id, set())
+        if _gpus(ws) and ws.name not in names:
+            names.add(ws.name)
+            job.gpus += 1
         if not _gpus(ws) and job.spilled is None:  # dask-cuda's workers do not say what they spill
             job.spilled = 0
         return job

@@ -33,12 +33,12 @@ class Saved:
     options: Options
     groups: Mapping[str, WorkerOptions]
 
-    def gpus(self, kind: str, group: str) -> int:
-        """Return how many GPUs a job of this kind and group requests; 0 where that is not known."""
+    def gpus(self, kind: str, group: str) -> int | None:
+        """Return how many GPUs a job of this kind and group requests; None where that is not known."""
         if kind == "scheduler":
             return self.options.scheduler.gpus_per_node if self.options.scheduler is not None else 0
         found = {DEFAULT: self.options.worker, **self.groups}.get(group)
-        return found.nodes_per_job * found.gpus_per_node if found is not None else 0
+        return found.nodes_per_job * found.gpus_per_node if found is not None else None
 
 
 def write(directory: ClusterDirectory, options: Options, groups: Mapping[str, WorkerOptions] | None = None) -> None:

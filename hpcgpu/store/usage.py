@@ -63,6 +63,8 @@ class JobUsage:
         Epoch seconds at which the job began, as it knows itself.
     last : float
         Epoch seconds at which one of its workers was connected last.
+    gpus : int
+        GPUs whose workers were ever connected.
     firsts : list of float
         For each worker that ever had tasks, epoch seconds at which it had some for the first time.
     seconds, busy : float
@@ -91,6 +93,7 @@ class JobUsage:
     kind: str = "worker"
     began: float | None = None
     last: float = 0.0
+    gpus: int = 0
     firsts: list[float] = field(default_factory=list)
     seconds: float = 0.0
     busy: float = 0.0

@@ -136,4 +136,5 @@ def test_a_cluster_without_jobs_or_files_has_a_report_that_says_what_is_not_know
     (cluster.directory.path / "options.json").unlink()
     text = hpcgpu("report", "demo").stdout
     assert "line 1 of" in text and "usage.jsonl is damaged" in text
+    assert "GPU hours  0.00 of 0 worker jobs and the scheduler job" in text and "How many GPUs 1 job requested." in text
     assert "The GPUs of the jobs: the options of cluster 'demo' cannot be read" in text

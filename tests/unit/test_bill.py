@@ -85,6 +85,7 @@ def test_what_nobody_knows_is_none_and_not_zero() -> None:
     assert parts(job) == (None,) * 4
     assert (job.tasks_done, job.sent, job.spilled, job.memory_peak, job.utilization_mean) == (None,) * 5
     assert bill(submit(), None, None, 4, now=99 * HOUR).state == "unknown"
+    assert parts(bill(submit(), used(), ENDED, None, now=9 * HOUR)) == (None,) * 4, "how many GPUs is not known"
     without = bill(submit(), None, ENDED, 1, now=9 * HOUR)
     assert parts(without) == (4, None, None, None), "the scheduler kept nothing"
 
