@@ -22,6 +22,7 @@ extensions = ["sphinx.ext.autodoc", "numpydoc", "hpcgpu.sphinx"]
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 default_role = "code"
+highlight_language = "none"  # of what is behind a double colon: output, not Python
 smartquotes = False  # it makes a dash of --gres and curly quotes: what is copied from a page would not work
 
 html_theme = "pydata_sphinx_theme"
