@@ -1,11 +1,14 @@
-"""One line that shows what a program waits for: live on a terminal, else a new line at each change."""
+"""One line that shows what a program waits for: live on a terminal and in a notebook, else one at each change."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.status import Status
@@ -55,8 +58,45 @@ def ending(ids: Sequence[str]) -> str:
     return f"{'jobs' if len(ids) > 1 else 'job'} {' '.join(ids[:5])}{more}"
 
 
+class _Cell:
+    """A line in the output of a notebook's cell, which changes in place. It needs IPython alone, no widget.
+
+    Parameters
+    ----------
+    display : callable
+        ``IPython.display.display``.
+    """
+
+    def __init__(self, display: Callable[..., Any]) -> None:
+        self._display = display
+        self._handle: Any = None
+        self._line = ""
+
+    def show(self, line: str) -> None:
+        """Show this line instead of the last one."""
+        if line == self._line:
+            return
+        content, self._line = {"text/plain": f"hpcgpu: {line}"}, line
+        with contextlib.suppress(Exception):  # a kernel that is ending; what is waited for must not fail because of it
+            if self._handle is None:
+                self._handle = self._display(content, raw=True, display_id=True)
+            else:
+                self._handle.update(content, raw=True)
+
+
+def _cell() -> _Cell | None:
+    """Return the output of the cell that runs, None outside of a notebook. It imports nothing there."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or getattr(shell, "kernel", None) is None:
+        return None
+    from IPython.display import display
+
+    return _Cell(display)
+
+
 class Progress:
-    """Shows on stderr what a program waits for.
+    """Shows what a program waits for: on stderr, or in the output of a notebook's cell.
 
     Parameters
     ----------
@@ -73,6 +113,8 @@ class Progress:
         self.console = Console(stderr=True, highlight=False)
         self.clock = clock
         self._live: Status | None = None
+        self._cell = None if quiet else _cell()
+        self._what, self._begun = "", clock()
         self._printed = ("", -1e9)
 
     def __enter__(self) -> Progress:
@@ -83,16 +125,22 @@ class Progress:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        if self._cell is not None and self._what:  # it stays in the cell, so it must be true from now on
+            how = "done" if kind is None else "not done"
+            self._cell.show(f"{self._what}: {how}, after {duration(self.clock() - self._begun)}")
 
     def update(self, what: str, detail: str = "") -> None:
         """Show ``what: detail``.
 
-        Away from a terminal a line is printed when `what` changes, when `detail` changes in more than its numbers (but
-        not more often than each 10 s), and each minute.
+        In a notebook the cell has one line, which changes. Away from both a line is printed when `what` changes, when
+        `detail` changes in more than its numbers (but not more often than each 10 s), and each minute.
         """
         if self.quiet:
             return
-        line = printable(f"{what}: {detail}" if detail else what)
+        line, self._what = printable(f"{what}: {detail}" if detail else what), printable(what)
+        if self._cell is not None:
+            self._cell.show(line)
+            return
         if self.console.is_terminal and not self.console.is_dumb_terminal:  # rich shows nothing that moves on TERM=dumb
             if self._live is None:
                 self._live = self.console.status(Text(line))
