@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +154,20 @@ class Drawing:
     def asked(self) -> Any:
         """What the controls asked for."""
         return self.page.evaluate("() => window.asked")
+
+
+PICTURES = Path(__file__).parents[2] / "docs" / "_static"
+
+
+def kept(part: Any, name: str) -> None:
+    """Compare the size of a picture of the docs with what is drawn; or make the picture anew."""
+    path = PICTURES / name
+    if os.environ.get("HPCGPU_UPDATE_PICTURES"):
+        path.parent.mkdir(exist_ok=True)
+        part.screenshot(path=str(path))
+    box = part.bounding_box()
+    size = struct.unpack(">II", path.read_bytes()[16:24])  # fonts differ between machines: the pixels do
+    assert abs(size[0] - box["width"]) < 40 and abs(size[1] - box["height"]) < 120, (
+        f"docs/_static/{name} is not the picture of today: HPCGPU_UPDATE_PICTURES=1 makes it anew"
+    )
+    assert path.stat().st_size < 300_000

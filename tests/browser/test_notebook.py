@@ -10,11 +10,12 @@ from browser import Jupyter, Notebook, Servers
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import Until
-from tests.helpers import GPU, block_queue, in_queue
+from tests.helpers import GPU, block_queue, hpcgpu, in_queue
 
 pytestmark = pytest.mark.usefixtures("fake_gpus")
 
 START = f"from hpcgpu import LocalGPUCluster\ncluster = LocalGPUCluster(name='flights', jobs=1, **{GPU!r})"
+WITH, WITHOUT = ([f"--ServerApp.jpserver_extensions=hpcgpu.jupyter={on}"] for on in (True, False))
 BLOCK = "cluster.wait_for_workers(2)\nprint('the workers are there')"
 
 
@@ -40,4 +41,69 @@ def test_a_job_waits_with_its_reason_and_then_runs_while_the_cell_blocks(
     row.get_by_text("running").wait_for()
     widget.get_by_text("closed", exact=True).wait_for()
     until(lambda: not in_queue(queue, "flights"), "the jobs end")
+    assert page.errors == []
+
+
+def test_the_controls_change_the_cluster_and_show_errors_and_logs(
+    jupyter: Servers, page: Any, queue: LocalQueue, until: Until
+) -> None:
+    """Without the extension of the server: requests go to the kernel."""
+    notebook = started(jupyter(arguments=WITHOUT), page, "cluster.wait_for_workers(2)")
+    widget = notebook.output(1).locator(".hpcgpu")
+    widget.locator(".hpcgpu-gpu", has_text="flights-0-1").wait_for()
+    notebook.wait_idle()
+
+    widget.get_by_label("Fewest").fill("0")
+    widget.get_by_label("Most").fill("0")
+    widget.get_by_role("button", name="Adapt").click()
+    widget.get_by_role("alert").filter(has_text="maximum").wait_for()
+
+    widget.get_by_label("Size of the cluster").fill("2")
+    widget.get_by_role("button", name="Scale").click()
+    widget.get_by_text("Scale: done.").wait_for()
+    widget.locator("tr", has_text="flights-1").get_by_text("running").wait_for()
+
+    widget.get_by_role("button", name="flights-0").click()
+    widget.get_by_role("region", name="Log of flights-0").get_by_text("dask cuda worker").first.wait_for()
+
+    widget.get_by_role("button", name="Stop").click()
+    widget.get_by_role("button", name="Stop the cluster").click()
+    widget.get_by_text("closed", exact=True).wait_for()
+    until(lambda: not in_queue(queue, "flights"), "the jobs end")
+    assert page.errors == []
+
+
+def test_with_the_extension_of_the_server_the_controls_work_while_a_cell_blocks(
+    jupyter: Servers, page: Any, queue: LocalQueue, until: Until
+) -> None:
+    """Under the path prefix of a hub."""
+    notebook = started(jupyter("/user/ada/", arguments=WITH), page, "cluster.wait_for_workers(4)")
+    widget = notebook.output(1).locator(".hpcgpu")
+    widget.locator("a[href='/user/ada/hpcgpu/dashboard/flights/status']").wait_for()
+    notebook.wait_busy()
+    widget.get_by_label("Size of the cluster").fill("2")
+    widget.get_by_role("button", name="Scale").click()
+    widget.get_by_text("Scale: done.").wait_for()
+    widget.locator("tr", has_text="flights-1").get_by_text("running").wait_for()
+    widget.get_by_role("button", name="flights-0").click()
+    widget.get_by_role("region", name="Log of flights-0").get_by_text("dask cuda worker").first.wait_for()
+    widget.get_by_role("button", name="Stop").click()
+    widget.get_by_role("button", name="Stop the cluster").click()
+    until(lambda: not in_queue(queue, "flights"), "the jobs end")
+    assert page.errors == []
+
+
+def test_a_detached_cluster_continues_and_the_widget_says_that_it_no_longer_follows_it(
+    jupyter: Servers, page: Any, queue: LocalQueue, until: Until
+) -> None:
+    notebook = started(jupyter(arguments=WITHOUT), page)
+    widget = notebook.output(1).locator(".hpcgpu")
+    widget.locator("tr", has_text="flights-0").get_by_text("running").wait_for()
+    notebook.wait_idle()
+    widget.get_by_role("button", name="Detach").click()
+    widget.get_by_role("alertdialog").get_by_role("button", name="Detach").click()
+    widget.get_by_text("This program no longer follows the cluster").wait_for()
+    assert widget.locator(".hpcgpu-state").inner_text() == "running"
+    assert len(in_queue(queue, "flights")) == 2
+    assert hpcgpu("stop", "flights").returncode == 0
     assert page.errors == []

@@ -540,6 +540,8 @@ function controls(actions) {
   const element = el("div", {}, bars, confirm, said, failed);
   let latest = null;
   let filled = false;
+  let leave = () => {};
+  confirm.addEventListener("keydown", (event) => event.key === "Escape" && leave());
 
   // Run what the user asked for; say that it is done, or why not.
   async function act(button, doing, done, request) {
@@ -588,7 +590,7 @@ function controls(actions) {
       button.focus();
     };
     no.addEventListener("click", hide);
-    confirm.onkeydown = (event) => event.key === "Escape" && hide();
+    leave = hide;
     yes.addEventListener("click", () => {
       hide();
       act(button, doing, done, request);
