@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,7 @@ from hpcgpu.errors import ClusterError
 from hpcgpu.posix.printable import printable
 from hpcgpu.remote.snapshot import Snapshot
 from hpcgpu.remote.snapshot import snapshot as snapshot_of
+from hpcgpu.runtime.wire import GPUState
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.widget.picture import picture
 
@@ -28,6 +29,7 @@ __all__ = ["bundle", "take", "widget_of"]
 _FIRST = 5.0
 #: Bytes of the end of a log.
 _TAIL = 64 * 1024
+_ENDS = (Status.closing, Status.closed)
 
 
 class Shown(Protocol):
@@ -39,12 +41,13 @@ class Shown(Protocol):
     loop: Any
     status: Status
 
-    def snapshot(self) -> Any: ...
+    def snapshot(self) -> Snapshot: ...
     def scale(self, **size: Any) -> Any: ...
     def adapt(self, **limits: Any) -> Any: ...
     def close(self) -> Any: ...
     def detach(self) -> Any: ...
     def _repr_html_(self) -> str: ...
+    def _snapshot(self, gpus: Iterable[GPUState]) -> Snapshot: ...
     async def _query_snapshot(self) -> Snapshot: ...
     async def _close(self) -> None: ...
     async def _detach(self) -> None: ...
@@ -52,16 +55,23 @@ class Shown(Protocol):
 
 def take(cluster: Shown) -> Snapshot:
     """Take a snapshot in a thread that is not the cluster's; also of one that this program has left."""
-    if cluster.asynchronous and cluster.status != Status.closed:
-        taken: Snapshot = sync(cluster.loop, cluster._query_snapshot, callback_timeout=_FIRST)
-    elif cluster.asynchronous:
-        taken = snapshot_of(cluster.directory.path)
-    else:
-        taken = cluster.snapshot()
-    if taken.state in ("closed", "ended") and not cluster.directory.closed:  # detached, or another program manages it
+    try:
+        taken = _ask(cluster) if cluster.status not in _ENDS else cluster._snapshot([])
+    except Exception:  # its event loop may end meanwhile
+        if cluster.status not in _ENDS:
+            raise
+        taken = cluster._snapshot([])
+    if taken.state in ("closed", "ended") and not cluster.directory.closing:  # detached, or another program manages it
         now = snapshot_of(cluster.directory.path)
         return replace(now, problem="; ".join(filter(None, dict.fromkeys([taken.problem, now.problem]))))
     return taken
+
+
+def _ask(cluster: Shown) -> Snapshot:
+    if cluster.asynchronous:
+        taken: Snapshot = sync(cluster.loop, cluster._query_snapshot, callback_timeout=_FIRST)
+        return taken
+    return cluster.snapshot()
 
 
 class _Control:

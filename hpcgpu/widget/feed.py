@@ -11,8 +11,8 @@ from hpcgpu.remote.snapshot import Snapshot
 
 __all__ = ["Feed"]
 
-#: Seconds between two snapshots, and how many times longer than a snapshot takes it waits at least.
-_INTERVAL, _SHARE = 2.0, 9
+#: Seconds between two snapshots. If they take long: it waits so many times longer, but not for more than this.
+_INTERVAL, _SHARE, _LONGEST = 2.0, 9, 20.0
 
 
 class Screen(Protocol):
@@ -72,8 +72,7 @@ class Feed:
         return self.latest
 
     def _run(self, off: threading.Event) -> None:
-        pause = 0.0
-        while not off.wait(pause):
+        while not off.is_set():
             over = self._over()  # before the snapshot: the last one is taken after the end
             begun = time.monotonic()
             try:
@@ -84,7 +83,9 @@ class Feed:
             finally:
                 self._first.set()
             if over:
-                break
-            pause = max(self._interval, _SHARE * (time.monotonic() - begun))
-        if not off.is_set():
-            self._screen.finish()
+                self._screen.finish()
+                return
+            taken = time.monotonic()
+            until = taken + max(self._interval, min(_LONGEST, _SHARE * (taken - begun)))
+            while time.monotonic() < until and not off.wait(self._interval) and not self._over():
+                pass

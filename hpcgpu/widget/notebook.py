@@ -108,6 +108,7 @@ class ClusterWidget(anywidget.AnyWidget):
             if not self._views:
                 self.feed.stop()
         elif what in _REQUESTS:
+            self.send({"id": content.get("id"), "begun": True})
             threading.Thread(target=self._answer, args=(content,), name=f"hpcgpu-widget-{what}", daemon=True).start()
 
     def _answer(self, content: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("fake_gpus")
 
 START = f"from hpcgpu import LocalGPUCluster\ncluster = LocalGPUCluster(name='flights', jobs=1, **{GPU!r})"
 WITH, WITHOUT = ([f"--ServerApp.jpserver_extensions=hpcgpu.jupyter={on}"] for on in (True, False))
+WHILE_IT_RUNS = "import time\nwhile cluster.status.name == 'running':\n    time.sleep(0.1)"
 BLOCK = "cluster.wait_for_workers(2)\nprint('the workers are there')"
 
 
@@ -77,7 +78,7 @@ def test_with_the_extension_of_the_server_the_controls_work_while_a_cell_blocks(
     jupyter: Servers, page: Any, queue: LocalQueue, until: Until
 ) -> None:
     """Under the path prefix of a hub."""
-    notebook = started(jupyter("/user/ada/", arguments=WITH), page, "cluster.wait_for_workers(4)")
+    notebook = started(jupyter("/user/ada/", arguments=WITH), page, WHILE_IT_RUNS)
     widget = notebook.output(1).locator(".hpcgpu")
     widget.locator("a[href='/user/ada/hpcgpu/dashboard/flights/status']").wait_for()
     notebook.wait_busy()
@@ -90,6 +91,7 @@ def test_with_the_extension_of_the_server_the_controls_work_while_a_cell_blocks(
     widget.get_by_role("button", name="Stop").click()
     widget.get_by_role("button", name="Stop the cluster").click()
     until(lambda: not in_queue(queue, "flights"), "the jobs end")
+    widget.get_by_text("closed", exact=True).or_(widget.get_by_text("ended", exact=True)).wait_for()
     assert page.errors == []
 
 

@@ -49,9 +49,9 @@ export function duration(seconds) {
   return minutes < 90 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
 }
 
-function clock(epoch, now) {
+function clock(epoch, now, seconds = false) {
   const time = new Date(epoch * 1000);
-  const text = time.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+  const text = time.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: seconds ? "2-digit" : undefined });
   if (time.toDateString() === new Date(now * 1000).toDateString()) return text;
   return `${time.toLocaleDateString([], { day: "numeric", month: "short" })}, ${text}`;
 }
@@ -253,6 +253,7 @@ function timeline() {
     const first = steps[0].time;
     const over = snapshot.jobs.every((job) => !ALIVE.has(job.state));
     const last = Math.max(over ? steps[steps.length - 1].time : snapshot.time, first + 1);
+    const short = last - first < 300;
     const scale = (time) => ((time - first) / (last - first)) * WIDTH;
     const columns = new Map(); // the last of each pixel is enough
     for (const step of steps) {
@@ -281,8 +282,8 @@ function timeline() {
       el(
         "div",
         { class: "hpcgpu-axis", "aria-hidden": "true" },
-        el("span", {}, clock(first, snapshot.time)),
-        el("span", {}, over ? clock(last, snapshot.time) : `now, ${clock(last, last)}`),
+        el("span", {}, clock(first, snapshot.time, short)),
+        el("span", {}, over ? clock(last, snapshot.time, short) : `now, ${clock(last, last, short)}`),
       ),
     );
     const entry = (name, text) => el("span", { class: `hpcgpu-key hpcgpu-key-${name}` }, text);
@@ -414,7 +415,7 @@ function header() {
   const name = el("span", { class: "hpcgpu-title" });
   const state = el("span", { class: "hpcgpu-state" });
   const link = el("a", { class: "hpcgpu-dashboard", target: "_blank", rel: "noopener noreferrer" }, "Dask dashboard");
-  const facts = el("dl", { class: "hpcgpu-facts" });
+  const facts = el("div", { class: "hpcgpu-facts" });
   const element = el("div", { class: "hpcgpu-head" }, el("div", { class: "hpcgpu-line" }, name, state, link), facts);
 
   function update(snapshot) {
@@ -431,7 +432,7 @@ function header() {
       ["GPU hours", `${snapshot.gpu_hours.toFixed(snapshot.gpu_hours < 10 ? 2 : 0)}`],
     ];
     if (snapshot.state === "closed" || snapshot.state === "ended") shown.splice(2, 1);
-    replace(facts, ...shown.map(([term, text]) => el("div", {}, el("dt", {}, term), el("dd", {}, text))));
+    replace(facts, ...shown.map(([term, text]) => el("div", {}, el("div", { class: "hpcgpu-term" }, term), el("div", { class: "hpcgpu-fact" }, text))));
   }
   return { element, update };
 }

@@ -8,6 +8,9 @@ import { clusterAddress, clusterView, request, serverActions, serverBase } from 
 const SLOW = 3000; // milliseconds without an answer of the kernel, after which the user is told why
 const OLD = 15000; // milliseconds without a new picture, after which the user is told so
 const POLL = 5000;
+const IDLE = 2000; // milliseconds within which a kernel that runs no cell begins with a request
+
+class Busy extends Error {}
 
 function kernelActions(model) {
   const open = new Map();
@@ -16,23 +19,30 @@ function kernelActions(model) {
   const answered = (message) => {
     const there = open.get(message?.id);
     if (!there) return;
+    if (message.begun) {
+      there.begun = true;
+      return;
+    }
     open.delete(message.id);
     if (message.error) there.reject(new Error(message.error));
     else there.resolve(message.result);
   };
   model.on("msg:custom", answered);
-  const ask = (what, body, note) =>
+  // If it is `urgent`, a kernel that does not begin with it is `Busy`; it still does it later.
+  const ask = (what, body, note, urgent = false) =>
     new Promise((resolve, reject) => {
       const id = `${mine}-${(last += 1)}`;
-      open.set(id, { resolve, reject });
+      open.set(id, { resolve, reject, begun: false });
       model.send({ id, do: what, body });
       const told = "The kernel is busy. It does this when the cell has ended.";
-      setTimeout(() => open.has(id) && note?.(told), SLOW);
+      const waits = () => open.has(id) && !open.get(id).begun;
+      if (urgent) setTimeout(() => waits() && reject(new Busy()), IDLE);
+      else setTimeout(() => waits() && note?.(told), SLOW);
     });
   const actions = {
     scale: (body, note) => ask("scale", body, note),
     adapt: (body, note) => ask("adapt", body, note),
-    stop: (note) => ask("stop", {}, note),
+    stop: (note, urgent) => ask("stop", {}, note, urgent),
     detach: (note) => ask("detach", {}, note),
     log: (job, note) => ask("log", { job }, note),
   };
@@ -58,6 +68,15 @@ function render({ model, el }) {
   let came = Date.now();
   const use = (what) => (...given) => (server?.[what] ?? kernel[what])(...given);
   const actions = Object.fromEntries(Object.keys(kernel).map((what) => [what, use(what)]));
+  // The program that has the cluster closes it. If it is busy the server stops the cluster; to close it twice does no harm.
+  actions.stop = async (note) => {
+    try {
+      return await kernel.stop(note, server !== null);
+    } catch (error) {
+      if (error instanceof Busy) return server.stop();
+      throw error;
+    }
+  };
   const view = clusterView(el, { actions });
 
   const show = (snapshot) => {
