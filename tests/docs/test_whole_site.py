@@ -22,7 +22,7 @@ def environment(tmp_path: Path) -> Path:
     """An environment with the packages of this one, and the configuration that the page shows."""
     folder = tmp_path / "sw"
     venv.create(folder, with_pip=False, symlinks=True)
-    packages = sysconfig.get_path("purelib", vars={"base": str(folder)})
+    packages = sysconfig.get_path("purelib", scheme="venv", vars={"base": str(folder)})
     hpcgpu = Path(__file__).parents[2]
     Path(packages, "shared.pth").write_text(f"{sysconfig.get_path('purelib')}\n{hpcgpu}\n")
     block = re.search(r"code-block:: yaml\n\n((?:   .*\n|\n)+)", PAGE)
