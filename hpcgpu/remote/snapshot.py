@@ -342,11 +342,8 @@ class Observer:
             log, workers = logs / batch.log_name(submit.name, job_id), connected[submit.name]
             job = _info(submit, job_id, self._statuses.get(job_id), workers, answer is not None, log, now=now)
             usual = waits.get(job.group) if job.state == JobState.PENDING.value else None
-            found.append(
-                replace(
-                    job, gpus=(kept.gpus(submit.kind, submit.group) if kept is not None else 0) or 0, usual_wait=usual
-                )
-            )
+            gpus = kept.gpus(submit.kind, submit.group) if kept is not None else None
+            found.append(replace(job, gpus=gpus or 0, usual_wait=usual))
         return found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,3 +219,53 @@ def test_of_many_jobs_it_shows_a_summary_and_a_few() -> None:
 
 def test_a_row_has_mean_and_peak_of_the_memory_and_the_whole() -> None:
     assert "3/9/40 GiB" in report([worker(**quantity(9 * GB) | {"memory_mean": 3 * GB})]).text(200)
+
+
+def example(
+    job_id: str, first: float, last: float, *, busy: float, use: float, memory: tuple[float, float]
+) -> JobUsage:
+    """What the scheduler kept of a job of the cluster that docs/report.rst shows."""
+    seconds = 8 * HOUR
+    return JobUsage(
+        id=job_id,
+        began=HOUR,
+        last=last,
+        firsts=[HOUR + first * HOUR] * 4,
+        busy=busy * HOUR,
+        utilization=Quantity(use * seconds, seconds, 97.0),
+        memory=Quantity(memory[0] * GB * seconds, seconds, memory[1] * GB),
+        memory_total=40 * GB,
+        done=round(busy * 2500),
+        lost=12 * (last < 3 * HOUR),
+        sent=round(10 * busy) * GB,
+    )
+
+
+def test_the_page_shows_what_the_report_prints() -> None:
+    over, failed = 3 * HOUR, 2.7 * HOUR
+    early = End(state="cancelled", start=HOUR - 480, end=over)
+    scheduler = Submit("demo-scheduler", "scheduler", time=HOUR - 600, job_id="4711", ended=True, how=early)
+    first, second = (submit(name=f"demo-{n}", job_id=str(4712 + n), time=HOUR - 590) for n in range(2))
+    by_cancel = End(state="cancelled", start=HOUR, end=over)
+    jobs = [
+        bill(scheduler, None, None, 1, now=9e9, over=over),
+        bill(
+            dataclasses.replace(first, how=by_cancel),
+            example("4712", 0.75, over, busy=4.1, use=58, memory=(5.1, 9.2)),
+            None,
+            4,
+            now=9e9,
+            over=over,
+        ),
+        bill(
+            dataclasses.replace(second, how=End(state="node_fail", start=HOUR, end=failed)),
+            example("4713", 0.7, failed, busy=3.2, use=55, memory=(4.9, 8.8)),
+            None,
+            4,
+            now=9e9,
+            over=over,
+        ),
+    ]
+    printed = report(jobs, advice=advice(jobs)).text(1000)
+    page = (Path(__file__).parents[2] / "docs" / "report.rst").read_text()
+    assert textwrap.indent(printed, "    ") in page, f"docs/report.rst must show:\n{printed}"
