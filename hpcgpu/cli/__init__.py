@@ -18,6 +18,7 @@ from hpcgpu.cli.clusters import adapt, list_clusters, scale, status, stop
 from hpcgpu.cli.configuration import completion, config
 from hpcgpu.cli.dashboard import dashboard
 from hpcgpu.cli.fabric import bench_fabric
+from hpcgpu.cli.jupyter import jupyter_config
 from hpcgpu.cli.logs import logs
 from hpcgpu.cli.options import system_option
 from hpcgpu.cli.plan import plan
@@ -112,6 +113,7 @@ for _command in (
     stop,
     clean,
     config,
+    jupyter_config,
     profiles,
     completion,
 ):

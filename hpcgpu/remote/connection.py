@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from distributed import Client
+from distributed.security import Security
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import explain
+from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.display.warn import warn
-from hpcgpu.errors import CertificateError, ClusterError
+from hpcgpu.errors import CertificateError, ClusterError, Damaged
 from hpcgpu.options import values
 from hpcgpu.posix.threads import in_thread
-from hpcgpu.remote.lookup import batch_of, locate
+from hpcgpu.remote.lookup import batch_of, directories, locate
 from hpcgpu.remote.queries import check_queue
 from hpcgpu.runtime.reach import SchedulerWatch, answers
 from hpcgpu.software.check import EnvironmentCheck, environments
 from hpcgpu.store import credentials, saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
-__all__ = ["connect", "wait_for_contact"]
+__all__ = ["connect", "security_for", "wait_for_contact"]
 
 
 def connect(
@@ -116,6 +119,30 @@ async def _compare(client: Client, comparison: EnvironmentCheck) -> None:
         raise ClusterError(fatal)
     if warning:
         warn(warning)
+
+
+def security_for(client: Mapping[str, Any]) -> Security | None:
+    """Return the credentials of the cluster whose scheduler has an address; None if none of ours has it.
+
+    Dask calls it for ``Client(address)`` without a security, if it is configured as
+    ``distributed.client.security-loader``: ``hpcgpu jupyter-config`` does so.
+
+    Parameters
+    ----------
+    client : mapping
+        It has the ``address``.
+
+    Raises
+    ------
+    NotTrusted
+        Another user can write to the directory of that cluster.
+    """
+    for directory in (found for root in cluster_directories() for found in directories(root)):
+        with suppress(OSError, Damaged):
+            contact = directory.contact()
+            if contact is not None and contact.client == client["address"]:
+                return credentials.security(ClusterDirectory.there(directory.path))
+    return None
 
 
 def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, Any]) -> Client:

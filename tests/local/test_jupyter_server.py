@@ -24,8 +24,8 @@ from tornado.websocket import websocket_connect
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from tests.conftest import wait_until
-from tests.helpers import CPU
+from tests.conftest import live, wait_until
+from tests.helpers import CPU, ON_CPUS, hpcgpu
 
 pytest.importorskip("jupyter_server", reason="the extra `jupyter` is not installed")
 pytest.importorskip("jupyter_server_proxy", reason="the extra `jupyter` is not installed")
@@ -325,3 +325,39 @@ def test_a_cluster_is_started_from_a_form_that_is_saved(
     assert code in (400, 409) and "exists" in again["message"]
     wait_until(lambda: server.ask("hpcgpu/api/clusters/new")[1]["workers"] == 1, "its worker is shown")
     assert server.ask("hpcgpu/api/clusters/new/stop", {})[0] == 200
+
+
+def test_dask_labextension_makes_our_clusters_and_the_code_that_it_writes_connects(
+    queue: LocalQueue, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("dask_labextension")
+    monkeypatch.setenv("DASK_CONFIG", str(home / "dask-config"))
+    done = hpcgpu("jupyter-config", *ON_CPUS, "--jobs", "1")
+    assert done.returncode == 0 and "labextension_hpcgpu.yaml is written" in done.stdout, done.stderr
+    with jupyter_server(home / "jupyter", "/user/ada/") as server:
+        place = "dask/clusters/0-1-2-3-4"
+        assert server.fetch(place, "PUT", {}, **LOGIN).code == 200, "it does not wait for the scheduler job"
+        wait_until(lambda: server.ask(place)[1]["workers"] == 1, "the worker is there")
+        model = server.ask(place)[1]
+        code = f'from dask.distributed import Client\n\nclient = Client("{model["scheduler_address"]}")\nclient'
+        told = subprocess.run(
+            [sys.executable, "-c", f"{code}\nprint(client.submit(sum, [1, 2]).result())\nclient.close()"],
+            capture_output=True,
+            text=True,
+            timeout=150,
+        )
+        assert told.stdout == "3\n", told.stderr
+        link = model["dashboard_link"]
+        assert link.startswith("/user/ada/proxy/"), "dask-labextension opens such links as they are"
+        page = server.fetch(link.removeprefix("/user/ada/"), **LOGIN)
+        assert page.code == 200 and b"Dask Diagnostic UI" in page.body
+        assert server.fetch(place, "DELETE", **LOGIN).code == 204
+    wait_until(lambda: not live(queue), "its jobs end")
+
+
+def test_a_configuration_that_another_file_overrides_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASK_CONFIG", str(home / "dask-config"))
+    monkeypatch.setenv("DASK_DISTRIBUTED__CLIENT__SECURITY_LOADER", "of.another")
+    done = hpcgpu("jupyter-config", *ON_CPUS)
+    assert done.returncode == 1 and "sets distributed.client.security-loader to 'of.another'" in done.stderr
+    assert hpcgpu("jupyter-config", *ON_CPUS, "--jobs", "many").returncode == 2

@@ -87,7 +87,7 @@ function select(name) {
   for (const line of rows.children) line.toggleAttribute("aria-current", false);
   for (const line of rows.children) if (line.querySelector("button").textContent === name) line.setAttribute("aria-current", "true");
   const picture = el("div");
-  detail.replaceChildren(el("h2", { textContent: name }), picture, ...code(name));
+  detail.replaceChildren(el("h2", { textContent: "Cluster" }), picture, ...code(name));
   const actions = serverActions(base, name);
   const stop = actions.stop;
   actions.stop = async (...given) => {
