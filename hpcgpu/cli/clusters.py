@@ -243,8 +243,10 @@ def _print(found: Snapshot, every: bool) -> None:
     lines += [f"warning    {text}" for text in found.warnings]
     lines += [f"problem    {found.problem}"] * bool(found.problem)
     say("\n".join(lines) + "\n")
-    if found.jobs:
-        show_jobs(found.jobs, every=every, how=f"hpcgpu status {found.name} --all")
+    # jobs that ended as they should are of interest to few
+    jobs = [job for job in found.jobs if every or job.state not in ("completed", "cancelled")]
+    if jobs:
+        show_jobs(jobs, every=every, how=f"hpcgpu status {found.name} --all")
     else:
         click.echo("The state of its jobs is not known." if found.problem else "The cluster has no jobs.")
 

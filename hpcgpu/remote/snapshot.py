@@ -25,9 +25,12 @@ from hpcgpu.runtime.wire import GPUState, GroupState, ManagerState
 from hpcgpu.scaling import units
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact, Submit
+from hpcgpu.store.journal import End
 
 __all__ = ["GPUInfo", "Observer", "Snapshot", "SnapshotJSON", "assemble", "gpu_seconds", "snapshot"]
 
+#: Jobs that have ended which are shown: the last ones.
+_PAST = 1000
 #: Seconds for one answer of the scheduler.
 _TIMEOUT = 10.0
 
@@ -156,7 +159,7 @@ class Snapshot:
     groups : list of GroupState
         Each worker group: how many jobs are wanted and why, its budget, whether it is paused.
     jobs : list of JobInfo
-        Those that have not ended, and those whose end the queue still knows.
+        Those that have not ended, and the last thousand of those that have.
     devices : list of GPUInfo
         GPUs of the connected workers.
     warnings : list of str
@@ -272,6 +275,7 @@ class Observer:
         self.directory = directory
         self._cadence = cadence or Cadence()
         self._submits: dict[str, Submit] = {}
+        self._past: list[Submit] = []
         self._statuses: dict[str, JobStatus] = {}
         self._journal_size = -1
         self._problem = ""
@@ -326,6 +330,7 @@ class Observer:
             self._cadence.failed(now=now)
             return
         self._submits, self._statuses, self._problem = submits, statuses, ""
+        self._past = [submit for submit in self.directory.submits() if submit.ended and submit.job_id not in submits]
         states = {job_id: statuses[job_id].state if job_id in statuses else None for job_id in submits}
         waiting = any(state in (JobState.PENDING, JobState.UNKNOWN, None) for state in states.values())
         self._cadence.answered(states, now=now, waiting=waiting)
@@ -337,14 +342,18 @@ class Observer:
         connected = Counter(units.job_of(worker, names) for worker in (answer.workers if answer is not None else []))
         waits = {group["name"]: group["usual_wait"] for group in groups}
         kept, logs = _kept(self.directory), saved.logs(self.directory)
-        found = []
+        found = [
+            _ended(submit, submit.how, logs / batch.log_name(submit.name, submit.job_id or ""), kept)
+            for submit in self._past[-_PAST:]
+            if submit.how is not None
+        ]
         for job_id, submit in self._submits.items():
             log, workers = logs / batch.log_name(submit.name, job_id), connected[submit.name]
             job = _info(submit, job_id, self._statuses.get(job_id), workers, answer is not None, log, now=now)
             usual = waits.get(job.group) if job.state == JobState.PENDING.value else None
             gpus = kept.gpus(submit.kind, submit.group) if kept is not None else None
             found.append(replace(job, gpus=gpus or 0, usual_wait=usual))
-        return found
+        return sorted(found, key=lambda job: job.submitted)
 
 
 @dataclass(frozen=True)
@@ -407,6 +416,27 @@ def _info(  # noqa: PLR0913  # what is known of one job, from four places
         ended=ends if state.ended else None,
         expected_start=status.expected_start if status is not None and state is JobState.PENDING else None,
         time_left=max(0.0, ends - now) if state is JobState.RUNNING and ends is not None else None,
+    )
+
+
+def _ended(submit: Submit, how: End, log: Path, kept: saved.Saved | None) -> JobInfo:
+    """Describe a job that has ended, as the journal has it."""
+    named = next((state for state in JobState if state.value == how.state), JobState.UNKNOWN)
+    return JobInfo(
+        id=submit.job_id or "",
+        kind=submit.kind,
+        name=submit.name,
+        state=named.value,
+        reason=explain(JobStatus(job_id="", state=named)),
+        waited=max(0.0, (how.start or how.end or submit.time) - submit.time),
+        node="",
+        workers=0,
+        log=log,
+        group=submit.group if submit.kind == "worker" else "",
+        gpus=(kept.gpus(submit.kind, submit.group) or 0) if kept is not None else 0,
+        submitted=submit.time,
+        started=how.start,
+        ended=how.end,
     )
 
 
