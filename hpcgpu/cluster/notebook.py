@@ -12,8 +12,10 @@ from distributed.core import Status
 from distributed.utils import sync
 
 from hpcgpu.display.jobinfo import JobInfo
+from hpcgpu.display.words import listed
 from hpcgpu.errors import ClusterError
 from hpcgpu.posix.printable import printable
+from hpcgpu.remote import lookup
 from hpcgpu.remote.snapshot import Snapshot
 from hpcgpu.remote.snapshot import snapshot as snapshot_of
 from hpcgpu.runtime.wire import GPUState
@@ -87,7 +89,13 @@ class _Control:
         self._cluster.adapt(**limits)
 
     def stop(self) -> None:
+        """End the jobs, also those of a cluster that this program has left, or leaves when it closes it."""
         self._end(self._cluster.close, self._cluster._close)
+        directory = self._cluster.directory
+        if not directory.closed and (left := lookup.stop(directory, lookup.batch_of(directory))):
+            raise ClusterError(
+                f"still in the queue: {listed([job.job_id for job in left], ', ')}. Stop the cluster again"
+            )
 
     def detach(self) -> None:
         self._end(self._cluster.detach, self._cluster._detach)

@@ -120,6 +120,7 @@ class ClusterWidget(anywidget.AnyWidget):
             answer["result"] = getattr(self._control, what)(**body)
         except Exception as error:  # whatever it is, the user sees it
             answer["error"] = printable(str(error) or type(error).__name__, None, lines=True)
+        self.feed.start()  # also of a cluster that this program has left: what became of it is shown
         self.send(answer)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from browser import Jupyter, Notebook, Servers
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import Until
-from tests.helpers import GPU, block_queue, hpcgpu, in_queue
+from tests.helpers import GPU, block_queue, in_queue
 
 pytestmark = pytest.mark.usefixtures("fake_gpus")
 
@@ -107,5 +107,10 @@ def test_a_detached_cluster_continues_and_the_widget_says_that_it_no_longer_foll
     widget.get_by_text("This program no longer follows the cluster").wait_for()
     assert widget.locator(".hpcgpu-state").inner_text() == "running"
     assert len(in_queue(queue, "flights")) == 2
-    assert hpcgpu("stop", "flights").returncode == 0
+    widget.get_by_role("button", name="Scale").click()
+    widget.locator(".hpcgpu-error", has_text="was detached from this program").wait_for()
+    widget.get_by_role("button", name="Stop").click()
+    widget.get_by_role("button", name="Stop the cluster").click()
+    widget.get_by_text("closed", exact=True).wait_for()
+    until(lambda: not in_queue(queue, "flights"), "the jobs end")
     assert page.errors == []

@@ -7,11 +7,13 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import drawing
 import pytest
 
+from hpcgpu.cluster.notebook import bundle, widget_of
 from hpcgpu.errors import OptionError
 from hpcgpu.remote.snapshot import Snapshot
 from hpcgpu.widget.feed import Feed
@@ -124,6 +126,29 @@ def test_importing_hpcgpu_and_showing_a_picture_load_no_widget_library() -> None
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "\n"
 
 
+def test_outside_of_a_kernel_a_cluster_shows_a_picture_and_text() -> None:
+    class Cluster:
+        def _repr_html_(self) -> str:
+            return picture(drawing.snapshot())
+
+        def __repr__(self) -> str:
+            return "a cluster"
+
+    assert widget_of(Cluster()) is None  # type: ignore[arg-type]
+    shown = bundle(Cluster(), None)  # type: ignore[arg-type]
+    assert shown == {"text/plain": "a cluster", "text/html": picture(drawing.snapshot())}
+
+
+def test_in_a_kernel_a_cluster_shows_the_widget_and_the_picture_for_where_none_runs(
+    answers: tuple[Any, Control, list[Any]],
+) -> None:
+    widget, *_ = answers
+    shown = bundle(object(), widget)  # type: ignore[arg-type]
+    widget.close()
+    assert shown["application/vnd.jupyter.widget-view+json"]["model_id"]
+    assert shown["text/html"] == picture(drawing.snapshot())
+
+
 class Control:
     """Notes what it is asked for."""
 
@@ -141,7 +166,7 @@ class Control:
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Control, list[Any]]:
+def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Control, list[Any]]]:
     """A widget, the control that it has, and what it sends to its page."""
     pytest.importorskip("anywidget", reason="the extra `jupyter` is not installed")
     from hpcgpu.widget.notebook import ClusterWidget
@@ -149,7 +174,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Control, list[Any]]:
     control, sent = Control(), list[Any]()
     widget = ClusterWidget(drawing.snapshot, lambda: False, control)  # type: ignore[arg-type]
     monkeypatch.setattr(widget, "send", sent.append)
-    return widget, control, sent
+    yield widget, control, sent
+    widget.feed.stop()
 
 
 @pytest.mark.parametrize(
