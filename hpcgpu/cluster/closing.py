@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 from hpcgpu.cluster.exit import unguard
-from hpcgpu.cluster.phases import Drain
+from hpcgpu.cluster.phases import Drain, Ended
 from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.display.progress import Progress, duration, ending
@@ -84,7 +84,10 @@ class Closing:
         with suppress(OSError, Superseded, NameLost):
             dispatcher.check_manager()  # the name may be another cluster's by now
             ended = dispatcher.monitor.ended()
-            dispatcher.note_ends({job.name: job.job_id for job in state.registry.jobs.values() if job.job_id in ended})
+            new = [
+                job for job in state.registry.jobs.values() if not (isinstance(job.phase, Ended) and job.phase.noted)
+            ]
+            dispatcher.note_ends({job.name: job.job_id for job in new if job.job_id in ended})
             if self._nothing_submitted():
                 claims.abandon(directory, dispatcher.token)
             else:
