@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fake_pbs import Site
 
-from hpcgpu import LocalGPUCluster, OptionError
+from hpcgpu import BatchError, LocalGPUCluster, OptionError, PBSGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live
 from tests.helpers import CPU, block_queue, hpcgpu, printed
@@ -62,6 +63,27 @@ def test_what_a_start_refuses_a_plan_refuses(queue: LocalQueue, options: dict[st
 def test_a_plan_of_a_bad_option_ends_with_2(queue: LocalQueue) -> None:
     done = hpcgpu(*PLAN, "--walltime", "soon")
     assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_pbs_tells_its_limits_and_what_is_free_and_no_time(pbs: Site, home: Path) -> None:
+    plan = PBSGPUCluster.plan(queue="gpu,workq,off,nope", jobs=1, walltime="2h", gpus_per_node=2)
+    said = {job.queue: (job.limits, job.known) for job in plan.jobs if job.kind == "worker"}
+    assert {job.start for job in plan.jobs} == {None}
+    assert said["gpu"][0][0].endswith("[resources_max.walltime = 01:00:00]")
+    assert said["off"][0] == ("its queue accepts no jobs [enabled = False]",)
+    assert said["nope"][0] == ("qstat: Unknown queue nope. Check `queue`",)
+    limits, known = said["workq"]
+    assert limits == () and "enough of its nodes' resources are free now" in known
+    assert "jobs that wait in its queue: 1" in known
+    assert not pbs.alive(), "a plan submits nothing"
+    large = PBSGPUCluster.plan(jobs=1, gpus_per_node=9)
+    assert "no node of its queue is large enough" in large.jobs[-1].limits[0]
+
+
+def test_where_qstat_fails_a_plan_says_only_what_it_knows(pbs: Site, home: Path) -> None:
+    pbs.fault("qstat", stdout="", stderr="qstat: something odd\n", rc=1, always=True)
+    with pytest.raises(BatchError):
+        PBSGPUCluster.plan(jobs=1)
 
 
 def test_the_plan_of_a_cluster_is_what_dask_means_by_it(queue: LocalQueue) -> None:

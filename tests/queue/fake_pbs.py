@@ -375,6 +375,22 @@ def _ask(state: State, command: str, ids: list[str]) -> Iterator[tuple[str, Stat
             yield match[1], job, None
 
 
+def _described(state: State, name: str) -> tuple[str, str, int]:
+    """What `qstat -Qf QUEUE` says of a queue."""
+    if name not in state["queues"]:
+        return "", f"qstat: Unknown queue {name}\n", 170
+    queue = state["queues"][name]
+    hours, seconds = divmod(queue.get("walltime", 0), 3600)
+    limit = f"    resources_max.walltime = {hours:02}:{seconds // 60:02}:00\n" if hours else ""
+    return (
+        f"Queue: {name}\n    queue_type = Execution\n    total_jobs = 1\n"
+        "    state_count = Transit:0 Queued:1 Held:0 Waiting:0 Running:0 Exiting:0 Begun\n\t:0 \n"
+        f"{limit}    enabled = {queue.get('enabled', True)}\n    started = True\n\n",
+        "",
+        0,
+    )
+
+
 def qstat(state: State, arguments: list[str]) -> tuple[str, str, int]:
     if arguments == ["--version"]:
         return "pbs_version = 23.06.06\n", "", 0
@@ -384,6 +400,8 @@ def qstat(state: State, arguments: list[str]) -> tuple[str, str, int]:
             "",
             0,
         )
+    if arguments[:1] == ["-Qf"]:
+        return _described(state, arguments[1])
     advance(state)
     flags, ids = [a for a in arguments if a.startswith("-")], [a for a in arguments if not a.startswith("-")]
     assert "-f" in flags, "nothing else is parsed"

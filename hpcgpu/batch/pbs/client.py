@@ -268,7 +268,7 @@ class PBS(CommandBatch):
         asked, there = estimates.request(script.read_text(), queue or ""), dict[str, str]()
         if queue:
             listed = self.call(["qstat", "-Qf", queue], answered=lambda result: True)
-            if listed.returncode != 0:
+            if "unknown queue" in listed.words.lower():
                 return Estimate(limits=(f"{listed.words}{advice(listed.words, REASONS)}",))
             there = estimates.parse_queue(listed.stdout)
         nodes = self.call(["pbsnodes", "-av"], answered=lambda result: True)
