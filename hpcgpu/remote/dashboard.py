@@ -39,11 +39,14 @@ class Place:
         As in a URL: an IPv6 address is in brackets.
     port : int
     token : str
+    node : str
+        The host of the scheduler's address for clients: its node.
     """
 
     host: str
     port: int
     token: str
+    node: str = ""
 
     def link(self, local_port: int) -> str:
         """Return the link with the token through a forward from a port of the browser's machine."""
@@ -68,7 +71,8 @@ def place(directory: ClusterDirectory) -> Place:
         host = f"[{host}]"
     if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ClusterError(f"the dashboard of cluster {name} is at {contact.dashboard!r}, which is no host and port")
-    return Place(host, int(port), token)
+    node = contact.client.partition("://")[2].rpartition(":")[0]
+    return Place(host, int(port), token, node)
 
 
 def listening(directory: ClusterDirectory) -> Place:
@@ -99,8 +103,18 @@ def listening(directory: ClusterDirectory) -> Place:
 
 
 def ssh_command(there: Place, user: str, login_node: str) -> str:
-    """Return the command for the user's own computer that forwards a port of it to a dashboard."""
-    return shlex.join(["ssh", "-N", "-L", f"{there.port}:{there.host}:{there.port}", f"{user}@{login_node}"])
+    """Return the command for the user's own computer that forwards a port of it to a dashboard.
+
+    A dashboard that listens on its node alone is reached by ssh to that node, through the login node.
+    """
+    forwarded = f"{there.port}:{there.host}:{there.port}"
+    if _loopback(there.host) and there.node and not _loopback(there.node):
+        return shlex.join(["ssh", "-N", "-J", f"{user}@{login_node}", "-L", forwarded, f"{user}@{there.node}"])
+    return shlex.join(["ssh", "-N", "-L", forwarded, f"{user}@{login_node}"])
+
+
+def _loopback(host: str) -> bool:
+    return host.startswith("127.") or host in ("localhost", "[::1]")
 
 
 async def forward(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.remote import jupyter_server
+from hpcgpu.remote.dashboard import Place, ssh_command
 from hpcgpu.remote.jupyter_server import base_url, dashboard_link
 
 CLUSTER = Path("/clusters/demo")
@@ -72,3 +73,12 @@ def test_the_file_that_enables_it_names_it() -> None:
     assert file.parent.name == "jupyter_server_config.d"
     [module] = json.loads(file.read_text())["ServerApp"]["jpserver_extensions"]
     assert __import__(module, fromlist=["x"])._jupyter_server_extension_points() == [{"module": module}]
+
+
+def test_the_ssh_command_reaches_a_dashboard_through_the_login_node() -> None:
+    far, near = Place("10.0.0.7", 8787, "t", "10.0.0.7"), Place("127.0.0.1", 34567, "t", "10.0.0.7")
+    assert ssh_command(far, "ada", "login") == "ssh -N -L 8787:10.0.0.7:8787 ada@login"
+    assert ssh_command(near, "ada", "login") == "ssh -N -J ada@login -L 34567:127.0.0.1:34567 ada@10.0.0.7"
+    here = Place("127.0.0.1", 34567, "t", "127.0.0.1")
+    assert ssh_command(here, "ada", "login") == "ssh -N -L 34567:127.0.0.1:34567 ada@login"
+    assert far.link(9000) == "http://localhost:9000/status?token=t"
