@@ -114,3 +114,24 @@ def test_a_detached_cluster_continues_and_the_widget_says_that_it_no_longer_foll
     widget.get_by_text("closed", exact=True).wait_for()
     until(lambda: not in_queue(queue, "flights"), "the jobs end")
     assert page.errors == []
+
+
+def test_after_the_kernel_has_ended_the_server_shows_and_changes_the_cluster(
+    jupyter: Servers, page: Any, queue: LocalQueue, until: Until
+) -> None:
+    server = jupyter(arguments=WITH)
+    notebook = started(server, page, "cluster.wait_for_workers(2); cluster.detach()")
+    widget = notebook.output(1).locator(".hpcgpu")
+    widget.get_by_text("This program no longer follows the cluster").wait_for()
+    [kernel] = server.request("api/kernels")
+    server.request(f"api/kernels/{kernel['id']}", method="DELETE")
+    until(lambda: len(server.processes()) == 1, "the kernel ends")
+    widget.get_by_label("Size of the cluster").fill("2")
+    widget.get_by_role("button", name="Scale").click()
+    widget.get_by_text("Scale: done.").wait_for()
+    widget.locator("tr", has_text="flights-1").get_by_text("running").wait_for()
+    widget.get_by_role("button", name="Stop").click()
+    widget.get_by_role("button", name="Stop the cluster").click()
+    widget.get_by_text("closed", exact=True).wait_for()
+    until(lambda: not in_queue(queue, "flights"), "the jobs end")
+    assert page.errors == []

@@ -33,7 +33,13 @@ function kernelActions(model) {
     new Promise((resolve, reject) => {
       const id = `${mine}-${(last += 1)}`;
       open.set(id, { resolve, reject, begun: false });
-      model.send({ id, do: what, body });
+      try {
+        model.send({ id, do: what, body });
+      } catch (error) {
+        open.delete(id);
+        reject(urgent ? new Busy() : new Error(`The kernel has ended: ${error.message}`));
+        return;
+      }
       const told = "The kernel is busy. It does this when the cell has ended.";
       const waits = () => open.has(id) && !open.get(id).begun;
       if (urgent) setTimeout(() => waits() && reject(new Busy()), IDLE);
