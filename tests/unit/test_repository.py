@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,11 @@ def test_no_function_is_too_long() -> None:
                 if body and (body[-1].end_lineno or 0) - body[0].lineno >= FUNCTION:
                     long.add(f"{path.relative_to(ROOT)}:{node.name}")
     assert not long, f"more than {FUNCTION} lines: {', '.join(sorted(long))}"
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == [], "pytest runs only one of them, and no other test"
 
 
 def test_only_the_helpers_of_the_tests_reach_into_the_manager_of_a_cluster() -> None:
