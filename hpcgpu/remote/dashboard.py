@@ -146,7 +146,8 @@ async def forward(
     """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer):
+        # cancelled by Ctrl-C: Python 3.11 prints a traceback for each connection that is cancelled
+        with contextlib.closing(writer), contextlib.suppress(asyncio.CancelledError):
             try:
                 there = await in_thread(listening, directory)
                 onward = await asyncio.open_connection(there.host.strip("[]"), there.port)
