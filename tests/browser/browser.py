@@ -237,12 +237,8 @@ class Notebook:
         self.command("notebook:run-all-cells")
 
     def wait_idle(self) -> None:
-        """Wait until the kernel has nothing to do."""
+        """Wait until the kernel says that it has nothing to do: it may also say so after a message of a widget."""
         self._wait("() => window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'")
-
-    def wait_busy(self) -> None:
-        """Wait until a cell runs."""
-        self._wait("() => window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'busy'")
 
     def output(self, cell: int) -> Any:
         """Return Playwright's locator of the outputs of a cell."""

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("fake_gpus")
 
 START = f"from hpcgpu import LocalGPUCluster\ncluster = LocalGPUCluster(name='flights', jobs=1, **{GPU!r})"
 WITH, WITHOUT = ([f"--ServerApp.jpserver_extensions=hpcgpu.jupyter={on}"] for on in (True, False))
-WHILE_IT_RUNS = "import time\nwhile cluster.status.name == 'running':\n    time.sleep(0.1)"
+WHILE_IT_RUNS = "import time\nprint('this cell runs')\nwhile cluster.status.name == 'running':\n    time.sleep(0.1)"
 BLOCK = "cluster.wait_for_workers(2)\nprint('the workers are there')"
 
 
@@ -81,7 +81,7 @@ def test_with_the_extension_of_the_server_the_controls_work_while_a_cell_blocks(
     notebook = started(jupyter("/user/ada/", arguments=WITH), page, WHILE_IT_RUNS)
     widget = notebook.output(1).locator(".hpcgpu")
     widget.locator("a[href='/user/ada/hpcgpu/dashboard/flights/status']").wait_for()
-    notebook.wait_busy()
+    notebook.output(2).get_by_text("this cell runs").wait_for()
     widget.get_by_label("Size of the cluster").fill("2")
     widget.get_by_role("button", name="Scale").click()
     widget.get_by_text("Scale: done.").wait_for()
