@@ -245,6 +245,30 @@ class Notebook:
         return self.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".jp-Cell-outputArea")
 
 
+#: Counts what the plots of a dashboard show.
+_SHOWN = """() => [...(globalThis.Bokeh?.documents ?? [])].flatMap((all) => [...all._all_models.values()])
+    .filter((model) => model.type === "ColumnDataSource").reduce((sum, model) => sum + (model.get_length() ?? 0), 0)"""
+_WORK = """
+import sys, time, hpcgpu
+with hpcgpu.connect(sys.argv[1], quiet=True) as client:
+    client.gather(client.map(lambda x: time.sleep(0.01), range(int(sys.argv[2])), pure=False))
+"""
+
+
+def plots_follow_the_work(dashboard: Any, cluster: str) -> None:
+    """Let a cluster work, and wait until its dashboard, in a page of the browser, shows that."""
+
+    def work(tasks: int) -> None:
+        subprocess.run([sys.executable, "-c", _WORK, cluster, str(tasks)], check=True, timeout=TIMEOUT)
+
+    dashboard.set_default_timeout(1000 * TIMEOUT)
+    work(10)
+    dashboard.wait_for_function(f"() => ({_SHOWN})() > 0")
+    before = dashboard.evaluate(_SHOWN)
+    work(300)
+    dashboard.wait_for_function(f"before => ({_SHOWN})() > before", arg=before)
+
+
 @contextmanager
 def new_page(place: Path, *, dark: bool = False, width: int = 1200, height: int = 900) -> Iterator[Any]:
     """A page of a new browser, with a profile of its own."""

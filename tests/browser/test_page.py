@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import TIMEOUT, Jupyter, Servers
+from browser import TIMEOUT, Jupyter, Servers, plots_follow_the_work
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, wait_until
@@ -17,16 +15,6 @@ from tests.helpers import CPU
 ROOT = Path(__file__).parents[2]
 #: What the wheel installs into an environment.
 INSTALLED = {"JUPYTER_CONFIG_PATH": str(ROOT / "jupyter-config"), "JUPYTER_PATH": str(ROOT / "jupyter-data")}
-
-
-#: Counts what the plots of a dashboard show.
-SHOWN = """() => [...(globalThis.Bokeh?.documents ?? [])].flatMap((all) => [...all._all_models.values()])
-    .filter((model) => model.type === "ColumnDataSource").reduce((sum, model) => sum + (model.get_length() ?? 0), 0)"""
-WORK = """
-import sys, time, hpcgpu
-with hpcgpu.connect("made", quiet=True) as client:
-    client.gather(client.map(lambda x: time.sleep(0.01), range(int(sys.argv[1])), pure=False))
-"""
 
 
 @pytest.fixture
@@ -46,10 +34,6 @@ def clusters_page(lab: Jupyter, page: Any) -> Any:
     clusters.on("pageerror", lambda error: clusters.errors.append(str(error)))
     assert clusters.url == f"{lab.url}hpcgpu/"
     return clusters
-
-
-def work(tasks: int) -> None:
-    subprocess.run([sys.executable, "-c", WORK, str(tasks)], check=True, timeout=TIMEOUT)
 
 
 def test_the_launcher_opens_a_page_that_starts_and_stops_a_cluster_and_leads_to_its_dashboard(
@@ -73,13 +57,8 @@ def test_the_launcher_opens_a_page_that_starts_and_stops_a_cluster_and_leads_to_
     with clusters.context.expect_page() as opened:
         picture.get_by_role("link", name="dashboard").click()
     dashboard = opened.value
-    dashboard.set_default_timeout(1000 * TIMEOUT)
     assert dashboard.url == f"{lab.url}hpcgpu/dashboard/made/status"
-    work(10)
-    dashboard.wait_for_function(f"() => ({SHOWN})() > 0")
-    before = dashboard.evaluate(SHOWN)
-    work(300)
-    dashboard.wait_for_function(f"before => ({SHOWN})() > before", arg=before)
+    plots_follow_the_work(dashboard, "made")
 
     picture.get_by_role("button", name="Stop").click()
     picture.get_by_role("button", name="Stop the cluster").click()
