@@ -35,7 +35,7 @@ from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote import jupyter_server
 from hpcgpu.remote.report import Report
 from hpcgpu.remote.report import report as report_of
-from hpcgpu.remote.snapshot import Snapshot, assemble
+from hpcgpu.remote.snapshot import Snapshot, assemble, snapshot
 from hpcgpu.runtime import dashboard
 from hpcgpu.runtime.wire import GPUState
 from hpcgpu.scaling import units
@@ -160,12 +160,12 @@ class Readable(Adapter):
         return JobTable((job.info(now=state.now) for job in jobs), age)
 
     def snapshot(self) -> Snapshot:
-        """Return the cluster as it is now: jobs, GPUs, groups, clock and bill.
+        """Return the cluster as it is now: jobs, GPUs, groups, clock and bill; also if this program has left it.
 
         An awaitable where the cluster is asynchronous.
         """
         if self.status == Status.closed and not self.asynchronous:  # its event loop has ended
-            return self._snapshot([])
+            return self._snapshot([]) if self.directory.closing else snapshot(self.directory.path)
         return self.sync(self._query_snapshot)  # type: ignore[no-any-return]
 
     async def _query_snapshot(self) -> Snapshot:

@@ -84,6 +84,7 @@ def test_no_request_takes_a_cluster_that_waits_away_from_its_program(queue: Loca
 def test_a_cluster_without_a_manager_is_scaled_and_left_to_itself(queue: LocalQueue, until: Until) -> None:
     cluster = LocalGPUCluster(**CPU, name="alone", jobs=0)
     cluster.detach()
+    assert cluster.snapshot().state == "running", "it continues, though this program has left it"
     requests.scale(locate("alone"), jobs=1)
     until(lambda: _of("alone").workers == 1, "its worker connects")
     with pytest.raises(OptionError, match="no worker group named 'other'"):
