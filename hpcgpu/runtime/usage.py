@@ -79,6 +79,7 @@ class Usage:
         #: Tasks that each worker has done since the last sample, by its address.
         self.done: Counter[str] = Counter()
         self._seen: dict[WorkerState, _Seen] = {}
+        self._sampled = 0.0
         #: Names of workers with GPUs, and of those that have had tasks, by the id of their job.
         self._names: dict[str, set[object]] = {}
         self._worked: dict[str, set[object]] = {}
@@ -118,7 +119,9 @@ class Usage:
 
     def now(self) -> list[GPUState]:
         """Return the GPUs of the connected workers, as their last heartbeats reported them."""
-        self.sample(time.time())
+        now = time.time()
+        if now - self._sampled > period(len(self.scheduler.workers)):  # each who looks would cost one of all workers
+            self.sample(now)
         return sorted((_state(ws, seen) for ws, seen in self._seen.items() if _gpus(ws)), key=lambda one: one["worker"])
 
     def lost(self, ws: WorkerState) -> None:
@@ -129,6 +132,7 @@ class Usage:
 
     def sample(self, now: float) -> None:
         """Look at what all workers do."""
+        self._sampled = now
         known, self._seen, spilled = self._seen, {}, Counter[str]()
         for ws in self.scheduler.workers.values():
             seen = known.get(ws) or _Seen(self._job(ws), now)
@@ -202,7 +206,8 @@ class Usage:
         self._sampling.callback_time = period(len(self.scheduler.workers)) * 1000
 
     async def _write_again(self, file: _File) -> None:
-        await file.read()
+        with contextlib.suppress(OSError, ValueError):  # each write tries it again
+            await file.read()
         pause = _FIRST
         while True:
             await asyncio.sleep(pause)
@@ -225,22 +230,23 @@ class _File:
         self.own = own
         self.jobs: dict[str, JobUsage] = {own.id: own} if own is not None else {}
         self._token = ""
-        self._lines: dict[str, tuple[float, str]] = {}
         self._whole = True
         self._under_way = False
         self._problem = ""
 
     async def read(self) -> None:
-        """Read what an earlier scheduler of this cluster kept."""
-        with contextlib.suppress(OSError, ValueError):
-            self._token = await in_thread(self.directory.token)
-            kept = await in_thread(usage.read, self.directory.path)
+        """Read what an earlier scheduler of this cluster kept, once: nothing can be written before that has worked."""
+        if self._token:
+            return
+        token = await in_thread(self.directory.token)
+        kept = await in_thread(usage.read, self.directory.path)
+        if not self._token:
+            self._token, self.jobs = token, kept.jobs | self.jobs
             self._whole = kept.whole or not (kept.jobs or kept.problems)
-            self.jobs = kept.jobs | self.jobs
 
     async def closing(self) -> bool:
         """Whether the jobs of the cluster were cancelled for good."""
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, OSError, ValueError):
             return await asyncio.wait_for(in_thread(lambda: self.directory.closing), _LAST)
         return False
 
@@ -252,10 +258,11 @@ class _File:
             return
         self._under_way = True
         try:
+            await asyncio.wait_for(self.read(), timeout)
             await asyncio.wait_for(in_thread(self._write), timeout)
             problem = ""
-        except TimeoutError:
-            problem = f"not written within {timeout:g} s"
+        except TimeoutError as error:  # of the filesystem too
+            problem = error.strerror or f"not written within {timeout or 0:g} s"
         except (OSError, ValueError) as error:
             problem = getattr(error, "strerror", "") or str(error)
         finally:
@@ -272,18 +279,9 @@ class _File:
             oldest = min(jobs, key=lambda one: jobs[one].last)
             del jobs[oldest]
             self.jobs.pop(oldest, None)
-            self._lines.pop(oldest, None)
             self._whole = False
-        lines = [self._line(job) for job in jobs.values()]
+        lines = [usage.line(job) for job in jobs.values()]
         self.directory.write(usage.FILE, "".join(lines if self._whole else [*lines, usage.line(JobUsage(id=""))]))
-
-    def _line(self, job: JobUsage) -> str:
-        """Return the line of a job; one that has changed is made anew."""
-        last, text = self._lines.get(job.id, (-1.0, ""))
-        if last != job.last:
-            text = usage.line(job)
-            self._lines[job.id] = (job.last, text)
-        return text
 
 
 def _gpus(ws: WorkerState) -> int:

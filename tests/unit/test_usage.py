@@ -255,6 +255,76 @@ def test_what_goes_with_a_worker_is_lost_unless_the_cluster_is_closed_then(
     assert cluster.run(play)["7"].lost == lost
 
 
+def test_what_counts_after_the_last_sample_of_a_job_is_in_the_file_too(cluster: Cluster) -> None:
+    async def play(usage: Usage) -> None:
+        assert usage._file is not None
+        worker = cluster.join("demo-7-0")
+        worker.says(50, tasks=5)
+        usage.sample(100.0)
+        await usage._file.write(100.0)
+        usage.done[worker.address] += 4
+        usage.lost(worker)  # type: ignore[arg-type]
+        cluster.workers.clear()
+        usage.sample(101.0)
+
+    job = cluster.run(play)["7"]
+    assert (job.done, job.lost) == (4, 5)
+
+
+def test_a_first_read_that_fails_is_tried_again_and_told_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stale(directory: ClusterDirectory) -> str:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    async def whole() -> None:
+        usage = Usage(SimpleNamespace(workers={}))  # type: ignore[arg-type]
+        with monkeypatch.context() as patch:
+            patch.setattr(ClusterDirectory, "token", stale)
+            usage.keep(cluster.directory, Told(id="6", name="demo-scheduler", began=40.0))
+            await usage.write()
+            await usage.write()
+        assert read(cluster.directory.path).jobs.keys() == {"5"}
+        await usage.write()
+        assert read(cluster.directory.path).jobs.keys() == {"5", "6"}
+        await usage.stop()
+
+    (cluster.directory.path / FILE).write_text(line(JobUsage(id="5", done=3)))
+    asyncio.run(whole())
+    assert [record.message for record in caplog.records if "no news" in record.message] == [
+        f"hpcgpu: {cluster.directory.path / FILE} has no news for the bill: Stale file handle"
+    ]
+
+
+def test_a_journal_that_cannot_be_read_at_the_end_does_not_cost_the_last_write(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(directory: ClusterDirectory) -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    async def play(usage: Usage) -> None:
+        cluster.join("demo-7-0").says(50)
+        usage.sample(100.0)
+        monkeypatch.setattr(ClusterDirectory, "closing", property(stale))
+
+    assert cluster.run(play).keys() == {"6", "7"}
+
+
+def test_many_who_look_cost_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker("demo-0")
+    worker.says(7)
+    usage = usage_of(worker)
+    at, samples, sample = [1000.0], list[float](), usage.sample
+    monkeypatch.setattr("hpcgpu.runtime.usage.time", SimpleNamespace(time=lambda: at[0]))
+    usage.sample = lambda now: (samples.append(now), sample(now))[1]  # type: ignore[method-assign, func-returns-value]
+    for at[0] in (1000.0, 1000.1, 1000.9):
+        assert [gpu["utilization"] for gpu in gpus(usage)] == [7]
+    assert samples == [1000.0]
+    at[0] = 1002.0
+    gpus(usage)
+    assert samples == [1000.0, 1002.0]
+
+
 def test_a_worker_of_no_job_costs_nothing_and_one_without_gpus_says_what_it_spills(cluster: Cluster) -> None:
     async def play(usage: Usage) -> None:
         cluster.workers["stranger"] = Worker("stranger")
