@@ -33,7 +33,7 @@ import random
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Cadence", "pause"]
+__all__ = ["POLL_INTERVAL", "Cadence", "pause"]
 
 #: Seconds between two polls, where no option says otherwise.
 POLL_INTERVAL = 10.0

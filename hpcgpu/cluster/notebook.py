@@ -42,6 +42,7 @@ class Shown(Protocol):
     jobs: list[JobInfo]
     loop: Any
     status: Status
+    same_directory: bool
 
     def snapshot(self) -> Snapshot: ...
     def scale(self, **size: Any) -> Any: ...
@@ -63,7 +64,9 @@ def take(cluster: Shown) -> Snapshot:
         if cluster.status not in _ENDS:
             raise
         taken = cluster._snapshot([])
-    if taken.state in ("closed", "ended") and not cluster.directory.closing:  # detached, or another program manages it
+    # detached, or another program manages it; a later cluster of its name is not it
+    left = cluster.same_directory and not cluster.directory.closing
+    if taken.state in ("closed", "ended") and left:
         now = snapshot_of(cluster.directory.path)
         return replace(now, problem="; ".join(filter(None, dict.fromkeys([taken.problem, now.problem]))))
     return taken
@@ -92,6 +95,8 @@ class _Control:
         """End the jobs, also those of a cluster that this program has left, or leaves when it closes it."""
         self._end(self._cluster.close, self._cluster._close)
         directory = self._cluster.directory
+        if not self._cluster.same_directory:  # a later cluster has its name: this one has ended
+            return
         if not directory.closed and (left := lookup.stop(directory, lookup.batch_of(directory))):
             raise ClusterError(
                 f"still in the queue: {listed([job.job_id for job in left], ', ')}. Stop the cluster again"
@@ -136,6 +141,7 @@ def bundle(cluster: Shown, widget: ClusterWidget | None) -> dict[str, Any]:
     if widget is None:
         return {**text, "text/html": cluster._repr_html_()}
     widget.feed.start()
-    snapshot = widget.feed.wait_first(_FIRST)
+    # an asynchronous cluster may have this very event loop, which must not wait
+    snapshot = cluster._snapshot([]) if cluster.asynchronous else widget.feed.wait_first(_FIRST)
     data, _ = widget._repr_mimebundle_() or ({}, {})
     return {**data, **text, **({"text/html": picture(snapshot)} if snapshot is not None else {})}

@@ -159,13 +159,19 @@ class Readable(Adapter):
         age = state.now - answered if answered is not None and any(job.alive for job in jobs) else 0.0
         return JobTable((job.info(now=state.now) for job in jobs), age)
 
+    @property
+    def same_directory(self) -> bool:
+        """Whether its directory is still its own: a later cluster may have its name."""
+        return self.directory.has(self._state.dispatcher.token)
+
     def snapshot(self) -> Snapshot:
         """Return the cluster as it is now: jobs, GPUs, groups, clock and bill; also if this program has left it.
 
         An awaitable where the cluster is asynchronous.
         """
         if self.status == Status.closed and not self.asynchronous:  # its event loop has ended
-            return self._snapshot([]) if self.directory.closing else snapshot(self.directory.path)
+            left = self.same_directory and not self.directory.closing
+            return snapshot(self.directory.path) if left else self._snapshot([])
         return self.sync(self._query_snapshot)  # type: ignore[no-any-return]
 
     async def _query_snapshot(self) -> Snapshot:

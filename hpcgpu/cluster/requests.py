@@ -125,12 +125,15 @@ def _done_by_manager(directory: ClusterDirectory, what: str, arguments: dict[str
     deadline = time.monotonic() + _BEGINS
     while True:
         contact, manager = directory.contact(), directory.manager()
+        # the manager in the scheduler job takes no requests: it does what ``adapt.json`` says
+        if manager is None or manager.lives is False:
+            return False
         if contact is not None and _passed_on(directory, contact, what, arguments):
             return True
-        # the manager in the scheduler job takes no requests: it does what ``adapt.json`` says
-        if manager is None or not manager.lives or directory.adapt():
+        late = time.monotonic() > deadline
+        if directory.adapt() or (contact is not None and late and manager.lives is None):
             return False
-        if contact is None or time.monotonic() > deadline:
+        if contact is None or late:
             raise ClusterError(
                 f"{manager} manages cluster {directory.path.name}, and does what others request only while its "
                 f"scheduler runs. Try again then, or call `{what}` in that program"

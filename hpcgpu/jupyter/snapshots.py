@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-from hpcgpu.batch.cadence import Cadence
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote.snapshot import Observer, SnapshotJSON
 from hpcgpu.store.directory import ClusterDirectory
@@ -18,8 +17,7 @@ _FRESH = 2.0
 
 class _Observed:
     def __init__(self, directory: ClusterDirectory) -> None:
-        self.cadence = Cadence()
-        self.observer = Observer(directory, self.cadence)
+        self.observer = Observer(directory)
         self.taken = float("-inf")
         self.task: asyncio.Task[SnapshotJSON] | None = None
 
@@ -51,7 +49,7 @@ class Snapshots:
     async def changed(self, directory: ClusterDirectory) -> None:
         """Let the next snapshot be a new one: a request has just changed something."""
         one = await self._of(directory)
-        one.cadence.soon(now=time.time())  # the clock of the observer
+        one.observer.soon()
         one.taken = float("-inf")
 
     async def _of(self, directory: ClusterDirectory) -> _Observed:

@@ -41,6 +41,7 @@ __all__ = [
     "batch_of",
     "close_ended",
     "directories",
+    "ended_by_itself",
     "find",
     "live_jobs",
     "locate",
@@ -368,13 +369,13 @@ def standing(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobS
     ]
     manager = directory.manager()
     remembered = batch.remembers and manager is not None and manager.lives is not None
-    return live, [] if remembered or _ended_by_itself(directory) else [
+    return live, [] if remembered or ended_by_itself(directory) else [
         *(i for i in jobs if i not in answer and i not in over),
         *no_id,
     ]
 
 
-def _ended_by_itself(directory: ClusterDirectory) -> bool:
+def ended_by_itself(directory: ClusterDirectory) -> bool:
     """Whether the scheduler job has removed the keys at its end.
 
     `stop` removes them too, before the jobs have ended.

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypedDict, cast
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
-from hpcgpu.batch.cadence import Cadence
+from hpcgpu.batch.cadence import POLL_INTERVAL, Cadence
 from hpcgpu.batch.reasons import explain
 from hpcgpu.display.jobinfo import JobInfo, JobJSON
 from hpcgpu.errors import BatchError, OptionError
-from hpcgpu.remote.lookup import batch_of, locate, submitted, system_of
+from hpcgpu.remote.lookup import batch_of, ended_by_itself, locate, submitted, system_of
 from hpcgpu.runtime import dashboard
 from hpcgpu.runtime.reach import scheduler_of
 from hpcgpu.runtime.wire import GPUState, GroupState, ManagerState
@@ -263,17 +263,19 @@ def gpu_seconds(job: JobInfo, *, now: float) -> float:
 class Observer:
     """A cluster seen from any program, again and again.
 
-    The queue is polled as often as `hpcgpu.batch.cadence` says, and the scheduler is queried each time.
+    The queue is polled as often as `hpcgpu.batch.cadence` says for the ``poll_interval`` of the cluster, and the
+    scheduler is queried each time.
 
     Parameters
     ----------
     directory : ClusterDirectory
-    cadence : Cadence, optional
     """
 
-    def __init__(self, directory: ClusterDirectory, cadence: Cadence | None = None) -> None:
+    def __init__(self, directory: ClusterDirectory) -> None:
         self.directory = directory
-        self._cadence = cadence or Cadence()
+        kept = _kept(directory)
+        self._cadence = Cadence(kept.options.cluster.poll_interval if kept is not None else POLL_INTERVAL)
+        self._polled = float("-inf")
         self._submits: dict[str, Submit] = {}
         self._past: list[Submit] = []
         self._statuses: dict[str, JobStatus] = {}
@@ -293,7 +295,8 @@ class Observer:
                 answer = asyncio.run(_query(contact, directory))
             except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
                 problem.append(f"the scheduler at {contact.client} does not answer: {error or type(error).__name__}")
-        groups = answer.manager["groups"] if answer is not None else []
+        managed = answer is not None and answer.manager["present"]  # what a manager said that has left is not true now
+        groups = answer.manager["groups"] if answer is not None and managed else []
         jobs = self._jobs(batch, answer, groups, now=now)
         return assemble(
             jobs,
@@ -310,20 +313,27 @@ class Observer:
             fabric=contact.fabric if contact is not None and answer else "",
             manager=_manager(directory, contact, answer) if answer is not None else "",
             detached=directory.detached,
-            warnings=answer.manager["warnings"] if answer is not None else [],
+            warnings=answer.manager["warnings"] if answer is not None and managed else [],
             problem="; ".join([*problem, *directory.damage()]),
         )
+
+    def soon(self) -> None:
+        """Let the next snapshot poll the queue: something has just changed."""
+        self._cadence.next_poll = float("-inf")
 
     def _poll(self, batch: BatchSystem, *, now: float) -> None:
         """Query the queue for all jobs, if it is time to, or if the journal has changed."""
         size = self.directory.journal_size
-        if not self._cadence.due(now=now) and (size == self._journal_size or self._problem):
+        news = size != self._journal_size and not self._problem and now - self._polled >= self._cadence.poll_interval
+        if not news and not self._cadence.due(now=now):
             return
-        self._journal_size = size
+        self._journal_size, self._polled = size, now
         try:
             submits = submitted(self.directory, batch)
-            statuses = batch.poll(list(submits))
-            if gone := set(submits) - set(statuses):
+            statuses = {i: one for i, one in self._statuses.items() if i in submits and one.state.ended}
+            asked = set(submits) - set(statuses)
+            statuses |= batch.poll(asked)
+            if gone := asked - set(statuses):
                 statuses |= batch.ended(gone)
         except BatchError as error:
             self._problem = str(error)
@@ -381,11 +391,11 @@ def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, prob
     if directory.only_scripts:
         return "not launched"
     scheduler = next((job for job in jobs if job.kind == "scheduler"), None)
-    if scheduler is not None and JobState(scheduler.state).ended:  # a contact may be left of one that was killed
+    # a contact may be left of a scheduler that was killed; and the queue may have forgotten the job of one that ended
+    forgotten = scheduler is None or scheduler.state == JobState.UNKNOWN.value
+    if (scheduler is not None and JobState(scheduler.state).ended) or (forgotten and ended_by_itself(directory)):
         return "ended"
-    if scheduler is None:
-        return "unreachable" if problem else "ended"
-    return "unreachable" if problem else "waiting"
+    return "unreachable" if problem else "ended" if scheduler is None else "waiting"
 
 
 def _info(  # noqa: PLR0913  # what is known of one job, from four places

@@ -20,7 +20,7 @@ _PATH = "/hpcgpu"
 _INTERVAL = 1000
 #: GPUs that are drawn; a page with more is no longer readable.
 _DRAWN = 200
-_BUSY, _IDLE, _MEMORY = "#4c8c2b", "#d9a400", "#5b7db1"
+_BUSY, _IDLE, _UNKNOWN, _MEMORY = "#4c8c2b", "#d9a400", "#999999", "#5b7db1"
 
 
 def add(scheduler: Scheduler, gpus: Callable[[], list[GPUState]], cluster: str) -> None:
@@ -67,7 +67,7 @@ def columns(gpus: Sequence[GPUState], cluster: str) -> dict[str, list[Any]]:
         "gpu": [(name, f"{gpu['worker']} on {gpu['node']}") for name, gpu in zip(jobs, drawn, strict=True)],
         "use": [gpu["utilization"] or 0.0 for gpu in drawn],
         "memory": used,
-        "colour": [_IDLE if gpu["idle_since"] is not None else _BUSY for gpu in drawn],
+        "colour": [_colour(gpu) for gpu in drawn],
     }
 
 
@@ -88,7 +88,7 @@ def _fill(doc: Any, read: Callable[[], dict[str, list[Any]]]) -> None:
         sizing_mode="stretch_width",
         height=_height(first["gpu"]),
     )
-    bars = (("use", "colour", -0.2, "time in use (yellow: idle)"), ("memory", _MEMORY, 0.2, "memory"))
+    bars = (("use", "colour", -0.2, "time in use (yellow: idle, grey: not known)"), ("memory", _MEMORY, 0.2, "memory"))
     for column, colour, offset, label in bars:
         plot.hbar(
             y=dodge("gpu", offset, range=where),
@@ -108,6 +108,12 @@ def _fill(doc: Any, read: Callable[[], dict[str, list[Any]]]) -> None:
     doc.title = "hpcgpu: GPUs by job"
     doc.add_root(plot)
     doc.add_periodic_callback(update, _INTERVAL)
+
+
+def _colour(gpu: GPUState) -> str:
+    if gpu["utilization"] is None:
+        return _UNKNOWN
+    return _IDLE if gpu["idle_since"] is not None else _BUSY
 
 
 def _height(bars: Sequence[Any]) -> int:

@@ -61,6 +61,9 @@ class Requests:
             async with asyncio.timeout(REQUEST_WAIT):
                 while True:
                     request = await self._waiting.get()
+                    if manager != self._taker:  # another manager has come meanwhile: the request is its own
+                        self._waiting.put_nowait(request)
+                        return None
                     if request["number"] in self._answers:  # its program still waits
                         return request
         except TimeoutError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,8 @@ import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError, Snapshot
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster import requests
-from hpcgpu.remote.lookup import locate
+from hpcgpu.cluster.notebook import _Control
+from hpcgpu.remote.lookup import locate, stop
 from tests.helpers import CPU, GPU
 
 Until = Callable[..., None]
@@ -72,19 +74,38 @@ print("done")
 """
 
 
-def test_no_request_takes_a_cluster_that_waits_away_from_its_program(queue: LocalQueue, fake_gpus: None) -> None:
+def test_no_request_takes_a_cluster_that_waits_away_from_its_program(
+    queue: LocalQueue, fake_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with LocalGPUCluster(**GPU, name="first", jobs=2) as first:
         first.wait_for_workers(4)  # all GPUs of the queue
         with LocalGPUCluster(**GPU | {"wait": False, "scheduler": {"gpus_per_node": 1}}, name="behind") as cluster:
             with pytest.raises(ClusterError, match=r"manages cluster behind.*only while its scheduler runs"):
                 requests.scale(locate("behind"), jobs=2)
-            assert cluster.managing
+            with monkeypatch.context() as patch:  # this program is on another login node, and cannot see that one
+                patch.setattr("socket.gethostname", lambda: "login2")
+                with pytest.raises(ClusterError, match=r"manages cluster behind.*only while its scheduler runs"):
+                    requests.scale(locate("behind"), jobs=2)
+            assert cluster.managing and not cluster.directory.detached
+
+
+def test_a_program_whose_cluster_has_ended_does_nothing_to_a_later_one_of_that_name(queue: LocalQueue) -> None:
+    first = LocalGPUCluster(**CPU, name="twice", jobs=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        stop(first.directory, first.batch)
+        with LocalGPUCluster(**CPU, name="twice", jobs=1) as second:
+            second.wait_for_workers(1)
+            _Control(first).stop()  # a click that the kernel got late
+            assert first.snapshot().state != "running"
+            assert not second.directory.closing and second.snapshot().workers == 1
 
 
 def test_a_cluster_without_a_manager_is_scaled_and_left_to_itself(queue: LocalQueue, until: Until) -> None:
     cluster = LocalGPUCluster(**CPU, name="alone", jobs=0)
     cluster.detach()
     assert cluster.snapshot().state == "running", "it continues, though this program has left it"
+    assert not _of("alone").groups, "what its manager said of them is not true any more"
     requests.scale(locate("alone"), jobs=1)
     until(lambda: _of("alone").workers == 1, "its worker connects")
     with pytest.raises(OptionError, match="no worker group named 'other'"):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import drawing
@@ -143,7 +144,7 @@ def test_in_a_kernel_a_cluster_shows_the_widget_and_the_picture_for_where_none_r
     answers: tuple[Any, Control, list[Any]],
 ) -> None:
     widget, *_ = answers
-    shown = bundle(object(), widget)  # type: ignore[arg-type]
+    shown = bundle(SimpleNamespace(asynchronous=False), widget)  # type: ignore[arg-type]
     widget.close()
     assert shown["application/vnd.jupyter.widget-view+json"]["model_id"]
     assert shown["text/html"] == picture(drawing.snapshot())
