@@ -53,14 +53,14 @@ class ReportJSON(TypedDict):
     #: Whether all jobs of the cluster have ended.
     ended: bool
     #: GPU hours of all its jobs, as far as they are known, and those of the scheduler job among them.
-    gpu_hours: float
-    scheduler_gpu_hours: float
+    gpu_hours: float | None
+    scheduler_gpu_hours: float | None
     #: GPU hours of workers: before their first task, with tasks, and without any later.
-    before: float
-    busy: float
-    after: float
-    tasks_done: int
-    tasks_lost: int
+    before: float | None
+    busy: float | None
+    after: float | None
+    tasks_done: int | None
+    tasks_lost: int | None
     #: What would have cost less: two sentences at most.
     advice: list[str]
     jobs: list[JobBillJSON]
@@ -117,19 +117,21 @@ class Report:
 
     def as_json(self) -> ReportJSON:
         """Return what ``hpcgpu report --json`` prints."""
+        workers = [job for job in self.jobs if job.kind == "worker"]
+        done, lost = (_sum(getattr(job, name) for job in workers) for name in ("tasks_done", "tasks_lost"))
         return ReportJSON(
             name=self.name,
             system=self.system,
             directory=self.directory,
             time=self.time,
             ended=self.ended,
-            gpu_hours=self.gpu_hours,
-            scheduler_gpu_hours=self.scheduler_gpu_hours,
-            before=self.share("before").hours,
-            busy=self.share("busy").hours,
-            after=self.share("after").hours,
-            tasks_done=int(total(job.tasks_done for job in self.jobs)),
-            tasks_lost=int(total(job.tasks_lost for job in self.jobs)),
+            gpu_hours=_sum(job.gpu_hours for job in self.jobs),
+            scheduler_gpu_hours=_sum(job.gpu_hours for job in self.jobs if job.kind == "scheduler"),
+            before=_sum(job.before for job in workers),
+            busy=_sum(job.busy for job in workers),
+            after=_sum(job.after for job in workers),
+            tasks_done=None if done is None else int(done),
+            tasks_lost=None if lost is None else int(lost),
             advice=self.advice,
             jobs=[job.as_json() for job in self.jobs],
             problems=self.problems,
@@ -240,6 +242,7 @@ def report(directory: ClusterDirectory) -> Report:
         statuses = known(directory, batch_of(directory), [submit for submit, _ in by_hand])
     except BatchError as error:
         problems.append(str(error))
+    problems += _more_connected(submits, options, kept.jobs)
     over = directory.over()
     written = max((job.last for job in kept.jobs.values()), default=None) if kept.whole else None
     jobs = [
@@ -282,10 +285,22 @@ def _by_hand(submits: Iterable[Submit], kept: Mapping[str, JobUsage]) -> list[tu
 
 
 def _gpus(submit: Submit, options: saved.Saved | None, kept: Mapping[str, JobUsage]) -> int | None:
-    """Return how many GPUs a job requested; without the options, those whose workers were connected."""
+    """Return how many GPUs a job requested, or how many were connected if these are more; None if unknown."""
     known = options.gpus(submit.kind, submit.group) if options is not None else None
     used = kept.get(submit.job_id or "")
-    return known if known is not None else (used.gpus or None) if used is not None else None
+    return max(known or 0, used.gpus) or known if used is not None else known
+
+
+def _more_connected(submits: Iterable[Submit], options: saved.Saved | None, kept: Mapping[str, JobUsage]) -> list[str]:
+    """Return a sentence if more GPUs were connected than the options of the cluster request."""
+    if options is None:
+        return []
+    pairs = ((options.gpus(one.kind, one.group), _gpus(one, options, kept)) for one in submits)
+    more = sum(known is not None and known != counts for known, counts in pairs)
+    if not more:
+        return []
+    text = f"How many GPUs {counted(more, 'job')} requested: more were connected than the options of the cluster say."
+    return [f"{text} Those that were connected count."]
 
 
 def _options(directory: ClusterDirectory, problems: list[str]) -> saved.Saved | None:
@@ -312,6 +327,12 @@ def _unknown(jobs: Iterable[JobBill]) -> list[str]:
             "heard of it last counts."
         )
     return text
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Return the sum of what is known; None if there are values and none is known."""
+    found = list(values)
+    return total(found) if any(value is not None for value in found) or not found else None
 
 
 def _row(job: JobBill) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,16 @@ from typing import Any
 import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.posix.records import convert
+from hpcgpu.remote import report as report_module
 from hpcgpu.remote.bill import JobBill, JobBillJSON, advice, bill, gpu_hours
 from hpcgpu.remote.report import Report, ReportJSON
+from hpcgpu.store import saved
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.identity import FORMAT
 from hpcgpu.store.journal import End, Submit
-from hpcgpu.store.usage import JobUsage, Quantity
+from hpcgpu.store.usage import FILE, JobUsage, Quantity, line
 
 HOUR = 3600.0
 GB = 2**30
@@ -199,6 +205,40 @@ def test_the_report_shows_itself_as_text_as_html_and_as_json() -> None:
     assert convert(found.as_json(), ReportJSON) == found.as_json()
     assert convert(found.jobs[0].as_json(), JobBillJSON) == found.jobs[0].as_json()
     assert (found.as_json()["gpu_hours"], found.as_json()["scheduler_gpu_hours"]) == (5, 1)
+
+
+def test_a_sum_that_no_job_knows_is_null_and_what_does_not_exist_is_zero() -> None:
+    unknown = worker(gpu_hours=None, before=None, busy=None, after=None, tasks_done=None, tasks_lost=None)
+    told = report([unknown]).as_json()
+    assert convert(told, ReportJSON) == told
+    names = ("gpu_hours", "before", "busy", "after", "tasks_done", "tasks_lost")
+    assert [told[name] for name in names] == [None] * 6  # type: ignore[literal-required]
+    assert told["scheduler_gpu_hours"] == 0, "it has no scheduler job"
+    both = report([unknown, worker(gpu_hours=2.0, tasks_done=3)]).as_json()
+    assert (both["gpu_hours"], both["tasks_done"]) == (2, 3)
+    assert report([]).as_json()["gpu_hours"] == 0
+
+
+def test_gpus_that_were_connected_count_where_the_options_request_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = resolve("slurm", {"name": "demo", "gpus_per_node": 2})
+    directory = ClusterDirectory(tmp_path)
+    about = {"name": "demo", "token": "t", "created": 1, "format": FORMAT, "system": "slurm"}
+    directory.write("cluster.json", json.dumps(about))
+    saved.write(directory, options)
+    for number in (7, 8):
+        directory.intend(f"demo-{number}", "worker")
+        directory.submitted(f"demo-{number}", str(number))
+    kept = [JobUsage(id="7", gpus=4, began=1.0, last=2.0), JobUsage(id="8", gpus=1, began=1.0, last=2.0)]
+    directory.write(FILE, "".join(line(job) for job in kept))
+    monkeypatch.setattr(report_module, "known", lambda *arguments: {})
+    found = report_module.report(directory)
+    assert [job.gpus for job in found.jobs] == [4, 2]
+    assert [text for text in found.problems if "connected" in text] == [
+        "How many GPUs 1 job requested: more were connected than the options of the cluster say. Those that were "
+        "connected count."
+    ]
 
 
 def test_hours_that_nobody_can_explain_are_shown_as_such() -> None:
