@@ -314,7 +314,7 @@ def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: fl
     kinds = ["worker"] if short.scheduler is None else ["scheduler", "worker"]
     rendered = {kind: render.render(options.system, kind, short, path, command="check") for kind in kinds}
     complete = partial(credentials.create, walltime=_WALLTIME)
-    directory = claims.claim(path, lambda earlier: [], system=options.system, queue=batch.identity(), complete=complete)
+    directory = claims.claim(path, None, system=options.system, queue=batch.identity(), complete=complete)
     log_directory = options.cluster.log_directory or directory.logs
     private_directory(log_directory)
     seen = {kind: Seen(kind) for kind in kinds}

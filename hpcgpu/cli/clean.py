@@ -44,6 +44,8 @@ def clean(older_than: str, dry_run: bool, yes: bool) -> None:
     limit, roots = duration("--older-than", older_than), cluster_directories()
     chosen = _chosen(roots, limit)
     if not chosen:
+        if not dry_run:
+            remove_leftovers(roots)
         click.echo("Nothing to remove.")
         return
     what = f"{counted(len(chosen), 'directory', 'directories')}, {format_bytes(sum(one.size for one in chosen))}"
@@ -68,16 +70,16 @@ def _chosen(roots: Sequence[Path], older_than: float) -> list[Ended]:
     """Show what is to be removed, and what is old enough but stays."""
     from dask.utils import format_bytes
 
-    from hpcgpu.remote.clean import ended, why_not
+    from hpcgpu.remote.clean import Queues, ended, why_not
     from hpcgpu.remote.lookup import close_ended, find
 
     def refuse(path: Path, error: NotTrusted) -> None:
         say(f"{path.name}: not removed: {error}", err=True)
 
     close_ended(find(roots, lambda path, error: None))
-    now, chosen = time.time(), []
+    now, chosen, queues = time.time(), [], Queues()
     for one in ended(roots, refuse):
-        why = why_not(one, now=now, older_than=older_than)
+        why = why_not(one, queues, now=now, older_than=older_than)
         if not why:
             chosen.append(one)
         elif now - one.changed >= older_than:

@@ -201,7 +201,7 @@ class SlurmGPURunner:
     def _become_scheduler(self) -> NoReturn:
         directory = claims.claim(
             self.directory.path,
-            lambda earlier: [],
+            None,
             system=self.system,
             queue=batch_system(self.system).identity(),
             security=self.options.cluster.security,

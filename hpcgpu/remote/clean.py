@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcgpu.batch import batch_system
-from hpcgpu.batch.base import JobStatus
-from hpcgpu.errors import BatchError, Damaged, HpcgpuError, NotTrusted
+from hpcgpu.batch.base import BatchSystem, JobStatus
+from hpcgpu.errors import BatchError, BatchUnavailable, Damaged, HpcgpuError, NotTrusted
 from hpcgpu.remote.lookup import directories, system_of
 from hpcgpu.remote.queries import known
 from hpcgpu.store.directory import ClusterDirectory
 
-__all__ = ["Ended", "ended", "remove", "remove_leftovers", "size", "why_not"]
+__all__ = ["Ended", "Queues", "ended", "remove", "remove_leftovers", "size", "why_not"]
 
 #: How a directory is named while it is removed: one that could not be removed whole is removed by the next call.
 _REMOVING = ".removing~"
@@ -98,7 +98,28 @@ def size(path: Path) -> int:
     return total
 
 
-def why_not(one: Ended, *, now: float, older_than: float) -> str:
+class Queues:
+    """The batch systems of one call: one that does not answer is not queried again."""
+
+    def __init__(self) -> None:
+        self._batches: dict[str, BatchSystem] = {}
+        self._silent: dict[str, BatchUnavailable] = {}
+
+    def known(self, directory: ClusterDirectory) -> dict[str, JobStatus]:
+        """Return what the queue of a cluster knows of its jobs; see `hpcgpu.remote.queries.known`."""
+        system = system_of(directory)
+        if system in self._silent:
+            raise self._silent[system]
+        if system not in self._batches:
+            self._batches[system] = batch_system(system)
+        try:
+            return known(directory, self._batches[system])
+        except BatchUnavailable as error:
+            self._silent[system] = error
+            raise
+
+
+def why_not(one: Ended, queues: Queues, *, now: float, older_than: float) -> str:
     """Return why a directory is not removed, in words; empty if it may be."""
     directory = one.directory
     if now - one.changed < older_than:
@@ -111,7 +132,7 @@ def why_not(one: Ended, *, now: float, older_than: float) -> str:
     if about.st_uid != os.geteuid():
         return "it belongs to another user"
     try:
-        alive = [job.job_id for job in known(directory, batch_system(system_of(directory))).values() if _lives(job)]
+        alive = [job.job_id for job in queues.known(directory).values() if _lives(job)]
     except (HpcgpuError, BatchError, OSError) as error:
         return f"it is not certain that its jobs have ended: {error}"
     return f"its jobs have not ended: {' '.join(alive)}" if alive else ""

@@ -204,7 +204,7 @@ def main(argv: Sequence[str]) -> int:
 
     directory = claims.claim(
         arguments.directory,
-        lambda earlier: [],
+        None,
         system=arguments.system,
         queue=batch.identity(),
         security="authenticated" if arguments.authenticated else not arguments.insecure,

@@ -66,7 +66,7 @@ def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirect
             if name.endswith(".sh"):
                 script.chmod(0o700)
 
-    return claims.claim(path, lambda earlier: [], system=system, security=options.cluster.security, complete=complete)
+    return claims.claim(path, None, system=system, security=options.cluster.security, complete=complete)
 
 
 def make_single(system: str, arguments: Mapping[str, Any], path: Path, program: Sequence[str]) -> Path:

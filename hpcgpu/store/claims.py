@@ -32,7 +32,7 @@ _TRIES = 20
 
 def claim(
     path: Path,
-    alive: Callable[[ClusterDirectory], list[str]],
+    alive: Callable[[ClusterDirectory], list[str]] | None,
     *,
     system: str = "",
     queue: str = "",
@@ -53,9 +53,9 @@ def claim(
     Parameters
     ----------
     path : Path
-    alive : callable
+    alive : callable or None
         Given the directory of an earlier cluster, returns the ids of those of its jobs that have not ended. It raises
-        `ClusterExists` where that is not known.
+        `ClusterExists` where that is not known. Without it, nobody asks: then the earlier one is not marked as closed.
     system : str, optional
         Name of the batch system.
     queue : str, optional
@@ -111,7 +111,7 @@ def _take_name(
     directory: ClusterDirectory,
     draft: ClusterDirectory,
     token: str,
-    alive: Callable[[ClusterDirectory], list[str]],
+    alive: Callable[[ClusterDirectory], list[str]] | None,
     earlier: list[ClusterDirectory],
 ) -> None:
     """Give the draft its name; add what had that name before to `earlier`."""
@@ -125,6 +125,9 @@ def _take_name(
             return
         if (moved := _move_aside(directory, alive)) is not None:
             earlier.append(moved)
+            if alive is not None and not moved.closed:  # none of its jobs lives: `list --all` and `clean` see it so
+                with contextlib.suppress(OSError):
+                    moved.close()
         directory.refresh()
     raise ClusterExists(
         f"another program has just started a cluster named {directory.path.name!r}, in {directory.path}: choose "
@@ -132,7 +135,9 @@ def _take_name(
     )
 
 
-def _move_aside(directory: ClusterDirectory, alive: Callable[[ClusterDirectory], list[str]]) -> ClusterDirectory | None:
+def _move_aside(
+    directory: ClusterDirectory, alive: Callable[[ClusterDirectory], list[str]] | None
+) -> ClusterDirectory | None:
     """Rename the directory of an earlier cluster; return it, or None when another program was faster."""
     path = directory.path
     try:
@@ -173,7 +178,7 @@ def _move_aside(directory: ClusterDirectory, alive: Callable[[ClusterDirectory],
     return aside if moved else None
 
 
-def _in_use(directory: ClusterDirectory, alive: Callable[[ClusterDirectory], list[str]], *, now: float) -> str:
+def _in_use(directory: ClusterDirectory, alive: Callable[[ClusterDirectory], list[str]] | None, *, now: float) -> str:
     """Return why the name of an earlier cluster cannot be used; empty if it can."""
     if directory.closed:
         return ""
@@ -181,7 +186,7 @@ def _in_use(directory: ClusterDirectory, alive: Callable[[ClusterDirectory], lis
     if why := directory.other_format() or _just_starting(directory, now=now):
         return f"{why}. Or choose another name"
     try:
-        live = alive(directory)
+        live = alive(directory) if alive is not None else []
     except Damaged as error:
         return (
             f"{error}. So it is not known whether jobs of cluster {name!r} run. Choose another name, or remove {path}"

@@ -186,6 +186,18 @@ def test_a_start_on_another_machine_has_its_time(tmp_path: Path, monkeypatch: py
     claims.claim(tmp_path / "demo", ended)
 
 
+@pytest.mark.parametrize(("alive", "closed"), [(ended, True), (None, False)])
+def test_an_ended_cluster_that_is_replaced_counts_as_closed_if_somebody_asked_for_its_jobs(
+    alive: Callable[[ClusterDirectory], list[str]] | None, closed: bool, tmp_path: Path
+) -> None:
+    first = claims.claim(tmp_path / "demo", ended, complete=files)
+    first.intend("demo-scheduler", "scheduler")
+    first.submitted("demo-scheduler", "7")
+    second = claims.claim(tmp_path / "demo", alive, complete=files)
+    (aside,) = tmp_path.glob("demo~*")
+    assert (ClusterDirectory(aside).closed, second.closed) == (closed, False)
+
+
 def test_a_submit_that_is_under_way_keeps_the_name(tmp_path: Path) -> None:
     first = claims.claim(tmp_path / "demo", ended, complete=files)
     first.intend("demo-scheduler", "scheduler")

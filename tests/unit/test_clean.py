@@ -243,6 +243,30 @@ def test_what_could_not_be_removed_whole_is_told_and_removed_by_the_next_call(
     assert list(root.iterdir()) == []
 
 
+def test_what_was_left_is_removed_also_where_nothing_else_is_to_remove(queue: Queue, root: Path) -> None:
+    left = root / ".removing~0123456789abcdef"
+    left.mkdir(mode=0o700)
+    assert "Nothing to remove." in run(root, "clean", "--older-than", "30d", "--dry-run").output
+    assert left.exists()
+    assert "Nothing to remove." in run(root, "clean", "--older-than", "30d", "--yes").output
+    assert not left.exists()
+
+
+def test_a_queue_that_does_not_answer_is_queried_once(
+    queue: Queue, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two", "three"):
+        cluster(root, name)
+    queue.silent = True
+    made, queries, poll = list[str](), list[object](), queue.poll
+    monkeypatch.setattr(clean, "batch_system", lambda name: (made.append(name), queue)[1])
+    monkeypatch.setattr(queue, "poll", lambda ids: (queries.append(ids), poll(ids))[1])
+    output = run(root, "clean", "--older-than", "30d", "--yes").output
+    for name in ("one", "two", "three"):
+        assert f"{name}: not removed: it is not certain that its jobs have ended: squeue: Unable to" in output
+    assert (made, len(queries)) == (["slurm"], 1)
+
+
 def test_the_list_shows_ended_clusters_and_sizes_only_if_it_is_asked_to(queue: Queue, root: Path) -> None:
     cluster(root)
     queue.jobs["7"] = JobStatus(job_id="7", name="live-0", state=JobState.RUNNING)
