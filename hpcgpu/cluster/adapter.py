@@ -385,6 +385,9 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         else:
             closing = Closing(state, quiet=self.options.cluster.quiet)
             await closing.cancel()
+            # at exit distributed waits 10 s for all of this
+            state.tell("ended", state.failures.lost or f"cluster {state.name} was closed")
+            self._notices.deliver_unsent()
             if state.scheduler is not None:
                 await state.scheduler.close()
             await closing.wait()
@@ -392,7 +395,6 @@ class Adapter(SpecCluster):  # type: ignore[misc]
                 await asyncio.wait_for(Cluster._close(self), 5)
             closing.finish()
             state.ownership.close()
-            state.tell("ended", state.failures.lost or f"cluster {state.name} was closed")
         await self._notices.finish()
         self.status = Status.closed
         state.changed.set()

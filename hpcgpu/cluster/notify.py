@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -107,10 +108,15 @@ class Notifier:
                 self._thread.start()
             except RuntimeError:  # the interpreter is ending
                 self._thread = None
-                self._waiting.clear()
+
+    def deliver_unsent(self, timeout: float) -> None:
+        """Deliver in this thread what waits because no thread can start."""
+        if self._thread is None and self._waiting:
+            self._deliver(time.monotonic() + timeout)
 
     def finish(self, timeout: float) -> None:
         """Wait until all is delivered, and end what takes longer."""
+        self.deliver_unsent(timeout)
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
@@ -119,28 +125,28 @@ class Notifier:
             self._hurry.set()
             thread.join(1.0)
 
-    def _deliver(self) -> None:
-        while True:
+    def _deliver(self, deadline: float = math.inf) -> None:
+        while (left := deadline - time.monotonic()) > 0:
             with self._lock:
                 if not self._waiting:
                     self._thread = None
                     return
                 notice = self._waiting.popleft()
             try:
-                problem = self._told(notice)
+                problem = self._told(notice, min(self.limit, left))
             except Exception as error:  # of the user's function, or of a command that cannot be started
                 problem = f"failed: {error!r}"
             if problem:
                 self.warn(printable(f"notify for the event {notice.event!r} {problem}"))
 
-    def _told(self, notice: Notice) -> str:
+    def _told(self, notice: Notice, limit: float) -> str:
         """Deliver one notice; return what went wrong."""
         if callable(self.notify):
             self.notify(notice)
             return ""
         message = printable(notice.message, _MESSAGE, lines=True)
         environment = {"HPCGPU_EVENT": notice.event, "HPCGPU_CLUSTER": notice.cluster, "HPCGPU_MESSAGE": message}
-        return run_command(str(self.notify), environment, message, limit=self.limit, hurry=self._hurry)
+        return run_command(str(self.notify), environment, message, limit=limit, hurry=self._hurry)
 
 
 def run_command(
@@ -266,7 +272,9 @@ class Notices:
         """Tell of an event; of those that a cluster has once, only if no manager did before."""
         if self.notifier.notify is None:
             return
-        if event in ONCE and not self.state.dispatcher.directory.first(event):
+        dispatcher = self.state.dispatcher
+        # a later cluster that has the name by now tells of its own events
+        if event in ONCE and dispatcher.directory.is_of(dispatcher.token) and not dispatcher.directory.first(event):
             return
         self.notifier.send(Notice(event=event, cluster=self.state.name, message=message, time=self.state.now))
 
@@ -277,6 +285,10 @@ class Notices:
             self.on_ending(self.cluster)
         except Exception as error:
             self.state.messages.warn(printable(f"on_ending failed: {error!r}"))
+
+    def deliver_unsent(self) -> None:
+        """Deliver now what waits because no thread can start: the interpreter is ending."""
+        self.notifier.deliver_unsent(AT_END)
 
     async def finish(self) -> None:
         """Deliver what is left; for some seconds at most."""

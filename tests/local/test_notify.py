@@ -12,7 +12,9 @@ import pytest
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.closing import Closing
 from hpcgpu.cluster.events import Notice
+from hpcgpu.posix.threads import in_thread
 from tests.conftest import live, told
 from tests.helpers import CPU, ON_CPUS, hpcgpu, in_queue, start_program
 
@@ -65,6 +67,21 @@ def test_a_cluster_whose_scheduler_is_lost_has_ended(queue: LocalQueue, log: Log
         until(lambda: log.events == ["ended"], "the cluster has ended")
     assert log.events == ["ended"], "once"
     assert "the scheduler of cluster lost is gone" in log.text
+
+
+def test_the_end_is_told_before_the_jobs_have_ended(
+    queue: LocalQueue, log: Log, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Closing.wait
+
+    async def slow(self: Closing) -> None:
+        await in_thread(until, lambda: log.events[-1:] == ["ended"], "the end is told")
+        await wait(self)
+
+    monkeypatch.setattr(Closing, "wait", slow)
+    with LocalGPUCluster(**CPU, name="slow", jobs=0, notify=log.command):
+        pass
+    assert log.events.count("ended") == 1
 
 
 def test_a_group_that_gets_no_more_jobs_is_told(queue: LocalQueue, log: Log, until: Until) -> None:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from hpcgpu.cluster.events import Events, Notice, Seen
-from hpcgpu.cluster.notify import Callbacks, Notifier
+from hpcgpu.cluster.notify import Callbacks, Notices, Notifier
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
 from hpcgpu.scaling.walltime import ends_soon
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.identity import FORMAT
 from tests.conftest import wait_until
 
 HOUR = 3600.0
@@ -148,6 +151,28 @@ def test_the_end_of_a_program_waits_for_a_command_for_some_seconds_only() -> Non
     assert "was killed" in warned[0]
 
 
+def no_thread(self: threading.Thread) -> None:
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+def test_what_happens_when_no_thread_can_start_any_more_is_told_nevertheless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    assert deliver(f"echo $HPCGPU_EVENT >> {tmp_path}/told", count=2) == []
+    assert (tmp_path / "told").read_text() == "ready\nready\n"
+
+
+def test_a_command_that_hangs_then_has_only_the_seconds_that_the_end_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    warned: list[str] = []
+    notifier = Notifier("sleep 1000", warned.append)
+    for _ in range(3):
+        notifier.send(Notice(event="ended", cluster="demo", message="", time=0.0))
+    notifier.finish(0.2)
+    assert len(warned) == 1 and "was killed" in warned[0]
+
+
 def test_a_function_that_raises_is_a_warning_and_others_are_still_told() -> None:
     told: list[Notice] = []
 
@@ -198,3 +223,23 @@ def test_who_is_first_to_tell_is_known_to_all_managers(tmp_path: Path) -> None:
     assert [directory.first("ready") for _ in range(2)] == [True, False]
     assert directory.first("ended")
     assert ClusterDirectory(tmp_path / "gone").first("ended"), "twice is better than never"
+
+
+@pytest.mark.parametrize(("token", "marked"), [("mine", True), ("another", False)])
+def test_a_manager_that_lost_the_name_tells_and_leaves_no_mark_in_the_later_cluster(
+    token: str, marked: bool, tmp_path: Path
+) -> None:
+    directory, told = ClusterDirectory(tmp_path), list[Notice]()
+    about = {"name": "demo", "token": token, "created": 1, "format": FORMAT}
+    directory.write("cluster.json", json.dumps(about))
+    state: Any = SimpleNamespace(
+        name="demo",
+        now=0.0,
+        messages=SimpleNamespace(warn=pytest.fail),
+        dispatcher=SimpleNamespace(directory=directory, token="mine"),
+    )
+    notices = Notices(state, resolve("slurm", {"name": "demo"}).cluster, Callbacks(told.append), None)
+    notices.tell("ended", "m")
+    notices.notifier.finish(60.0)
+    assert [notice.event for notice in told] == ["ended"]
+    assert (tmp_path / "told-ended").exists() == marked
