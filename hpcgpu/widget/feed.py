@@ -13,6 +13,9 @@ __all__ = ["Feed"]
 
 #: Seconds between two snapshots. If they take long: it waits so many times longer, but not for more than this.
 _INTERVAL, _SHARE, _LONGEST = 2.0, 9, 20.0
+#: Seconds without a word of a page, after which it takes them rarely: the Jupyter server keeps what no page fetches.
+#: A kernel that runs a cell does not hear a page.
+_ALONE = 600.0
 
 
 class Screen(Protocol):
@@ -46,6 +49,7 @@ class Feed:
         self, source: Callable[[], Snapshot], over: Callable[[], bool], screen: Screen, interval: float = _INTERVAL
     ) -> None:
         self._source, self._over, self._screen, self._interval = source, over, screen, interval
+        self._seen = time.monotonic()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._off = threading.Event()
@@ -54,12 +58,17 @@ class Feed:
 
     def start(self) -> None:
         """Take snapshots from now on, unless it does so already."""
+        self.seen()
         with self._lock:
             if self._thread is not None and self._thread.is_alive() and not self._off.is_set():
                 return
             self._off = threading.Event()
             self._thread = threading.Thread(target=self._run, args=(self._off,), name="hpcgpu-widget", daemon=True)
             self._thread.start()
+
+    def seen(self) -> None:
+        """Record that a page shows it. A laptop that is closed does not say that nobody looks any more."""
+        self._seen = time.monotonic()
 
     def stop(self) -> None:
         """Take no more of them; do not wait for one that is under way."""
@@ -86,6 +95,7 @@ class Feed:
                 self._screen.finish()
                 return
             taken = time.monotonic()
-            until = taken + max(self._interval, min(_LONGEST, _SHARE * (taken - begun)))
+            alone = taken - self._seen > _ALONE
+            until = taken + max(self._interval, _LONGEST if alone else min(_LONGEST, _SHARE * (taken - begun)))
             while time.monotonic() < until and not off.wait(self._interval) and not self._over():
                 pass

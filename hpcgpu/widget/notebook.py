@@ -100,6 +100,7 @@ class ClusterWidget(anywidget.AnyWidget):
 
     def _received(self, _: Any, content: Any, buffers: Any) -> None:
         what = content.get("do") if isinstance(content, dict) else None
+        self.feed.seen()
         if what == "shown":
             self._views += 1
             self.feed.start()

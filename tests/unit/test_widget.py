@@ -140,6 +140,18 @@ def test_outside_of_a_kernel_a_cluster_shows_a_picture_and_text() -> None:
     assert shown == {"text/plain": "a cluster", "text/html": picture(drawing.snapshot())}
 
 
+def test_where_no_page_says_that_somebody_looks_pictures_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcgpu.widget.feed._ALONE", -1.0)
+    screen = Screen()
+    feed = Feed(drawing.snapshot, lambda: False, screen, interval=0.01)
+    feed.start()
+    wait_until(lambda: screen.shown, "the first picture")
+    assert feed._thread is not None
+    feed._thread.join(0.5)  # fifty intervals
+    assert len(screen.shown) == 1
+    feed.stop()
+
+
 def test_in_a_kernel_a_cluster_shows_the_widget_and_the_picture_for_where_none_runs(
     answers: tuple[Any, Control, list[Any]],
 ) -> None:

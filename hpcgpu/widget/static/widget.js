@@ -8,6 +8,7 @@ import { clusterAddress, clusterView, request, serverActions, serverBase } from 
 const SLOW = 3000; // milliseconds without an answer of the kernel, after which the user is told why
 const OLD = 15000; // milliseconds without a new picture, after which the user is told so
 const POLL = 5000;
+const SEEN = 120000; // milliseconds after which the kernel is told that somebody looks
 const IDLE = 2000; // milliseconds within which a kernel that runs no cell begins with a request
 
 class Busy extends Error {}
@@ -120,11 +121,20 @@ function render({ model, el }) {
   model.on("change:snapshot", changed);
   model.on("change:problem", problem);
   const timer = setInterval(watch, POLL);
+  const looking = setInterval(() => {
+    if (document.visibilityState !== "visible") return;
+    try {
+      model.send({ do: "seen" });
+    } catch {
+      // the kernel is gone
+    }
+  }, SEEN);
   model.send({ do: "shown" });
   changed();
   problem();
   return () => {
     clearInterval(timer);
+    clearInterval(looking);
     model.off("change:snapshot", changed);
     model.off("change:problem", problem);
     try {
