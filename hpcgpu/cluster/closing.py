@@ -64,7 +64,8 @@ class Closing:
                 await asyncio.sleep(pause)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.state.poll(left), max(1.0, self._deadline - time.monotonic()))
-        self.left = dispatcher.left()
+            self.left = dispatcher.left()
+            progress.left = ending(self.left) if self.left else ""
         self._learn_ids()
 
     def _learn_ids(self) -> None:

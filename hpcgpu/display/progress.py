@@ -116,6 +116,8 @@ class Progress:
         self._cell = None if quiet else _cell()
         self._what, self._begun = "", clock()
         self._printed = ("", -1e9)
+        #: What is left of what was waited for, where the wait ends before its time; empty if nothing is.
+        self.left = ""
 
     def __enter__(self) -> Progress:
         return self
@@ -126,7 +128,8 @@ class Progress:
         if self._live is not None:
             self._live.stop()
         if self._cell is not None and self._what:  # it stays in the cell, so it must be true from now on
-            how = "done" if kind is None else "not done"
+            how = "done" if kind is None and not self.left else "not done"
+            how += f", {printable(self.left)} left" * bool(self.left)
             self._cell.show(f"{self._what}: {how}, after {duration(self.clock() - self._begun)}")
 
     def update(self, what: str, detail: str = "") -> None:

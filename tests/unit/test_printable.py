@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.cluster.closing import Closing
 from hpcgpu.cluster.scheduler_job import SchedulerJob
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.text import columns
@@ -76,6 +80,39 @@ def test_progress_neither_reads_markup_nor_obeys_what_it_shows(capsys: pytest.Ca
     with Progress(quiet=False) as progress:
         progress.update("waiting [/red]", "\x1b[2J\rgone")
     assert r"hpcgpu: waiting [/red]: \x1b[2J\rgone" in capsys.readouterr().err.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("left", "last"),
+    [("", "closing: done, after 0 s"), ("jobs 12 13", "closing: not done, jobs 12 13 left, after 0 s")],
+)
+def test_the_line_that_stays_in_a_cell_says_what_is_left(left: str, last: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("hpcgpu.display.progress._cell", lambda: SimpleNamespace(show=lines.append))
+    with Progress(quiet=False, clock=lambda: 5.0) as progress:
+        progress.update("closing", "jobs 12 13")
+        progress.left = left
+    assert lines == ["closing: jobs 12 13", last]
+
+
+@pytest.mark.parametrize(("ends", "words"), [(True, ": done, after"), (False, ": not done, jobs 12 13 left, after")])
+def test_the_end_of_a_cluster_is_not_called_done_while_jobs_are_left(
+    ends: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("hpcgpu.display.progress._cell", lambda: SimpleNamespace(show=lines.append))
+    jobs = ["12", "13"]
+    registry = SimpleNamespace(jobs={}, observe=lambda now: None)
+
+    async def poll(left: list[str]) -> None:
+        jobs.clear() if ends else setattr(closing, "problem", "the queue does not answer")
+
+    state: Any = SimpleNamespace(
+        name="demo", now=0.0, poll=poll, registry=registry, dispatcher=SimpleNamespace(left=lambda: list(jobs))
+    )
+    closing = Closing(state, quiet=False)
+    asyncio.run(closing.wait())
+    assert words in lines[-1] and closing.left == jobs
 
 
 def test_the_end_of_a_log_is_bounded_and_what_is_before_it_is_not_read(tmp_path: Path) -> None:
