@@ -111,7 +111,15 @@ def main(path: Path) -> None:
     # of the cluster: printed below; of its directory: said when it began
     warnings.simplefilter("ignore", ClusterWarning)
     Periodic.serves_requests = False
-    cluster = cluster_class(directory.system).from_name(path, shutdown_on_close=False)
+    try:
+        _scale(directory, end, ended)
+    finally:
+        Periodic.serves_requests = True
+
+
+def _scale(directory: ClusterDirectory, end: threading.Event, ended: threading.Event) -> None:
+    """Scale until `end`; `ended` is set if the scheduler has ended."""
+    cluster = cluster_class(directory.system).from_name(directory.path, shutdown_on_close=False)
     printed = 0
     try:
         for group, arguments in (directory.adapt() or {}).items():
