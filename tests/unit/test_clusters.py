@@ -448,7 +448,7 @@ def test_a_cluster_that_was_renamed_is_listed_while_it_has_jobs(
     queue: Any = Queue(forgets=set())
     monkeypatch.setattr(lookup, "batch_system", lambda name: queue)
     (directory.path / "worker.sbatch").touch()
-    later = claims.claim(directory.path, lambda earlier: [], system="slurm")
+    later = claims.claim(directory.path, None, system="slurm")
     (aside,) = (found for found in lookup.find([later.path.parent]) if found.jobs)
     assert re.fullmatch(r"demo~[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", aside.directory.path.name)
     assert stop(aside.directory, queue, sleep=lambda seconds: None) == [] and queue.cancelled
