@@ -122,7 +122,9 @@ class Usage:
         now = time.time()
         if now - self._sampled > period(len(self.scheduler.workers)):  # each who looks would cost one of all workers
             self.sample(now)
-        return sorted((_state(ws, seen) for ws, seen in self._seen.items() if _gpus(ws)), key=lambda one: one["worker"])
+        return sorted(
+            (_state(ws, seen, now) for ws, seen in self._seen.items() if _gpus(ws)), key=lambda one: one["worker"]
+        )
 
     def lost(self, ws: WorkerState) -> None:
         """Record that a worker goes without notice, before the scheduler forgets it."""
@@ -297,8 +299,9 @@ def _spilled(ws: Any) -> int:
     return int((ws.metrics.get("spilled_bytes") or {}).get("disk", 0))
 
 
-def _state(ws: Any, seen: _Seen) -> GPUState:
+def _state(ws: Any, seen: _Seen, now: float) -> GPUState:
     model, reading = ws.extra.get(METRIC) or {}, _reading(ws)
+    idle = not computes(reading, len(ws.processing))  # a heartbeat may have come since the last sample
     return GPUState(
         worker=str(ws.name),
         node=str(ws.extra.get(NODE) or ws.host),
@@ -307,5 +310,5 @@ def _state(ws: Any, seen: _Seen) -> GPUState:
         memory_used=reading["memory_used"],
         memory_total=model.get("memory_total"),
         power=reading["power"],
-        idle_since=seen.idle_since or None,
+        idle_since=(seen.idle_since or now) if idle else None,
     )

@@ -32,7 +32,9 @@ def test_a_job_waits_with_its_reason_and_then_runs_while_the_cell_blocks(
     jupyter: Servers, page: Any, queue: LocalQueue, home: Path, until: Until
 ) -> None:
     blocker = block_queue(queue, home)
-    notebook = started(jupyter(), page, BLOCK, "cluster.close()")
+    go = home / "go"
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists():\n    time.sleep(0.1)"
+    notebook = started(jupyter(), page, BLOCK, wait, "cluster.close()")
     widget = notebook.output(1).locator(".hpcgpu")
     row = widget.locator("tr", has_text="flights-0")
     row.get_by_text("pending").wait_for()
@@ -40,6 +42,7 @@ def test_a_job_waits_with_its_reason_and_then_runs_while_the_cell_blocks(
     assert notebook.output(2).get_by_text("the workers are there").count() == 0
     queue.cancel([blocker])
     row.get_by_text("running").wait_for()
+    go.touch()
     widget.get_by_text("closed", exact=True).wait_for()
     until(lambda: not in_queue(queue, "flights"), "the jobs end")
     assert page.errors == []

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,6 +73,20 @@ def test_a_gpu_is_idle_since_the_first_sample_in_which_it_computes_nothing() -> 
         worker.says(utilization)
         usage.sample(now)
         assert [gpu["idle_since"] for gpu in gpus(usage)] == [idle_since]
+
+
+def test_a_heartbeat_since_the_last_sample_never_shows_a_gpu_that_computes_as_idle() -> None:
+    worker = Worker("demo-0")
+    usage = usage_of(worker)
+    worker.says(0)
+    usage.sample(time.time())
+    worker.says(80)
+    entry = usage.now()[0]
+    assert (entry["utilization"], entry["idle_since"]) == (80, None)
+    usage.sample(time.time())
+    worker.says(0)
+    entry = usage.now()[0]
+    assert entry["utilization"] == 0 and entry["idle_since"]
 
 
 def test_each_worker_with_a_gpu_has_an_entry_also_if_its_driver_says_nothing_and_others_have_none() -> None:
