@@ -23,6 +23,7 @@ _PENDING = [
     (r"InvalidQOS|QOSNotAllowed", Outlook.NEVER, "the quality of service may not be used here: check `qos`"),
     (r"JobHeldUser", Outlook.NEVER, "you hold it: release it with `scontrol release`"),
     (r"JobHeldAdmin|JobHoldMaxRequeue", Outlook.NEVER, "the system holds it: ask the site's support"),
+    (r"job requeued in held state", Outlook.NEVER, "the system requeued it and holds it: ask the site's support"),
     (r"(QOS|Assoc)MaxWall\w*", Outlook.NEVER, "its walltime is above your limit: request a shorter `walltime`"),
     (
         r"(QOS|Assoc)Max\w*(PerJob|PerNode)\w*",
@@ -67,6 +68,7 @@ REASONS = Reasons(
         (r"requested time limit is invalid", "request a shorter `walltime`"),
         (r"invalid account", "check `account`, and whether it may use `queue`"),
         (r"invalid partition", "check `queue`"),
+        (r"partition not available", "the partition accepts no jobs now: wait, or choose another `queue`"),
         (r"invalid qos", "check `qos`"),
         (
             r"node configuration is not available",
