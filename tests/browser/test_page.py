@@ -12,6 +12,8 @@ from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, wait_until
 from tests.helpers import CPU
 
+pytestmark = pytest.mark.shows("Notebooks and the page of JupyterLab")
+
 ROOT = Path(__file__).parents[2]
 #: What the wheel installs into an environment.
 INSTALLED = {"JUPYTER_CONFIG_PATH": str(ROOT / "jupyter-config"), "JUPYTER_PATH": str(ROOT / "jupyter-data")}

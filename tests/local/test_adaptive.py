@@ -19,6 +19,8 @@ from hpcgpu.store import saved
 from tests.conftest import live, told
 from tests.helpers import ADAPT, CPU, GPU, drain_now, in_queue, kill_program, let_the_budget_end_soon, messages
 
+pytestmark = pytest.mark.shows("Scaling, failures of jobs, walltime, preemption")
+
 Until = Callable[..., None]
 
 

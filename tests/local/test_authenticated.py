@@ -33,6 +33,8 @@ from hpcgpu.store import credentials
 from tests.helpers import CPU, converse_with, echo_server
 from tests.local.test_listeners import Bomb, anonymous, frames, refused, speaks_http, works
 
+pytestmark = pytest.mark.shows("Strangers are refused at every port")
+
 Until = Callable[..., None]
 KEY = bytes(range(32))
 

@@ -19,6 +19,8 @@ from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live
 from tests.helpers import command, hpcgpu, other, printed
 
+pytestmark = pytest.mark.shows("`hpcgpu check`")
+
 Until = Callable[..., None]
 
 ON_CPUS = ("--system", "local", "--gpus-per-node", "0")

@@ -25,6 +25,8 @@ from hpcgpu.store import claims, saved
 from tests.conftest import live, told
 from tests.helpers import CPU, ON_CPUS, block_queue, command, hpcgpu, printed, start_program
 
+pytestmark = pytest.mark.shows("The command line; a cluster that another program takes over")
+
 Until = Callable[..., None]
 
 #: Its jobs wait while the queue's GPUs are taken.

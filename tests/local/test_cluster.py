@@ -29,6 +29,8 @@ from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running, told
 from tests.helpers import CPU, GPU, block_queue, decide_now, have_their_gpus, in_queue, poll_now, start_program
 
+pytestmark = pytest.mark.shows("Clusters: start, compute, stop; what is refused; signals")
+
 Until = Callable[..., None]
 
 

@@ -15,6 +15,8 @@ from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live
 from tests.helpers import block_queue, in_queue
 
+pytestmark = pytest.mark.shows("Notebooks and the page of JupyterLab")
+
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 KernelManager = pytest.importorskip("jupyter_client", reason="jupyter_client is not installed").KernelManager
 

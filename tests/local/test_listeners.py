@@ -38,6 +38,8 @@ from hpcgpu.fabric import interfaces
 from hpcgpu.store import claims, credentials
 from tests.helpers import CPU
 
+pytestmark = pytest.mark.shows("Strangers are refused at every port")
+
 Until = Callable[..., None]
 
 

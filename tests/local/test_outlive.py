@@ -25,6 +25,8 @@ from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, told
 from tests.helpers import CPU, block_queue, in_queue, names, start_program
 
+pytestmark = pytest.mark.shows("The command line; a cluster that another program takes over")
+
 Until = Callable[..., None]
 
 #: Its jobs wait while the queue's GPUs are taken.

@@ -24,6 +24,8 @@ from tests.conftest import told
 from tests.helpers import GPU, answers, fill, have_their_gpus, names
 from tests.helpers import PBS_CPU as CPU
 
+pytestmark = pytest.mark.shows("Clusters: start, compute, stop; what is refused; signals")
+
 Until = Callable[..., None]
 
 

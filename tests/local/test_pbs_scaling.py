@@ -31,6 +31,8 @@ from tests.helpers import (
 )
 from tests.helpers import PBS_CPU as CPU
 
+pytestmark = pytest.mark.shows("Scaling, failures of jobs, walltime, preemption")
+
 Until = Callable[..., None]
 
 ADAPT: dict[str, Any] = {"idle_timeout": "2s", "target_duration": "1s"}

@@ -12,6 +12,8 @@ from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live
 from tests.helpers import CPU, block_queue, hpcgpu, printed
 
+pytestmark = pytest.mark.shows("`plan`: when a cluster would start")
+
 PLAN = ("plan", "--system", "local", "--jobs", "2", "--walltime", "90m")
 
 

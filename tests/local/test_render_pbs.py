@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from distributed import Client
 from distributed.security import Security
 from fake_pbs import Site
@@ -17,6 +18,8 @@ from hpcgpu.scripts.bundle import make
 from tests.helpers import PBS_CPU as CPU
 from tests.helpers import fill, printed
 from tests.helpers import hpcgpu as hpcgpu_command
+
+pytestmark = pytest.mark.shows("Scripts that stand alone")
 
 Until = Callable[..., None]
 

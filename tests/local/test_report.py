@@ -21,6 +21,8 @@ from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live
 from tests.helpers import CPU, GPU, hpcgpu, printed
 
+pytestmark = pytest.mark.shows("The bill of a cluster")
+
 Until = Callable[..., None]
 SCHEDULER = {"gpus_per_node": 1}
 

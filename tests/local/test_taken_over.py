@@ -20,6 +20,8 @@ from hpcgpu.remote.lookup import locate, stop
 from tests.conftest import live
 from tests.helpers import CPU, ON_CPUS, asks_for, hpcgpu, messages, poll_and_decide
 
+pytestmark = pytest.mark.shows("The command line; a cluster that another program takes over")
+
 Until = Callable[..., None]
 
 PBS_CPU: dict[str, Any] = CPU | {"memory": "1GB"}

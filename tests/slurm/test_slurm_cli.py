@@ -19,6 +19,8 @@ import hpcgpu
 from hpcgpu import SlurmGPUCluster
 from tests.helpers import printed
 
+pytestmark = pytest.mark.shows("The command line; a cluster that another program takes over")
+
 Until = Callable[..., None]
 
 ASKED = (

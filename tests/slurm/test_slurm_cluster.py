@@ -22,6 +22,8 @@ from tests.helpers import answers, interrupt_program, workers_retire_without_a_m
 from tests.slurm.helpers import A100, CPU, in_queue, stop
 from tests.slurm.strangers import REFUSED, attempts, other_clusters
 
+pytestmark = pytest.mark.shows("Clusters: start, compute, stop; what is refused; signals")
+
 Until = Callable[..., None]
 
 SMALL: dict[str, Any] = A100 | {"gpus_per_node": 1, "cores": 1, "memory": "1GB"}

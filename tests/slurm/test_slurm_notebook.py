@@ -6,10 +6,13 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from bed import SlurmBed
 from browser import Notebook, Servers, plots_follow_the_work
 
 from tests.slurm.helpers import CPU, in_queue, stop
+
+pytestmark = pytest.mark.shows("Notebooks and the page of JupyterLab")
 
 Until = Callable[..., None]
 

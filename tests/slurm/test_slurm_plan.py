@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from bed import SlurmBed
 
 from hpcgpu import SlurmGPUCluster
 from tests.helpers import hpcgpu, printed
+
+pytestmark = pytest.mark.shows("`plan`: when a cluster would start")
 
 FULL = "#!/bin/bash\n#SBATCH --nodes=4 --exclusive --output=/dev/null --time=60\nexec sleep 3600\n"
 

@@ -17,6 +17,8 @@ from hpcgpu.scripts.bundle import make, make_single
 from tests.slurm.helpers import A100
 from tests.slurm.strangers import REFUSED, TRY_STRANGERS, other_clusters
 
+pytestmark = pytest.mark.shows("Scripts that stand alone")
+
 Until = Callable[..., None]
 
 SMALL: dict[str, Any] = {k: v for k, v in A100.items() if k not in ("quiet",)} | {

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from bed import SlurmBed
 
 from hpcgpu import SlurmGPUCluster
@@ -13,6 +14,8 @@ from hpcgpu.remote.lookup import locate
 from tests.conftest import told
 from tests.helpers import asks_for, hpcgpu, messages, poll_and_decide, time_passes, two_of_four_are_missing
 from tests.slurm.helpers import A100, CPU, in_queue, submits
+
+pytestmark = pytest.mark.shows("Scaling, failures of jobs, walltime, preemption")
 
 Until = Callable[..., None]
 

@@ -16,6 +16,8 @@ from hpcgpu.remote import report as reports
 from hpcgpu.remote.report import Report, report
 from tests.slurm.helpers import A100
 
+pytestmark = pytest.mark.shows("The bill of a cluster")
+
 Until = Callable[..., None]
 
 

@@ -13,6 +13,8 @@ from bed import SlurmBed
 
 from tests.slurm.strangers import REFUSED, TRY_STRANGERS, other_clusters
 
+pytestmark = pytest.mark.shows("`SlurmGPURunner`")
+
 Until = Callable[..., None]
 
 PROGRAM = """

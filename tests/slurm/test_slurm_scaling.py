@@ -19,6 +19,8 @@ from tests.conftest import told
 from tests.helpers import a_refused_request_pauses, kill_program, poll_now, set_grace, tasks, waiting
 from tests.slurm.helpers import CPU, in_queue, submits
 
+pytestmark = pytest.mark.shows("Scaling, failures of jobs, walltime, preemption")
+
 Until = Callable[..., None]
 
 ADAPT: dict[str, Any] = {"idle_timeout": "2s", "target_duration": "1s"}

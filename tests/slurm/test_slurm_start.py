@@ -19,6 +19,8 @@ from hpcgpu import SlurmGPUCluster
 from hpcgpu.scripts.bundle import make
 from tests.slurm.helpers import CPU
 
+pytestmark = pytest.mark.shows("Workers start behind the scheduler job with Slurm's default scheduling")
+
 Until = Callable[..., None]
 SMALL: dict[str, Any] = CPU | {"walltime": "30m", "scheduler": {"queue": "shared", "gpus_per_node": 0}}
 

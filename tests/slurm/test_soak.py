@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from bed import SlurmBed
 
+pytestmark = pytest.mark.shows("All kinds of faults at once, for minutes")
+
 
 @pytest.mark.timeout(600)
 def test_a_cluster_that_is_left_alone_while_everything_fails(bed: SlurmBed, monkeypatch: pytest.MonkeyPatch) -> None:
