@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs all tests. The fast ones with the oldest supported releases, then those of the real Slurm, run beside the others.
+# Runs all tests but those of the site in containers (make test-site). The fast ones with the oldest supported releases, then those of the real Slurm, run beside the others.
 # More at a time would not be faster on two cores. Fails if any of them does.
 set -um  # with job control: without it what runs in the background ignores SIGINT, and so would all that the tests start
 cd "$(dirname "$0")/.." || exit
@@ -20,7 +20,7 @@ trap 'rm -f "$log"' EXIT
 ) > "$log" 2>&1 &
 beside=$!
 trap 'kill -- "-$beside"' INT TERM
-"$python" -m pytest tests --ignore=tests/slurm
+"$python" -m pytest tests --ignore=tests/slurm --ignore=tests/site
 others=$?
 wait "$beside"
 code=$?

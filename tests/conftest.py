@@ -183,9 +183,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is in tests/slurm; fast layers first."""
-    order = {"unit": 0, "queue": 1, "local": 2, "docs": 3, "browser": 4, "slurm": 5}
+    order = {"unit": 0, "queue": 1, "local": 2, "docs": 3, "browser": 4, "slurm": 5, "site": 6}
     for item in items:
         layer = Path(item.fspath).parent.name
         if layer == "slurm":
             item.add_marker(pytest.mark.slurm)
-    items.sort(key=lambda item: order.get(Path(item.fspath).parent.name, 6))
+    items.sort(key=lambda item: order.get(Path(item.fspath).parent.name, 7))

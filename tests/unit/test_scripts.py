@@ -160,10 +160,11 @@ def test_the_scheduler_job_lets_slurm_look_at_the_worker_jobs_and_runs_whatever_
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_golden_scripts_and_those_of_the_project_pass_shellcheck() -> None:
-    scripts = [*sorted(GOLDEN.iterdir()), *sorted((Path(__file__).parents[2] / "ci").iterdir())]
-    subprocess.run(
-        ["shellcheck", *[str(path) for path in scripts if path.is_file() and path.suffix != ".txt"]], check=True
-    )
+    files = [path for path in sorted((Path(__file__).parents[2] / "ci").rglob("*")) if path.is_file()]
+    of_shell = [path for path in files if path.read_text().startswith(("#!/bin/bash", "#!/usr/bin/env bash"))]
+    assert {"tests.sh", "site", "entry", "prolog"} <= {path.name for path in of_shell}
+    golden = [path for path in sorted(GOLDEN.iterdir()) if path.is_file()]
+    subprocess.run(["shellcheck", *map(str, golden), *map(str, of_shell)], check=True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,231 @@
+"""A Slurm site whose hosts are containers: what tests do to it. `ci/slurm-docker/site up` makes it."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SITE = Path(__file__).parents[2] / "ci" / "slurm-docker" / "site"
+NAME = "hpcgpu-site"
+LOGINS = ("login1", "login2")
+NODES = ("n0", "n1", "n2", "n3", "s0")
+HOSTS = ("files", "db", "dbd", "ctl", *LOGINS, *NODES)
+USERS = ("ada", "bob")
+PYTHON = "/opt/hpcgpu/bin/python"
+#: Networks by name, and the interface that a compute node has there.
+NETWORKS = {"clients": "eth0", "workers": "eth1"}
+
+
+class SiteError(RuntimeError):
+    """The site did not do what was asked of it."""
+
+
+class Answer(NamedTuple):
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+def wait_for(met: Callable[[], object], what: str, timeout: float, interval: float = 0.2) -> None:
+    """Return once `met()` holds; SiteError when it does not within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not met():
+        if time.monotonic() > deadline:
+            raise SiteError(f"{what}: not within {timeout:g} s")
+        time.sleep(interval)
+
+
+def why_not() -> str | None:
+    """Why no test can use the site, or None if it runs."""
+    try:
+        import docker
+    except ImportError:
+        return "the package docker is not installed"
+    try:
+        engine = docker.from_env(timeout=10)
+        running = {c.name.removeprefix(f"{NAME}-") for c in engine.containers.list(filters={"label": NAME})}
+    except docker.errors.DockerException:
+        return "no Docker engine answers"
+    if missing := [host for host in HOSTS if host not in running]:
+        return f"the site is not up (make test-site); without {' '.join(missing)}"
+    return None
+
+
+class Site:
+    """The running site.
+
+    Hosts are `files` (the server of home), `db`, `dbd`, `ctl`, `login1`, `login2`, `n0` to `n3` and `s0`; users are
+    `ada` and `bob`. Whatever a test does to a host, `reset` mends.
+    """
+
+    def __init__(self) -> None:
+        import docker
+
+        self._engine = docker.from_env(timeout=300)
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def exec(
+        self,
+        host: str,
+        command: str | list[str],
+        user: str = "ada",
+        check: bool = True,
+        timeout: float = 120,
+        env: dict[str, str] | None = None,
+    ) -> Answer:
+        """Run a command in the user's home; text goes to bash. SiteError if it fails, unless `check` is false.
+
+        A command that lasts longer than `timeout` seconds is killed; its code is 124 then, or 137.
+        """
+        words = ["bash", "-c", command] if isinstance(command, str) else command
+        home = "/" if user == "root" else f"/home/{user}"
+        # A home that does not answer must not keep the engine from starting the command: `timeout` comes before `cd`.
+        done = self._container(host).exec_run(
+            ["timeout", "-k", "5", f"{timeout:g}", "bash", "-c", 'cd && exec "$@"', "bash", *words],
+            user=user,
+            workdir="/",
+            environment={"HOME": home, "USER": user, **(env or {})},
+            demux=True,
+        )
+        out, err = ((part or b"").decode(errors="replace") for part in done.output)
+        answer = Answer(done.exit_code, out, err)
+        if check and answer.code:
+            raise SiteError(f"{host}: {shlex.join(words)}: exit status {answer.code}: {err.strip() or out.strip()}")
+        return answer
+
+    def python(self, host: str, program: str, *arguments: str, **how: Any) -> Answer:
+        """Run a program of Python, given as text, by the Python that hpcgpu is installed for."""
+        return self.exec(host, [PYTHON, "-c", program, *arguments], **how)
+
+    def start(self, host: str, command: str, user: str = "ada", log: str = "/dev/null") -> None:
+        """Start a command of bash that goes on in the background; its output goes to the file `log` on that host."""
+        line = f"cd && exec setsid bash -c {shlex.quote(command)} > {shlex.quote(log)} 2>&1 < /dev/null"
+        environment = {"HOME": f"/home/{user}", "USER": user}
+        self._container(host).exec_run(["bash", "-c", line], user=user, environment=environment, detach=True)
+
+    def put(self, host: str, path: str, text: str, user: str = "ada") -> None:
+        """Write a file as the user."""
+        self.exec(host, ["bash", "-c", 'printf %s "$2" > "$1"', "bash", path, text], user)
+
+    def slurm(self, *command: str, host: str = "login1", user: str = "root") -> str:
+        """What a command of Slurm prints."""
+        return self.exec(host, list(command), user).out
+
+    def jobs(self) -> dict[str, str]:
+        """Jobs in the queue, by id, with their states."""
+        lines = self.slurm("squeue", "--noheader", "--format=%i %T").splitlines()
+        return dict(line.split(maxsplit=1) for line in lines)
+
+    def nodes(self) -> dict[str, str]:
+        """The state of each node."""
+        lines = self.slurm("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
+        return dict(line.split() for line in lines)
+
+    # -- what happens at sites ----------------------------------------------------------------------------------------
+
+    def pause(self, host: str) -> None:
+        """Stop all processes of a host where they are. Its connections stay, and nobody answers."""
+        self._container(host).pause()
+
+    def unpause(self, host: str) -> None:
+        """Let the processes of a paused host go on."""
+        self._container(host).unpause()
+
+    def kill(self, host: str) -> None:
+        """Switch a host off."""
+        self._container(host).kill()
+
+    def boot(self, host: str) -> None:
+        """Switch a host on again, and return when its daemons have started."""
+        self._container(host).start()
+        wait_for(
+            lambda: self.exec(host, ["test", "-e", "/run/started"], "root", check=False).code == 0,
+            f"{host} starts",
+            180,
+        )
+
+    def disconnect(self, host: str, network: str) -> None:
+        """Pull the cable of a host to one network: `clients` or `workers`. Addresses stay, packets are lost."""
+        self.exec(host, ["ip", "link", "set", NETWORKS[network], "down"], "root")
+
+    def connect(self, host: str, network: str) -> None:
+        """Put the cable back."""
+        self.exec(host, ["ip", "link", "set", NETWORKS[network], "up"], "root")
+
+    def stop_controller(self) -> None:
+        """End slurmctld."""
+        self._stop("ctl", "slurmctld")
+
+    def start_controller(self) -> None:
+        """Start slurmctld, and return when it answers."""
+        self._daemon("ctl", "slurmctld")
+        wait_for(lambda: " UP" in self.exec("ctl", "scontrol ping", "root", check=False).out, "slurmctld answers", 60)
+
+    def stop_accounting(self) -> None:
+        """End slurmdbd."""
+        self._stop("dbd", "slurmdbd")
+
+    def start_accounting(self) -> None:
+        """Start slurmdbd, and return when sacct answers."""
+        self._daemon("dbd", "slurmdbd")
+        wait_for(lambda: self.exec("login1", "sacct", "root", check=False).code == 0, "slurmdbd answers", 60)
+
+    # -- between tests ------------------------------------------------------------------------------------------------
+
+    def reset(self) -> dict[str, str]:
+        """Mend all hosts, cancel all jobs, end what users left running, and return when all nodes are idle.
+
+        The jobs that were left, with their states, are what it returns.
+        """
+        with ThreadPoolExecutor(4) as several:
+            list(several.map(self._mend, HOSTS))
+        self.start_accounting()
+        self.start_controller()
+        left = {job: state for job, state in self.jobs().items() if state != "COMPLETING"}
+        for user in USERS:
+            self.slurm("scancel", "--quiet", f"--user={user}")
+        for host in LOGINS:
+            self.exec(host, f"pkill -KILL -u {','.join(USERS)}", "root", check=False)
+        wait_for(lambda: not self.jobs(), "the queue is empty", 120)
+        if not self._idle():
+            self.exec("ctl", "scontrol update nodename=ALL state=resume", "root", check=False)
+        wait_for(self._idle, "all nodes are idle", 180)
+        return left
+
+    def _idle(self) -> bool:
+        return self.nodes() == dict.fromkeys(NODES, "idle")
+
+    def _mend(self, host: str) -> None:
+        container = self._container(host)
+        if container.status == "paused":
+            self.unpause(host)
+        elif container.status != "running":
+            self.boot(host)
+        mend = f"for i in {' '.join(NETWORKS.values())}; do ip link set $i up 2> /dev/null; done"
+        if host in NODES:
+            mend += "; pgrep -x slurmd > /dev/null || slurmd"
+        self.exec(host, mend, "root", check=False)
+
+    def _there(self, host: str, path: str) -> bool:
+        return self.exec(host, ["test", "-e", path], "root", check=False).code == 0
+
+    def _runs(self, host: str, daemon: str) -> bool:
+        return self.exec(host, ["pgrep", "-x", daemon], "root", check=False).code == 0
+
+    def _daemon(self, host: str, daemon: str) -> None:
+        if not self._runs(host, daemon):
+            self.exec(host, [daemon], "root")
+
+    def _stop(self, host: str, daemon: str) -> None:
+        self.exec(host, ["pkill", "-x", daemon], "root", check=False)
+        wait_for(lambda: not self._runs(host, daemon), f"{daemon} ends", 60)
+
+    def _container(self, host: str) -> Any:
+        return self._engine.containers.get(f"{NAME}-{host}")
