@@ -99,7 +99,7 @@ class Readable(Adapter):
         """
         plain = dashboard.link(self._contact)
         theirs = dask.config.get("distributed.dashboard.link") != _DASHBOARD_LINK
-        return plain if theirs or not plain else jupyter_server.dashboard_link(self.directory.path) or plain
+        return plain if theirs else jupyter_server.dashboard_link(self.directory.path, running=bool(plain)) or plain
 
     def dashboard_link_with_token(self) -> str:
         """Return the link that opens the dashboard in a browser; empty while there is none.

@@ -43,12 +43,17 @@ def base_url(directory: Path, environ: Mapping[str, str] = os.environ) -> str:
     return server.base_url if server is not None else ""
 
 
-def dashboard_link(directory: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path of a cluster's dashboard on that server; empty if it is not known."""
+def dashboard_link(directory: Path, environ: Mapping[str, str] = os.environ, *, running: bool = True) -> str:
+    """Return the path of a cluster's dashboard on that server; empty if it is not known, or not `running`.
+
+    In the server only dask-labextension makes clusters. It reads the link of a new cluster once, before the scheduler
+    runs, and then requests it until it is served.
+    """
     server = _announced(directory, environ)
-    if server is None:
+    inside = server is not None and server.pid == os.getpid()
+    if server is None or not (running or inside):
         return ""
-    prefix = PREFIXES[server.pid == os.getpid()]  # in the server, only dask-labextension makes clusters
+    prefix = PREFIXES[inside]
     return f"{server.base_url.rstrip('/')}/{prefix}/{directory.name}/status"
 
 

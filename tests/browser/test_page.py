@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from browser import TIMEOUT, Jupyter, Servers, plots_follow_the_work
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, wait_until
-from tests.helpers import CPU
+from tests.helpers import CPU, ON_CPUS, hpcgpu
 
 pytestmark = pytest.mark.shows("Notebooks and the page of JupyterLab")
 
@@ -80,3 +81,24 @@ def test_names_of_others_are_text(lab: Jupyter, page: Any, home: Path) -> None:
     page.get_by_role("button", name=name).click()
     page.get_by_text("is not a valid cluster name").wait_for()
     assert page.locator("img").count() == 0 and page.title() == "GPU clusters" and page.errors == []
+
+
+def test_the_button_new_of_dask_labextension_makes_a_cluster_and_its_panel_opens_a_plot(
+    jupyter: Servers, page: Any, home: Path, queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_spec("dask_labextension") is None:  # importing it needs an event loop
+        pytest.skip("dask-labextension is not installed")
+    monkeypatch.setenv("DASK_CONFIG", str(home / "dask-config"))
+    done = hpcgpu("jupyter-config", *ON_CPUS, "--jobs", "1")
+    assert done.returncode == 0, done.stderr
+    lab = jupyter("/user/ada/", environment={**INSTALLED, "HOME": str(home)})
+    page.goto(lab.lab(), wait_until="domcontentloaded")
+    page.locator("[data-id='dask-dashboard-launcher']").first.click()
+    page.locator(".dask-DaskClusterManager").get_by_text("NEW", exact=True).click()
+    page.locator(".dask-ClusterListing").get_by_text("Number of Workers: 1").wait_for()
+    page.get_by_role("button", name="Task Stream", exact=True).click()
+    plot = page.frame_locator("iframe[src*='individual-task-stream']")
+    plot.locator(".bk-Figure").wait_for()
+    assert "/user/ada/proxy/hpcgpu/" in page.locator("iframe[src*='individual-task-stream']").get_attribute("src")
+    page.locator(".dask-ClusterListing").get_by_role("button", name="Shutdown").click()
+    wait_until(lambda: not live(queue), "its jobs end")

@@ -338,7 +338,10 @@ def test_dask_labextension_makes_our_clusters_and_the_code_that_it_writes_connec
     assert done.returncode == 0 and "labextension_hpcgpu.yaml is written" in done.stdout, done.stderr
     with jupyter_server(home / "jupyter", "/user/ada/") as server:
         place = "dask/clusters/0-1-2-3-4"
-        assert server.fetch(place, "PUT", {}, **LOGIN).code == 200, "it does not wait for the scheduler job"
+        made = server.fetch(place, "PUT", {}, **LOGIN)
+        assert made.code == 200, "it does not wait for the scheduler job"
+        link = json.loads(made.body)["dashboard_link"]
+        assert link.startswith("/user/ada/proxy/"), "the panel reads it once, and opens such links as they are"
         wait_until(lambda: server.ask(place)[1]["workers"] == 1, "the worker is there")
         model = server.ask(place)[1]
         code = f'from dask.distributed import Client\n\nclient = Client("{model["scheduler_address"]}")\nclient'
@@ -349,8 +352,7 @@ def test_dask_labextension_makes_our_clusters_and_the_code_that_it_writes_connec
             timeout=150,
         )
         assert told.stdout == "3\n", told.stderr
-        link = model["dashboard_link"]
-        assert link.startswith("/user/ada/proxy/"), "dask-labextension opens such links as they are"
+        assert model["dashboard_link"] == link
         page = server.fetch(link.removeprefix("/user/ada/"), **LOGIN)
         assert page.code == 200 and b"Dask Diagnostic UI" in page.body
         assert server.fetch(place, "DELETE", **LOGIN).code == 204
