@@ -83,11 +83,11 @@ class OptionError(HpcgpuError, ValueError):
 
 
 class ClusterError(HpcgpuError, RuntimeError):
-    """The cluster cannot do what was requested; the message has job id, the queue's own words, and the log's path.
+    """The cluster cannot do what was requested. If a job failed, the message has its id, the reason and the log's path.
 
-    Read the last lines of the log, which are in the message, and mend what they name. If the cluster did not start,
-    no job of it is left: start it again. If it has failed later, as when its scheduler job ended, start a new one.
-    If worker jobs fail, the others continue: call ``scale`` or ``adapt`` after the repair. ``hpcgpu check
+    If the message has the last lines of a log, correct what they name. If the cluster did not start, its jobs were
+    cancelled: start it again. If it failed later, for example because its scheduler job ended, start a new one.
+    If worker jobs fail, the others continue: correct the cause, then call ``scale`` or ``adapt``. ``hpcgpu check
     --in-job`` finds most causes that lie in the site or in the software.
     """
 
@@ -136,8 +136,8 @@ class SubmitRefused(BatchError):
 class SubmitLimited(BatchError):
     """The batch system accepts no more jobs of this user now.
 
-    This is not a failure: the user has as many jobs as the site allows. A cluster with a job tries again when one has
-    ended. Ask for fewer jobs, or cancel others of yours.
+    This is not a failure: the user has as many jobs as the site allows. A worker group that has a job tries again
+    later. Request fewer jobs, or cancel other jobs of yours.
     """
 
 
@@ -189,8 +189,8 @@ class NameLost(BatchError):
 class NotTrusted(HpcgpuError, RuntimeError):
     """Somebody else can change what is at a path; the message says who, where, and what to do.
 
-    What is in such a file would run as you. Make the path yours and take away the others' right to write to it
-    (``chmod go-w``), or choose another directory.
+    Whoever changes such a file could run code with your rights. Become the owner of the path and remove the write
+    permission of others (``chmod go-w``), or choose another directory.
     """
 
 
@@ -220,7 +220,8 @@ class AuthenticationError(HpcgpuError):
 class LaunchError(HpcgpuError):
     """The job cannot start its scheduler or workers; the message says why and what to do.
 
-    It is in the log of the job: its node lacks a GPU, a network interface or a directory, or has other software.
+    The message is in the log of the job. Its node lacks a GPU, a network interface or a directory, or has software
+    of other versions.
     """
 
 

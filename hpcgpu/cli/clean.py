@@ -22,7 +22,7 @@ __all__ = ["clean"]
 
 
 @click.command()
-@click.option("--older-than", required=True, help="Only clusters that ended so long ago, such as 30d or 12h.")
+@click.option("--older-than", required=True, help="Only clusters that ended at least this long ago: 30d, 12h.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def clean(older_than: str, dry_run: bool, yes: bool) -> None:
@@ -60,7 +60,7 @@ def clean(older_than: str, dry_run: bool, yes: bool) -> None:
             remove(one)
         except OSError as error:
             failed += 1
-            say(f"{one.directory.path.name}: not removed whole: {error.filename}: {error.strerror}", err=True)
+            say(f"{one.directory.path.name}: not completely removed: {error.filename}: {error.strerror}", err=True)
     remove_leftovers(roots)
     say(f"Removed {counted(len(chosen) - failed, 'directory', 'directories')}.")
     sys.exit(1 if failed else 0)

@@ -30,9 +30,9 @@ def dashboard(name: str, forward: bool, port: int | None) -> None:
 
     Anyone with the link can read the dashboard until the cluster ends.
 
-    Also says which ssh command on your own computer opens a way to it, and which link to use then. With --forward, this
-    command itself is the way, for a browser or an editor that reaches this machine's 127.0.0.1. Other users of this
-    machine reach that port too, and the dashboard asks them for the token.
+    Also prints an ssh command that forwards a port of your own computer to it, and the link to use after that. With
+    --forward, this command itself forwards a port of 127.0.0.1 on this machine, for a browser or an editor that can
+    connect to it. Other users of this machine can connect to that port too, but the dashboard asks them for the token.
 
     \b
     Examples: hpcgpu dashboard demo

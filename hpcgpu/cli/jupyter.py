@@ -18,8 +18,8 @@ __all__ = ["jupyter_config"]
 def jupyter_config(system: str, arguments: dict[str, Any]) -> None:
     """Let the button "New" of dask-labextension start clusters with these options.
 
-    Writes a file where Dask reads its configuration. Restart the Jupyter server then. Code that dask-labextension
-    writes into a notebook connects, because Dask finds the credentials of our clusters by their address.
+    Writes a file into the directory of Dask's configuration. Restart the Jupyter server afterwards. The code that
+    dask-labextension writes into a notebook can connect, because Dask finds a cluster's credentials by its address.
 
     \b
     Example: hpcgpu jupyter-config --jobs 2 --gpus-per-node 4 --walltime 2h

@@ -20,9 +20,9 @@ __all__ = ["plan"]
 def plan(system: str, as_json: bool, arguments: dict[str, Any]) -> None:
     """Show when the jobs of a cluster would start, what is in their way, and what they cost. Submits nothing.
 
-    Takes the options of `hpcgpu start`. Asks the batch system for each queue, and for the scheduler job and one worker
-    job: Slurm by `sbatch --test-only`. PBS has no such test: the limits of its queue are shown, and whether enough
-    nodes are free now.
+    Takes the options of `hpcgpu start`. Queries the batch system in each queue for the scheduler job and for one worker
+    job. On Slurm it uses `sbatch --test-only`. PBS has no such test: there it shows the limits of the queue, and
+    whether enough resources are free now.
 
     \b
     Example: hpcgpu plan --jobs 4 --gpus-per-node 4 --walltime 2h --queue gpu,short

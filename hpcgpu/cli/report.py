@@ -21,8 +21,8 @@ __all__ = ["report"]
 def report(name: str, every: bool, as_json: bool, page: Path | None) -> None:
     """Show what a cluster cost, what its jobs did, and what would have cost less. Works also after it has ended.
 
-    Per job: wait, run, GPU hours, of those with tasks, before the first task and idle later; mean and peak of GPU use
-    and memory; tasks done and lost; bytes sent and spilled; how it ended. What is not known is shown as `-`.
+    For each job: how long it waited and ran; its GPU hours with tasks, before the first task, and idle after it; mean
+    and peak GPU use and memory; tasks done and lost; bytes sent and spilled; how it ended. `-` means not known.
 
     \b
     Examples: hpcgpu report demo

@@ -119,8 +119,8 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
         sys.exit(130)
     if cluster.options.cluster.notify and not adapt:
         click.echo(
-            "hpcgpu: nobody manages this cluster after this command, so --notify is not told until a program attaches "
-            "to it: add --adapt, and the scheduler job manages it",
+            "hpcgpu: nobody manages this cluster after this command, so --notify does not run until a program attaches "
+            "to it. Add --adapt: then the scheduler job manages it",
             err=True,
         )
     jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link

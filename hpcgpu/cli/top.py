@@ -44,8 +44,8 @@ _ORDER = {"running": 0, "completing": 1, "pending": 2, "unknown": 3}
 def top(name: str) -> None:
     """Show a cluster live: each job with its state, wait and time left, each GPU with its use, memory and power.
 
-    Press `q` to end it, and the arrow keys to move through many jobs. Where the output is no terminal, it prints one
-    picture.
+    Press `q` to quit, and the arrow keys to scroll through many jobs. If the output is not a terminal, it prints the
+    cluster once.
 
     \b
     Example: hpcgpu top demo

@@ -165,7 +165,7 @@ class Readable(Adapter):
         return self.directory.has(self._state.dispatcher.token)
 
     def snapshot(self) -> Snapshot:
-        """Return the cluster as it is now: jobs, GPUs, groups, clock and bill; also if this program has left it.
+        """Return the cluster as it is now: jobs, GPUs, groups, time left, GPU hours. Works also after `detach`.
 
         An awaitable where the cluster is asynchronous.
         """

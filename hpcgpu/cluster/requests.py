@@ -135,8 +135,8 @@ def _done_by_manager(directory: ClusterDirectory, what: str, arguments: dict[str
             return False
         if contact is None or late:
             raise ClusterError(
-                f"{manager} manages cluster {directory.path.name}, and does what others request only while its "
-                f"scheduler runs. Try again then, or call `{what}` in that program"
+                f"{manager} manages cluster {directory.path.name}, and takes no requests now. Other programs can send "
+                f"requests while it is connected to the scheduler. Try again later, or call `{what}` in that program"
             )
         time.sleep(0.5)  # it is about to connect
 

@@ -20,6 +20,6 @@ def _load_jupyter_server_extension(server: Any) -> None:
     try:
         from hpcgpu.jupyter.extension import load
     except ImportError as error:
-        server.log.info(f"hpcgpu: its pages are not served ({error}). To have them, install hpcgpu[jupyter]")
+        server.log.info(f"hpcgpu does not serve its pages ({error}). To get them, install hpcgpu[jupyter]")
         return
     load(server)

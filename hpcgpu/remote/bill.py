@@ -95,13 +95,13 @@ class JobBill:
     started, ended : float or None
         Epoch seconds.
     ended_later : bool
-        Whether `ended` is only the last that its workers were heard of, because the queue has forgotten its end.
+        Whether `ended` is the time at which its workers were last connected: the queue has forgotten the end.
     waited, ran : float or None
         Seconds.
     gpu_hours : float or None
         Its GPUs, times the hours that it ran.
     before, busy, after : float or None
-        Of those, the hours of GPUs whose worker had no task yet, that had tasks or computed, and that had none later.
+        The parts of `gpu_hours` before a GPU's first task, with tasks or computing, and idle after the first task.
     utilization_mean, utilization_peak : float or None
         Per cent.
     memory_mean, memory_peak, memory_total : float or None
@@ -349,9 +349,7 @@ def advice(jobs: Sequence[JobBill], used: Iterable[JobUsage] = ()) -> list[str]:
         text = f"{after.per_cent:.0f} % of the GPU hours were idle after the first task: adapt the number of jobs"
         found.append((after.hours, f"{text} to the work, or close the cluster earlier."))
     if own.hours >= _MUCH * paid:
-        text = (
-            f"The GPU of the scheduler job took {own.per_cent:.0f} % of the GPU hours: a scheduler without a GPU does"
-        )
+        text = f"The GPU of the scheduler job took {own.per_cent:.0f} % of the GPU hours: over TCP it needs none"
         found.append((own.hours, f"{text} unless the task graph holds GPU objects (scheduler={{'gpus_per_node': 0}})."))
     found += _too_large(workers)
     kept = list(used)

@@ -185,7 +185,7 @@ class Report:
         parts.append((Share(self.scheduler_gpu_hours, self.gpu_hours), "of the scheduler job"))
         rest = self.gpu_hours - sum(part.hours for part, _ in parts)
         if rest > 0.005 * self.gpu_hours:
-            parts.append((Share(rest, self.gpu_hours), "of jobs that told nothing"))
+            parts.append((Share(rest, self.gpu_hours), "of jobs without usage data"))
         return [f"{_number(part.hours)} ({part.per_cent:.0f} %) {words}" for part, words in parts]
 
     def _repr_html_(self) -> str:
@@ -300,7 +300,7 @@ def _more_connected(submits: Iterable[Submit], options: saved.Saved | None, kept
     if not more:
         return []
     text = f"How many GPUs {counted(more, 'job')} requested: more were connected than the options of the cluster say."
-    return [f"{text} Those that were connected count."]
+    return [f"{text} The report counts the connected ones."]
 
 
 def _options(directory: ClusterDirectory, problems: list[str]) -> saved.Saved | None:
@@ -323,8 +323,8 @@ def _unknown(jobs: Iterable[JobBill]) -> list[str]:
         text.append(f"How many GPUs {counted(len(uncounted), 'job')} requested.")
     if later:
         text.append(
-            f"When {counted(len(later), 'job')} ended: the queue has forgotten it. The time at which the scheduler "
-            "heard of it last counts."
+            f"When {counted(len(later), 'job')} ended: the queue has forgotten it. The report uses the time at which "
+            "the scheduler last heard from it."
         )
     return text
 

@@ -128,7 +128,7 @@ class GPUInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A cluster at one moment: its jobs, GPUs, groups, clock and bill.
+    """A cluster at one moment: its jobs, GPUs, groups, time left and GPU hours.
 
     ``hpcgpu status``, ``hpcgpu top``, the widget and the page in Jupyter all show this.
 
@@ -200,7 +200,7 @@ class HasSnapshot(Protocol):
 
 
 def snapshot(cluster: str | Path | HasSnapshot) -> Snapshot:
-    """Return a cluster as it is now: its jobs, GPUs, groups, clock and bill.
+    """Return a cluster as it is now: its jobs, GPUs, groups, time left and GPU hours.
 
     The queue and the scheduler are queried once. A program that wants a snapshot again and again uses `Observer`.
 

@@ -94,7 +94,7 @@ class ClusterWidget(anywidget.AnyWidget):
     def finish(self) -> None:
         """Say that this is the last one, where the cluster continues."""
         if self.snapshot.get("state") not in ("closed", "ended"):
-            self.problem = "This program no longer follows the cluster. The picture stands still."
+            self.problem = "This program no longer follows the cluster. This view is no longer updated."
 
     # What a page sends
 

@@ -236,14 +236,14 @@ def test_gpus_that_were_connected_count_where_the_options_request_fewer(
     found = report_module.report(directory)
     assert [job.gpus for job in found.jobs] == [4, 2]
     assert [text for text in found.problems if "connected" in text] == [
-        "How many GPUs 1 job requested: more were connected than the options of the cluster say. Those that were "
-        "connected count."
+        "How many GPUs 1 job requested: more were connected than the options of the cluster say. The report "
+        "counts the connected ones."
     ]
 
 
 def test_hours_that_nobody_can_explain_are_shown_as_such() -> None:
     text = report([worker(before=None, busy=None, after=None)]).text(200)
-    assert "4.00 (100 %) of jobs that told nothing" in text
+    assert "4.00 (100 %) of jobs without usage data" in text
 
 
 def test_of_many_jobs_it_shows_a_summary_and_a_few() -> None:

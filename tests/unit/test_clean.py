@@ -236,7 +236,7 @@ def test_what_could_not_be_removed_whole_is_told_and_removed_by_the_next_call(
         patch.setattr(clean, "remove_leftovers", lambda roots: None)
         patch.setattr(clean.shutil, "rmtree", busy)
         done = run(root, "clean", "--older-than", "30d", "--yes")
-    assert done.exit_code == 1 and "demo: not removed whole" in done.output and "resource busy" in done.output
+    assert done.exit_code == 1 and "demo: not completely removed" in done.output and "resource busy" in done.output
     assert "No clusters" in run(root, "list", "--all").output
     cluster(root, "next")
     assert run(root, "clean", "--older-than", "30d", "--yes").exit_code == 0

@@ -55,7 +55,7 @@ async function list() {
     listFailed.hidden = true;
     if (selected === null && clusters.length > 0 && clusters[0].state !== "") select(clusters[0].name);
   } catch (error) {
-    listFailed.textContent = `The list is not new: ${error.message}`;
+    listFailed.textContent = `The list could not be updated: ${error.message}`;
     listFailed.hidden = false;
   }
 }

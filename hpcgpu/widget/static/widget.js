@@ -41,7 +41,7 @@ function kernelActions(model) {
         reject(urgent ? new Busy() : new Error(`The kernel has ended: ${error.message}`));
         return;
       }
-      const told = "The kernel is busy. It does this when the cell has ended.";
+      const told = "The kernel is busy. It handles this request when the cell has ended.";
       const waits = () => open.has(id) && !open.get(id).begun;
       if (urgent) setTimeout(() => waits() && reject(new Busy()), IDLE);
       else setTimeout(() => waits() && note?.(told), SLOW);
@@ -114,7 +114,7 @@ function render({ model, el }) {
       view.note("");
     } catch (error) {
       const time = new Date(snapshot.time * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
-      view.note(`This picture is of ${time}. ${error.message || "The kernel sends no newer one."}`);
+      view.note(`This view was last updated at ${time}. ${error.message || "The kernel sends no updates."}`);
     }
   };
 
