@@ -65,6 +65,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
     system: ClassVar[str]
     directory: ClusterDirectory
     _callbacks = Callbacks()
+    _serves_requests: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         self.reconciler = reconciler
         self._messages = messages
         self._status = Status.created
-        self._periodic = Periodic(reconciler, options.cluster)
+        self._periodic = Periodic(reconciler, options.cluster, serves_requests=self._serves_requests)
         self._notices = Notices(self._state, options.cluster, self._callbacks, self)
         self._periodic.look = self._notices.look
         self._starter = Starter(reconciler, self._periodic, options, security)

@@ -75,6 +75,7 @@ async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob)
             state.registry.add(scheduler)
         else:
             _attach_worker_job(state, submit, job_id, directory.sizes())
+    _count_earlier(state, directory, jobs)
     _restore_sizes(state, directory.sizes())
     await _check(state, scheduler, directory, security=bool(options.cluster.security))
     state.messages.log(f"took over {counted(len(jobs), 'job')}")
@@ -112,6 +113,16 @@ def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: 
     if over:
         state.dispatcher.cancelled.add(job_id)  # nothing more is to be done about it
     job.observe(now=state.now)
+
+
+def _count_earlier(state: ClusterState, directory: ClusterDirectory, jobs: Mapping[str, Submit]) -> None:
+    """Count what the jobs used that have ended: it is part of the cluster's GPU hours, and of their maximum."""
+    for submit in directory.submits():
+        group, how = state.registry.groups.get(submit.group), submit.how
+        if submit.kind != "worker" or submit.job_id in jobs or group is None or how is None:
+            continue
+        if how.start is not None and how.end is not None:
+            group.count_earlier(how.end - how.start)
 
 
 def _restore_sizes(state: ClusterState, sizes: Mapping[str, int | None]) -> None:

@@ -202,6 +202,10 @@ class WorkerGroup:
         """Keep of a job that has ended only what it has used."""
         self._seconds_forgotten += job.seconds_used(now=now)
 
+    def count_earlier(self, seconds: float) -> None:
+        """Count a job that had ended before this program managed the cluster."""
+        self._seconds_forgotten += max(0.0, seconds)
+
     def learn_wait(self, job: WorkerJob) -> None:
         """Record how long a job took until its workers were connected: its wait in the queue and their start.
 

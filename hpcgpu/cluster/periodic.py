@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import ClassVar
 
 from hpcgpu.cluster.groups import group_states
 from hpcgpu.cluster.reconciler import Reconciler
@@ -33,16 +32,12 @@ class Periodic:
     ----------
     reconciler : Reconciler
     options : ClusterOptions
-
-    Attributes
-    ----------
-    serves_requests : bool
+    serves_requests : bool, default True
         Whether it does what other programs request. The manager in the scheduler job gets its orders from a file.
     """
 
-    serves_requests: ClassVar[bool] = True
-
-    def __init__(self, reconciler: Reconciler, options: ClusterOptions) -> None:
+    def __init__(self, reconciler: Reconciler, options: ClusterOptions, *, serves_requests: bool = True) -> None:
+        self.serves_requests = serves_requests
         self.reconciler = reconciler
         self.options = options
         reconciler.state.dispatcher.monitor.cadence.poll_interval = options.poll_interval

@@ -14,7 +14,7 @@ from typing import Any
 from hpcgpu.cluster.discovery import cluster_class
 from hpcgpu.cluster.unattended import request as request_adapt
 from hpcgpu.display.table import JobTable
-from hpcgpu.errors import ClusterError, OptionError
+from hpcgpu.errors import ClusterError
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.runtime.reach import scheduler_of
 from hpcgpu.runtime.wire import RequestAnswer
@@ -73,12 +73,8 @@ def adapt(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **limits:
 
 def _in_jobs(directory: ClusterDirectory, group: str, limits: Mapping[str, Any]) -> AdaptArguments:
     """Return the limits in jobs, which is how the scheduler job takes them."""
-    kept = saved.read(directory)
-    options = {DEFAULT: kept.options.worker, **kept.groups}.get(group)
-    if options is None:
-        raise OptionError(f"no worker group named {group!r}: the groups are {', '.join([DEFAULT, *kept.groups])}")
     given = units.limits(
-        options,
+        saved.read(directory).worker(group),
         minimum={unit: limits.get(f"minimum_{unit}") for unit in ("jobs", "gpus")},
         maximum={unit: limits.get(f"maximum_{unit}") for unit in ("jobs", "gpus")},
         backlog=None,
@@ -97,7 +93,13 @@ def take_over_and_scale(directory: ClusterDirectory, *, worker_group: str = DEFA
     """Manage the cluster until it has this size, then leave it to itself; return its jobs.
 
     Any other program stops managing it.
+
+    Raises
+    ------
+    OptionError
+        The size cannot be, or there is no such group. Nothing is changed then.
     """
+    units.jobs_for(saved.read(directory).worker(worker_group), **size)  # refused before anything changes
     requested = directory.adapt() or {}
     if requested.pop(worker_group, None) is not None:  # the manager in the scheduler job must not undo it
         directory.request_adapt(requested)

@@ -13,12 +13,11 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from typing import cast
 
 from hpcgpu.cluster.discovery import cluster_class
 from hpcgpu.cluster.gpucluster import GPUCluster
-from hpcgpu.cluster.periodic import Periodic
-from hpcgpu.errors import ClusterError, ClusterWarning, HpcgpuError, OptionError
-from hpcgpu.options.common import DEFAULT
+from hpcgpu.errors import ClusterError, ClusterWarning, HpcgpuError
 from hpcgpu.runtime.reach import scheduler_of
 from hpcgpu.scaling import units
 from hpcgpu.store import saved
@@ -51,7 +50,6 @@ def request(directory: ClusterDirectory, group: str, arguments: AdaptArguments) 
         The cluster was closed, or jobs cannot be submitted from its scheduler's node.
     """
     name, kept = directory.path.name, saved.read(directory)
-    options = {DEFAULT: kept.options.worker, **kept.groups}
     if directory.closing:
         raise ClusterError(f"cluster {name} was closed")
     if kept.options.scheduler is None:
@@ -59,10 +57,8 @@ def request(directory: ClusterDirectory, group: str, arguments: AdaptArguments) 
             f"cluster {name} has no scheduler job: its scheduler runs in the program that made it (scheduler='local'). "
             "Call `adapt` in that program"
         )
-    if group not in options:
-        raise OptionError(f"no worker group named {group!r}: the groups are {', '.join(options)}")
     units.limits(
-        options[group],
+        kept.worker(group),
         minimum={"jobs": arguments.get("minimum_jobs")},
         maximum={"jobs": arguments.get("maximum_jobs")},
         backlog=None,
@@ -110,16 +106,15 @@ def main(path: Path) -> None:
     signal.signal(signal.SIGTERM, scheduler_ends)
     # of the cluster: printed below; of its directory: said when it began
     warnings.simplefilter("ignore", ClusterWarning)
-    Periodic.serves_requests = False
-    try:
-        _scale(directory, end, ended)
-    finally:
-        Periodic.serves_requests = True
+    _scale(directory, end, ended)
 
 
 def _scale(directory: ClusterDirectory, end: threading.Event, ended: threading.Event) -> None:
     """Scale until `end`; `ended` is set if the scheduler has ended."""
-    cluster = cluster_class(directory.system).from_name(directory.path, shutdown_on_close=False)
+    found = cluster_class(directory.system)
+    # its orders are in a file
+    unattended = cast("type[GPUCluster]", type(found.__name__, (found,), {"_serves_requests": False}))
+    cluster = unattended.from_name(directory.path, shutdown_on_close=False)
     printed = 0
     try:
         for group, arguments in (directory.adapt() or {}).items():

@@ -128,17 +128,16 @@ def _stop(directory: ClusterDirectory) -> dict[str, Any]:
 
 
 class Logs(Handler):
-    """The ends of the logs."""
+    """The end of a job's log."""
 
     @answering
     async def get(self, name: str) -> Any:
-        """Return the last lines of all jobs, or of one."""
+        """Return its last lines."""
         directory = await cluster(name)
-        job = self.get_argument("job", None)
-        return {"text": await in_thread(_tail, directory, job)}
+        return {"text": await in_thread(_tail, directory, self.get_argument("job"))}
 
 
-def _tail(directory: ClusterDirectory, job: str | None) -> str:
+def _tail(directory: ClusterDirectory, job: str) -> str:
     parts = []
     for heading, text in Reader(directory, job, tail=_TAIL).new_output():
         parts += [heading, text.rstrip("\n")]

@@ -20,10 +20,16 @@ class _Observed:
         self.observer = Observer(directory)
         self.taken = float("-inf")
         self.task: asyncio.Task[SnapshotJSON] | None = None
+        self.changed = False
+        self._one_at_a_time = asyncio.Lock()
 
     async def take(self) -> SnapshotJSON:
-        answer = await in_thread(lambda: self.observer.snapshot().as_json())
-        self.taken = time.monotonic()
+        async with self._one_at_a_time:
+            if self.changed:
+                self.changed = False
+                self.observer.soon()
+            answer = await in_thread(lambda: self.observer.snapshot().as_json())
+            self.taken = time.monotonic()
         return answer
 
 
@@ -49,8 +55,7 @@ class Snapshots:
     async def changed(self, directory: ClusterDirectory) -> None:
         """Let the next snapshot be a new one: a request has just changed something."""
         one = await self._of(directory)
-        one.observer.soon()
-        one.taken = float("-inf")
+        one.changed, one.task = True, None  # a snapshot that is under way began before the change
 
     async def _of(self, directory: ClusterDirectory) -> _Observed:
         key = (str(directory.path), await in_thread(lambda: directory.created))  # a later cluster may have its name

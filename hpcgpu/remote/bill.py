@@ -16,7 +16,7 @@ from hpcgpu.batch.reasons import explain
 from hpcgpu.store.journal import Submit
 from hpcgpu.store.usage import JobUsage
 
-__all__ = ["JobBill", "JobBillJSON", "Share", "advice", "bill", "gpu_hours", "share", "total"]
+__all__ = ["JobBill", "JobBillJSON", "Share", "advice", "bill", "share", "total"]
 
 #: GPU hours below which nothing is advised: a short test says nothing about the work to come.
 _WORTH = 1.0
@@ -141,11 +141,6 @@ class JobBill:
     def as_json(self) -> JobBillJSON:
         """Return it as ``--json`` prints it."""
         return cast(JobBillJSON, asdict(self))
-
-
-def gpu_hours(gpus: int, started: float | None, ended: float | None, *, now: float) -> float:
-    """Return what a job has cost so far: its GPUs, times the hours from its start to its end or to now."""
-    return 0.0 if started is None else gpus * max(0.0, (now if ended is None else ended) - started) / 3600
 
 
 @dataclass(frozen=True)

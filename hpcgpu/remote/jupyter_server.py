@@ -15,7 +15,7 @@ from pathlib import Path
 from hpcgpu.errors import Damaged
 from hpcgpu.posix import records
 
-__all__ = ["PREFIXES", "announce", "base_url", "dashboard_link"]
+__all__ = ["PREFIXES", "announce", "dashboard_link"]
 
 _VARIABLE = "HPCGPU_JUPYTER_SERVER"
 #: Where the server has the dashboards. dask-labextension opens what is below ``proxy/`` as it is, and nothing else.
@@ -32,15 +32,6 @@ class _Server:
 def announce(base: str, directories: Iterable[Path]) -> None:
     """Let the kernels of this server know that it has the extension, and in which directories it finds clusters."""
     os.environ[_VARIABLE] = json.dumps(asdict(_Server(os.getpid(), base, list(map(str, directories)))))
-
-
-def base_url(directory: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path of the server that shows the cluster of a directory, such as ``/user/me/``.
-
-    Empty if there is none, or if that is not certain.
-    """
-    server = _announced(directory, environ)
-    return server.base_url if server is not None else ""
 
 
 def dashboard_link(directory: Path, environ: Mapping[str, str] = os.environ, *, running: bool = True) -> str:

@@ -11,7 +11,7 @@ from hpcgpu.posix.printable import printable
 from hpcgpu.store.directory import ClusterDirectory, Submit
 from hpcgpu.store.journal import End
 
-__all__ = ["check_queue", "known", "note_ends", "query"]
+__all__ = ["check_queue", "known", "looked_up", "note_ends", "query"]
 
 
 def check_queue(directory: ClusterDirectory, batch: BatchSystem) -> None:
@@ -44,6 +44,15 @@ def query(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus
     return {i: statuses[i] for i, submit in jobs.items() if i in statuses and statuses[i].name == submit.name}
 
 
+def looked_up(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus]:
+    """Return what the queue says of these jobs, and of those that it has forgotten, the accounting."""
+    statuses = query(jobs, batch)
+    if gone := set(jobs) - set(statuses):
+        ended = batch.ended(gone)
+        statuses |= {i: ended[i] for i in gone if i in ended and ended[i].name == jobs[i].name}
+    return statuses
+
+
 def known(directory: ClusterDirectory, batch: BatchSystem, more: Iterable[Submit] = ()) -> dict[str, JobStatus]:
     """Return by id what queue or accounting know of the jobs whose end the journal does not explain.
 
@@ -62,14 +71,7 @@ def known(directory: ClusterDirectory, batch: BatchSystem, more: Iterable[Submit
     check_queue(directory, batch)
     submits = [*directory.submits(), *more]
     jobs = {submit.job_id: submit for submit in submits if submit.job_id is not None and submit.how is None}
-    statuses = query(jobs, batch)
-    if gone := set(jobs) - set(statuses):
-        statuses |= {
-            job_id: status
-            for job_id, status in batch.ended(gone).items()
-            if job_id in jobs and status.name == jobs[job_id].name
-        }
-    return statuses
+    return looked_up(jobs, batch)
 
 
 def note_ends(directory: ClusterDirectory, batch: BatchSystem) -> None:

@@ -19,6 +19,7 @@ from hpcgpu.batch.reasons import explain
 from hpcgpu.display.jobinfo import JobInfo, JobJSON
 from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.remote.lookup import batch_of, ended_by_itself, locate, submitted, system_of
+from hpcgpu.remote.queries import looked_up
 from hpcgpu.runtime import dashboard
 from hpcgpu.runtime.reach import scheduler_of
 from hpcgpu.runtime.wire import GPUState, GroupState, ManagerState
@@ -256,8 +257,9 @@ def assemble(
 
 
 def gpu_seconds(job: JobInfo, *, now: float) -> float:
-    """Return what a job has used so far: its GPUs, times the seconds that it has run."""
-    return job.gpus * max(0.0, (job.ended or now) - job.started) if job.started is not None else 0.0
+    """Return what a job has used so far: its GPUs, times the seconds that it has run; 0 if its end is not known."""
+    ended = now if job.ended is None and not JobState(job.state).ended else job.ended
+    return job.gpus * max(0.0, ended - job.started) if job.started is not None and ended is not None else 0.0
 
 
 class Observer:
@@ -331,10 +333,7 @@ class Observer:
         try:
             submits = submitted(self.directory, batch)
             statuses = {i: one for i, one in self._statuses.items() if i in submits and one.state.ended}
-            asked = set(submits) - set(statuses)
-            statuses |= batch.poll(asked)
-            if gone := asked - set(statuses):
-                statuses |= batch.ended(gone)
+            statuses |= looked_up({i: one for i, one in submits.items() if i not in statuses}, batch)
         except BatchError as error:
             self._problem = str(error)
             self._cadence.failed(now=now)

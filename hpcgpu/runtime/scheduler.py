@@ -76,7 +76,10 @@ async def dask_setup(scheduler: Scheduler) -> None:
     extension.unattended = Unattended(directory, environ["HPCGPU_SCHEDULER_JOB"])
     extension.usage.keep(directory, told())
     publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], **json.loads(environ["HPCGPU_FABRIC"]))
-    gpu_page.add(scheduler, extension.usage.now, directory.path.name)
+    try:
+        gpu_page.add(scheduler, extension.usage.now, directory.path.name)
+    except Exception as error:  # of a release of Dask or Bokeh that we do not know: the page is not worth a cluster
+        print(f"hpcgpu: the dashboard has no page /hpcgpu: {error!r}", file=sys.stderr, flush=True)
     if directory.adapt() is not None:  # after the contact: later requests find it, and go to the scheduler
         if problem := await extension.unattended.start():
             print(f"hpcgpu: adaptive scaling is off: {problem}", file=sys.stderr, flush=True)

@@ -37,8 +37,23 @@ class Saved:
         """Return how many GPUs a job of this kind and group requests; None where that is not known."""
         if kind == "scheduler":
             return self.options.scheduler.gpus_per_node if self.options.scheduler is not None else 0
-        found = {DEFAULT: self.options.worker, **self.groups}.get(group)
+        found = self._workers().get(group)
         return found.nodes_per_job * found.gpus_per_node if found is not None else None
+
+    def worker(self, group: str) -> WorkerOptions:
+        """Return the options of a group of workers.
+
+        Raises
+        ------
+        OptionError
+            There is no such group.
+        """
+        if (found := self._workers().get(group)) is None:
+            raise OptionError(f"no worker group named {group!r}: the groups are {', '.join(self._workers())}")
+        return found
+
+    def _workers(self) -> dict[str, WorkerOptions]:
+        return {DEFAULT: self.options.worker, **self.groups}
 
 
 def write(directory: ClusterDirectory, options: Options, groups: Mapping[str, WorkerOptions] | None = None) -> None:

@@ -112,6 +112,10 @@ def test_a_cluster_without_a_manager_is_scaled_and_left_to_itself(queue: LocalQu
         requests.adapt(locate("alone"), maximum_jobs=2, worker_group="other")
     requests.adapt(locate("alone"), minimum_gpus=None, maximum_jobs=2)
     until(lambda: _of("alone").groups and _of("alone").groups[0]["maximum"] == 2, "its scheduler job scales it")
+    for wrong in ({"jobs": "many"}, {"jobs": 1, "worker_group": "other"}):
+        with pytest.raises(OptionError):
+            requests.scale(locate("alone"), **wrong)  # type: ignore[arg-type]
+    assert _of("alone").groups[0]["maximum"] == 2, "what is refused does not end that"
     requests.scale(locate("alone"), jobs=0)
     until(lambda: _of("alone").workers == 0, "the scheduler job no longer scales it")
     LocalGPUCluster.from_name("alone").close()

@@ -35,15 +35,7 @@ def ids(bed: SlurmBed) -> list[str]:
 def test_a_cluster_is_seen_scaled_kept_over_a_restart_and_ended_from_a_notebook(
     bed: SlurmBed, jupyter: Servers, page: Any, until: Until
 ) -> None:
-    argv = [
-        "sbatch",
-        "--parsable",
-        "--partition=gpu",
-        "--nodes=4",
-        "--exclusive",
-        "--output=/dev/null",
-        "--wrap=sleep 1000",
-    ]
+    argv = ["sbatch", "--parsable", "--partition=gpu", "--nodes=4", "--exclusive", "-o/dev/null", "--wrap=sleep 1000"]
     others = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
     server = jupyter("/user/ada/", arguments=["--ServerApp.jpserver_extensions=hpcgpu.jupyter=True"])
     server.write("flights.ipynb", START, "cluster", TWO)

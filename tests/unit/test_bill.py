@@ -14,7 +14,7 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.posix.records import convert
 from hpcgpu.remote import report as report_module
-from hpcgpu.remote.bill import JobBill, JobBillJSON, advice, bill, gpu_hours
+from hpcgpu.remote.bill import JobBill, JobBillJSON, advice, bill
 from hpcgpu.remote.report import Report, ReportJSON
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory
@@ -43,13 +43,6 @@ ENDED = status(JobState.COMPLETED, start=HOUR, end=5 * HOUR)
 
 def parts(job: JobBill) -> tuple[float | None, ...]:
     return job.gpu_hours, job.before, job.busy, job.after
-
-
-def test_gpu_hours_are_the_gpus_times_the_hours_that_the_job_ran_until_now_if_it_runs() -> None:
-    assert gpu_hours(4, HOUR, 3 * HOUR, now=9 * HOUR) == 8
-    assert gpu_hours(4, HOUR, None, now=2 * HOUR) == 4
-    assert gpu_hours(4, None, None, now=2 * HOUR) == 0
-    assert gpu_hours(4, HOUR, None, now=0.0) == 0, "clocks differ"
 
 
 def test_what_was_paid_is_before_the_first_task_with_tasks_or_idle_later() -> None:

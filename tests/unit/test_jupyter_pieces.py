@@ -1,18 +1,22 @@
-"""Which Jupyter server a program belongs to: it believes only what is certain."""
+"""Which Jupyter server a program belongs to: it believes only what is certain. And which snapshots its pages get."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from hpcgpu.jupyter import snapshots
 from hpcgpu.remote import jupyter_server
 from hpcgpu.remote.dashboard import Place, ssh_command
-from hpcgpu.remote.jupyter_server import base_url, dashboard_link
+from hpcgpu.remote.jupyter_server import dashboard_link
 
 CLUSTER = Path("/clusters/demo")
 
@@ -27,12 +31,18 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_kernel_of_the_server_links_to_it(announced: str) -> None:
     kernel = {"HPCGPU_JUPYTER_SERVER": announced.replace(str(os.getpid()), "7"), "JPY_PARENT_PID": "7"}
-    assert base_url(CLUSTER, kernel) == "/user/ada/"
     assert dashboard_link(CLUSTER, kernel) == "/user/ada/hpcgpu/dashboard/demo/status"
 
 
 def test_what_runs_in_the_server_links_so_that_dask_labextension_opens_it(announced: str) -> None:
     assert dashboard_link(CLUSTER, {"HPCGPU_JUPYTER_SERVER": announced}) == "/user/ada/proxy/hpcgpu/demo/status"
+
+
+def test_before_the_scheduler_runs_only_dask_labextension_gets_the_link(announced: str) -> None:
+    """It reads the link once, when it has made the cluster."""
+    kernel = {"HPCGPU_JUPYTER_SERVER": announced.replace(str(os.getpid()), "7"), "JPY_PARENT_PID": "7"}
+    assert dashboard_link(CLUSTER, kernel, running=False) == ""
+    assert dashboard_link(CLUSTER, {"HPCGPU_JUPYTER_SERVER": announced}, running=False).startswith("/user/ada/proxy/")
 
 
 @pytest.mark.parametrize(
@@ -45,14 +55,14 @@ def test_what_runs_in_the_server_links_so_that_dask_labextension_opens_it(announ
     ],
 )
 def test_nothing_is_known_elsewhere(environ: dict[str, str]) -> None:
-    assert base_url(CLUSTER, environ) == dashboard_link(CLUSTER, environ) == ""
+    assert dashboard_link(CLUSTER, environ) == ""
 
 
 def test_nothing_is_known_of_another_server_or_of_a_cluster_that_the_server_does_not_find(announced: str) -> None:
     of_another = json.dumps(json.loads(announced) | {"pid": 7})
-    assert base_url(CLUSTER, {"HPCGPU_JUPYTER_SERVER": of_another, "JPY_PARENT_PID": "8"}) == ""
-    assert base_url(CLUSTER, {"HPCGPU_JUPYTER_SERVER": of_another}) == "", "a terminal, or a job"
-    assert base_url(Path("/elsewhere/demo"), {"HPCGPU_JUPYTER_SERVER": announced}) == ""
+    assert dashboard_link(CLUSTER, {"HPCGPU_JUPYTER_SERVER": of_another, "JPY_PARENT_PID": "8"}) == ""
+    assert dashboard_link(CLUSTER, {"HPCGPU_JUPYTER_SERVER": of_another}) == "", "a terminal, or a job"
+    assert dashboard_link(Path("/elsewhere/demo"), {"HPCGPU_JUPYTER_SERVER": announced}) == ""
 
 
 def test_the_extension_is_cheap_to_import_and_does_nothing_where_jupyter_is_missing() -> None:
@@ -82,3 +92,31 @@ def test_the_ssh_command_reaches_a_dashboard_through_the_login_node() -> None:
     here = Place("127.0.0.1", 34567, "t", "127.0.0.1")
     assert ssh_command(here, "ada", "login") == "ssh -N -L 34567:127.0.0.1:34567 ada@login"
     assert far.link(9000) == "http://localhost:9000/status?token=t"
+
+
+async def test_a_snapshot_that_is_under_way_is_not_shown_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, goes_on, taken = threading.Event(), threading.Event(), []
+
+    class Observer:
+        def __init__(self, directory: object) -> None:
+            pass
+
+        def soon(self) -> None:
+            taken.append("polls again")
+
+        def snapshot(self) -> object:
+            number = sum(isinstance(one, int) for one in taken)
+            taken.append(number)
+            began.set()
+            assert goes_on.wait(60)
+            return SimpleNamespace(as_json=lambda: number)
+
+    monkeypatch.setattr(snapshots, "Observer", Observer)
+    directory, shown = SimpleNamespace(path=CLUSTER, created=1.0), snapshots.Snapshots()
+    first = asyncio.ensure_future(shown.get(directory))  # type: ignore[arg-type]
+    assert await asyncio.to_thread(began.wait, 60)
+    await shown.changed(directory)  # type: ignore[arg-type]
+    second = asyncio.ensure_future(shown.get(directory))  # type: ignore[arg-type]
+    goes_on.set()
+    assert (await first, await second) == (0, 1)
+    assert taken == [0, "polls again", 1]

@@ -39,6 +39,7 @@ from hpcgpu.scaling.model import Limits
 from hpcgpu.software.check import EnvironmentCheck
 from hpcgpu.store import claims
 from hpcgpu.store.directory import Contact
+from hpcgpu.store.journal import End
 
 HOUR = 3600.0
 
@@ -999,6 +1000,16 @@ async def taken_over(site: Site, path: Path) -> Site:
     await other.scheduler.reach()
     other.state.client = other.client
     return other
+
+
+async def test_the_gpu_hours_of_jobs_that_have_ended_count_for_the_next_manager_too(site: Site, tmp_path: Path) -> None:
+    await site.scale(1)
+    site.directory.intend("demo-9", "worker")
+    site.directory.submitted("demo-9", "99")
+    site.directory.ended({"demo-9": "99"}, {"demo-9": End(state="completed", start=100.0, end=3700.0)})
+    before = site.group.gpu_seconds(now=site.now)
+    other = await taken_over(site, tmp_path)
+    assert other.group.gpu_seconds(now=site.now) == before + 3600 * site.group.gpus_per_job
 
 
 async def test_a_job_that_started_just_before_its_cancellation_is_kept_by_the_next_manager(

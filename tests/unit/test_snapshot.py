@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.display.jobinfo import JobInfo
-from hpcgpu.remote import snapshot
+from hpcgpu.remote import queries, snapshot
 from hpcgpu.runtime.wire import GPUState, GroupState
 from hpcgpu.store import claims
 from hpcgpu.store.journal import Submit
@@ -94,3 +96,17 @@ def test_the_start_that_the_queue_expects_is_not_taken_for_a_start() -> None:
     assert (waits.expected_start, waits.started, waits.ended, waits.time_left) == (500.0, None, None, None)
     connected = snapshot._info(submit, "7", known, 1, True, Path("log"), now=100.0)
     assert (connected.state, connected.expected_start, connected.started) == ("running", None, None)
+
+
+def test_a_job_whose_end_nobody_knows_costs_no_more_with_time() -> None:
+    ended = replace(_job("demo-0", state="completed", started=100.0), gpus=4)
+    assert snapshot.gpu_seconds(ended, now=3700.0) == snapshot.gpu_seconds(ended, now=36100.0) == 0.0
+    assert snapshot.gpu_seconds(replace(ended, ended=1100.0), now=36100.0) == 4000.0
+    assert snapshot.gpu_seconds(replace(ended, state="running"), now=1100.0) == 4000.0
+
+
+def test_a_job_of_somebody_else_that_has_the_id_by_now_is_not_shown() -> None:
+    of = Submit(kind="worker", name="demo-0", time=0.0, job_id="7")
+    theirs = JobStatus(job_id="7", state=JobState.RUNNING, name="somebody-else")
+    batch = SimpleNamespace(poll=lambda ids: {"7": theirs}, ended=lambda ids: {"7": theirs})
+    assert queries.looked_up({"7": of}, batch) == {}  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import { clusterAddress, clusterView, request, serverActions, serverBase } from 
 // this cluster, because it also answers while a cell runs and after the kernel has ended; else to the kernel.
 
 const SLOW = 3000; // milliseconds without an answer of the kernel, after which the user is told why
-const OLD = 15000; // milliseconds without a new picture, after which the user is told so
+const OLD = 45000; // milliseconds without a new picture, after which the user is told so
 const POLL = 5000;
 const SEEN = 120000; // milliseconds after which the kernel is told that somebody looks
 const IDLE = 2000; // milliseconds within which a kernel that runs no cell begins with a request
