@@ -62,6 +62,9 @@ class System:
     queues : str, optional
         Reference to a function that queries its queues, and returns `hpcgpu.batch.queues.Queues`. Without it they are
         not known.
+    accounts : str, optional
+        Reference to a function that queries what this user may name in a job, and returns
+        `hpcgpu.batch.queues.Accounts`. Without it that is not known.
     one_machine : bool, default False
         All its jobs run on the machine that submits them.
     worker_options, scheduler_options : str, optional
@@ -82,6 +85,7 @@ class System:
     rank: int = 0
     fallback: bool = False
     queues: str = ""
+    accounts: str = ""
     one_machine: bool = False
     worker_options: str = "hpcgpu.options.common:WorkerOptions"
     scheduler_options: str = "hpcgpu.options.common:SchedulerOptions"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from hpcgpu.checks.lines import LineJSON
+from hpcgpu.checks.profile import FindingJSON
 from hpcgpu.cluster.plan import PlanJSON
 from hpcgpu.display.jobinfo import JobJSON
 from hpcgpu.fabric.report import MeasurementJSON
 from hpcgpu.remote.report import ReportJSON
 from hpcgpu.remote.snapshot import SnapshotJSON
 
-__all__ = ["OUTPUTS", "CheckJSON", "ListedClusterJSON", "OptionJSON", "ProfileJSON", "StartedJSON"]
+__all__ = ["OUTPUTS", "CheckJSON", "ListedClusterJSON", "OptionJSON", "ProfileCheckJSON", "ProfileJSON", "StartedJSON"]
 
 
 class StartedJSON(TypedDict):
@@ -91,6 +92,17 @@ class ProfileJSON(TypedDict):
     path: str
 
 
+class ProfileCheckJSON(TypedDict):
+    """A profile compared with this machine."""
+
+    name: str
+    #: Its file.
+    path: str
+    #: Whether nothing is wrong. What was not checked is not wrong.
+    ok: bool
+    options: list[FindingJSON]
+
+
 #: By command, the type of what it prints.
 OUTPUTS: dict[str, Any] = {
     "start": StartedJSON,
@@ -103,4 +115,5 @@ OUTPUTS: dict[str, Any] = {
     "bench-fabric": list[MeasurementJSON],
     "config": dict[str, OptionJSON],
     "profiles list": list[ProfileJSON],
+    "profiles check": ProfileCheckJSON,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,16 +10,17 @@ import click
 
 from hpcgpu.cli.clusters import json_option, show, show_json
 from hpcgpu.cli.system_name import AUTO, SystemName
+from hpcgpu.display.words import counted
 
 if TYPE_CHECKING:
-    from hpcgpu.cli.output import ProfileJSON
+    from hpcgpu.cli.output import ProfileCheckJSON, ProfileJSON
 
 __all__ = ["profiles"]
 
 
 @click.group()
 def profiles() -> None:
-    """Show the profiles of sites, and draft one for the machine you are on.
+    """Show the profiles of sites, compare one with the machine you are on, and draft one for it.
 
     \b
     Use one by:  SlurmGPUCluster(profile="perlmutter", account="m1234", walltime="2h")
@@ -78,7 +80,9 @@ def show_profile(name: str) -> None:
 @click.option("--system", type=SystemName(auto=True), default=AUTO, show_default=True, help="Batch system.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def new(name: str, output: Path | None, system: str, force: bool) -> None:
-    """Draft a profile from what the batch system says of its queues (sinfo; pbsnodes and qstat).
+    """Draft a profile from what the batch system says of its queues (sinfo and scontrol; pbsnodes and qstat).
+
+    Fills in the nodes with the most GPUs that you can use. What you must decide is a comment.
 
     \b
     Example: hpcgpu profiles new mysite
@@ -108,4 +112,43 @@ def new(name: str, output: Path | None, system: str, force: bool) -> None:
             file.write(text)
     except FileExistsError as error:
         raise click.ClickException(f"{path} already exists: use --force to overwrite it") from error
-    click.echo(f"wrote {path}: review it, then use profile={name!r}")
+    click.echo(f"wrote {path}: review it, compare it with this machine by `hpcgpu profiles check {name}`, then use")
+    click.echo(f"profile={name!r}")
+
+
+@profiles.command()
+@click.argument("name")
+@json_option
+def check(name: str, as_json: bool) -> None:
+    """Compare a profile with what this machine says: sinfo, scontrol and sacctmgr, or pbsnodes and qstat.
+
+    Looks at queues, GPUs, cores, memory, walltime, account and QOS. Each line has what the profile says, what this
+    machine says, and what to write instead. Submits nothing. What the batch system does not tell is "not checked".
+
+    \b
+    Example: hpcgpu profiles check perlmutter
+    Exit status: 0 if nothing is wrong, 1 if something is.
+    """
+    from hpcgpu.checks.profile import as_json as printed
+    from hpcgpu.checks.profile import check_profile
+    from hpcgpu.options.profiles import load
+
+    profile = load(name)
+    found = check_profile(profile)
+    failed = sum(one.grade == "failure" for one in found)
+    if as_json:
+        result: ProfileCheckJSON = {
+            "name": name,
+            "path": str(profile.path),
+            "ok": not failed,
+            "options": printed(found),
+        }
+        show_json(result)
+        sys.exit(bool(failed))
+    show(
+        ("job", "option", "", "profile", "this machine", "write"),
+        [(one.job, one.option, one.grade, one.profile, one.machine, one.advice) for one in found],
+    )
+    open_ = sum(one.grade == "not checked" for one in found)
+    click.echo(f"\n{profile.path}: {counted(failed, 'failure')}, {len(found) - failed - open_} ok, {open_} not checked")
+    sys.exit(bool(failed))

@@ -19,7 +19,7 @@ from hpcgpu.options.common import ClusterOptions, Options, SchedulerOptions, Wor
 from hpcgpu.options.schema import names
 from hpcgpu.options.spelling import ALIASES, FOREIGN, unknown
 
-__all__ = ["cluster_directories", "resolve", "resolve_group"]
+__all__ = ["cluster_directories", "of_profile", "resolve", "resolve_group"]
 
 _T = TypeVar("_T")
 
@@ -64,7 +64,27 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
         An unknown option, or a value that is not allowed.
     """
     classes = option_classes(system)
-    given = _joined(classes, arguments)
+    return _read(classes, _joined(classes, arguments))
+
+
+def of_profile(profile: profiles.Profile) -> Options:
+    """Read the options of a profile alone, also where it leaves some to the user.
+
+    Raises
+    ------
+    OptionError
+        An unknown option, or a value that is not allowed.
+    """
+    classes, where = option_classes(profile.system), f"profile {profile.name!r}: "
+    known = plain(profile.options)
+    scheduler = layered(known.pop("scheduler", None), None, None)
+    options = _canonical(classes, known, where, ("cluster", "worker"))
+    return _read(classes, _Given(options, dict.fromkeys(options, where), scheduler, {}))
+
+
+def _read(classes: OptionClasses, given: _Given) -> Options:
+    """Parse all options."""
+    system = classes.system.name
     cluster = _build(
         ClusterOptions, {k: v for k, v in given.options.items() if k in names(ClusterOptions)}, given.origins
     )

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from hpcgpu.batch.queues import Queue
+import yaml
+
+from hpcgpu.batch import registry
+from hpcgpu.batch.queues import Accounts, Queue, Queues, Rules
 from hpcgpu.batch.registry import System
 from hpcgpu.errors import OptionError
+from hpcgpu.fabric import interfaces
+from hpcgpu.posix.user import group_names, user_name
 
 __all__ = ["draft", "render"]
+
+_MIB = 2**20
 
 
 def draft(system: System) -> str:
@@ -26,11 +35,34 @@ def draft(system: System) -> str:
         raise OptionError(
             f"profiles are for sites: {system.title} needs none, because all its jobs run on this machine"
         )
-    return render(system.name, found.gpus, time.strftime("%Y-%m-%d"), found.notes)
+    accounts = registry.load(system.accounts)() if system.accounts else None
+    shut = {name: why for name, rule in found.rules.items() if (why := rule.shut(user_name(), group_names()))}
+    return render(system.name, found, time.strftime("%Y-%m-%d"), accounts, shut, interfaces.addresses())
 
 
-def render(system: str, queues: Sequence[Queue], today: str, others: str = "") -> str:
-    """Return the draft: the kind of node with the most GPUs is filled in, the others are comments."""
+def render(
+    system: str,
+    found: Queues,
+    today: str,
+    accounts: Accounts | None = None,
+    shut: Mapping[str, str] | None = None,
+    network: Iterable[str] = (),
+) -> str:
+    """Return the draft: the kind of node with the most GPUs is filled in, what a person must decide is a comment.
+
+    Parameters
+    ----------
+    system : str
+    found : Queues
+    today : str
+    accounts : Accounts or None
+        None if the batch system does not tell them.
+    shut : mapping of str to str
+        Queues that this user's jobs cannot use, and why not.
+    network : iterable of str
+        Interfaces of this machine.
+    """
+    closed = shut or {}
     lines = [
         "# A profile for hpcgpu, drafted from what the batch system says. Review it, and add what the site's pages "
         "say.",
@@ -38,37 +70,89 @@ def render(system: str, queues: Sequence[Queue], today: str, others: str = "") -
         "source: ",
         f"date: {today}",
         f"system: {system}",
-        "# Options that each user must give.",
-        "needs: [account, walltime]",
+        *_needs(accounts),
         "options:",
     ]
-    if not queues:
-        return "\n".join([*lines, "  # The batch system lists no nodes with GPUs.", "  gpus-per-node: 1", ""])
-    best = max(queues, key=lambda queue: queue.gpus)
-    lines += _options(best, "  ")
-    lines += [
-        "  # What a scheduler job requests on a shared node.",
-        "  scheduler:",
-        f"    cores: {max(1, best.cores // max(1, best.gpus) // 4)}",
-    ]
-    lines += ["# Other nodes with GPUs:"] * (len(queues) > 1)
-    for queue in queues:
+    kinds = [_limited(queue, found.rules.get(queue.name)) for queue in found.gpus if queue.name not in closed]
+    if not kinds:
+        lines += ["  # The batch system lists no nodes with GPUs that you can use.", "  gpus-per-node: 1"]
+        return "\n".join([*lines, *_queues(found, closed), ""])
+    best = max(kinds, key=lambda queue: queue.gpus)
+    lines += _options(best, "  ", found.rules)
+    lines += _network(network)
+    lines += ["  # What a scheduler job requests on a shared node.", "  scheduler:"]
+    lines += [f"    cores: {max(1, best.cores // max(1, best.gpus) // 4)}"]
+    if small := [queue for queue in kinds if queue.gpus < best.gpus and queue.name]:
+        one = min(small, key=lambda queue: queue.gpus)
+        lines += [f"    # queue: {one.name}    # its nodes have fewer GPUs; a scheduler needs one"]
+    lines += ["# Other nodes with GPUs:"] * (len(kinds) > 1)
+    for queue in kinds:
         if queue is not best:
-            lines += ["#", *(f"# {line.strip()}" for line in _options(queue, ""))]
-    if others:
-        lines += ["# All queues:", *(f"#   {line}" for line in others.splitlines())]
-    return "\n".join([*lines, ""])
+            lines += ["#", *(f"# {line.strip()}" for line in _options(queue, "", found.rules))]
+    return "\n".join([*lines, *_queues(found, closed), ""])
 
 
-def _options(queue: Queue, indent: str) -> list[str]:
-    lines = [f"queue: {queue.name}" if queue.name else "# queue: "]
+def _needs(accounts: Accounts | None) -> list[str]:
+    """Return what each user must give: the account where the batch system looks at it, or may do so."""
+    account = accounts is None or "account" in accounts.enforced
+    lines = ["# Options that each user must give.", f"needs: [{'account, ' * account}walltime]"]
+    if accounts and accounts.qos:
+        lines += [f"# Your accounts: {', '.join(sorted(accounts.qos))}."]
+        qos = sorted(frozenset[str]().union(*accounts.qos.values()))
+        lines += [f"# Your QOS: {', '.join(qos)}. To choose one, add `qos` to the options."] * bool(qos)
+    return lines
+
+
+def _limited(queue: Queue, rule: Rules | None) -> Queue:
+    """Return a kind of node with what the rules of its queue let a job have of it."""
+    most = rule.most if rule else {}
+    return replace(
+        queue,
+        gpus=int(min(queue.gpus, most.get("gpus_per_node", queue.gpus))),
+        cores=int(min(queue.cores, most.get("cores", queue.cores))),
+        memory=int(min(queue.memory, most.get("memory", queue.memory * _MIB) // _MIB)),
+        limit=rule.said if rule and rule.said else queue.limit,
+    )
+
+
+def _options(queue: Queue, indent: str, rules: Mapping[str, Rules]) -> list[str]:
+    lines = [f"queue: {_scalar(queue.name)}"]
+    if not queue.name:
+        default = [name for name, rule in rules.items() if rule.default]
+        lines = [f"# queue:     # without one, jobs go to {default[0]}" if default else "# queue: "]
     lines += [f"gpus-per-node: {queue.gpus}"]
     first, *aliases = queue.gpu_type.strip("\"'").split(",")
-    lines += [f"gpu-type: {first}"] * bool(first)
+    lines += [f"gpu-type: {_scalar(first)}"] * bool(first)
     lines += [f"# Other names of this type: {', '.join(aliases)}."] * bool(aliases)
     lines += [f"cores: {queue.cores}"] * bool(queue.cores)
     # A part is the system's own.
     lines += [f"memory: {int(queue.memory * 0.95)}MiB"] * (queue.memory >= 1024)
+    if queue.gpus > 1 and queue.cores:
+        share = f"{queue.cores // queue.gpus} cores"
+        share += f" and {queue.memory // queue.gpus} MiB" * (queue.memory >= 1024)
+        lines += [f"# This is a whole node. For each GPU it has {share}."]
     lines += [f"# The longest walltime is {queue.limit}."] * bool(queue.limit)
-    lines += [f"# Features of the nodes: {queue.features}"] * bool(queue.features)
+    lines += [f"# Features of the nodes: {queue.features[:500]}"] * bool(queue.features)
     return [f"{indent}{line}" for line in lines]
+
+
+def _scalar(name: str) -> str:
+    """Return a name as YAML reads it: in quotes if it would be something else, such as ``off`` or ``1e3``."""
+    return name if re.fullmatch(r"[\w.-]+", name) and yaml.safe_load(name) == name else repr(name)
+
+
+def _network(names: Iterable[str]) -> list[str]:
+    """Return what the login node knows of the network: the compute nodes may have other interfaces."""
+    if not (listed := ", ".join(sorted(set(names) - {"lo"}))):
+        return []
+    return [f"  # Jobs find InfiniBand and Slingshot themselves. This node has {listed}.", "  # interface: "]
+
+
+def _queues(found: Queues, shut: Mapping[str, str]) -> list[str]:
+    lines = ["# All queues:"] * bool(found.rules)
+    for name, rule in found.rules.items():
+        said = [rule.said, "the default" * rule.default, f"routes to {', '.join(rule.routes)}" * bool(rule.routes)]
+        said += [f"not for you: {shut[name]}"] if name in shut else []
+        lines += [f"#   {name}: {'; '.join(filter(None, said)) or 'no limit of the walltime'}"]
+    lines += [f"#   {line}" for line in found.notes.splitlines()]
+    return lines

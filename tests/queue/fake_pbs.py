@@ -396,12 +396,15 @@ def qstat(state: State, arguments: list[str]) -> tuple[str, str, int]:
         return "pbs_version = 23.06.06\n", "", 0
     if arguments == ["-B", "-f"]:
         return (
-            f"Server: {SERVER}\n    server_state = Active\n    server_host = {SERVER}\n    scheduling = True\n\n",
+            f"Server: {SERVER}\n    server_state = Active\n    server_host = {SERVER}\n    scheduling = True\n"
+            "    default_queue = workq\n\n",
             "",
             0,
         )
     if arguments[:1] == ["-Qf"]:
-        return _described(state, arguments[1])
+        names = arguments[1:] or list(state["queues"])
+        told = [_described(state, name) for name in names]
+        return "".join(out for out, _, _ in told), "".join(err for _, err, _ in told), told[-1][2]
     advance(state)
     flags, ids = [a for a in arguments if a.startswith("-")], [a for a in arguments if not a.startswith("-")]
     assert "-f" in flags, "nothing else is parsed"

@@ -14,6 +14,7 @@ import yaml
 
 from hpcgpu.batch.pbs.nodes import parse_pbsnodes
 from hpcgpu.batch.pbs.queues import parse_nodes
+from hpcgpu.batch.queues import Queues
 from hpcgpu.batch.slurm.queues import parse_sinfo
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
@@ -119,13 +120,13 @@ def test_a_profile_of_one_s_own_counts_first_and_is_checked(own_home: Path) -> N
 
 
 def test_a_draft_from_sinfo() -> None:
-    queues = parse_sinfo(
+    found = parse_sinfo(
         "cpu|(null)|64|256000|infinite|(null)\n"
         "gpu|gpu:a100:4(S:0-1)|64+|500000|2-00:00:00|a100,ib\n"
         "small|gpu:2,lustre:1|16|64000|infinite|(null)\nnonsense\n"
-    ).gpus
-    assert [(q.name, q.gpus, q.gpu_type, q.cores) for q in queues] == [("gpu", 4, "a100", 64), ("small", 2, "", 16)]
-    text = draft.render("slurm", queues, "2026-01-01")
+    )
+    assert [(q.name, q.gpus, q.gpu_type, q.cores) for q in found.gpus] == [("gpu", 4, "a100", 64), ("small", 2, "", 16)]
+    text = draft.render("slurm", found, "2026-01-01")
     content = yaml.safe_load(text)
     assert content["options"] == {
         "queue": "gpu",
@@ -140,7 +141,9 @@ def test_a_draft_from_sinfo() -> None:
         and "# queue: small" in text
         and "# Features of the nodes: a100,ib" in text
     )
-    assert yaml.safe_load(draft.render("slurm", [], "2026-01-01"))["options"] == {"gpus-per-node": 1}
+    assert yaml.safe_load(draft.render("slurm", Queues(gpus=[], by_default=False), "2026-01-01"))["options"] == {
+        "gpus-per-node": 1
+    }
 
 
 def test_a_draft_from_pbsnodes() -> None:
@@ -151,7 +154,7 @@ def test_a_draft_from_pbsnodes() -> None:
     }  # the recorded ones are vnodes of one
     queues = parse_nodes(hosts)
     assert {(q.gpus, q.gpu_type, q.cores) for q in queues} == {(4, "a100", 16), (1, "t4", 4)}
-    content = yaml.safe_load(draft.render("pbs", queues, "2026-01-01", "workq 0 5\n"))
+    content = yaml.safe_load(draft.render("pbs", Queues(gpus=queues, by_default=True), "2026-01-01"))
     assert content["system"] == "pbs" and content["options"]["gpu-type"] == "a100"
 
 
@@ -166,7 +169,7 @@ def test_a_node_with_a_vnode_for_each_socket_is_one_node_and_nodes_that_differ_i
     assert (queue.gpus, queue.cores, queue.memory) == (4, 64, 500000)
     mixed = parse_nodes({"a": vnode("h", "1gb"), "b": vnode("h", "1gb", "t4,cc75")})
     assert [(q.gpus, q.gpu_type, q.others) for q in mixed] == [(2, "a100", 2), (2, "t4,cc75", 2)]
-    text = draft.render("pbs", mixed[1:], "2026-01-01")
+    text = draft.render("pbs", Queues(gpus=mixed[1:], by_default=True), "2026-01-01")
     assert yaml.safe_load(text)["options"]["gpu-type"] == "t4" and "Other names of this type: cc75" in text
 
 
@@ -225,3 +228,29 @@ def test_the_command_lists_shows_and_drafts(own_home: Path) -> None:
     done = hpcgpu("new", "mysite", PATH=path)
     assert done.returncode == 1 and "mysite.yaml already exists: use --force to overwrite it" in done.stderr
     assert hpcgpu("new", "mysite", "--force", "-o", "-", PATH=path).stdout.startswith("# A profile for hpcgpu")
+
+
+def test_the_command_compares_a_profile_with_this_machine(own_home: Path) -> None:
+    programs = own_home / "bin"
+    programs.mkdir()
+    partition = "PartitionName=gpu AllowGroups=ALL Default=YES MaxTime=12:00:00 RootOnly=NO State=UP"
+    config = "AccountingStorageEnforce = none\nAccountingStorageType   = accounting_storage/none\n"
+    for name, text in {
+        "sinfo": "echo 'gpu*|gpu:v100:4|40|382000|12:00:00|(null)'",
+        "scontrol": f"case $* in *partition*) echo '{partition}';; *) printf '{config}';; esac",
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    done = hpcgpu("check", "puhti", PATH=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("puhti.yaml: 0 failures, 8 ok, 2 not checked\n")
+    answer = printed("profiles check", hpcgpu("check", "mahti", "--json", PATH=path).stdout)
+    assert not answer["ok"]
+    wrong = {(one["job"], one["option"]): one["advice"] for one in answer["options"] if one["grade"] == "failure"}
+    assert wrong == {("worker job", "queue"): "queue: gpu", ("scheduler job", "queue"): "queue: gpu"}
+    assert hpcgpu("check", "mahti", PATH=path).returncode == 1
+    (programs / "sinfo").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    done = hpcgpu("check", "puhti", PATH=path)
+    assert done.returncode == 1 and "profile 'puhti' is for Slurm, which does not answer:" in done.stderr
+    assert "Unable to contact slurm controller" in done.stderr

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.pbs.nodes import Shortage, amount, seconds
 
-__all__ = ["estimate", "parse_queue", "request"]
+__all__ = ["estimate", "parse_queue", "request", "unfolded"]
 
 _NO_TEST = "PBS says when a job starts only after it is submitted"
 
@@ -25,9 +25,14 @@ def request(script: str, queue: str) -> dict[str, str]:
     return asked
 
 
+def unfolded(stdout: str) -> str:
+    """Return what qstat prints, with long lines in one piece."""
+    return stdout.replace("\r\n", "\n").replace("\n\t", "")
+
+
 def parse_queue(stdout: str) -> dict[str, str]:
     """Return the attributes of a queue from ``qstat -Qf QUEUE``. Long lines are folded by a newline and a tab."""
-    lines = stdout.replace("\r\n", "\n").replace("\n\t", "").split("\n")
+    lines = unfolded(stdout).split("\n")
     return {match[1]: match[2].strip() for line in lines if (match := re.fullmatch(r"    ([\w.]+) = (.*)", line))}
 
 

@@ -1,16 +1,26 @@
-"""The kinds of GPU nodes of a PBS, from pbsnodes."""
+"""The queues of a PBS and the kinds of its nodes, from qstat and pbsnodes."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
-from hpcgpu.batch.pbs.nodes import amount, by_host, parse_pbsnodes
-from hpcgpu.batch.queues import Queue, Queues, answer
+from hpcgpu.batch.pbs.estimate import parse_queue, unfolded
+from hpcgpu.batch.pbs.nodes import amount, by_host, parse_pbsnodes, seconds
+from hpcgpu.batch.queues import Queue, Queues, Rules, answer
 from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
 
-__all__ = ["PBSQueue", "parse_nodes", "queues"]
+__all__ = ["PBSQueue", "parse_nodes", "parse_queues", "queues"]
+
+#: What limits who may use a queue.
+_WHO = {"user": ("acl_user_enable", "acl_users"), "group": ("acl_group_enable", "acl_groups")}
+#: What of a queue's ``resources_max`` limits an option of a job.
+_MOST = {"ncpus": "cores", "mem": "memory", "ngpus": "gpus_per_node"}
+#: Resources of a vnode that are words, and that no job requests to choose a kind of node.
+_OWN_WORDS = frozenset({"host", "vnode", "gpu_type", "arch"})
 
 
 class PBSQueue(Queue):
@@ -20,41 +30,99 @@ class PBSQueue(Queue):
         """Return whether its GPUs may be of this type; true where the type is not known."""
         return not self.gpu_type or gpu_type.lower() in self.gpu_type.strip("\"'").lower().split(",")
 
+    def serves(self, names: Collection[str], known: Collection[str]) -> bool:
+        """Return whether jobs of these queues may run on it. Many sites list a node's queues in its ``Qlist``."""
+        named = {word.removeprefix("Qlist=") for word in self.features.split(",") if word.startswith("Qlist=")}
+        if self.name or not named & set(known):
+            return super().serves(names, known)
+        return bool(named & set(names))
+
 
 def queues() -> Queues:
-    """Query pbsnodes and qstat."""
-    notes = ""
+    """Query pbsnodes, and qstat for the rules of the queues."""
+    rules: dict[str, Rules] = {}
     with contextlib.suppress(BatchError):  # pbsnodes says what is needed
-        notes = printable(answer(["qstat", "-Q"]), 20_000, lines=True)
+        rules = parse_queues(answer(["qstat", "-Qf"]))
+        default = re.search(r"^\s+default_queue = (\S+)\s*$", answer(["qstat", "-B", "-f"]), re.MULTILINE)
+        if default and default[1] in rules:
+            rules[default[1]] = replace(rules[default[1]], default=True)
     found = parse_nodes(parse_pbsnodes(answer(["pbsnodes", "-av"])))
-    return Queues(gpus=found, by_default=bool(found), route=True, notes=notes)
+    return Queues(
+        gpus=[kind for kind in found if kind.gpus],
+        without=[kind for kind in found if not kind.gpus],
+        by_default=any(kind.gpus for kind in found),
+        rules=rules,
+        route=True,
+    )
+
+
+def parse_queues(stdout: str) -> dict[str, Rules]:
+    """Return the rules of each queue from ``qstat -Qf``; pure."""
+    text = printable(unfolded(stdout), None, lines=True)
+    return {
+        name: _rules(parse_queue(told))
+        for name, told in re.findall(r"^Queue: (\S+)[ \t]*\n((?:(?!Queue: ).*\n?)*)", text, re.MULTILINE)
+    }
+
+
+def _rules(told: Mapping[str, str]) -> Rules:
+    closed = [f"{name} = False" for name in ("enabled", "started") if told.get(name) == "False"]
+    closed += ["from_route_only = True"] * (told.get("from_route_only") == "True")
+    allowed: dict[str, frozenset[str]] = {}
+    denied: dict[str, frozenset[str]] = {}
+    for what, (switch, names) in _WHO.items():
+        if told.get(switch) == "True":
+            entries = [entry.strip().partition("@")[0] for entry in told.get(names, "").split(",")]
+            allowed[what] = frozenset(entry.removeprefix("+") for entry in entries if not entry.startswith("-"))
+            denied[what] = frozenset(entry.removeprefix("-") for entry in entries if entry.startswith("-"))
+    limit = told.get("resources_max.walltime", "")
+    most = {option: amount(told.get(f"resources_max.{name}", "")) for name, option in _MOST.items()}
+    return Rules(
+        limit=seconds(limit),
+        said=f"resources_max.walltime = {limit}" if limit else "",
+        closed=", ".join(closed),
+        routes=tuple(name.strip() for name in told.get("route_destinations", "").split(",") if name.strip()),
+        allowed=allowed,
+        denied=denied,
+        most={option: value for option, value in most.items() if value is not None},
+    )
 
 
 def parse_nodes(nodes: Mapping[str, Mapping[str, str]]) -> list[PBSQueue]:
-    """Return the kinds of GPU nodes, from the vnodes that pbsnodes lists.
+    """Return the kinds of nodes, from the vnodes that pbsnodes lists.
 
     A host may have one vnode for each socket.
 
-    Each node has a little more or less memory than the next: the least of a kind counts.
+    Each node has a little more or less memory than the next: they are one kind.
     """
 
     def total(vnodes: Iterable[Mapping[str, str]], resource: str) -> int:
         return int(sum(amount(vnode.get(f"resources_available.{resource}", "0")) or 0 for vnode in vnodes))
 
-    kinds: dict[tuple[str, int, int, str, int], int] = {}
+    kinds: dict[PBSQueue, PBSQueue] = {}  # by what is the same of all nodes of a kind
+    words: dict[PBSQueue, dict[str, None]] = {}
     for host in by_host(nodes.values()):
         of_queue: dict[tuple[str, str], list[Mapping[str, str]]] = {}
-        for vnode in host:
-            if total([vnode], "ngpus"):
-                of_queue.setdefault((vnode.get("queue", ""), vnode.get("resources_available.gpu_type", "")), []).append(
-                    vnode
-                )
+        with_gpus = [vnode for vnode in host if total([vnode], "ngpus")]
+        for vnode in with_gpus or host:
+            kind = (vnode.get("queue", ""), vnode.get("resources_available.gpu_type", ""))
+            of_queue.setdefault(kind, []).append(vnode)
         for (queue, gpu_type), vnodes in of_queue.items():
-            gpus = total(vnodes, "ngpus")
+            gpus, cores = total(vnodes, "ngpus"), total(vnodes, "ncpus")
+            if not gpus and not cores:  # a host whose vnodes have all
+                continue
             others = sum(total(v, "ngpus") for (name, _), v in of_queue.items() if name == queue) - gpus
-            kind = (queue, gpus, total(vnodes, "ncpus"), gpu_type, others)
-            kinds[kind] = min(total(vnodes, "mem") // 2**20, kinds.get(kind, 2**62))
-    return [
-        PBSQueue(name, gpus, cores, memory, gpu_type, others=others)
-        for (name, gpus, cores, gpu_type, others), memory in kinds.items()
-    ]
+            kind_ = PBSQueue(queue, gpus, cores, 0, gpu_type if gpus else "", others=others)
+            memory = total(vnodes, "mem") // 2**20
+            known = kinds.get(kind_, replace(kind_, memory=memory))
+            kinds[kind_] = replace(known, memory=min(known.memory, memory), largest=max(known.largest, memory))
+            words.setdefault(kind_, {}).update(dict.fromkeys(word for vnode in vnodes for word in _words(vnode)))
+    return [replace(found, features=",".join(words[kind_])) for kind_, found in kinds.items()]
+
+
+def _words(vnode: Mapping[str, str]) -> Iterable[str]:
+    """Yield what a job may request of a vnode by a word, ``model=mil_a100``."""
+    for key, text in vnode.items():
+        name = key.removeprefix("resources_available.")
+        if name != key and name not in _OWN_WORDS and amount(text) is None:
+            yield from (f"{name}={word}" for word in text.strip("\"'").split(","))

@@ -16,6 +16,7 @@ system = System(
     suffix="sbatch",
     command="sbatch",
     queues="hpcgpu.batch.slurm.queues:queues",
+    accounts="hpcgpu.batch.slurm.accounts:accounts",
     rank=1,
     worker_options="hpcgpu.batch.slurm.options:SlurmWorkerOptions",
     scheduler_options="hpcgpu.batch.slurm.options:SlurmSchedulerOptions",

@@ -14,7 +14,7 @@ from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.reasons import advice
 from hpcgpu.posix.printable import printable
 
-__all__ = ["SINFO", "limits", "read_test"]
+__all__ = ["SINFO", "limits", "read_test", "seconds"]
 
 #: Partition (with a star behind it: the default one), whether it is up, longest time.
 SINFO = "%P|%a|%l"
@@ -49,7 +49,7 @@ def limits(sinfo: str, partition: str, walltime: float | None, reasons: Reasons)
         found = []
         if code := _NOT_UP.get(available.lower()):
             found.append(_explained(code, f"sinfo: partition {name} is {available}", reasons))
-        longest = _seconds(limit)
+        longest = seconds(limit)
         if walltime is not None and longest is not None and walltime > longest:
             said = f"sinfo: partition {name} has the time limit {limit}"
             found.append(_explained("PartitionTimeLimit", said, reasons))
@@ -72,7 +72,7 @@ def _epoch(text: str) -> float | None:
         return None
 
 
-def _seconds(text: str) -> float | None:
+def seconds(text: str) -> float | None:
     """Parse ``[days-]hours:minutes:seconds``, or a part of it; None for "infinite"."""
     match = re.fullmatch(r"(?:(\d{1,6})-)?(\d{1,6}(?::\d{1,6}){0,2})", text.strip())
     if match is None:
@@ -82,5 +82,5 @@ def _seconds(text: str) -> float | None:
         parts = [*parts, 0, 0][:3]
     elif len(parts) == 1:  # minutes
         parts = [0, parts[0], 0]
-    hours, minutes, seconds = [0, *parts][-3:]
-    return float(((int(match[1] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
+    hours, minutes, rest = [0, *parts][-3:]
+    return float(((int(match[1] or 0) * 24 + hours) * 60 + minutes) * 60 + rest)

@@ -1,27 +1,40 @@
-"""The partitions of a Slurm that have GPUs, from sinfo."""
+"""The partitions of a Slurm, from sinfo and scontrol."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
+from dataclasses import replace
 
-from hpcgpu.batch.queues import Queue, Queues, answer
+from hpcgpu.batch.queues import Queue, Queues, Rules, answer
+from hpcgpu.batch.slurm.estimate import seconds
+from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
 
-__all__ = ["parse_sinfo", "queues"]
+__all__ = ["parse_partitions", "parse_sinfo", "queues"]
 
 #: Partition (with a star behind it: the default one), GRES, CPUs, MB of memory, longest time, features.
 _SINFO = "%P|%G|%c|%m|%l|%f"
+#: What limits who may use a partition, by the letters behind ``Allow`` and ``Deny``.
+_WHO = {"Accounts": "account", "Qos": "qos", "Groups": "group"}
+_MIB = 2**20
 
 
 def queues() -> Queues:
-    """Query sinfo."""
-    return parse_sinfo(answer(["sinfo", "--noheader", f"--format={_SINFO}"]))
+    """Query sinfo, and scontrol for the rules of the partitions."""
+    rules: dict[str, Rules] = {}
+    # --exact: without it nodes that differ share a line, with the least amount and a +
+    found = parse_sinfo(answer(["sinfo", "--exact", "--noheader", f"--format={_SINFO}"]))
+    with contextlib.suppress(BatchError):  # sinfo says what is needed
+        # --all: also what is hidden, or not open to the user's groups
+        rules = parse_partitions(answer(["scontrol", "--all", "--oneliner", "show", "partition"]))
+    return replace(found, rules=rules)
 
 
 def parse_sinfo(stdout: str) -> Queues:
     """Parse the answer; pure."""
-    found: list[Queue] = []
+    found: dict[Queue, Queue] = {}  # by what is the same of all nodes of a kind
     default: list[bool] = []  # of each line of the default partition: it has GPUs
     for line in printable(stdout, None, lines=True).split("\n"):
         parts = line.strip().split("|")
@@ -32,20 +45,66 @@ def parse_sinfo(stdout: str) -> Queues:
         for match in re.finditer(r"(?:^|,)gpu:(?:([\w.-]+):)?([0-9]{1,9})", gres):
             types[match[1] or ""] += int(match[2])
         default += [bool(types)] * name.endswith("*")
-        for gpu_type, gpus in types.items():
-            queue = Queue(
+        for gpu_type, gpus in types.items() or [("", 0)]:
+            kind = Queue(
                 name.removesuffix("*"),
                 gpus,
                 _number(cores),
-                _number(memory),
+                0,
                 gpu_type,
                 "" if limit == "infinite" else limit,
                 "" if features == "(null)" else features,
                 types.total() - gpus,
             )
-            if queue not in found:
-                found.append(queue)
-    return Queues(gpus=found, by_default=any(default) if default else bool(found))
+            of_node = _number(memory)
+            known = found.get(kind, replace(kind, memory=of_node))
+            found[kind] = replace(known, memory=min(known.memory, of_node), largest=max(known.largest, of_node))
+    return Queues(
+        gpus=[queue for queue in found.values() if queue.gpus],
+        without=[queue for queue in found.values() if not queue.gpus],
+        by_default=any(default) if default else any(queue.gpus for queue in found.values()),
+    )
+
+
+def parse_partitions(stdout: str) -> dict[str, Rules]:
+    """Return the rules of each partition from ``scontrol --oneliner show partition``; pure."""
+    found = {}
+    for line in printable(stdout, None, lines=True).split("\n"):
+        told = dict(part.split("=", 1) for part in line.split() if "=" in part)
+        if name := told.get("PartitionName"):
+            found[name] = _rules(told)
+    return found
+
+
+def _rules(told: dict[str, str]) -> Rules:
+    closed = [f"State={told['State']}"] if told.get("State", "UP") != "UP" else []
+    closed += ["RootOnly=YES"] * (told.get("RootOnly") == "YES")
+    who = {
+        verb: {
+            what: frozenset(text.split(","))
+            for words, what in _WHO.items()
+            if (text := told.get(f"{verb}{words}", "ALL")) not in ("ALL", "(null)", "NONE", "")
+        }
+        for verb in ("Allow", "Deny")
+    }
+    most = {"cores": _amount(told, "MaxCPUsPerNode")}
+    if memory := _amount(told, "MaxMemPerNode"):
+        most["memory"] = memory * _MIB
+    limit = told.get("MaxTime", "UNLIMITED")
+    return Rules(
+        default=told.get("Default") == "YES",
+        limit=seconds(limit),
+        said="" if limit == "UNLIMITED" else f"MaxTime={limit}",
+        closed=", ".join(closed),
+        allowed=who["Allow"],
+        denied=who["Deny"],
+        most={option: amount for option, amount in most.items() if amount},
+    )
+
+
+def _amount(told: dict[str, str], name: str) -> float:
+    """Return a limit of nodes; 0 for ``UNLIMITED``."""
+    return float(_number(told.get(name, "")))
 
 
 def _number(text: str) -> int:

@@ -1,0 +1,63 @@
+"""What a user of a Slurm may name in a job: the accounts and the QOS, from slurmdbd."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from hpcgpu.batch.queues import Accounts, answer
+from hpcgpu.batch.slurm.estimate import seconds
+from hpcgpu.errors import BatchError
+from hpcgpu.posix.printable import printable
+from hpcgpu.posix.user import user_name
+
+__all__ = ["accounts", "parse_associations", "parse_config", "parse_qos"]
+
+_SHOW = ["sacctmgr", "--noheader", "--parsable2", "show"]
+#: What `AccountingStorageEnforce` names, and what it includes (slurm.conf(5)).
+_ENFORCED = {"account": {"associations", "limits", "qos", "safe", "wckeys", "all"}, "qos": {"qos", "safe", "all"}}
+
+
+def accounts() -> Accounts:
+    """Query scontrol and sacctmgr. What does not answer is not known."""
+    try:
+        config = parse_config(answer(["scontrol", "show", "config"]))
+        enforced = frozenset(
+            what
+            for what, words in _ENFORCED.items()
+            if words & set(config.get("AccountingStorageEnforce", "").lower().split(","))
+        )
+        if config.get("AccountingStorageType", "").endswith("/none"):
+            return Accounts(unknown="AccountingStorageType = accounting_storage/none")
+        rows = answer([*_SHOW, "associations", f"user={user_name()}", "format=Cluster,Account,QOS"])
+        qos = answer([*_SHOW, "qos", "format=Name,MaxWall"])
+    except BatchError as error:
+        return Accounts(unknown=str(error))
+    return Accounts(
+        qos=parse_associations(rows, config.get("ClusterName", "")), limits=parse_qos(qos), enforced=enforced
+    )
+
+
+def parse_config(stdout: str) -> dict[str, str]:
+    """Return the settings that ``scontrol show config`` prints; pure."""
+    lines = printable(stdout, None, lines=True).split("\n")
+    return {match[1]: match[2].strip() for line in lines if (match := re.fullmatch(r"(\w+)\s+= (.*)", line))}
+
+
+def parse_associations(stdout: str, cluster: str) -> dict[str, frozenset[str]]:
+    """Return the QOS of each account of a user in one cluster; pure. slurmdbd may serve several clusters."""
+    found: dict[str, frozenset[str]] = {}
+    for cells in _rows(stdout, 3):
+        if cells[0] == cluster:
+            found[cells[1]] = found.get(cells[1], frozenset()) | (frozenset(cells[2].split(",")) - {""})
+    return found
+
+
+def parse_qos(stdout: str) -> Mapping[str, float | None]:
+    """Return the longest walltime of each QOS; pure."""
+    return {cells[0]: seconds(cells[1]) for cells in _rows(stdout, 2)}
+
+
+def _rows(stdout: str, columns: int) -> list[list[str]]:
+    rows = [line.strip().split("|") for line in printable(stdout, None, lines=True).split("\n")]
+    return [row for row in rows if len(row) == columns and row[0]]

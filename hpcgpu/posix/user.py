@@ -1,0 +1,27 @@
+"""Who runs this process."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+
+__all__ = ["group_names", "user_name"]
+
+
+def user_name() -> str:
+    """Return the user's name; the number of one whom the password database does not have, as in some containers."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def group_names() -> frozenset[str]:
+    """Return the names of the user's groups."""
+    names = set()
+    for gid in {os.getgid(), *os.getgroups()}:
+        with contextlib.suppress(KeyError):
+            names.add(grp.getgrgid(gid).gr_name)
+    return frozenset(names)
