@@ -13,8 +13,8 @@ from __future__ import annotations
 import functools
 import importlib
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,8 @@ class System:
     check_options : str, optional
         Reference to a function of a job's options and of the beginning of a message. It raises `OptionError` for
         options that this batch system cannot serve.
+    container_runtimes : mapping of str to str, optional
+        Commands of container runtimes that only this batch system has, by name; see `hpcgpu.scripts.container`.
     """
 
     name: str
@@ -90,6 +92,7 @@ class System:
     worker_options: str = "hpcgpu.options.common:WorkerOptions"
     scheduler_options: str = "hpcgpu.options.common:SchedulerOptions"
     check_options: str = ""
+    container_runtimes: Mapping[str, str] = field(default_factory=dict)
 
     def scripts(self) -> Syntax:
         """Return how its job scripts are written."""

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ from hpcgpu.options.common import Options
 from hpcgpu.posix.ownership import private_directory
 from hpcgpu.posix.printable import printable
 from hpcgpu.remote.lookup import stop
-from hpcgpu.scripts import render
+from hpcgpu.scripts import container, render
 from hpcgpu.software import versions
 from hpcgpu.software.versions import CLIENT, Difference
 from hpcgpu.store import claims, credentials
@@ -313,7 +312,11 @@ def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: fl
         short = replace(short, scheduler=replace(short.scheduler, walltime=_WALLTIME))
     kinds = ["worker"] if short.scheduler is None else ["scheduler", "worker"]
     rendered = {kind: render.render(options.system, kind, short, path, command="check") for kind in kinds}
-    complete = partial(credentials.create, walltime=_WALLTIME)
+
+    def complete(directory: ClusterDirectory) -> None:
+        credentials.create(directory, walltime=_WALLTIME)
+        container.provide(directory.path, short.worker, short.scheduler)
+
     directory = claims.claim(path, None, system=options.system, queue=batch.identity(), complete=complete)
     log_directory = options.cluster.log_directory or directory.logs
     private_directory(log_directory)

@@ -38,7 +38,7 @@ from hpcgpu.options.common import DEFAULT, Options, WorkerOptions
 from hpcgpu.remote.lookup import locate
 from hpcgpu.scaling import units
 from hpcgpu.scaling.model import Limits
-from hpcgpu.scripts import render
+from hpcgpu.scripts import container, render
 from hpcgpu.software.check import EnvironmentCheck
 from hpcgpu.store import claims, credentials, saved
 from hpcgpu.store.directory import ClusterDirectory
@@ -438,6 +438,7 @@ class GPUCluster(Readable):
         script = render.script_name(self.system, "worker", name)
         text = render.render(self.system, "worker", replace(self.options, worker=worker), self.directory.path, name)
         target = units.jobs_for(worker, jobs=jobs, call="add_worker_group: {}")
+        container.provide(self.directory.path, worker)
         path = self.directory.write(script, text)
         group = self._state.registry.add_group(name, worker, path)
         self._save_groups()

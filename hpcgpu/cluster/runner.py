@@ -127,6 +127,20 @@ def tasks_per_node(text: str) -> list[int]:
     return counts
 
 
+def _here(options: Options) -> Options:
+    """Return options whose jobs have no container: the program started this step, in a container or not.
+
+    The configuration may have a container for other clusters.
+    """
+    worker, scheduler = options.worker, options.scheduler
+    assert scheduler is not None
+    return replace(
+        options,
+        worker=replace(worker, container=None, python=sys.executable) if worker.container else worker,
+        scheduler=replace(scheduler, container=None, python=sys.executable) if scheduler.container else scheduler,
+    )
+
+
 class SlurmGPURunner:
     """A GPU Dask cluster of the tasks of one job step.
 
@@ -183,7 +197,7 @@ class SlurmGPURunner:
             "nodes_per_job": task.nodes,
             "scheduler": {},
         }
-        self.options: Options = resolve(self.system, given)
+        self.options: Options = _here(resolve(self.system, given))
         cluster = self.options.cluster
         self.directory = ClusterDirectory(cluster.cluster_directory / cluster.name)
         self.status = Status.created

@@ -36,7 +36,7 @@ from hpcgpu.posix.ownership import check_place, private_directory
 from hpcgpu.remote.lookup import batch_of, live_jobs, system_of, unended
 from hpcgpu.runtime import scratch
 from hpcgpu.scaling.model import Limits
-from hpcgpu.scripts import render
+from hpcgpu.scripts import container, render
 from hpcgpu.store import claims, credentials, saved
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -220,6 +220,7 @@ def claim(options: Options, batch: BatchSystem) -> tuple[ClusterDirectory, int]:
         saved.write(directory, options)
         if not settings.shutdown_on_close:
             directory.detach()
+        container.provide(directory.path, options.worker, options.scheduler)
         for kind, text in rendered.items():
             directory.write(render.script_name(options.system, kind), text)
         manager = directory.take_over(program()).number

@@ -15,13 +15,16 @@ from hpcgpu.configuration.classes import OptionClasses, elsewhere, option_classe
 from hpcgpu.configuration.sections import check_names, configured, described, layered, plain
 from hpcgpu.errors import OptionError
 from hpcgpu.options import profiles, values
-from hpcgpu.options.common import ClusterOptions, Options, SchedulerOptions, WorkerOptions
+from hpcgpu.options.common import ClusterOptions, JobOptions, Options, SchedulerOptions, WorkerOptions
 from hpcgpu.options.schema import names
 from hpcgpu.options.spelling import ALIASES, FOREIGN, unknown
 
 __all__ = ["cluster_directories", "of_profile", "resolve", "resolve_group"]
 
 _T = TypeVar("_T")
+_J = TypeVar("_J", bound=JobOptions)
+#: The interpreter in an image, unless the option `python` names another one.
+_PYTHON_INSIDE = "python3"
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def _read(classes: OptionClasses, given: _Given) -> Options:
     worker = _build(
         classes.worker, {k: v for k, v in given.options.items() if k in names(classes.worker)}, given.origins
     )
+    worker = _python_inside(worker, given.options)
     _check_gpus(worker)
     classes.check(worker)
     if given.scheduler == "local":
@@ -195,7 +199,7 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
     }
     if "env" in own:
         inherited["env"] = tuple((dict(base.worker.env) | dict(built.env)).items())
-    group = dataclasses.replace(built, **inherited)
+    group = _python_inside(dataclasses.replace(built, **inherited), own, base.worker)
     without_gpu = base.scheduler is not None and base.scheduler.gpus_per_node == 0
     if base.cluster.protocol == "ucx" and group.gpus_per_node and without_gpu:
         raise OptionError(
@@ -217,7 +221,7 @@ def _scheduler_options(
     sections = {name: f"dask config {section}: " for name, section in given.scheduler_sections.items()}
     built = _build(classes.scheduler, own, {**dict.fromkeys(own, "scheduler: "), **sections})
     inherited = _inherited(own, built, worker)
-    options = dataclasses.replace(built, **inherited)
+    options = _python_inside(dataclasses.replace(built, **inherited), own, worker)
     if options.gpus_per_node > 1:
         raise OptionError(
             f"scheduler: gpus_per_node={options.gpus_per_node}, but the scheduler uses one GPU: write 1 or 0"
@@ -250,6 +254,22 @@ def _inherited(own: Mapping[str, Any], built: SchedulerOptions, worker: WorkerOp
         if not inherited.get("gpus_per_node", built.gpus_per_node):
             inherited["gpu_type"] = None
     return inherited
+
+
+def _python_inside(job: _J, own: Mapping[str, Any], above: JobOptions | None = None) -> _J:
+    """Return the options of a job with the image's Python, if the job has a container and its user names no Python.
+
+    Parameters
+    ----------
+    job : JobOptions
+    own : mapping
+        Its own options, as the user wrote them.
+    above : JobOptions, optional
+        Those that it inherits from. Their Python is the image's if they have a container too.
+    """
+    if not job.container or "python" in own or (above is not None and above.container):
+        return job
+    return dataclasses.replace(job, python=_PYTHON_INSIDE)
 
 
 def _check_gpus(worker: WorkerOptions) -> None:

@@ -43,6 +43,7 @@ class ClusterArguments(TypedDict, total=False):
     wait: bool | None
     if_exists: Literal["error", "connect"] | None
     environment_check: Literal["error", "warn", "off"] | None
+    container_runtimes: Mapping[str, str] | None
     notify: str | Callable[[Any], object] | None
     ending_notice: str | float | timedelta | None
     quiet: bool | None
@@ -63,6 +64,10 @@ class SlurmWorkerArguments(TypedDict, total=False):
     job_script_prologue: list[str] | tuple[str, ...] | str | Path | None
     env: Mapping[str, str | float] | None
     python: str | Path | None
+    container: str | Path | None
+    container_runtime: str | int | None
+    container_mounts: list[str] | tuple[str, ...] | None
+    container_args: list[str] | tuple[str, ...] | None
     shebang: str | None
     local_directory: str | Path | None
     interface: str | None
@@ -108,6 +113,10 @@ class SlurmSchedulerArguments(TypedDict, total=False):
     job_script_prologue: list[str] | tuple[str, ...] | str | Path | None
     env: Mapping[str, str | float] | None
     python: str | Path | None
+    container: str | Path | None
+    container_runtime: str | int | None
+    container_mounts: list[str] | tuple[str, ...] | None
+    container_args: list[str] | tuple[str, ...] | None
     shebang: str | None
     local_directory: str | Path | None
     interface: str | None
@@ -139,6 +148,10 @@ class PBSWorkerArguments(TypedDict, total=False):
     job_script_prologue: list[str] | tuple[str, ...] | str | Path | None
     env: Mapping[str, str | float] | None
     python: str | Path | None
+    container: str | Path | None
+    container_runtime: str | int | None
+    container_mounts: list[str] | tuple[str, ...] | None
+    container_args: list[str] | tuple[str, ...] | None
     shebang: str | None
     local_directory: str | Path | None
     interface: str | None
@@ -185,6 +198,10 @@ class PBSSchedulerArguments(TypedDict, total=False):
     job_script_prologue: list[str] | tuple[str, ...] | str | Path | None
     env: Mapping[str, str | float] | None
     python: str | Path | None
+    container: str | Path | None
+    container_runtime: str | int | None
+    container_mounts: list[str] | tuple[str, ...] | None
+    container_args: list[str] | tuple[str, ...] | None
     shebang: str | None
     local_directory: str | Path | None
     interface: str | None
@@ -216,6 +233,10 @@ class LocalWorkerArguments(TypedDict, total=False):
     job_script_prologue: list[str] | tuple[str, ...] | str | Path | None
     env: Mapping[str, str | float] | None
     python: str | Path | None
+    container: str | Path | None
+    container_runtime: str | int | None
+    container_mounts: list[str] | tuple[str, ...] | None
+    container_args: list[str] | tuple[str, ...] | None
     shebang: str | None
     local_directory: str | Path | None
     interface: str | None
@@ -257,6 +278,10 @@ class LocalSchedulerArguments(TypedDict, total=False):
     job_script_prologue: list[str] | tuple[str, ...] | str | Path | None
     env: Mapping[str, str | float] | None
     python: str | Path | None
+    container: str | Path | None
+    container_runtime: str | int | None
+    container_mounts: list[str] | tuple[str, ...] | None
+    container_args: list[str] | tuple[str, ...] | None
     shebang: str | None
     local_directory: str | Path | None
     interface: str | None

@@ -79,7 +79,34 @@ class JobOptions:
         sys.executable,
         parse=values.program,
         inherited=True,
-        doc="Python interpreter of the job. Default: the one of this program.",
+        doc="Python interpreter of the job. Default: the one of this program; in a container the image's python3.",
+    )
+    container: str | None = option(
+        parse=values.image,
+        inherited=True,
+        doc="Image of a container that the Dask processes run in: a path such as '/shared/rapids.sif', or a name that "
+        "the container runtime knows.",
+    )
+    container_runtime: str = option(
+        "apptainer",
+        parse=values.word,
+        inherited=True,
+        doc="What runs the container: 'apptainer', 'singularity', 'charliecloud', 'podman', 'podman-hpc', 'shifter', "
+        "on Slurm 'pyxis', or a name in `container_runtimes`.",
+    )
+    container_mounts: tuple[str, ...] = option(
+        (),
+        parse=values.container_mounts,
+        inherited=True,
+        doc="Further directories of the node that the container has: ['/data', '/scratch/me:/scratch:ro']. The job "
+        "expands variables such as $SCRATCH. Your home directory, the working directory, the cluster directory, "
+        "$TMPDIR and `local_directory` are always there.",
+    )
+    container_args: tuple[str, ...] = option(
+        (),
+        parse=values.lines,
+        inherited=True,
+        doc="Further arguments of the container runtime, one in each entry. They are not expanded.",
     )
     shebang: str = option(
         "#!/usr/bin/env bash", parse=values.shebang, inherited=True, doc="First line of the job script."
@@ -334,6 +361,11 @@ class ClusterOptions:
         parse=values.choice("error", "warn", "off"),
         doc="What to do if client, scheduler and workers have software or GPUs that do not work together: 'error', "
         "or 'warn'. Smaller differences are warnings. 'off' compares nothing.",
+    )
+    container_runtimes: tuple[tuple[str, str], ...] = option(
+        (),
+        parse=values.container_runtimes,
+        doc="Commands of further container runtimes, a dict of names and templates; see the page on containers.",
     )
     notify: str | None = option(
         parse=values.notification,

@@ -26,12 +26,15 @@ __all__ = [
     "choice",
     "cluster_name",
     "command",
+    "container_mounts",
+    "container_runtimes",
     "directory",
     "duration",
     "duration_or_none",
     "environment",
     "existing_directory",
     "filled",
+    "image",
     "interface",
     "lines",
     "listen_address",
@@ -60,6 +63,10 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WALLTIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
 
 
+#: Programs that start another program, which people write in front of `python`.
+_LAUNCHERS = frozenset(
+    ("apptainer", "singularity", "podman", "podman-hpc", "docker", "ch-run", "shifter", "enroot", "srun", "env")
+)
 #: Of jobs, nodes, cores: more is a slip.
 _MOST = 1_000_000
 #: Seconds of a time at most.
@@ -114,8 +121,50 @@ def shebang(name: str, value: str) -> str:
 
 
 def program(name: str, value: str | Path) -> str:
-    """Path or name of a program."""
-    return path(name, value)
+    """Path or name of a program: one word, though a path may hold spaces."""
+    given = path(name, value)
+    first, *more = given.split()
+    if more and ("/" not in first or os.path.basename(first) in _LAUNCHERS):  # noqa: PTH119  text
+        raise OptionError(
+            f"{name}={_shown(given)} has several words, and must be one program. To run the jobs in a container, set "
+            f"container to its image, and container_runtime; {name} is then the interpreter in the image"
+        )
+    return given
+
+
+def image(name: str, value: str | Path) -> str:
+    """The image of a container: a path, or a name that the container runtime knows."""
+    given = path(name, value)
+    if given.startswith("-"):
+        raise OptionError(f"{name}={_shown(given)} begins with '-': write the path or the name of an image")
+    return given
+
+
+def container_mounts(name: str, value: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """Directories that a container has from its node: ``FROM``, ``FROM:TO`` or ``FROM:TO:ro``."""
+    mounts = lines(name, value)
+    for i, mount in enumerate(mounts):
+        parts = mount.split(":")
+        if len(parts) > 3 or not all(parts) or "," in mount:
+            raise OptionError(
+                f"{name}[{i}]={mount!r} is not a mount: write '/data', '/data:/inside' or '/data:/inside:ro'. Paths "
+                "cannot hold ':' or ',', because container runtimes separate by them"
+            )
+        for part in parts[:2]:
+            path_on_node(f"{name}[{i}]", part)
+        if len(parts) > 2 and not re.fullmatch(r"[A-Za-z+=]+", parts[2]):
+            raise OptionError(f"{name}[{i}]={mount!r}: {parts[2]!r} is not a way to mount: write 'ro' or 'rw'")
+    return tuple(mount if ":" in mount else f"{mount}:{mount}" for mount in mounts)
+
+
+def container_runtimes(name: str, value: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Templates of the commands of container runtimes, by name."""
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{name} must be a dict of names and templates, not {_shown(value)}")
+    for key, template in value.items():
+        word(name, key)
+        filled(f"{name}[{key!r}]", template)
+    return tuple(value.items())
 
 
 def cluster_name(name: str, value: str) -> str:

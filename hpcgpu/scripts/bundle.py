@@ -17,7 +17,7 @@ from hpcgpu.errors import OptionError
 from hpcgpu.options.common import Options
 from hpcgpu.posix.ownership import private_directory
 from hpcgpu.posix.paths import written
-from hpcgpu.scripts import render
+from hpcgpu.scripts import container, render
 from hpcgpu.store import claims, credentials, saved
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -61,6 +61,7 @@ def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirect
             credentials.create(directory)
         saved.write(directory, options)
         directory.detach()
+        container.provide(directory.path, options.worker, options.scheduler)
         for name, text in files.items():
             script = directory.write(name, text)
             if name.endswith(".sh"):
@@ -95,6 +96,11 @@ def make_single(system: str, arguments: Mapping[str, Any], path: Path, program: 
     options = _resolve(system, {"log_directory": written(path), **arguments}, path / path.name)
     if options.scheduler is None:
         raise OptionError("scheduler='local' is not needed with a single job: the scheduler runs in that job")
+    if options.worker.container or options.scheduler.container:
+        raise OptionError(
+            "container does not work with a single job: its srun commands cannot run in a container. Leave container "
+            "out and install hpcgpu on the nodes, or start a cluster"
+        )
     text = render.render_single(system, options, path / path.name, program)
     private_directory(path)
     script = path / f"{path.name}.{registry.system(system).suffix}"

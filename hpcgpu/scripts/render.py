@@ -19,6 +19,7 @@ from hpcgpu.errors import NotTrusted, OptionError
 from hpcgpu.fabric import settings
 from hpcgpu.options.common import JobOptions, Options
 from hpcgpu.posix.ownership import check
+from hpcgpu.scripts.container import HOST_COPY, Container
 
 __all__ = [
     "check_launch",
@@ -224,8 +225,17 @@ def _environment(system: registry.System, options: Options) -> jinja2.Environmen
 
 
 def _context(system: registry.System, kind: str, options: Options, directory: Path) -> dict[str, Any]:
+
+    def container(job: JobOptions) -> Container:
+        return Container(system, options, job, directory)
+
     return {
         "system": system.name,
+        "container": container,
+        # what starts a process on each node, and in the container
+        "enter": lambda job, launcher: container(job).command(launcher) if job.container else launcher,
+        # how Python starts one of our modules: in a container the image may lack hpcgpu
+        "start": lambda job: f'"$directory"/{HOST_COPY}/hpcgpu/runtime/inside.py' if job.container else "-P -m",
         "kind": kind,
         "cluster": options.cluster,
         "directory": directory,
