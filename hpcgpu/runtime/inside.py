@@ -9,7 +9,7 @@ import os
 import sys
 
 #: What hpcgpu imports. An image that lacks hpcgpu may lack these too.
-_NEEDED = ("dask", "distributed", "click", "cryptography", "jinja2", "psutil", "yaml")
+_NEEDED = ("dask", "distributed", "click", "cryptography", "jinja2", "psutil", "rich", "yaml")
 _ADVICE = "Use an image with hpcgpu (pip install hpcgpu), or another interpreter in the image (option python)"
 
 

@@ -47,7 +47,7 @@ __all__ = ["HOST_COPY", "RUNTIMES", "Container", "provide", "shell_path"]
 
 _APPTAINER = '%s exec{{ " --nv" if gpus }} "${mounts[@]/#/--bind=}" --pwd "$PWD"{{ arguments }} "$image"'
 _PODMAN = (
-    "%s run --rm --network=host --pid=host --ipc=host --uts=host --cgroups=disabled --ulimit=host%s "
+    "%s run --rm --network=host --uts=host --cgroups=disabled --ulimit=host --volume=/dev/shm:/dev/shm%s "
     '--security-opt=label=disable "${mounts[@]/#/--volume=}" --workdir="$PWD"'
     ' "${variables[@]/#/--env=}" --entrypoint= ${infiniband:+"--device=$infiniband"}{{ arguments }} "$image"'
 )

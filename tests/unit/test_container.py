@@ -322,7 +322,7 @@ def test_hpcgpu_comes_from_the_image_if_it_has_it(copy: Path, tmp_path: Path) ->
 
 def test_hpcgpu_comes_from_the_host_if_the_image_lacks_it(copy: Path, tmp_path: Path) -> None:
     (tmp_path / "image").mkdir()
-    for name in ("dask", "distributed", "click", "cryptography", "jinja2", "psutil", "yaml"):
+    for name in ("dask", "distributed", "click", "cryptography", "jinja2", "psutil", "rich", "yaml"):
         (tmp_path / "image" / f"{name}.py").touch()
     (copy / "hpcgpu" / "where.py").write_text(
         "import os, hpcgpu.batch.registry as r\n"
