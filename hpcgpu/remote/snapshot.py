@@ -22,7 +22,7 @@ from hpcgpu.remote.lookup import batch_of, ended_by_itself, locate, submitted, s
 from hpcgpu.remote.queries import looked_up
 from hpcgpu.runtime import dashboard
 from hpcgpu.runtime.reach import scheduler_of
-from hpcgpu.runtime.wire import GPUState, GroupState, ManagerState
+from hpcgpu.runtime.wire import GPUState, GroupState, SchedulerState
 from hpcgpu.scaling import units
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact, Submit
@@ -291,31 +291,32 @@ class Observer:
         self._poll(batch, now=now)
         problem = [self._problem] if self._problem else []
         contact = directory.contact()
-        answer: _Answer | None = None
+        answer: SchedulerState | None = None
         if contact is not None:
             try:
                 answer = asyncio.run(_query(contact, directory))
             except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
                 problem.append(f"the scheduler at {contact.client} does not answer: {error or type(error).__name__}")
-        managed = answer is not None and answer.manager["present"]  # what a manager said that has left is not true now
-        groups = answer.manager["groups"] if answer is not None and managed else []
+        # what a manager said that has left is not true now
+        manager = answer["manager"] if answer is not None and answer["manager"]["present"] else None
+        groups = manager["groups"] if manager is not None else []
         jobs = self._jobs(batch, answer, groups, now=now)
         return assemble(
             jobs,
-            answer.gpus if answer is not None else [],
+            answer["gpus"] if answer is not None else [],
             groups,
             now=now,
             name=directory.path.name,
             system=system_of(directory),
             directory=str(directory.path),
             state=_state(directory, jobs, answer is not None, bool(problem)),
-            workers=len(answer.workers) if answer is not None else 0,
+            workers=len(answer["workers"]) if answer is not None else 0,
             scheduler=contact.client if contact is not None and answer else "",
             dashboard=dashboard.link(contact) if answer else "",
             fabric=contact.fabric if contact is not None and answer else "",
             manager=_manager(directory, contact, answer) if answer is not None else "",
             detached=directory.detached,
-            warnings=answer.manager["warnings"] if answer is not None and managed else [],
+            warnings=manager["warnings"] if manager is not None else [],
             problem="; ".join([*problem, *directory.damage()]),
         )
 
@@ -345,10 +346,10 @@ class Observer:
         self._cadence.answered(states, now=now, waiting=waiting)
 
     def _jobs(
-        self, batch: BatchSystem, answer: _Answer | None, groups: list[GroupState], *, now: float
+        self, batch: BatchSystem, answer: SchedulerState | None, groups: list[GroupState], *, now: float
     ) -> list[JobInfo]:
         names = {submit.name: None for submit in self._submits.values()}
-        connected = Counter(units.job_of(worker, names) for worker in (answer.workers if answer is not None else []))
+        connected = Counter(units.job_of(worker, names) for worker in (answer["workers"] if answer is not None else []))
         waits = {group["name"]: group["usual_wait"] for group in groups}
         kept, logs = _kept(self.directory), saved.logs(self.directory)
         found = [
@@ -365,21 +366,10 @@ class Observer:
         return sorted(found, key=lambda job: job.submitted)
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What the scheduler says: the names of its workers, their GPUs, and who manages the cluster."""
-
-    workers: list[str]
-    gpus: list[GPUState]
-    manager: ManagerState
-
-
-async def _query(contact: Contact, directory: ClusterDirectory) -> _Answer:
+async def _query(contact: Contact, directory: ClusterDirectory) -> SchedulerState:
     async with scheduler_of(directory, contact) as scheduler:
-        identity = await asyncio.wait_for(scheduler.identity(n_workers=-1), _TIMEOUT)
-        names = [str(worker["name"]) for worker in identity["workers"].values()]
-        gpus = await asyncio.wait_for(scheduler.hpcgpu_gpus(), _TIMEOUT)
-        return _Answer(names, gpus, await asyncio.wait_for(scheduler.hpcgpu_state(), _TIMEOUT))
+        state: SchedulerState = await asyncio.wait_for(scheduler.hpcgpu_state(), _TIMEOUT)
+        return state
 
 
 def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, problem: bool) -> str:
@@ -456,8 +446,8 @@ def _kept(directory: ClusterDirectory) -> saved.Saved | None:
         return None
 
 
-def _manager(directory: ClusterDirectory, contact: Contact | None, answer: _Answer) -> str:
-    latest, said = directory.manager(), answer.manager
+def _manager(directory: ClusterDirectory, contact: Contact | None, answer: SchedulerState) -> str:
+    latest, said = directory.manager(), answer["manager"]
     if contact is not None and not contact.job_id and latest is not None:  # the scheduler is in the manager's process
         return str(latest)
     if said["problem"]:

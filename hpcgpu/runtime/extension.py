@@ -34,6 +34,7 @@ from hpcgpu.runtime.wire import (
     LoadChanges,
     ManagerState,
     RequestAnswer,
+    SchedulerState,
     WaitingWork,
     WorkerChanges,
     WorkerLoad,
@@ -177,8 +178,12 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         if manager == self._manager:
             self._present = False
 
-    async def state(self) -> ManagerState:
-        """Return who manages the cluster."""
+    async def state(self) -> SchedulerState:
+        """Return workers, GPUs and manager of the cluster, all of the same moment."""
+        workers = [str(ws.name) for ws in self.scheduler.workers.values()]
+        return SchedulerState(workers=workers, gpus=self.usage.now(), manager=self._manager_state())
+
+    def _manager_state(self) -> ManagerState:
         present = self._present and time.monotonic() - self._heard < _SILENT
         problem = self.unattended.problem if self.unattended is not None else ""
         return ManagerState(

@@ -13,6 +13,7 @@ __all__ = [
     "ManagerState",
     "RequestAnswer",
     "ScalingRequest",
+    "SchedulerState",
     "WaitingWork",
     "WorkerChanges",
     "WorkerLoad",
@@ -142,7 +143,7 @@ class ScalingRequest(TypedDict):
 
 
 class ManagerState(TypedDict):
-    """Who manages the cluster: the answer of ``hpcgpu_state``."""
+    """Who manages the cluster."""
 
     #: The highest number of any manager; 0: none yet.
     number: int
@@ -155,3 +156,12 @@ class ManagerState(TypedDict):
     groups: list[GroupState]
     #: Failures and warnings that the user has not seen yet.
     warnings: list[str]
+
+
+class SchedulerState(TypedDict):
+    """What the scheduler knows of the cluster at one moment: the answer of ``hpcgpu_state``."""
+
+    #: The names of the connected workers.
+    workers: list[str]
+    gpus: list[GPUState]
+    manager: ManagerState

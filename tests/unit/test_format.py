@@ -30,6 +30,7 @@ from hpcgpu.runtime.wire import (
     ManagerState,
     RequestAnswer,
     ScalingRequest,
+    SchedulerState,
     WaitingWork,
     WorkerChanges,
     WorkerLoad,
@@ -145,6 +146,7 @@ ANSWERS = {
         "target",
         "usual_wait",
     ],
+    "SchedulerState": ["gpus", "manager", "workers"],
     "RequestAnswer": ["error", "taken"],
     "ScalingRequest": ["arguments", "number", "what"],
 }
@@ -158,6 +160,7 @@ def test_the_format_grows_with_the_answers_of_the_scheduler() -> None:
         WorkerLoad,
         WaitingWork,
         ManagerState,
+        SchedulerState,
         GPUState,
         GroupState,
         RequestAnswer,
