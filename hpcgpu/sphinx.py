@@ -67,6 +67,10 @@ class Profiles(SphinxDirective):
         for name in profiles.shipped():
             profile = profiles.load(name)
             lines += [f"``{name}``", f"    {profile.about} Needs {', '.join(profile.needs)}. {profile.notes}", ""]
+            for topic in profiles.TOPICS:
+                advice = profile.advice.get(topic)
+                said = f"{advice.says} (`page <{advice.source}>`__, read {advice.read})" if advice else "not found."
+                lines += [f"    {topic.capitalize()}: {said}", ""]
             lines += ["    .. code-block:: python", ""]
             lines += [f"        {line}" for line in starting_lines(profile).splitlines()] + [""]
         container = nodes.Element()

@@ -4,7 +4,7 @@
 a site), or in hpcgpu/profiles. The first of these that has the name counts.
 
 A profile says ``about``, ``source`` and ``date`` of what it knows, the batch ``system``, the ``options`` that it sets,
-and those that it ``needs`` of the user.
+those that it ``needs`` of the user, and the site's ``advice`` on containers and Jupyter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpcgpu.errors import NotTrusted, OptionError
 from hpcgpu.options.values import profile_name
 from hpcgpu.posix.ownership import check
 
-__all__ = ["Profile", "load", "names", "shipped", "user_directory"]
+__all__ = ["TOPICS", "Advice", "Profile", "load", "names", "shipped", "user_directory"]
 
 #: Sites whose GPUs are not NVIDIA's: maker of the GPUs, by name.
 _OTHER_GPUS = {
@@ -30,7 +30,25 @@ _OTHER_GPUS = {
     **dict.fromkeys(("aurora", "dawn", "supermuc-ng2"), "Intel"),
 }
 _SHIPPED = Path(__file__).parents[1] / "profiles"
-_KEYS = {"about", "source", "date", "system", "needs", "notes", "options"}
+_KEYS = {"about", "source", "date", "system", "needs", "notes", "advice", "options"}
+#: What a profile may give the site's advice on.
+TOPICS = ("containers", "jupyter")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a site recommends, in our words.
+
+    Attributes
+    ----------
+    says, source : str
+    read : str
+        When the source was read. What it says may be older.
+    """
+
+    says: str
+    source: str
+    read: str
 
 
 @dataclass(frozen=True)
@@ -46,6 +64,8 @@ class Profile:
         Options that the user must give.
     options : mapping
         Options by name, as in dask's configuration.
+    advice : mapping of str to Advice
+        By topic, see `TOPICS`.
     path : Path
         The file.
     """
@@ -59,6 +79,7 @@ class Profile:
     needs: tuple[str, ...] = ()
     notes: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    advice: Mapping[str, Advice] = field(default_factory=dict)
 
     def check(self, given: Mapping[str, Any]) -> None:
         """Raise `OptionError` when the user has not given what the site needs."""
@@ -139,7 +160,19 @@ def _read(name: str, path: Path) -> Profile:
         needs=tuple(str(option).replace("-", "_") for option in content.get("needs") or ()),
         notes=str(content.get("notes", "")),
         options=content["options"],
+        advice=_advice(name, path, content.get("advice") or {}),
     )
+
+
+def _advice(name: str, path: Path, given: Any) -> dict[str, Advice]:
+    keys = {"says", "source", "read"}
+    if not isinstance(given, dict) or not all(
+        topic in TOPICS and isinstance(one, dict) and one.keys() == keys for topic, one in given.items()
+    ):
+        raise OptionError(
+            f"profile {name!r} in {path}: `advice` has {' and '.join(TOPICS)}, each with {', '.join(sorted(keys))}"
+        )
+    return {topic: Advice(**{key: str(text) for key, text in one.items()}) for topic, one in given.items()}
 
 
 def _directories() -> list[Path]:

@@ -98,7 +98,10 @@ def test_the_lines_that_start_a_cluster_with_a_profile_are_accepted(built: Path,
     options = resolve(profile.system, given | {"name": "demo"})
     for kind in ("scheduler", "worker"):
         assert render(profile.system, kind, options, Path("/home/me/clusters/demo")).startswith("#!")
-    assert lines.splitlines()[1] in html.unescape(re.sub("<[^>]*>", "", (built / "profiles.html").read_text()))
+    page = " ".join(html.unescape(re.sub("<[^>]*>", "", (built / "profiles.html").read_text())).split())
+    assert lines.splitlines()[1] in page
+    for advice in profile.advice.values():
+        assert f"(page, read {advice.read})" in page and advice.source in (built / "profiles.html").read_text()
 
 
 def test_no_word_is_misspelt() -> None:

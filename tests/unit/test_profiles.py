@@ -63,6 +63,19 @@ def test_each_says_where_it_is_from_and_gives_golden_scripts(name: str) -> None:
         golden(f"profile-{name}-{kind}.{suffix}", render(profile.system, kind, options, Path("/home/me/clusters/demo")))
 
 
+def test_the_site_s_advice_has_its_source_and_when_it_was_read(own_home: Path) -> None:
+    for name in ALL:
+        for advice in profiles.load(name).advice.values():
+            assert advice.says and advice.source.startswith("https://") and advice.read.startswith("20")
+    assert "podman-hpc" in profiles.load("perlmutter").advice["containers"].says
+    directory = own_home / ".config" / "hpcgpu" / "profiles"
+    directory.mkdir(parents=True)
+    for advice in ("{jupyter: use it}", "{weather: {says: x, source: y, read: z}}", "[1]"):
+        (directory / "odd.yaml").write_text(f"system: slurm\noptions: {{}}\nadvice: {advice}\n")
+        with pytest.raises(OptionError, match="`advice` has containers and jupyter, each with read, says, source"):
+            profiles.load("odd")
+
+
 def test_arguments_count_before_configuration_before_the_profile() -> None:
     given = {"profile": "puhti", "account": "a", "walltime": "1h"}
     assert resolve("slurm", given).worker.queue == "gpu"
@@ -244,7 +257,7 @@ def test_the_command_compares_a_profile_with_this_machine(own_home: Path) -> Non
     path = f"{programs}:{os.environ['PATH']}"
     done = hpcgpu("check", "puhti", PATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("puhti.yaml: 0 failures, 8 ok, 2 not checked\n")
+    assert done.stdout.endswith("puhti.yaml: 0 failures, 8 ok, 3 not checked\n")
     answer = printed("profiles check", hpcgpu("check", "mahti", "--json", PATH=path).stdout)
     assert not answer["ok"]
     wrong = {(one["job"], one["option"]): one["advice"] for one in answer["options"] if one["grade"] == "failure"}
