@@ -23,6 +23,7 @@ from hpcgpu.batch.base import JobState
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import ClusterWarning
 from hpcgpu.runtime.manager_process import LOG
+from tests.packed import Environment
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / name) for name in ("gpu_stub", "slurm", "queue", "canaries", "browser")]
@@ -129,6 +130,12 @@ def pbs(queue: LocalQueue, home: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         site.run("qdel", *left)
     wait_until(lambda: not site.alive(), "the jobs of a failed test end")
     assert not left, f"the test left the jobs {left}"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    """An environment that can be packed, for the option `stage`."""
+    return Environment(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from hpcgpu import __version__
 from hpcgpu.batch import registry
 from hpcgpu.batch.base import BatchSystem
@@ -20,14 +18,12 @@ from hpcgpu.checks.lines import Line
 from hpcgpu.errors import BatchError
 from hpcgpu.fabric import interfaces
 from hpcgpu.options.common import Options
+from hpcgpu.posix.filesystems import filesystem, of_this_machine
 from hpcgpu.posix.ownership import private_directory, weaknesses
 from hpcgpu.releases import TESTED
 from hpcgpu.software import versions
 
-__all__ = ["judge_queues", "login_lines", "of_all_nodes"]
-
-#: Filesystems that only one machine has.
-_OF_ONE_MACHINE = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "overlay", "zfs"})
+__all__ = ["judge_queues", "login_lines"]
 
 
 def login_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
@@ -152,7 +148,7 @@ def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:
         yield Line("login", "cluster directory", "failure", f"{path}: {error.strerror}", advice)
         return
     kind = filesystem(path)
-    if shared and kind in _OF_ONE_MACHINE:
+    if shared and of_this_machine(path):
         advice = "jobs must see it: test that with `--in-job`, or set cluster_directory to a shared filesystem"
         yield Line("login", "cluster directory", "warning", f"{path} is on {kind}, which is usually not shared", advice)
     else:
@@ -168,15 +164,3 @@ def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:
             "ok",
             f"according to the file modes, only you can write to {path} and to the directories above it",
         )
-
-
-def of_all_nodes(path: Path) -> bool:
-    """Whether other machines see the same directory; false if that is not known."""
-    kind = filesystem(path)
-    return bool(kind) and kind not in _OF_ONE_MACHINE
-
-
-def filesystem(path: Path) -> str:
-    """Return the type of the filesystem of a path; empty where it is not known."""
-    mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
-    return next((mounts[str(place)] for place in (path.resolve(), *path.resolve().parents) if str(place) in mounts), "")

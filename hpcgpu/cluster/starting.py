@@ -17,7 +17,6 @@ from distributed.security import Security
 
 from hpcgpu.batch import registry
 from hpcgpu.batch.base import BatchSystem
-from hpcgpu.checks.login import of_all_nodes
 from hpcgpu.cluster.attaching import attach, program
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.inprocess import InProcessScheduler
@@ -32,6 +31,7 @@ from hpcgpu.fabric import interfaces
 from hpcgpu.fabric import settings as fabric_settings
 from hpcgpu.options.common import DEFAULT, Options, SchedulerOptions, WorkerOptions
 from hpcgpu.posix import paths
+from hpcgpu.posix.filesystems import of_all_nodes
 from hpcgpu.posix.ownership import check_place, private_directory
 from hpcgpu.remote.lookup import batch_of, live_jobs, system_of, unended
 from hpcgpu.runtime import scratch

@@ -98,6 +98,7 @@ def _read(classes: OptionClasses, given: _Given) -> Options:
     )
     worker = _python_inside(worker, given.options)
     _check_gpus(worker)
+    _check_environment(worker)
     classes.check(worker)
     if given.scheduler == "local":
         if cluster.protocol == "ucx":
@@ -197,6 +198,8 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
         for field, f in names(classes.worker).items()
         if f.metadata["inherited"] and field not in own and not (f.metadata["flag"] and built.gpus_per_node == 0)
     }
+    if "container" in own:
+        inherited.pop("stage", None)
     if "env" in own:
         inherited["env"] = tuple((dict(base.worker.env) | dict(built.env)).items())
     group = _python_inside(dataclasses.replace(built, **inherited), own, base.worker)
@@ -208,6 +211,7 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
             "protocol='tcp'"
         )
     _check_gpus(group)
+    _check_environment(group, where)
     classes.check(group, where)
     return group
 
@@ -231,6 +235,7 @@ def _scheduler_options(
             "scheduler: gpus_per_node=0 does not work with protocol='ucx': over UCX the scheduler itself holds GPU "
             "memory. Give it a GPU, or use protocol='tcp'"
         )
+    _check_environment(options, "scheduler: ")
     classes.check(options, "scheduler: ")
     return options
 
@@ -244,6 +249,8 @@ def _inherited(own: Mapping[str, Any], built: SchedulerOptions, worker: WorkerOp
     inherited = {
         name: getattr(worker, name) for name, f in fields.items() if f.metadata["inherited"] and name not in own
     }
+    if "container" in own:
+        inherited.pop("stage", None)
     if "env" in own:
         inherited["env"] = tuple((dict(worker.env) | dict(built.env)).items())
     if "gpus_per_node" not in own:
@@ -270,6 +277,13 @@ def _python_inside(job: _J, own: Mapping[str, Any], above: JobOptions | None = N
     if not job.container or "python" in own or (above is not None and above.container):
         return job
     return dataclasses.replace(job, python=_PYTHON_INSIDE)
+
+
+def _check_environment(job: JobOptions, where: str = "") -> None:
+    if job.container and job.stage:
+        raise OptionError(
+            f"{where}container and stage are both set, but a job runs in one environment: remove one of the two"
+        )
 
 
 def _check_gpus(worker: WorkerOptions) -> None:

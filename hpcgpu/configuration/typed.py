@@ -68,6 +68,7 @@ class SlurmWorkerArguments(TypedDict, total=False):
     container_runtime: str | int | None
     container_mounts: list[str] | tuple[str, ...] | None
     container_args: list[str] | tuple[str, ...] | None
+    stage: str | Path | None
     shebang: str | None
     local_directory: str | Path | None
     interface: str | None
@@ -117,6 +118,7 @@ class SlurmSchedulerArguments(TypedDict, total=False):
     container_runtime: str | int | None
     container_mounts: list[str] | tuple[str, ...] | None
     container_args: list[str] | tuple[str, ...] | None
+    stage: str | Path | None
     shebang: str | None
     local_directory: str | Path | None
     interface: str | None
@@ -152,6 +154,7 @@ class PBSWorkerArguments(TypedDict, total=False):
     container_runtime: str | int | None
     container_mounts: list[str] | tuple[str, ...] | None
     container_args: list[str] | tuple[str, ...] | None
+    stage: str | Path | None
     shebang: str | None
     local_directory: str | Path | None
     interface: str | None
@@ -202,6 +205,7 @@ class PBSSchedulerArguments(TypedDict, total=False):
     container_runtime: str | int | None
     container_mounts: list[str] | tuple[str, ...] | None
     container_args: list[str] | tuple[str, ...] | None
+    stage: str | Path | None
     shebang: str | None
     local_directory: str | Path | None
     interface: str | None
@@ -237,6 +241,7 @@ class LocalWorkerArguments(TypedDict, total=False):
     container_runtime: str | int | None
     container_mounts: list[str] | tuple[str, ...] | None
     container_args: list[str] | tuple[str, ...] | None
+    stage: str | Path | None
     shebang: str | None
     local_directory: str | Path | None
     interface: str | None
@@ -282,6 +287,7 @@ class LocalSchedulerArguments(TypedDict, total=False):
     container_runtime: str | int | None
     container_mounts: list[str] | tuple[str, ...] | None
     container_args: list[str] | tuple[str, ...] | None
+    stage: str | Path | None
     shebang: str | None
     local_directory: str | Path | None
     interface: str | None

@@ -108,6 +108,13 @@ class JobOptions:
         inherited=True,
         doc="Further arguments of the container runtime, one in each entry. They are not expanded.",
     )
+    stage: Path | None = option(
+        parse=values.archive,
+        inherited=True,
+        doc="Archive of the jobs' environment, made by conda-pack or venv-pack: '.tar.zst', '.tar.gz' or '.tar'. Each "
+        "node unpacks it on its own disk, once for all your jobs there, and the jobs run from there. `python` only "
+        "unpacks it.",
+    )
     shebang: str = option(
         "#!/usr/bin/env bash", parse=values.shebang, inherited=True, doc="First line of the job script."
     )

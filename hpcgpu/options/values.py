@@ -21,6 +21,8 @@ from hpcgpu.errors import OptionError
 from hpcgpu.posix import paths
 
 __all__ = [
+    "ARCHIVES",
+    "archive",
     "boolean",
     "boolean_or",
     "choice",
@@ -67,6 +69,8 @@ _WALLTIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(
 _LAUNCHERS = frozenset(
     ("apptainer", "singularity", "podman", "podman-hpc", "docker", "ch-run", "shifter", "enroot", "srun", "env")
 )
+#: Ends of the names of archives that jobs unpack (`hpcgpu.runtime.stage`).
+ARCHIVES = (".tar.zst", ".tar.gz", ".tar")
 #: Of jobs, nodes, cores: more is a slip.
 _MOST = 1_000_000
 #: Seconds of a time at most.
@@ -452,6 +456,16 @@ def existing_directory(name: str, value: str | Path) -> Path:
     if not os.path.isdir(there):  # noqa: PTH112  likewise
         raise OptionError(f"{name}={_shown(str(value))} is not a directory")
     return there
+
+
+def archive(name: str, value: str | Path) -> Path:
+    """The path of a packed environment, expanded as `path` does."""
+    file = directory(name, value)
+    if not file.name.endswith(ARCHIVES):
+        raise OptionError(
+            f"{name}={_shown(str(value))} is not an archive: its name must end with {', '.join(ARCHIVES)}"
+        )
+    return file
 
 
 def notification(name: str, value: str | Callable[[Any], object]) -> str:

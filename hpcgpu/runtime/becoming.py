@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from hpcgpu.runtime import scratch
+from hpcgpu.runtime import scratch, stage
 
 __all__ = ["become"]
 
@@ -43,6 +43,7 @@ def become(command: Sequence[str], place: Path, at_end: contextlib.ExitStack) ->
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
+        stage.release()
         os._exit(0)
 
 

@@ -27,10 +27,9 @@ from hpcgpu.batch import batch_system
 from hpcgpu.errors import BatchError, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric import choice, interfaces
 from hpcgpu.fabric.gpus import gpus_on_node
-from hpcgpu.runtime import scratch
+from hpcgpu.runtime import scratch, stage
 from hpcgpu.runtime.gpus import visible_gpus
 from hpcgpu.runtime.launch import job_arguments
-from hpcgpu.runtime.place import expanded
 from hpcgpu.software import versions
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -126,7 +125,7 @@ def _open_files() -> int:
 def _local_directory(path: str) -> str:
     """Return how a directory for spilling is: its size, or what is wrong with it."""
     try:
-        path = expanded(path, os.environ)
+        path = scratch.expanded(path, os.environ)
         place = scratch.place(path)
         probe = place / f".hpcgpu-{os.getpid()}"
         probe.write_text("")
@@ -179,6 +178,7 @@ def serve(address: str, directory: ClusterDirectory) -> tuple[socket.socket, int
 
 def main(argv: Sequence[str]) -> int:
     """Examine the job, write the result, and wait until the login node has read it."""
+    stage.release_at_exit()
     parser = argparse.ArgumentParser(
         prog="python -m hpcgpu.runtime.check", description=__doc__.splitlines()[0] if __doc__ else ""
     )

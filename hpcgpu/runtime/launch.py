@@ -29,7 +29,7 @@ from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.visible import VARIABLE
 from hpcgpu.errors import Damaged, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric.gpus import gpus_on_node
-from hpcgpu.runtime import forkserver
+from hpcgpu.runtime import forkserver, stage
 from hpcgpu.runtime.becoming import become
 from hpcgpu.runtime.commands import scheduler_command, worker_command
 from hpcgpu.runtime.gpus import visible_gpus
@@ -44,6 +44,7 @@ __all__ = ["job_arguments", "main"]
 
 def main(argv: Sequence[str]) -> None:
     """Check, complete the command, become it."""
+    stage.release_at_exit()
     arguments = _parse(argv)
     at_end = contextlib.ExitStack()
     try:
@@ -178,7 +179,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     split = list(argv).index("--")
     arguments = parser.parse_args(argv[:split])
-    arguments.command = list(argv[split + 1 :])
+    arguments.command = [sys.executable, *argv[split + 2 :]]
     return arguments
 
 

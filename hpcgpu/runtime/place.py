@@ -10,38 +10,22 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.errors import BatchError, LaunchError, NotTrusted
 from hpcgpu.posix.ownership import weaknesses
-from hpcgpu.posix.paths import expand
 from hpcgpu.runtime import scratch
 from hpcgpu.store import credentials
 from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = [
     "end_of_walltime",
-    "expanded",
     "import_from_working_directory",
     "make_credentials",
     "remove_secrets",
     "temporary_place",
 ]
-
-
-def expanded(path: str, environ: Mapping[str, str]) -> str:
-    """Return a path with its variables, such as ``$TMPDIR``, replaced: they are often known in the job only."""
-    try:
-        found = expand(path, environ)
-    except ValueError as error:
-        raise LaunchError(f"local_directory={path!r}: {error}") from error
-    if not os.path.isabs(found):  # noqa: PTH117  text
-        raise LaunchError(
-            f"local_directory={path!r} must be an absolute path, but in this job it is the relative path {found!r}"
-        )
-    return found
 
 
 def temporary_place(arguments: argparse.Namespace) -> Path:
@@ -56,7 +40,7 @@ def temporary_place(arguments: argparse.Namespace) -> Path:
     given = None
     if "--local-directory" in command:
         at = command.index("--local-directory")
-        given = expanded(command[at + 1], os.environ)
+        given = scratch.expanded(command[at + 1], os.environ)
         del command[at : at + 2]
     try:
         return scratch.place(given)

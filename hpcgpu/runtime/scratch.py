@@ -15,13 +15,27 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hpcgpu.errors import NotTrusted
+from hpcgpu.errors import LaunchError, NotTrusted
 from hpcgpu.posix.ownership import check_place, private_directory, weaknesses
+from hpcgpu.posix.paths import expand
 
-__all__ = ["made", "place", "refusal"]
+__all__ = ["expanded", "made", "place", "refusal"]
+
+
+def expanded(path: str, environ: Mapping[str, str]) -> str:
+    """Return a path with its variables, such as ``$TMPDIR``, replaced: they are often known in the job only."""
+    try:
+        found = expand(path, environ)
+    except ValueError as error:
+        raise LaunchError(f"local_directory={path!r}: {error}") from error
+    if not os.path.isabs(found):  # noqa: PTH117  text
+        raise LaunchError(
+            f"local_directory={path!r} must be an absolute path, but in this job it is the relative path {found!r}"
+        )
+    return found
 
 
 def place(local_directory: str | None = None) -> Path:

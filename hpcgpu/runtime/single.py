@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from hpcgpu.batch import batch_system
 from hpcgpu.display.words import counted
+from hpcgpu.runtime import stage
 from hpcgpu.runtime.place import make_credentials
 from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory, Contact
@@ -170,6 +171,7 @@ async def _end(process: asyncio.subprocess.Process, grace: float) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Make the cluster's directory, run, remove the credentials."""
+    stage.release_at_exit()
     parser = argparse.ArgumentParser(
         prog="python -m hpcgpu.runtime.single", description=__doc__.splitlines()[0] if __doc__ else ""
     )

@@ -6,6 +6,8 @@ A value in a directive is read by the batch system's own parser (`Syntax.quote`)
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +43,21 @@ def shell_word(value: object) -> str:
         c if c.isprintable() and c not in "\\'" else "".join(f"\\x{b:02x}" for b in c.encode()) for c in text
     )
     return f"$'{escaped}'"
+
+
+def sha256(archive: Path) -> str:
+    """Return the hash of an archive, which is read once unless it changes."""
+    try:
+        about = archive.stat()
+        return _sha256(archive, about.st_size, about.st_mtime_ns, about.st_ino)
+    except OSError as error:
+        raise OptionError(f"stage={str(archive)!r} cannot be read: {error.strerror}") from error
+
+
+@functools.cache
+def _sha256(archive: Path, *_: int) -> str:
+    with archive.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def script_name(system: str, kind: str, group: str = "default") -> str:
@@ -160,7 +177,7 @@ def command(system: str, kind: str, options: Options, directory: Path) -> str:
     text = (
         _environment(found, options)
         .get_template(f"{kind}_command.j2")
-        .render(_context(found, kind, options, directory), job=job)
+        .render(_context(found, kind, options, directory), job=job, interpreter='"$python"')
     )
     return text.replace('"$python"', shell_word(job.python)).replace('"$directory"', shell_word(directory)).strip()
 
@@ -177,6 +194,7 @@ def _job_script(
             _context(system, kind, options, directory),
             job=syntax.complete(job, directives),
             script=script,
+            interpreter='"${staged[@]}"' if job.stage else '"$python"',
             directive=directives.add,
             further_directives=directives.further,
             asked=directives.asked,
@@ -218,6 +236,7 @@ def _environment(system: registry.System, options: Options) -> jinja2.Environmen
         "escape_percent": lambda value: str(value).replace("%", "%%"),
         "resources": lambda value: ",".join(f"{name}={amount:g}" for name, amount in value),
         "flag": _flag,
+        "sha256": sha256,
         **syntax.filters,
     }
     env.tests["string_list"] = lambda value: isinstance(value, tuple)

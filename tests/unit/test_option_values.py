@@ -21,7 +21,7 @@ from hpcgpu.errors import LaunchError, OptionError
 from hpcgpu.options.common import ClusterOptions, SchedulerOptions, WorkerOptions
 from hpcgpu.options.schema import names
 from hpcgpu.remote.lookup import locate
-from hpcgpu.runtime.place import expanded
+from hpcgpu.runtime.scratch import expanded
 from hpcgpu.scripts.render import render
 from hpcgpu.store.identity import FORMAT
 

@@ -1,0 +1,436 @@
+"""The environment of a job, unpacked on the node's own disk: ``python -m hpcgpu.runtime.stage`` (option `stage`).
+
+It comes before the first step of a job. It unpacks the archive, unless another job of this user has done so on this
+node, and becomes the Python of that environment. In the directory for temporary files there is then::
+
+    hpcgpu-environment-UID-HOST-HASH/    the gate: locked by whoever unpacks, joins, leaves or removes
+        environment/                     its users each have a shared lock on it, as long as they live
+        whole                            written last, with the hash of the archive and the boot of the node
+
+The kernel takes a lock from a process that is killed. So the last user is the one who gets the exclusive lock, however
+the others ended. It removes the directory. What the last one could not remove is used by the next job with this
+archive, or goes when a job starts a day later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, NoReturn
+
+from hpcgpu.errors import LaunchError, NotTrusted
+from hpcgpu.posix.filesystems import filesystem, of_this_machine
+from hpcgpu.posix.ownership import check_place, private_directory
+from hpcgpu.posix.printable import printable
+from hpcgpu.runtime.scratch import expanded
+
+__all__ = ["main", "release", "release_at_exit"]
+
+#: Process, number of the open file that has the lock, and directory of the environment that a process runs in.
+_STAGED = "HPCGPU_STAGED"
+
+#: Programs that decompress, by the end of the archive's name. Each reads stdin and writes stdout.
+_DECOMPRESSORS = {".tar.zst": "zstd", ".tar.gz": "gzip", ".tar": ""}
+#: Seconds after which an environment goes that nobody uses.
+_KEPT = 86400.0
+#: Lines of tar's errors that are shown. A full disk has one for each file.
+_LINES = 5
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
+_TOTAL = "Total bytes read: "
+_BLOCK = 1 << 20
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Unpack the environment if it is not there, and run its Python with what follows ``--``."""
+    split = list(argv).index("--")
+    arguments = _parser().parse_args(argv[:split])
+    os.umask(0o077)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        used, environment = use(arguments.archive, arguments.sha256, candidates(arguments.local_directory))
+    except LaunchError as error:
+        print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    os.set_inheritable(used, True)
+    os.environ[_STAGED] = f"{os.getpid()}:{used}:{environment}"
+    os.environ["PATH"] = f"{environment}/bin:{os.environ.get('PATH', os.defpath)}"
+    python = str(environment / "bin" / "python")
+    os.execv(python, [python, *argv[split + 1 :]])
+
+
+def release_at_exit() -> None:
+    """Let go of the environment at the end of this process, after all else that ends with it."""
+    if _held() is not None:
+        atexit.register(release)
+
+
+def release() -> None:
+    """Let go of the environment that this process runs in, and remove it if nobody else uses it.
+
+    Its files can be missing afterwards, so this is the last thing that a process does.
+    """
+    held = _held()
+    if held is None:
+        return
+    del os.environ[_STAGED]
+    used, environment = held
+    with contextlib.suppress(OSError), _gate(environment.parent, make=False):
+        # The site may have removed it, and another job may have unpacked it again.
+        if os.path.samestat(os.fstat(used), os.lstat(environment)):
+            fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(environment.parent)
+    with contextlib.suppress(OSError):
+        os.close(used)
+
+
+def use(archive: Path, sha256: str, places: Sequence[Path]) -> tuple[int, Path]:
+    """Return an environment that stays while this process has the open file that is returned too.
+
+    Parameters
+    ----------
+    archive : Path
+    sha256 : str
+        Its hash. Another one is refused.
+    places : sequence of Path
+        Directories, the best one first. The first one is taken that is on the node's own disk and where nobody else can
+        change what is unpacked.
+
+    Raises
+    ------
+    LaunchError
+        It cannot be unpacked or used.
+    """
+    refused = []
+    for base in places:
+        try:
+            return _use(archive, sha256, base)
+        except NotTrusted as error:
+            refused.append(str(error))
+        except OSError as error:
+            refused.append(f"{error.filename or base}: {error.strerror or error}")
+        print(f"hpcgpu: the environment is not unpacked in {base}: {refused[-1]}", file=sys.stderr, flush=True)
+    raise LaunchError(
+        f"stage: no directory on {socket.gethostname()} can hold the environment: {'; '.join(refused)}. Set "
+        "local_directory to a directory on the node's own disk"
+    )
+
+
+def candidates(local_directory: str | None) -> list[Path]:
+    """Return the directories that may hold environments, the best one first."""
+    given = [expanded(local_directory, os.environ)] if local_directory else []
+    return [Path(name).absolute() for name in dict.fromkeys([*given, tempfile.gettempdir(), "/tmp", "/var/tmp"])]
+
+
+def _use(archive: Path, sha256: str, base: Path) -> tuple[int, Path]:
+    private_directory(base)
+    check_place(base)
+    if not of_this_machine(base):
+        raise NotTrusted(f"{base} is on {filesystem(base) or 'an unknown filesystem'}, not on the node's own disk")
+    prefix = f"hpcgpu-environment-{os.geteuid()}-{socket.gethostname()}-"
+    place = base / f"{prefix}{sha256[:16]}"
+    with _gate(place, make=True) as gate:
+        environment = place / "environment"
+        if _whole(place) != _mark(sha256):
+            _sweep(base, prefix, place)
+            _check_unused(place)
+            try:
+                _clear(place)
+                _unpack(archive, sha256, environment, gate)
+                (place / "whole").write_text(_mark(sha256))
+            except BaseException:
+                _remove(place)
+                raise
+        os.utime(place / "whole")
+        return _lock_environment(environment), environment
+
+
+def _lock_environment(environment: Path) -> int:
+    used = os.open(environment, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    fcntl.flock(used, fcntl.LOCK_SH)  # whoever wants it alone has the gate
+    return used
+
+
+@contextlib.contextmanager
+def _gate(place: Path, *, make: bool, wait: bool = True) -> Iterator[int]:
+    """Hold the directory of an environment.
+
+    Raises
+    ------
+    NotTrusted
+        It is not this user's alone.
+    OSError
+        It is not there, or cannot be made; or another process holds it, and this one does not wait.
+    """
+    while True:
+        if make:
+            with contextlib.suppress(FileExistsError):
+                place.mkdir(mode=0o700)
+        gate = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            about = os.fstat(gate)
+            if about.st_uid != os.geteuid() or about.st_mode & 0o077:
+                raise NotTrusted(f"{place} belongs to uid {about.st_uid} and has mode {about.st_mode & 0o7777:04o}")
+            _lock(gate, place, wait=wait)
+            if place.exists() and os.path.samestat(os.lstat(place), about):
+                yield gate
+                return
+            if not make:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
+        finally:
+            os.close(gate)
+
+
+def _lock(gate: int, place: Path, *, wait: bool) -> None:
+    try:
+        fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not wait:
+            raise
+        print(f"hpcgpu: another job of yours works in {place}: this one waits", file=sys.stderr, flush=True)
+        fcntl.flock(gate, fcntl.LOCK_EX)
+
+
+def _mark(sha256: str) -> str:
+    """Return what says that an environment is whole. After a crash of the node, files can lack their content."""
+    return f"{sha256} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}\n"
+
+
+def _whole(place: Path) -> str:
+    try:
+        return (place / "whole").read_text() if (place / "environment" / "bin" / "python").exists() else ""
+    except OSError:
+        return ""
+
+
+def _check_unused(place: Path) -> None:
+    """Raise `BlockingIOError` if a process uses the environment in a directory that this process holds."""
+    with contextlib.suppress(FileNotFoundError):
+        used = os.open(place / "environment", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(used)
+
+
+def _unpack(archive: Path, sha256: str, environment: Path, gate: int) -> None:
+    """Unpack an archive into a directory, and make it run there."""
+    free = shutil.disk_usage(environment.parent).free
+    began = time.monotonic()
+    environment.mkdir(mode=0o700)
+    found, code, said = _extract(archive, environment, gate)
+    host = socket.gethostname()
+    if found != sha256:
+        raise LaunchError(
+            f"stage: {archive} has changed since the job's script was made: its sha256 is {found}, the script has "
+            f"{sha256}. Start a new cluster, or render the scripts again"
+        )
+    if any(words in line for line in said for words in _NO_ROOM):
+        needed = next((int(line.split()[3]) for line in said if line.startswith(_TOTAL)), 0)
+        raise LaunchError(
+            f"stage: {archive} does not fit into {environment.parent.parent} on {host}: it needs {_size(needed)}, and "
+            f"{_size(free)} are free. Set local_directory to a larger disk of the node, or pack fewer packages"
+        )
+    if code:
+        errors = [line for line in said if not line.startswith(_TOTAL)]
+        raise LaunchError(f"stage: {archive} cannot be unpacked on {host}: {'; '.join(errors)}")
+    _make_it_run(archive, environment)
+    print(
+        f"hpcgpu: unpacked {archive} into {environment} in {time.monotonic() - began:.1f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _extract(archive: Path, environment: Path, gate: int) -> tuple[str, int, list[str]]:
+    """Return the hash of an archive, the exit status of what unpacked it, and what that said."""
+    decompressor = next(program for end, program in _DECOMPRESSORS.items() if archive.name.endswith(end))
+    tar = [_program("tar", archive), "--extract", "--no-same-owner", "--no-same-permissions", "--totals"]
+    tar += ["--directory", str(environment), "--file", "-"]
+    commands = [[_program(decompressor, archive), "-dc"], tar] if decompressor else [tar]
+    said: list[str] = []
+    running: list[subprocess.Popen[bytes]] = []
+    messages, write = os.pipe()
+    reader = threading.Thread(target=_keep, args=(messages, said))
+    reader.start()
+    try:
+        with archive.open("rb") as source:
+            for command in commands:
+                process = subprocess.Popen(
+                    command,
+                    stdin=running[-1].stdout if running else subprocess.PIPE,
+                    stdout=subprocess.DEVNULL if command is tar else subprocess.PIPE,
+                    stderr=write,
+                    # Also of the gate: if this process is killed, nobody comes in while they still write.
+                    pass_fds=[gate],
+                    env={**os.environ, "LC_ALL": "C"},
+                )
+                if running and running[-1].stdout is not None:
+                    running[-1].stdout.close()
+                running.append(process)
+            assert running[0].stdin is not None
+            found = _feed(source, running[0].stdin)
+    except OSError as error:
+        raise LaunchError(
+            f"stage: {error.filename or archive} cannot be read on {socket.gethostname()}: {error.strerror}. It must "
+            "be on a filesystem that login and compute nodes share"
+        ) from error
+    finally:
+        os.close(write)
+        if running and running[0].stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                running[0].stdin.close()
+        code = max((process.wait() for process in running), key=abs, default=0)
+        reader.join()
+    return found, code, said
+
+
+def _feed(source: IO[bytes], sink: IO[bytes]) -> str:
+    """Copy a file to a process, as far as that reads it, and return the hash of the whole file."""
+    digest = hashlib.sha256()
+    while block := source.read(_BLOCK):
+        digest.update(block)
+        if not sink.closed:
+            try:
+                sink.write(block)
+            except BrokenPipeError:
+                with contextlib.suppress(BrokenPipeError):
+                    sink.close()
+    with contextlib.suppress(BrokenPipeError):
+        sink.close()
+    return digest.hexdigest()
+
+
+def _keep(messages: int, said: list[str]) -> None:
+    """Read what the programs say, and keep the first lines and the total."""
+    with open(messages, errors="replace") as lines:
+        for line in lines:
+            if line.strip() and (len(said) < _LINES or line.startswith(_TOTAL)):
+                said.append(printable(line.strip()))
+
+
+def _program(name: str, archive: Path) -> str:
+    """Return the path of a program; the environment of this Python may have it."""
+    path = f"{os.environ.get('PATH', os.defpath)}:{Path(sys.executable).parent}"
+    if found := shutil.which(name, path=path):
+        return found
+    raise LaunchError(
+        f"stage: {socket.gethostname()} has no program {name}, which {archive.name} needs. Load it in "
+        f"job_script_prologue, install it into the environment of {sys.executable}, or pack another format "
+        f"({', '.join(_DECOMPRESSORS)})"
+    )
+
+
+def _make_it_run(archive: Path, environment: Path) -> None:
+    """Complete what was packed elsewhere, and see that its Python runs and has hpcgpu."""
+    python, host = environment / "bin" / "python", socket.gethostname()
+    if not python.is_symlink() and not python.exists():
+        raise LaunchError(
+            f"stage: {archive} has no bin/python at its top. Pack it with conda-pack or venv-pack, or by "
+            "`tar -C ENVIRONMENT -c .`"
+        )
+    if not python.exists():
+        raise LaunchError(
+            f"stage: bin/python of {archive} is a link to {_target(python)}, which {host} does not have. A packed venv "
+            "needs its base Python on the nodes; conda-pack brings its own"
+        )
+    commands = (
+        [["-I", str(environment / "bin" / "conda-unpack")]] if (environment / "bin/conda-unpack").exists() else []
+    )
+    for words in [*commands, ["-P", "-c", "import hpcgpu.runtime.launch"]]:
+        try:
+            done = subprocess.run([str(python), *words], capture_output=True, text=True, errors="replace")
+        except OSError as error:
+            raise LaunchError(f"stage: bin/python of {archive} does not start on {host}: {error.strerror}") from error
+        if done.returncode:
+            last = printable((done.stderr.strip().splitlines() or ["no message"])[-1])
+            raise LaunchError(
+                f"stage: the environment in {archive} does not run hpcgpu on {host}: {last}. Install hpcgpu into it, "
+                "and pack it again"
+            )
+
+
+def _target(link: Path) -> Path:
+    """Return where the chain of links that begins here leads."""
+    for _ in range(40):
+        if not link.is_symlink():
+            break
+        link = link.parent / link.readlink()
+    return link
+
+
+def _sweep(base: Path, prefix: str, own: Path) -> None:
+    """Remove environments of this user and node that nobody has used for a day."""
+    for place in base.glob(f"{prefix}*"):
+        # of a host whose name begins like this one's
+        if place == own or not re.fullmatch("[0-9a-f]{16}", place.name.removeprefix(prefix)):
+            continue
+        with contextlib.suppress(OSError, NotTrusted), _gate(place, make=False, wait=False):
+            mark = place / "whole"
+            if time.time() - (mark if mark.exists() else place).stat().st_mtime < _KEPT:
+                continue
+            _check_unused(place)
+            _remove(place)
+
+
+def _clear(place: Path) -> None:
+    """Remove what is in the directory of an environment, the mark first: half of it is not whole."""
+    (place / "whole").unlink(missing_ok=True)
+    environment = place / "environment"
+    if not environment.exists():
+        return
+    try:
+        shutil.rmtree(environment)
+    except PermissionError:  # directories that were packed read-only
+        for directory, names, _ in os.walk(environment):
+            for name in names:
+                if not (Path(directory) / name).is_symlink():
+                    (Path(directory) / name).chmod(0o700)
+        shutil.rmtree(environment, ignore_errors=True)
+
+
+def _remove(place: Path) -> None:
+    """Remove the directory of an environment, by whoever holds it."""
+    with contextlib.suppress(OSError):
+        _clear(place)
+        place.rmdir()
+
+
+def _held() -> tuple[int, Path] | None:
+    """Return the lock and the environment of this process. Its children have the variable, but not the lock."""
+    process, _, rest = os.environ.get(_STAGED, "").partition(":")
+    used, _, environment = rest.partition(":")
+    return (int(used), Path(environment)) if process == str(os.getpid()) else None
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m hpcgpu.runtime.stage", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
+    parser.add_argument("archive", type=Path)
+    parser.add_argument("--sha256", required=True, help="hash of the archive")
+    parser.add_argument("--local-directory", help="directory on the node's own disk")
+    return parser
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,39 @@
+"""A small environment that is packed as an archive, for the option `stage`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+__all__ = ["Environment"]
+
+
+class Environment:
+    """A virtual environment with a Python of its own, which finds the packages of the tests where they are.
+
+    Parameters
+    ----------
+    directory : Path
+        Where it is made.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "packed"
+        base = Path(sys.executable).resolve()
+        packages = self.path / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+        packages.mkdir(parents=True)
+        (self.path / "bin").mkdir()
+        (self.path / "bin" / "python").symlink_to(base)
+        (self.path / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
+        for number, place in enumerate(dict.fromkeys(map(sysconfig.get_path, ("purelib", "platlib")))):
+            (packages / f"packages{number}.pth").write_text(f"import site; site.addsitedir({place!r})\n")
+
+    def archive(self, name: str) -> Path:
+        """Return an archive of it, beside it."""
+        archive = self.path.parent / name
+        compress = {".zst": ["--zstd"], ".gz": ["--gzip"], ".tar": []}[archive.suffix]
+        subprocess.run(["tar", "-C", self.path, *compress, "-cf", archive, *sorted(os.listdir(self.path))], check=True)
+        return archive
