@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distributed.core import Status
 from distributed.utils import sync
 
-from hpcgpu.display.jobinfo import JobInfo
-from hpcgpu.display.words import listed
-from hpcgpu.errors import ClusterError
-from hpcgpu.posix.printable import printable
 from hpcgpu.remote import lookup
+from hpcgpu.remote.logs import end_of
 from hpcgpu.remote.snapshot import Snapshot
 from hpcgpu.remote.snapshot import snapshot as snapshot_of
 from hpcgpu.runtime.wire import GPUState
@@ -29,8 +26,6 @@ __all__ = ["bundle", "take", "widget_of"]
 
 #: Seconds for which a cell waits for the first picture.
 _FIRST = 5.0
-#: Bytes of the end of a log.
-_TAIL = 64 * 1024
 _ENDS = (Status.closing, Status.closed)
 
 
@@ -39,7 +34,6 @@ class Shown(Protocol):
 
     asynchronous: bool
     directory: ClusterDirectory
-    jobs: list[JobInfo]
     loop: Any
     status: Status
     same_directory: bool
@@ -97,10 +91,8 @@ class _Control:
         directory = self._cluster.directory
         if not self._cluster.same_directory:  # a later cluster has its name: this one has ended
             return
-        if not directory.closed and (left := lookup.stop(directory, lookup.batch_of(directory))):
-            raise ClusterError(
-                f"still in the queue: {listed([job.job_id for job in left], ', ')}. Stop the cluster again"
-            )
+        if not directory.closed:
+            lookup.stop_all(directory)
 
     def detach(self) -> None:
         self._end(self._cluster.detach, self._cluster._detach)
@@ -112,15 +104,7 @@ class _Control:
             blocking()
 
     def log(self, job: str) -> str:
-        there = next((one for one in self._cluster.jobs if one.name == job), None)
-        if there is None:
-            raise ClusterError(f"cluster {self._cluster.directory.path.name} has no job {job!r}")
-        try:
-            with open(there.log, "rb") as file:
-                file.seek(max(0, there.log.stat().st_size - _TAIL))
-                return printable(file.read().decode(errors="replace"), None, lines=True)
-        except FileNotFoundError:
-            return ""
+        return end_of(self._cluster.directory, job)
 
 
 def widget_of(cluster: Shown) -> ClusterWidget | None:

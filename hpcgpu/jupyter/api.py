@@ -10,21 +10,19 @@ from hpcgpu.batch import registry
 from hpcgpu.cluster import requests
 from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.display.words import listed
-from hpcgpu.errors import ClusterError, HpcgpuError, OptionError
+from hpcgpu.errors import HpcgpuError, OptionError
 from hpcgpu.jupyter import starting
 from hpcgpu.jupyter.handling import Handler, answering, cluster, failure
 from hpcgpu.jupyter.snapshots import Snapshots
 from hpcgpu.options import profiles
 from hpcgpu.posix.threads import in_thread
-from hpcgpu.remote.logs import Reader
-from hpcgpu.remote.lookup import batch_of, directories, stop
+from hpcgpu.remote.logs import end_of
+from hpcgpu.remote.lookup import directories, renamed, stop_all
 from hpcgpu.remote.snapshot import SnapshotJSON
 from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["Clusters", "Logs", "OneCluster", "Profiles", "Request"]
 
-#: Bytes of each log that a page shows.
-_TAIL = 64 * 1024
 #: What `scale` and `adapt` take.
 _SIZES = ("jobs", "gpus")
 _LIMITS = ("minimum_jobs", "maximum_jobs", "minimum_gpus", "maximum_gpus", "idle_timeout", "maximum_gpu_hours")
@@ -70,7 +68,7 @@ class Clusters(_WithSnapshots):
 def _open_clusters() -> tuple[list[ClusterDirectory], list[dict[str, Any]]]:
     found, refused = list[ClusterDirectory](), list[dict[str, Any]]()
     for directory in (one for root in cluster_directories() for one in directories(root)):
-        if "~" in directory.path.name:  # a later cluster has its name
+        if renamed(directory):
             continue
         try:
             there = ClusterDirectory.there(directory.path)
@@ -118,12 +116,7 @@ class Request(_WithSnapshots):
 
 
 def _stop(directory: ClusterDirectory) -> dict[str, Any]:
-    left = [job.job_id for job in stop(directory, batch_of(directory))]
-    if left:
-        raise ClusterError(
-            f"still in the queue: {', '.join(left)}. Stop the cluster again. If they stay, cancel them with the batch "
-            "system's own command"
-        )
+    stop_all(directory)
     return {"name": directory.path.name}
 
 
@@ -134,14 +127,7 @@ class Logs(Handler):
     async def get(self, name: str) -> Any:
         """Return its last lines."""
         directory = await cluster(name)
-        return {"text": await in_thread(_tail, directory, self.get_argument("job"))}
-
-
-def _tail(directory: ClusterDirectory, job: str) -> str:
-    parts = []
-    for heading, text in Reader(directory, job, tail=_TAIL).new_output():
-        parts += [heading, text.rstrip("\n")]
-    return "\n".join(part for part in parts if part)
+        return {"text": await in_thread(end_of, directory, self.get_argument("job"))}
 
 
 class Profiles(Handler):

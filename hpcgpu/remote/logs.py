@@ -10,12 +10,16 @@ from pathlib import Path
 from hpcgpu.batch.cadence import Cadence
 from hpcgpu.batch.monitor import presumed_ended
 from hpcgpu.errors import BatchError, ClusterError
+from hpcgpu.posix.printable import printable
 from hpcgpu.remote.lookup import batch_of, standing
 from hpcgpu.runtime.manager_process import LOG
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "end_of"]
+
+#: Bytes of the end of a log that a page shows.
+_PAGE = 64 * 1024
 
 
 class Reader:
@@ -102,3 +106,15 @@ class Reader:
             missing = now - self._missing_since
             self._ended = known_to_have_ended or presumed_ended(missing=missing, answers=self._answers)
         return self._ended
+
+
+def end_of(directory: ClusterDirectory, job: str) -> str:
+    """Return the end of a job's log for a page, with the log's path before it; empty if nothing was written yet.
+
+    Raises
+    ------
+    ClusterError
+        The cluster has no such job.
+    """
+    parts = [part for output in Reader(directory, job, tail=_PAGE).new_output() for part in output]
+    return printable("\n".join(part.rstrip("\n") for part in parts if part), None, lines=True)

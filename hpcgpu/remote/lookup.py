@@ -20,6 +20,7 @@ from hpcgpu.display.words import listed
 from hpcgpu.errors import (
     BatchError,
     CertificateError,
+    ClusterError,
     ClusterExists,
     ClusterWarning,
     Damaged,
@@ -45,8 +46,10 @@ __all__ = [
     "find",
     "live_jobs",
     "locate",
+    "renamed",
     "standing",
     "stop",
+    "stop_all",
     "submitted",
     "system_of",
     "unended",
@@ -91,10 +94,10 @@ class Found:
     known: bool
     readable: bool = True
 
-    @property
-    def renamed(self) -> bool:
-        """Whether a later cluster of its name has taken its place."""
-        return "~" in self.directory.path.name
+
+def renamed(directory: ClusterDirectory) -> bool:
+    """Whether a later cluster has taken its name."""
+    return "~" in directory.path.name
 
 
 def directories(root: Path) -> list[ClusterDirectory]:
@@ -126,7 +129,7 @@ def find(roots: Iterable[Path], refuse: Callable[[Path, NotTrusted], None] = _wa
         Is given the directory of a cluster that others can change, which is left out, and the reason. Default: warns.
     """
     found = [one for root in roots for directory in directories(root) if (one := _open(directory, refuse)) is not None]
-    return sorted((one for one in found if one.jobs or not one.renamed), key=lambda one: one.created)
+    return sorted((one for one in found if one.jobs or not renamed(one.directory)), key=lambda one: one.created)
 
 
 def _open(directory: ClusterDirectory, refuse: Callable[[Path, NotTrusted], None]) -> Found | None:
@@ -247,7 +250,7 @@ def _existing(roots: Iterable[Path]) -> str:
     """Return a sentence that names the clusters in these directories, and one on scripts that were never launched."""
     clusters, scripts = list[str](), list[str]()
     for directory in (found for root in roots for found in directories(root)):
-        if "~" not in directory.path.name and not directory.closed:
+        if not renamed(directory) and not directory.closed:
             kind = clusters
             with suppress(OSError, NotTrusted, Damaged):
                 kind = scripts if directory.only_scripts else clusters
@@ -332,6 +335,23 @@ def stop(
             batch.cancel([job.job_id for job in jobs])
             again = {job.job_id: now + _CANCEL_AGAIN for job in jobs}
         sleep(1.0)
+
+
+def stop_all(directory: ClusterDirectory) -> None:
+    """Cancel every job of a cluster, as `stop` does.
+
+    Raises
+    ------
+    ClusterError
+        Jobs are left.
+    BatchUnavailable
+        The queue does not answer.
+    """
+    if left := [job.job_id for job in stop(directory, batch_of(directory))]:
+        raise ClusterError(
+            f"still in the queue: {listed(left, ', ')}. Stop the cluster again. If they stay, cancel them with the "
+            "batch system's own command"
+        )
 
 
 def _submitting(directory: ClusterDirectory, *, now: float) -> bool:
