@@ -58,6 +58,14 @@ _NO_COMMANDS = (
     "`hpcgpu adapt` needs the queue's commands on compute nodes: if they cannot be added, call adapt() in a program on "
     "the login node"
 )
+_NO_DRIVER = (
+    "the node has no NVIDIA driver, or the job cannot access it: choose a GPU queue or gpu_type, or ask the site's "
+    "support"
+)
+_NO_DRIVER_INSIDE = (
+    "the container lacks the node's NVIDIA driver: the node must have one, and the container runtime must bring it in "
+    "(container_args)"
+)
 
 
 class Seen:
@@ -110,6 +118,9 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
     yield Line(
         where, "job", "ok", f"{found['job']} ran on {found['host']}, {duration(seen.waited)} after it was submitted"
     )
+    container = found.get("container", "")  # an image may have an hpcgpu that does not say it
+    if container:
+        yield Line(where, "container", "ok", container)
     yield Line(where, "python", "ok", f"{found['environment']['python']} at {found['python']}")
     yield Line(where, "filesystem", "ok", "the login node and the job read each other's files")
     if seen.skew is not None and abs(seen.skew) > _SKEW:
@@ -176,8 +187,7 @@ def _gpu_lines(where: str, found: JobReport, gpus: int) -> Iterator[Line]:
             "driver",
             "failure",
             "NVML does not answer",
-            "the node has no NVIDIA driver, or the job cannot access it: choose a GPU queue or gpu_type, or ask the "
-            "site's support",
+            _NO_DRIVER_INSIDE if found.get("container") else _NO_DRIVER,
         )
 
 
@@ -209,6 +219,8 @@ def _fabric_lines(where: str, found: JobReport) -> Iterator[Line]:
         chosen.why + (f"; UCX has {transports}" if transports else ""),
         lacking,
     )
+    if found.get("container_warning"):
+        yield Line(where, "InfiniBand in the container", "warning", found["container_warning"])
     limit = node.locked_memory
     yield Line(where, "locked memory", "ok", "no limit" if limit is None else f"at most {limit // 1024} KiB")
 

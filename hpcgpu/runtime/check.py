@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TypedDict
 
 from hpcgpu.batch import batch_system
@@ -39,6 +40,8 @@ __all__ = ["Examination", "JobReport", "main"]
 _TIMEOUT = 240.0
 #: Seconds for the handshake of a peer, and for its question.
 _PEER_TIMEOUT = 10.0
+#: The devices by which UCX uses InfiniBand.
+_VERBS = Path("/dev/infiniband")
 #: Peers that may be connected without having shown a certificate.
 _SILENT = 64
 
@@ -63,6 +66,10 @@ class Examination(TypedDict):
     interface_error: str
     queue_error: str
     local_directory: str
+    #: Empty outside of a container.
+    container: str
+    #: What is wrong with the container.
+    container_warning: str
 
 
 class JobReport(Examination):
@@ -99,7 +106,19 @@ def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> Exami
         "interface_error": "",
         "queue_error": "",
         "local_directory": "",
+        "container": "",
+        "container_warning": "",
     }
+    if arguments.container:
+        found["container"] = (
+            f"{arguments.container_runtime} runs {arguments.container}, with hpcgpu of the "
+            f"{os.environ.get('HPCGPU_INSIDE', 'image')}; the lines below are of the inside"
+        )
+        if node.ports and not any(_VERBS.glob("uverbs*")):
+            found["container_warning"] = (
+                f"the node has InfiniBand, and the container has no {_VERBS}: UCX cannot use it there. Add it by "
+                "container_args or container_mounts"
+            )
     try:
         visible_gpus(arguments.gpus, os.environ, on_node, whole_nodes=arguments.whole_nodes, kind=arguments.kind)
     except LaunchError as error:
@@ -184,6 +203,8 @@ def main(argv: Sequence[str]) -> int:
     )
     job_arguments(parser)
     parser.add_argument("--local-directory", help="directory for spilling")
+    parser.add_argument("--container", help="image of the container that this runs in")
+    parser.add_argument("--container-runtime", help="what runs it")
     arguments = parser.parse_args(argv)
     if not (arguments.directory / "cluster.json").exists():
         print(

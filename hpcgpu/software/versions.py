@@ -88,7 +88,7 @@ def collect(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     The CUDA runtime is the one in the names of Dask's GPU libraries, or conda's. Its pip packages
     (``nvidia-cuda-runtime``) do not count: other libraries install them too.
     """
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "architecture": platform.machine()}
     made_for = set()
     for what, names in _PACKAGES.items():
         installed = [(name, version) for name in names if (version := _version(name))]
@@ -188,8 +188,8 @@ def _judge(what: str, values: Mapping[str, str]) -> tuple[Grade, str] | None:
         }
     if len(set(values.values())) < 2:
         return None
-    if what == "python":
-        fatal = len({_minor(value) for value in values.values()}) > 1
+    if what in ("python", "architecture"):  # Dask itself works between architectures
+        fatal = what == "python" and len({_minor(value) for value in values.values()}) > 1
         advice = (
             "Dask cannot send functions between minor versions of Python: use the same environment everywhere "
             "(option `python`)"

@@ -97,6 +97,16 @@ def test_what_is_wrong_in_a_job_is_told_with_what_to_do(
     assert line.advice or line.grade == "ok" or what == "GPUs", "the GPUs' own words say what to do"
 
 
+def test_a_job_in_a_container_says_what_runs_it_and_what_its_inside_lacks() -> None:
+    container = "apptainer runs /shared/rapids.sif, with hpcgpu of the host; the lines below are of the inside"
+    lines = found(seen(container=container, container_warning="the container has no /dev/infiniband"))
+    assert lines["container"].found == container and lines["container"].grade == "ok"
+    assert lines["InfiniBand in the container"].grade == "warning"
+    lines = found(seen(container=container, container_warning="", environment={"python": "3.12.4"}))
+    assert "the container lacks the node's NVIDIA driver" in lines["driver"].advice
+    assert "InfiniBand in the container" not in lines
+
+
 def test_a_scheduler_that_cannot_be_reached_is_a_failure_a_worker_is_not() -> None:
     job = seen("scheduler")
     job.unreachable = "timed out"

@@ -38,6 +38,7 @@ def test_a_client_without_a_gpu_fits_to_workers_with_one() -> None:
     [
         ("python", "3.12.4", "3.11.9", Grade.FATAL),
         ("python", "3.12.4", "3.12.9", Grade.NOTE),
+        ("architecture", "x86_64", "aarch64", Grade.NOTE),
         ("dask", "2026.7.1", "2026.8.0", Grade.FATAL),
         ("distributed", "2026.7.1", "2026.8.0", Grade.FATAL),
         ("numpy", "2.1.0", "1.26.4", Grade.WARNING),

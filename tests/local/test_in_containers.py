@@ -1,0 +1,220 @@
+"""Whole clusters whose jobs run in containers, as an ordinary user: with Charliecloud and with rootless Podman.
+
+The image is a Debian made by debootstrap, with a virtual environment that has Dask and lacks hpcgpu.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import pwd
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from hpcgpu.configuration.resolve import resolve
+from hpcgpu.scripts.container import HOST_COPY, provide
+from tests.conftest import wait_until
+
+pytestmark = [pytest.mark.shows("Jobs in containers: Charliecloud, rootless Podman"), pytest.mark.timeout(600)]
+
+RELEASE, PYTHON = "bookworm", "python3.11"
+#: The interpreter of the program that starts clusters: one that every user may run.
+CLIENT = f"/usr/bin/{PYTHON}"
+VENV = "/opt/venv"
+#: What the image has; that needs more.
+NEEDED = ("dask", "distributed", "click", "cryptography", "jinja2", "psutil", "pyyaml", "rich")
+PROGRAM = """
+import json, sys, hpcgpu
+
+with hpcgpu.LocalGPUCluster(gpus_per_node=0, jobs=1, quiet=True, **json.loads(sys.argv[1])) as cluster:
+    client = cluster.get_client()
+    cluster.wait_for_workers(1)
+
+    def inside():
+        import hpcgpu, os, sys
+        seen = ["/etc/is-the-image", os.path.expanduser("~/mine"), "mine", "/mnt/read"]
+        seen.append(os.environ["HPCGPU_CLUSTER_DIRECTORY"])
+        return {
+            "python": sys.executable, "hpcgpu": hpcgpu.__file__, "path": sys.path, "environment": dict(os.environ),
+            "seen": [os.path.exists(place) for place in seen], "uid": os.getuid(), "home": os.environ["HOME"],
+        }
+
+    print(json.dumps([client.submit(inside).result(), client.run_on_scheduler(inside)]))
+"""
+
+
+def distributions() -> Iterator[importlib.metadata.Distribution]:
+    """What the image needs of this environment."""
+    waiting, seen = list(NEEDED), set[str]()
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name not in seen:
+            seen.add(name)
+            found = importlib.metadata.distribution(name)
+            yield found
+            needs = [Requirement(text) for text in found.requires or ()]
+            waiting += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+
+
+@dataclass(frozen=True)
+class User:
+    """An ordinary user, with the image, and with hpcgpu to start clusters by."""
+
+    name: str
+    home: Path
+    image: Path
+
+    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a program as this user."""
+        own = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(self.home),
+            "USER": self.name,
+            "PYTHONPATH": f"{self.home}/{HOST_COPY}:{self.image}{VENV}/lib/{PYTHON}/site-packages",
+            "VIRTUAL_ENV": "/of/the/host",
+        }
+        command = ["setpriv", "--reuid", self.name, "--regid", self.name, "--init-groups", "--", *words]
+        if Path("/sys/fs/cgroup/unified").exists():  # crun refuses a host with both kinds of control groups
+            hide = 'mount -t tmpfs none /sys/fs/cgroup && exec "$0" "$@"'
+            command = ["unshare", "--mount", "--", "sh", "-c", hide, *command]
+        return subprocess.run(
+            command, cwd=self.home, env=own | environment, capture_output=True, text=True, check=False, timeout=400
+        )
+
+    def start(self, **options: object) -> subprocess.CompletedProcess[str]:
+        """Start a cluster in a container, look around in it, and end it."""
+        given = {"name": "inside", "python": f"{VENV}/bin/python", **options}
+        return self.run(CLIENT, "-P", "-c", PROGRAM, json.dumps(given), GREETING_OF_HOST="hello")
+
+    def log(self, kind: str) -> str:
+        [log] = (self.home / ".hpcgpu" / "clusters" / "inside" / "logs").glob(f"inside-{kind}-*.log")
+        return log.read_text()
+
+    def processes(self) -> list[str]:
+        """Command lines of this user's processes, without the one that keeps Podman's namespace."""
+        uid, found = pwd.getpwnam(self.name).pw_uid, []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if process.stat().st_uid == uid:
+                    found.append((process / "cmdline").read_text().replace("\0", " "))
+        return [line for line in found if "hpcgpu" in line or "dask" in line]
+
+
+@pytest.fixture(scope="module")
+def user() -> Iterator[User]:
+    lacking = [name for name in ("debootstrap", "useradd", "setpriv", "unshare") if shutil.which(name) is None]
+    if os.geteuid() != 0 or lacking or not Path(CLIENT).exists() or sys.version_info[:2] != (3, 11):
+        pytest.skip(f"an image needs root, debootstrap, {CLIENT} and the same version here; lacking: {lacking}")
+    place = Path(tempfile.mkdtemp(prefix="hpcgpu-containers-"))
+    name = f"hpcgpu{secrets.token_hex(3)}"
+    try:
+        place.chmod(0o755)
+        made = subprocess.run(
+            ["debootstrap", "--variant=minbase", "--include=python3", RELEASE, str(place / "image")],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=500,
+        )
+        if made.returncode:
+            pytest.skip(f"debootstrap cannot make an image: {made.stdout[-300:]}{made.stderr[-300:]}")
+        home = place / "home"
+        subprocess.run(["useradd", "--create-home", "--home-dir", str(home), name], check=True, capture_output=True)
+        complete(place / "image", home)
+        (home / "mine").touch()
+        provide(home, resolve("local", {"container": "any"}).worker)
+        subprocess.run(["chmod", "-R", "a+rX", str(home / HOST_COPY), str(place / "image" / "opt")], check=True)
+        yield User(name, home, place / "image")
+    finally:
+        subprocess.run(["pkill", "-KILL", "-u", name], check=False)
+        subprocess.run(["userdel", name], check=False, capture_output=True)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def complete(image: Path, home: Path) -> None:
+    """Give an image Dask, a file by which it is known, and the directories to mount on."""
+    subprocess.run(["chroot", str(image), PYTHON, "-m", "venv", "--without-pip", VENV], check=True)
+    packages = image / VENV[1:] / "lib" / PYTHON / "site-packages"
+    for found in distributions():
+        for file in found.files or ():
+            source = Path(str(found.locate_file(file)))
+            if ".." not in file.parts and "__pycache__" not in file.parts and source.is_file():
+                (packages / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, packages / file)
+    (image / "etc" / "is-the-image").touch()
+    (image / str(home)[1:]).mkdir(parents=True)
+
+
+def look(done: subprocess.CompletedProcess[str], user: User) -> None:
+    """What scheduler and worker saw in their containers is what the page on containers promises."""
+    assert done.returncode == 0, done.stderr
+    for seen in json.loads(done.stdout.splitlines()[-1]):
+        assert seen["python"] == f"{VENV}/bin/python" and all(seen["seen"]), seen
+        assert seen["uid"] == pwd.getpwnam(user.name).pw_uid and seen["home"] == str(user.home)
+        clusters = user.home / ".hpcgpu" / "clusters"
+        assert seen["hpcgpu"] == f"{clusters}/inside/{HOST_COPY}/hpcgpu/__init__.py"
+        assert not [path for path in seen["path"] if path.startswith(str(user.image))], "nothing of the client's Python"
+        environment = seen["environment"]
+        assert environment["GREETING"] == 'it\'s "me" $HOME' and "VIRTUAL_ENV" not in environment
+        assert environment["HPCGPU_JOB_NAME"].startswith("inside-")
+    for kind in ("scheduler", "0"):
+        assert "Received signal SIGTERM" in user.log(kind), (
+            "the end of the cluster reached the process in the container"
+        )
+    wait_until(lambda: not user.processes(), "no process of the cluster is left")
+
+
+OPTIONS = {"env": {"GREETING": 'it\'s "me" $HOME'}, "local_directory": "/tmp/hpcgpu spill of $USER"}
+
+
+@pytest.mark.skipif(shutil.which("ch-run") is None, reason="Charliecloud is not installed")
+def test_a_cluster_runs_in_charliecloud(user: User) -> None:
+    (user.home / "data").mkdir()
+    (user.home / "data" / "read").touch()
+    mounts = [f"{user.home}/data:/mnt"]
+    look(
+        user.start(container=str(user.image), container_runtime="charliecloud", container_mounts=mounts, **OPTIONS),
+        user,
+    )
+
+
+@pytest.mark.skipif(shutil.which("ch-run") is None, reason="Charliecloud is not installed")
+def test_the_check_looks_inside_a_container(user: User) -> None:
+    cli = [CLIENT, "-P", "-m", "hpcgpu", "check", "--in-job", "--json", "--system", "local", "--gpus-per-node", "0"]
+    cli += ["--container", str(user.image), "--container-runtime", "charliecloud", "--python", f"{VENV}/bin/python"]
+    done = user.run(*cli)
+    lines = {(line["where"], line["what"]): line for line in json.loads(done.stdout)["lines"]}
+    for where in ("scheduler job", "worker job"):
+        expected = f"charliecloud runs {user.image}, with hpcgpu of the host; the lines below are of the inside"
+        assert lines[where, "container"]["found"] == expected and lines[where, "python"]["grade"] == "ok"
+
+
+@pytest.mark.skipif(shutil.which("ch-run") is None, reason="Charliecloud is not installed")
+def test_what_ends_in_the_container_ends_the_job_with_its_exit_code(user: User) -> None:
+    done = user.start(container=str(user.image), container_runtime="charliecloud", python="/bin/false", name="fails")
+    assert "its script failed, exit code 1" in done.stderr and not user.processes()
+
+
+@pytest.mark.skipif(shutil.which("podman") is None, reason="Podman is not installed")
+def test_a_cluster_runs_in_rootless_podman(user: User) -> None:
+    image = "localhost/hpcgpu-image"
+    made = user.run("sh", "-c", f"tar --exclude=./var -C '{user.image}' -c . | podman import - {image}")
+    if made.returncode:
+        pytest.skip(f"this machine has no rootless Podman: {made.stderr[-300:]}")
+    shutil.rmtree(user.home / ".hpcgpu", ignore_errors=True)
+    mounts = [f"{user.home}/data:/mnt"]
+    (user.home / "data").mkdir(exist_ok=True)
+    (user.home / "data" / "read").touch()
+    look(user.start(container=image, container_runtime="podman", container_mounts=mounts, **OPTIONS), user)
