@@ -118,10 +118,7 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
     yield Line(
         where, "job", "ok", f"{found['job']} ran on {found['host']}, {duration(seen.waited)} after it was submitted"
     )
-    container = found.get("container", "")  # an image may have an hpcgpu that does not say it
-    if container:
-        yield Line(where, "container", "ok", container)
-    yield Line(where, "python", "ok", f"{found['environment']['python']} at {found['python']}")
+    yield from _software_lines(where, found)
     yield Line(where, "filesystem", "ok", "the login node and the job read each other's files")
     if seen.skew is not None and abs(seen.skew) > _SKEW:
         advice = "the clocks of login node and compute node should agree: tell the site's support"
@@ -162,6 +159,12 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
         )
     if seen.kind == "scheduler" and found["queue_error"]:
         yield Line(where, "queue commands in the job", "warning", found["queue_error"], _NO_COMMANDS)
+
+
+def _software_lines(where: str, found: JobReport) -> Iterator[Line]:
+    if found.get("container"):  # an image may have an hpcgpu that does not say it
+        yield Line(where, "container", "ok", found["container"])
+    yield Line(where, "python", "ok", f"{found['environment']['python']} at {found['python']}")
 
 
 def _gpu_lines(where: str, found: JobReport, gpus: int) -> Iterator[Line]:

@@ -106,19 +106,9 @@ def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> Exami
         "interface_error": "",
         "queue_error": "",
         "local_directory": "",
-        "container": "",
-        "container_warning": "",
+        "container": _container(arguments) if arguments.container else "",
+        "container_warning": _container_warning(node) if arguments.container else "",
     }
-    if arguments.container:
-        found["container"] = (
-            f"{arguments.container_runtime} runs {arguments.container}, with hpcgpu of the "
-            f"{os.environ.get('HPCGPU_INSIDE', 'image')}; the lines below are of the inside"
-        )
-        if node.ports and not any(_VERBS.glob("uverbs*")):
-            found["container_warning"] = (
-                f"the node has InfiniBand, and the container has no {_VERBS}: UCX cannot use it there. Add it by "
-                "container_args or container_mounts"
-            )
     try:
         visible_gpus(arguments.gpus, os.environ, on_node, whole_nodes=arguments.whole_nodes, kind=arguments.kind)
     except LaunchError as error:
@@ -133,6 +123,20 @@ def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> Exami
     if arguments.local_directory:
         found["local_directory"] = _local_directory(arguments.local_directory)
     return found
+
+
+def _container(arguments: argparse.Namespace) -> str:
+    whose = os.environ.get("HPCGPU_INSIDE", "image")
+    return (
+        f"{arguments.container_runtime} runs {arguments.container}, with hpcgpu of the {whose}; the lines below are of "
+        "the inside"
+    )
+
+
+def _container_warning(node: choice.Node) -> str:
+    if not node.ports or any(_VERBS.glob("uverbs*")):
+        return ""
+    return f"the node has InfiniBand, and the container has no {_VERBS}: UCX cannot use it. Add it by container_args"
 
 
 def _open_files() -> int:
