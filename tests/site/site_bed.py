@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SITE = Path(__file__).parents[2] / "ci" / "slurm-docker" / "site"
-NAME = "hpcgpu-site"
+NAME = os.environ.get("HPCGPU_SITE", "hpcgpu-site")
 LOGINS = ("login1", "login2")
 NODES = ("n0", "n1", "n2", "n3", "s0")
 HOSTS = ("files", "db", "dbd", "ctl", *LOGINS, *NODES)
