@@ -1,10 +1,11 @@
 # make demo: makes the environment and runs a cluster on real data.
 # make notebook: adds JupyterLab to the environment and opens a notebook that does the same.
 # make test: makes the environment, installs what the tests need (Slurm and a browser from Debian's packages, if it may), runs all checks.
+# make test-site: as root, starts a Slurm site in containers (ci/slurm-docker), runs its tests and removes it.
 
 PYTHON := .venv/bin/python
 
-.PHONY: demo notebook test clean
+.PHONY: demo notebook test test-site clean
 
 demo:
 	@ci/environment.sh examples
@@ -24,6 +25,10 @@ test:
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy
 	@ci/tests.sh
+
+test-site:
+	@ci/environment.sh test
+	@ci/test-site.sh
 
 clean:
 	rm -rf .venv .venv-lowest dist

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -230,3 +231,7 @@ class Site:
 
     def _container(self, host: str) -> Any:
         return self._engine.containers.get(f"{NAME}-{host}")
+
+
+if __name__ == "__main__":
+    sys.exit(why_not())

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Runs the tests of the site in containers. It brings the site up where it is not, and takes down what it brought up.
+# Exits with 75 where there can be no site, or where the tests did not end within 25 minutes; it says why. Else with pytest's status.
+set -u
+cd "$(dirname "$0")/.." || exit
+place=ci/slurm-docker
+began=$SECONDS
+not_run() { echo "The tests of the site in containers (tests/site) were not run to their end: $*"; exit 75; }
+left() { echo $((1500 - (SECONDS - began))); } # seconds
+why_not() { .venv/bin/python tests/site/site_bed.py; }
+
+engine=there
+timeout 20 docker version > /dev/null 2>&1 || engine=ours
+site=there
+why_not > /dev/null 2>&1 || site=ours
+# shellcheck disable=SC2317  # the trap calls it
+clean() {
+    [ "$site" = there ] || timeout 120 "$place/site" down
+    [ "$engine" = there ] || "$place/engine" down
+}
+trap clean EXIT
+trap 'exit 130' INT TERM HUP
+
+timeout 300 "$place/engine" up || not_run "there is no Docker engine"
+timeout "$(left)" "$place/site" up || not_run "the site did not start"
+why_not || not_run "the reason is above"
+timeout --signal INT --kill-after 60 "$(left)" .venv/bin/python -m pytest tests/site
+code=$?
+[ "$code" != 124 ] || not_run "they took longer than 25 minutes"
+echo "The site in containers: $((SECONDS - began)) s in all"
+exit "$code"
