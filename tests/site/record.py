@@ -50,6 +50,7 @@ class Place(ABC):
     partition: str
     node: str
     cheap: tuple[str, str]
+    longest: str
 
     @abstractmethod
     def run(self, *argv: str, stdin: str = "", root: bool = False) -> Done:
@@ -79,6 +80,7 @@ class OneMachine(Place):
     partition = "gpu"
     node = "n1"
     cheap = ("shared", "s0")
+    longest = "INFINITE"
 
     def __init__(self, slurm: bed.SlurmBed) -> None:
         self.slurm = slurm
@@ -87,6 +89,24 @@ class OneMachine(Place):
         user = [] if root else ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
         path = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **self.slurm.environment()}
         done = subprocess.run([*user, *argv], input=stdin, capture_output=True, text=True, env=path, cwd="/")
+        return Done(done.returncode, done.stdout, done.stderr)
+
+
+class Hosts(Place):
+    """The site of ci/slurm-docker, from a login node."""
+
+    words = "hosts in containers"
+    accounting = True
+    partition = "gpu"
+    node = "n1"
+    cheap = ("shared", "s0")
+    longest = "1-00:00:00"
+
+    def run(self, *argv: str, stdin: str = "", root: bool = False) -> Done:
+        who = (
+            ["--user=root", "hpcgpu-site-ctl"] if root else ["--user=ada", "--workdir=/home/ada", "hpcgpu-site-login1"]
+        )
+        done = subprocess.run(["docker", "exec", "-i", *who, *argv], input=stdin, capture_output=True, text=True)
         return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -143,7 +163,6 @@ class Recorder:
 
 Situation = Callable[[Recorder], None]
 EVERYWHERE: dict[str, Situation] = {}
-WITH_ACCOUNTING: dict[str, Situation] = {}
 
 
 def everywhere(situation: Situation) -> Situation:
@@ -233,7 +252,7 @@ def with_partition(r: Recorder, change: str, undo: str, *directives: str, reason
 @everywhere
 def partition_time_limit(r: Recorder) -> None:
     job = r.submit("--hold", "--time=60")
-    with_partition_after(r, job, "MaxTime=5", "MaxTime=INFINITE", "PartitionTimeLimit")
+    with_partition_after(r, job, "MaxTime=5", f"MaxTime={r.place.longest}", "PartitionTimeLimit")
 
 
 @everywhere
@@ -264,7 +283,13 @@ def with_node(r: Recorder, state: str, *directives: str, reason: str) -> None:
     try:
         r.reaches(r.submit(f"--nodelist={r.place.node}", *directives), "PENDING", reason)
     finally:
-        r.change("scontrol", "update", f"NodeName={r.place.node}", "State=RESUME")
+        resume(r)
+
+
+def resume(r: Recorder) -> None:
+    """Give the node back, which may have come back by itself."""
+    r.place.run("scontrol", "update", f"NodeName={r.place.node}", "State=RESUME", root=True)
+    r.place.until("sinfo", "-h", f"--nodes={r.place.node}", "--format=%T", shows="^(idle|mixed|allocated|completing)")
 
 
 @everywhere
@@ -364,7 +389,7 @@ def node_failed(r: Recorder) -> None:
     try:
         r.reaches(job, "NODE_FAIL")
     finally:
-        r.change("scontrol", "update", f"NodeName={r.place.node}", "State=RESUME")
+        resume(r)
 
 
 # -- jobs that are refused ---------------------------------------------------------------------------------------------
@@ -411,6 +436,174 @@ def preempted_by_partition(r: Recorder) -> None:
 ONE_MACHINE = {f.__name__: f for f in (memory_kill_without_cgroups, preempted_by_partition)}
 
 
+# -- on the site: accounting, limits, cgroups, a filter ----------------------------------------------------------------
+
+SITE: dict[str, Situation] = {}
+GPU = ("--gres=gpu:1", "--cpus-per-task=1")
+
+
+def on_the_site(situation: Situation) -> Situation:
+    """A situation that needs accounting, cgroups or the site's filter."""
+    SITE[situation.__name__] = situation
+    return situation
+
+
+def limited(r: Recorder, whose: str, limit: str, *directives: str, reason: str, before: int = 0) -> None:
+    """What a job says that a limit holds back, or whose submit it refuses; `before` jobs run already.
+
+    `whose` is qos (its name is few), account (physics) or user (ada).
+    """
+    name, _, value = limit.partition("=")
+    none = f"{name}={value.rpartition('=')[0]}=-1" if "=" in value else f"{name}=-1"
+    entity = {"qos": "few", "account": "physics", "user": "ada"}[whose]
+    change = ("sacctmgr", "--immediate", "--quiet", "modify", whose, "where", f"name={entity}", "set")
+    qos = ("--qos=few",) if whose == "qos" else ()
+    r.change(*change, limit)
+    try:
+        for _ in range(before):
+            job = r.submit(*qos, *directives, record=False)
+            r.place.until("squeue", "-h", f"--jobs={job}", "--format=%T", shows="RUNNING")
+        job = r.submit(*qos, *directives)
+        if reason:
+            r.reaches(job, "PENDING", reason)
+    finally:
+        r.change(*change, none)
+
+
+@on_the_site
+def qos_max_jobs_per_user(r: Recorder) -> None:
+    for _ in range(2):
+        job = r.submit("--qos=few", record=False)
+        r.place.until("squeue", "-h", f"--jobs={job}", "--format=%T", shows="RUNNING")
+    r.reaches(r.submit("--qos=few"), "PENDING", "QOS")
+
+
+@on_the_site
+def qos_group_gpu_minutes(r: Recorder) -> None:
+    r.reaches(r.submit("--qos=budget", "--time=120", *GPU), "PENDING", "QOS")
+
+
+@on_the_site
+def qos_gpus_per_user(r: Recorder) -> None:
+    limited(r, "qos", "MaxTRESPU=gres/gpu=1", *GPU, reason="QOS", before=1)
+
+
+@on_the_site
+def qos_gpus_per_job(r: Recorder) -> None:
+    limited(r, "qos", "MaxTRESPerJob=gres/gpu=1", "--gres=gpu:2", reason="QOS")
+
+
+@on_the_site
+def qos_walltime_per_job(r: Recorder) -> None:
+    limited(r, "qos", "MaxWall=10", "--time=60", reason="QOS")
+
+
+@on_the_site
+def qos_group_gpus(r: Recorder) -> None:
+    limited(r, "qos", "GrpTRES=gres/gpu=1", *GPU, reason="QOS", before=1)
+
+
+@on_the_site
+def qos_group_jobs(r: Recorder) -> None:
+    limited(r, "qos", "GrpJobs=1", reason="QOS", before=1)
+
+
+@on_the_site
+def qos_group_running_gpu_minutes(r: Recorder) -> None:
+    limited(r, "qos", "GrpTRESRunMins=gres/gpu=40", *GPU, "--time=30", reason="QOS", before=1)
+
+
+@on_the_site
+def account_max_jobs(r: Recorder) -> None:
+    limited(r, "user", "MaxJobs=1", reason="Assoc", before=1)
+
+
+@on_the_site
+def account_group_jobs(r: Recorder) -> None:
+    limited(r, "account", "GrpJobs=1", reason="Assoc", before=1)
+
+
+@on_the_site
+def account_group_gpus(r: Recorder) -> None:
+    limited(r, "account", "GrpTRES=gres/gpu=1", *GPU, reason="Assoc", before=1)
+
+
+@on_the_site
+def account_walltime_per_job(r: Recorder) -> None:
+    limited(r, "user", "MaxWall=10", "--time=60", reason="Assoc")
+
+
+@on_the_site
+def account_gpus_per_job(r: Recorder) -> None:
+    limited(r, "user", "MaxTRESPerJob=gres/gpu=1", "--gres=gpu:2", reason="Assoc")
+
+
+@on_the_site
+def qos_too_many_submitted(r: Recorder) -> None:
+    limited(r, "qos", "MaxSubmitJobsPU=1", reason="", before=1)
+
+
+@on_the_site
+def account_too_many_submitted(r: Recorder) -> None:
+    limited(r, "user", "MaxSubmitJobs=1", reason="", before=1)
+
+
+@on_the_site
+def qos_refuses_over_its_limit(r: Recorder) -> None:
+    change = ["sacctmgr", "--immediate", "--quiet", "modify", "qos", "where", "name=few", "set"]
+    r.change(*change, "Flags=DenyOnLimit")
+    try:
+        limited(r, "qos", "MaxWall=10", "--time=60", reason="")
+    finally:
+        r.change(*change, "Flags=-1")
+
+
+@on_the_site
+def unknown_account(r: Recorder) -> None:
+    r.submit("--account=nope")
+
+
+@on_the_site
+def account_of_others(r: Recorder) -> None:
+    r.submit("--account=biology")
+
+
+@on_the_site
+def unknown_qos(r: Recorder) -> None:
+    r.submit("--qos=nope")
+
+
+@on_the_site
+def refused_by_the_filter(r: Recorder) -> None:
+    r.submit("--constraint=p100")
+
+
+@on_the_site
+def memory_kill(r: Recorder) -> None:
+    r.reaches(r.submit(body=GREEDY), "OUT_OF_MEMORY")
+
+
+@on_the_site
+def memory_kill_of_a_child(r: Recorder) -> None:
+    r.reaches(r.submit(body=f"({GREEDY}); exit 0"), "OUT_OF_MEMORY|COMPLETED|FAILED")
+
+
+@on_the_site
+def preempted(r: Recorder) -> None:
+    job = r.submit("--qos=scavenger", "--nodelist=n1", "--exclusive", "--no-requeue")
+    r.place.until("squeue", "-h", f"--jobs={job}", "--format=%T", shows="RUNNING")
+    r.submit("--qos=urgent", "--nodelist=n1", "--exclusive", record=False)
+    r.reaches(job, "PREEMPTED")
+
+
+@on_the_site
+def preempted_and_requeued(r: Recorder) -> None:
+    job = r.submit("--qos=scavenger", "--nodelist=n1", "--exclusive", "--requeue")
+    r.place.until("squeue", "-h", f"--jobs={job}", "--format=%T", shows="RUNNING")
+    r.submit("--qos=urgent", "--nodelist=n1", "--exclusive", record=False)
+    r.reaches(job, "PENDING", "BeginTime|Resources|Priority")
+
+
 def record(place: Place, situations: dict[str, Situation], wanted: list[str]) -> None:
     """Record the situations of this place; what is not wanted is left as it is."""
     release = place.ask("sbatch", "--version").split()[1]
@@ -426,10 +619,10 @@ def record(place: Place, situations: dict[str, Situation], wanted: list[str]) ->
             print(f"{name}: {error}", file=sys.stderr)
             continue
         finally:
-            jobs = place.ask("squeue", "-h", "--format=%i").split()
+            jobs = place.ask("squeue", "-h", "--name=ada-1", "--format=%i").split()
             if jobs:
                 place.run("scancel", *jobs, root=True)
-                place.until("squeue", "-h", "--format=x%i", shows=r"^\s*$")
+                place.until("squeue", "-h", "--name=ada-1", "--format=%i", shows=r"^\s*$")
         head = f"# Slurm {release}, {place.words}, {time.strftime('%Y-%m-%d')}"
         path = folder / f"{name.replace('_', '-')}.txt"
         path.write_text("\n".join([head, *recorder.lines, ""]))
@@ -444,6 +637,8 @@ def main() -> None:
             Path(directory).chmod(0o755)
             with bed.started(Path(directory) / "slurm", bed.FAST) as slurm:
                 record(OneMachine(slurm), EVERYWHERE | ONE_MACHINE, wanted)
+    elif where == "site":
+        record(Hosts(), EVERYWHERE | SITE, wanted)
     else:
         sys.exit(__doc__)
 

@@ -146,7 +146,8 @@ def parse_sacct(stdout: str) -> dict[str, JobStatus]:
             node="" if node == "None assigned" else node,
             start=_epoch(start),
             end=_epoch(end),
-            exit_code=parse_exit_code(exit_code),
+            # Slurm's own mark of a memory kill, 0:125, is no signal
+            exit_code=None if parse_state(state) is JobState.OUT_OF_MEMORY else parse_exit_code(exit_code),
             words=REASONS,
         )
     return jobs

@@ -1,0 +1,116 @@
+"""Programs of users on the hosts of the site: ada has a cluster on a login node, and a test reads what she is told."""
+
+from __future__ import annotations
+
+import queue
+import re
+import subprocess
+import threading
+import time
+from typing import Any
+
+#: One GPU for each worker job; the scheduler job goes to the node with the cheap GPU.
+SMALL: dict[str, Any] = {
+    "queue": "gpu",
+    "walltime": "30m",
+    "gpus_per_node": 1,
+    "cores": 1,
+    "memory": "1GB",
+    "scheduler": {"queue": "shared", "prefer": "t4"},
+    "protocol": "tcp",
+    "poll_interval": 1,
+    "quiet": True,
+}
+PRELUDE = """
+import sys, time, warnings
+import hpcgpu
+from hpcgpu import SlurmGPUCluster
+warnings.simplefilter("always", hpcgpu.errors.ClusterWarning)
+def say(*words):
+    print(*words, flush=True)
+def until(condition, what, timeout=150):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            say("NOT IN TIME:", what)
+            sys.exit(9)
+        time.sleep(0.1)
+def listen():  # what the test sends
+    return sys.stdin.readline().strip()
+"""
+
+
+def on(host: str, *argv: str, user: str = "ada", stdin: str = "", timeout: float = 120) -> str:
+    """The output of a command on a host; the test fails if it fails."""
+    done = attempt(host, *argv, user=user, stdin=stdin, timeout=timeout)
+    assert done.returncode == 0, f"{argv} on {host}: {done.stderr or done.stdout}"
+    return done.stdout
+
+
+def attempt(
+    host: str, *argv: str, user: str = "ada", stdin: str = "", timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run a command on a host."""
+    return subprocess.run([*command(host, user), *argv], input=stdin, capture_output=True, text=True, timeout=timeout)
+
+
+def command(host: str, user: str = "ada") -> list[str]:
+    """The beginning of a command line that runs on a host."""
+    home = "/root" if user == "root" else f"/home/{user}"
+    place = ["--user", user, "--workdir", home, "--env", f"HOME={home}", "--env", f"USER={user}"]
+    return ["docker", "exec", "--interactive", *place, f"hpcgpu-site-{host}"]
+
+
+class Program:
+    """A Python program of a user; `said` is all that it has printed so far, warnings and exceptions too."""
+
+    def __init__(self, host: str, code: str, user: str = "ada") -> None:
+        self.host = host
+        self.said = ""
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        argv = [*command(host, user), "python", "-u", "-c", PRELUDE + code]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def hears(self, pattern: str, timeout: float = 150) -> re.Match[str]:
+        """Wait until the program has said what the pattern matches, since the last time; `.` matches ends of lines."""
+        deadline = time.monotonic() + timeout
+        new = ""
+        while not (match := re.search(pattern, new, re.DOTALL)):
+            left = deadline - time.monotonic()
+            try:
+                line = self._lines.get(timeout=max(left, 0.01))
+            except queue.Empty:
+                line = None
+            assert line is not None, f"never said {pattern!r} on {self.host}, but:\n{self.said}"
+            self.said += line
+            new += line
+        return match
+
+    def send(self, line: str = "go") -> None:
+        """Let the program's `listen()` return."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def ends(self, timeout: float = 150) -> str:
+        """Wait for the end of the program, which has done all without an error, and return all that it said."""
+        code = self.process.wait(timeout=timeout)
+        while (line := self._lines.get(timeout=10)) is not None:
+            self.said += line
+        assert code == 0, self.said
+        return self.said
+
+
+def jobs(*states: str) -> dict[str, str]:
+    """The jobs in the queue, by their names, with their ids; those that are completing only if it is said."""
+    lines = on("ctl", "squeue", "-h", "-o", "%j|%i|%T", user="root").splitlines()
+    found = [line.split("|") for line in lines]
+    return {name: i for name, i, state in found if (state in states if states else state != "COMPLETING")}
