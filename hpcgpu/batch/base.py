@@ -64,7 +64,7 @@ class Reasons:
     pending : callable
         Returns what to expect of a pending job with this reason, and a sentence; None if the reason is not known.
     failed : mapping
-        A sentence by the first word of the reason of a failed job.
+        A sentence by the first word of the reason of a failed job, with what a colon adds to it or without.
     refused : sequence of (str, str)
         A pattern for the words of a refused submit, and what to check then; the first match counts.
     """

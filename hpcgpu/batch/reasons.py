@@ -43,7 +43,9 @@ def explain(status: JobStatus) -> str:
     else:
         sentence = _ENDS.get(status.state, "")
         if status.state is JobState.FAILED:
-            sentence = status.words.failed.get(re.split("[:,]", status.reason, maxsplit=1)[0], sentence)
+            code = re.split("[(,]", status.reason, maxsplit=1)[0]  # RaisedSignal:53(Real-time signal 19)
+            words = status.words.failed
+            sentence = words.get(code) or words.get(code.split(":", 1)[0], sentence)
         if status.exit_code:
             sentence = f"{sentence}, exit code {status.exit_code}"
     own = status.reason

@@ -16,7 +16,7 @@ import pytest
 from hpcgpu.batch.base import JobState, JobStatus, Outlook
 from hpcgpu.batch.reasons import explain, outlook
 from hpcgpu.batch.slurm.client import Slurm
-from hpcgpu.errors import BatchError, SubmitRefused
+from hpcgpu.errors import BatchError, SubmitLimited, SubmitRefused
 
 FILES = sorted((Path(__file__).parents[1] / "recorded").glob("slurm-*/*.txt"))
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -38,6 +38,29 @@ PENDING: dict[str, tuple[Outlook, str]] = {
     "partition-inactive": (SITE, r"its nodes or its queue are out of service \[PartitionInactive\]"),
     "node-drained": (SITE, "its nodes are reserved or down"),
     "node-down": (SITE, "its nodes are reserved or down"),
+    "preempted-and-requeued": (WAIT, "after a requeue Slurm waits two minutes"),
+    "qos-max-jobs-per-user": (LIMIT, r"you have reached your limit: other jobs of yours must .*QOSMaxJobsPerUserLimit"),
+    "qos-gpus-per-user": (
+        LIMIT,
+        r"you have reached your limit: other jobs of yours must end first \[QOSMaxGRESPerUser\]",
+    ),
+    "qos-gpus-per-job": (NEVER, r"it requests more than the limit for a single job: request less \[QOSMaxGRESPerJob\]"),
+    "qos-walltime-per-job": (NEVER, "its walltime is above your limit: request a shorter `walltime`"),
+    "qos-group-gpus": (LIMIT, r"your group has reached its limit: other jobs must end first \[QOSGrpGRES\]"),
+    "qos-group-jobs": (LIMIT, r"your group has reached its limit: other jobs must end first \[QOSGrpJobsLimit\]"),
+    "qos-group-running-gpu-minutes": (LIMIT, "your group has reached its limit: other jobs must end first"),
+    "qos-group-gpu-minutes": (
+        LIMIT,
+        "it may use more than is left of your group's budget: request a shorter `walltime`",
+    ),
+    "account-max-jobs": (
+        LIMIT,
+        r"you have reached your limit: other jobs of yours must end first \[AssocMaxJobsLimit\]",
+    ),
+    "account-group-jobs": (LIMIT, r"your group has reached its limit: other jobs must end first \[AssocGrpJobsLimit\]"),
+    "account-group-gpus": (LIMIT, r"your group has reached its limit: other jobs must end first \[AssocGrpGRES\]"),
+    "account-walltime-per-job": (NEVER, "its walltime is above your limit: request a shorter `walltime`"),
+    "account-gpus-per-job": (NEVER, "it requests more than the limit for a single job: request less"),
     "maintenance-ahead": (SITE, "a shorter `walltime` may let it start earlier"),
 }
 ALIVE: dict[str, tuple[JobState, str]] = {
@@ -48,19 +71,35 @@ ENDED: dict[str, tuple[JobState, str]] = {
     "completed": (JobState.COMPLETED, "it ended by itself"),
     "failed": (JobState.FAILED, r"its script failed \[NonZeroExitCode\]"),
     "ended-by-a-signal": (JobState.FAILED, r"\[(RaisedSignal|JobLaunchFailure)"),
-    "log-cannot-be-written": (JobState.FAILED, "often because the log cannot be written"),
+    "log-cannot-be-written": (
+        JobState.FAILED,
+        r"its node could not start it \(often .*log cannot be written\).*: check `log_directory`",
+    ),
     "cancelled-while-pending": (JobState.CANCELLED, "a user or the batch system cancelled it"),
     "cancelled-while-running": (JobState.CANCELLED, "a user or the batch system cancelled it"),
     "walltime": (JobState.TIMEOUT, r"it reached the end of its walltime \[TimeLimit\]"),
     "deadline": (JobState.TIMEOUT, r"\[DeadLine\]"),
     "node-failed": (JobState.NODE_FAIL, "its node failed"),
     "memory-kill-without-cgroups": (JobState.FAILED, "or killed it because it used too much memory"),
+    "memory-kill": (
+        JobState.OUT_OF_MEMORY,
+        r"it used more memory than it requested: increase `memory` \[OutOfMemory\]",
+    ),
+    "memory-kill-of-a-child": (JobState.OUT_OF_MEMORY, "it used more memory than it requested: increase `memory`"),
+    "preempted": (JobState.PREEMPTED, "a job of higher priority preempted it"),
     "preempted-by-partition": (JobState.PREEMPTED, "a job of higher priority preempted it"),
 }
 REFUSED: dict[str, tuple[type[BatchError], str]] = {
     "unknown-partition": (SubmitRefused, "invalid partition specified: nope.*Check `queue`"),
     "too-many-gpus": (SubmitRefused, "Requested node configuration is not available.*check `gpu_type`"),
     "unknown-feature": (SubmitRefused, "Invalid feature specification"),
+    "unknown-account": (SubmitRefused, "Invalid account.*Check `account`, and whether it may use `queue`"),
+    "account-of-others": (SubmitRefused, "Invalid account.*Check `account`, and whether it may use `queue`"),
+    "unknown-qos": (SubmitRefused, "Invalid qos specification. Check `qos`"),
+    "refused-by-the-filter": (SubmitRefused, "The P100 nodes were switched off in March: ask for --constraint=a100"),
+    "qos-too-many-submitted": (SubmitLimited, "QOSMaxSubmitJobPerUserLimit"),
+    "account-too-many-submitted": (SubmitLimited, "AssocMaxSubmitJobLimit"),
+    "qos-refuses-over-its-limit": (SubmitRefused, "QOSMaxWallDurationPerJobLimit.*Request a shorter `walltime`"),
     "partition-takes-no-jobs": (SubmitRefused, "inactive or drain.*choose another `queue`"),
 }
 
@@ -155,10 +194,9 @@ def test_the_state_and_the_reason_are_read_as_slurm_said_them(path: Path, record
 
 
 def times_are_plausible(status: JobStatus) -> None:
-    if status.state is JobState.PENDING:
-        assert status.start is None
-    else:
-        assert status.end is not None and status.start is not None and status.end >= status.start > 1.7e9
+    assert (status.start is None) is (status.state is JobState.PENDING)
+    if status.start is not None:
+        assert status.end is not None and status.end >= status.start > 1.7e9
 
 
 @every_job
@@ -171,5 +209,8 @@ def test_the_accounting_gives_the_same_state_for_a_job_that_the_queue_has_forgot
     if "Slurm accounting storage is disabled" in recording.commands["sacct"].err:
         assert recorded == {}
     else:
-        assert recorded[recording.job].state is slurm.poll([recording.job])[recording.job].state
-        times_are_plausible(recorded[recording.job])
+        told = recorded[recording.job]
+        assert told.state is slurm.poll([recording.job])[recording.job].state
+        assert told.exit_code == {"failed": 3, "ended-by-a-signal": 137}.get(path.stem, told.exit_code)
+        if path.stem in ENDED:
+            assert "253" not in explain(told), "0:125 is Slurm's mark of a memory kill"

@@ -9,6 +9,8 @@ import threading
 import time
 from typing import Any
 
+from site_bed import NAME, PYTHON
+
 #: One GPU for each worker job; the scheduler job goes to the node with the cheap GPU.
 SMALL: dict[str, Any] = {
     "queue": "gpu",
@@ -40,25 +42,11 @@ def listen():  # what the test sends
 """
 
 
-def on(host: str, *argv: str, user: str = "ada", stdin: str = "", timeout: float = 120) -> str:
-    """The output of a command on a host; the test fails if it fails."""
-    done = attempt(host, *argv, user=user, stdin=stdin, timeout=timeout)
-    assert done.returncode == 0, f"{argv} on {host}: {done.stderr or done.stdout}"
-    return done.stdout
-
-
-def attempt(
-    host: str, *argv: str, user: str = "ada", stdin: str = "", timeout: float = 120
-) -> subprocess.CompletedProcess[str]:
-    """Run a command on a host."""
-    return subprocess.run([*command(host, user), *argv], input=stdin, capture_output=True, text=True, timeout=timeout)
-
-
 def command(host: str, user: str = "ada") -> list[str]:
     """The beginning of a command line that runs on a host."""
     home = "/root" if user == "root" else f"/home/{user}"
     place = ["--user", user, "--workdir", home, "--env", f"HOME={home}", "--env", f"USER={user}"]
-    return ["docker", "exec", "--interactive", *place, f"hpcgpu-site-{host}"]
+    return ["docker", "exec", "--interactive", *place, f"{NAME}-{host}"]
 
 
 class Program:
@@ -68,7 +56,7 @@ class Program:
         self.host = host
         self.said = ""
         self._lines: queue.Queue[str | None] = queue.Queue()
-        argv = [*command(host, user), "python", "-u", "-c", PRELUDE + code]
+        argv = [*command(host, user), PYTHON, "-u", "-c", PRELUDE + code]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
         threading.Thread(target=self._read, daemon=True).start()
@@ -107,10 +95,3 @@ class Program:
             self.said += line
         assert code == 0, self.said
         return self.said
-
-
-def jobs(*states: str) -> dict[str, str]:
-    """The jobs in the queue, by their names, with their ids; those that are completing only if it is said."""
-    lines = on("ctl", "squeue", "-h", "-o", "%j|%i|%T", user="root").splitlines()
-    found = [line.split("|") for line in lines]
-    return {name: i for name, i, state in found if (state in states if states else state != "COMPLETING")}

@@ -9,6 +9,7 @@ Without a situation it records all that the place can show. Jobs belong to an or
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shlex
 import subprocess
@@ -480,7 +481,7 @@ def qos_max_jobs_per_user(r: Recorder) -> None:
 
 @on_the_site
 def qos_group_gpu_minutes(r: Recorder) -> None:
-    r.reaches(r.submit("--qos=budget", "--time=120", *GPU), "PENDING", "QOS")
+    limited(r, "qos", "GrpTRESMins=gres/gpu=0", *GPU, reason="QOS")  # all of the budget is used
 
 
 @on_the_site
@@ -638,7 +639,9 @@ def main() -> None:
             with bed.started(Path(directory) / "slurm", bed.FAST) as slurm:
                 record(OneMachine(slurm), EVERYWHERE | ONE_MACHINE, wanted)
     elif where == "site":
-        record(Hosts(), EVERYWHERE | SITE, wanted)
+        with open(Path(tempfile.gettempdir()) / "hpcgpu-site.lock", "a") as lock:  # as tests/site/conftest.py does
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            record(Hosts(), EVERYWHERE | SITE, wanted)
     else:
         sys.exit(__doc__)
 

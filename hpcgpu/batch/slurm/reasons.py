@@ -30,6 +30,11 @@ _PENDING = [
         Outlook.NEVER,
         "it requests more than the limit for a single job: request less",
     ),
+    (
+        r"(QOS|Assoc)Grp(?!\w*RunMinutes)\w*Minutes",
+        Outlook.LIMIT,
+        "it may use more than is left of your group's budget: request a shorter `walltime`, or more budget",
+    ),
     (r"(QOS|Assoc)Grp\w*", Outlook.LIMIT, "your group has reached its limit: other jobs must end first"),
     (
         r"(QOS|Assoc)Max\w*|Max\w*PerAccount|JobArrayTaskLimit",
@@ -63,6 +68,8 @@ REASONS = Reasons(
         "because it used too much memory: check `log_directory` and `memory`",
         "NonZeroExitCode": "its script failed",
         "RaisedSignal": "a signal ended it",
+        # no signal: 24.11 says this where 22.05 says JobLaunchFailure
+        "RaisedSignal:53": "its node could not start it (often its log cannot be written): check `log_directory`",
     },
     refused=[
         (r"requested time limit is invalid", "request a shorter `walltime`"),
@@ -70,6 +77,7 @@ REASONS = Reasons(
         (r"invalid partition", "check `queue`"),
         (r"partition not available", "the partition accepts no jobs now: wait, or choose another `queue`"),
         (r"invalid qos", "check `qos`"),
+        (r"MaxWall", "request a shorter `walltime`"),
         (
             r"node configuration is not available",
             "no node can satisfy it: check `gpu_type`, `constraint`, `cores` and `memory`",
