@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import site_bed
 
+from tests.site.programs import end_all
+
 LOCK = Path(tempfile.gettempdir()) / f"{site_bed.NAME}.lock"
 
 
@@ -28,5 +30,6 @@ def _site() -> Iterator[site_bed.Site]:
 def site(_site: site_bed.Site) -> Iterator[site_bed.Site]:
     """The site, with all hosts up, no jobs and idle nodes; the test fails if it leaves a job."""
     yield _site
+    end_all()
     left = _site.reset()
     assert not left, f"the test left jobs in the queue: {left}"

@@ -49,6 +49,9 @@ def command(host: str, user: str = "ada") -> list[str]:
     return ["docker", "exec", "--interactive", *place, f"{NAME}-{host}"]
 
 
+_RUNNING: list[Program] = []
+
+
 class Program:
     """A Python program of a user; `said` is all that it has printed so far, warnings and exceptions too."""
 
@@ -59,7 +62,9 @@ class Program:
         argv = [*command(host, user), PYTHON, "-u", "-c", PRELUDE + code]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        _RUNNING.append(self)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -95,3 +100,18 @@ class Program:
             self.said += line
         assert code == 0, self.said
         return self.said
+
+    def end(self) -> None:
+        """End it if it still runs, and close its pipes. Its processes on the host end with the reset of the site."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self._reader.join(timeout=10)
+        self.process.stdout.close()
+
+
+def end_all() -> None:
+    """End the programs of a test."""
+    while _RUNNING:
+        _RUNNING.pop().end()

@@ -24,7 +24,7 @@ def no_budget(site: Site) -> Iterator[None]:
 
 @pytest.mark.shows("A memory kill by cgroups, with its state from sacct")
 def test_a_job_that_the_memory_limit_kills_is_told_with_its_limit_and_sacct_agrees() -> None:
-    greedy = 'if [ "$SLURM_JOB_PARTITION" = gpu ]; then python3 -c "x = bytearray(3 * 2**30)"; fi'
+    greedy = 'if [ "$SLURM_JOB_PARTITION" = gpu ]; then exec python3 -c "x = bytearray(3 * 2**30)"; fi'
     options = SMALL | {"job_script_prologue": [greedy], "worker_restarts": 0, "name": "greedy"}
     program = Program(
         "login1",
@@ -68,7 +68,7 @@ except hpcgpu.ClusterError as error:
             "you have reached your limit: other jobs of yours must end first [QOSMaxJobsPerUserLimit]",
         ),
         (
-            {"qos": "budget", "jobs": 1},
+            {"qos": "budget", "scheduler": {"queue": "shared", "prefer": "t4", "qos": "normal"}, "jobs": 1},
             "it may use more than is left of your group's budget: request a shorter `walltime`, or more budget "
             "[QOSGrpGRESMinutes]",
         ),
