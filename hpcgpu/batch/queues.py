@@ -107,6 +107,8 @@ class Accounts:
         By account, the QOS that this user may use with it; None if it is not known.
     limits : mapping of str to (float or None), optional
         By QOS, the longest walltime in seconds, None if it has none. Of all QOS; None if they are not known.
+    beyond : frozenset of str
+        The QOS whose jobs may have a longer walltime than their queue.
     enforced : frozenset of str
         What the batch system refuses if it is wrong: ``"account"``, ``"qos"``.
     unknown : str
@@ -115,6 +117,7 @@ class Accounts:
 
     qos: Mapping[str, frozenset[str]] | None = None
     limits: Mapping[str, float | None] | None = None
+    beyond: frozenset[str] = frozenset()
     enforced: frozenset[str] = frozenset()
     unknown: str = ""
 

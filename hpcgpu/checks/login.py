@@ -130,7 +130,9 @@ def _misfit(found: Sequence[Queue], queue: str | None, gpu_type: str | None, wan
     if not chosen:
         return f"queue={queue!r} has no GPUs: choose one of these"
     if gpu_type is not None and not (fitting := [q for q in chosen if q.has(gpu_type)]):
-        types = ", ".join(sorted({q.gpu_type for q in chosen}))
+        types = ", ".join(sorted({q.gpu_type for q in chosen if q.gpu_type}))
+        if not types:
+            return f"its GPUs have no type: leave out gpu_type={gpu_type!r}"
         return f"the queue has no gpu_type={gpu_type!r}: choose one of {types}"
     most = max(q.gpus + q.others for q in chosen) if gpu_type is None else max(q.gpus for q in fitting)
     return f"a node has fewer GPUs than gpus_per_node={wanted}: write {most}" if most < wanted else ""

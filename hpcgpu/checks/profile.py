@@ -195,10 +195,11 @@ class _Job:
         said = self.job.queue or ""
         if not said:
             yield self._no_queue()
-        known = self.rules or {kind.name: Rules() for kind in self._all_kinds() if kind.name}
+        known = {kind.name: Rules() for kind in self._all_kinds() if kind.name} | dict(self.rules)
         for name in self._asked():
             rule = known.get(name)
-            choice = f"queue: {' or '.join(_near(name, [one for one in self.machine.open() if one != name]))}"
+            others = _near(name, [one for one in self.machine.open() if one != name])
+            choice = f"queue: {' or '.join(others)}" if others else ""
             if not known or "@" in name:
                 why = "it is a queue of another server" if "@" in name else "the batch system does not list its queues"
                 yield Finding("", "queue", "not checked", name, why)
@@ -258,6 +259,8 @@ class _Job:
         types = sorted({name for kind in with_gpus for name in kind.gpu_type.split(",") if name})
         if not with_gpus:
             return Finding("", "", "not checked", wanted, "the nodes list no GPUs"), []
+        if not fitting and not types:
+            return Finding("", "", "failure", wanted, "its GPUs have no type", "remove gpu-type"), []
         if not fitting:
             near = _near(wanted, types)
             return Finding(
@@ -322,20 +325,25 @@ class _Job:
         """Yield the features or resources by which a job chooses nodes."""
         constraint, extra = getattr(self.job, "constraint", None), getattr(self.job, "select_extra", None)
         option = "constraint" if constraint else "select-extra"
-        there = {word.lower(): word for kind in kinds for word in kind.features.split(",") if word}
+        of_kinds = [set(kind.features.split(",")) - {""} for kind in kinds]
+        there = sorted(set().union(*of_kinds))
+        # without the numbers of nodes: a100*2
         words = re.findall(r"[\w.-]+", re.sub(r"\*\d+", "", constraint)) if constraint else (extra or "").split(":")
         for word in filter(None, words):
             name, is_, _ = word.partition("=")
-            named = [known for known in there.values() if not is_ or known.startswith(f"{name}=")]
-            if word.lower() in there:
+            named = [known for known in there if not is_ or known.startswith(f"{name}=")]
+            if word in there:
                 yield Finding("", option, "ok", word, "nodes have it")
             elif is_ and not named:
                 yield Finding("", option, "not checked", word, f"the nodes list no {name}")
             else:
                 advice = f"{option}: {' or '.join(_near(word, named))}" if named else f"remove it from {option}"
-                yield Finding(
-                    "", option, "failure", word, f"its nodes have {listed(named, ', ') or 'no features'}", advice
-                )
+                said = f"its nodes have {listed(named, ', ') or 'no features'}"
+                yield Finding("", option, "failure", word, said, advice)
+        every = set(words)
+        if constraint and not re.search(r"[|\[!]", constraint) and every <= set(there):
+            if not any(every <= features for features in of_kinds):
+                yield Finding("", option, "failure", constraint, "no node has all of them", f"fewer words in {option}")
 
     # What a job may ask for
 
@@ -361,17 +369,14 @@ class _Job:
     def _limits(self) -> dict[str, float]:
         """Return the limits that all jobs have, in seconds, by what says so. Of several queues the longest counts."""
         found: dict[str, float] = {}
-        for names in (self._asked(), self.names or []):
+        qos, known = getattr(self.job, "qos", None), self.machine.accounts or Accounts()
+        for names in (self._asked(), self.names or []) if qos not in known.beyond else ():
             rules = {name: self.rules[name] for name in names if name in self.rules}
-            limits = {
-                f"queue {name}: {rule.said}": rule.limit for name, rule in rules.items() if rule.limit is not None
-            }
+            limits = {f"queue {name}: {rule.said}": rule.limit for name, rule in rules.items() if rule.limit}
             if limits and len(limits) == len(names):
                 longest = max(limits, key=lambda text: limits[text])
                 found[longest] = limits[longest]
-        qos = getattr(self.job, "qos", None)
-        of_qos = self.machine.accounts and (self.machine.accounts.limits or {}).get(qos or "")
-        if of_qos:
+        if of_qos := (known.limits or {}).get(qos or ""):
             found[f"QOS {qos}: {_time(of_qos)}"] = of_qos
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -75,7 +76,11 @@ def render(
     ]
     kinds = [_limited(queue, found.rules.get(queue.name)) for queue in found.gpus if queue.name not in closed]
     if not kinds:
-        lines += ["  # The batch system lists no nodes with GPUs that you can use.", "  gpus-per-node: 1"]
+        lines += [
+            "  # The batch system lists no GPUs that you can use. If jobs get whole nodes with GPUs, write how many a"
+        ]
+        lines += ["  # node has. If no node has any, write `gpus-per-node: 0` and remove gpu-request."]
+        lines += ["  gpus-per-node: 1", "  gpu-request: none"]
         return "\n".join([*lines, *_queues(found, closed), ""])
     best = max(kinds, key=lambda queue: queue.gpus)
     lines += _options(best, "  ", found.rules)
@@ -138,7 +143,7 @@ def _options(queue: Queue, indent: str, rules: Mapping[str, Rules]) -> list[str]
 
 def _scalar(name: str) -> str:
     """Return a name as YAML reads it: in quotes if it would be something else, such as ``off`` or ``1e3``."""
-    return name if re.fullmatch(r"[\w.-]+", name) and yaml.safe_load(name) == name else repr(name)
+    return name if re.fullmatch(r"[\w.-]+", name) and yaml.safe_load(name) == name else json.dumps(name)
 
 
 def _network(names: Iterable[str]) -> list[str]:

@@ -43,7 +43,7 @@ PartitionName=plain AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=NO Ma
 SLURM = replace(parse_sinfo(SINFO), rules=parse_partitions(PARTITIONS))
 ACCOUNTS = Accounts(
     qos=parse_associations("alpha|physics|gpu,normal\nalpha|guests|normal\nbeta|elsewhere|normal\n", "alpha"),
-    limits=parse_qos("normal|\ngpu|12:00:00\nurgent|1-00:00:00\n"),
+    limits=parse_qos("normal||\ngpu|12:00:00|DenyOnLimit\nurgent|1-00:00:00|\n")[0],
     enforced=frozenset({"account", "qos"}),
 )
 ME = Machine(SLURM, ACCOUNTS, "ada", frozenset({"users"}))
@@ -141,7 +141,7 @@ def found(machine: Machine, option: str, *needs: str, **options: Any) -> tuple[s
         ("queue", {"constraint": "a100"}, "not checked", "the site may choose it by qos and constraint", ""),
         ("gpu-type", {"queue": "gpu", "gpu_type": "a100"}, "ok", "its nodes have a100, h100", ""),
         ("gpu-type", {"queue": "gpu", "gpu_type": "A100"}, "failure", "its nodes have a100, h100", "gpu-type: a100"),
-        ("gpu-type", {"queue": "plain", "gpu_type": "t4"}, "not checked", "the nodes list GPUs without a type", ""),
+        ("gpu-type", {"queue": "plain", "gpu_type": "t4"}, "failure", "its GPUs have no type", "remove gpu-type"),
         ("gpus-per-node", {"queue": "gpu", "gpus_per_node": 8}, "ok", "a node has 8", ""),
         (
             "gpus-per-node",
@@ -177,6 +177,13 @@ def found(machine: Machine, option: str, *needs: str, **options: Any) -> tuple[s
             "failure",
             "its nodes have a100, ib",
             "constraint: a100",
+        ),
+        (
+            "constraint",
+            {"queue": "gpu", "constraint": "IB"},
+            "failure",
+            "its nodes have a100, h100, ib",
+            "constraint: ib",
         ),
         ("walltime", {"queue": "gpu", "walltime": "24h"}, "ok", "queue gpu: MaxTime=1-00:00:00", ""),
         (
@@ -308,6 +315,24 @@ def test_a_queue_of_pbs_is_open_to_the_users_that_it_lists() -> None:
     ]
 
 
+def test_a_qos_may_lift_the_limit_of_the_queue() -> None:
+    limits, beyond = parse_qos("long|7-00:00:00|DenyOnLimit,PartitionTimeLimit\n")
+    machine = replace(ME, accounts=replace(ACCOUNTS, limits=limits, beyond=beyond))
+    options = {"queue": "debug", "qos": "long"}
+    assert found(machine, "walltime", walltime="7d", **options)[0] == "ok"
+    assert found(machine, "walltime", walltime="8d", **options)[:2] == ("failure", "QOS long: 168:00:00")
+
+
+def test_one_node_must_have_all_features_that_a_constraint_joins() -> None:
+    def grades(constraint: str) -> list[tuple[str, str]]:
+        every = findings(ME, queue="gpu", constraint=constraint)
+        return [(one.profile, one.grade) for one in every if one.option == "constraint" and one.job == "worker job"]
+
+    assert grades("a100&ib") == [("a100", "ok"), ("ib", "ok")]
+    assert grades("[a100|h100]") == [("a100", "ok"), ("h100", "ok")]
+    assert grades("a100&h100") == [("a100", "ok"), ("h100", "ok"), ("a100&h100", "failure")]
+
+
 def test_what_is_left_to_the_user_says_what_there_is_to_choose() -> None:
     needed = {one.option: (one.grade, one.machine) for one in findings(ME, "queue", "walltime", "account")}
     assert needed["queue"] == ("not checked", "open to you: gpu, debug, plain")
@@ -376,6 +401,14 @@ def test_a_draft_loads_and_passes_the_check_at_once(machine: Machine) -> None:
         assert "# The longest walltime is MaxTime=1-00:00:00." in text
     else:
         assert "#   route: resources_max.walltime = 48:00:00; routes to gpu, small" in text
+
+
+def test_a_draft_passes_where_nodes_list_no_gpus_and_where_scontrol_does_not_answer() -> None:
+    for text in ("cpu*|(null)|128|256000|3-00:00:00|milan\n", SINFO):
+        machine = replace(ME, queues=parse_sinfo(text))
+        drafted = yaml.safe_load(draft.render("slurm", machine.queues, "2026-01-01", ACCOUNTS))["options"]
+        profile = Profile("new", "", "", "", "slurm", Path("new.yaml"), options=drafted)
+        assert {one.grade for one in judge(profile, of_profile(profile), machine)} <= {"ok", "not checked"}
 
 
 def test_a_queue_whose_name_is_a_word_of_yaml_is_in_quotes() -> None:

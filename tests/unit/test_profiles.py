@@ -155,7 +155,8 @@ def test_a_draft_from_sinfo() -> None:
         and "# Features of the nodes: a100,ib" in text
     )
     assert yaml.safe_load(draft.render("slurm", Queues(gpus=[], by_default=False), "2026-01-01"))["options"] == {
-        "gpus-per-node": 1
+        "gpus-per-node": 1,
+        "gpu-request": "none",
     }
 
 

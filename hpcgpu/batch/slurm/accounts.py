@@ -30,12 +30,12 @@ def accounts() -> Accounts:
         if config.get("AccountingStorageType", "").endswith("/none"):
             return Accounts(unknown="AccountingStorageType = accounting_storage/none")
         rows = answer([*_SHOW, "associations", f"user={user_name()}", "format=Cluster,Account,QOS"])
-        qos = answer([*_SHOW, "qos", "format=Name,MaxWall"])
+        qos = answer([*_SHOW, "qos", "format=Name,MaxWall,Flags"])
     except BatchError as error:
         return Accounts(unknown=str(error))
-    return Accounts(
-        qos=parse_associations(rows, config.get("ClusterName", "")), limits=parse_qos(qos), enforced=enforced
-    )
+    limits, beyond = parse_qos(qos)
+    yours = parse_associations(rows, config.get("ClusterName", ""))
+    return Accounts(qos=yours, limits=limits, beyond=beyond, enforced=enforced)
 
 
 def parse_config(stdout: str) -> dict[str, str]:
@@ -53,9 +53,11 @@ def parse_associations(stdout: str, cluster: str) -> dict[str, frozenset[str]]:
     return found
 
 
-def parse_qos(stdout: str) -> Mapping[str, float | None]:
-    """Return the longest walltime of each QOS; pure."""
-    return {cells[0]: seconds(cells[1]) for cells in _rows(stdout, 2)}
+def parse_qos(stdout: str) -> tuple[Mapping[str, float | None], frozenset[str]]:
+    """Return the longest walltime of each QOS, and those whose jobs may exceed the limit of their partition; pure."""
+    rows = _rows(stdout, 3)
+    beyond = frozenset(name for name, _, flags in rows if "PartitionTimeLimit" in flags.split(","))
+    return {name: seconds(limit) for name, limit, _ in rows}, beyond
 
 
 def _rows(stdout: str, columns: int) -> list[list[str]]:

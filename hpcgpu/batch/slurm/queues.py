@@ -21,6 +21,14 @@ _WHO = {"Accounts": "account", "Qos": "qos", "Groups": "group"}
 _MIB = 2**20
 
 
+class _SlurmQueue(Queue):
+    """Nodes of a Slurm. It refuses a type of GPU for nodes that list GPUs without one (seen on 22.05)."""
+
+    def has(self, gpu_type: str) -> bool:
+        """Return whether its GPUs are of this type."""
+        return self.gpu_type == gpu_type
+
+
 def queues() -> Queues:
     """Query sinfo, and scontrol for the rules of the partitions."""
     rules: dict[str, Rules] = {}
@@ -46,7 +54,7 @@ def parse_sinfo(stdout: str) -> Queues:
             types[match[1] or ""] += int(match[2])
         default += [bool(types)] * name.endswith("*")
         for gpu_type, gpus in types.items() or [("", 0)]:
-            kind = Queue(
+            kind = _SlurmQueue(
                 name.removesuffix("*"),
                 gpus,
                 _number(cores),
