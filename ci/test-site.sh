@@ -21,10 +21,10 @@ clean() {
 trap clean EXIT
 trap 'exit 130' INT TERM HUP
 
-timeout 300 "$place/engine" up || not_run "there is no Docker engine"
-timeout "$(left)" "$place/site" up || not_run "the site did not start"
+timeout --foreground 300 "$place/engine" up || not_run "there is no Docker engine"
+timeout --foreground "$(left)" "$place/site" up || not_run "the site did not start"
 why_not || not_run "the reason is above"
-timeout --signal INT --kill-after 60 "$(left)" .venv/bin/python -m pytest tests/site
+timeout --foreground --signal INT --kill-after 60 "$(left)" .venv/bin/python -m pytest tests/site
 code=$?
 [ "$code" != 124 ] || not_run "they took longer than 25 minutes"
 echo "The site in containers: $((SECONDS - began)) s in all"

@@ -6,7 +6,12 @@ import json
 import re
 import time
 
+import pytest
 from site_bed import LOGINS, NODES, USERS, Site, wait_for
+
+pytestmark = pytest.mark.shows(
+    "A site: users, networks, accounting, limits, a filter, memory and GPUs enforced, a late home"
+)
 
 GPUS = """\
 for i in 0 1 2 3; do (: < /dev/pretended/nvidia$i) 2>&1 | sed "s/.*: /$i /"; done
@@ -112,6 +117,18 @@ def test_the_epilog_cleans_tmp_of_a_user_s_last_job(site: Site) -> None:
     state, out = batch(site, "touch /tmp/of-job; hostname", "--time=5", "--nodelist=n2", user="bob")
     assert (state, out) == ("COMPLETED", "n2\n")
     wait_for(lambda: site.exec("n2", "test -e /tmp/of-job", check=False).code, "the epilog cleans", 60)
+
+
+def test_a_node_that_was_switched_off_comes_back_as_it_was(site: Site) -> None:
+    networks = "ip -o -4 address show | awk '{print $2, $4}' | grep -o '^eth[01] [0-9]*[.][0-9]*'"
+    before = site.exec("n3", networks).out
+    assert before.split()[::2] == ["eth0", "eth1"]
+    site.kill("n3")
+    site.boot("n3")
+    assert site.exec("n3", networks).out == before
+    assert site.exec("n3", "stat -c %U .").out == "ada\n"
+    state, out = batch(site, "hostname", "--time=5", "--nodelist=n3", "--gpus-per-node=4")
+    assert (state, out) == ("COMPLETED", "n3\n")
 
 
 def test_a_user_gets_results_from_workers_on_two_nodes_and_nothing_stays(site: Site) -> None:
