@@ -3,7 +3,9 @@
 It is for the docs of hpcgpu and of distributions that add a batch system.
 
 ``.. options:: WorkerOptions`` lists the options of one dataclass of `hpcgpu.options.common`; ``.. options:: slurm``
-those that only this batch system has.
+those that only this batch system has. With ``:only: NAME`` it lists those whose names begin with NAME.
+
+``.. runtimes::`` lists the commands of the container runtimes that hpcgpu knows.
 
 ``.. upstream::`` lists what hpcgpu relies on in other projects, ``.. tested::`` the releases that it is tested with.
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from docutils import nodes
 from docutils.statemachine import StringList
@@ -35,6 +37,7 @@ from hpcgpu.options import common, profiles
 from hpcgpu.options.documentation import kind_of
 from hpcgpu.options.schema import names, own
 from hpcgpu.releases import TESTED
+from hpcgpu.scripts.container import RUNTIMES
 from hpcgpu.scripts.render import render
 
 __all__ = ["setup"]
@@ -82,6 +85,7 @@ class Options(SphinxDirective):
     """The options of one dataclass, as a definition list."""
 
     required_arguments = 1
+    option_spec: ClassVar[Any] = {"only": str}
 
     def run(self) -> list[nodes.Node]:
         wanted = self.arguments[0]
@@ -92,6 +96,8 @@ class Options(SphinxDirective):
             fields = own(cls, common.JobOptions) if cls is not common.JobOptions else names(cls)
         lines: list[str] = []
         for name, field in fields.items():
+            if not name.startswith(self.options.get("only", "")):
+                continue
             facts = [kind_of(field)]
             if default := _default(field):
                 facts.append(f"default ``{default}``")
@@ -104,6 +110,20 @@ class Options(SphinxDirective):
         node.document = self.state.document
         self.state.nested_parse(StringList(lines, source=f"hpcgpu options {wanted}"), self.content_offset, node)
         return list(node.children)
+
+
+class Runtimes(SphinxDirective):
+    """The templates of container runtimes, as a definition list."""
+
+    def run(self) -> list[nodes.Node]:
+        found: list[nodes.Node] = []
+        own = {name: text for system in registry.systems() for name, text in system.container_runtimes.items()}
+        for name, text in {**RUNTIMES, **own}.items():
+            found += [
+                nodes.paragraph("", "", nodes.literal(name, name)),
+                nodes.literal_block(text, text, language="text"),
+            ]
+        return found
 
 
 class Script(SphinxDirective):
@@ -204,6 +224,7 @@ def _in_words(shape: Any) -> str:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
     app.add_directive("options", Options)
+    app.add_directive("runtimes", Runtimes)
     app.add_directive("tested", Tested)
     app.add_directive("upstream", Upstream)
     app.add_directive("profiles", Profiles)

@@ -17,6 +17,7 @@ from math import inf
 
 from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.errors import BatchError, BatchUnavailable
+from hpcgpu.runtime.own import told
 from hpcgpu.runtime.reach import scheduler_of
 from hpcgpu.scaling.walltime import lifetime, query_after
 from hpcgpu.store.directory import ClusterDirectory, Contact
@@ -74,12 +75,14 @@ class Leaving:
         That is what the queue says. As long as it does not answer, it is asked less and less often. If it still has not
         answered when the workers would have to leave by the walltime that the script requests, that counts.
         """
-        began, pause, problem = time.time(), query_after(self.walltime, random.random()), ""
+        pause, problem = query_after(self.walltime, random.random()), ""
+        job = told()
+        began = job["began"] if job is not None else time.time()  # it may have waited long for its scheduler
         requested = None if self.walltime is None else began + self.walltime
         latest = inf if self.walltime is None else began + lifetime(self.walltime, self.margin)
         while time.time() + pause < latest:
             time.sleep(pause)
-            told = problem
+            known = problem
             try:
                 status = self.batch.poll([self.own.job_id]).get(self.own.job_id)
                 if status is not None:
@@ -90,7 +93,7 @@ class Leaving:
             except BatchError as error:
                 problem = str(error)
                 break
-            if problem != told:
+            if problem != known:
                 _say(f"the end of this job's walltime is not known yet: {problem}")
             pause = min(2 * pause, _QUERY_SELDOM)
         instead = "only the manager of the cluster" if requested is None else "the walltime of its script"

@@ -56,8 +56,9 @@ RUNTIMES: Mapping[str, str] = {
     "apptainer": _APPTAINER % "apptainer",
     "singularity": _APPTAINER % "singularity",
     "charliecloud": (
-        'env --unset=TMPDIR USER="${USER:-$(id -un)}" ch-run --unset-env=PATH --unset-env="LD_*" '
-        "--set-env=PATH=/usr/local/bin:/usr/bin:/bin "
+        'env --unset=TMPDIR USER="${USER:-$(id -un)}" ch-run '
+        '{% if "LD_LIBRARY_PATH" not in own_variables %}--unset-env=LD_LIBRARY_PATH {% endif %}'
+        '{% if "PATH" not in own_variables %}--set-env=PATH=/usr/local/bin:/usr/bin:/bin {% endif %}'
         '${environment:+"--set-env=$environment"} --set-env=TMPDIR="$TMPDIR" --env-no-expand '
         '"${mounts[@]/#/--bind=}" --cd="$PWD"{{ arguments }} "$image" --'
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.batch.slurm.client import Slurm
-from hpcgpu.runtime import leaving
+from hpcgpu.runtime import leaving, own
 from hpcgpu.runtime.leaving import Leaving
 from hpcgpu.scaling.walltime import lifetime, query_after
 from tests.helpers import Clock
@@ -58,9 +59,9 @@ def retired(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Leaving]]:
 
 def a_job(slurm: Slurm, **environment: str) -> Leaving:
     nowhere: Any = None
-    own = slurm.own_job({"SLURM_JOB_ID": "5"} | environment)
-    assert own is not None
-    return Leaving(own=own, batch=slurm, directory=nowhere, contact=nowhere, names=["w"], walltime=2 * HOUR)
+    job = slurm.own_job({"SLURM_JOB_ID": "5"} | environment)
+    assert job is not None
+    return Leaving(own=job, batch=slurm, directory=nowhere, contact=nowhere, names=["w"], walltime=2 * HOUR)
 
 
 def test_a_job_that_knows_its_end_asks_nobody(slurm: Slurm, site: Site, clock: Clock, retired: list[Leaving]) -> None:
@@ -117,6 +118,16 @@ def test_a_node_without_the_commands_of_the_queue_says_so_in_the_log(
     not_known, _, nobody = capfd.readouterr().err.splitlines()
     assert "the walltime of its script says when its workers retire: `squeue` was not found on the PATH" in not_known
     assert "only the manager of the cluster says when its workers retire: `squeue` was not found on the PATH" in nobody
+
+
+def test_where_the_queue_cannot_be_asked_the_walltime_counts_from_the_start_of_the_job_not_of_its_worker(
+    slurm: Slurm, site: Site, clock: Clock, retired: list[Leaving], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.remove("squeue", monkeypatch)  # as in a container
+    began = clock.now - HOUR  # it waited for an hour for its scheduler
+    monkeypatch.setenv(own.JOB, json.dumps({"id": "5", "name": "w", "began": began}))
+    a_job(slurm)._watch()
+    assert len(retired) == 1 and clock.now == began + 2 * HOUR - 150
 
 
 def test_a_queue_that_never_answers_is_asked_less_and_less_often_and_the_log_says_so_once(
