@@ -100,7 +100,7 @@ listen()
 
 
 @pytest.mark.shows("A login node that stands still, or is cut off, for longer than its lease")
-@pytest.mark.parametrize("fault", ["paused", "cut off"])
+@pytest.mark.parametrize("fault", ["paused", pytest.param("cut off", marks=pytest.mark.by_hand)])
 def test_a_manager_that_was_away_for_longer_than_its_lease_says_that_its_cluster_ended(site: Site, fault: str) -> None:
     program = Program(
         "login2",
@@ -128,7 +128,7 @@ cluster.close()
 
 
 @pytest.mark.shows("A login node that stands still, or is cut off, for a while")
-@pytest.mark.parametrize("fault", ["paused", "cut off"])
+@pytest.mark.parametrize("fault", [pytest.param("paused", marks=pytest.mark.by_hand), "cut off"])
 def test_a_manager_that_was_away_for_a_while_goes_on(site: Site, fault: str) -> None:
     program = Program(
         "login2",

@@ -1,11 +1,15 @@
 """A real multi-node Slurm with pretended GPUs, one for all tests; each test fails if it leaves a job in its queue.
 
+With HPCGPU_TEST_SLURM=there in the environment it is the Slurm that this machine uses, such as the site in containers
+from its login node; tests that need root's hands on nodes or controller are skipped.
+
 It schedules every second, so that tests of other things do not wait for it. `slow_bed` is one that schedules as
 other parameters say: Slurm's defaults, or only when something changes.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +17,28 @@ import bed as slurm_bed
 import pytest
 
 
+class ThereBed(slurm_bed.SlurmBed):
+    """The Slurm that is there. It has nodes and partitions as the bed has; this user's jobs are those of the tests."""
+
+    def __init__(self) -> None:
+        """It has no directory."""
+
+    def environment(self) -> dict[str, str]:
+        return {}
+
+    def _as_root(self, *arguments: str, **_: object) -> None:
+        pytest.skip(f"nobody may do this on a Slurm that others use: {' '.join(arguments)}")
+
+    node_down = node_up = stop_node = stop_controller = start_controller = _as_root  # type: ignore[assignment]
+
+
 def running(place: Path, request: pytest.FixtureRequest, scheduling: str) -> Iterator[slurm_bed.SlurmBed]:
     """A Slurm that the commands of this process use."""
+    if os.environ.get("HPCGPU_TEST_SLURM") == "there":
+        if scheduling not in ("", slurm_bed.FAST):
+            pytest.skip("the Slurm that is there has a scheduling of its own")
+        yield ThereBed()
+        return
     if reason := slurm_bed.why_not():
         pytest.skip(f"no Slurm can run here: {reason}")
     request.getfixturevalue("fake_gpus")  # after the reason above, which says more than a missing compiler
