@@ -1,9 +1,9 @@
-/* A filesystem that answers slowly: the files of one directory, read only, with a delay for each lookup.
+/* A filesystem that answers slowly: the files of one directory, read only, with a delay for each lookup, and one for each read.
  *
  *     gcc -O2 slowfs.c -o slowfs $(pkg-config fuse3 --cflags --libs)
  *     SLOWFS_MICROSECONDS=2000 SLOWFS_SOURCE=/directory ./slowfs /mount/point
  *
- * The kernel remembers a lookup for a second, as FUSE does by default. Many requests are served at the same time.
+ * SLOWFS_READ_MICROSECONDS is for reads; default: none. The kernel remembers a lookup for a second, as FUSE does by default. Many requests are served at the same time.
  */
 #define FUSE_USE_VERSION 31
 #define _GNU_SOURCE
@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 static int source;
-static useconds_t delay;
+static useconds_t delay, read_delay;
 
 static const char *inside(const char *path) { return path[1] ? path + 1 : "."; }
 
@@ -56,6 +56,7 @@ static int start(const char *path, struct fuse_file_info *file) {
 
 static int get(const char *path, char *buffer, size_t size, off_t offset, struct fuse_file_info *file) {
     (void)path;
+    usleep(read_delay);
     ssize_t length = pread(file->fh, buffer, size, offset);
     return length < 0 ? -errno : length;
 }
@@ -73,5 +74,6 @@ int main(int count, char **arguments) {
     if (source < 0 || !microseconds)
         return fprintf(stderr, "set SLOWFS_SOURCE and SLOWFS_MICROSECONDS\n"), 1;
     delay = atoi(microseconds);
+    read_delay = atoi(getenv("SLOWFS_READ_MICROSECONDS") ? getenv("SLOWFS_READ_MICROSECONDS") : "0");
     return fuse_main(count, arguments, &operations, NULL);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -30,6 +31,17 @@ class Environment:
         (self.path / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
         for number, place in enumerate(dict.fromkeys(map(sysconfig.get_path, ("purelib", "platlib")))):
             (packages / f"packages{number}.pth").write_text(f"import site; site.addsitedir({place!r})\n")
+
+    def packed_by_venv_pack(self, name: str) -> Path:
+        """Return the archive that venv-pack makes of a real virtual environment."""
+        venv, archive = self.path.parent / "venv", self.path.parent / name
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+        for link in self.path.glob("lib/*/site-packages/*.pth"):
+            shutil.copy(link, venv / link.parent.relative_to(self.path))
+        pack = [sys.executable, "-m", "venv_pack", "--prefix", venv, "--output", archive, "--quiet"]
+        subprocess.run(pack, check=True)
+        shutil.rmtree(venv)
+        return archive
 
     def archive(self, name: str) -> Path:
         """Return an archive of it, beside it."""

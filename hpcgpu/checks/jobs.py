@@ -21,7 +21,7 @@ from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.monitor import Monitor, View
 from hpcgpu.batch.reasons import Outlook, explain, outlook
 from hpcgpu.batch.visible import visible_devices
-from hpcgpu.checks.lines import Grade, Line
+from hpcgpu.checks.lines import Grade, Line, import_lines
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.display.words import listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError
@@ -119,6 +119,7 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
         where, "job", "ok", f"{found['job']} ran on {found['host']}, {duration(seen.waited)} after it was submitted"
     )
     yield from _software_lines(where, found)
+    yield from import_lines(where, found)
     yield Line(where, "filesystem", "ok", "the login node and the job read each other's files")
     if seen.skew is not None and abs(seen.skew) > _SKEW:
         advice = "the clocks of login node and compute node should agree: tell the site's support"

@@ -15,19 +15,22 @@ import resource
 import shutil
 import socket
 import ssl
+import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from hpcgpu.batch import batch_system
 from hpcgpu.errors import BatchError, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric import choice, interfaces
 from hpcgpu.fabric.gpus import gpus_on_node
+from hpcgpu.posix.filesystems import filesystem, of_all_nodes
 from hpcgpu.runtime import scratch, stage
 from hpcgpu.runtime.gpus import visible_gpus
 from hpcgpu.runtime.launch import job_arguments
@@ -38,6 +41,8 @@ __all__ = ["Examination", "JobReport", "main"]
 
 #: Seconds that the job waits for the login node to have looked, at most.
 _TIMEOUT = 240.0
+#: Seconds that an import may take: the job has more to do.
+_IMPORT = 120.0
 #: Seconds for the handshake of a peer, and for its question.
 _PEER_TIMEOUT = 10.0
 #: The devices by which UCX uses InfiniBand.
@@ -70,6 +75,11 @@ class Examination(TypedDict):
     container: str
     #: What is wrong with the container.
     container_warning: str
+    #: Seconds of ``import dask.distributed`` in a new process; None if it fails. Earlier releases report none of these.
+    import_seconds: NotRequired[float | None]
+    #: The filesystem that it is imported from, and whether other machines see the same.
+    import_filesystem: NotRequired[str]
+    import_shared: NotRequired[bool]
 
 
 class JobReport(Examination):
@@ -82,6 +92,7 @@ class JobReport(Examination):
 
 def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> Examination:
     """Return what this job has: its node, its GPUs, its software, its networks."""
+    import_seconds = _seconds_to_import()  # first, before this process has read the same files
     batch = batch_system(arguments.system)
     own = batch.own_job(os.environ)
     node = choice.this_node()
@@ -108,6 +119,9 @@ def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> Exami
         "local_directory": "",
         "container": _container(arguments) if arguments.container else "",
         "container_warning": _container_warning(node) if arguments.container else "",
+        "import_seconds": import_seconds,
+        "import_filesystem": filesystem(Path(sysconfig.get_path("purelib"))),
+        "import_shared": of_all_nodes(Path(sysconfig.get_path("purelib"))),
     }
     try:
         visible_gpus(arguments.gpus, os.environ, on_node, whole_nodes=arguments.whole_nodes, kind=arguments.kind)
@@ -137,6 +151,18 @@ def _container_warning(node: choice.Node) -> str:
     if not node.ports or any(_VERBS.glob("uverbs*")):
         return ""
     return f"the node has InfiniBand, and the container has no {_VERBS}: UCX cannot use it. Add it by container_args"
+
+
+def _seconds_to_import() -> float | None:
+    """Return how long a new Python takes to import what each worker imports; None if it cannot."""
+    began = time.monotonic()
+    try:
+        subprocess.run(
+            [sys.executable, "-P", "-c", "import dask.distributed"], check=True, capture_output=True, timeout=_IMPORT
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return time.monotonic() - began
 
 
 def _open_files() -> int:

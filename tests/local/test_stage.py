@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from distributed import Client
 
-from hpcgpu import LocalGPUCluster
+from hpcgpu import ClusterError, ClusterWarning, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.helpers import CPU, GPU
 from tests.packed import Environment
@@ -60,3 +63,51 @@ def test_every_process_of_a_cluster_runs_the_packed_environment_which_goes_with_
         until(lambda: len(cluster.scheduler_info["workers"]) == 0, "the workers end")
         assert environments(node) == [place]  # the scheduler uses it
     until(lambda: list(node.iterdir()) == [], "the last job removes the environment")
+
+
+def test_jobs_of_a_changed_archive_fail_and_the_user_is_told_why(
+    queue: LocalQueue, node: Path, environment: Environment
+) -> None:
+    archive = environment.archive("env.tar")
+    with LocalGPUCluster(**CPU, scheduler="local", stage=archive, worker_restarts=0) as cluster:
+        archive.write_bytes(archive.read_bytes() + bytes(512))
+        with (
+            pytest.warns(ClusterWarning),
+            pytest.raises(ClusterError, match="has changed since the job's script was made"),
+        ):
+            cluster.scale(jobs=1)
+            cluster.wait_for_workers(1)
+    assert list(node.iterdir()) == []
+
+
+def test_a_worker_job_that_is_killed_does_not_take_the_environment_from_the_others(
+    queue: LocalQueue, node: Path, environment: Environment, until: Until
+) -> None:
+    options = {**CPU, "scheduler": "local", "stage": environment.archive("env.tar")}
+    with LocalGPUCluster(**options, jobs=2) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(2)
+        before = set(client.scheduler_info()["workers"])
+        job = next(job.id for job in cluster.jobs if job.kind == "worker")
+        for process in [one for one in psutil.process_iter(["environ"]) if mark(one) == job]:
+            process.kill()
+        until(lambda: len(set(client.scheduler_info()["workers"]) - before) == 1, "another job replaces it")
+        assert set(client.scheduler_info()["workers"]) & before
+    until(lambda: list(node.iterdir()) == [], "the last job removes the environment")
+
+
+def mark(process: psutil.Process) -> str | None:
+    """The job of the embedded queue that a process belongs to."""
+    return (process.info["environ"] or {}).get("HPCGPU_JOB_ID")
+
+
+def test_the_check_in_a_job_tries_the_packed_environment(
+    queue: LocalQueue, node: Path, environment: Environment, until: Until
+) -> None:
+    archive = environment.archive("env.tar")
+    command = [sys.executable, "-m", "hpcgpu", "check", "--in-job", "--json", "--system", "local"]
+    command += ["--gpus-per-node", "0", "--stage", str(archive)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in json.loads(done.stdout)["lines"] if line["what"] == "python"]
+    assert len(lines) == 3 and all(f"{node}/hpcgpu-environment-" in line["found"] for line in lines[1:])
+    until(lambda: list(node.iterdir()) == [], "the jobs remove the environment")

@@ -59,6 +59,9 @@ def seen(kind: str = "worker", **changes: Any) -> Seen:
         "interface_error": "",
         "queue_error": "",
         "local_directory": "",
+        "import_seconds": 1.5,
+        "import_filesystem": "nfs4",
+        "import_shared": True,
         "address": ["10.0.0.3", 4711],
         "via": "eth0",
         "time": 0.0,
@@ -68,6 +71,14 @@ def seen(kind: str = "worker", **changes: Any) -> Seen:
 
 def found(job: Seen, gpus: int = 4) -> dict[str, Line]:
     return {line.what: line for line in judge(job, gpus)}
+
+
+def test_a_slow_import_from_a_shared_filesystem_is_told_with_what_helps() -> None:
+    assert found(seen())["import"].found == "dask.distributed takes 1.5 s from nfs4"
+    line = found(seen(import_seconds=60.0))["import"]
+    assert line.grade == "warning" and "60.0 s from nfs4" in line.found and "set stage to an archive" in line.advice
+    assert found(seen(import_seconds=60.0, import_filesystem="ext4", import_shared=False))["import"].grade == "ok"
+    assert "import" not in found(seen(import_seconds=None))
 
 
 def test_a_healthy_job_is_ok_in_every_line() -> None:
