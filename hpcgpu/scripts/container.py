@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import string
 import sys
 from collections.abc import Mapping
@@ -217,10 +216,9 @@ def provide(directory: Path, *jobs: JobOptions | None) -> None:
     target = directory / HOST_COPY
     if not any(job is not None and job.container for job in jobs) or target.exists():
         return
-    package = Path(__file__).parents[1]
-    shutil.copytree(package, target / "hpcgpu", ignore=shutil.ignore_patterns("__pycache__"))
-    if not (target / "hpcgpu" / "templates").is_dir():
-        shutil.copytree(registry.common_templates(), target / "hpcgpu" / "templates")
+    target.mkdir(mode=0o700)
+    _copy(Path(__file__).parents[1], target / "hpcgpu")
+    _copy(registry.common_templates(), target / "hpcgpu" / "templates")
     try:
         about = distribution("hpcgpu")
     except PackageNotFoundError:
@@ -229,3 +227,11 @@ def provide(directory: Path, *jobs: JobOptions | None) -> None:
     metadata.mkdir()
     for name in ("METADATA", "entry_points.txt"):
         (metadata / name).write_text(about.read_text(name) or "")
+
+
+def _copy(source: Path, target: Path) -> None:
+    for file in source.rglob("*"):
+        if file.is_file() and "__pycache__" not in file.parts:
+            copy = target / file.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())

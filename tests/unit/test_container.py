@@ -17,6 +17,7 @@ from hpcgpu.errors import OptionError
 from hpcgpu.scripts import bundle
 from hpcgpu.scripts.container import HOST_COPY, RUNTIMES, provide, shell_path
 from hpcgpu.scripts.render import render
+from hpcgpu.store.directory import ClusterDirectory
 
 GOLDEN = Path(__file__).parent / "golden"
 PLACE = Path("/home/me/.hpcgpu/clusters/demo")
@@ -296,6 +297,16 @@ def test_only_hpcgpu_is_copied_and_only_for_containers(copy: Path, tmp_path: Pat
     (tmp_path / "other").mkdir()
     provide(tmp_path / "other", resolve("slurm", {}).worker, None)
     assert not [*(tmp_path / "other").iterdir()]
+
+
+def test_the_copy_is_trusted_whatever_the_umask_of_the_user(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        made = bundle.make("slurm", BASE | {"name": "open"}, tmp_path / "open")
+    finally:
+        os.umask(before)
+    assert (made.path / HOST_COPY).stat().st_mode & 0o777 == 0o700
+    ClusterDirectory.there(made.path)
 
 
 def test_an_image_without_hpcgpu_and_what_it_needs_says_what_is_missing(copy: Path) -> None:
