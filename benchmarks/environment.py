@@ -167,7 +167,7 @@ def tables(slow: Slow, arguments: argparse.Namespace, disk: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 4, 8])
     parser.add_argument("--slow", type=float, default=2.0, metavar="MS", help="delay of the first table")
     parser.add_argument("--delays", type=float, nargs="+", default=[0.1, 0.5, 1, 2, 4], help="those of the second")
     parser.add_argument("--repeat", type=int, default=3)
@@ -176,12 +176,12 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as temporary:
         os.environ.update(build.environment(build.build(Path(temporary) / "stub")))
-        os.environ["STUBNVML_COUNT"] = str(2 * max(4, *arguments.workers))
+        os.environ["STUBNVML_COUNT"] = str(2 * max([4, *arguments.workers]))
         os.environ["HPCGPU_QUEUE_DIRECTORY"] = f"{temporary}/queue"
         os.environ["DASK_HPCGPU__CLUSTER_DIRECTORY"] = f"{temporary}/clusters"
         from hpcgpu.batch.local.queue import LocalQueue
 
-        LocalQueue(Path(temporary) / "queue", gpus=2 * max(4, *arguments.workers)).check()
+        LocalQueue(Path(temporary) / "queue", gpus=2 * max([4, *arguments.workers])).check()
         slow, disk = Slow(Path(temporary)), Path(temporary) / "disk"
         measure(slow, "staged", 1, 0.0, disk)  # not counted
         tables(slow, arguments, disk)

@@ -12,10 +12,11 @@ from typing import Any
 import psutil
 import pytest
 from distributed import Client
+from fake_pbs import Site
 
-from hpcgpu import ClusterError, ClusterWarning, LocalGPUCluster
+from hpcgpu import ClusterError, ClusterWarning, LocalGPUCluster, PBSGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from tests.helpers import CPU, GPU
+from tests.helpers import CPU, GPU, PBS_CPU
 from tests.packed import Environment
 
 Until = Callable[..., None]
@@ -111,3 +112,16 @@ def test_the_check_in_a_job_tries_the_packed_environment(
     lines = [line for line in json.loads(done.stdout)["lines"] if line["what"] == "python"]
     assert len(lines) == 3 and all(f"{node}/hpcgpu-environment-" in line["found"] for line in lines[1:])
     until(lambda: list(node.iterdir()) == [], "the jobs remove the environment")
+
+
+def test_each_node_of_a_pbs_job_runs_the_packed_environment(
+    pbs: Site, home: Path, environment: Environment, until: Until
+) -> None:
+    node = home / "disk"
+    options = {**PBS_CPU, "stage": environment.archive("env.tar"), "local_directory": str(node)}
+    with PBSGPUCluster(**options, jobs=1, nodes_per_job=2) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(2)
+        (place,) = environments(node)
+        staged = (f"{place}/environment/bin/python", f"{place}/environment")
+        assert list(client.run(interpreter()).values()) == [staged, staged]
+    until(lambda: environments(node) == [], "the last job removes the environment")
