@@ -115,6 +115,7 @@ with SlurmGPUCluster(**{options!r}) as cluster:
     program.ends()
 
 
+@pytest.mark.by_hand
 @pytest.mark.shows("A walltime that ends")
 def test_a_job_that_its_walltime_ends_is_no_failure_and_another_takes_its_place() -> None:
     options = SMALL | {"walltime": "1m", "walltime_margin": "20s", "worker_restarts": 0, "jobs": 1, "name": "brief"}
