@@ -13,6 +13,7 @@ import pwd
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,7 +37,8 @@ VENV = "/opt/venv"
 #: What the image has; that needs more.
 NEEDED = ("dask", "distributed", "click", "cryptography", "jinja2", "psutil", "pyyaml", "rich")
 PROGRAM = """
-import json, sys, hpcgpu
+import json, sys, time, hpcgpu
+from hpcgpu.batch import batch_system
 
 with hpcgpu.LocalGPUCluster(gpus_per_node=0, jobs=1, quiet=True, **json.loads(sys.argv[1])) as cluster:
     client = cluster.get_client()
@@ -51,7 +53,13 @@ with hpcgpu.LocalGPUCluster(gpus_per_node=0, jobs=1, quiet=True, **json.loads(sy
             "seen": [os.path.exists(place) for place in seen], "uid": os.getuid(), "home": os.environ["HOME"],
         }
 
-    print(json.dumps([client.submit(inside).result(), client.run_on_scheduler(inside)]))
+    worker = client.submit(inside).result()
+    print(json.dumps([worker, client.run_on_scheduler(inside)]))
+    client.close()
+    queue, job = batch_system("local"), worker["environment"]["HPCGPU_JOB_ID"]
+    queue.cancel([job])
+    while not queue.poll([job])[job].state.ended:
+        time.sleep(0.1)
 """
 
 
@@ -98,8 +106,8 @@ class User:
         given = {"name": "inside", "python": f"{VENV}/bin/python", **options}
         return self.run(CLIENT, "-P", "-c", PROGRAM, json.dumps(given), GREETING_OF_HOST="hello")
 
-    def log(self, kind: str) -> str:
-        [log] = (self.home / ".hpcgpu" / "clusters" / "inside" / "logs").glob(f"inside-{kind}-*.log")
+    def log(self, job: str) -> str:
+        [log] = (self.home / ".hpcgpu" / "clusters" / "inside" / "logs").glob(f"inside-{job}-*.log")
         return log.read_text()
 
     def processes(self) -> list[str]:
@@ -138,9 +146,23 @@ def user() -> Iterator[User]:
         subprocess.run(["chmod", "-R", "a+rX", str(home / HOST_COPY), str(place / "image" / "opt")], check=True)
         yield User(name, home, place / "image")
     finally:
-        subprocess.run(["pkill", "-KILL", "-u", name], check=False)
-        subprocess.run(["userdel", name], check=False, capture_output=True)
+        remove(name)
         shutil.rmtree(place, ignore_errors=True)
+
+
+def remove(name: str) -> None:
+    """Remove a user that a test has made, with its processes and with what Podman leaves in /tmp."""
+    with contextlib.suppress(KeyError):
+        uid = pwd.getpwnam(name).pw_uid
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if process.stat().st_uid == uid:
+                    os.kill(int(process.name), signal.SIGKILL)
+        for left in Path("/tmp").iterdir():
+            with contextlib.suppress(OSError):
+                if left.lstat().st_uid == uid:
+                    shutil.rmtree(left)
+        subprocess.run(["userdel", name], check=False, capture_output=True)
 
 
 def complete(image: Path, home: Path) -> None:
@@ -169,10 +191,7 @@ def look(done: subprocess.CompletedProcess[str], user: User) -> None:
         environment = seen["environment"]
         assert environment["GREETING"] == 'it\'s "me" $HOME' and "VIRTUAL_ENV" not in environment
         assert environment["HPCGPU_JOB_NAME"].startswith("inside-")
-    for kind in ("scheduler", "0"):
-        assert "Received signal SIGTERM" in user.log(kind), (
-            "the end of the cluster reached the process in the container"
-        )
+    assert "Received signal SIGTERM" in user.log("0"), "to cancel a job reaches the process in the container"
     wait_until(lambda: not user.processes(), "no process of the cluster is left")
 
 
