@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Grade", "Line", "LineJSON", "as_json", "import_lines", "text"]
 
 #: Seconds of `import dask.distributed` from which a packed environment is advised (benchmarks/results/environment.txt).
-_SLOW_IMPORT = 10.0
+_SLOW_IMPORT = 20.0
 
 Grade = Literal["ok", "warning", "failure"]
 
