@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from site_bed import NODES, Site, wait_for
 
 from tests.site.programs import SMALL, Program
+from tests.slurm import strangers as strangers_module
 
 #: The clocks of these hosts, in seconds beside the truth.
 CLOCKS = dict.fromkeys(NODES, 120) | {"s0": -120}
@@ -40,13 +42,15 @@ with SlurmGPUCluster(**{SMALL | {"name": "mine", "jobs": 1}!r}) as cluster:
     strangers = f"""
 import sys
 from pathlib import Path
-sys.path.append("/hpcgpu/tests/slurm")
+sys.path.append("/tmp/others-of-bob")
 from strangers import attempts, other_clusters
 others = other_clusters(Path("/tmp/others-of-bob"))
 for address in {addresses!r}:
     print(attempts(address, others), end="")
 """
     for host in ("login2", "n3"):
+        site.exec(host, "mkdir -p /tmp/others-of-bob", "bob")
+        site.put(host, "/tmp/others-of-bob/strangers.py", Path(strangers_module.__file__).read_text(), "bob")
         tried = site.python(host, strangers, user="bob", timeout=240)
         assert tried.out == "all strangers were refused\n" * len(addresses), tried
         site.exec(host, "rm -rf /tmp/others-of-bob", "bob")
