@@ -68,7 +68,10 @@ def of(path: Path) -> Iterator[Shown]:
             continue
         own = dict(common)
         for decorator in node.decorator_list:
-            own |= marks(decorator)
+            found = marks(decorator)
+            if "parametrize" in found:  # a mark of one parameter: the others run
+                found.pop("by_hand", None)
+            own |= found
         if "shows" in own:
             place = FOLDERS[path.parent.name]
             if place == "local" and "pbs" in {argument.arg for argument in node.args.args}:
