@@ -15,6 +15,7 @@ import sys
 
 from hpcgpu.batch import batch_system
 from hpcgpu.errors import BatchError
+from hpcgpu.runtime import stage
 from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["LOG", "Unattended"]
@@ -62,6 +63,7 @@ class Unattended:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=stage.lock(),  # it cancels jobs after the scheduler was killed, from the same environment
             )
         self.problem = ""
         self._watch = asyncio.ensure_future(self._watch_over(self._process))

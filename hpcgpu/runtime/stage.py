@@ -15,7 +15,6 @@ archive, or goes when a job starts a day later.
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
 import errno
 import fcntl
@@ -31,6 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -40,7 +40,7 @@ from hpcgpu.posix.ownership import check_place, private_directory
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime.scratch import expanded
 
-__all__ = ["main", "release", "release_at_exit"]
+__all__ = ["lock", "main", "release", "release_at_exit"]
 
 #: Process, number of the open file that has the lock, and directory of the environment that a process runs in.
 _STAGED = "HPCGPU_STAGED"
@@ -49,6 +49,8 @@ _STAGED = "HPCGPU_STAGED"
 _DECOMPRESSORS = {".tar.zst": "zstd", ".tar.gz": "gzip", ".tar": ""}
 #: Seconds after which an environment goes that nobody uses.
 _KEPT = 86400.0
+#: Seconds for the first import in an environment, and for conda-unpack.
+_TRIAL = 600.0
 #: Lines of tar's errors that are shown. A full disk has one for each file.
 _LINES = 5
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
@@ -75,9 +77,9 @@ def main(argv: Sequence[str]) -> NoReturn:
 
 
 def release_at_exit() -> None:
-    """Let go of the environment at the end of this process, after all else that ends with it."""
+    """Let go of the environment at the end of this process, when its children have ended."""
     if _held() is not None:
-        atexit.register(release)
+        Finalize(None, release, exitpriority=-100)
 
 
 def release() -> None:
@@ -90,13 +92,20 @@ def release() -> None:
         return
     del os.environ[_STAGED]
     used, environment = held
-    with contextlib.suppress(OSError), _gate(environment.parent, make=False):
-        # The site may have removed it, and another job may have unpacked it again.
-        if os.path.samestat(os.fstat(used), os.lstat(environment)):
-            fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(environment.parent)
-    with contextlib.suppress(OSError):
-        os.close(used)
+    with contextlib.suppress(OSError), contextlib.ExitStack() as at_end:
+        at_end.callback(os.close, used)
+        # Closed before the gate opens: the next job must not find it in use.
+        with _gate(environment.parent, make=False), at_end.pop_all():
+            # The site may have removed it, and another job may have unpacked it again.
+            if os.path.samestat(os.fstat(used), os.lstat(environment)):
+                fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(environment.parent)
+
+
+def lock() -> tuple[int, ...]:
+    """Return the open file of the environment's lock, for a process that may live longer than this one."""
+    held = _held()
+    return (held[0],) if held is not None else ()
 
 
 def use(archive: Path, sha256: str, places: Sequence[Path]) -> tuple[int, Path]:
@@ -140,6 +149,8 @@ def candidates(local_directory: str | None) -> list[Path]:
 def _use(archive: Path, sha256: str, base: Path) -> tuple[int, Path]:
     private_directory(base)
     check_place(base)
+    if os.statvfs(base).f_flag & os.ST_NOEXEC:
+        raise NotTrusted(f"{base} is mounted with noexec, so no program runs from there")
     if not of_this_machine(base):
         raise NotTrusted(f"{base} is on {filesystem(base) or 'an unknown filesystem'}, not on the node's own disk")
     prefix = f"hpcgpu-environment-{os.geteuid()}-{socket.gethostname()}-"
@@ -181,19 +192,31 @@ def _gate(place: Path, *, make: bool, wait: bool = True) -> Iterator[int]:
         if make:
             with contextlib.suppress(FileExistsError):
                 place.mkdir(mode=0o700)
-        gate = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            gate = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            if make:  # the last user has just removed it
+                continue
+            raise
         try:
             about = os.fstat(gate)
             if about.st_uid != os.geteuid() or about.st_mode & 0o077:
                 raise NotTrusted(f"{place} belongs to uid {about.st_uid} and has mode {about.st_mode & 0o7777:04o}")
             _lock(gate, place, wait=wait)
-            if place.exists() and os.path.samestat(os.lstat(place), about):
+            if _is(place, about):
                 yield gate
                 return
             if not make:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
         finally:
             os.close(gate)
+
+
+def _is(place: Path, about: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.lstat(place), about)
+    except FileNotFoundError:
+        return False
 
 
 def _lock(gate: int, place: Path, *, wait: bool) -> None:
@@ -249,7 +272,7 @@ def _unpack(archive: Path, sha256: str, environment: Path, gate: int) -> None:
     if code:
         errors = [line for line in said if not line.startswith(_TOTAL)]
         raise LaunchError(f"stage: {archive} cannot be unpacked on {host}: {'; '.join(errors)}")
-    _make_it_run(archive, environment)
+    _make_it_run(archive, environment, gate)
     print(
         f"hpcgpu: unpacked {archive} into {environment} in {time.monotonic() - began:.1f} s",
         file=sys.stderr,
@@ -336,7 +359,7 @@ def _program(name: str, archive: Path) -> str:
     )
 
 
-def _make_it_run(archive: Path, environment: Path) -> None:
+def _make_it_run(archive: Path, environment: Path, gate: int) -> None:
     """Complete what was packed elsewhere, and see that its Python runs and has hpcgpu."""
     python, host = environment / "bin" / "python", socket.gethostname()
     if not python.is_symlink() and not python.exists():
@@ -354,7 +377,19 @@ def _make_it_run(archive: Path, environment: Path) -> None:
     )
     for words in [*commands, ["-P", "-c", "import hpcgpu.runtime.launch"]]:
         try:
-            done = subprocess.run([str(python), *words], capture_output=True, text=True, errors="replace")
+            done = subprocess.run(
+                [str(python), *words],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                pass_fds=[gate],  # as above: conda-unpack writes
+                timeout=_TRIAL,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise LaunchError(
+                f"stage: the Python of {archive} did not answer on {host} within {_TRIAL:g} s. Look at the node's "
+                "disk, and for a venv at the filesystem of its base Python"
+            ) from error
         except OSError as error:
             raise LaunchError(f"stage: bin/python of {archive} does not start on {host}: {error.strerror}") from error
         if done.returncode:

@@ -33,11 +33,11 @@ PROGRAM = "from hpcgpu.runtime import stage; stage.release_at_exit(); print(*sys
 class Job:
     """A process that uses an archive as a job does."""
 
-    def __init__(self, archive: Path, base: Path, sha256: str = "") -> None:
+    def __init__(self, archive: Path, base: Path, sha256: str = "", program: str = PROGRAM) -> None:
         found = sha256 or hashlib.sha256(archive.read_bytes()).hexdigest()
         helper = [sys.executable, "-P", "-m", "hpcgpu.runtime.stage", str(archive), "--sha256", found]
         self.process = subprocess.Popen(
-            [*helper, "--local-directory", str(base), "--", "-P", "-c", f"import sys; {PROGRAM}"],
+            [*helper, "--local-directory", str(base), "--", "-P", "-c", f"import sys; {program}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -59,6 +59,22 @@ class Job:
         self.process.send_signal(signal.SIGKILL)
         self.process.communicate()
 
+
+#: What a job does that has a child, which outlives its last line.
+WITH_A_CHILD = """
+import atexit, multiprocessing.util, pathlib, time
+place = pathlib.Path({place!r})
+atexit.register((place / "exits").touch)
+from hpcgpu.runtime import stage
+stage.release_at_exit()
+def wait():
+    while not (place / "go").exists():
+        time.sleep(0.01)
+    (place / "seen").write_text(str(pathlib.Path(sys.orig_argv[0]).exists()))
+multiprocessing.get_context("fork").Process(target=wait).start()
+print(*sys.orig_argv[:1], flush=True)
+input()
+"""
 
 Start = Callable[..., Job]
 
@@ -125,6 +141,40 @@ def test_a_job_that_is_killed_counts_as_one_that_has_ended(archive: Path, base: 
     assert python.exists()
     other.end()
     assert content(base) == []
+
+
+def test_an_environment_stays_until_the_children_of_its_last_user_have_ended(
+    archive: Path, base: Path, tmp_path: Path, start: Start, until: Until
+) -> None:
+    job = start(archive, base, program=WITH_A_CHILD.format(place=str(tmp_path)))
+    python = job.python()
+    assert job.process.stdin is not None
+    print(file=job.process.stdin, flush=True)
+    try:
+        until((tmp_path / "exits").exists, "the program exits")
+        assert python.exists()
+    finally:
+        (tmp_path / "go").touch()
+    job.process.communicate(timeout=60)
+    assert job.process.returncode == 0
+    assert (tmp_path / "seen").read_text() == "True" and content(base) == []
+
+
+def test_a_directory_that_its_last_user_removes_just_now_is_made_again(
+    archive: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really_open, removed = os.open, list[Path]()
+
+    def open_late(path: Any, *arguments: Any, **named: Any) -> int:
+        if str(path).startswith(f"{base}/hpcgpu-environment") and not removed:
+            removed.append(Path(path))
+            os.rmdir(path)
+        return really_open(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", open_late)
+    used, environment = stage.use(archive, hashlib.sha256(archive.read_bytes()).hexdigest(), [base])
+    assert removed and (environment / "bin" / "python").exists()
+    os.close(used)
 
 
 def test_what_the_last_one_left_because_it_was_killed_is_used_by_the_next(
@@ -337,3 +387,13 @@ def test_a_filesystem_that_other_machines_see_is_not_used(
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/home {base} nfs4 rw 0 0\n")
     monkeypatch.setattr("hpcgpu.posix.filesystems._MOUNTS", mounts)
     assert f"{base} is on nfs4, not on the node's own disk" in refusal(archive, base)
+
+
+@needs_root
+def test_a_disk_from_which_no_program_runs_is_not_used(archive: Path, base: Path) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec,mode=700", "hpcgpu", base]).returncode:
+        pytest.skip("this root cannot mount")
+    try:
+        assert f"{base} is mounted with noexec" in refusal(archive, base)
+    finally:
+        subprocess.run(["umount", "-l", base], check=True)
