@@ -45,10 +45,11 @@ from hpcgpu.options.common import JobOptions, Options, WorkerOptions
 __all__ = ["HOST_COPY", "RUNTIMES", "Container", "provide", "shell_path"]
 
 _APPTAINER = '%s exec{{ " --nv" if gpus }} "${mounts[@]/#/--bind=}" --pwd "$PWD"{{ arguments }} "$image"'
+# keep-groups: directories of projects are often open to a supplementary group alone (podman-run(1)).
 _PODMAN = (
-    "%s run --rm --network=host --uts=host --cgroups=disabled --ulimit=host --volume=/dev/shm:/dev/shm%s "
-    '--security-opt=label=disable "${mounts[@]/#/--volume=}" --workdir="$PWD"'
-    ' "${variables[@]/#/--env=}" --entrypoint= ${infiniband:+"--device=$infiniband"}{{ arguments }} "$image"'
+    "%s --rm --network=host --uts=host --cgroups=disabled --ulimit=host --volume=/dev/shm:/dev/shm --userns=keep-id "
+    '--group-add=keep-groups --umask=0077 --security-opt=label=disable "${mounts[@]/#/--volume=}" --workdir="$PWD"'
+    ' "${variables[@]/#/--env=}" --entrypoint= ${infiniband:+"--device=$infiniband"}%s "$image"'
 )
 #: Commands of container runtimes, by name.
 RUNTIMES: Mapping[str, str] = {
@@ -61,8 +62,10 @@ RUNTIMES: Mapping[str, str] = {
         '${environment:+"--set-env=$environment"} --set-env=TMPDIR="$TMPDIR" --env-no-expand '
         '"${mounts[@]/#/--bind=}" --cd="$PWD"{{ arguments }} "$image" --'
     ),
-    "podman": _PODMAN % ("podman", "{{ ' --device=nvidia.com/gpu=all' if gpus }} --userns=keep-id"),
-    "podman-hpc": _PODMAN % ("podman-hpc", "{{ ' --gpu' if gpus }} --userns=keep-id"),
+    # runc, which some sites have for a default, refuses --cgroups=disabled
+    "podman": _PODMAN % ("podman --runtime=crun run{{ ' --device=nvidia.com/gpu=all' if gpus }}", "{{ arguments }}"),
+    # its own options stand before the first `--`, which it removes (podman_hpc.py, of click)
+    "podman-hpc": _PODMAN % ("podman-hpc run{{ ' --gpu' if gpus }}{{ arguments }} --", ""),
     "shifter": (
         'shifter{{ " --module=gpu" if gpus }}{% for mount in container_mounts %} --volume={{ mount }}{% endfor %} '
         '--workdir="$PWD"{{ arguments }} --image="$image"'
@@ -77,10 +80,11 @@ _VARIABLES = (
 #: Directory in the cluster directory with the hpcgpu of whoever rendered the scripts, and nothing else. It says for
 #: which Python.
 HOST_COPY = f"python{sys.version_info.major}.{sys.version_info.minor}"
-#: What a program on the node has for itself, and a Python in the container must not read.
+#: What a program on the node has for itself, and a Python in the container must not read. A path to the node's CUDA
+#: keeps numba from finding that of the image.
 _HOST_PYTHON = (
     *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONSTARTUP", "PYTHONEXECUTABLE", "VIRTUAL_ENV"),
-    *("CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_PRELOAD"),
+    *("CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_PRELOAD", "CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"),
 )
 
 

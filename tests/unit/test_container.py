@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import dask.config
 import pytest
+from click.testing import CliRunner
 
 from hpcgpu.configuration.resolve import resolve, resolve_group
 from hpcgpu.errors import OptionError
@@ -22,7 +25,7 @@ from hpcgpu.store.directory import ClusterDirectory
 GOLDEN = Path(__file__).parent / "golden"
 PLACE = Path("/home/me/.hpcgpu/clusters/demo")
 BASE: dict[str, Any] = {"name": "demo", "container": "/shared/rapids.sif"}
-TWO_NODES = {"nodes_per_job": 2, "gpus_per_node": 4, "cores": 8}
+TWO_NODES = {"nodes_per_job": 2, "gpus_per_node": 4, "cores": 8, "local_directory": "/local/my dask"}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "container-apptainer.sbatch": (
         "slurm",
@@ -70,6 +73,22 @@ def test_golden(name: str) -> None:
 def test_every_runtime_has_a_golden_script() -> None:
     shown = {given.get("container_runtime", "apptainer") for _, _, given in CASES.values()}
     assert {*RUNTIMES, "pyxis"} - shown == {"singularity"}  # it takes what apptainer takes
+
+
+def test_podman_hpc_leaves_the_program_its_own_dashes() -> None:
+    """Its command line is one of click, which removes the first ``--``."""
+
+    @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
+    @click.argument("podman", nargs=-1, type=click.UNPROCESSED)
+    @click.option("--gpu", is_flag=True)
+    def run(podman: tuple[str, ...], gpu: bool) -> None:
+        print(json.dumps([gpu, podman]))
+
+    text = (GOLDEN / "container-podman-hpc.sbatch").read_text()
+    line = text[text.index("exec podman-hpc run ") :].removeprefix("exec podman-hpc run ").replace("\\\n", "")
+    gpu, podman = json.loads(CliRunner().invoke(run, shlex.split(line)).output)
+    assert gpu is True and podman[0] == "--rm"
+    assert podman[podman.index("--") + 1 :][1:4] == ["-m", "dask", "cuda"]
 
 
 class Node:

@@ -6,8 +6,11 @@ from hpcgpu.batch.registry import System, common_templates
 
 __all__ = ["system"]
 
-#: A plugin of Slurm: `srun` itself starts the container.
+#: A plugin of Slurm: `srun` itself starts the container. enroot's hook mounts no GPU and no libcuda without the two
+#: variables, which images made for GPUs set (98-nvidia.sh).
 _PYXIS = (
+    '{% if gpus %}env NVIDIA_VISIBLE_DEVICES="${NVIDIA_VISIBLE_DEVICES:-all}" '
+    'NVIDIA_DRIVER_CAPABILITIES="${NVIDIA_DRIVER_CAPABILITIES:-compute,utility}" {% endif %}'
     '{{ launcher or "srun --ntasks=1 --kill-on-bad-exit=0" ~ (" --cpus-per-task=%s" % cores if cores else "") }} '
     '--container-image="$image" --container-mounts="$(IFS=,; echo "${mounts[*]}")" --container-workdir="$PWD" '
     '{% if own_variables %}--container-env={{ own_variables | join(",") }} {% endif %}'
