@@ -11,6 +11,10 @@ from hpcgpu.errors import BatchError
 __all__ = ["Accounts", "Queue", "Queues", "Rules", "answer"]
 
 
+#: Names that Slurm compares in any case (assoc_mgr.c).
+_IN_ANY_CASE = ("account", "qos")
+
+
 @dataclass(frozen=True)
 class Queue:
     """One kind of GPU in one kind of node of a queue; or nodes without GPUs.
@@ -86,9 +90,11 @@ class Rules:
 
     def refuses(self, what: str, names: frozenset[str]) -> str:
         """Return why it is not open to any of these users, groups, accounts or QOS; empty if it is."""
-        if what in self.allowed and not names & self.allowed[what]:
+        same = str.lower if what in _IN_ANY_CASE else str
+        given = set(map(same, names))
+        if what in self.allowed and not given & set(map(same, self.allowed[what])):
             return f"it is open only to {what} {', '.join(sorted(self.allowed[what]))}"
-        if taken := names & self.denied.get(what, frozenset()):
+        if taken := given & set(map(same, self.denied.get(what, ()))):
             return f"it is closed to {what} {', '.join(sorted(taken))}"
         return ""
 

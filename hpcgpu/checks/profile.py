@@ -355,7 +355,12 @@ class _Job:
                 yield Finding("", "walltime", "not checked", "you choose it", said or self._no_limit())
             return
         if limits and wanted > (most := min(limits.values())):
-            yield Finding("", "walltime", "failure", _time(wanted), said, f"walltime: '{_time(most)}' or less")
+            advice = f"walltime: '{_time(most)}' or less"
+            if not getattr(self.job, "qos", None) and (known := self.machine.accounts) and known.beyond:
+                said += f"; your default QOS may allow more, as {listed(sorted(known.beyond), ', ')} does"
+                yield Finding("", "walltime", "not checked", _time(wanted), said, advice)
+            else:
+                yield Finding("", "walltime", "failure", _time(wanted), said, advice)
         else:
             grade: Grade = "ok" if self._queues_known() else "not checked"
             yield Finding("", "walltime", grade, _time(wanted), said or self._no_limit())
@@ -369,14 +374,15 @@ class _Job:
     def _limits(self) -> dict[str, float]:
         """Return the limits that all jobs have, in seconds, by what says so. Of several queues the longest counts."""
         found: dict[str, float] = {}
-        qos, known = getattr(self.job, "qos", None), self.machine.accounts or Accounts()
-        for names in (self._asked(), self.names or []) if qos not in known.beyond else ():
+        known = self.machine.accounts or Accounts()
+        qos = (getattr(self.job, "qos", None) or "").lower()
+        for names in (self._asked(), self.names or []) if qos not in map(str.lower, known.beyond) else ():
             rules = {name: self.rules[name] for name in names if name in self.rules}
             limits = {f"queue {name}: {rule.said}": rule.limit for name, rule in rules.items() if rule.limit}
             if limits and len(limits) == len(names):
                 longest = max(limits, key=lambda text: limits[text])
                 found[longest] = limits[longest]
-        if of_qos := (known.limits or {}).get(qos or ""):
+        if of_qos := next((limit for name, limit in (known.limits or {}).items() if name.lower() == qos), None):
             found[f"QOS {qos}: {_time(of_qos)}"] = of_qos
         return found
 
@@ -392,7 +398,7 @@ class _Job:
             yield refused
         elif known is None or known.qos is None or "account" not in known.enforced:
             yield Finding("", "account", "not checked", wanted, self._untold("account"))
-        elif wanted not in known.qos:
+        elif wanted.lower() not in map(str.lower, known.qos):
             near = _near(wanted, sorted(known.qos))
             advice = f"account: {' or '.join(near)}" if near else "ask the site's support for an account"
             yield Finding("", "account", "failure", wanted, f"yours: {yours or 'none'}", advice)
@@ -409,9 +415,10 @@ class _Job:
         if known is None or known.qos is None or "qos" not in known.enforced:
             yield Finding("", "qos", "not checked", wanted, self._untold("QOS"))
             return
-        of_account = known.qos.get(self.job.account or "")
+        account = (self.job.account or "").lower()
+        of_account = next((qos for name, qos in known.qos.items() if name.lower() == account), None)
         yours = of_account if of_account is not None else frozenset[str]().union(*known.qos.values())
-        if wanted in yours:
+        if wanted.lower() in map(str.lower, yours):
             yield Finding("", "qos", "ok", wanted, "you may use it")
             return
         why = "you may not use it" if wanted in (known.limits or ()) else "there is no such QOS"

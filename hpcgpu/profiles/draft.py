@@ -20,6 +20,8 @@ from hpcgpu.posix.user import group_names, user_name
 __all__ = ["draft", "render"]
 
 _MIB = 2**20
+#: A part of a GPU, such as 1g.10gb: a node has many of them.
+_MIG = re.compile(r"\d+g\.\d+gb")
 
 
 def draft(system: System) -> str:
@@ -37,8 +39,19 @@ def draft(system: System) -> str:
             f"profiles are for sites: {system.title} needs none, because all its jobs run on this machine"
         )
     accounts = registry.load(system.accounts)() if system.accounts else None
-    shut = {name: why for name, rule in found.rules.items() if (why := rule.shut(user_name(), group_names()))}
+    shut = {name: why for name, rule in found.rules.items() if (why := _shut(rule, accounts))}
     return render(system.name, found, time.strftime("%Y-%m-%d"), accounts, shut, interfaces.addresses())
+
+
+def _shut(rule: Rules, accounts: Accounts | None) -> str:
+    """Return why this user's jobs cannot use a queue, with any account; empty if they can."""
+    if (why := rule.shut(user_name(), group_names())) or accounts is None or not accounts.qos:
+        return why
+    for what, names in (("account", set(accounts.qos)), ("qos", set[str]().union(*accounts.qos.values()))):
+        refused = [rule.refuses(what, frozenset({name})) for name in sorted(names)]
+        if refused and all(refused):
+            return refused[0]
+    return ""
 
 
 def render(
@@ -82,7 +95,7 @@ def render(
         lines += ["  # node has. If no node has any, write `gpus-per-node: 0` and remove gpu-request."]
         lines += ["  gpus-per-node: 1", "  gpu-request: none"]
         return "\n".join([*lines, *_queues(found, closed), ""])
-    best = max(kinds, key=lambda queue: queue.gpus)
+    best = max(kinds, key=lambda queue: (not _MIG.match(queue.gpu_type), queue.gpus))
     lines += _options(best, "  ", found.rules)
     lines += _network(network)
     lines += ["  # What a scheduler job requests on a shared node.", "  scheduler:"]

@@ -11,7 +11,7 @@ import yaml
 
 from hpcgpu.batch.pbs.nodes import parse_pbsnodes
 from hpcgpu.batch.pbs.queues import parse_nodes, parse_queues
-from hpcgpu.batch.queues import Accounts, Queues
+from hpcgpu.batch.queues import Accounts, Queues, Rules
 from hpcgpu.batch.slurm.accounts import parse_associations, parse_config, parse_qos
 from hpcgpu.batch.slurm.queues import parse_partitions, parse_sinfo
 from hpcgpu.checks.profile import Finding, Machine, judge
@@ -420,3 +420,25 @@ def test_a_queue_whose_name_is_a_word_of_yaml_is_in_quotes() -> None:
 def test_the_recorded_nodes_of_an_openpbs_are_two_kinds() -> None:
     recorded = (Path(__file__).parents[1] / "queue" / "openpbs-pbsnodes.txt").read_text()
     assert all(kind.gpus for kind in parse_nodes(parse_pbsnodes(recorded)))
+
+
+def test_accounts_and_qos_are_compared_in_any_case() -> None:
+    assert found(ME, "account", queue="debug", account="Physics")[0] == "ok"
+    assert found(ME, "qos", queue="gpu", account="PHYSICS", qos="GPU", gpus_per_node=4)[0] == "ok"
+    assert found(ME, "account", queue="gpu", account="GUESTS")[0] == "failure", "the queue is closed to it"
+
+
+def test_a_default_qos_that_may_lift_the_limit_is_no_failure() -> None:
+    machine = replace(ME, accounts=replace(ACCOUNTS, beyond=frozenset({"long"})))
+    assert found(ME, "walltime", queue="debug", walltime="2h")[0] == "failure"
+    grade, said, _ = found(machine, "walltime", queue="debug", walltime="2h")
+    assert grade == "not checked" and "your default QOS may allow more" in said
+
+
+def test_a_draft_prefers_whole_gpus_and_queues_that_an_account_of_the_user_may_use() -> None:
+    nodes = parse_sinfo("a|gpu:a100:4|64|500000|infinite|(null)\nm|gpu:1g.10gb:56|64|500000|infinite|(null)\n")
+    assert yaml.safe_load(draft.render("slurm", nodes, "2026-01-01"))["options"]["gpu-type"] == "a100"
+    mine = Accounts(qos={"physics": frozenset({"normal"}), "guests": frozenset()})
+    assert draft._shut(Rules(allowed={"account": frozenset({"labx"})}), mine) == "it is open only to account labx"
+    assert draft._shut(Rules(denied={"account": frozenset({"guests"})}), mine) == ""
+    assert draft._shut(Rules(allowed={"qos": frozenset({"vip"})}), mine) == "it is open only to qos vip"
