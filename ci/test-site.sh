@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs the tests of the site in containers. It brings the site up where it is not, and takes down what it brought up.
 # Usage: ci/test-site.sh [SECONDS]
-# Exits with 75 where there can be no site, or where the tests did not end within SECONDS (1500); it says why. Else with pytest's status.
+# After SECONDS (1500) no further test begins: those are skipped, with that reason.
+# Exits with 75 where there can be no site, and says why. Else with pytest's status.
 set -u
 cd "$(dirname "$0")/.." || exit
 place=ci/slurm-docker
 began=$SECONDS
-not_run() { echo "The tests of the site in containers (tests/site) were not run to their end: $*"; exit 75; }
+not_run() { echo "The tests of the site in containers (tests/site) were not run: $*"; exit 75; }
 limit=${1:-1500}
 left() { # seconds; no limit is what 0 means to `timeout`
     local rest=$((limit - (SECONDS - began)))
@@ -29,8 +30,9 @@ trap 'exit 130' INT TERM HUP
 timeout --foreground 300 "$place/engine" up || not_run "there is no Docker engine"
 timeout --foreground "$(left)" "$place/site" up || not_run "the site did not start"
 why_not || not_run "the reason is above"
-timeout --foreground --signal INT --kill-after 60 "$(left)" .venv/bin/python -m pytest tests/site
+export HPCGPU_SITE_UNTIL=$(($(date +%s) + $(left)))
+timeout --foreground --signal INT --kill-after 300 "$(($(left) + 600))" .venv/bin/python -m pytest tests/site
 code=$?
-[ "$code" != 124 ] || not_run "they took longer than $limit s"
+[ "$code" != 124 ] || echo "A test of the site in containers did not end."
 echo "The site in containers: $((SECONDS - began)) s in all"
 exit "$code"
