@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs all tests but those of the site in containers (make test-site), half of them beside the other half: the fast ones with the
-# oldest supported releases, those of the real Slurm, of the pages and of the browser. More at a time would not be faster on two
-# cores. Fails if any of them does.
+# oldest supported releases, those of the real Slurm, of the pages, the browser, the clients of batch systems and what is upstream's.
+# More at a time would not be faster on two cores. Fails if any of them does.
 set -um  # with job control: without it what runs in the background ignores SIGINT, and so would all that the tests start
 cd "$(dirname "$0")/.." || exit
 python=.venv/bin/python
@@ -17,14 +17,15 @@ trap 'rm -f "$log"' EXIT
     echo "The tests of the real Slurm:"
     "$python" -m pytest tests/slurm
     slurm=$?
-    echo "The tests of the pages and of the browser:"
-    "$python" -m pytest tests/docs tests/browser
+    echo "The tests of the pages, the browser, the clients of batch systems and what is upstream's:"
+    "$python" -m pytest tests/docs tests/browser tests/queue tests/canaries
     pages=$?
     exit $((oldest ? oldest : slurm ? slurm : pages))
 ) > "$log" 2>&1 &
 beside=$!
 trap 'kill -- "-$beside"' INT TERM
-"$python" -m pytest tests --ignore=tests/slurm --ignore=tests/site --ignore=tests/docs --ignore=tests/browser
+"$python" -m pytest tests --ignore=tests/slurm --ignore=tests/site --ignore=tests/docs --ignore=tests/browser --ignore=tests/queue \
+    --ignore=tests/canaries
 others=$?
 wait "$beside"
 code=$?
