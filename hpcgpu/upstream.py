@@ -89,8 +89,7 @@ def _request(name: str, why: str) -> Use:
 
 _CALLS = "test_the_cluster_calls_what_hpcgpu_overrides"
 _STREAM = "test_the_cluster_hears_of_workers_by_the_stream_that_hpcgpu_renews"
-_LOSS = "test_the_scheduler_removes_lost_workers_by_the_method_that_hpcgpu_replaces"
-_CHARGED = "test_a_lost_worker_can_be_charged_to_its_tasks_later"
+_SILENT = "test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbeats"
 _MOVES = "test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_for_it"
 _UNREADABLE = "test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces"
 _RESULTS = "test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replaces"
@@ -144,14 +143,15 @@ USES: tuple[Use, ...] = (
     _scheduler(
         "scheduler.Scheduler.remove_worker",
         "lets a task survive four preempted jobs",
-        _LOSS,
+        "test_the_scheduler_removes_lost_workers_by_the_method_that_hpcgpu_replaces",
         *_KILLED,
         kind=Kind.REPLACED,
     ),
+    _scheduler("scheduler.WorkerState.last_seen", "removes silent workers whose job has ended", _SILENT),
     _scheduler(
         "scheduler.TaskState.suspicious",
-        "counts the loss of a worker against its tasks only if its job crashed",
-        _CHARGED,
+        "charges a task with a lost worker only if its job crashed",
+        "test_a_lost_worker_can_be_charged_to_its_tasks_later",
         *_KILLED,
     ),
     _scheduler(

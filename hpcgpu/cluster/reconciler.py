@@ -300,17 +300,23 @@ class Reconciler:
         """
         told = _few([job for job, phase in ended if not phase.presumed])
         messages = dict[WorkerJob, str]()
+        gone: list[str] = []
         crashed: list[str] = []
         for job, phase in ended:
             phase.handled = True
             if job in told:
                 messages[job] = job.failure_report()  # state and message must be from the same moment
-            if self._worker_job_ended(job, phase).crashed and phase.work.joined_at is not None:
-                crashed += units.workers_of(job.name, job.group.options)
+            outcome = self._worker_job_ended(job, phase)
+            if phase.work.joined_at is None or phase.presumed:
+                continue
+            workers = units.workers_of(job.name, job.group.options)
+            gone += workers
+            if outcome.crashed:
+                crashed += workers
         self._tell_of_ends([job for job, phase in ended if not phase.presumed], messages)
-        if crashed and self.state.client is not None:
+        if gone and self.state.client is not None:
             with suppress(OSError, TimeoutError):
-                await self.state.client.crashed(crashed)
+                await self.state.client.ended(gone, crashed)
 
     def _tell_of_others(self, jobs: list[WorkerJob], what: str) -> None:
         """Warn once of those of many jobs of which no message tells."""

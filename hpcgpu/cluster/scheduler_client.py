@@ -54,8 +54,8 @@ class SchedulerClient(Protocol):
         """Report that this manager is alive, and how it scales; return the highest number of any manager."""
         ...
 
-    async def crashed(self, names: Iterable[str]) -> None:
-        """Report that workers were lost because their job failed."""
+    async def ended(self, names: Iterable[str], crashed: Iterable[str]) -> None:
+        """Report the workers whose job has ended, and those of them that were lost because it failed."""
         ...
 
     async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
@@ -174,9 +174,9 @@ class RpcClient:
         gpus: list[GPUState] = await asyncio.wait_for(self._rpc.hpcgpu_gpus(), _TIMEOUT)
         return gpus
 
-    async def crashed(self, names: Iterable[str]) -> None:
-        """Report that workers were lost because their job failed."""
-        await asyncio.wait_for(self._rpc.hpcgpu_crashed(names=list(names)), _TIMEOUT)
+    async def ended(self, names: Iterable[str], crashed: Iterable[str]) -> None:
+        """Report the workers whose job has ended, and those of them that were lost because it failed."""
+        await asyncio.wait_for(self._rpc.hpcgpu_ended(names=list(names), crashed=list(crashed)), _TIMEOUT)
 
     async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
         """Move data, and close or leave the workers. There is no time limit."""

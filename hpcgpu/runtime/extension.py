@@ -63,6 +63,11 @@ _SILENT = 60.0
 #: Seconds after which a worker knows for sure that it leaves:
 #: a heartbeat from then on tells what it executes to its end.
 _NOTICED = 2.0
+#: Seconds without a heartbeat after which a worker whose job has ended is removed.
+#: The queue may say so while the job's processes still run.
+_SILENT_WORKER = 30.0
+#: Seconds between two looks for such workers.
+_REMOVALS = 5.0
 
 
 def install(scheduler: Scheduler, lease: float | None = None) -> Extension:
@@ -81,6 +86,7 @@ def install(scheduler: Scheduler, lease: float | None = None) -> Extension:
     extension = Extension(scheduler, lease)
     scheduler.add_plugin(extension)
     extension.moves.start()
+    extension.removals.start()
     extension.usage.start()
     return extension
 
@@ -127,10 +133,12 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self.requests = Requests()
         self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
         self._leaving_since: dict[str, float] = {}
+        self._ended: dict[str, float] = {}
         self._told_workers, self._told_loads = Told(), Told()
         self._shared: dict[str, Any] = {}
         self.usage = Usage(scheduler)
         self.moves = PeriodicCallback(lambda: resources.move_waiting(scheduler), _MOVES * 1000)
+        self.removals = PeriodicCallback(self.remove_silent, _REMOVALS * 1000)
         scheduler.handlers |= {
             "unregister": self.remove_uncharged,
             "hpcgpu_load": self.load,
@@ -140,7 +148,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_running": self.running,
             "hpcgpu_unfinished": self.unfinished,
             "hpcgpu_resume": self.resume,
-            "hpcgpu_crashed": self.crashed,
+            "hpcgpu_ended": self.ended,
             "hpcgpu_heartbeat": self.heartbeat,
             "hpcgpu_goodbye": self.goodbye,
             "hpcgpu_release": self.release,
@@ -244,6 +252,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     async def close(self) -> None:
         """Move no more tasks, and write the bill; distributed calls this when the scheduler closes."""
         self.moves.stop()
+        self.removals.stop()
         await self.usage.stop()
 
     # Workers and their load
@@ -392,10 +401,28 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         """Return the first object that was equal to this one."""
         return self._shared.setdefault(repr(value), value)
 
-    async def crashed(self, names: Iterable[str]) -> None:
-        """Charge the loss of workers whose job failed."""
-        for name in names:
+    async def ended(self, names: Iterable[str], crashed: Iterable[str]) -> None:
+        """Take note of workers whose job has ended, and charge the loss of those whose job failed."""
+        now = time.time()
+        self._ended = {name: at for name, at in self._ended.items() if now - at < _CHARGEABLE}
+        self._ended |= dict.fromkeys(names, now)
+        for name in crashed:
             self._charge(name)
+
+    async def remove_silent(self) -> None:
+        """Remove workers whose job has ended and that send no heartbeats.
+
+        The connection to a node that stands still does not break: its worker would keep its tasks until
+        ``distributed.scheduler.worker-ttl``, which is 5 minutes.
+        """
+        now = time.time()
+        for address in [
+            ws.address
+            for ws in self.scheduler.workers.values()
+            if str(ws.name) in self._ended and now - ws.last_seen > _SILENT_WORKER
+        ]:
+            logger.warning("hpcgpu: no heartbeat from worker %s, and its job has ended: it is removed", address)
+            await self.remove_uncharged(address, stimulus_id=f"hpcgpu-ended-{now}")
 
     def _charge(self, name: str) -> None:
         """Count the loss of a worker against the tasks that it ran, as `Scheduler.remove_worker` would have done."""

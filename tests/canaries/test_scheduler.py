@@ -129,10 +129,26 @@ async def test_a_lost_worker_can_be_charged_to_its_tasks_later() -> None:
             lost.batched_stream.comm.abort()
             await until(lambda: lost.address not in s.workers and s.tasks[task.key].state == "processing")
             assert s.tasks[task.key].suspicious == 0
-            await extension.crashed(["lost"])
+            await extension.ended(["lost"], crashed=["lost"])
             assert s.tasks[task.key].suspicious == 1
             error = await asyncio.wait_for(task.exception(), TIMEOUT)
             assert isinstance(error, KilledWorker), f"the task that is charged fails with {error!r}"
+
+
+@canary
+async def test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbeats() -> None:
+    async with scheduler() as s, workers(s, "other", "frozen") as (other, frozen), client(s) as c:
+        extension = Extension(s, None)
+        task = c.submit(blocked, workers=["frozen"], allow_other_workers=True)
+        await until(lambda: s.workers[frozen.address].processing)
+        frozen.periodic_callbacks["heartbeat"].stop()
+        s.workers[frozen.address].last_seen -= 3600
+        await extension.remove_silent()
+        assert frozen.address in s.workers, "its job runs: it may only be slow"
+        await extension.ended(["other", "frozen"], crashed=[])
+        await extension.remove_silent()
+        assert list(s.workers) == [other.address], "a worker with heartbeats stays until its connection ends"
+        assert s.tasks[task.key].processing_on.address == other.address and s.tasks[task.key].suspicious == 0
 
 
 @canary

@@ -48,6 +48,16 @@ def test_a_node_that_is_switched_off_is_named_and_its_task_runs_elsewhere(site: 
     program.ends()
 
 
+@pytest.mark.shows("A compute node that stands still")
+def test_the_task_of_a_node_that_stands_still_runs_elsewhere_though_its_connections_stay(site: Site) -> None:
+    program, node, job = working("frozen")
+    site.pause(node)
+    program.hears(rf"worker job {job} .*node_fail: its node failed", 300)
+    program.hears("ended elsewhere: True.*jobs: 2", 150)
+    site.unpause(node)
+    program.ends()
+
+
 @pytest.mark.by_hand
 @pytest.mark.shows("A compute node that is cut off from the network of the workers alone")
 def test_a_worker_that_the_scheduler_cannot_reach_is_replaced_though_slurm_reaches_its_node(site: Site) -> None:

@@ -107,6 +107,7 @@ class Client:
     def __init__(self) -> None:
         self.listening = True
         self.there: dict[str, dict[str, Any]] = {}
+        self.over: list[str] = []
         self.blamed: list[str] = []
         self.full = False
         self.resumed: list[str] = []
@@ -136,8 +137,9 @@ class Client:
     async def next_request(self, manager: int) -> None:
         await asyncio.Event().wait()
 
-    async def crashed(self, names: Iterable[str]) -> None:
-        self.blamed += names
+    async def ended(self, names: Iterable[str], crashed: Iterable[str]) -> None:
+        self.over += names
+        self.blamed += crashed
 
     async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
         listed = list(names)
@@ -1537,19 +1539,21 @@ async def test_a_job_that_the_queue_only_forgot_is_not_forgotten(site: Site, mon
 async def test_of_many_jobs_that_end_together_a_few_are_told_and_the_rest_is_summarised(tmp_path: Path) -> None:
     site = Site(tmp_path)
     await site.begin(30)
-    charged: list[list[str]] = []
+    calls: list[tuple[list[str], list[str]]] = []
 
-    async def crashed(names: Iterable[str]) -> None:
-        charged.append(list(names))
+    async def ended(names: Iterable[str], crashed: Iterable[str]) -> None:
+        calls.append((list(names), list(crashed)))
 
-    site.client.crashed = crashed  # type: ignore[method-assign]
-    for name in list(site.registry.active):
+    site.client.ended = ended  # type: ignore[method-assign]
+    names = list(site.registry.active)
+    for name in names:
         site.says(name, JobState.FAILED if name == "demo-0" else JobState.NODE_FAIL, end=site.now)
         site.loses(name)
     await site.polled()
     assert len(site.warned) == 4 and all(re.match(r"worker job \d+ \(demo-\d\) ", text) for text in site.warned[:3])
     assert site.warned[3] == "27 more worker jobs ended: 27 node_fail: its node failed (27)"
-    assert charged == [["demo-0"]], "one call for all"
+    [(over, charged)] = calls  # one for all
+    assert sorted(over) == sorted(names) and charged == ["demo-0"]
     assert len([text for text in site.logged if "node_fail" in text]) == 27, "the cluster's log has each"
 
 
