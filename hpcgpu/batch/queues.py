@@ -8,11 +8,7 @@ from dataclasses import dataclass, field
 from hpcgpu.batch.command import run
 from hpcgpu.errors import BatchError
 
-__all__ = ["Accounts", "Queue", "Queues", "Rules", "answer"]
-
-
-#: Names that Slurm compares in any case (assoc_mgr.c).
-_IN_ANY_CASE = ("account", "qos")
+__all__ = ["Accounts", "Machine", "Queue", "Queues", "Rules", "answer"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ class Rules:
         The queues that it hands its jobs on to.
     allowed, denied : mapping of str to frozenset of str
         Who and what may use it, by ``"account"``, ``"qos"``, ``"group"`` or ``"user"``. What is not in `allowed` is not
-        limited.
+        limited. Names of accounts and QOS are in lower case.
     most : mapping of str to float
         The most that one node of a job may request, by option: ``"cores"``, ``"memory"`` in bytes, ``"gpus_per_node"``.
     """
@@ -90,29 +86,23 @@ class Rules:
 
     def refuses(self, what: str, names: frozenset[str]) -> str:
         """Return why it is not open to any of these users, groups, accounts or QOS; empty if it is."""
-        same = str.lower if what in _IN_ANY_CASE else str
-        given = set(map(same, names))
-        if what in self.allowed and not given & set(map(same, self.allowed[what])):
+        if what in self.allowed and not names & self.allowed[what]:
             return f"it is open only to {what} {', '.join(sorted(self.allowed[what]))}"
-        if taken := given & set(map(same, self.denied.get(what, ()))):
+        if taken := names & self.denied.get(what, frozenset()):
             return f"it is closed to {what} {', '.join(sorted(taken))}"
         return ""
-
-    def shut(self, user: str, groups: frozenset[str]) -> str:
-        """Return why this user's jobs cannot run in it; empty if they can."""
-        return self.closed or self.refuses("user", frozenset({user})) or self.refuses("group", groups)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accounts:
-    """What this user may name in a job.
+    """What this user may name in a job. All names are in lower case. Without arguments: the batch system does not tell.
 
     Attributes
     ----------
     qos : mapping of str to frozenset of str, optional
         By account, the QOS that this user may use with it; None if it is not known.
-    limits : mapping of str to (float or None), optional
-        By QOS, the longest walltime in seconds, None if it has none. Of all QOS; None if they are not known.
+    limits : mapping of str to (float or None)
+        By QOS, the longest walltime in seconds, None if it has none. Of all QOS; empty if they are not known.
     beyond : frozenset of str
         The QOS whose jobs may have a longer walltime than their queue.
     enforced : frozenset of str
@@ -122,7 +112,7 @@ class Accounts:
     """
 
     qos: Mapping[str, frozenset[str]] | None = None
-    limits: Mapping[str, float | None] | None = None
+    limits: Mapping[str, float | None] = field(default_factory=dict)
     beyond: frozenset[str] = frozenset()
     enforced: frozenset[str] = frozenset()
     unknown: str = ""
@@ -144,8 +134,6 @@ class Queues:
         By name, of all queues; empty if they are not known.
     route : bool
         A queue may hand its jobs on to others, which have the nodes.
-    notes : str
-        The batch system's own list of all queues, if it has more to say.
     """
 
     gpus: Sequence[Queue]
@@ -153,7 +141,41 @@ class Queues:
     by_default: bool
     rules: Mapping[str, Rules] = field(default_factory=dict)
     route: bool = False
-    notes: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the batch system of this machine says, and who asks.
+
+    Attributes
+    ----------
+    queues : Queues
+    accounts : Accounts
+    user : str
+    groups : frozenset of str
+    """
+
+    queues: Queues
+    accounts: Accounts = field(default_factory=Accounts)
+    user: str = ""
+    groups: frozenset[str] = frozenset()
+
+    def shut(self, queue: str) -> str:
+        """Return why this user's jobs cannot run in a queue, with any account; empty if they can."""
+        rule = self.queues.rules.get(queue, Rules())
+        if why := rule.closed or rule.refuses("user", frozenset({self.user})) or rule.refuses("group", self.groups):
+            return why
+        yours = self.accounts.qos or {}
+        for what, names in (("account", set(yours)), ("qos", set[str]().union(*yours.values()))):
+            refused = [rule.refuses(what, frozenset({name})) for name in sorted(names)]
+            if refused and all(refused):
+                return refused[0]
+        return ""
+
+    def open(self) -> list[str]:
+        """Return the queues with GPUs that this user's jobs can use."""
+        names = dict.fromkeys(kind.name for kind in self.queues.gpus if kind.name) or self.queues.rules
+        return [name for name in names if not self.shut(name)]
 
 
 def answer(argv: Sequence[str]) -> str:

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcgpu.errors import ClusterWarning, OptionError
+from hpcgpu.posix.user import group_names, user_name
 
 if TYPE_CHECKING:
     from hpcgpu.batch.base import BatchSystem
     from hpcgpu.batch.directives import Syntax
-    from hpcgpu.batch.queues import Queues
+    from hpcgpu.batch.queues import Machine, Queues
 
 __all__ = ["GROUP", "System", "common_templates", "fallback", "incomplete", "load", "names", "system", "systems"]
 
@@ -111,6 +112,21 @@ class System:
             return None
         found: Queues = load(self.queues)()
         return found
+
+    def machine(self) -> Machine | None:
+        """Query the batch system for its queues, and for what this user may use; None if it cannot list its queues.
+
+        Raises
+        ------
+        BatchError
+            It does not answer.
+        """
+        from hpcgpu.batch.queues import Accounts, Machine
+
+        if (found := self.discover()) is None:
+            return None
+        accounts: Accounts = load(self.accounts)() if self.accounts else Accounts()
+        return Machine(found, accounts, user_name(), group_names())
 
     def batch(self, **parameters: Any) -> BatchSystem:
         """Return a client of the batch system."""

@@ -9,19 +9,18 @@ import difflib
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypedDict, cast
 
 from hpcgpu.batch import registry
-from hpcgpu.batch.queues import Accounts, Queue, Queues, Rules
+from hpcgpu.batch.queues import Machine, Queue, Rules
 from hpcgpu.configuration.resolve import of_profile
 from hpcgpu.display.words import listed
 from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.options.common import JobOptions, Options
 from hpcgpu.options.profiles import Profile
-from hpcgpu.posix.user import group_names, user_name
 
-__all__ = ["Finding", "FindingJSON", "Machine", "as_json", "check_profile", "judge"]
+__all__ = ["Finding", "FindingJSON", "check_profile", "judge"]
 
 Grade = Literal["ok", "failure", "not checked"]
 _MIB = 2**20
@@ -52,28 +51,16 @@ class FindingJSON(TypedDict):
 class Finding:
     """One option of a profile; see `FindingJSON`."""
 
-    job: str
     option: str
     grade: Grade
     profile: str
     machine: str
     advice: str = ""
+    job: str = ""
 
-
-@dataclass(frozen=True)
-class Machine:
-    """What the batch system of this machine says, and who asks."""
-
-    queues: Queues
-    accounts: Accounts | None
-    user: str
-    groups: frozenset[str]
-
-    def open(self) -> list[str]:
-        """Return the queues with GPUs that this user's jobs can use."""
-        known = self.queues.rules
-        names = dict.fromkeys(kind.name for kind in self.queues.gpus if kind.name) or known
-        return [name for name in names if not known.get(name, Rules()).shut(self.user, self.groups)]
+    def as_json(self) -> FindingJSON:
+        """Return what ``--json`` prints."""
+        return cast(FindingJSON, asdict(self))
 
 
 def check_profile(profile: Profile) -> list[Finding]:
@@ -89,13 +76,12 @@ def check_profile(profile: Profile) -> list[Finding]:
     system = registry.system(profile.system)
     options = of_profile(profile)
     try:
-        found = system.discover()
+        machine = system.machine()
     except BatchError as error:
         raise BatchError(f"profile {profile.name!r} is for {system.title}, which does not answer: {error}") from error
-    if found is None:
+    if machine is None:
         raise OptionError(f"profile {profile.name!r} is for {system.title}, which does not list its queues")
-    accounts = registry.load(system.accounts)() if system.accounts else None
-    return judge(profile, options, Machine(found, accounts, user_name(), group_names()))
+    return judge(profile, options, machine)
 
 
 def judge(profile: Profile, options: Options, machine: Machine) -> list[Finding]:
@@ -117,32 +103,9 @@ def judge(profile: Profile, options: Options, machine: Machine) -> list[Finding]
             found[finding] = "all jobs" if finding in found else what
     rest = sorted({name.replace("_", "-") for name in _names(profile.options)})
     if rest:
-        found[
-            Finding(
-                "",
-                ", ".join(rest),
-                "not checked",
-                "",
-                "the batch system does not tell",
-                f"`hpcgpu check --in-job --profile {profile.name}` tries the options in jobs",
-            )
-        ] = "all jobs"
+        advice = f"`hpcgpu check --in-job --profile {profile.name}` tries the options in jobs"
+        found[Finding(", ".join(rest), "not checked", "", "the batch system does not tell", advice)] = "all jobs"
     return [replace(finding, job=what) for finding, what in found.items()]
-
-
-def as_json(findings: Iterable[Finding]) -> list[FindingJSON]:
-    """Return the findings for ``--json``."""
-    return [
-        FindingJSON(
-            job=one.job,
-            option=one.option,
-            grade=one.grade,
-            profile=one.profile,
-            machine=one.machine,
-            advice=one.advice,
-        )
-        for one in findings
-    ]
 
 
 def _names(options: Any) -> Iterator[str]:
@@ -164,7 +127,9 @@ class _Job:
 
     def __init__(self, job: JobOptions, needs: frozenset[str], machine: Machine) -> None:
         self.job, self.needs, self.machine = job, needs, machine
-        self.rules = machine.queues.rules
+        self.rules, self.accounts = machine.queues.rules, machine.accounts
+        #: Empty if it names none. A batch system may have no QOS.
+        self.account, self.qos = (str(getattr(job, name, None) or "") for name in ("account", "qos"))
         #: The queues in which its jobs can end up; None if that is not known.
         self.names = self._reached()
 
@@ -182,7 +147,7 @@ class _Job:
 
     def _site_may_choose(self) -> bool:
         """Return whether a site's filter may choose the queue by other options."""
-        return bool(getattr(self.job, "qos", None) or getattr(self.job, "constraint", None))
+        return bool(self.qos or getattr(self.job, "constraint", None))
 
     def _reached(self) -> list[str] | None:
         names = self._asked()
@@ -192,8 +157,7 @@ class _Job:
         return [name for name in reached if "@" not in name] or None
 
     def _queue(self) -> Iterator[Finding]:
-        said = self.job.queue or ""
-        if not said:
+        if not self._asked():
             yield self._no_queue()
         known = {kind.name: Rules() for kind in self._all_kinds() if kind.name} | dict(self.rules)
         for name in self._asked():
@@ -202,23 +166,23 @@ class _Job:
             choice = f"queue: {' or '.join(others)}" if others else ""
             if not known or "@" in name:
                 why = "it is a queue of another server" if "@" in name else "the batch system does not list its queues"
-                yield Finding("", "queue", "not checked", name, why)
+                yield Finding("queue", "not checked", name, why)
             elif rule is None:
-                yield Finding("", "queue", "failure", name, "there is no such queue, or it is hidden", choice)
-            elif shut := rule.shut(self.machine.user, self.machine.groups):
-                yield Finding("", "queue", "failure", name, shut, choice)
+                yield Finding("queue", "failure", name, "there is no such queue, or it is hidden", choice)
+            elif why := self.machine.shut(name):
+                yield Finding("queue", "failure", name, why, choice)
             else:
                 where = f"it hands jobs on to {', '.join(rule.routes)}" if rule.routes else "it is open"
-                yield Finding("", "queue", "ok", name, where)
+                yield Finding("queue", "ok", name, where)
 
     def _no_queue(self) -> Finding:
         if "queue" in self.needs:
             said = f"open to you: {listed(self.machine.open(), ', ') or 'none with GPUs'}"
-            return Finding("", "queue", "not checked", "you choose it", said)
+            return Finding("queue", "not checked", "you choose it", said)
         if self.names:
-            return Finding("", "queue", "ok", "none", f"jobs go to the default queue {', '.join(self.names)}")
+            return Finding("queue", "ok", "none", f"jobs go to the default queue {', '.join(self.names)}")
         why = "the site may choose it by qos and constraint" if self._site_may_choose() else "there is no default queue"
-        return Finding("", "queue", "not checked", "none", why)
+        return Finding("queue", "not checked", "none", why)
 
     # The nodes
 
@@ -236,20 +200,20 @@ class _Job:
         """Yield what each option leaves of the kinds of nodes: one kind must have all."""
         kinds, job = self._kinds(), self.job
         if not kinds:
-            yield Finding("", "nodes", "not checked", "", "the batch system lists no nodes of the queue")
+            yield Finding("nodes", "not checked", "", "the batch system lists no nodes of the queue")
             return
-        steps: dict[str, _Step] = {}
+        steps: list[_Step] = []
         if job.gpus_per_node and job.gpu_type:
-            steps["gpu-type"] = functools.partial(self._gpu_type, job.gpu_type)
+            steps.append(functools.partial(self._gpu_type, job.gpu_type))
         if job.gpus_per_node:
-            steps["gpus-per-node"] = functools.partial(self._gpus_per_node, job.gpus_per_node)
+            steps.append(functools.partial(self._gpus_per_node, job.gpus_per_node))
         if job.cores is not None:
-            steps["cores"] = functools.partial(self._cores, job.cores)
+            steps.append(functools.partial(self._cores, job.cores))
         if job.memory is not None:
-            steps["memory"] = functools.partial(self._memory, job.memory)
-        for option, step in steps.items():
+            steps.append(functools.partial(self._memory, job.memory))
+        for step in steps:
             finding, fitting = step(kinds)
-            yield replace(finding, option=option)
+            yield finding
             kinds = fitting or kinds
         yield from self._words(kinds)
 
@@ -258,17 +222,17 @@ class _Job:
         fitting = [kind for kind in with_gpus if kind.has(wanted)]
         types = sorted({name for kind in with_gpus for name in kind.gpu_type.split(",") if name})
         if not with_gpus:
-            return Finding("", "", "not checked", wanted, "the nodes list no GPUs"), []
+            return Finding("gpu-type", "not checked", wanted, "the nodes list no GPUs"), []
         if not fitting and not types:
-            return Finding("", "", "failure", wanted, "its GPUs have no type", "remove gpu-type"), []
+            return Finding("gpu-type", "failure", wanted, "its GPUs have no type", "remove gpu-type"), []
         if not fitting:
             near = _near(wanted, types)
             return Finding(
-                "", "", "failure", wanted, f"its nodes have {', '.join(types)}", f"gpu-type: {' or '.join(near)}"
+                "gpu-type", "failure", wanted, f"its nodes have {', '.join(types)}", f"gpu-type: {' or '.join(near)}"
             ), []
         if all(not kind.gpu_type for kind in fitting):
-            return Finding("", "", "not checked", wanted, "the nodes list GPUs without a type"), fitting
-        return Finding("", "", "ok", wanted, f"its nodes have {', '.join(types)}"), fitting
+            return Finding("gpu-type", "not checked", wanted, "the nodes list GPUs without a type"), fitting
+        return Finding("gpu-type", "ok", wanted, f"its nodes have {', '.join(types)}"), fitting
 
     def _gpus_per_node(self, wanted: int, kinds: Sequence[Queue]) -> tuple[Finding, list[Queue]]:
         def has(kind: Queue) -> int:
@@ -279,13 +243,13 @@ class _Job:
             most = min(most, limit)
         if most == 0:
             if self.job.gpu_request == "none":
-                return Finding("", "", "not checked", f"{wanted}, not requested", "the nodes list no GPUs"), []
+                return Finding("gpus-per-node", "not checked", f"{wanted}, not requested", "the nodes list no GPUs"), []
             others = [name for name in self.machine.open() if any(k.name == name for k in self.machine.queues.gpus)]
             advice = f"queue: {' or '.join(others)}" if others else "gpu-request: none, if jobs get whole nodes"
-            return Finding("", "", "failure", str(wanted), "its nodes list no GPUs", advice), []
+            return Finding("gpus-per-node", "failure", str(wanted), "its nodes list no GPUs", advice), []
         if most < wanted:
-            return Finding("", "", "failure", str(wanted), f"a node has {most}", f"gpus-per-node: {most}"), []
-        return Finding("", "", "ok", str(wanted), f"a node has {most}"), fitting
+            return Finding("gpus-per-node", "failure", str(wanted), f"a node has {most}", f"gpus-per-node: {most}"), []
+        return Finding("gpus-per-node", "ok", str(wanted), f"a node has {most}"), fitting
 
     def _cores(self, wanted: int, kinds: Sequence[Queue]) -> tuple[Finding, list[Queue]]:
         return self._amount("cores", wanted, kinds, lambda kind: kind.cores, str, str)
@@ -310,10 +274,10 @@ class _Job:
         if (limit := self._most(option)) is not None and (limit < most or not most):
             most, said = limit, f"the queue gives at most {shown(limit)}"
         if not most:
-            return Finding("", "", "not checked", shown(wanted), "the batch system does not say what a node has"), []
+            return Finding(option, "not checked", shown(wanted), "the batch system does not say what a node has"), []
         if wanted > most:
-            return Finding("", "", "failure", shown(wanted), said, f"{option}: {advised(most)}"), []
-        return Finding("", "", "ok", shown(wanted), said), [kind for kind in kinds if has(kind) >= wanted]
+            return Finding(option, "failure", shown(wanted), said, f"{option}: {advised(most)}"), []
+        return Finding(option, "ok", shown(wanted), said), [kind for kind in kinds if has(kind) >= wanted]
 
     def _most(self, option: str) -> int | None:
         """Return the most that the rules of its queues let a node have; None if one of them says nothing."""
@@ -333,17 +297,17 @@ class _Job:
             name, is_, _ = word.partition("=")
             named = [known for known in there if not is_ or known.startswith(f"{name}=")]
             if word in there:
-                yield Finding("", option, "ok", word, "nodes have it")
+                yield Finding(option, "ok", word, "nodes have it")
             elif is_ and not named:
-                yield Finding("", option, "not checked", word, f"the nodes list no {name}")
+                yield Finding(option, "not checked", word, f"the nodes list no {name}")
             else:
                 advice = f"{option}: {' or '.join(_near(word, named))}" if named else f"remove it from {option}"
                 said = f"its nodes have {listed(named, ', ') or 'no features'}"
-                yield Finding("", option, "failure", word, said, advice)
+                yield Finding(option, "failure", word, said, advice)
         every = set(words)
         if constraint and not re.search(r"[|\[!]", constraint) and every <= set(there):
             if not any(every <= features for features in of_kinds):
-                yield Finding("", option, "failure", constraint, "no node has all of them", f"fewer words in {option}")
+                yield Finding(option, "failure", constraint, "no node has all of them", f"fewer words in {option}")
 
     # What a job may ask for
 
@@ -352,18 +316,18 @@ class _Job:
         said = "; ".join(limits)
         if wanted is None:
             if "walltime" in self.needs:
-                yield Finding("", "walltime", "not checked", "you choose it", said or self._no_limit())
+                yield Finding("walltime", "not checked", "you choose it", said or self._no_limit())
             return
         if limits and wanted > (most := min(limits.values())):
             advice = f"walltime: '{_time(most)}' or less"
-            if not getattr(self.job, "qos", None) and (known := self.machine.accounts) and known.beyond:
-                said += f"; your default QOS may allow more, as {listed(sorted(known.beyond), ', ')} does"
-                yield Finding("", "walltime", "not checked", _time(wanted), said, advice)
+            if not self.qos and self.accounts.beyond:
+                said += f"; your default QOS may allow more, as {listed(sorted(self.accounts.beyond), ', ')} does"
+                yield Finding("walltime", "not checked", _time(wanted), said, advice)
             else:
-                yield Finding("", "walltime", "failure", _time(wanted), said, advice)
+                yield Finding("walltime", "failure", _time(wanted), said, advice)
         else:
             grade: Grade = "ok" if self._queues_known() else "not checked"
-            yield Finding("", "walltime", grade, _time(wanted), said or self._no_limit())
+            yield Finding("walltime", grade, _time(wanted), said or self._no_limit())
 
     def _queues_known(self) -> bool:
         return self.names is not None and all(name in self.rules for name in self.names)
@@ -374,79 +338,69 @@ class _Job:
     def _limits(self) -> dict[str, float]:
         """Return the limits that all jobs have, in seconds, by what says so. Of several queues the longest counts."""
         found: dict[str, float] = {}
-        known = self.machine.accounts or Accounts()
-        qos = (getattr(self.job, "qos", None) or "").lower()
-        for names in (self._asked(), self.names or []) if qos not in map(str.lower, known.beyond) else ():
+        qos = self.qos.lower()
+        for names in (self._asked(), self.names or []) if qos not in self.accounts.beyond else ():
             rules = {name: self.rules[name] for name in names if name in self.rules}
             limits = {f"queue {name}: {rule.said}": rule.limit for name, rule in rules.items() if rule.limit}
             if limits and len(limits) == len(names):
                 longest = max(limits, key=lambda text: limits[text])
                 found[longest] = limits[longest]
-        if of_qos := next((limit for name, limit in (known.limits or {}).items() if name.lower() == qos), None):
+        if of_qos := self.accounts.limits.get(qos):
             found[f"QOS {qos}: {_time(of_qos)}"] = of_qos
         return found
 
     def _account(self) -> Iterator[Finding]:
-        known, wanted = self.machine.accounts, self.job.account
-        yours = listed(sorted(known.qos or ()), ", ") if known else ""
-        if wanted is None:
+        wanted, known = self.account, self.accounts.qos
+        yours = listed(sorted(known or ()), ", ")
+        if not wanted:
             if "account" in self.needs:
-                said = f"yours: {yours}" if yours else self._untold("account")
-                yield Finding("", "account", "not checked", "you choose it", said)
+                said = f"yours: {yours}" if yours else self._why_unknown("account")
+                yield Finding("account", "not checked", "you choose it", said)
             return
         if refused := self._refused("account", wanted):
             yield refused
-        elif known is None or known.qos is None or "account" not in known.enforced:
-            yield Finding("", "account", "not checked", wanted, self._untold("account"))
-        elif wanted.lower() not in map(str.lower, known.qos):
-            near = _near(wanted, sorted(known.qos))
+        elif known is None or "account" not in self.accounts.enforced:
+            yield Finding("account", "not checked", wanted, self._why_unknown("account"))
+        elif wanted.lower() not in known:
+            near = _near(wanted, sorted(known))
             advice = f"account: {' or '.join(near)}" if near else "ask the site's support for an account"
-            yield Finding("", "account", "failure", wanted, f"yours: {yours or 'none'}", advice)
+            yield Finding("account", "failure", wanted, f"yours: {yours or 'none'}", advice)
         else:
-            yield Finding("", "account", "ok", wanted, "it is yours")
+            yield Finding("account", "ok", wanted, "it is yours")
 
     def _qos(self) -> Iterator[Finding]:
-        known, wanted = self.machine.accounts, getattr(self.job, "qos", None)
-        if wanted is None:
+        wanted, known = self.qos, self.accounts.qos
+        if not wanted:
             return
         if refused := self._refused("qos", wanted):
             yield refused
             return
-        if known is None or known.qos is None or "qos" not in known.enforced:
-            yield Finding("", "qos", "not checked", wanted, self._untold("QOS"))
+        if known is None or "qos" not in self.accounts.enforced:
+            yield Finding("qos", "not checked", wanted, self._why_unknown("QOS"))
             return
-        account = (self.job.account or "").lower()
-        of_account = next((qos for name, qos in known.qos.items() if name.lower() == account), None)
-        yours = of_account if of_account is not None else frozenset[str]().union(*known.qos.values())
-        if wanted.lower() in map(str.lower, yours):
-            yield Finding("", "qos", "ok", wanted, "you may use it")
+        yours = sorted(known.get(self.account.lower(), frozenset[str]().union(*known.values())))
+        if wanted.lower() in yours:
+            yield Finding("qos", "ok", wanted, "you may use it")
             return
-        why = "you may not use it" if wanted in (known.limits or ()) else "there is no such QOS"
-        near = _near(wanted, sorted(yours))
-        said = f"{why}; yours: {listed(sorted(yours), ', ') or 'none'}"
-        yield Finding("", "qos", "failure", wanted, said, f"qos: {' or '.join(near)}" if near else "remove qos")
+        why = "you may not use it" if wanted.lower() in self.accounts.limits else "there is no such QOS"
+        near = _near(wanted, yours)
+        said = f"{why}; yours: {listed(yours, ', ') or 'none'}"
+        yield Finding("qos", "failure", wanted, said, f"qos: {' or '.join(near)}" if near else "remove qos")
 
     def _refused(self, what: str, wanted: str) -> Finding | None:
         """Return that no queue of the job takes an account or a QOS; None if one does."""
         rules = [self.rules[name] for name in self.names or () if name in self.rules]
-        reasons = [rule.refuses(what, frozenset({wanted})) for rule in rules]
+        reasons = [rule.refuses(what, frozenset({wanted.lower()})) for rule in rules]
         if not reasons or not all(reasons):
             return None
-        return Finding(
-            "",
-            what,
-            "failure",
-            wanted,
-            f"queue {', '.join(self.names or ())}: {reasons[0]}",
-            f"another {what} or queue",
-        )
+        said = f"queue {', '.join(self.names or ())}: {reasons[0]}"
+        return Finding(what, "failure", wanted, said, f"another {what} or queue")
 
-    def _untold(self, what: str) -> str:
-        known = self.machine.accounts
-        if known is None:
+    def _why_unknown(self, what: str) -> str:
+        if self.accounts.unknown:
+            return f"the accounting does not answer: {self.accounts.unknown}"
+        if self.accounts.qos is None:
             return f"the batch system does not tell which {what} you may use"
-        if known.unknown:
-            return f"the accounting does not answer: {known.unknown}"
         return f"the batch system does not enforce the {what}"
 
 

@@ -129,7 +129,6 @@ def check(name: str, as_json: bool) -> None:
     Example: hpcgpu profiles check perlmutter
     Exit status: 0 if nothing is wrong, 1 if something is.
     """
-    from hpcgpu.checks.profile import as_json as printed
     from hpcgpu.checks.profile import check_profile
     from hpcgpu.options.profiles import load
 
@@ -141,7 +140,7 @@ def check(name: str, as_json: bool) -> None:
             "name": name,
             "path": str(profile.path),
             "ok": not failed,
-            "options": printed(found),
+            "options": [one.as_json() for one in found],
         }
         show_json(result)
         sys.exit(bool(failed))

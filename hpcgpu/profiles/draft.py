@@ -10,12 +10,10 @@ from dataclasses import replace
 
 import yaml
 
-from hpcgpu.batch import registry
-from hpcgpu.batch.queues import Accounts, Queue, Queues, Rules
+from hpcgpu.batch.queues import Accounts, Machine, Queue, Rules
 from hpcgpu.batch.registry import System
 from hpcgpu.errors import OptionError
 from hpcgpu.fabric import interfaces
-from hpcgpu.posix.user import group_names, user_name
 
 __all__ = ["draft", "render"]
 
@@ -34,49 +32,25 @@ def draft(system: System) -> str:
     OptionError
         It cannot list its queues.
     """
-    if (found := system.discover()) is None:
+    if (machine := system.machine()) is None:
         raise OptionError(
             f"profiles are for sites: {system.title} needs none, because all its jobs run on this machine"
         )
-    accounts = registry.load(system.accounts)() if system.accounts else None
-    shut = {name: why for name, rule in found.rules.items() if (why := _shut(rule, accounts))}
-    return render(system.name, found, time.strftime("%Y-%m-%d"), accounts, shut, interfaces.addresses())
+    return render(system.name, machine, time.strftime("%Y-%m-%d"), interfaces.addresses())
 
 
-def _shut(rule: Rules, accounts: Accounts | None) -> str:
-    """Return why this user's jobs cannot use a queue, with any account; empty if they can."""
-    if (why := rule.shut(user_name(), group_names())) or accounts is None or not accounts.qos:
-        return why
-    for what, names in (("account", set(accounts.qos)), ("qos", set[str]().union(*accounts.qos.values()))):
-        refused = [rule.refuses(what, frozenset({name})) for name in sorted(names)]
-        if refused and all(refused):
-            return refused[0]
-    return ""
-
-
-def render(
-    system: str,
-    found: Queues,
-    today: str,
-    accounts: Accounts | None = None,
-    shut: Mapping[str, str] | None = None,
-    network: Iterable[str] = (),
-) -> str:
+def render(system: str, machine: Machine, today: str, network: Iterable[str] = ()) -> str:
     """Return the draft: the kind of node with the most GPUs is filled in, what a person must decide is a comment.
 
     Parameters
     ----------
     system : str
-    found : Queues
+    machine : Machine
     today : str
-    accounts : Accounts or None
-        None if the batch system does not tell them.
-    shut : mapping of str to str
-        Queues that this user's jobs cannot use, and why not.
     network : iterable of str
         Interfaces of this machine.
     """
-    closed = shut or {}
+    rules = machine.queues.rules
     lines = [
         "# A profile for hpcgpu, drafted from what the batch system says. Review it, and add what the site's pages "
         "say.",
@@ -84,19 +58,19 @@ def render(
         "source: ",
         f"date: {today}",
         f"system: {system}",
-        *_needs(accounts),
+        *_needs(machine.accounts),
         "options:",
     ]
-    kinds = [_limited(queue, found.rules.get(queue.name)) for queue in found.gpus if queue.name not in closed]
+    kinds = [_limited(queue, rules.get(queue.name)) for queue in machine.queues.gpus if not machine.shut(queue.name)]
     if not kinds:
         lines += [
             "  # The batch system lists no GPUs that you can use. If jobs get whole nodes with GPUs, write how many a"
         ]
         lines += ["  # node has. If no node has any, write `gpus-per-node: 0` and remove gpu-request."]
         lines += ["  gpus-per-node: 1", "  gpu-request: none"]
-        return "\n".join([*lines, *_queues(found, closed), ""])
+        return "\n".join([*lines, *_queues(machine), ""])
     best = max(kinds, key=lambda queue: (not _MIG.match(queue.gpu_type), queue.gpus))
-    lines += _options(best, "  ", found.rules)
+    lines += _options(best, "  ", rules)
     lines += _network(network)
     lines += ["  # What a scheduler job requests on a shared node.", "  scheduler:"]
     lines += [f"    cores: {max(1, best.cores // max(1, best.gpus) // 4)}"]
@@ -106,15 +80,15 @@ def render(
     lines += ["# Other nodes with GPUs:"] * (len(kinds) > 1)
     for queue in kinds:
         if queue is not best:
-            lines += ["#", *(f"# {line.strip()}" for line in _options(queue, "", found.rules))]
-    return "\n".join([*lines, *_queues(found, closed), ""])
+            lines += ["#", *(f"# {line.strip()}" for line in _options(queue, "", rules))]
+    return "\n".join([*lines, *_queues(machine), ""])
 
 
-def _needs(accounts: Accounts | None) -> list[str]:
+def _needs(accounts: Accounts) -> list[str]:
     """Return what each user must give: the account where the batch system looks at it, or may do so."""
-    account = accounts is None or "account" in accounts.enforced
+    account = "account" in accounts.enforced or accounts == Accounts()
     lines = ["# Options that each user must give.", f"needs: [{'account, ' * account}walltime]"]
-    if accounts and accounts.qos:
+    if accounts.qos:
         lines += [f"# Your accounts: {', '.join(sorted(accounts.qos))}."]
         qos = sorted(frozenset[str]().union(*accounts.qos.values()))
         lines += [f"# Your QOS: {', '.join(qos)}. To choose one, add `qos` to the options."] * bool(qos)
@@ -166,11 +140,10 @@ def _network(names: Iterable[str]) -> list[str]:
     return [f"  # Jobs find InfiniBand and Slingshot themselves. This node has {listed}.", "  # interface: "]
 
 
-def _queues(found: Queues, shut: Mapping[str, str]) -> list[str]:
-    lines = ["# All queues:"] * bool(found.rules)
-    for name, rule in found.rules.items():
+def _queues(machine: Machine) -> list[str]:
+    lines = ["# All queues:"] * bool(machine.queues.rules)
+    for name, rule in machine.queues.rules.items():
         said = [rule.said, "the default" * rule.default, f"routes to {', '.join(rule.routes)}" * bool(rule.routes)]
-        said += [f"not for you: {shut[name]}"] if name in shut else []
+        said += [f"not for you: {why}"] if (why := machine.shut(name)) else []
         lines += [f"#   {name}: {'; '.join(filter(None, said)) or 'no limit of the walltime'}"]
-    lines += [f"#   {line}" for line in found.notes.splitlines()]
     return lines

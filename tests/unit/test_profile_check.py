@@ -11,10 +11,10 @@ import yaml
 
 from hpcgpu.batch.pbs.nodes import parse_pbsnodes
 from hpcgpu.batch.pbs.queues import parse_nodes, parse_queues
-from hpcgpu.batch.queues import Accounts, Queues, Rules
+from hpcgpu.batch.queues import Accounts, Machine, Queues, Rules
 from hpcgpu.batch.slurm.accounts import parse_associations, parse_config, parse_qos
 from hpcgpu.batch.slurm.queues import parse_partitions, parse_sinfo
-from hpcgpu.checks.profile import Finding, Machine, judge
+from hpcgpu.checks.profile import Finding, judge
 from hpcgpu.configuration.resolve import of_profile
 from hpcgpu.options.profiles import Profile
 from hpcgpu.profiles import draft
@@ -104,14 +104,13 @@ PBS = Machine(
         route=True,
         rules=parse_queues(QSTAT),
     ),
-    None,
-    "ada",
-    frozenset({"users"}),
+    user="ada",
+    groups=frozenset({"users"}),
 )
 
 
 def findings(machine: Machine, *needs: str, **options: Any) -> list[Finding]:
-    system = "slurm" if machine is not PBS and machine.accounts is not None else "pbs"
+    system = "pbs" if machine is PBS else "slurm"
     options = {name.replace("_", "-"): value for name, value in options.items()}
     profile = Profile("mine", "", "", "", system, Path("mine.yaml"), needs, options=options)
     return judge(profile, of_profile(profile), machine)
@@ -307,12 +306,8 @@ def test_each_option_stands_beside_what_pbs_says(
 
 
 def test_a_queue_of_pbs_is_open_to_the_users_that_it_lists() -> None:
-    rules = PBS.queues.rules["small"]
-    assert [name for name in ("ada", "alan", "barbara", "grace", "eve") if not rules.shut(name, frozenset())] == [
-        "ada",
-        "alan",
-        "barbara",
-    ]
+    users = ("ada", "alan", "barbara", "grace", "eve")
+    assert [name for name in users if not replace(PBS, user=name).shut("small")] == ["ada", "alan", "barbara"]
 
 
 def test_a_qos_may_lift_the_limit_of_the_queue() -> None:
@@ -381,10 +376,7 @@ def test_what_scontrol_says_of_accounting_is_read() -> None:
 @pytest.mark.parametrize("machine", [ME, PBS])
 def test_a_draft_loads_and_passes_the_check_at_once(machine: Machine) -> None:
     system = "slurm" if machine is ME else "pbs"
-    shut = {
-        name: why for name, rule in machine.queues.rules.items() if (why := rule.shut(machine.user, machine.groups))
-    }
-    text = draft.render(system, machine.queues, "2026-01-01", machine.accounts, shut, ["lo", "ib0"])
+    text = draft.render(system, machine, "2026-01-01", ["lo", "ib0"])
     content = yaml.safe_load(text)
     profile = Profile("new", "", "", "", system, Path("new.yaml"), tuple(content["needs"]), options=content["options"])
     every = judge(profile, of_profile(profile), machine)
@@ -406,14 +398,14 @@ def test_a_draft_loads_and_passes_the_check_at_once(machine: Machine) -> None:
 def test_a_draft_passes_where_nodes_list_no_gpus_and_where_scontrol_does_not_answer() -> None:
     for text in ("cpu*|(null)|128|256000|3-00:00:00|milan\n", SINFO):
         machine = replace(ME, queues=parse_sinfo(text))
-        drafted = yaml.safe_load(draft.render("slurm", machine.queues, "2026-01-01", ACCOUNTS))["options"]
+        drafted = yaml.safe_load(draft.render("slurm", machine, "2026-01-01"))["options"]
         profile = Profile("new", "", "", "", "slurm", Path("new.yaml"), options=drafted)
         assert {one.grade for one in judge(profile, of_profile(profile), machine)} <= {"ok", "not checked"}
 
 
 def test_a_queue_whose_name_is_a_word_of_yaml_is_in_quotes() -> None:
     found = parse_sinfo("off|gpu:1e3:1|8|1000|infinite|(null)\n")
-    options = yaml.safe_load(draft.render("slurm", found, "2026-01-01"))["options"]
+    options = yaml.safe_load(draft.render("slurm", Machine(found), "2026-01-01"))["options"]
     assert (options["queue"], options["gpu-type"]) == ("off", "1e3")
 
 
@@ -426,6 +418,13 @@ def test_accounts_and_qos_are_compared_in_any_case() -> None:
     assert found(ME, "account", queue="debug", account="Physics")[0] == "ok"
     assert found(ME, "qos", queue="gpu", account="PHYSICS", qos="GPU", gpus_per_node=4)[0] == "ok"
     assert found(ME, "account", queue="gpu", account="GUESTS")[0] == "failure", "the queue is closed to it"
+    machine = replace(ME, accounts=replace(ACCOUNTS, qos=parse_associations("a|Physics|GPU\n", "a")))
+    assert found(machine, "qos", queue="gpu", account="physics", qos="gpu", gpus_per_node=4)[0] == "ok"
+
+
+def test_the_check_says_that_no_account_of_the_user_may_use_a_queue() -> None:
+    machine = replace(ME, accounts=replace(ACCOUNTS, qos={"guests": frozenset({"normal"})}))
+    assert found(machine, "queue", queue="gpu")[:2] == ("failure", "it is closed to account guests")
 
 
 def test_a_default_qos_that_may_lift_the_limit_is_no_failure() -> None:
@@ -437,8 +436,14 @@ def test_a_default_qos_that_may_lift_the_limit_is_no_failure() -> None:
 
 def test_a_draft_prefers_whole_gpus_and_queues_that_an_account_of_the_user_may_use() -> None:
     nodes = parse_sinfo("a|gpu:a100:4|64|500000|infinite|(null)\nm|gpu:1g.10gb:56|64|500000|infinite|(null)\n")
-    assert yaml.safe_load(draft.render("slurm", nodes, "2026-01-01"))["options"]["gpu-type"] == "a100"
-    mine = Accounts(qos={"physics": frozenset({"normal"}), "guests": frozenset()})
-    assert draft._shut(Rules(allowed={"account": frozenset({"labx"})}), mine) == "it is open only to account labx"
-    assert draft._shut(Rules(denied={"account": frozenset({"guests"})}), mine) == ""
-    assert draft._shut(Rules(allowed={"qos": frozenset({"vip"})}), mine) == "it is open only to qos vip"
+    assert yaml.safe_load(draft.render("slurm", Machine(nodes), "2026-01-01"))["options"]["gpu-type"] == "a100"
+    rules = {
+        "labx": Rules(allowed={"account": frozenset({"labx"})}),
+        "members": Rules(denied={"account": frozenset({"guests"})}),
+        "vip": Rules(allowed={"qos": frozenset({"vip"})}),
+    }
+    machine = Machine(replace(nodes, rules=rules), replace(ACCOUNTS, enforced=frozenset()))
+    text = draft.render("slurm", machine, "2026-01-01")
+    assert "#   labx: not for you: it is open only to account labx\n" in text
+    assert "#   members: no limit of the walltime\n" in text
+    assert "#   vip: not for you: it is open only to qos vip\n" in text

@@ -14,7 +14,7 @@ import yaml
 
 from hpcgpu.batch.pbs.nodes import parse_pbsnodes
 from hpcgpu.batch.pbs.queues import parse_nodes
-from hpcgpu.batch.queues import Queues
+from hpcgpu.batch.queues import Machine, Queues
 from hpcgpu.batch.slurm.queues import parse_sinfo
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
@@ -139,7 +139,7 @@ def test_a_draft_from_sinfo() -> None:
         "small|gpu:2,lustre:1|16|64000|infinite|(null)\nnonsense\n"
     )
     assert [(q.name, q.gpus, q.gpu_type, q.cores) for q in found.gpus] == [("gpu", 4, "a100", 64), ("small", 2, "", 16)]
-    text = draft.render("slurm", found, "2026-01-01")
+    text = draft.render("slurm", Machine(found), "2026-01-01")
     content = yaml.safe_load(text)
     assert content["options"] == {
         "queue": "gpu",
@@ -154,7 +154,8 @@ def test_a_draft_from_sinfo() -> None:
         and "# queue: small" in text
         and "# Features of the nodes: a100,ib" in text
     )
-    assert yaml.safe_load(draft.render("slurm", Queues(gpus=[], by_default=False), "2026-01-01"))["options"] == {
+    none = Queues(gpus=[], by_default=False)
+    assert yaml.safe_load(draft.render("slurm", Machine(none), "2026-01-01"))["options"] == {
         "gpus-per-node": 1,
         "gpu-request": "none",
     }
@@ -168,7 +169,7 @@ def test_a_draft_from_pbsnodes() -> None:
     }  # the recorded ones are vnodes of one
     queues = parse_nodes(hosts)
     assert {(q.gpus, q.gpu_type, q.cores) for q in queues} == {(4, "a100", 16), (1, "t4", 4)}
-    content = yaml.safe_load(draft.render("pbs", Queues(gpus=queues, by_default=True), "2026-01-01"))
+    content = yaml.safe_load(draft.render("pbs", Machine(Queues(gpus=queues, by_default=True)), "2026-01-01"))
     assert content["system"] == "pbs" and content["options"]["gpu-type"] == "a100"
 
 
@@ -183,7 +184,7 @@ def test_a_node_with_a_vnode_for_each_socket_is_one_node_and_nodes_that_differ_i
     assert (queue.gpus, queue.cores, queue.memory) == (4, 64, 500000)
     mixed = parse_nodes({"a": vnode("h", "1gb"), "b": vnode("h", "1gb", "t4,cc75")})
     assert [(q.gpus, q.gpu_type, q.others) for q in mixed] == [(2, "a100", 2), (2, "t4,cc75", 2)]
-    text = draft.render("pbs", Queues(gpus=mixed[1:], by_default=True), "2026-01-01")
+    text = draft.render("pbs", Machine(Queues(gpus=mixed[1:], by_default=True)), "2026-01-01")
     assert yaml.safe_load(text)["options"]["gpu-type"] == "t4" and "Other names of this type: cc75" in text
 
 

@@ -45,19 +45,23 @@ def parse_config(stdout: str) -> dict[str, str]:
 
 
 def parse_associations(stdout: str, cluster: str) -> dict[str, frozenset[str]]:
-    """Return the QOS of each account of a user in one cluster; pure. slurmdbd may serve several clusters."""
+    """Return the QOS of each account of a user in one cluster; pure. slurmdbd may serve several clusters.
+
+    Slurm compares accounts and QOS in any case (assoc_mgr.c).
+    """
     found: dict[str, frozenset[str]] = {}
     for cells in _rows(stdout, 3):
         if cells[0] == cluster:
-            found[cells[1]] = found.get(cells[1], frozenset()) | (frozenset(cells[2].split(",")) - {""})
+            account, qos = cells[1].lower(), cells[2].lower()
+            found[account] = found.get(account, frozenset()) | (frozenset(qos.split(",")) - {""})
     return found
 
 
 def parse_qos(stdout: str) -> tuple[Mapping[str, float | None], frozenset[str]]:
     """Return the longest walltime of each QOS, and those whose jobs may exceed the limit of their partition; pure."""
     rows = _rows(stdout, 3)
-    beyond = frozenset(name for name, _, flags in rows if "PartitionTimeLimit" in flags.split(","))
-    return {name: seconds(limit) for name, limit, _ in rows}, beyond
+    beyond = frozenset(name.lower() for name, _, flags in rows if "PartitionTimeLimit" in flags.split(","))
+    return {name.lower(): seconds(limit) for name, limit, _ in rows}, beyond
 
 
 def _rows(stdout: str, columns: int) -> list[list[str]]:

@@ -89,7 +89,7 @@ def _rules(told: dict[str, str]) -> Rules:
     closed += ["RootOnly=YES"] * (told.get("RootOnly") == "YES")
     who = {
         verb: {
-            what: frozenset(text.split(","))
+            what: frozenset((text if what == "group" else text.lower()).split(","))
             for words, what in _WHO.items()
             if (text := told.get(f"{verb}{words}", "ALL")) not in ("ALL", "(null)", "NONE", "")
         }
