@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distributed.core import Status
@@ -14,7 +13,6 @@ from distributed.utils import sync
 from hpcgpu.remote import lookup
 from hpcgpu.remote.logs import end_of
 from hpcgpu.remote.snapshot import Snapshot
-from hpcgpu.remote.snapshot import snapshot as snapshot_of
 from hpcgpu.runtime.wire import GPUState
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.widget.picture import picture
@@ -38,13 +36,13 @@ class Shown(Protocol):
     status: Status
     same_directory: bool
 
-    def snapshot(self) -> Snapshot: ...
     def scale(self, **size: Any) -> Any: ...
     def adapt(self, **limits: Any) -> Any: ...
     def close(self) -> Any: ...
     def detach(self) -> Any: ...
     def _repr_html_(self) -> str: ...
     def _snapshot(self, gpus: Iterable[GPUState]) -> Snapshot: ...
+    def _now(self, own: Snapshot) -> Snapshot: ...
     async def _query_snapshot(self) -> Snapshot: ...
     async def _close(self) -> None: ...
     async def _detach(self) -> None: ...
@@ -52,25 +50,16 @@ class Shown(Protocol):
 
 def take(cluster: Shown) -> Snapshot:
     """Take a snapshot in a thread that is not the cluster's; also of one that this program has left."""
-    try:
-        taken = _ask(cluster) if cluster.status not in _ENDS else cluster._snapshot([])
-    except Exception:  # its event loop may end meanwhile
-        if cluster.status not in _ENDS:
-            raise
-        taken = cluster._snapshot([])
-    # detached, or another program manages it; a later cluster of its name is not it
-    left = cluster.same_directory and not cluster.directory.closing
-    if taken.state in ("closed", "ended") and left:
-        now = snapshot_of(cluster.directory.path)
-        return replace(now, problem="; ".join(filter(None, dict.fromkeys([taken.problem, now.problem]))))
-    return taken
-
-
-def _ask(cluster: Shown) -> Snapshot:
-    if cluster.asynchronous:
-        taken: Snapshot = sync(cluster.loop, cluster._query_snapshot, callback_timeout=_FIRST)
-        return taken
-    return cluster.snapshot()
+    own: Snapshot | None = None
+    if cluster.status not in _ENDS:
+        try:
+            # the event loop of an asynchronous cluster may be busy with a cell
+            timeout = _FIRST if cluster.asynchronous else None
+            own = sync(cluster.loop, cluster._query_snapshot, callback_timeout=timeout)
+        except Exception:  # it may end meanwhile
+            if cluster.status not in _ENDS:
+                raise
+    return cluster._now(own or cluster._snapshot([]))
 
 
 class _Control:

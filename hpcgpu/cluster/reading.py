@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,10 +170,21 @@ class Readable(Adapter):
 
         An awaitable where the cluster is asynchronous.
         """
-        if self.status == Status.closed and not self.asynchronous:  # its event loop has ended
-            left = self.same_directory and not self.directory.closing
-            return snapshot(self.directory.path) if left else self._snapshot([])
-        return self.sync(self._query_snapshot)  # type: ignore[no-any-return]
+        if self.asynchronous:
+            return self.sync(self._async_snapshot)  # type: ignore[no-any-return]
+        ended = self.status == Status.closed  # its event loop too
+        return self._now(self._snapshot([]) if ended else self.sync(self._query_snapshot))
+
+    async def _async_snapshot(self) -> Snapshot:
+        return await in_thread(self._now, await self._query_snapshot())
+
+    def _now(self, own: Snapshot) -> Snapshot:
+        """Return this snapshot; of a cluster that this program has left, what other programs see of it."""
+        # a later cluster of its name is not it
+        if own.state not in ("closed", "ended") or self.directory.closing or not self.same_directory:
+            return own
+        now = snapshot(self.directory.path)
+        return replace(now, problem="; ".join(filter(None, dict.fromkeys([own.problem, now.problem]))))
 
     async def _query_snapshot(self) -> Snapshot:
         client, gpus = self._state.client, list[GPUState]()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-__all__ = ["in_thread"]
+__all__ = ["in_thread", "run"]
 
 _T = TypeVar("_T")
 
@@ -45,3 +46,13 @@ async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
     except RuntimeError:
         return function(*arguments)
     return await future
+
+
+def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine to its end; in a thread where an event loop runs already, as in a cell of a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()

@@ -24,6 +24,7 @@ from hpcgpu.display.text import columns
 from hpcgpu.display.words import MANY, counted
 from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.posix.printable import printable
+from hpcgpu.posix.threads import run
 from hpcgpu.remote.bill import JobBill, JobBillJSON, Share, advice, bill, share, total
 from hpcgpu.remote.lookup import batch_of, system_of
 from hpcgpu.remote.queries import known
@@ -226,7 +227,7 @@ def report(directory: ClusterDirectory) -> Report:
     contact = directory.contact()
     if contact is not None and not directory.closing:
         with suppress(OSError, TimeoutError, ValueError):  # its file is a minute old at most
-            asyncio.run(_let_write(contact, directory))
+            run(_let_write(contact, directory))
     now, problems = time.time(), list[str]()
     kept = usage.read(directory.path)
     problems += kept.problems

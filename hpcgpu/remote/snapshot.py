@@ -18,6 +18,7 @@ from hpcgpu.batch.cadence import POLL_INTERVAL, Cadence
 from hpcgpu.batch.reasons import explain
 from hpcgpu.display.jobinfo import JobInfo, JobJSON
 from hpcgpu.errors import BatchError, OptionError
+from hpcgpu.posix.threads import run
 from hpcgpu.remote.lookup import batch_of, ended_by_itself, locate, submitted, system_of
 from hpcgpu.remote.queries import looked_up
 from hpcgpu.runtime import dashboard
@@ -294,7 +295,7 @@ class Observer:
         answer: SchedulerState | None = None
         if contact is not None:
             try:
-                answer = asyncio.run(_query(contact, directory))
+                answer = run(_query(contact, directory))
             except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
                 problem.append(f"the scheduler at {contact.client} does not answer: {error or type(error).__name__}")
         # what a manager said that has left is not true now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import warnings
@@ -105,6 +106,11 @@ def test_a_cluster_without_a_manager_is_scaled_and_left_to_itself(queue: LocalQu
     cluster = LocalGPUCluster(**CPU, name="alone", jobs=0)
     cluster.detach()
     assert cluster.snapshot().state == "running", "it continues, though this program has left it"
+
+    async def cell() -> list[str]:  # of a notebook, whose event loop runs
+        return [_of("alone").state, cluster.snapshot().state, cluster.report().name]
+
+    assert asyncio.run(cell()) == ["running", "running", "alone"]
     assert not _of("alone").groups, "what its manager said of them is not true any more"
     requests.scale(locate("alone"), jobs=1)
     until(lambda: _of("alone").workers == 1, "its worker connects")
