@@ -11,18 +11,10 @@ from typing import Any
 
 from site_bed import NAME, PYTHON
 
-#: One GPU for each worker job; the scheduler job goes to the node with the cheap GPU.
-SMALL: dict[str, Any] = {
-    "queue": "gpu",
-    "walltime": "30m",
-    "gpus_per_node": 1,
-    "cores": 1,
-    "memory": "1GB",
-    "scheduler": {"queue": "shared", "prefer": "t4"},
-    "protocol": "tcp",
-    "poll_interval": 1,
-    "quiet": True,
-}
+from tests.slurm.helpers import CPU
+
+#: One GPU for each worker job.
+SMALL: dict[str, Any] = CPU | {"walltime": "30m", "gpus_per_node": 1}
 PRELUDE = """
 import sys, time, warnings
 import hpcgpu

@@ -11,30 +11,22 @@ from bed import SlurmBed
 
 from hpcgpu import SlurmGPUCluster
 
-A100: dict[str, Any] = {
+#: The scheduler job goes to the node with the cheap GPU.
+_BASE: dict[str, Any] = {
     "queue": "gpu",
+    "scheduler": {"queue": "shared", "prefer": "t4"},
+    "protocol": "tcp",
+    "poll_interval": 1,
+    "quiet": True,
+}
+A100: dict[str, Any] = _BASE | {
     "walltime": "02:00:00",
     "gpus_per_node": 4,
     "gpu_type": "a100",
     "cores": 4,
     "memory": "4GB",
-    "scheduler": {"queue": "shared", "prefer": "t4"},
-    "protocol": "tcp",
-    "poll_interval": 1,
-    "quiet": True,
 }
-
-
-CPU: dict[str, Any] = {
-    "queue": "gpu",
-    "gpus_per_node": 0,
-    "cores": 1,
-    "memory": "1GB",
-    "scheduler": {"queue": "shared", "prefer": "t4"},
-    "protocol": "tcp",
-    "poll_interval": 1,
-    "quiet": True,
-}
+CPU: dict[str, Any] = _BASE | {"gpus_per_node": 0, "cores": 1, "memory": "1GB"}
 
 
 def in_queue(bed: SlurmBed) -> list[str]:

@@ -21,8 +21,8 @@ from hpcgpu.scripts import bundle
 from hpcgpu.scripts.container import HOST_COPY, RUNTIMES, provide, shell_path
 from hpcgpu.scripts.render import render
 from hpcgpu.store.directory import ClusterDirectory
+from tests.helpers import GOLDEN, golden
 
-GOLDEN = Path(__file__).parent / "golden"
 PLACE = Path("/home/me/.hpcgpu/clusters/demo")
 BASE: dict[str, Any] = {"name": "demo", "container": "/shared/rapids.sif"}
 TWO_NODES = {"nodes_per_job": 2, "gpus_per_node": 4, "cores": 8, "local_directory": "/local/my dask"}
@@ -63,11 +63,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str) -> None:
     system, kind, given = CASES[name]
-    text = render(system, kind, resolve(system, BASE | given), PLACE)
-    if os.environ.get("HPCGPU_UPDATE_GOLDEN"):
-        (GOLDEN / name).write_text(text)
-    assert text == (GOLDEN / name).read_text()
-    subprocess.run(["bash", "-n", str(GOLDEN / name)], check=True)
+    golden(name, render(system, kind, resolve(system, BASE | given), PLACE))
 
 
 def test_every_runtime_has_a_golden_script() -> None:

@@ -17,7 +17,6 @@ from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.saved import read
 from tests.helpers import golden
 
-GOLDEN = Path(__file__).parent / "golden"
 PLACE = Path("/home/me/clusters/demo")
 OPTIONS: dict[str, Any] = {
     "name": "demo",

@@ -15,8 +15,8 @@ from hpcgpu.batch.directives import parse_directive, quoted
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
 from hpcgpu.scripts.render import render
+from tests.helpers import GOLDEN, golden
 
-GOLDEN = Path(__file__).parent / "golden"
 PLACE = Path("/home/me/.hpcgpu/clusters/demo")
 BASE: dict[str, Any] = {"name": "demo", "python": "/opt/python/bin/python"}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -129,11 +129,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str) -> None:
     system, kind, given = CASES[name]
-    text = render(system, kind, resolve(system, BASE | given), PLACE)
-    if os.environ.get("HPCGPU_UPDATE_GOLDEN"):
-        (GOLDEN / name).write_text(text)
-    assert text == (GOLDEN / name).read_text()
-    subprocess.run(["bash", "-n", str(GOLDEN / name)], check=True)
+    golden(name, render(system, kind, resolve(system, BASE | given), PLACE))
 
 
 @pytest.mark.parametrize("refuses", [False, True])
