@@ -97,9 +97,7 @@ def _read(classes: OptionClasses, given: _Given) -> Options:
         classes.worker, {k: v for k, v in given.options.items() if k in names(classes.worker)}, given.origins
     )
     worker = _python_inside(worker, given.options)
-    _check_gpus(worker)
-    _check_environment(worker)
-    classes.check(worker)
+    _check_worker(worker, classes)
     if given.scheduler == "local":
         if cluster.protocol == "ucx":
             raise OptionError(
@@ -193,15 +191,7 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
     classes = option_classes(base.system)
     own = _canonical(classes, {k: v for k, v in arguments.items() if v is not None}, where, ("worker",))
     built = _build(classes.worker, own, dict.fromkeys(own, where))
-    inherited = {
-        field: getattr(base.worker, field)
-        for field, f in names(classes.worker).items()
-        if f.metadata["inherited"] and field not in own and not (f.metadata["flag"] and built.gpus_per_node == 0)
-    }
-    if "container" in own:
-        inherited.pop("stage", None)
-    if "env" in own:
-        inherited["env"] = tuple((dict(base.worker.env) | dict(built.env)).items())
+    inherited = _inherited(own, built, base.worker)
     group = _python_inside(dataclasses.replace(built, **inherited), own, base.worker)
     without_gpu = base.scheduler is not None and base.scheduler.gpus_per_node == 0
     if base.cluster.protocol == "ucx" and group.gpus_per_node and without_gpu:
@@ -210,9 +200,7 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
             "itself holds GPU memory. Start the cluster with scheduler={'gpus_per_node': 1}, or with "
             "protocol='tcp'"
         )
-    _check_gpus(group)
-    _check_environment(group, where)
-    classes.check(group, where)
+    _check_worker(group, classes, where)
     return group
 
 
@@ -224,7 +212,7 @@ def _scheduler_options(
     own = _canonical(classes, own, "scheduler: ", ("scheduler",), given.scheduler_sections)
     sections = {name: f"dask config {section}: " for name, section in given.scheduler_sections.items()}
     built = _build(classes.scheduler, own, {**dict.fromkeys(own, "scheduler: "), **sections})
-    inherited = _inherited(own, built, worker)
+    inherited = _inherited(own, built, worker) | _nodes_of(own, built, worker)
     options = _python_inside(dataclasses.replace(built, **inherited), own, worker)
     if options.gpus_per_node > 1:
         raise OptionError(
@@ -235,30 +223,42 @@ def _scheduler_options(
             "scheduler: gpus_per_node=0 does not work with protocol='ucx': over UCX the scheduler itself holds GPU "
             "memory. Give it a GPU, or use protocol='tcp'"
         )
-    _check_environment(options, "scheduler: ")
-    classes.check(options, "scheduler: ")
+    _check_job(options, classes, "scheduler: ")
     return options
 
 
-def _inherited(own: Mapping[str, Any], built: SchedulerOptions, worker: WorkerOptions) -> dict[str, Any]:
-    """Return the options that the scheduler job inherits from the workers.
+def _inherited(own: Mapping[str, Any], built: JobOptions, worker: WorkerOptions) -> dict[str, Any]:
+    """Return the options that a job inherits from the workers, such as account, walltime and environment.
 
-    These are marked as inherited: for example the environment, and the options that choose nodes.
+    Parameters
+    ----------
+    own : mapping
+        Its own options, as the user wrote them.
+    built : JobOptions
+        The same, with defaults.
+    worker : WorkerOptions
     """
-    fields = {name: f for name, f in names(type(built)).items() if name in names(type(worker))}
+    fields = {name: f for name, f in names(type(built)).items() if name in names(type(worker)) and name not in own}
     inherited = {
-        name: getattr(worker, name) for name, f in fields.items() if f.metadata["inherited"] and name not in own
+        name: getattr(worker, name)
+        for name, f in fields.items()
+        if f.metadata["inherited"] and not (f.metadata["flag"] and built.gpus_per_node == 0)
     }
     if "container" in own:
         inherited.pop("stage", None)
     if "env" in own:
         inherited["env"] = tuple((dict(worker.env) | dict(built.env)).items())
-    if "gpus_per_node" not in own:
-        inherited["gpus_per_node"] = min(1, worker.gpus_per_node)
-    choosing = {name: f.metadata["nodes"] for name, f in fields.items() if f.metadata["nodes"]}
+    return inherited
+
+
+def _nodes_of(own: Mapping[str, Any], built: SchedulerOptions, worker: WorkerOptions) -> dict[str, Any]:
+    """Return what the scheduler job inherits of the options that choose nodes: none if it has one of its own."""
+    gpus = built.gpus_per_node if "gpus_per_node" in own else min(1, worker.gpus_per_node)
+    inherited: dict[str, Any] = {"gpus_per_node": gpus}
+    choosing = {name: f.metadata["nodes"] for name, f in names(type(built)).items() if f.metadata["nodes"]}
     if not choosing.keys() & own.keys():
         inherited |= {name: getattr(worker, name) for name, how in choosing.items() if how == "inherited"}
-        if not inherited.get("gpus_per_node", built.gpus_per_node):
+        if not gpus:
             inherited["gpu_type"] = None
     return inherited
 
@@ -279,16 +279,18 @@ def _python_inside(job: _J, own: Mapping[str, Any], above: JobOptions | None = N
     return dataclasses.replace(job, python=_PYTHON_INSIDE)
 
 
-def _check_environment(job: JobOptions, where: str = "") -> None:
+def _check_worker(worker: WorkerOptions, classes: OptionClasses, where: str = "") -> None:
+    if worker.gpu_type and worker.gpus_per_node == 0:
+        raise OptionError(f"gpu_type={worker.gpu_type!r}, but gpus_per_node is 0: remove one of the two")
+    _check_job(worker, classes, where)
+
+
+def _check_job(job: JobOptions, classes: OptionClasses, where: str) -> None:
     if job.container and job.stage:
         raise OptionError(
             f"{where}container and stage are both set, but a job runs in one environment: remove one of the two"
         )
-
-
-def _check_gpus(worker: WorkerOptions) -> None:
-    if worker.gpu_type and worker.gpus_per_node == 0:
-        raise OptionError(f"gpu_type={worker.gpu_type!r}, but gpus_per_node is 0: remove one of the two")
+    classes.check(job, where)
 
 
 def _canonical(
