@@ -1,6 +1,6 @@
-"""Submits one short job of each kind, and judges its report.
+"""Submits one short job of each kind, waits, connects and cleans up.
 
-`judge` is pure. `check_jobs` submits, waits, connects and cleans up.
+`hpcgpu.checks.reports` judges what they report.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,26 +20,24 @@ from typing import TYPE_CHECKING
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.monitor import Monitor, View
 from hpcgpu.batch.reasons import Outlook, explain, outlook
-from hpcgpu.batch.visible import visible_devices
-from hpcgpu.checks.lines import Grade, Line, import_lines
+from hpcgpu.checks.lines import Line
+from hpcgpu.checks.reports import Seen, environment_lines, fabric_line, judge
 from hpcgpu.display.progress import Progress, duration
 from hpcgpu.display.words import listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError
-from hpcgpu.fabric.choice import Node, TransportChoice, incompatibility, without_rdma
 from hpcgpu.options.common import Options
 from hpcgpu.posix.ownership import private_directory
 from hpcgpu.posix.printable import printable
 from hpcgpu.remote.lookup import stop
 from hpcgpu.scripts import container, render
 from hpcgpu.software import versions
-from hpcgpu.software.versions import CLIENT, Difference
 from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory
 
 if TYPE_CHECKING:
     from hpcgpu.runtime.check import JobReport
 
-__all__ = ["Result", "Seen", "check_jobs", "judge"]
+__all__ = ["Result", "check_jobs"]
 
 #: Walltime of the jobs, seconds.
 _WALLTIME = 300
@@ -47,222 +45,6 @@ _WALLTIME = 300
 _POLLS_TO_BELIEVE = 2
 #: Seconds by which a shared filesystem shows the report of a job that has ended later than the queue shows its end.
 _LATE = 5.0
-#: Seconds by which clocks may differ.
-_SKEW = 60.0
-#: Seconds for which a job surely waits for a connection (`hpcgpu.runtime.check`).
-_LISTENS = 200.0
-#: Open files that a scheduler of a few hundred workers needs.
-_OPEN_FILES = 4096
-#: What to do where a compute node lacks the commands of the queue.
-_NO_COMMANDS = (
-    "`hpcgpu adapt` needs the queue's commands on compute nodes: if they cannot be added, call adapt() in a program on "
-    "the login node"
-)
-_NO_DRIVER = (
-    "the node has no NVIDIA driver, or the job cannot access it: choose a GPU queue or gpu_type, or ask the site's "
-    "support"
-)
-_NO_DRIVER_INSIDE = (
-    "the container lacks the node's NVIDIA driver: the node must have one, and the container runtime must bring it in "
-    "(container_args)"
-)
-
-
-class Seen:
-    """What is known of one job.
-
-    Attributes
-    ----------
-    kind : str
-        ``"scheduler"`` or ``"worker"``.
-    job_id : str
-        Empty if the batch system refused the job.
-    found : JobReport or None
-        What the job wrote.
-    problem : str
-        Why it wrote nothing.
-    unreachable : str
-        Why it could not be connected to; empty if it could.
-    skew : float or None
-        Seconds by which its clock is ahead of ours; None if that is not known.
-    late : float
-        Seconds that its report may have waited before it was read.
-    waited : float
-        Seconds from the submit to its report.
-    """
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.job_id = ""
-        self.found: JobReport | None = None
-        self.problem = ""
-        self.unreachable = ""
-        self.skew: float | None = None
-        self.late = 0.0
-        self.waited = 0.0
-
-
-def judge(seen: Seen, gpus: int) -> Iterator[Line]:
-    """Yield the lines of one job.
-
-    Parameters
-    ----------
-    seen : Seen
-    gpus : int
-        GPUs that it requested, per node.
-    """
-    where, found = f"{seen.kind} job", seen.found
-    if not found:
-        yield Line(where, "job", "failure", seen.problem)
-        return
-    yield Line(
-        where, "job", "ok", f"{found['job']} ran on {found['host']}, {duration(seen.waited)} after it was submitted"
-    )
-    yield from _software_lines(where, found)
-    yield from import_lines(where, found)
-    yield Line(where, "filesystem", "ok", "the login node and the job read each other's files")
-    if seen.skew is not None and abs(seen.skew) > _SKEW:
-        advice = "the clocks of login node and compute node should agree: tell the site's support"
-        yield Line(
-            where, "clock", "warning", f"{abs(seen.skew):.0f} s {'ahead' if seen.skew > 0 else 'behind'}", advice
-        )
-    elif seen.skew is not None:
-        yield Line(where, "clock", "ok", f"{seen.skew:+.1f} s")
-    address = f"{found['address'][0]} ({found['via'] or 'default route'})"
-    if not seen.unreachable:
-        yield Line(where, "reachable from here", "ok", f"{address}, by TLS")
-    elif seen.late > _LISTENS:
-        found_late = f"not known: the queue answered only after {seen.late:.0f} s, when the job had ended"
-        yield Line(where, "reachable from here", "warning", found_late, "run the check again")
-    elif seen.kind == "scheduler":
-        others = ", ".join(
-            f"{name} ({a})"
-            for name, a in sorted(found["node"]["addresses"].items())
-            if name not in ("lo", found["via"])
-        )
-        other = f"set client_interface to a network that the login node reaches: {others}; or " if others else ""
-        advice = f"{other}ask the site to open the connection, or run your program on a compute node"
-        yield Line(where, "reachable from here", "failure", f"{address}: {seen.unreachable}", advice)
-    yield from _gpu_lines(where, found, gpus)
-    yield from _fabric_lines(where, found)
-    if seen.kind == "scheduler" and 0 <= found["open_files"] < _OPEN_FILES:
-        advice = "large clusters need more: raise the limit with `ulimit -n` in job_script_prologue"
-        yield Line(where, "open files", "warning", f"at most {found['open_files']}", advice)
-    if found["local_directory"]:
-        bad = found["local_directory"].startswith("error: ")
-        advice = "set local_directory to a directory of your own that the node has" if bad else ""
-        yield Line(
-            where,
-            "local_directory",
-            "failure" if bad else "ok",
-            found["local_directory"].removeprefix("error: "),
-            advice,
-        )
-    if seen.kind == "scheduler" and found["queue_error"]:
-        yield Line(where, "queue commands in the job", "warning", found["queue_error"], _NO_COMMANDS)
-
-
-def _software_lines(where: str, found: JobReport) -> Iterator[Line]:
-    if found.get("container"):  # an image may have an hpcgpu that does not say it
-        yield Line(where, "container", "ok", found["container"])
-    yield Line(where, "python", "ok", f"{found['environment']['python']} at {found['python']}")
-
-
-def _gpu_lines(where: str, found: JobReport, gpus: int) -> Iterator[Line]:
-    if not gpus:
-        return
-    if found["gpu_error"]:
-        yield Line(where, "GPUs", "failure", found["gpu_error"])
-        return
-    about = found["environment"]
-    named = f"{gpus} x {about.get('GPU', 'GPU')}" + (f", {about['GPU memory']}" if "GPU memory" in about else "")
-    yield Line(where, "GPUs", "ok", f"{named}; CUDA_VISIBLE_DEVICES holds {visibility(found['visible'])}")
-    if "driver" in about:
-        capability = about.get("compute capability", "unknown")
-        yield Line(
-            where,
-            "driver",
-            "ok",
-            f"{about['driver']}, CUDA {about.get('CUDA of the driver', '')}, compute capability {capability}",
-        )
-    else:
-        yield Line(
-            where,
-            "driver",
-            "failure",
-            "NVML does not answer",
-            _NO_DRIVER_INSIDE if found.get("container") else _NO_DRIVER,
-        )
-
-
-def visibility(value: str | None) -> str:
-    """Return in which form a job sees its GPUs."""
-    devices = visible_devices(value)
-    if devices is None:
-        return "nothing (it is not set): the job sees every GPU of the node"
-    if not devices:
-        return "no GPU"
-    first = devices[0]
-    kind = "MIG UUIDs" if first.startswith("MIG-") else "UUIDs" if first.startswith("GPU-") else "indices"
-    return f"{kind} ({value})" if kind == "indices" else kind
-
-
-def _fabric_lines(where: str, found: JobReport) -> Iterator[Line]:
-    if found["interface_error"]:
-        yield Line(
-            where, "fabric", "failure", found["interface_error"], "set interface, or client_interface, to one of them"
-        )
-        return
-    transports = ", ".join(found["node"]["transports"])
-    node, chosen = Node(**found["node"]), TransportChoice(**found["transport"])
-    lacking = without_rdma(node, chosen)
-    yield Line(
-        where,
-        "fabric",
-        "warning" if lacking else "ok",
-        chosen.why + (f"; UCX has {transports}" if transports else ""),
-        lacking,
-    )
-    if found.get("container_warning"):
-        yield Line(where, "InfiniBand in the container", "warning", found["container_warning"])
-    limit = node.locked_memory
-    yield Line(where, "locked memory", "ok", "no limit" if limit is None else f"at most {limit // 1024} KiB")
-
-
-def fabric_line(scheduler: JobReport, worker: JobReport, options: Options) -> Line:
-    """Return whether a worker job can use the transport that the scheduler job would choose for all."""
-    chosen, node = TransportChoice(**scheduler["transport"]), Node(**worker["node"])
-    why = incompatibility(chosen, node, options.cluster.protocol, options.worker.interface)
-    if why:
-        return Line("worker job", "the scheduler's fabric", "failure", why)
-    own = TransportChoice(**worker["transport"])
-    if own.protocol == "ucx" != chosen.protocol:
-        advice = (
-            "the scheduler's node chooses the protocol of all jobs. To use ucx, run the scheduler job on a node with "
-            "the same network as the workers' nodes"
-        )
-        return Line(
-            "worker job",
-            "the scheduler's fabric",
-            "warning",
-            f"the worker's node chose {own.why}; the scheduler's node chose {chosen.why}",
-            advice,
-        )
-    return Line("worker job", "the scheduler's fabric", "ok", "the worker job can use it")
-
-
-def environment_lines(differences: list[Difference]) -> Iterator[Line]:
-    """Yield the differences of software and GPUs as lines."""
-    if not differences:
-        yield Line("all", "environment", "ok", "login node and jobs have the same software")
-    grades: dict[versions.Grade, Grade] = {
-        versions.Grade.FATAL: "failure",
-        versions.Grade.WARNING: "warning",
-        versions.Grade.NOTE: "ok",
-    }
-    for d in differences:
-        values = ", ".join(f"{'login' if name == CLIENT else name} {value}" for name, value in d.values.items())
-        yield Line("all", d.what, grades[d.grade], values, d.advice)
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from hpcgpu.display.text import columns
 
-if TYPE_CHECKING:
-    from hpcgpu.runtime.check import JobReport
-
-__all__ = ["Grade", "Line", "LineJSON", "as_json", "import_lines", "text"]
-
-#: Seconds of `import dask.distributed` from which a packed environment is advised (benchmarks/results/environment.txt).
-_SLOW_IMPORT = 20.0
+__all__ = ["Grade", "Line", "LineJSON", "as_json", "text"]
 
 Grade = Literal["ok", "warning", "failure"]
 
@@ -66,21 +60,3 @@ def text(lines: Iterable[Line], width: int) -> str:
 def as_json(lines: Iterable[Line]) -> list[LineJSON]:
     """Return the lines for ``--json``."""
     return [LineJSON(where=li.where, what=li.what, grade=li.grade, found=li.found, advice=li.advice) for li in lines]
-
-
-def import_lines(where: str, found: JobReport) -> Iterator[Line]:
-    """Yield how long an import takes in a job; a packed environment helps where many nodes read the same files."""
-    seconds = found.get("import_seconds")
-    if seconds is None:
-        return
-    slow = seconds > _SLOW_IMPORT and found.get("import_shared", False) and not found.get("container")
-    advice = (
-        "a node can unpack the environment on its own disk: set stage to an archive made by conda-pack or venv-pack"
-    )
-    yield Line(
-        where,
-        "import",
-        "warning" if slow else "ok",
-        f"dask.distributed takes {seconds:.1f} s from {found.get('import_filesystem') or 'an unknown filesystem'}",
-        advice if slow else "",
-    )

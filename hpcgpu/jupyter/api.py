@@ -17,7 +17,7 @@ from hpcgpu.jupyter.snapshots import Snapshots
 from hpcgpu.options import profiles
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote.logs import end_of
-from hpcgpu.remote.lookup import directories, renamed, stop_all
+from hpcgpu.remote.lookup import directories, renamed, stop_all, unclosed
 from hpcgpu.remote.snapshot import SnapshotJSON
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -67,15 +67,10 @@ class Clusters(_WithSnapshots):
 
 def _open_clusters() -> tuple[list[ClusterDirectory], list[dict[str, Any]]]:
     found, refused = list[ClusterDirectory](), list[dict[str, Any]]()
-    for directory in (one for root in cluster_directories() for one in directories(root)):
-        if renamed(directory):
-            continue
+    for directory in (one for root in cluster_directories() for one in directories(root) if not renamed(one)):
         try:
-            there = ClusterDirectory.there(directory.path)
-            if not there.closed and not there.only_scripts:
+            if (there := unclosed(directory)) is not None:
                 found.append(there)
-        except FileNotFoundError:  # removed just now
-            continue
         except (HpcgpuError, OSError) as error:
             refused.append(_refused(directory, error))
     return found, refused

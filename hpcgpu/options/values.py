@@ -19,9 +19,9 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from hpcgpu.errors import OptionError
 from hpcgpu.posix import paths
+from hpcgpu.posix.archives import DECOMPRESSORS
 
 __all__ = [
-    "ARCHIVES",
     "archive",
     "boolean",
     "boolean_or",
@@ -64,13 +64,10 @@ _WORD = re.compile(r"(?!-)[A-Za-z0-9_.,:@+=%/-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WALLTIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
 
-
 #: Programs that start another program, which people write in front of `python`.
 _LAUNCHERS = frozenset(
     ("apptainer", "singularity", "podman", "podman-hpc", "docker", "ch-run", "shifter", "enroot", "srun", "env")
 )
-#: Ends of the names of archives that jobs unpack (`hpcgpu.runtime.stage`).
-ARCHIVES = (".tar.zst", ".tar.gz", ".tar")
 #: Of jobs, nodes, cores: more is a slip.
 _MOST = 1_000_000
 #: Seconds of a time at most.
@@ -461,9 +458,9 @@ def existing_directory(name: str, value: str | Path) -> Path:
 def archive(name: str, value: str | Path) -> Path:
     """The path of a packed environment, expanded as `path` does."""
     file = directory(name, value)
-    if not file.name.endswith(ARCHIVES):
+    if not file.name.endswith(tuple(DECOMPRESSORS)):
         raise OptionError(
-            f"{name}={_shown(str(value))} is not an archive: its name must end with {', '.join(ARCHIVES)}"
+            f"{name}={_shown(str(value))} is not an archive: its name must end with {', '.join(DECOMPRESSORS)}"
         )
     return file
 

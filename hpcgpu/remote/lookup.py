@@ -52,6 +52,7 @@ __all__ = [
     "stop_all",
     "submitted",
     "system_of",
+    "unclosed",
     "unended",
 ]
 
@@ -132,11 +133,20 @@ def find(roots: Iterable[Path], refuse: Callable[[Path, NotTrusted], None] = _wa
     return sorted((one for one in found if one.jobs or not renamed(one.directory)), key=lambda one: one.created)
 
 
+def unclosed(directory: ClusterDirectory, *, any_format: bool = False) -> ClusterDirectory | None:
+    """Return a cluster that was launched and not closed; None otherwise, also if it was removed just now."""
+    with suppress(FileNotFoundError):
+        there = ClusterDirectory.there(directory.path, any_format=any_format)
+        if not there.closed and not there.only_scripts:
+            return there
+    return None
+
+
 def _open(directory: ClusterDirectory, refuse: Callable[[Path, NotTrusted], None]) -> Found | None:
-    """Return a cluster that was launched and not closed; none otherwise. What cannot be read costs this one alone."""
+    """Return an unclosed cluster. What cannot be read costs this one alone."""
     try:
-        there = ClusterDirectory.there(directory.path, any_format=True)
-        return _examine(directory) if not there.closed and not there.only_scripts else None
+        there = unclosed(directory, any_format=True)
+        return _examine(there) if there is not None else None
     except NotTrusted as error:
         refuse(directory.path, error)
         return None

@@ -2,7 +2,7 @@
 
 It examines the node, writes its report into the directory, and lets the login node connect.
 
-It only collects facts; the login node judges them (`hpcgpu.checks.jobs`).
+It only collects facts; the login node judges them (`hpcgpu.checks.reports`).
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from hpcgpu.errors import LaunchError, NotTrusted
+from hpcgpu.posix.archives import DECOMPRESSORS
 from hpcgpu.posix.filesystems import filesystem, of_this_machine
 from hpcgpu.posix.ownership import check_place, private_directory
 from hpcgpu.posix.printable import printable
@@ -45,8 +46,6 @@ __all__ = ["lock", "main", "release", "release_at_exit"]
 #: Process, number of the open file that has the lock, and directory of the environment that a process runs in.
 _STAGED = "HPCGPU_STAGED"
 
-#: Programs that decompress, by the end of the archive's name. Each reads stdin and writes stdout.
-_DECOMPRESSORS = {".tar.zst": "zstd", ".tar.gz": "gzip", ".tar": ""}
 #: Seconds after which an environment goes that nobody uses.
 _KEPT = 86400.0
 #: Seconds for the first import in an environment, and for conda-unpack.
@@ -282,7 +281,7 @@ def _unpack(archive: Path, sha256: str, environment: Path, gate: int) -> None:
 
 def _extract(archive: Path, environment: Path, gate: int) -> tuple[str, int, list[str]]:
     """Return the hash of an archive, the exit status of what unpacked it, and what that said."""
-    decompressor = next(program for end, program in _DECOMPRESSORS.items() if archive.name.endswith(end))
+    decompressor = next(program for end, program in DECOMPRESSORS.items() if archive.name.endswith(end))
     tar = [_program("tar", archive), "--extract", "--no-same-owner", "--no-same-permissions", "--totals"]
     tar += ["--directory", str(environment), "--file", "-"]
     commands = [[_program(decompressor, archive), "-dc"], tar] if decompressor else [tar]
@@ -355,7 +354,7 @@ def _program(name: str, archive: Path) -> str:
     raise LaunchError(
         f"stage: {socket.gethostname()} has no program {name}, which {archive.name} needs. Load it in "
         f"job_script_prologue, install it into the environment of {sys.executable}, or pack another format "
-        f"({', '.join(_DECOMPRESSORS)})"
+        f"({', '.join(DECOMPRESSORS)})"
     )
 
 
@@ -372,10 +371,8 @@ def _make_it_run(archive: Path, environment: Path, gate: int) -> None:
             f"stage: bin/python of {archive} is a link to {_target(python)}, which {host} does not have. A packed venv "
             "needs its base Python on the nodes; conda-pack brings its own"
         )
-    commands = (
-        [["-I", str(environment / "bin" / "conda-unpack")]] if (environment / "bin/conda-unpack").exists() else []
-    )
-    for words in [*commands, ["-P", "-c", "import hpcgpu.runtime.launch"]]:
+    unpack = environment / "bin" / "conda-unpack"
+    for words in [["-I", str(unpack)]] * unpack.exists() + [["-P", "-c", "import hpcgpu.runtime.launch"]]:
         try:
             done = subprocess.run(
                 [str(python), *words],

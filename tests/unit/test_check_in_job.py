@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.checks.jobs import Seen, _meet
+from hpcgpu.checks.jobs import _meet
+from hpcgpu.checks.reports import Seen
 from hpcgpu.runtime import check
 from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory

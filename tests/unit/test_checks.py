@@ -15,9 +15,9 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.batch.pbs.queues import PBSQueue
 from hpcgpu.batch.queues import Queue
 from hpcgpu.checks import jobs
-from hpcgpu.checks.jobs import Seen, environment_lines, fabric_line, judge, visibility
 from hpcgpu.checks.lines import Line, as_json, text
 from hpcgpu.checks.login import directory_lines, judge_queues, untested_lines
+from hpcgpu.checks.reports import Seen, environment_lines, fabric_line, judge, visibility
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import BatchUnavailable
 from hpcgpu.fabric.choice import Node, decide

@@ -12,8 +12,6 @@ import pytest
 
 from hpcgpu.configuration.resolve import resolve, resolve_group
 from hpcgpu.errors import OptionError
-from hpcgpu.options.values import ARCHIVES
-from hpcgpu.runtime import stage
 from hpcgpu.scripts.render import command, render, render_single
 
 PLACE = Path("/home/me/.hpcgpu/clusters/demo")
@@ -85,10 +83,6 @@ def test_what_is_no_archive_or_not_there_is_refused(tmp_path: Path) -> None:
         options("slurm", Path("/x/env.zip"))
     with pytest.raises(OptionError, match=f"stage='{tmp_path}/none.tar' cannot be read: No such file"):
         render("slurm", "worker", options("slurm", tmp_path / "none.tar"), PLACE)
-
-
-def test_what_the_options_accept_is_what_the_job_unpacks() -> None:
-    assert tuple(stage._DECOMPRESSORS) == ARCHIVES
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
