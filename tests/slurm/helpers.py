@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-from bed import SlurmBed
+from bed import SlurmBed, call, wait_for
 
 from hpcgpu import SlurmGPUCluster
 
@@ -44,3 +46,17 @@ def stop(name: str) -> None:
     argv = [sys.executable, "-m", "hpcgpu", "stop", name]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
+
+
+def run_script(script: Path) -> int:
+    """Submit a script, and return its exit code when it has ended. `sbatch --wait` looks after 2, 10, 42 and 74 s."""
+    job = call("sbatch", "--parsable", str(script)).strip()
+
+    def shown(field: str) -> str:
+        found = re.search(rf"\b{field}=([^\s:]+)", call("scontrol", "show", "job", job))
+        assert found is not None
+        return found[1]
+
+    ended = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"}
+    wait_for(lambda: shown("JobState") in ended, f"the job of {script} ends", timeout=300, interval=0.2)
+    return int(shown("ExitCode"))

@@ -14,7 +14,7 @@ from bed import SlurmBed
 import hpcgpu
 from hpcgpu import SlurmGPUCluster
 from hpcgpu.scripts.bundle import make, make_single
-from tests.slurm.helpers import A100
+from tests.slurm.helpers import A100, run_script
 from tests.slurm.strangers import REFUSED, TRY_STRANGERS, other_clusters
 
 pytestmark = pytest.mark.shows("Scripts that stand alone")
@@ -119,8 +119,7 @@ def test_a_single_job_ends_with_the_program_s_exit_code(
 ) -> None:
     strangers = TRY_STRANGERS.format(address="client.scheduler.address", others=list(map(str, other_clusters(home))))
     script = single(home, "train", f"{strangers}; sys.exit({code})", protocol=protocol, security=security)
-    done = run("sbatch", "--wait", str(script))
-    assert done.returncode == code, log(script)
+    assert run_script(script) == code, log(script)
     assert "answer 6 workers 4\n" in log(script) and REFUSED in log(script)
     assert "schemes ['authenticated']" in log(script) or security is True
     [directory] = [path for path in script.parent.iterdir() if path.is_dir()]
@@ -130,13 +129,13 @@ def test_a_single_job_ends_with_the_program_s_exit_code(
 
 def test_a_single_job_whose_workers_die_ends_its_program(bed: SlurmBed, home: Path) -> None:
     script = single(home, "dies", "client.shutdown(); import time; time.sleep(1000)")
-    assert run("sbatch", "--wait", str(script)).returncode == 1
+    assert run_script(script) == 1
     assert "ended: the program was stopped too" in log(script)
 
 
 def test_a_single_job_without_workers_fails_and_says_why(bed: SlurmBed, home: Path) -> None:
     script = single(home, "none", "", worker_extra_args=["--no-such-option"])
-    assert run("sbatch", "--wait", str(script)).returncode == 1
+    assert run_script(script) == 1
     assert "the workers ended too early: the program was not started" in log(script)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from bed import SlurmBed
 
+from tests.slurm.helpers import run_script
 from tests.slurm.strangers import REFUSED, TRY_STRANGERS, other_clusters
 
 pytestmark = pytest.mark.shows("`SlurmGPURunner`")
@@ -47,8 +47,7 @@ def srun(home: Path, tasks: str, *, gpus: int, nodes: int, **program: Any) -> tu
         f"-o {home}/out.log\n"
         f"srun {tasks} {sys.executable} {home}/program.py\n"
     )
-    done = subprocess.run(["sbatch", "--wait", str(script)], capture_output=True, text=True, timeout=250)
-    return done.returncode, (home / "out.log").read_text(errors="replace")
+    return run_script(script), (home / "out.log").read_text(errors="replace")
 
 
 def left(bed: SlurmBed, home: Path) -> list[str]:

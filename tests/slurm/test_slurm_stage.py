@@ -14,7 +14,7 @@ from distributed import Client
 
 from hpcgpu import SlurmGPUCluster
 from tests.packed import Environment
-from tests.slurm.helpers import A100
+from tests.slurm.helpers import A100, run_script
 
 Until = Callable[..., None]
 pytestmark = pytest.mark.slurm
@@ -46,7 +46,7 @@ def test_one_job_for_all_runs_it_too(bed: SlurmBed, home: Path, environment: Env
     command += ["--queue", A100["queue"], "--gpus-per-node", "1", "--cores", "1", "--memory", "1GB"]
     command += ["--stage", environment.archive("env.tar"), "--local-directory", disk, "--", "python", program]
     subprocess.run(command, check=True, env=os.environ)
-    subprocess.run(["sbatch", "--wait", home / "one" / "one.sbatch"], check=True, timeout=300)
+    assert run_script(home / "one" / "one.sbatch") == 0
     (line,) = [
         line
         for log in (home / "one").glob("*.log")
