@@ -1,33 +1,38 @@
 #!/usr/bin/env bash
-# Runs all tests but those of the site in containers (make test-site), half of them beside the other half: the fast ones with the
-# oldest supported releases, those of the real Slurm, of the pages, the browser, the clients of batch systems and what is upstream's.
-# More at a time would not be faster on two cores. Fails if any of them does.
-set -um  # with job control: without it what runs in the background ignores SIGINT, and so would all that the tests start
+# Runs all tests but those of the site in containers (make test-site): in parts, three at a time, since tests that wait leave a core to
+# others. Of each part the output comes at its end. Fails if any of them does.
+set -u
 cd "$(dirname "$0")/.." || exit
-python=.venv/bin/python
+export PYTHONDONTWRITEBYTECODE=  # else each process that a test starts compiles hpcgpu anew
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-(
-    echo "The fast tests with the oldest supported releases:"
-    # What is pure takes longest, and knows no release of anybody; types and shell scripts need tools that are not there.
-    .venv-lowest/bin/python -m pytest tests/canaries tests/unit -p no:cacheprovider \
-        --ignore=tests/unit/test_policy.py --ignore=tests/unit/test_typed.py --ignore=tests/unit/test_scripts.py
-    oldest=$?
-    echo "The tests of the real Slurm:"
-    "$python" -m pytest tests/slurm
-    slurm=$?
-    echo "The tests of the pages, the browser, the clients of batch systems and what is upstream's:"
-    "$python" -m pytest tests/docs tests/browser tests/queue tests/canaries
-    pages=$?
-    exit $((oldest ? oldest : slurm ? slurm : pages))
-) > "$log" 2>&1 &
-beside=$!
-trap 'kill -- "-$beside"' INT TERM
-"$python" -m pytest tests --ignore=tests/slurm --ignore=tests/site --ignore=tests/docs --ignore=tests/browser --ignore=tests/queue \
-    --ignore=tests/canaries
-others=$?
-wait "$beside"
-code=$?
-cat "$log"
-exit $((others ? others : code))
+# The parts, a line each: which environment, and the arguments of pytest. What takes longest comes first.
+parts() {
+    echo .venv tests/slurm # one Slurm for all
+    echo .venv tests --ignore=tests/slurm --ignore=tests/local --ignore=tests/docs --ignore=tests/browser --ignore=tests/site
+    printf '%s\n' tests/local/test_*.py | xargs -n 6 echo .venv
+    echo .venv tests/docs tests/browser
+    # What is pure takes longest with the oldest releases, and knows none of anybody; types and shell scripts need tools that are not there.
+    echo .venv-lowest tests/canaries tests/unit -p no:cacheprovider --ignore=tests/unit/test_policy.py \
+        --ignore=tests/unit/test_typed.py --ignore=tests/unit/test_scripts.py
+}
+
+# Runs a part. Its output is not mixed with that of others.
+part() {
+    local log code
+    log=$(mktemp)
+    "$1/bin/python" -m pytest "${@:2}" > "$log" 2>&1
+    code=$?
+    flock ci/tests.sh cat - "$log" <<< "== $*"
+    rm -f "$log"
+    return "$code"
+}
+
+if [ $# -gt 0 ]; then
+    part "$@"
+    exit
+fi
+set -m # job control: without it what runs in the background ignores SIGINT, and so would all that the tests start
+parts | xargs -P 3 -L 1 ci/tests.sh &
+all=$!
+trap 'kill -INT -- "-$all"' INT TERM
+wait "$all"
