@@ -1,6 +1,6 @@
-"""`hpcgpu profiles check`: what a profile says beside what the batch system of this machine says.
+"""`hpcgpu profiles check`: compares a profile with what the batch system of this machine says.
 
-Pure but for `check_profile`. What cannot be checked says so, and never counts as right.
+All functions but `check_profile` are pure. An option that cannot be checked is graded "not checked", never "ok".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Finding", "FindingJSON", "check_profile", "judge"]
 
 Grade = Literal["ok", "failure", "not checked"]
 _MIB = 2**20
-#: Options that are held against what the batch system says.
+#: Options that are compared with what the batch system says.
 _CHECKED = {
     *("queue", "gpus_per_node", "gpu_type", "gpu_request", "cores", "memory", "constraint", "select_extra"),
     *("walltime", "account", "qos", "scheduler"),
@@ -64,7 +64,7 @@ class Finding:
 
 
 def check_profile(profile: Profile) -> list[Finding]:
-    """Query the batch system, and hold the profile against what it says.
+    """Query the batch system, and compare the profile with what it says.
 
     Raises
     ------
@@ -85,13 +85,13 @@ def check_profile(profile: Profile) -> list[Finding]:
 
 
 def judge(profile: Profile, options: Options, machine: Machine) -> list[Finding]:
-    """Hold each option against the machine.
+    """Compare each option with the machine.
 
     Parameters
     ----------
     profile : Profile
     options : Options
-        As `of_profile` reads them.
+        From `of_profile`.
     machine : Machine
     """
     jobs: dict[str, JobOptions] = {"worker job": options.worker}
@@ -104,7 +104,7 @@ def judge(profile: Profile, options: Options, machine: Machine) -> list[Finding]
     rest = sorted({name.replace("_", "-") for name in _names(profile.options)})
     if rest:
         advice = f"`hpcgpu check --in-job --profile {profile.name}` tries the options in jobs"
-        found[Finding(", ".join(rest), "not checked", "", "the batch system does not tell", advice)] = "all jobs"
+        found[Finding(", ".join(rest), "not checked", "", "the batch system does not say", advice)] = "all jobs"
     return [replace(finding, job=what) for finding, what in found.items()]
 
 
@@ -118,12 +118,12 @@ def _names(options: Any) -> Iterator[str]:
             yield from _names(value)
 
 
-#: Holds one option against the kinds of nodes, and returns those that have enough.
+#: Compares one option with the kinds of nodes, and returns those that have enough.
 _Step = Callable[[Sequence[Queue]], tuple[Finding, list[Queue]]]
 
 
 class _Job:
-    """Holds the options of one kind of job against the machine."""
+    """Compares the options of one kind of job with the machine."""
 
     def __init__(self, job: JobOptions, needs: frozenset[str], machine: Machine) -> None:
         self.job, self.needs, self.machine = job, needs, machine
@@ -400,7 +400,7 @@ class _Job:
         if self.accounts.unknown:
             return f"the accounting does not answer: {self.accounts.unknown}"
         if self.accounts.qos is None:
-            return f"the batch system does not tell which {what} you may use"
+            return f"the batch system does not say which {what} you may use"
         return f"the batch system does not enforce the {what}"
 
 

@@ -80,9 +80,10 @@ def show_profile(name: str) -> None:
 @click.option("--system", type=SystemName(auto=True), default=AUTO, show_default=True, help="Batch system.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def new(name: str, output: Path | None, system: str, force: bool) -> None:
-    """Draft a profile from what the batch system says of its queues (sinfo and scontrol; pbsnodes and qstat).
+    """Draft a profile from what the batch system says: sinfo, scontrol and sacctmgr, or pbsnodes and qstat.
 
-    Fills in the nodes with the most GPUs that you can use. What you must decide is a comment.
+    Run it on a login node. The draft describes the nodes with the most GPUs, among the queues that you can use.
+    Comments show the other queues, the limits, and what you must decide.
 
     \b
     Example: hpcgpu profiles new mysite
@@ -90,10 +91,10 @@ def new(name: str, output: Path | None, system: str, force: bool) -> None:
     from hpcgpu.batch import registry
     from hpcgpu.batch.detect import Detected, detect
     from hpcgpu.options.profiles import user_directory
-    from hpcgpu.options.values import cluster_name
+    from hpcgpu.options.values import new_name
     from hpcgpu.profiles.draft import draft
 
-    cluster_name("NAME", name)
+    new_name("NAME", name)
     found = Detected(registry.system(system)) if system != AUTO else detect()
     if found.system is None:
         raise click.ClickException(
@@ -112,22 +113,27 @@ def new(name: str, output: Path | None, system: str, force: bool) -> None:
             file.write(text)
     except FileExistsError as error:
         raise click.ClickException(f"{path} already exists: use --force to overwrite it") from error
-    click.echo(f"wrote {path}: review it, compare it with this machine by `hpcgpu profiles check {name}`, then use")
-    click.echo(f"profile={name!r}")
+    click.echo(f"Wrote {path}. Next:")
+    click.echo("- review it: the comments say what you must decide")
+    if path.absolute() != user_directory() / f"{name}.yaml":
+        click.echo(f"- move it to {user_directory() / name}.yaml: hpcgpu finds it there")
+    click.echo(f"- compare it with this machine: hpcgpu profiles check {name}")
+    click.echo(f"- use it: profile={name!r}, or --profile {name}")
 
 
 @profiles.command()
 @click.argument("name")
 @json_option
 def check(name: str, as_json: bool) -> None:
-    """Compare a profile with what this machine says: sinfo, scontrol and sacctmgr, or pbsnodes and qstat.
+    """Compare a profile with what the batch system says: sinfo, scontrol and sacctmgr, or pbsnodes and qstat.
 
-    Looks at queues, GPUs, cores, memory, walltime, account and QOS. Each line has what the profile says, what this
-    machine says, and what to write instead. Submits nothing. What the batch system does not tell is "not checked".
+    Run it on a login node. It compares queues, GPUs, cores, memory, features, walltime, account and QOS, and submits
+    nothing. Each line shows the profile's value, what this machine says, and what to write instead. "not checked"
+    means that the batch system does not say, or that the profile leaves the choice to you.
 
     \b
     Example: hpcgpu profiles check perlmutter
-    Exit status: 0 if nothing is wrong, 1 if something is.
+    Exit status: 0 if no line is a failure, 1 if one is or if the batch system does not answer.
     """
     from hpcgpu.checks.profile import check_profile
     from hpcgpu.options.profiles import load

@@ -186,7 +186,7 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
     OptionError
         An unknown option, or a value that is not allowed.
     """
-    values.cluster_name("worker group", name)
+    values.new_name("worker group", name)
     where = f"worker group {name!r}: "
     classes = option_classes(base.system)
     own = _canonical(classes, {k: v for k, v in arguments.items() if v is not None}, where, ("worker",))

@@ -65,7 +65,7 @@ async def cluster(name: str, *, any_format: bool = False) -> ClusterDirectory:
     NotTrusted
         Other users can change its directory.
     """
-    values.cluster_name("name", name)
+    values.new_name("name", name)
     return await in_thread(lambda: locate(name, any_format=any_format))
 
 

@@ -37,7 +37,7 @@ def arguments(request: Mapping[str, Any]) -> list[str]:
     OptionError
         The request has another shape.
     """
-    name = values.cluster_name("name", _text(request, "name"))
+    name = values.new_name("name", _text(request, "name"))
     return ["start", *_flags(_options(request)), "--no-wait", "--json", "--", name]
 
 

@@ -79,13 +79,13 @@ class JobOptions:
         sys.executable,
         parse=values.program,
         inherited=True,
-        doc="Python interpreter of the job. Default: the one of this program; in a container the image's python3.",
+        doc="Python interpreter of the job. Default: the one of this program; in a container, the image's python3.",
     )
     container: str | None = option(
         parse=values.image,
         inherited=True,
-        doc="Image of a container that the Dask processes run in: a path such as '/shared/rapids.sif', or a name that "
-        "the container runtime knows.",
+        doc="Image of the container in which the Dask processes run: a path such as '/shared/rapids.sif', or a name "
+        "that the container runtime knows.",
     )
     container_runtime: str = option(
         "apptainer",
@@ -98,9 +98,9 @@ class JobOptions:
         (),
         parse=values.container_mounts,
         inherited=True,
-        doc="Further directories of the node that the container has: ['/data', '/scratch/me:/scratch:ro']. The job "
+        doc="Further directories of the node to mount in the container: ['/data', '/scratch/me:/scratch:ro']. The job "
         "expands variables such as $SCRATCH. Your home directory, the working directory, the cluster directory, "
-        "$TMPDIR and `local_directory` are always there.",
+        "$TMPDIR and `local_directory` need no entry, except with shifter, where the site decides.",
     )
     container_args: tuple[str, ...] = option(
         (),
@@ -112,8 +112,8 @@ class JobOptions:
         parse=values.archive,
         inherited=True,
         doc="Archive of the jobs' environment, made by conda-pack or venv-pack: '.tar.zst', '.tar.gz' or '.tar'. Each "
-        "node unpacks it on its own disk, once for all your jobs there, and the jobs run from there. `python` only "
-        "unpacks it.",
+        "node unpacks it on its own disk, and your jobs that run there at the same time share it. The interpreter "
+        "`python` only unpacks it.",
     )
     shebang: str = option(
         "#!/usr/bin/env bash", parse=values.shebang, inherited=True, doc="First line of the job script."
@@ -286,7 +286,7 @@ class ClusterOptions:
 
     name: str = option(
         "",
-        parse=values.cluster_name,
+        parse=values.new_name,
         doc="Name of the cluster, of its directory, and the beginning of its jobs' names.",
     )
     profile: str | None = option(

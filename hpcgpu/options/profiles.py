@@ -123,9 +123,10 @@ def load(name: str) -> Profile:
                 "workers need NVIDIA's CUDA. For CPU workers, leave out profile and set gpus_per_node=0"
             )
         near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = f"did you mean {near[0]!r}? The" if near else "the"
         raise OptionError(
-            f"no profile {name!r}: {hint}The profiles are {', '.join(names())}; `hpcgpu profiles new {name}` drafts one"
+            f"no profile {name!r}: {hint} profiles are {', '.join(names())}. On a login node of your site, `hpcgpu "
+            f"profiles new {name}` drafts one"
         )
     return _read(name, path)
 

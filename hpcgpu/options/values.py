@@ -26,7 +26,6 @@ __all__ = [
     "boolean",
     "boolean_or",
     "choice",
-    "cluster_name",
     "command",
     "container_mounts",
     "container_runtimes",
@@ -42,6 +41,7 @@ __all__ = [
     "listen_address",
     "memory",
     "natural",
+    "new_name",
     "notification",
     "path",
     "path_on_node",
@@ -127,8 +127,8 @@ def program(name: str, value: str | Path) -> str:
     first, *more = given.split()
     if more and ("/" not in first or os.path.basename(first) in _LAUNCHERS):  # noqa: PTH119  text
         raise OptionError(
-            f"{name}={_shown(given)} has several words, and must be one program. To run the jobs in a container, set "
-            f"container to its image, and container_runtime; {name} is then the interpreter in the image"
+            f"{name}={_shown(given)} has several words, but must be one program. To run the jobs in a container, set "
+            f"container to the image, and container_runtime; {name} is then the interpreter in the image"
         )
     return given
 
@@ -142,19 +142,19 @@ def image(name: str, value: str | Path) -> str:
 
 
 def container_mounts(name: str, value: list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """Directories that a container has from its node: ``FROM``, ``FROM:TO`` or ``FROM:TO:ro``."""
+    """Directories of the node that are mounted in a container: ``FROM``, ``FROM:TO`` or ``FROM:TO:ro``."""
     mounts = lines(name, value)
     for i, mount in enumerate(mounts):
         parts = mount.split(":")
         if len(parts) > 3 or not all(parts) or "," in mount:
             raise OptionError(
                 f"{name}[{i}]={mount!r} is not a mount: write '/data', '/data:/inside' or '/data:/inside:ro'. Paths "
-                "cannot hold ':' or ',', because container runtimes separate by them"
+                "cannot contain ':' or ',', because container runtimes use them as separators"
             )
         for part in parts[:2]:
             path_on_node(f"{name}[{i}]", part)
         if len(parts) > 2 and not re.fullmatch(r"[A-Za-z+=]+", parts[2]):
-            raise OptionError(f"{name}[{i}]={mount!r}: {parts[2]!r} is not a way to mount: write 'ro' or 'rw'")
+            raise OptionError(f"{name}[{i}]={mount!r}: {parts[2]!r} is not a mount option: write 'ro' or 'rw'")
     return tuple(mount if ":" in mount else f"{mount}:{mount}" for mount in mounts)
 
 
@@ -168,12 +168,12 @@ def container_runtimes(name: str, value: Mapping[str, str]) -> tuple[tuple[str, 
     return tuple(value.items())
 
 
-def cluster_name(name: str, value: str) -> str:
-    """A cluster's name: it becomes a directory, and part of job and worker names."""
+def new_name(name: str, value: str) -> str:
+    """A name of a cluster, a worker group or a profile: it becomes a file or directory, or part of other names."""
     line = text(name, value)
     if not _NAME.fullmatch(line):
         raise OptionError(
-            f"{name}={line!r} is not a valid cluster name: use up to 50 letters, digits and . _ -, and begin with a "
+            f"{name}={line!r} is not a valid name: use up to 50 letters, digits and . _ -, and begin with a "
             "letter or digit"
         )
     return line

@@ -1,4 +1,4 @@
-"""Drafts a profile from what the batch system reports. `render` is pure; `draft` queries."""
+"""Drafts a profile from what the batch system reports. `render` is pure; `draft` queries the batch system."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def render(system: str, machine: Machine, today: str, network: Iterable[str] = (
 
 
 def _needs(accounts: Accounts) -> list[str]:
-    """Return what each user must give: the account where the batch system looks at it, or may do so."""
+    """Return what each user must give: the account too, unless the batch system is known to ignore it."""
     account = "account" in accounts.enforced or accounts == Accounts()
     lines = ["# Options that each user must give.", f"needs: [{'account, ' * account}walltime]"]
     if accounts.qos:
@@ -123,7 +123,7 @@ def _options(queue: Queue, indent: str, rules: Mapping[str, Rules]) -> list[str]
         share = f"{queue.cores // queue.gpus} cores"
         share += f" and {queue.memory // queue.gpus} MiB" * (queue.memory >= 1024)
         lines += [f"# This is a whole node. For each GPU it has {share}."]
-    lines += [f"# The longest walltime is {queue.limit}."] * bool(queue.limit)
+    lines += [f"# Longest walltime: {queue.limit}"] * bool(queue.limit)
     lines += [f"# Features of the nodes: {queue.features[:500]}"] * bool(queue.features)
     return [f"{indent}{line}" for line in lines]
 
@@ -134,10 +134,11 @@ def _scalar(name: str) -> str:
 
 
 def _network(names: Iterable[str]) -> list[str]:
-    """Return what the login node knows of the network: the compute nodes may have other interfaces."""
+    """Return comments with the interfaces of this node. The compute nodes may have others."""
     if not (listed := ", ".join(sorted(set(names) - {"lo"}))):
         return []
-    return [f"  # Jobs find InfiniBand and Slingshot themselves. This node has {listed}.", "  # interface: "]
+    said = f"  # Jobs find InfiniBand and Slingshot themselves. This node has {listed}; compute nodes may differ."
+    return [said, "  # interface: "]
 
 
 def _queues(machine: Machine) -> list[str]:
@@ -145,5 +146,5 @@ def _queues(machine: Machine) -> list[str]:
     for name, rule in machine.queues.rules.items():
         said = [rule.said, "the default" * rule.default, f"routes to {', '.join(rule.routes)}" * bool(rule.routes)]
         said += [f"not for you: {why}"] if (why := machine.shut(name)) else []
-        lines += [f"#   {name}: {'; '.join(filter(None, said)) or 'no limit of the walltime'}"]
+        lines += [f"#   {name}: {'; '.join(filter(None, said)) or 'no walltime limit'}"]
     return lines

@@ -142,8 +142,8 @@ def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> Exami
 def _container(arguments: argparse.Namespace) -> str:
     whose = os.environ.get("HPCGPU_INSIDE", "image")
     return (
-        f"{arguments.container_runtime} runs {arguments.container}, with hpcgpu of the {whose}; the lines below are of "
-        "the inside"
+        f"{arguments.container_runtime} runs {arguments.container}, with hpcgpu of the {whose}; the lines below are "
+        "from inside it"
     )
 
 

@@ -1,14 +1,14 @@
 """First step in a container: ``python3 .../hpcgpu/runtime/inside.py MODULE ...`` becomes ``python3 -P -m MODULE ...``.
 
-hpcgpu comes from the image. If the image lacks it, it comes from the copy of the host's that this file is in, where
-nothing else is. This file imports nothing of hpcgpu, and says what is wrong on older Pythons too.
+It runs the hpcgpu of the image. If the image has none, it runs the copy of the host's hpcgpu that this file belongs to.
+This file imports nothing of hpcgpu, and older Pythons can run it too, so that they can say what is wrong.
 """
 
 import importlib.util
 import os
 import sys
 
-#: What hpcgpu imports. An image that lacks hpcgpu may lack these too.
+#: What hpcgpu imports. An image that lacks hpcgpu may lack these too. A job with GPUs also runs dask-cuda.
 _NEEDED = ("dask", "distributed", "click", "cryptography", "jinja2", "psutil", "rich", "yaml")
 _ADVICE = "Use an image with hpcgpu (pip install hpcgpu), or another interpreter in the image (option python)"
 
@@ -26,13 +26,22 @@ def main() -> None:
     environment = dict(os.environ, HPCGPU_INSIDE="image")
     if importlib.util.find_spec("hpcgpu") is None:
         if version != host:
-            sys.exit(f"{where} is Python {version} without hpcgpu, and the host's is for Python {host}. {_ADVICE}")
-        missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+            why = (
+                f"{where} is Python {version} and has no hpcgpu, and the copy of the host's hpcgpu needs Python {host}"
+            )
+            sys.exit(f"{why}. {_ADVICE}")
+        needed = _NEEDED if _gpus(sys.argv) == "0" else (*_NEEDED, "dask_cuda")
+        missing = [name for name in needed if importlib.util.find_spec(name) is None]
         if missing:
             sys.exit(f"{where} lacks {', '.join(missing)}. {_ADVICE}")
         environment["HPCGPU_INSIDE"] = "host"
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (copy, os.environ.get("PYTHONPATH"))))
     os.execve(sys.executable, [sys.executable, "-P", "-m", *sys.argv[1:]], environment)
+
+
+def _gpus(words: "list[str]") -> str:
+    """Return the value of ``--gpus``; 0 if it is not there."""
+    return words[words.index("--gpus") + 1] if "--gpus" in words[:-1] else "0"
 
 
 if __name__ == "__main__":

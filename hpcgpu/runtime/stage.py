@@ -1,15 +1,15 @@
 """The environment of a job, unpacked on the node's own disk: ``python -m hpcgpu.runtime.stage`` (option `stage`).
 
-It comes before the first step of a job. It unpacks the archive, unless another job of this user has done so on this
-node, and becomes the Python of that environment. In the directory for temporary files there is then::
+It runs before the first step of a job. It unpacks the archive, unless another job of this user has done so on this
+node, and becomes the Python of that environment. It makes these files in a directory on the node's disk::
 
-    hpcgpu-environment-UID-HOST-HASH/    the gate: locked by whoever unpacks, joins, leaves or removes
-        environment/                     its users each have a shared lock on it, as long as they live
-        whole                            written last, with the hash of the archive and the boot of the node
+    hpcgpu-environment-UID-HOST-HASH/    the gate: locked while a process unpacks, joins, leaves or removes it
+        environment/                     each process that uses it holds a shared lock, as long as it lives
+        whole                            written last: the hash of the archive, and the id of the node's boot
 
-The kernel takes a lock from a process that is killed. So the last user is the one who gets the exclusive lock, however
-the others ended. It removes the directory. What the last one could not remove is used by the next job with this
-archive, or goes when a job starts a day later.
+The kernel releases the lock of a process that is killed. So a process that gets the exclusive lock is the last user,
+however the others ended, and removes the directory. If the last user is killed, the next job with this archive uses
+the directory; or a job that unpacks another archive there removes it, when nobody has used it for a day.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def main(argv: Sequence[str]) -> NoReturn:
 
 
 def release_at_exit() -> None:
-    """Let go of the environment at the end of this process, when its children have ended."""
+    """Release the environment at the end of this process, when its children have ended."""
     if _held() is not None:
         Finalize(None, release, exitpriority=-100)
 
 
 def release() -> None:
-    """Let go of the environment that this process runs in, and remove it if nobody else uses it.
+    """Release the environment that this process runs in, and remove it if nobody else uses it.
 
     Its files can be missing afterwards, so this is the last thing that a process does.
     """
@@ -108,16 +108,16 @@ def lock() -> tuple[int, ...]:
 
 
 def use(archive: Path, sha256: str, places: Sequence[Path]) -> tuple[int, Path]:
-    """Return an environment that stays while this process has the open file that is returned too.
+    """Return the open file that locks an environment, and its directory. It exists while that file is open.
 
     Parameters
     ----------
     archive : Path
     sha256 : str
-        Its hash. Another one is refused.
+        The hash that the archive must have.
     places : sequence of Path
-        Directories, the best one first. The first one is taken that is on the node's own disk and where nobody else can
-        change what is unpacked.
+        Directories, the best one first. It uses the first one that is on the node's own disk, and where nobody else can
+        change what it unpacks.
 
     Raises
     ------
@@ -224,7 +224,9 @@ def _lock(gate: int, place: Path, *, wait: bool) -> None:
     except BlockingIOError:
         if not wait:
             raise
-        print(f"hpcgpu: another job of yours works in {place}: this one waits", file=sys.stderr, flush=True)
+        print(
+            f"hpcgpu: waiting for another job of yours, which unpacks or removes {place}", file=sys.stderr, flush=True
+        )
         fcntl.flock(gate, fcntl.LOCK_EX)
 
 
@@ -259,7 +261,7 @@ def _unpack(archive: Path, sha256: str, environment: Path, gate: int) -> None:
     host = socket.gethostname()
     if found != sha256:
         raise LaunchError(
-            f"stage: {archive} has changed since the job's script was made: its sha256 is {found}, the script has "
+            f"stage: {archive} has changed since the job script was written: its sha256 is {found}, the script has "
             f"{sha256}. Start a new cluster, or render the scripts again"
         )
     if any(words in line for line in said for words in _NO_ROOM):
@@ -270,7 +272,10 @@ def _unpack(archive: Path, sha256: str, environment: Path, gate: int) -> None:
         )
     if code:
         errors = [line for line in said if not line.startswith(_TOTAL)]
-        raise LaunchError(f"stage: {archive} cannot be unpacked on {host}: {'; '.join(errors)}")
+        raise LaunchError(
+            f"stage: {archive} cannot be unpacked on {host}: {'; '.join(errors) or f'exit status {code}'}. The archive "
+            "may be damaged: pack the environment again"
+        )
     _make_it_run(archive, environment, gate)
     print(
         f"hpcgpu: unpacked {archive} into {environment} in {time.monotonic() - began:.1f} s",
@@ -352,14 +357,14 @@ def _program(name: str, archive: Path) -> str:
     if found := shutil.which(name, path=path):
         return found
     raise LaunchError(
-        f"stage: {socket.gethostname()} has no program {name}, which {archive.name} needs. Load it in "
-        f"job_script_prologue, install it into the environment of {sys.executable}, or pack another format "
-        f"({', '.join(DECOMPRESSORS)})"
+        f"stage: {socket.gethostname()} has no program {name}, which unpacks {archive.name}. Load it in "
+        f"job_script_prologue, install it into the environment of {sys.executable}, or pack a "
+        f"{' or '.join(end for end in DECOMPRESSORS if not archive.name.endswith(end))}"
     )
 
 
 def _make_it_run(archive: Path, environment: Path, gate: int) -> None:
-    """Complete what was packed elsewhere, and see that its Python runs and has hpcgpu."""
+    """Run conda-unpack if the environment has it, and check that its Python can import hpcgpu."""
     python, host = environment / "bin" / "python", socket.gethostname()
     if not python.is_symlink() and not python.exists():
         raise LaunchError(
@@ -391,9 +396,11 @@ def _make_it_run(archive: Path, environment: Path, gate: int) -> None:
             raise LaunchError(f"stage: bin/python of {archive} does not start on {host}: {error.strerror}") from error
         if done.returncode:
             last = printable((done.stderr.strip().splitlines() or ["no message"])[-1])
+            if str(unpack) in words:
+                raise LaunchError(f"stage: {archive}: conda-unpack fails on {host}: {last}. Pack the environment again")
             raise LaunchError(
-                f"stage: the environment in {archive} does not run hpcgpu on {host}: {last}. Install hpcgpu into it, "
-                "and pack it again"
+                f"stage: the environment in {archive} cannot run hpcgpu on {host}: {last}. Install hpcgpu into the "
+                "environment, and pack it again"
             )
 
 

@@ -1,21 +1,21 @@
 """Containers as the jobs' environment: the line of a job script that runs the Dask processes in a container.
 
-A container runtime is one template, by name. The job script sets what differs from job to job as variables of bash,
-each quoted once; the template says how this runtime takes them. So a template needs no quoting of its own.
+Each container runtime has one template, which is a line of bash with Jinja2 expressions. The job script sets the values
+that differ from job to job as variables of bash, and the Jinja2 expressions are quoted before they are filled in.
 
-What the template has:
+A template can use:
 
 ``"$image"``
     The option `container`.
 ``"${mounts[@]}"``
-    What the container has of the node, ``FROM:TO`` or ``FROM:TO:ro`` in each entry. ``"${mounts[@]/#/--bind=}"`` puts
-    ``--bind=`` before each.
+    The mounts, each as ``FROM:TO`` or ``FROM:TO:ro``. ``"${mounts[@]/#/--bind=}"`` puts ``--bind=`` before each.
 ``{{ arguments }}``
     The option `container_args`, quoted, with a space before each.
 ``{{ container_mounts }}``
-    The entries of the option `container_mounts`, quoted: for runtimes whose site mounts all else.
+    The entries of the option `container_mounts`, quoted: for a runtime such as Shifter, whose site mounts the rest.
 ``"${variables[@]}"``
-    Names of the variables that the processes need, some with ``*`` at the end, for runtimes that pass on what is named.
+    Names of the variables that the processes need, some with ``*`` at the end, for runtimes that pass on only the
+    variables that are named.
 ``{{ own_variables }}``
     Names of the variables of the options `env` and `ucx_env`.
 ``$infiniband``, ``$environment``
@@ -23,7 +23,8 @@ What the template has:
 ``{{ gpus }}``, ``{{ nodes }}``, ``{{ cores }}``
     GPUs of a node, nodes of the job, cores of a node (none if they are not requested).
 ``{{ launcher }}``
-    What starts a process on each node of a job of several nodes. A template that does not name it has it in front.
+    The command that starts a process on each node of a job of several nodes. If a template does not contain it, it is
+    written before the template.
 """
 
 from __future__ import annotations
@@ -71,17 +72,17 @@ RUNTIMES: Mapping[str, str] = {
         '--workdir="$PWD"{{ arguments }} --image="$image"'
     ),
 }
-#: Variables that the processes in a container need, for runtimes that pass on only what is named.
+#: Variables that the processes in a container need, for runtimes that pass on only those that are named.
 _VARIABLES = (
     *("HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_*", "TZ", "PYTHONNOUSERSITE", "PYTHONHASHSEED"),
     *("SLURM*", "PBS_*", "PMI*", "PALS_*", "OMPI_*", "HPCGPU_*", "DASK_*", "UCX*", "CUDA_*", "NVIDIA_*", "NCCL_*"),
     *("RMM_*", "CUDF_*", "KVIKIO_*", "LIBCUDF_*", "NUMBA_*", "CUPY_*", "MALLOC_*", "OMP_*", "MKL_*", "OPENBLAS_*"),
 )
-#: Directory in the cluster directory with the hpcgpu of whoever rendered the scripts, and nothing else. It says for
-#: which Python.
+#: Directory in the cluster directory with a copy of the hpcgpu that rendered the scripts, and nothing else. Its name
+#: has the version of Python that the copy is for.
 HOST_COPY = f"python{sys.version_info.major}.{sys.version_info.minor}"
-#: What a program on the node has for itself, and a Python in the container must not read. A path to the node's CUDA
-#: keeps numba from finding that of the image.
+#: Variables of the node's own Python, which a Python in the container must not read. A path to the node's CUDA would
+#: keep numba from finding CUDA in the image.
 _HOST_PYTHON = (
     *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONSTARTUP", "PYTHONEXECUTABLE", "VIRTUAL_ENV"),
     *("CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_PRELOAD", "CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"),
@@ -103,7 +104,7 @@ class Container:
     Raises
     ------
     OptionError
-        There is no such runtime, or a value cannot be given to one.
+        There is no such runtime, or it cannot use a value.
     """
 
     def __init__(self, system: registry.System, options: Options, job: JobOptions, directory: Path) -> None:
@@ -114,19 +115,19 @@ class Container:
         if job.container_runtime not in runtimes:
             raise OptionError(
                 f"container_runtime={job.container_runtime!r} is not known on {system.title}: write one of "
-                f"{', '.join(sorted(runtimes))}, or add it to container_runtimes"
+                f"{', '.join(sorted(runtimes))}, or add a template of that name to container_runtimes"
             )
         self._template = runtimes[job.container_runtime]
         if bad := next((c for c in ":,\n" if c in str(directory)), None):
             raise OptionError(
-                f"container: the cluster directory {str(directory)!r} holds {bad!r}, and container runtimes separate "
-                "mounts by it: choose another cluster_directory"
+                f"container: the cluster directory {str(directory)!r} contains {bad!r}, which container runtimes use "
+                "as a separator: choose another cluster_directory"
             )
         self.host_python = [name for name in _HOST_PYTHON if name not in dict(job.env)]
 
     @property
     def places(self) -> list[str]:
-        """Directories that the container has under the same path, as words of bash."""
+        """Directories of the node that the container has under the same path, as words of bash."""
         return ['"$HOME"', '"$PWD"', '"$TMPDIR"', '"$directory"', *([self.local] if self.local else [])]
 
     @property

@@ -79,7 +79,7 @@ def test_names_of_others_are_text(lab: Jupyter, page: Any, home: Path) -> None:
     page.get_by_role("button", name=name).wait_for()
     page.get_by_text("other users can change it").wait_for()
     page.get_by_role("button", name=name).click()
-    page.get_by_text("is not a valid cluster name").wait_for()
+    page.get_by_text("is not a valid name").wait_for()
     assert page.locator("img").count() == 0 and page.title() == "GPU clusters" and page.errors == []
 
 

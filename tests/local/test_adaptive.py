@@ -355,7 +355,7 @@ def test_tasks_that_fill_a_worker_s_resources_share_the_jobs(queue: LocalQueue, 
     ("name", "options", "message"),
     [
         ("default", {}, "a worker group named 'default' exists"),
-        ("a/b", {}, "is not a valid cluster name"),
+        ("a/b", {}, "is not a valid name"),
         ("big", {"memori": "1TB"}, "unknown option 'memori': did you mean 'memory'"),
         ("big", {"gpus_per_node": 0, "rmm_pool_size": "1GB"}, "rmm_pool_size is an option of GPU workers"),
     ],

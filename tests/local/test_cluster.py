@@ -440,7 +440,7 @@ def test_the_same_name_twice_is_refused_and_a_closed_name_may_be_used_again(queu
         ({"jobs": -1}, "jobs must be 0 or more, not -1"),
         ({"walltime": "25:99"}, "walltime='25:99' is not a time"),
         ({"memory": "10 parsecs"}, "memory='10 parsecs' is not an amount of memory"),
-        ({"name": 'x"; rm -rf ~'}, "is not a valid cluster name"),
+        ({"name": 'x"; rm -rf ~'}, "is not a valid name"),
         ({"quue": "gpu"}, "did you mean 'queue'"),
         (
             {"gpus_per_node": 1, "protocol": "ucx", "scheduler": {"gpus_per_node": 0}},

@@ -216,7 +216,7 @@ def test_the_check_looks_inside_a_container(user: User) -> None:
     done = user.run(*cli)
     lines = {(line["where"], line["what"]): line for line in json.loads(done.stdout)["lines"]}
     for where in ("scheduler job", "worker job"):
-        expected = f"charliecloud runs {user.image}, with hpcgpu of the host; the lines below are of the inside"
+        expected = f"charliecloud runs {user.image}, with hpcgpu of the host; the lines below are from inside it"
         assert lines[where, "container"]["found"] == expected and lines[where, "python"]["grade"] == "ok"
 
 

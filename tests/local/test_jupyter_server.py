@@ -304,8 +304,8 @@ def test_a_cluster_is_started_from_a_form_that_is_saved(
 ) -> None:
     options = {"system": "local", "gpus_per_node": 0, "cores": 1, "jobs": 1, "poll_interval": 0.5}
     for name, wrong, words in (
-        ("../x", {}, "not a valid cluster name"),
-        ("-x", {}, "not a valid cluster name"),
+        ("../x", {}, "not a valid name"),
+        ("-x", {}, "not a valid name"),
         ("x", {"config": "/etc/passwd"}, "not an option that can be set here"),
         ("x", {"no-such": 1}, "--no-such"),
         ("x", {**options, "jobs": "many"}, "many"),

@@ -74,7 +74,7 @@ def test_jobs_of_a_changed_archive_fail_and_the_user_is_told_why(
         archive.write_bytes(archive.read_bytes() + bytes(512))
         with (
             pytest.warns(ClusterWarning),
-            pytest.raises(ClusterError, match="has changed since the job's script was made"),
+            pytest.raises(ClusterError, match="has changed since the job script was written"),
         ):
             cluster.scale(jobs=1)
             cluster.wait_for_workers(1)

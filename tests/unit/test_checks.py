@@ -109,7 +109,7 @@ def test_what_is_wrong_in_a_job_is_told_with_what_to_do(
 
 
 def test_a_job_in_a_container_says_what_runs_it_and_what_its_inside_lacks() -> None:
-    container = "apptainer runs /shared/rapids.sif, with hpcgpu of the host; the lines below are of the inside"
+    container = "apptainer runs /shared/rapids.sif, with hpcgpu of the host; the lines below are from inside it"
     lines = found(seen(container=container, container_warning="the container has no /dev/infiniband"))
     assert lines["container"].found == container and lines["container"].grade == "ok"
     assert lines["InfiniBand in the container"].grade == "warning"

@@ -215,7 +215,7 @@ def test_an_unknown_runtime_is_refused_and_pyxis_is_slurm_s() -> None:
     ["apptainer exec image python", "/usr/bin/apptainer exec image python", "srun python", "conda run -n x python"],
 )
 def test_a_python_of_several_words_is_refused_by_a_sentence_that_names_container(python: str) -> None:
-    words = "several words, and must be one program. To run the jobs in a container, set container to its image"
+    words = "several words, but must be one program. To run the jobs in a container, set container to the image"
     with pytest.raises(OptionError, match=words):
         resolve("slurm", {"python": python})
 
@@ -234,7 +234,7 @@ def test_an_interpreter_may_be_in_a_directory_with_spaces() -> None:
         ({"container_mounts": ["/a,/b"]}, r"container_mounts\[0\]='/a,/b' is not a mount: write '/data'"),
         ({"container_mounts": ["/a:/b:ro:x"]}, "is not a mount"),
         ({"container_mounts": ["a:/b"]}, r"container_mounts\[0\]='a' is a relative path"),
-        ({"container_mounts": ["/a:/b:$(id)"]}, "is not a way to mount"),
+        ({"container_mounts": ["/a:/b:$(id)"]}, "is not a mount option: write 'ro' or 'rw'"),
         ({"container_mounts": "/a"}, "container_mounts must be a list of strings"),
         ({"container_runtimes": "x"}, "container_runtimes must be a dict"),
     ],
@@ -245,7 +245,7 @@ def test_what_cannot_be_given_to_a_runtime_is_refused(given: dict[str, Any], wor
 
 
 def test_a_cluster_directory_that_no_runtime_can_mount_is_refused() -> None:
-    with pytest.raises(OptionError, match="holds ':', and container runtimes separate mounts by it"):
+    with pytest.raises(OptionError, match="contains ':', which container runtimes use as a separator"):
         render("slurm", "worker", resolve("slurm", BASE), Path("/home/a:b/demo"))
 
 
@@ -330,10 +330,22 @@ def test_an_image_without_hpcgpu_and_what_it_needs_says_what_is_missing(copy: Pa
     assert "Use an image with hpcgpu (pip install hpcgpu), or another interpreter" in done.stderr
 
 
+def test_an_image_without_dask_cuda_says_so_to_a_job_with_gpus(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    for name in ("dask", "distributed", "click", "cryptography", "jinja2", "psutil", "rich", "yaml"):
+        (tmp_path / "image" / f"{name}.py").touch()
+    image = str(tmp_path / "image")
+    done = inside(copy, "hpcgpu.runtime.launch", "worker", "--gpus", "4", PYTHONPATH=image)
+    assert done.returncode == 1 and "in the container lacks dask_cuda. Use an image with hpcgpu" in done.stderr
+    (copy / "hpcgpu" / "cpus.py").write_text("print('runs')")
+    done = inside(copy, "hpcgpu.cpus", "worker", "--gpus", "0", PYTHONPATH=image)
+    assert done.stdout == "runs\n", done.stderr
+
+
 def test_an_image_with_another_python_and_no_hpcgpu_says_so(copy: Path) -> None:
     other = copy.rename(copy.with_name("python3.99"))
     done = inside(other, "hpcgpu.runtime.launch")
-    assert done.returncode == 1 and "without hpcgpu, and the host's is for Python 3.99" in done.stderr
+    assert done.returncode == 1 and "has no hpcgpu, and the copy of the host's hpcgpu needs Python 3.99" in done.stderr
 
 
 def test_hpcgpu_comes_from_the_image_if_it_has_it(copy: Path, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_timeout_of_connect_that_is_no_time_is_refused_by_its_name(timeout: An
         ({"memory": "10 parsecs"}, "memory='10 parsecs' is not an amount of memory: write a text with a unit"),
         ({"queue": "gpu\nx"}, r"queue='gpu\nx' holds the control character '\n'"),
         ({"account": 'a"; rm -rf ~'}, "account='a\"; rm -rf ~' is not a valid name"),
-        ({"name": "../up"}, "is not a valid cluster name"),
+        ({"name": "../up"}, "is not a valid name"),
         ({"name": "a\0b"}, "holds the control character"),
         ({"job_script_prologue": "/no/such/file"}, "is not a file: give a list of shell lines"),
         ({"job_script_prologue": ["module load cuda\nrm x"]}, "job_script_prologue[0]"),

@@ -97,7 +97,11 @@ def test_arguments_count_before_configuration_before_the_profile() -> None:
 @pytest.mark.parametrize(
     ("system", "given", "message"),
     [
-        ("slurm", {"profile": "perlmuter"}, "no profile 'perlmuter': did you mean 'perlmutter'?"),
+        (
+            "slurm",
+            {"profile": "perlmuter"},
+            "no profile 'perlmuter': did you mean 'perlmutter'? The profiles are",
+        ),
         ("slurm", {"profile": "polaris"}, "profile 'polaris' is for PBS: use PBSGPUCluster"),
         ("pbs", {"profile": "puhti"}, "profile 'puhti' is for Slurm: use SlurmGPUCluster"),
         ("slurm", {"profile": "puhti", "walltime": "1h"}, "profile 'puhti' needs account: CSC Puhti"),
@@ -150,7 +154,7 @@ def test_a_draft_from_sinfo() -> None:
         "scheduler": {"cores": 4},
     }
     assert (
-        "The longest walltime is 2-00:00:00" in text
+        "# Longest walltime: 2-00:00:00" in text
         and "# queue: small" in text
         and "# Features of the nodes: a100,ib" in text
     )
@@ -243,6 +247,20 @@ def test_the_command_lists_shows_and_drafts(own_home: Path) -> None:
     done = hpcgpu("new", "mysite", PATH=path)
     assert done.returncode == 1 and "mysite.yaml already exists: use --force to overwrite it" in done.stderr
     assert hpcgpu("new", "mysite", "--force", "-o", "-", PATH=path).stdout.startswith("# A profile for hpcgpu")
+    done = hpcgpu("new", "my site", PATH=path)
+    assert done.returncode == 2 and "NAME='my site' is not a valid name: use up to 50 letters" in done.stderr
+
+
+def test_a_draft_says_where_it_must_be_to_be_found(own_home: Path, tmp_path: Path) -> None:
+    (own_home / "bin").mkdir()
+    (own_home / "bin" / "sinfo").write_text("#!/bin/sh\necho 'gpu|gpu:h100:8|96|1000000|1-00:00:00|(null)'\n")
+    (own_home / "bin" / "sinfo").chmod(0o755)
+    path = f"{own_home / 'bin'}:{os.environ['PATH']}"
+    done = hpcgpu("new", "site", "--system", "slurm", PATH=path)
+    assert "profiles/site.yaml. Next:" in done.stdout and "- move it" not in done.stdout, done.stderr
+    assert "hpcgpu profiles check site\n" in done.stdout and "profile='site', or --profile site\n" in done.stdout
+    done = hpcgpu("new", "site", "--system", "slurm", "-o", str(tmp_path / "x.yaml"), PATH=path)
+    assert f"- move it to {own_home}/.config/hpcgpu/profiles/site.yaml: hpcgpu finds it there" in done.stdout
 
 
 def test_the_command_compares_a_profile_with_this_machine(own_home: Path) -> None:

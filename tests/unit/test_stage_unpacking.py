@@ -270,7 +270,7 @@ def test_the_end_of_a_job_removes_nothing_that_another_one_unpacked_later(
 def test_another_archive_than_the_scripts_is_refused(archive: Path, base: Path) -> None:
     said = refusal(archive, base, sha256="0" * 64)
     assert (
-        f"stage: {archive} has changed since the job's script was made" in said and "render the scripts again" in said
+        f"stage: {archive} has changed since the job script was written" in said and "render the scripts again" in said
     )
     assert content(base) == []
 
@@ -278,9 +278,9 @@ def test_another_archive_than_the_scripts_is_refused(archive: Path, base: Path) 
 def test_what_cannot_be_unpacked_is_refused_with_why(archive: Path, base: Path, tmp_path: Path) -> None:
     with archive.open("r+b") as file:
         file.truncate(archive.stat().st_size // 2)
-    assert f"{archive} cannot be unpacked on {socket.gethostname()}: gzip: stdin: unexpected end" in refusal(
-        archive, base
-    )
+    said = refusal(archive, base)
+    assert f"{archive} cannot be unpacked on {socket.gethostname()}: gzip: stdin: unexpected end" in said
+    assert "The archive may be damaged: pack the environment again" in said
     missing = tmp_path / "missing.tar"
     assert f"{missing} cannot be read on {socket.gethostname()}: No such file" in refusal(missing, base, "0" * 64)
     assert content(base) == []
@@ -297,7 +297,11 @@ def test_an_environment_that_cannot_run_is_refused_with_why(environment: Environ
     python.symlink_to(target)
     shutil.rmtree(environment.path / "lib")
     said = refusal(environment.archive("empty.tar"), base)
-    assert "No module named 'hpcgpu'. Install hpcgpu into it, and pack it again" in said
+    assert "No module named 'hpcgpu'. Install hpcgpu into the environment, and pack it again" in said
+    (environment.path / "bin" / "conda-unpack").write_text("raise SystemExit('no prefix was found')")
+    said = refusal(environment.archive("prefix.tar"), base)
+    assert f"conda-unpack fails on {socket.gethostname()}: no prefix was found. Pack the environment again" in said
+    assert "Install hpcgpu" not in said
     assert content(base) == []
 
 
@@ -311,9 +315,8 @@ def test_a_node_without_zstd_is_told_what_to_do(
     (tmp_path / "bin" / "tar").symlink_to(tar)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     said = refusal(archive, base)
-    assert (
-        f"{socket.gethostname()} has no program zstd, which env.tar.zst needs. Load it in job_script_prologue" in said
-    )
+    assert f"{socket.gethostname()} has no program zstd, which unpacks env.tar.zst. Load it in" in said
+    assert "or pack a .tar.gz or .tar" in said
 
 
 def test_what_is_unpacked_is_the_users_alone_whatever_the_umask(archive: Path, base: Path) -> None:
