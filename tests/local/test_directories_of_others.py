@@ -24,7 +24,7 @@ from hpcgpu.store import claims
 from hpcgpu.store.directory import Contact
 from tests.helpers import CPU
 
-pytestmark = pytest.mark.shows("Other users do not get in by files and directories")
+pytestmark = pytest.mark.shows("Attacks of other users through files and directories")
 
 STRANGER = 64321  # a user id that nobody has
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")

@@ -16,7 +16,7 @@ from hpcgpu import LocalGPUCluster, OptionError
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.helpers import CPU, GPU
 
-pytestmark = pytest.mark.shows("Other users do not get in by files and directories")
+pytestmark = pytest.mark.shows("Attacks of other users through files and directories")
 
 Until = Callable[..., None]
 

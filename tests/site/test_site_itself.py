@@ -10,7 +10,7 @@ import pytest
 from site_bed import LOGINS, NODES, USERS, Site, wait_for
 
 pytestmark = pytest.mark.shows(
-    "A site: users, networks, accounting, limits, a filter, memory and GPUs enforced, a late home"
+    "The site itself: users, networks, accounting, limits, a filter, memory and GPUs enforced, a late home"
 )
 
 GPUS = """\

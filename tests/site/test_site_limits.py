@@ -44,7 +44,7 @@ with SlurmGPUCluster(**{options!r}) as cluster:
     assert "sacct: out_of_memory" in said
 
 
-@pytest.mark.shows("A refusal by the site's filter, in the filter's words")
+@pytest.mark.shows("A job that the site's submit filter refuses, with the filter's message")
 def test_what_the_filter_of_the_site_says_reaches_the_user() -> None:
     options = SMALL | {"constraint": "p100", "jobs": 1, "name": "filtered"}
     program = Program(
@@ -59,7 +59,7 @@ except hpcgpu.ClusterError as error:
     assert "The P100 nodes were switched off in March: ask for --constraint=a100" in program.ends()
 
 
-@pytest.mark.shows("The limits of a QOS, each with its reason in words")
+@pytest.mark.shows("The limits of a QOS, each explained")
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -116,7 +116,7 @@ with SlurmGPUCluster(**{options!r}) as cluster:
 
 
 @pytest.mark.by_hand
-@pytest.mark.shows("A walltime that ends")
+@pytest.mark.shows("A job that reaches its walltime")
 def test_a_job_that_its_walltime_ends_is_no_failure_and_another_takes_its_place() -> None:
     options = SMALL | {"walltime": "1m", "walltime_margin": "20s", "worker_restarts": 0, "jobs": 1, "name": "brief"}
     options["scheduler"] = SMALL["scheduler"] | {"walltime": "30m"}

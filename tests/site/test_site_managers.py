@@ -99,7 +99,7 @@ listen()
     site.boot("login2")
 
 
-@pytest.mark.shows("A login node that stands still, or is cut off, for longer than its lease")
+@pytest.mark.shows("A login node that is frozen or disconnected for longer than the lease")
 @pytest.mark.parametrize("fault", ["paused", pytest.param("cut off", marks=pytest.mark.by_hand)])
 def test_a_manager_that_was_away_for_longer_than_its_lease_says_that_its_cluster_ended(site: Site, fault: str) -> None:
     program = Program(
@@ -127,7 +127,7 @@ cluster.close()
     assert "status " in said and "away-scheduler" in said, said
 
 
-@pytest.mark.shows("A login node that stands still, or is cut off, for a while")
+@pytest.mark.shows("A login node that is frozen or disconnected for a while")
 @pytest.mark.parametrize("fault", [pytest.param("paused", marks=pytest.mark.by_hand), "cut off"])
 def test_a_manager_that_was_away_for_a_while_goes_on(site: Site, fault: str) -> None:
     program = Program(

@@ -48,7 +48,7 @@ def test_a_node_that_is_switched_off_is_named_and_its_task_runs_elsewhere(site: 
     program.ends()
 
 
-@pytest.mark.shows("A compute node that stands still")
+@pytest.mark.shows("A compute node that is frozen")
 def test_the_task_of_a_node_that_stands_still_runs_elsewhere_though_its_connections_stay(site: Site) -> None:
     program, node, job = working("frozen")
     site.pause(node)
@@ -59,7 +59,7 @@ def test_the_task_of_a_node_that_stands_still_runs_elsewhere_though_its_connecti
 
 
 @pytest.mark.by_hand
-@pytest.mark.shows("A compute node that is cut off from the network of the workers alone")
+@pytest.mark.shows("A compute node that is disconnected from the workers' network only")
 def test_a_worker_that_the_scheduler_cannot_reach_is_replaced_though_slurm_reaches_its_node(site: Site) -> None:
     """The worker ends by itself. Slurm may give its node to the next job too, which ends without a worker. Later jobs
     avoid that node.
@@ -141,7 +141,7 @@ def test_a_job_that_an_operator_requeues_is_not_run_twice(site: Site) -> None:
     program.ends()
 
 
-@pytest.mark.shows("The accounting of Slurm away while a cluster starts, scales and ends")
+@pytest.mark.shows("Slurm's accounting does not answer while a cluster starts, scales and ends")
 def test_a_cluster_starts_scales_and_ends_while_the_accounting_is_away(site: Site) -> None:
     site.stop_accounting()
     program = Program(

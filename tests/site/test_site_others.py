@@ -15,7 +15,7 @@ from tests.slurm import strangers as strangers_module
 CLOCKS = dict.fromkeys(NODES, 120) | {"s0": -120}
 
 
-@pytest.mark.shows("Another user, who tries to get in from other hosts")
+@pytest.mark.shows("Attacks of another user from other hosts")
 def test_another_user_gets_in_neither_by_files_nor_by_ports_from_any_host(site: Site) -> None:
     site.exec("login1", "chmod 755 /home/ada")  # as many sites have it: the cluster directory protects itself
     program = Program(
@@ -58,7 +58,7 @@ for address in {addresses!r}:
     assert "still 3" in program.ends()
 
 
-@pytest.mark.shows("Logs and contact that appear late, on a home with caches")
+@pytest.mark.shows("Logs and contact that appear late, on a home filesystem with caches")
 def test_the_log_of_a_job_that_failed_is_in_the_message_although_it_appears_late() -> None:
     broken = 'if [ "$SLURM_JOB_PARTITION" = gpu ]; then echo "no such module: cuda/99" >&2; exit 3; fi'
     options = SMALL | {"job_script_prologue": [broken], "worker_restarts": 0, "jobs": 1, "name": "fails"}
@@ -79,7 +79,7 @@ with SlurmGPUCluster(**{options!r}) as cluster:
 
 
 @pytest.mark.by_hand
-@pytest.mark.shows("A home that hangs for half a minute")
+@pytest.mark.shows("A home filesystem that does not answer for half a minute")
 def test_a_home_that_hangs_for_a_while_costs_no_job_and_no_work(site: Site) -> None:
     program = Program(
         "login1",

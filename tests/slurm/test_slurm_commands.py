@@ -18,7 +18,7 @@ from hpcgpu import SlurmGPUCluster
 from hpcgpu.runtime.reach import FIRST_POLL
 from tests.slurm.helpers import CPU
 
-pytestmark = pytest.mark.shows("How many commands the queue gets")
+pytestmark = pytest.mark.shows("How many commands hpcgpu sends to the queue")
 
 JOBS = 3
 #: One poll_interval: no start is so slow that the manager polls.
