@@ -28,7 +28,7 @@ from pathlib import Path
 
 from hpcgpu.errors import ClusterWarning, NotTrusted
 
-__all__ = ["Weakness", "check", "check_place", "check_tree", "private_directory", "weaknesses"]
+__all__ = ["Weakness", "check", "check_owner", "check_place", "check_tree", "private_directory", "weaknesses"]
 
 #: User ids, separated by commas, that may own directories above ours: of a project's owner, for one.
 VARIABLE = "HPCGPU_TRUSTED_UIDS"
@@ -107,6 +107,21 @@ def check_tree(path: Path, files: Iterable[Path]) -> None:
             found = _weakness(file, about, above=False)
             if found is not None and (entered or about.st_uid not in (0, os.geteuid())):
                 _judge(file, [replace(found, by_group=False)])
+
+
+def check_owner(path: Path) -> None:
+    """Refuse what somebody else has made at a path, even a symbolic link that leads nowhere. There may be nothing.
+
+    Raises
+    ------
+    NotTrusted
+        Somebody else has.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        about = os.lstat(path)
+        found = _weakness(path, about, above=False)
+        if found is not None and about.st_uid not in (0, os.geteuid()):
+            _judge(path, [replace(found, by_group=False)])
 
 
 def check_place(path: Path) -> None:

@@ -119,6 +119,8 @@ def _take_name(
         try:
             draft.path.rename(directory.path)
         except OSError as error:
+            if error.errno in (errno.EPERM, errno.EACCES):  # in a directory like /tmp, what others made cannot be moved
+                ownership.check_owner(directory.path)
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and not directory.has(token):
                 raise
         if directory.has(token):

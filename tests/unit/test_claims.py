@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.errors import ClusterExists
+from hpcgpu.errors import ClusterExists, NotTrusted
 from hpcgpu.store import claims, managers
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -214,3 +215,29 @@ def test_what_is_no_cluster_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ClusterExists, match="is not the directory of a cluster"):
         claims.claim(tmp_path / "file", ended)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["demo", "file"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
+@pytest.mark.parametrize("planted", ["an empty directory", "a cluster", "a link", "a link to nothing", "a file"])
+def test_what_another_user_put_there_first_is_refused_with_the_name_of_that_user(planted: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="claims-", dir="/tmp") as name:
+        root = Path(name)
+        root.chmod(0o1777)
+        path = root / "demo"
+        if "link" in planted:
+            path.symlink_to("/tmp" if planted == "a link" else "/nothing")
+        elif planted == "a file":
+            path.touch()
+        else:
+            path.mkdir()
+            if planted == "a cluster":
+                path.joinpath("cluster.json").write_text("{}")
+        os.chown(path, 64321, 64321, follow_symlinks=False)
+        os.seteuid(64322)
+        try:
+            with pytest.raises(NotTrusted, match=f"{path} is not used, because .*: {path} belongs to uid 64321"):
+                claims.claim(path, ended)
+            assert claims.claim(root / "other", ended).path.exists()
+        finally:
+            os.seteuid(0)
+        assert sorted(one.name for one in root.iterdir()) == ["demo", "other"], "no draft stays"
