@@ -1,0 +1,80 @@
+"""Who runs code at the ports of a cluster: somebody with nothing, and somebody with what is in a cluster directory.
+
+    python knocks.py TIMEOUT [--with DIRECTORY]... PLACE...
+
+A place is HOST:PORT. Each is tried over each protocol, as a scheduler, worker or nanny is asked to run a function. It
+prints a line for each try: the place, the protocol, with what, and `ran` or the exception. A program of its own, as it
+runs as any user on any host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from distributed.comm import connect
+from distributed.protocol import pickle
+
+from hpcgpu.store import credentials
+from hpcgpu.store.directory import ClusterDirectory
+
+PROTOCOLS = ("tcp", "tls", "authenticated")
+
+
+async def ask(address: str, operation: str, timeout: float, arguments: dict[str, Any]) -> None:
+    """Let the process at an address run a function; raise if it does not."""
+    async with asyncio.timeout(2 * timeout):
+        comm = await connect(address, timeout=timeout, **arguments)
+        try:
+            await comm.write({"op": operation, "function": pickle.dumps(socket.gethostname), "reply": True})
+            answer = await comm.read()
+        finally:
+            comm.abort()
+    if answer.get("status") != "OK":
+        raise RuntimeError(str(answer)[:200])
+
+
+async def knock(place: str, protocol: str, name: str, timeout: float, arguments: dict[str, Any]) -> str:
+    """One line: whether a function ran."""
+    failures = []
+    for operation in ("run", "run_function"):  # of workers and nannies, and of schedulers
+        try:
+            await ask(f"{protocol}://{place}", operation, timeout, arguments)
+        except Exception as error:
+            failures.append(type(error).__name__)
+            continue
+        return f"{place} {protocol} with {name}: ran"
+    return f"{place} {protocol} with {name}: {' '.join(failures)}"
+
+
+async def main(timeout: float, directories: list[str], places: list[str]) -> None:
+    """Try all at once."""
+    has: dict[str, dict[str, Any]] = {"nothing": {}}
+    for directory in directories:
+        security = credentials.security(ClusterDirectory(Path(directory)))
+        assert security is not None
+        has[directory] = security.get_connection_args("client")
+    for place in places:  # that nobody answers there would say nothing
+        host, port = place.rsplit(":", 1)
+        socket.create_connection((host, int(port)), timeout=30).close()
+        print(f"{place} is reached", flush=True)
+    tries = [
+        knock(place, protocol, name, timeout, arguments)
+        for place in places
+        for protocol in PROTOCOLS
+        for name, arguments in has.items()
+    ]
+    for line in await asyncio.gather(*tries):
+        print(line)
+
+
+if __name__ == "__main__":
+    first = 2
+    own = []
+    while sys.argv[first] == "--with":
+        own.append(sys.argv[first + 1])
+        first += 2
+    asyncio.run(main(float(sys.argv[1]), own, sys.argv[first:]))
