@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from site_bed import Site, wait_for
 
@@ -124,7 +126,13 @@ cluster.close()
     else:
         site.connect("login2", "clients")
     said = program.ends()
-    assert "status " in said and "away-scheduler" in said, said
+    ended = (
+        r"the scheduler of cluster away is gone, and its worker jobs are cancelled: scheduler job \d+ "
+        r"\(away-scheduler\) completed: it ended by itself; no heartbeat from the cluster's manager for 15 s "
+        r"\(option lease\): this scheduler ends\. Log: /home/ada/\.hpcgpu/clusters/away/logs/away-scheduler-\d+\.log\n"
+    )
+    assert re.search(f"ClusterWarning: {ended}", said), said
+    assert re.search(rf"status failed SlurmGPUCluster\('away', status=failed\): {ended}", said), said
 
 
 @pytest.mark.shows("A login node that is frozen or disconnected for a while")
