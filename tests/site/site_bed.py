@@ -20,6 +20,10 @@ USERS = ("ada", "bob")
 PYTHON = "/opt/hpcgpu/bin/python"
 #: Networks by name, and the interface that a compute node has there.
 NETWORKS = {"clients": "eth0", "workers": "eth1"}
+#: What all jobs of the QOS `budget` may use together; `ci/slurm-docker/etc/accounts` sets it.
+BUDGET = "gres/gpu=60"
+#: The files by which a test gives a host another clock.
+CLOCK = ("/etc/ld.so.preload", "/etc/faketimerc")
 
 
 class SiteError(RuntimeError):
@@ -179,6 +183,17 @@ class Site:
         self._daemon("dbd", "slurmdbd")
         wait_for(lambda: self.exec("login1", "sacct", "root", check=False).code == 0, "slurmdbd answers", 60)
 
+    def fill_home(self) -> None:
+        """Leave no room in home: who writes there is told that no space is left on the device."""
+        self._gluster("set", "storage.reserve", "99")  # percent; 100 would be bytes
+        full = lambda: "No space left" in self.exec("login1", "echo text > .full", check=False).err  # noqa: E731
+        wait_for(full, "home is full", 60)
+
+    def set_budget(self, limit: str) -> None:
+        """Change what all jobs of the QOS `budget` may use together."""
+        change = ("sacctmgr", "--immediate", "--quiet", "modify", "qos", "where", "name=budget", "set")
+        self.slurm(*change, f"GrpTRESMins={limit}", host="ctl")
+
     # -- between tests ------------------------------------------------------------------------------------------------
 
     def reset(self) -> dict[str, str]:
@@ -190,6 +205,8 @@ class Site:
             list(several.map(self._mend, HOSTS))
         self.start_accounting()
         self.start_controller()
+        self._mend_home()
+        self._mend_limits()
         left = {job: state for job, state in self.jobs().items() if state != "COMPLETING"}
         for user in USERS:
             self.slurm("scancel", "--quiet", f"--user={user}")
@@ -210,13 +227,30 @@ class Site:
             self.unpause(host)
         elif container.status != "running":
             self.boot(host)
-        mend = f"for i in {' '.join(NETWORKS.values())}; do ip link set $i up 2> /dev/null; done"
+        mend = f"rm -f {' '.join(CLOCK)}"
+        mend += f"; for i in {' '.join(NETWORKS.values())}; do ip link set $i up 2> /dev/null; done"
         if host in NODES:
             mend += "; pgrep -x slurmd > /dev/null || slurmd"
         self.exec(host, mend, "root", check=False)
 
-    def _there(self, host: str, path: str) -> bool:
-        return self.exec(host, ["test", "-e", path], "root", check=False).code == 0
+    def _mend_home(self) -> None:
+        if "storage.reserve" in self.exec("files", "gluster volume info home", "root").out:
+            self._gluster("reset", "storage.reserve")
+            room = lambda: self.exec("login1", "echo text > .full && rm .full", check=False).code == 0  # noqa: E731
+            wait_for(room, "home has room again", 60)
+        homes = " ".join(f"/home/{user}" for user in USERS)
+        self.exec("login1", f"chmod 750 {homes}", "root")
+
+    def _mend_limits(self) -> None:
+        shut = [line.split()[0] for line in self.slurm("sinfo", "-h", "-o", "%R %a").splitlines() if " up" not in line]
+        for partition in dict.fromkeys(shut):
+            self.slurm("scontrol", "update", f"PartitionName={partition}", "State=UP", host="ctl")
+        budget = self.slurm("sacctmgr", "-nP", "show", "qos", "where", "name=budget", "format=GrpTRESMins").strip()
+        if budget != BUDGET:
+            self.set_budget(BUDGET)
+
+    def _gluster(self, verb: str, *words: str) -> None:
+        self.exec("files", ["gluster", "--mode=script", "volume", verb, "home", *words], "root")
 
     def _runs(self, host: str, daemon: str) -> bool:
         return self.exec(host, ["pgrep", "-x", daemon], "root", check=False).code == 0

@@ -7,7 +7,7 @@ import re
 import time
 
 import pytest
-from site_bed import LOGINS, NODES, USERS, Site, wait_for
+from site_bed import CLOCK, LOGINS, NODES, USERS, Site, wait_for
 
 pytestmark = pytest.mark.shows(
     "The site itself: users, networks, accounting, limits, a filter, memory and GPUs enforced, a late home"
@@ -27,15 +27,20 @@ def where(number):
     return socket.gethostname(), number
 
 with SlurmGPUCluster(
-    queue="gpu", walltime="00:20:00", gpus_per_node=1, gpu_type="a100", cores=2, memory="2GB", jobs=2, protocol="tcp",
+    queue="gpu", walltime="00:20:00", gpus_per_node=4, gpu_type="a100", cores=8, memory="4GB", jobs=2, protocol="tcp",
     scheduler={"queue": "shared", "prefer": "t4"}, poll_interval=2, quiet=True,
 ) as cluster:
     cluster.wait_for_workers(timeout=200)
     client = cluster.get_client()
-    found = client.gather(client.map(where, range(40)))
-    workers = [(w["name"], w["host"]) for w in client.scheduler_info(n_workers=-1)["workers"].values()]
-    print(json.dumps({"numbers": [n for _, n in found], "hosts": sorted({h for h, _ in found}), "workers": workers}))
+    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    tasks = [client.submit(where, number, workers=[workers[number % len(workers)]]) for number in range(40)]
+    nodes = [job.node for job in cluster.jobs if job.kind == "worker"]
+    print(json.dumps({"results": client.gather(tasks), "nodes": nodes}))
 """
+
+
+#: Seconds for which a host asks nobody again whether a file is there; see `mount_home` in ci/slurm-docker/entry.
+KEPT = 5
 
 
 def batch(site: Site, script: str, *options: str, user: str = "ada") -> tuple[str, str]:
@@ -43,10 +48,11 @@ def batch(site: Site, script: str, *options: str, user: str = "ada") -> tuple[st
     site.put("login1", "job.sh", f"#!/bin/bash\n{script}", user=user)
     at = "/var/tmp/%j.out"
     job = site.slurm("sbatch", "--parsable", f"--output={at}", *options, "job.sh", user=user).strip()
-    described = ["sacct", "--noheader", "--parsable2", "--allocations", "--jobs", job, "--format=State,NodeList"]
-    wait_for(lambda: job not in site.jobs() and "|n" in site.slurm(*described), f"the job {job} ends", 120)
-    state, node = site.slurm(*described).split("|")
-    return state.split()[0], site.exec(node.strip(), f"cat {at.replace('%j', job)}", user=user).out
+    described = ["sacct", "--noheader", "--parsable2", "--allocations", "--jobs", job, "--format=State,NodeList,End"]
+    ended = lambda: (row := site.slurm(*described).strip()) and not row.endswith("|Unknown") and row  # noqa: E731
+    wait_for(lambda: job not in site.jobs() and ended(), f"the job {job} ends, and accounting knows it", 120)
+    state, node, _ = site.slurm(*described).strip().split("|")
+    return state.split()[0], site.exec(node, f"cat {at.replace('%j', job)}", user=user).out
 
 
 def test_all_hosts_have_the_same_users_and_home(site: Site) -> None:
@@ -65,15 +71,19 @@ def test_login_nodes_have_no_gpu_and_no_network_of_the_workers(site: Site) -> No
 
 
 def test_a_file_of_one_host_appears_on_another_after_seconds(site: Site) -> None:
-    site.exec("login2", "rm -f late; ! test -e late")
-    site.exec("login1", "touch late")
-    began = time.monotonic()
-    assert site.exec("login1", "test -e late", check=False).code == 0
-    assert site.exec("login2", "test -e late", check=False).code == 1, (
-        "what login2 has just looked up is not asked again"
-    )
-    wait_for(lambda: site.exec("login2", "test -e late", check=False).code == 0, "the file appears", 60)
-    assert 1 < time.monotonic() - began < 60
+    for number in range(10):
+        late = f"late-{number}"
+        began = time.monotonic()
+        site.exec("login2", f"rm -f {late}; ! test -e {late}")
+        site.exec("login1", f"touch {late}; test -e {late}")
+        seen = site.exec("login2", f"test -e {late}", check=False).code == 0
+        if time.monotonic() - began < KEPT:
+            break
+    else:
+        pytest.fail(f"no two looks within {KEPT} s: this machine is too busy to tell")
+    assert not seen, "what login2 has just looked up is not asked again"
+    wait_for(lambda: site.exec("login2", f"test -e {late}", check=False).code == 0, "the file appears", 60)
+    site.exec("login1", "rm -f late-*")
 
 
 def test_a_job_has_its_gpu_and_no_other_and_the_usual_devices(site: Site) -> None:
@@ -134,9 +144,10 @@ def test_a_node_that_was_switched_off_comes_back_as_it_was(site: Site) -> None:
 def test_a_user_gets_results_from_workers_on_two_nodes_and_nothing_stays(site: Site) -> None:
     done = site.python("login1", CLUSTER, timeout=400)
     result = json.loads(done.out.splitlines()[-1])
-    assert result["numbers"] == list(range(40))
-    assert len(result["workers"]) == 2
-    assert set(result["hosts"]) <= set(NODES)
+    hosts, numbers = zip(*result["results"], strict=True)
+    assert list(numbers) == list(range(40))
+    assert len(set(result["nodes"])) == 2 and set(result["nodes"]) <= set(NODES)
+    assert {host: hosts.count(host) for host in hosts} == dict.fromkeys(result["nodes"], 20), "four workers on each"
     wait_for(lambda: not site.jobs(), "no job is left in the queue", 60)
     for host in NODES:
         wait_for(
@@ -144,3 +155,19 @@ def test_a_user_gets_results_from_workers_on_two_nodes_and_nothing_stays(site: S
             f"no process is left on {host}",
             60,
         )
+
+
+def test_a_reset_undoes_what_a_test_has_left(site: Site) -> None:
+    for host in ("n1", "login2"):
+        site.exec(host, f"touch {' '.join(CLOCK)}", "root")
+    site.slurm("scontrol", "update", "PartitionName=gpu", "State=DOWN", host="ctl")
+    site.set_budget("gres/gpu=0")
+    site.exec("login2", "chmod 777 /home/ada", "root")
+    site.fill_home()
+    assert site.reset() == {}
+    for host in ("n1", "login2"):
+        assert site.exec(host, f"ls {' '.join(CLOCK)}", "root", check=False).out == ""
+    assert set(site.slurm("sinfo", "-h", "-o", "%a").split()) == {"up"}
+    limit = ("sacctmgr", "-nP", "show", "qos", "where", "name=budget", "format=GrpTRESMins")
+    assert site.slurm(*limit) == "gres/gpu=60\n"
+    assert site.exec("login1", "stat -c %a /home/ada; echo text > .full; cat .full; rm .full").out == "750\ntext\n"
