@@ -17,6 +17,8 @@ __all__ = ["end_all", "members", "wait_for_end"]
 
 #: Seconds after which a killed process is left alone: it hangs in the kernel, or belongs to somebody else.
 _UNKILLABLE = 10.0
+#: Seconds between looks at all processes of the machine, 20 ms of CPU each, while those that are known have not ended.
+_LOOK = 0.5
 
 
 def members(marks: Mapping[str, str], session: int | None) -> set[psutil.Process]:
@@ -65,7 +67,9 @@ def end_all(find: Callable[[], set[psutil.Process]], grace: float) -> list[int]:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(signum)
             told |= known
-            time.sleep(0.05)
+            again = min(time.monotonic() + _LOOK, deadline)
+            while any(identity(process.pid) for process in known) and time.monotonic() < again:
+                time.sleep(0.05)
     return sorted(process.pid for process in known)
 
 
