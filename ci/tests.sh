@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs all tests but those of the site in containers (make test-site): in parts, three at a time, since tests that wait leave a core to
-# others. Of each part the output comes at its end. Fails if any of them does.
+# Runs all tests but those of the site in containers (make test-site), in parts: more at a time than there are cores, since the tests of
+# whole clusters wait for half of their time. The output of each part comes at its end. Fails if any of them does.
 set -u
 cd "$(dirname "$0")/.." || exit
 export PYTHONDONTWRITEBYTECODE=  # else each process that a test starts compiles hpcgpu anew
@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE=  # else each process that a test starts compiles
 parts() {
     echo .venv tests/slurm # one Slurm for all
     echo .venv tests --ignore=tests/slurm --ignore=tests/local --ignore=tests/docs --ignore=tests/browser --ignore=tests/site
-    printf '%s\n' tests/local/test_*.py | xargs -n 6 echo .venv
+    printf '%s\n' tests/local/test_*.py | xargs -n 3 echo .venv
     echo .venv tests/docs tests/browser
     # What is pure takes longest with the oldest releases, and knows none of anybody; types and shell scripts need tools that are not there.
     echo .venv-lowest tests/canaries tests/unit -p no:cacheprovider --ignore=tests/unit/test_policy.py \
@@ -32,7 +32,7 @@ if [ $# -gt 0 ]; then
     exit
 fi
 set -m # job control: without it what runs in the background ignores SIGINT, and so would all that the tests start
-parts | xargs -P 3 -L 1 ci/tests.sh &
+parts | xargs -P "$(($(nproc) + 2))" -L 1 ci/tests.sh &
 all=$!
 trap 'kill -INT -- "-$all"' INT TERM
 wait "$all"
