@@ -95,7 +95,7 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Accounts:
-    """What this user may name in a job. All names are in lower case. Without arguments: the batch system does not tell.
+    """What this user may name in a job, in lower case. Without arguments: the batch system does not say.
 
     Attributes
     ----------

@@ -151,11 +151,12 @@ def _import_lines(where: str, found: JobReport) -> Iterator[Line]:
     advice = (
         "a node can unpack the environment on its own disk: set stage to an archive made by conda-pack or venv-pack"
     )
+    source = found.get("import_filesystem") or "an unknown filesystem"
     yield Line(
         where,
         "import",
         "warning" if slow else "ok",
-        f"dask.distributed takes {seconds:.1f} s from {found.get('import_filesystem') or 'an unknown filesystem'}",
+        f"importing dask.distributed takes {seconds:.1f} s from {source}",
         advice if slow else "",
     )
 

@@ -74,7 +74,7 @@ def found(job: Seen, gpus: int = 4) -> dict[str, Line]:
 
 
 def test_a_slow_import_from_a_shared_filesystem_is_told_with_what_helps() -> None:
-    assert found(seen())["import"].found == "dask.distributed takes 1.5 s from nfs4"
+    assert found(seen())["import"].found == "importing dask.distributed takes 1.5 s from nfs4"
     line = found(seen(import_seconds=60.0))["import"]
     assert line.grade == "warning" and "60.0 s from nfs4" in line.found and "set stage to an archive" in line.advice
     assert found(seen(import_seconds=60.0, import_filesystem="ext4", import_shared=False))["import"].grade == "ok"

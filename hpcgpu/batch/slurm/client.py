@@ -209,7 +209,7 @@ class Slurm(CommandBatch):
         return parse_job_id(stdout)
 
     def estimate(self, script: Path, *, queue: str | None = None, walltime: float | None = None) -> Estimate:
-        """One ``sbatch --test-only``, and one sinfo for the limits that it does not tell."""
+        """One ``sbatch --test-only``, and one sinfo for the limits that it does not check."""
         tested = self.call(["sbatch", "--test-only", str(script)], answered=lambda result: True)
         estimate, partition = read_test(tested.returncode, tested.words, REASONS)
         if estimate.limits:

@@ -1,4 +1,4 @@
-"""When a job would start, by ``sbatch --test-only``, and the limits of its partitions that this does not tell.
+"""When a job would start, by ``sbatch --test-only``, and the limits of its partitions that this does not check.
 
 ``sbatch --test-only`` says when a job would start also where the partition is down or its time limit is too short: such
 a job is accepted and waits for ever. sinfo has both. Pure; seen on Slurm 22.05.8.
