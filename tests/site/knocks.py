@@ -2,9 +2,9 @@
 
     python knocks.py TIMEOUT [--with DIRECTORY]... PLACE...
 
-A place is HOST:PORT. Each is tried over each protocol, as a scheduler, worker or nanny is asked to run a function. It
-prints a line for each try: the place, the protocol, with what, and `ran` or the exception. A program of its own, as it
-runs as any user on any host.
+A place is HOST:PORT, which is tried over each protocol, or PROTOCOL://HOST:PORT. A scheduler, worker or nanny there is
+asked to run a function. It prints a line for each try: the place, the protocol, with what, and `ran` or the exceptions.
+A program of its own, as it runs as any user on any host.
 """
 
 from __future__ import annotations
@@ -39,15 +39,10 @@ async def ask(address: str, operation: str, timeout: float, arguments: dict[str,
 
 async def knock(place: str, protocol: str, name: str, timeout: float, arguments: dict[str, Any]) -> str:
     """One line: whether a function ran."""
-    failures = []
-    for operation in ("run", "run_function"):  # of workers and nannies, and of schedulers
-        try:
-            await ask(f"{protocol}://{place}", operation, timeout, arguments)
-        except Exception as error:
-            failures.append(type(error).__name__)
-            continue
-        return f"{place} {protocol} with {name}: ran"
-    return f"{place} {protocol} with {name}: {' '.join(failures)}"
+    operations = ("run", "run_function")  # of workers and nannies, and of schedulers
+    asked = [ask(f"{protocol}://{place}", operation, timeout, arguments) for operation in operations]
+    failures = [type(error).__name__ for error in await asyncio.gather(*asked, return_exceptions=True) if error]
+    return f"{place} {protocol} with {name}: {' '.join(failures) if len(failures) == len(operations) else 'ran'}"
 
 
 async def main(timeout: float, directories: list[str], places: list[str]) -> None:
@@ -58,13 +53,13 @@ async def main(timeout: float, directories: list[str], places: list[str]) -> Non
         assert security is not None
         has[directory] = security.get_connection_args("client")
     for place in places:  # that nobody answers there would say nothing
-        host, port = place.rsplit(":", 1)
+        host, port = place.rpartition("://")[2].rsplit(":", 1)
         socket.create_connection((host, int(port)), timeout=30).close()
         print(f"{place} is reached", flush=True)
     tries = [
-        knock(place, protocol, name, timeout, arguments)
+        knock(place.rpartition("://")[2], protocol, name, timeout, arguments)
         for place in places
-        for protocol in PROTOCOLS
+        for protocol in ([place.partition("://")[0]] if "://" in place else PROTOCOLS)
         for name, arguments in has.items()
     ]
     for line in await asyncio.gather(*tries):

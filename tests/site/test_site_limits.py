@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,12 +13,9 @@ pytestmark = pytest.mark.usefixtures("site")
 
 
 @pytest.fixture
-def no_budget(site: Site) -> Iterator[None]:
+def no_budget(site: Site) -> None:
     """The QOS `budget` has used its GPU minutes."""
-    change = ("sacctmgr", "--immediate", "--quiet", "modify", "qos", "where", "name=budget", "set")
-    site.slurm(*change, "GrpTRESMins=gres/gpu=0", host="ctl")
-    yield
-    site.slurm(*change, "GrpTRESMins=gres/gpu=60", host="ctl")
+    site.set_budget("gres/gpu=0")
 
 
 @pytest.mark.shows("A memory kill by cgroups, with its state from sacct")

@@ -95,7 +95,7 @@ def test_another_user_runs_code_through_no_port_from_any_host(site: Site, scratc
         others = others_of_bob(site, host)
         refused = tries(site, host, "bob", others, sorted({*places, *every}))
         assert not [line for line in refused if line.endswith(": ran")]
-        allowed = tries(site, host, "ada", [MINE], places)
+        allowed = tries(site, host, "ada", [MINE], [f"{protocol}://{place}" for place in places])
         ran = [line for line in allowed if line.endswith(": ran")]
         assert ran == [f"{place} {protocol} with {MINE}: ran" for place in places]
     program.send()
