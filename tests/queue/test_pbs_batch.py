@@ -15,7 +15,7 @@ from fake_pbs import Site
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.monitor import Monitor
-from hpcgpu.batch.pbs.client import PBS, parse_attributes, parse_job_id, parse_qstat
+from hpcgpu.batch.pbs.client import PBS, parse_attributes, parse_job_id, statuses
 from hpcgpu.batch.pbs.names import pbs_name
 from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
 from hpcgpu.batch.reasons import Outlook, explain, outlook
@@ -24,6 +24,11 @@ from hpcgpu.runtime.place import end_of_walltime
 
 RECORDED = (Path(__file__).parent / "openpbs-qstat.txt").read_text()
 NODES = (Path(__file__).parent / "openpbs-pbsnodes.txt").read_text()
+
+
+def parsed(stdout: str) -> dict[str, JobStatus]:
+    """Parse ``qstat -f``, or ``qstat -x -f`` with ended jobs."""
+    return statuses(parse_attributes(stdout))
 
 
 @pytest.fixture
@@ -67,7 +72,7 @@ def finish(batch: PBS, job_id: str) -> JobStatus:
 
 
 def test_what_a_real_openpbs_printed() -> None:
-    jobs = parse_qstat(RECORDED)
+    jobs = parsed(RECORDED)
     found = {i.split(".")[0]: (s.state, s.exit_code, s.node) for i, s in jobs.items()}
     assert found == {
         "41": (JobState.RUNNING, None, "pbs01"),
@@ -112,7 +117,7 @@ def test_what_a_real_openpbs_printed() -> None:
     ],
 )
 def test_recorded_states_in_words(job: str, prospect: Outlook, words: str) -> None:
-    status = parse_qstat(RECORDED)[f"{job}.pbs01"]
+    status = parsed(RECORDED)[f"{job}.pbs01"]
     assert words in explain(status)
     if status.state is JobState.PENDING:
         assert outlook(status) is prospect
@@ -180,13 +185,13 @@ def test_comments_in_words(comment: str, prospect: Outlook, words: str) -> None:
 )
 def test_how_a_job_ended(attributes: dict[str, str], state: JobState, exit_code: int | None) -> None:
     text = "Job Id: 5.pbs01\n    job_state = F\n" + "".join(f"    {k} = {v}\n" for k, v in attributes.items()) + "\n"
-    status = parse_qstat(text)["5.pbs01"]
+    status = parsed(text)["5.pbs01"]
     assert (status.state, status.exit_code) == (state, exit_code)
 
 
 @pytest.mark.parametrize("letter", ["M", "", "?", "QUANTUM"])
 def test_a_state_unheard_of_is_unknown_and_alive(letter: str) -> None:
-    status = parse_qstat(f"Job Id: 5.pbs01\n    job_state = {letter}\n\n")["5.pbs01"]
+    status = parsed(f"Job Id: 5.pbs01\n    job_state = {letter}\n\n")["5.pbs01"]
     assert status.state is JobState.UNKNOWN
     assert not status.state.ended
 
@@ -195,15 +200,15 @@ def test_a_state_unheard_of_is_unknown_and_alive(letter: str) -> None:
 @pytest.mark.parametrize("text", ["Fri Nov 20 21:10:43 2026", "1795209043"])
 def test_the_start_that_pbs_expects_is_known_of_a_job_that_waits(letter: str, expected: bool, text: str) -> None:
     answer = f"Job Id: 5.pbs01\n    job_state = {letter}\n    estimated.start_time = {text}\n\n"
-    job = parse_qstat(answer)["5.pbs01"]
+    job = parsed(answer)["5.pbs01"]
     assert (job.expected_start is not None) is expected and job.start is None
     assert not expected or time.localtime(job.expected_start).tm_year == 2026
 
 
 @pytest.mark.parametrize("cut", range(0, len(RECORDED), 457))
 def test_of_a_truncated_answer_only_whole_jobs_are_believed(cut: int) -> None:
-    whole = parse_qstat(RECORDED)
-    assert all(whole[job_id] == status for job_id, status in parse_qstat(RECORDED[:cut]).items())
+    whole = parsed(RECORDED)
+    assert all(whole[job_id] == status for job_id, status in parsed(RECORDED[:cut]).items())
 
 
 # nodes that are large enough
@@ -642,7 +647,7 @@ def test_the_fake_folds_as_the_real_one(pbs: Site, batch: PBS) -> None:
     job_id = submit(batch, pbs, "a-name-that-is-so-long-that-it-must-be-folded-somewhere-1")
     text = subprocess.run([pbs.bin / "qstat", "-f", job_id], capture_output=True, text=True, check=True).stdout
     assert "\n\t" in text and max(map(len, text.splitlines())) <= 80
-    assert parse_qstat(text)[job_id].name == "a-name-that-is-so-long-that-it-must-be-folded-somewhere-1"
+    assert parsed(text)[job_id].name == "a-name-that-is-so-long-that-it-must-be-folded-somewhere-1"
     batch.cancel([job_id])
 
 

@@ -7,8 +7,6 @@ real OpenPBS 23.06.06, man pages are OpenPBS's.
 from __future__ import annotations
 
 import contextlib
-import os
-import pwd
 import re
 import shutil
 import time
@@ -28,8 +26,9 @@ from hpcgpu.batch.pbs.reasons import REASONS
 from hpcgpu.batch.reasons import advice
 from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
+from hpcgpu.posix.user import user_name
 
-__all__ = ["PBS", "parse_job_id", "parse_qstat"]
+__all__ = ["PBS", "parse_attributes", "parse_job_id", "statuses"]
 
 #: ``man qstat``, column S. F, X and M have an end of their own, see `_end`; what is not here is UNKNOWN.
 _STATES = {
@@ -101,7 +100,7 @@ def parse_attributes(stdout: str) -> dict[str, dict[str, str]]:
     """
     jobs: dict[str, dict[str, str]] = {}
     job_id, attributes = "", dict[str, str]()
-    for line in stdout.replace("\r\n", "\n").replace("\n\t", "").split("\n"):
+    for line in estimates.unfolded(stdout).split("\n"):
         if match := re.fullmatch(r"Job Id: (\S+)\s*", line):
             job_id, attributes = match[1], {}
         elif match := re.fullmatch(r"    ([\w.]+) = (.*)", line):
@@ -111,9 +110,9 @@ def parse_attributes(stdout: str) -> dict[str, dict[str, str]]:
     return jobs
 
 
-def parse_qstat(stdout: str) -> dict[str, JobStatus]:
-    """Parse ``qstat -f``, or ``qstat -x -f`` with ended jobs."""
-    return {job_id: _status(job_id, attributes) for job_id, attributes in parse_attributes(stdout).items()}
+def statuses(jobs: Mapping[str, Mapping[str, str]]) -> dict[str, JobStatus]:
+    """Return the state of each job from its attributes."""
+    return {job_id: _status(job_id, attributes) for job_id, attributes in jobs.items()}
 
 
 def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
@@ -282,20 +281,19 @@ class PBS(CommandBatch):
         says so, which PBS itself only says of what is larger than all nodes together.
         """
         jobs = self._qstat(sorted(job_ids, key=_order))
-        statuses = {job_id: _status(job_id, job) for job_id, job in jobs.items()}
-        for job_id, status in statuses.items():
+        found = statuses(jobs)
+        for job_id, status in found.items():
             if status.state is JobState.PENDING and status.reason.startswith("Not Running: "):
                 if shortage := self._shortage(jobs[job_id]):
-                    statuses[job_id] = replace(status, reason=f"{status.reason}; {shortage}")
-        return statuses
+                    found[job_id] = replace(status, reason=f"{status.reason}; {shortage}")
+        return found
 
     def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         """One ``qstat -x`` for all jobs; nothing where the server keeps no history (``job_history_enable``)."""
         try:
-            jobs = self._qstat(sorted(job_ids, key=_order), "-x", attempts=1)
+            return statuses(self._qstat(sorted(job_ids, key=_order), "-x", attempts=1))
         except BatchError:
             return {}
-        return {job_id: _status(job_id, job) for job_id, job in jobs.items()}
 
     def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
         """One qdel for all jobs; unknown and ended ids are no error.
@@ -338,11 +336,12 @@ class PBS(CommandBatch):
 
     def named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
         """Ids of the live jobs of that name, by one qselect for the short name and one qstat for the whole one."""
-        argv = ["qselect", "-u", pwd.getpwuid(os.getuid()).pw_name, "-N", pbs_name(job_name)]
+        argv = ["qselect", "-u", user_name(), "-N", pbs_name(job_name)]
         found = self.call(argv, answered=lambda result: False, attempts=attempts).stdout.split()
         jobs = self._qstat([word for word in found if _JOB_ID.fullmatch(word)], attempts=attempts)
-        statuses = (_status(job_id, job) for job_id, job in jobs.items())
-        return sorted((s.job_id for s in statuses if s.name == job_name and not s.state.ended), key=_order)
+        return sorted(
+            (s.job_id for s in statuses(jobs).values() if s.name == job_name and not s.state.ended), key=_order
+        )
 
     def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
         """Return the job around this process. PBS has no variable for the end of the walltime.
