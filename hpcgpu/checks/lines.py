@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, TypedDict
+from dataclasses import asdict, dataclass
+from typing import Literal, TypedDict, cast
 
 from hpcgpu.display.text import columns
 
-__all__ = ["Grade", "Line", "LineJSON", "as_json", "text"]
+__all__ = ["Grade", "Line", "LineJSON", "text"]
 
 Grade = Literal["ok", "warning", "failure"]
 
@@ -47,6 +47,10 @@ class Line:
     found: str
     advice: str = ""
 
+    def as_json(self) -> LineJSON:
+        """Return what ``--json`` prints."""
+        return cast(LineJSON, asdict(self))
+
 
 def text(lines: Iterable[Line], width: int) -> str:
     """Return the lines as a table; what to do stands behind an arrow."""
@@ -55,8 +59,3 @@ def text(lines: Iterable[Line], width: int) -> str:
         for line in lines
     ]
     return columns(("where", "what", "", "found"), rows, width)
-
-
-def as_json(lines: Iterable[Line]) -> list[LineJSON]:
-    """Return the lines for ``--json``."""
-    return [LineJSON(where=li.where, what=li.what, grade=li.grade, found=li.found, advice=li.advice) for li in lines]

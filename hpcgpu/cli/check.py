@@ -79,7 +79,7 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
     failed = any(line.grade == "failure" for line in lines)
     if as_json:
         found = {place: dict(of_place) for place, of_place in environments.items()}
-        show_json(_json(not failed, report.as_json(lines), found, kept))
+        show_json(_json(not failed, [line.as_json() for line in lines], found, kept))
         sys.exit(int(failed))
     console = Console()
     click.echo(report.text(lines, console.width if console.is_terminal else 1000))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import getpass
 import socket
 from typing import TYPE_CHECKING
 
 import click
 
 from hpcgpu.cli.clusters import cluster_name, say
+from hpcgpu.posix.user import user_name
 
 if TYPE_CHECKING:
     from hpcgpu.remote.dashboard import Place
@@ -52,7 +52,7 @@ def dashboard(name: str, forward: bool, port: int | None) -> None:
     click.echo(link_with_token(directory, directory.contact()))
     say(
         "If your browser does not reach that address, run this on your own computer:\n"
-        f"  {ssh_command(there, getpass.getuser(), socket.getfqdn())}\n"
+        f"  {ssh_command(there, user_name(), socket.getfqdn())}\n"
         f"and open:\n  {there.link(there.port)}",
         err=True,
     )

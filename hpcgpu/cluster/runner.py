@@ -17,7 +17,7 @@ import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
 
 from distributed import Client
 from distributed.core import Status, rpc
@@ -28,7 +28,7 @@ from hpcgpu.configuration.resolve import resolve
 from hpcgpu.display.words import counted
 from hpcgpu.errors import CertificateError, ClusterError, OptionError
 from hpcgpu.fabric import settings
-from hpcgpu.options.common import Options, WorkerOptions
+from hpcgpu.options.common import JobOptions, Options, WorkerOptions
 from hpcgpu.options.schema import names
 from hpcgpu.remote.connection import wait_for_contact
 from hpcgpu.runtime.place import make_credentials
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from hpcgpu.configuration.typed import RunnerArguments
 
 __all__ = ["OPTIONS", "SlurmGPURunner", "Task"]
+
+_J = TypeVar("_J", bound=JobOptions)
 
 #: Options that have a meaning in an existing job.
 OPTIONS = {
@@ -127,18 +129,12 @@ def tasks_per_node(text: str) -> list[int]:
     return counts
 
 
-def _here(options: Options) -> Options:
-    """Return options whose jobs have no container: the program started this step, in a container or not.
+def _here(job: _J) -> _J:
+    """Return the options of a job without a container: the program started this step, in a container or not.
 
     The configuration may have a container for other clusters.
     """
-    worker, scheduler = options.worker, options.scheduler
-    assert scheduler is not None
-    return replace(
-        options,
-        worker=replace(worker, container=None, python=sys.executable) if worker.container else worker,
-        scheduler=replace(scheduler, container=None, python=sys.executable) if scheduler.container else scheduler,
-    )
+    return replace(job, container=None, python=sys.executable) if job.container else job
 
 
 class SlurmGPURunner:
@@ -197,7 +193,9 @@ class SlurmGPURunner:
             "nodes_per_job": task.nodes,
             "scheduler": {},
         }
-        self.options: Options = _here(resolve(self.system, given))
+        found = resolve(self.system, given)
+        assert found.scheduler is not None
+        self.options: Options = replace(found, worker=_here(found.worker), scheduler=_here(found.scheduler))
         cluster = self.options.cluster
         self.directory = ClusterDirectory(cluster.cluster_directory / cluster.name)
         self.status = Status.created

@@ -11,8 +11,8 @@ import struct
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -153,6 +153,16 @@ async def test_a_stranger_that_knows_the_protocol_gets_a_challenge_and_no_furthe
     assert not (tmp_path / "pwned").exists() and messages == []
 
 
+@asynccontextmanager
+async def listening(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """The address of a listener that is no member."""
+    server = await asyncio.start_server(answer, "127.0.0.1")
+    yield f"authenticated://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+
+
 async def test_what_was_recorded_is_refused_when_it_is_played_again() -> None:
     messages, recorded = list[Any](), list[bytes]()
     async with echo(messages) as address:
@@ -168,12 +178,9 @@ async def test_what_was_recorded_is_refused_when_it_is_played_again() -> None:
             writer.close()
             here.close()
 
-        between = await asyncio.start_server(relay, "127.0.0.1")
-        with pytest.raises(OSError):
-            await connect(
-                f"authenticated://127.0.0.1:{between.sockets[0].getsockname()[1]}", timeout=3, **{ARGUMENT: KEY}
-            )
-        between.close()
+        async with listening(relay) as between:
+            with pytest.raises(OSError):
+                await connect(between, timeout=3, **{ARGUMENT: KEY})
         assert recorded
         for hello in recorded:  # meant for another port: not even the challenge is answered
             assert await raw(address, hello, bytes(32)) == b""
@@ -239,11 +246,9 @@ async def test_who_connects_does_not_take_its_own_words_for_those_of_a_member() 
                 await reader.read()
             writer.close()
 
-        server = await asyncio.start_server(mirror, "127.0.0.1")
-        where = f"authenticated://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        with pytest.raises(OSError, match="did not prove that it belongs to this cluster"):
-            await connect(where, timeout=60, **{ARGUMENT: KEY})
-        server.close()
+        async with listening(mirror) as where:
+            with pytest.raises(OSError, match="did not prove that it belongs to this cluster"):
+                await connect(where, timeout=60, **{ARGUMENT: KEY})
     assert messages == []
 
 
@@ -275,11 +280,9 @@ async def test_an_impostor_s_listener_gets_nothing_from_who_connects() -> None:
         got.append(await reader.read())
         writer.close()
 
-    server = await asyncio.start_server(impostor, "127.0.0.1")
-    address = f"authenticated://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    with pytest.raises(OSError, match="did not prove that it belongs to this cluster"):
-        await connect(address, timeout=5, **{ARGUMENT: KEY})
-    server.close()
+    async with listening(impostor) as address:
+        with pytest.raises(OSError, match="did not prove that it belongs to this cluster"):
+            await connect(address, timeout=5, **{ARGUMENT: KEY})
     assert len(got) == 1 or got[1] == b""
 
 

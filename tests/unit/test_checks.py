@@ -15,7 +15,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.batch.pbs.queues import PBSQueue
 from hpcgpu.batch.queues import Queue
 from hpcgpu.checks import jobs
-from hpcgpu.checks.lines import Line, as_json, text
+from hpcgpu.checks.lines import Line, text
 from hpcgpu.checks.login import directory_lines, judge_queues, untested_lines
 from hpcgpu.checks.reports import Seen, environment_lines, fabric_line, judge, visibility
 from hpcgpu.configuration.resolve import resolve
@@ -302,9 +302,13 @@ def test_a_filesystem_of_one_machine_is_a_warning_where_others_must_see_it() -> 
 def test_lines_are_a_table_and_json() -> None:
     line = Line("login", "queue", "failure", "no", "do this")
     assert text([line], 1000).splitlines()[1].split() == ["login", "queue", "failure", "no", "->", "do", "this"]
-    assert as_json([line]) == [
-        {"where": "login", "what": "queue", "grade": "failure", "found": "no", "advice": "do this"}
-    ]
+    assert line.as_json() == {
+        "where": "login",
+        "what": "queue",
+        "grade": "failure",
+        "found": "no",
+        "advice": "do this",
+    }
 
 
 class Forgetful(LocalQueue):
