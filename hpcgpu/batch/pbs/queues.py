@@ -105,19 +105,19 @@ def parse_nodes(nodes: Mapping[str, Mapping[str, str]]) -> list[PBSQueue]:
         of_queue: dict[tuple[str, str], list[Mapping[str, str]]] = {}
         with_gpus = [vnode for vnode in host if total([vnode], "ngpus")]
         for vnode in with_gpus or host:
-            kind = (vnode.get("queue", ""), vnode.get("resources_available.gpu_type", ""))
-            of_queue.setdefault(kind, []).append(vnode)
+            named = (vnode.get("queue", ""), vnode.get("resources_available.gpu_type", ""))
+            of_queue.setdefault(named, []).append(vnode)
         for (queue, gpu_type), vnodes in of_queue.items():
             gpus, cores = total(vnodes, "ngpus"), total(vnodes, "ncpus")
             if not gpus and not cores:  # a host whose vnodes have all
                 continue
             others = sum(total(v, "ngpus") for (name, _), v in of_queue.items() if name == queue) - gpus
-            kind_ = PBSQueue(queue, gpus, cores, 0, gpu_type if gpus else "", others=others)
+            kind = PBSQueue(queue, gpus, cores, 0, gpu_type if gpus else "", others=others)
             memory = total(vnodes, "mem") // 2**20
-            known = kinds.get(kind_, replace(kind_, memory=memory))
-            kinds[kind_] = replace(known, memory=min(known.memory, memory), largest=max(known.largest, memory))
-            words.setdefault(kind_, {}).update(dict.fromkeys(word for vnode in vnodes for word in _words(vnode)))
-    return [replace(found, features=",".join(words[kind_])) for kind_, found in kinds.items()]
+            known = kinds.get(kind, replace(kind, memory=memory))
+            kinds[kind] = replace(known, memory=min(known.memory, memory), largest=max(known.largest, memory))
+            words.setdefault(kind, {}).update(dict.fromkeys(word for vnode in vnodes for word in _words(vnode)))
+    return [replace(found, features=",".join(words[kind])) for kind, found in kinds.items()]
 
 
 def _words(vnode: Mapping[str, str]) -> Iterable[str]:
