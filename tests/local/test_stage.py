@@ -89,16 +89,17 @@ def test_a_worker_job_that_is_killed_does_not_take_the_environment_from_the_othe
         cluster.wait_for_workers(2)
         before = set(client.scheduler_info()["workers"])
         job = next(job.id for job in cluster.jobs if job.kind == "worker")
-        for process in [one for one in psutil.process_iter(["environ"]) if mark(one) == job]:
+        for process in [one for one in psutil.process_iter(["environ"]) if mark(one) == (str(queue.directory), job)]:
             process.kill()
         until(lambda: len(set(client.scheduler_info()["workers"]) - before) == 1, "another job replaces it")
         assert set(client.scheduler_info()["workers"]) & before
     until(lambda: list(node.iterdir()) == [], "the last job removes the environment")
 
 
-def mark(process: psutil.Process) -> str | None:
-    """The job of the embedded queue that a process belongs to."""
-    return (process.info["environ"] or {}).get("HPCGPU_JOB_ID")
+def mark(process: psutil.Process) -> tuple[str | None, str | None]:
+    """The embedded queue that a process belongs to, and its job there."""
+    environment = process.info["environ"] or {}
+    return environment.get("HPCGPU_QUEUE_DIRECTORY"), environment.get("HPCGPU_JOB_ID")
 
 
 def test_the_check_in_a_job_tries_the_packed_environment(
