@@ -160,7 +160,10 @@ def test_a_job_that_dies_is_noticed_explained_and_replaced_under_a_new_name(  # 
         assert f"dies-0 (job {victim.id})" in logs and "Start worker at" in logs[f"dies-0 (job {victim.id})"]
 
 
-def test_jobs_that_fail_again_and_again_are_not_replaced_for_ever(queue: LocalQueue) -> None:
+def test_jobs_that_fail_again_and_again_are_not_replaced_for_ever(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (0.0,) * 5)  # tests/unit/test_replacement.py
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClusterWarning)
         with LocalGPUCluster(jobs=1, **CPU, worker_restarts=2, worker_extra_args=["--no-such-option"]) as cluster:
