@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -9,7 +10,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
-__all__ = ["Environment"]
+import pytest
+
+from hpcgpu.errors import LaunchError
+from hpcgpu.runtime import stage
+
+__all__ = ["Environment", "content", "refusal"]
 
 
 class Environment:
@@ -49,3 +55,16 @@ class Environment:
         compress = {".zst": ["--zstd"], ".gz": ["--gzip"], ".tar": []}[archive.suffix]
         subprocess.run(["tar", "-C", self.path, *compress, "-cf", archive, *sorted(os.listdir(self.path))], check=True)
         return archive
+
+
+def content(base: Path) -> list[str]:
+    """Return what is in the directory of the node."""
+    return sorted(path.name for path in base.iterdir())
+
+
+def refusal(archive: Path, base: Path, sha256: str = "") -> str:
+    """Return why an archive is refused there."""
+    found = sha256 or hashlib.sha256(archive.read_bytes()).hexdigest()
+    with pytest.raises(LaunchError) as caught:
+        stage.use(archive, found, [base])
+    return str(caught.value)

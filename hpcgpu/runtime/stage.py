@@ -50,6 +50,8 @@ _STAGED = "HPCGPU_STAGED"
 _KEPT = 86400.0
 #: Seconds for the first import in an environment, and for conda-unpack.
 _TRIAL = 600.0
+#: Seconds until a job that waits for another one says so, and until it tries another directory.
+_SILENCE, _PATIENCE = 5.0, 600.0
 #: Lines of tar's errors that are shown. A full disk has one for each file.
 _LINES = 5
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
@@ -155,6 +157,8 @@ def _use(archive: Path, sha256: str, base: Path) -> tuple[int, Path]:
     prefix = f"hpcgpu-environment-{os.geteuid()}-{socket.gethostname()}-"
     place = base / f"{prefix}{sha256[:16]}"
     with _gate(place, make=True) as gate:
+        with contextlib.suppress(OSError):  # without room, unpacking says so
+            (place / "holder").write_text(f"{os.getpid()}\n")
         environment = place / "environment"
         if _whole(place) != _mark(sha256):
             _sweep(base, prefix, place)
@@ -185,7 +189,7 @@ def _gate(place: Path, *, make: bool, wait: bool = True) -> Iterator[int]:
     NotTrusted
         It is not this user's alone.
     OSError
-        It is not there, or cannot be made; or another process holds it, and this one does not wait.
+        It is not there, or cannot be made; or another process holds it, and this one does not wait, or no longer.
     """
     while True:
         if make:
@@ -219,15 +223,32 @@ def _is(place: Path, about: os.stat_result) -> bool:
 
 
 def _lock(gate: int, place: Path, *, wait: bool) -> None:
+    """Get the lock of a directory; `BlockingIOError` or `TimeoutError` if another process keeps it.
+
+    A job whose filesystem hangs must not stop the others for ever. flock has no limit of time, so this looks again.
+    """
+    began, said = time.monotonic(), False
+    while True:
+        try:
+            return fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise
+        waited = time.monotonic() - began
+        if waited > _PATIENCE:
+            why = f"{_holder(place)} has worked there for more than {_PATIENCE:g} s. If it hangs, cancel its job"
+            raise TimeoutError(errno.ETIMEDOUT, why, str(place))
+        if waited > _SILENCE and not said:
+            said = True
+            print(f"hpcgpu: waiting for {_holder(place)}, which works in {place}", file=sys.stderr, flush=True)
+        time.sleep(0.1)
+
+
+def _holder(place: Path) -> str:
     try:
-        fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if not wait:
-            raise
-        print(
-            f"hpcgpu: waiting for another job of yours, which unpacks or removes {place}", file=sys.stderr, flush=True
-        )
-        fcntl.flock(gate, fcntl.LOCK_EX)
+        return f"process {int((place / 'holder').read_text())} of another job of yours"
+    except (OSError, ValueError):  # it has just begun, or its disk is full
+        return "another job of yours"
 
 
 def _mark(sha256: str) -> str:
@@ -436,6 +457,7 @@ def _clear(place: Path) -> None:
     try:
         shutil.rmtree(environment)
     except PermissionError:  # directories that were packed read-only
+        environment.chmod(0o700)
         for directory, names, _ in os.walk(environment):
             for name in names:
                 if not (Path(directory) / name).is_symlink():
@@ -447,6 +469,7 @@ def _remove(place: Path) -> None:
     """Remove the directory of an environment, by whoever holds it."""
     with contextlib.suppress(OSError):
         _clear(place)
+        (place / "holder").unlink(missing_ok=True)
         place.rmdir()
 
 

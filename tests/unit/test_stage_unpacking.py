@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.errors import LaunchError
 from hpcgpu.runtime import stage
-from tests.packed import Environment
+from tests.packed import Environment, content, refusal
 
 Until = Callable[..., None]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user, or mount a small disk")
@@ -103,17 +102,6 @@ def base(tmp_path: Path) -> Path:
 @pytest.fixture
 def archive(environment: Environment) -> Path:
     return environment.archive("env.tar.gz")
-
-
-def content(base: Path) -> list[str]:
-    return sorted(path.name for path in base.iterdir())
-
-
-def refusal(archive: Path, base: Path, sha256: str = "") -> str:
-    found = sha256 or hashlib.sha256(archive.read_bytes()).hexdigest()
-    with pytest.raises(LaunchError) as caught:
-        stage.use(archive, found, [base])
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["env.tar.zst", "env.tar.gz", "env.tar"])
@@ -342,30 +330,58 @@ def test_read_only_directories_in_an_archive_can_be_removed(environment: Environ
     assert content(base) == []
 
 
-@needs_root
-def test_a_directory_that_another_user_put_there_is_not_used(archive: Path, tmp_path: Path) -> None:
-    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
-    shared, other = tmp_path / "tmp", tmp_path / "other"
-    for place in (shared, other):
-        place.mkdir()
-        place.chmod(0o1777)
-    theirs = shared / f"hpcgpu-environment-0-{socket.gethostname()}-{sha256[:16]}"
-    for plant in (lambda: theirs.mkdir(mode=0o700), lambda: theirs.symlink_to(tmp_path / "elsewhere")):
-        plant()
-        os.chown(theirs, 64321, 64321, follow_symlinks=False)
-        used, environment = stage.use(archive, sha256, [shared, other])
-        assert other in environment.parents and not list(theirs.glob("*"))
+def test_an_environment_that_was_packed_read_only_can_be_removed(base: Path) -> None:
+    place = base / "place"
+    (place / "environment" / "lib").mkdir(parents=True)
+    for directory in (place / "environment" / "lib", place / "environment"):
+        (directory / "file").write_text("")
+        directory.chmod(0o500)
+    # root without the right to write everywhere, as any user
+    like_others = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    remove = f"from hpcgpu.runtime import stage; from pathlib import Path; stage._remove(Path({str(place)!r}))"
+    subprocess.run([*like_others, sys.executable, "-P", "-c", remove], check=True)
+    assert content(base) == []
+
+
+def test_a_job_says_whom_it_waits_for_and_takes_another_directory_if_that_hangs(
+    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, start: Start, until: Until
+) -> None:
+    plain = environment.archive("env.tar").read_bytes()
+    hanging, sha256 = tmp_path / "hanging.tar", hashlib.sha256(plain).hexdigest()
+    os.mkfifo(hanging)
+    places = [tmp_path / "first", tmp_path / "second"]
+    for place in places:
+        place.mkdir(mode=0o700)
+    holder = start(hanging, places[0], sha256)
+    monkeypatch.setattr(stage, "_SILENCE", 0.1)
+    monkeypatch.setattr(stage, "_PATIENCE", 0.5)
+    with hanging.open("wb", buffering=0) as pipe:
+        pipe.write(plain[: len(plain) // 2])
+        until(lambda: list(places[0].glob("*/environment")), "it unpacks")
+        archive = environment.path.parent / "env.tar"
+        used, found = stage.use(archive, sha256, places)
+        assert places[1] in found.parents
         os.close(used)
-        shutil.rmtree(environment.parent)
-        theirs.unlink() if theirs.is_symlink() else theirs.rmdir()
+        shutil.rmtree(found.parent)
+        said = refusal(archive, places[0])
+        holder.kill()
+    told = f"process {holder.process.pid} of another job of yours"
+    assert f"waiting for {told}, which works in {places[0]}" in capfd.readouterr().err
+    assert f"{told} has worked there for more than 0.5 s. If it hangs, cancel its job" in said
 
 
-def test_a_directory_of_ones_own_that_others_could_have_filled_is_not_used(archive: Path, base: Path) -> None:
-    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
-    place = base / f"hpcgpu-environment-{os.geteuid()}-{socket.gethostname()}-{sha256[:16]}"
-    place.mkdir()
-    place.chmod(0o777)
-    assert f"{place} belongs to uid {os.geteuid()} and has mode 0777" in refusal(archive, base)
+def test_an_archive_that_changes_while_it_is_unpacked_is_refused(
+    environment: Environment, base: Path, tmp_path: Path, start: Start, until: Until
+) -> None:
+    plain, changing = environment.archive("env.tar").read_bytes(), tmp_path / "changing.tar"
+    os.mkfifo(changing)
+    job = start(changing, base, hashlib.sha256(plain).hexdigest())
+    with changing.open("wb", buffering=0) as pipe:
+        pipe.write(plain[: len(plain) // 2])
+        until(lambda: list(base.glob("*/environment")), "it unpacks")
+        pipe.write(plain[len(plain) // 2 : -1] + b"x")
+    assert "has changed since the job script was written" in job.end()
+    assert job.process.returncode == 1 and content(base) == []
 
 
 @needs_root
