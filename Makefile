@@ -1,6 +1,7 @@
 # make demo: makes the environment and runs a cluster on real data.
 # make notebook: adds JupyterLab to the environment and opens a notebook that does the same.
-# make test: makes the environment, installs what the tests need (Slurm and a browser from Debian's packages, if it may), runs all checks.
+# make test: makes the environment, installs what the tests need (Slurm, a browser, Charliecloud and Podman from Debian's packages, if it
+#   may), runs all checks.
 # make test-site: as root, starts a Slurm site in containers (ci/slurm-docker), runs its tests and removes it.
 
 PYTHON := .venv/bin/python
@@ -21,6 +22,7 @@ test:
 	@ci/environment.sh lowest
 	@$(PYTHON) tests/slurm/bed.py install || echo "the tests that need a real Slurm will be skipped"
 	@$(PYTHON) tests/browser/browser.py install || echo "the tests that need a browser will be skipped"
+	@$(PYTHON) tests/local/container_tools.py install || echo "the tests that need Charliecloud and Podman will be skipped"
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy

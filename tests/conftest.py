@@ -26,7 +26,7 @@ from hpcgpu.runtime.manager_process import LOG
 from tests.packed import Environment
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / name) for name in ("gpu_stub", "slurm", "queue", "canaries", "browser")]
+sys.path[:0] = [str(HERE / name) for name in ("gpu_stub", "slurm", "queue", "canaries", "browser", "local")]
 
 import browser  # noqa: E402
 import fake_pbs  # noqa: E402

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import platform
 import shutil
 import subprocess
 import sys
@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 if __name__ == "__main__":
     sys.path.insert(0, str(HERE.parent / "slurm"))
 
-from bed import BedError, as_root, cannot_install, wait_for  # noqa: E402
+from bed import BedError, cannot_install, install_packages, wait_for  # noqa: E402
 
 #: Without what calls home, or needs a GPU or a kernel that a container lacks.
 FLAGS = (
@@ -66,13 +66,9 @@ def install() -> None:
     """Install Debian's browser if it is missing. Ubuntu's package of that name is a snap, which needs more."""
     if chromium() is not None:
         return
-    if reason := cannot_install():
-        raise BedError(f"cannot install: {reason}")
-    if not re.search(r"^ID=debian$", Path("/etc/os-release").read_text(), re.M):
-        raise BedError("cannot install: only Debian has chromium as a package")
-    apt = as_root("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-o", "DPkg::Lock::Timeout=120")
-    subprocess.run([*apt, "update"], check=True)
-    subprocess.run([*apt, "install", "--yes", "--no-install-recommends", "chromium"], check=True)
+    if cannot_install() is None and platform.freedesktop_os_release()["ID"] != "debian":
+        raise BedError("cannot install chromium: only Debian has it as a package")
+    install_packages(["chromium"])
 
 
 class Jupyter:

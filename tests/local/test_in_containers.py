@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from container_tools import CLIENT, release, why_not
 from packaging.requirements import Requirement
 
 from hpcgpu.configuration.resolve import resolve
@@ -30,9 +31,8 @@ from tests.conftest import wait_until
 
 pytestmark = [pytest.mark.shows("Jobs in containers: Charliecloud, rootless Podman"), pytest.mark.timeout(600)]
 
-RELEASE, PYTHON = "bookworm", "python3.11"
-#: The interpreter of the program that starts clusters: one that every user may run.
-CLIENT = f"/usr/bin/{PYTHON}"
+#: Of the image: the one of the tests, and of the distribution.
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 VENV = "/opt/venv"
 #: What the image has; that needs more.
 NEEDED = ("dask", "distributed", "click", "cryptography", "jinja2", "psutil", "pyyaml", "rich")
@@ -122,15 +122,14 @@ class User:
 
 @pytest.fixture(scope="module")
 def user() -> Iterator[User]:
-    lacking = [name for name in ("debootstrap", "useradd", "setpriv", "unshare") if shutil.which(name) is None]
-    if os.geteuid() != 0 or lacking or not Path(CLIENT).exists() or sys.version_info[:2] != (3, 11):
-        pytest.skip(f"an image needs root, debootstrap, {CLIENT} and the same version here; lacking: {lacking}")
+    if reason := why_not():
+        pytest.skip(reason)
     place = Path(tempfile.mkdtemp(prefix="hpcgpu-containers-"))
     name = f"hpcgpu{secrets.token_hex(3)}"
     try:
         place.chmod(0o755)
         made = subprocess.run(
-            ["debootstrap", "--variant=minbase", "--include=python3", RELEASE, str(place / "image")],
+            ["debootstrap", "--variant=minbase", "--include=python3", release(), str(place / "image")],
             capture_output=True,
             text=True,
             check=False,
@@ -198,7 +197,6 @@ def look(done: subprocess.CompletedProcess[str], user: User) -> None:
 OPTIONS = {"env": {"GREETING": 'it\'s "me" $HOME'}, "local_directory": "/tmp/hpcgpu spill of $USER"}
 
 
-@pytest.mark.skipif(shutil.which("ch-run") is None, reason="Charliecloud is not installed")
 def test_a_cluster_runs_in_charliecloud(user: User) -> None:
     (user.home / "data").mkdir()
     (user.home / "data" / "read").touch()
@@ -209,7 +207,6 @@ def test_a_cluster_runs_in_charliecloud(user: User) -> None:
     )
 
 
-@pytest.mark.skipif(shutil.which("ch-run") is None, reason="Charliecloud is not installed")
 def test_the_check_looks_inside_a_container(user: User) -> None:
     cli = [CLIENT, "-P", "-m", "hpcgpu", "check", "--in-job", "--json", "--system", "local", "--gpus-per-node", "0"]
     cli += ["--container", str(user.image), "--container-runtime", "charliecloud", "--python", f"{VENV}/bin/python"]
@@ -220,13 +217,11 @@ def test_the_check_looks_inside_a_container(user: User) -> None:
         assert lines[where, "container"]["found"] == expected and lines[where, "python"]["grade"] == "ok"
 
 
-@pytest.mark.skipif(shutil.which("ch-run") is None, reason="Charliecloud is not installed")
 def test_what_ends_in_the_container_ends_the_job_with_its_exit_code(user: User) -> None:
     done = user.start(container=str(user.image), container_runtime="charliecloud", python="/bin/false", name="fails")
     assert "its script failed, exit code 1" in done.stderr and not user.processes()
 
 
-@pytest.mark.skipif(shutil.which("podman") is None, reason="Podman is not installed")
 def test_a_cluster_runs_in_rootless_podman(user: User) -> None:
     image = "localhost/hpcgpu-image"
     made = user.run("sh", "-c", f"tar --exclude=./var -C '{user.image}' -c . | podman import - {image}")

@@ -190,14 +190,20 @@ def why_not() -> str | None:
     return None
 
 
+def install_packages(packages: list[str]) -> None:
+    """Install packages of Debian or Ubuntu; BedError says why that cannot be."""
+    if not packages:
+        return
+    if reason := cannot_install():
+        raise BedError(f"cannot install {' '.join(packages)}: {reason}")
+    apt = as_root("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-o", "DPkg::Lock::Timeout=120")
+    subprocess.run([*apt, "update"], check=True)
+    subprocess.run([*apt, "install", "--yes", "--no-install-recommends", *packages], check=True)
+
+
 def install() -> None:
     """Install the packages that are missing."""
-    if reason := cannot_install():
-        raise BedError(f"cannot install: {reason}")
-    if missing := missing_packages():
-        apt = as_root("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-o", "DPkg::Lock::Timeout=120")
-        subprocess.run([*apt, "update"], check=True)
-        subprocess.run([*apt, "install", "--yes", "--no-install-recommends", *missing], check=True)
+    install_packages(missing_packages())
 
 
 def slurm_version() -> tuple[int, int]:
