@@ -15,7 +15,7 @@ if __name__ == "__main__":
 
 from bed import BedError, install_packages, is_root, which
 
-#: By package, the command that it brings. None is a part of Docker. Where Docker brought runc, Podman would not bring crun.
+#: By package, the command that it brings. None is a part of Docker. Where runc is there, Podman alone brings no crun.
 BROUGHT = {
     "charliecloud-runtime": "ch-run",
     "podman": "podman",
