@@ -32,7 +32,7 @@ if [ $# -gt 0 ]; then
     exit
 fi
 set -m # job control: without it what runs in the background ignores SIGINT, and so would all that the tests start
-parts | xargs -P "$(($(nproc) + 2))" -L 1 ci/tests.sh &
+parts | xargs -P "$(($(nproc) + 1))" -L 1 ci/tests.sh &
 all=$!
 trap 'kill -INT -- "-$all"' INT TERM
 wait "$all"
