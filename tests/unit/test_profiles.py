@@ -192,6 +192,15 @@ def test_a_node_with_a_vnode_for_each_socket_is_one_node_and_nodes_that_differ_i
     assert yaml.safe_load(text)["options"]["gpu-type"] == "t4" and "Other names of this type: cc75" in text
 
 
+def test_a_node_has_the_cores_and_memory_of_its_vnodes_without_gpus_too() -> None:
+    def vnode(gpus: str, queue: str) -> dict[str, str]:
+        own = {"host": "h", "ngpus": gpus, "ncpus": "32", "mem": "256000mb"}
+        return {"queue": queue} | {f"resources_available.{name}": value for name, value in own.items()}
+
+    [queue] = parse_nodes({"h[0]": vnode("4", "gpu"), "h[1]": vnode("0", "gpu"), "h[2]": vnode("0", "other")})
+    assert (queue.gpus, queue.cores, queue.memory) == (4, 64, 512000)
+
+
 def test_a_node_with_two_kinds_of_gpu_has_both() -> None:
     queues = parse_sinfo(
         "gpu|gpu:a100_1g.5gb:14(S:0),gpu:a100:1(S:0),gpu:a100:1(S:1),nvme:3600|64|500000|infinite|(null)\n"

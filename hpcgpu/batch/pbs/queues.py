@@ -107,7 +107,9 @@ def parse_nodes(nodes: Mapping[str, Mapping[str, str]]) -> list[PBSQueue]:
         for vnode in with_gpus or host:
             named = (vnode.get("queue", ""), vnode.get("resources_available.gpu_type", ""))
             of_queue.setdefault(named, []).append(vnode)
-        for (queue, gpu_type), vnodes in of_queue.items():
+        for (queue, gpu_type), own in of_queue.items():
+            # a chunk may span the vnodes of a host
+            vnodes = own + [v for v in host if with_gpus and v not in with_gpus and v.get("queue", "") == queue]
             gpus, cores = total(vnodes, "ngpus"), total(vnodes, "ncpus")
             if not gpus and not cores:  # a host whose vnodes have all
                 continue
