@@ -289,6 +289,9 @@ class _Job:
         """Yield the features or resources by which a job chooses nodes."""
         constraint, extra = getattr(self.job, "constraint", None), getattr(self.job, "select_extra", None)
         option = "constraint" if constraint else "select-extra"
+        choice = bool(constraint and re.search(r"[|\[!]", constraint))
+        if choice:  # it may name nodes on which the other options leave no choice
+            kinds = self._kinds()
         of_kinds = [set(kind.features.split(",")) - {""} for kind in kinds]
         there = sorted(set().union(*of_kinds))
         # without the numbers of nodes: a100*2
@@ -296,7 +299,8 @@ class _Job:
         for word in filter(None, words):
             name, is_, _ = word.partition("=")
             named = [known for known in there if not is_ or known.startswith(f"{name}=")]
-            if word in there:
+            # PBS compares words in any case, Slurm features as they are
+            if word in there or (extra and word.lower() in map(str.lower, there)):
                 yield Finding(option, "ok", word, "nodes have it")
             elif is_ and not named:
                 yield Finding(option, "not checked", word, f"the nodes list no {name}")
@@ -305,7 +309,7 @@ class _Job:
                 said = f"its nodes have {listed(named, ', ') or 'no features'}"
                 yield Finding(option, "failure", word, said, advice)
         every = set(words)
-        if constraint and not re.search(r"[|\[!]", constraint) and every <= set(there):
+        if constraint and not choice and every <= set(there):
             if not any(every <= features for features in of_kinds):
                 yield Finding(option, "failure", constraint, "no node has all of them", f"fewer words in {option}")
 

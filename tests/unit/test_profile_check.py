@@ -277,6 +277,20 @@ def test_one_node_must_have_all_features_that_a_constraint_joins() -> None:
     assert grades("a100&h100") == [("a100", "ok"), ("h100", "ok"), ("a100&h100", "failure")]
 
 
+def test_a_constraint_with_a_choice_may_name_nodes_that_the_other_options_leave_out() -> None:
+    def grade(constraint: str) -> set[str]:
+        options = {"queue": "gpu", "gpu-type": "a100", "gpus-per-node": 4, "constraint": constraint}
+        return {one.grade for one in findings(ME, **options) if one.option == "constraint"}
+
+    assert grade("a100|h100") == {"ok"}
+    assert grade("a100&h100") == {"ok", "failure"}
+    assert grade("a100|b200") == {"ok", "failure"}
+
+
+def test_words_of_select_extra_are_compared_in_any_case_as_pbs_does() -> None:
+    assert found(PBS, "select-extra", queue="gpu", select_extra="model=MIL_A100")[0] == "ok"
+
+
 def test_what_is_left_to_the_user_says_what_there_is_to_choose() -> None:
     needed = {one.option: (one.grade, one.machine) for one in findings(ME, "queue", "walltime", "account")}
     assert needed["queue"] == ("not checked", "open to you: gpu, debug, plain")
