@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests of the site in containers. It brings the site up where it is not, and takes down what it brought up.
+# Runs the tests of the site in containers, and there, as an ordinary user on a login node, those of the real Slurm that have the mark on_site.
+# It brings the site up where it is not, and takes down what it brought up.
 # Usage: ci/test-site.sh [SECONDS]
 # After SECONDS (1500) no further test begins: those are skipped, with that reason.
 # Exits with 75 where there can be no site, and says why. Else with pytest's status.
@@ -30,9 +31,14 @@ trap 'exit 130' INT TERM HUP
 timeout --foreground 300 "$place/engine" up || not_run "there is no Docker engine"
 timeout --foreground "$(left)" "$place/site" up || not_run "the site did not start"
 why_not || not_run "the reason is above"
-export HPCGPU_SITE_UNTIL=$(($(date +%s) + $(left)))
-timeout --foreground --signal INT --kill-after 300 "$(($(left) + 600))" .venv/bin/python -m pytest tests/site
+export HPCGPU_TESTS_UNTIL=$(($(date +%s) + $(left)))
+within() { timeout --foreground --signal INT --kill-after 300 "$(($(left) + 600))" "$@"; } # the last test may take its time
+within .venv/bin/python -m pytest tests/site
+site_code=$?
+# shellcheck disable=SC2016  # expanded in the host
+within "$place/site" exec login1 env HPCGPU_TEST_SLURM=there "HPCGPU_TESTS_UNTIL=$HPCGPU_TESTS_UNTIL" bash -c '
+    cd /hpcgpu && exec python -m pytest -p no:cacheprovider --basetemp ~/tests -m "on_site and not by_hand" tests/slurm'
 code=$?
-[ "$code" != 124 ] || echo "A test of the site in containers did not end."
+case " $site_code $code " in *" 124 "*) echo "A test of the site in containers did not end." ;; esac
 echo "The site in containers: $((SECONDS - began)) s in all"
-exit "$code"
+exit $((site_code ? site_code : code))

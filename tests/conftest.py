@@ -26,6 +26,8 @@ from hpcgpu.runtime.manager_process import LOG
 from tests.packed import Environment
 
 HERE = Path(__file__).parent
+#: Epoch seconds after which no further test begins.
+UNTIL = float(os.environ.get("HPCGPU_TESTS_UNTIL", "inf"))
 sys.path[:0] = [str(HERE / name) for name in ("gpu_stub", "slurm", "queue", "canaries", "browser", "local")]
 
 import browser  # noqa: E402
@@ -39,6 +41,12 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no process that a test start
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test for which no time is left."""
+    if time.time() > UNTIL:
+        pytest.skip("no time is left for it (HPCGPU_TESTS_UNTIL)")
 
 
 def wait_until(condition: Callable[[], object], what: str | Callable[[], str], timeout: float = 150.0) -> None:

@@ -4,8 +4,9 @@
     python tests/ran.py --check    # says whether it is up to date
 
 A row is what tests show: `pytestmark = pytest.mark.shows("...")` in a module, or the same mark on one test, which
-then counts instead of that of its module. The column is where they run: by their folder and their fixtures. CI runs
-them, unless they have the mark `by_hand`. What ran by hand is in by_hand.toml, with its date.
+then counts instead of that of its module. The column is where they run: by their folder and their fixtures; with the
+mark `on_site`, in the site in containers too. CI runs them, unless they have the mark `by_hand`. What ran by hand is
+in by_hand.toml, with its date.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def of(path: Path) -> Iterator[Shown]:
                 place = "pbs"
             name = f"{path.relative_to(TESTS.parent)}::{node.name}"
             yield Shown(own["shows"][0], place, "by_hand" not in own, name)
+            if "on_site" in own:
+                yield Shown(own["shows"][0], "site-24.11", True, name)
 
 
 def every() -> list[Shown]:

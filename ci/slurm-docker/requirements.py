@@ -1,8 +1,10 @@
-"""Print what a host of the site installs from PyPI: what hpcgpu and its extra cu12 need, and hatchling."""
+"""Print what a host of the site installs from PyPI: what hpcgpu, its examples, UCX and the tests of a Slurm need."""
 
 import sys
 import tomllib
 from pathlib import Path
 
 project = tomllib.loads(Path(sys.argv[1]).read_text())["project"]
-print(*project["dependencies"], *project["optional-dependencies"]["cu12"], "hatchling", sep="\n")
+extras = project["optional-dependencies"]
+tests = [need for need in extras["fast"] + extras["test"] if need.startswith(("hatchling", "pytest", "venv-pack"))]
+print(*project["dependencies"], *extras["cu12"], *extras["examples"], *tests, sep="\n")

@@ -40,11 +40,14 @@ class Closing:
         self._deadline = time.monotonic() + CLOSE_TIMEOUT
 
     async def cancel(self) -> None:
-        """Cancel every job."""
+        """Cancel every job. Where the queue does not do it, let the scheduler and its workers end."""
         try:
             await asyncio.wait_for(in_thread(self.state.dispatcher.cancel_all, CLOSE_TIMEOUT / 2), CLOSE_TIMEOUT)
         except (BatchError, TimeoutError) as error:
             self.problem = str(error) or "the queue did not answer"
+            with suppress(OSError, TimeoutError):
+                if self.state.client is not None:  # jobs that run need no queue to end
+                    await self.state.client.end()
 
     async def wait(self) -> None:
         """Wait until the queue has none of them, or until the time is over."""

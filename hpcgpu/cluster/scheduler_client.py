@@ -58,6 +58,10 @@ class SchedulerClient(Protocol):
         """Report the workers whose job has ended, and those of them that were lost because it failed."""
         ...
 
+    async def end(self) -> None:
+        """Let the scheduler and its workers end, and with them their jobs."""
+        ...
+
     async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
         """Move the data of workers away, and close them or keep them without new tasks.
 
@@ -177,6 +181,10 @@ class RpcClient:
     async def ended(self, names: Iterable[str], crashed: Iterable[str]) -> None:
         """Report the workers whose job has ended, and those of them that were lost because it failed."""
         await asyncio.wait_for(self._rpc.hpcgpu_ended(names=list(names), crashed=list(crashed)), _TIMEOUT)
+
+    async def end(self) -> None:
+        """Let the scheduler and its workers end."""
+        await asyncio.wait_for(self._rpc.hpcgpu_end(), _TIMEOUT)
 
     async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
         """Move data, and close or leave the workers. There is no time limit."""

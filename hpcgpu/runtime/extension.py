@@ -152,6 +152,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_heartbeat": self.heartbeat,
             "hpcgpu_goodbye": self.goodbye,
             "hpcgpu_release": self.release,
+            "hpcgpu_end": self.end,
             "hpcgpu_state": self.state,
             "hpcgpu_manage": self.manage,
             "hpcgpu_request": self.request,
@@ -238,6 +239,10 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     async def release(self) -> None:
         """Continue without a manager from now on."""
         self.lease = None
+
+    async def end(self) -> None:
+        """Close the scheduler soon, and its workers with it."""
+        self._ending = asyncio.ensure_future(self.scheduler.close(reason="hpcgpu-closed"))
 
     async def _watch_lease(self, lease: float) -> None:
         while (left := self._heard + lease - time.monotonic()) > 0:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,15 +12,7 @@ import site_bed
 
 from tests.site.programs import end_all
 
-#: Epoch seconds after which no further test begins.
-UNTIL = float(os.environ.get("HPCGPU_SITE_UNTIL", "inf"))
 LOCK = Path(tempfile.gettempdir()) / f"{site_bed.NAME}.lock"
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test for which no time is left."""
-    if time.time() > UNTIL:
-        pytest.skip("no time is left for it (HPCGPU_SITE_UNTIL)")
 
 
 @pytest.fixture(scope="session")

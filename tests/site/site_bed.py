@@ -189,6 +189,13 @@ class Site:
         full = lambda: "No space left" in self.exec("login1", "echo text > .full", check=False).err  # noqa: E731
         wait_for(full, "home is full", 60)
 
+    def empty_home(self) -> None:
+        """Make room in home, if it is full."""
+        if "storage.reserve" in self.exec("files", "gluster volume info home", "root").out:
+            self._gluster("reset", "storage.reserve")
+            room = lambda: self.exec("login1", "echo text > .full && rm .full", check=False).code == 0  # noqa: E731
+            wait_for(room, "home has room again", 60)
+
     def set_budget(self, limit: str) -> None:
         """Change what all jobs of the QOS `budget` may use together."""
         change = ("sacctmgr", "--immediate", "--quiet", "modify", "qos", "where", "name=budget", "set")
@@ -205,7 +212,6 @@ class Site:
             list(several.map(self._mend, HOSTS))
         self.start_accounting()
         self.start_controller()
-        self._mend_home()
         self._mend_limits()
         left = {job: state for job, state in self.jobs().items() if state != "COMPLETING"}
         for user in USERS:
@@ -213,6 +219,8 @@ class Site:
         for host in LOGINS:
             self.exec(host, f"pkill -KILL -u {','.join(USERS)}", "root", check=False)
         wait_for(lambda: not self.jobs(), "the queue is empty", 120)
+        self.empty_home()
+        self._mend_homes()
         if not self._idle():
             self.exec("ctl", "scontrol update nodename=ALL state=resume", "root", check=False)
         wait_for(self._idle, "all nodes are idle", 180)
@@ -233,13 +241,9 @@ class Site:
             mend += "; pgrep -x slurmd > /dev/null || slurmd"
         self.exec(host, mend, "root", check=False)
 
-    def _mend_home(self) -> None:
-        if "storage.reserve" in self.exec("files", "gluster volume info home", "root").out:
-            self._gluster("reset", "storage.reserve")
-            room = lambda: self.exec("login1", "echo text > .full && rm .full", check=False).code == 0  # noqa: E731
-            wait_for(room, "home has room again", 60)
+    def _mend_homes(self) -> None:
         homes = " ".join(f"/home/{user}" for user in USERS)
-        self.exec("login1", f"chmod 750 {homes}", "root")
+        self.exec("login1", f"chmod 750 {homes}; rm -rf /home/*/.hpcgpu", "root")
 
     def _mend_limits(self) -> None:
         shut = [line.split()[0] for line in self.slurm("sinfo", "-h", "-o", "%R %a").splitlines() if " up" not in line]

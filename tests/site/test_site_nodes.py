@@ -139,22 +139,3 @@ def test_a_job_that_an_operator_requeues_is_not_run_twice(site: Site) -> None:
     site.slurm("scancel", job)
     program.hears("ended elsewhere: True.*jobs: 2", 300)
     program.ends()
-
-
-@pytest.mark.shows("Slurm's accounting does not answer while a cluster starts, scales and ends")
-def test_a_cluster_starts_scales_and_ends_while_the_accounting_is_away(site: Site) -> None:
-    site.stop_accounting()
-    program = Program(
-        "login1",
-        f"""
-with SlurmGPUCluster(**{SMALL | {"name": "unaccounted", "jobs": 1}!r}) as cluster:
-    cluster.wait_for_workers(1)
-    cluster.scale(jobs=2)
-    cluster.wait_for_workers(2)
-    cluster.scale(jobs=0)
-    until(lambda: not cluster.scheduler_info["workers"], "they go")
-    say("fine")
-""",
-    )
-    assert "fine" in program.ends()
-    site.start_accounting()

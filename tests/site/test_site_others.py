@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from site_bed import NODES, Site, wait_for
+from site_bed import NODES, Site
 
 from tests.site.programs import SMALL, Program
 
@@ -31,36 +31,6 @@ with SlurmGPUCluster(**{options!r}) as cluster:
     said = program.ends()
     assert "its script failed" in said and "none of its workers had connected" in said
     assert "no such module: cuda/99" in said
-
-
-@pytest.mark.by_hand
-@pytest.mark.shows("A home filesystem that does not answer for half a minute")
-def test_a_home_that_hangs_for_a_while_costs_no_job_and_no_work(site: Site) -> None:
-    program = Program(
-        "login1",
-        f"""
-with SlurmGPUCluster(**{SMALL | {"name": "hangs", "jobs": 1}!r}) as cluster, cluster.get_client() as client:
-    cluster.wait_for_workers(1)
-    say("up")
-    listen()
-    say("during:", client.submit(sum, [1, 2]).result(timeout=60))
-    listen()
-    cluster.scale(jobs=2)
-    cluster.wait_for_workers(2)
-    say("after:", len(cluster.workers))
-""",
-    )
-    program.hears("up\n")
-    job = next(iter(site.jobs()))
-    elapsed = lambda: int(site.slurm("squeue", "-h", "-j", job, "-o", "%M", host="ctl").strip()[-2:])  # noqa: E731
-    site.pause("files")
-    program.send()
-    program.hears("during: 3")
-    begin = elapsed()
-    wait_for(lambda: (elapsed() - begin) % 60 >= 30, "half a minute", 60)
-    site.unpause("files")
-    program.send()
-    assert "after: 2" in program.ends()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A real multi-node Slurm with pretended GPUs, one for all tests; each test fails if it leaves a job in its queue.
 
 With HPCGPU_TEST_SLURM=there in the environment it is the Slurm that this machine uses, such as the site in containers
-from its login node; tests that need root's hands on nodes or controller are skipped.
+from its login node (ci/test-site.sh); tests that need root's hands on nodes or controller are skipped.
 
 It schedules every second, so that tests of other things do not wait for it. `slow_bed` is one that schedules as
 other parameters say: Slurm's defaults, or only when something changes.

@@ -35,6 +35,7 @@ def node_of(cluster: SlurmGPUCluster, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "ucx"])
+@pytest.mark.on_site
 def test_three_jobs_of_four_gpus_shuffle_an_array(bed: SlurmBed, protocol: str) -> None:
     import dask.array as da
 
@@ -61,6 +62,7 @@ def test_three_jobs_of_four_gpus_shuffle_an_array(bed: SlurmBed, protocol: str) 
 
 
 @pytest.mark.parametrize("security", [True, "authenticated"])
+@pytest.mark.on_site
 def test_workers_of_two_nodes_compute_and_strangers_are_refused(
     bed: SlurmBed, home: Path, security: bool | str
 ) -> None:
@@ -79,6 +81,7 @@ def test_workers_of_two_nodes_compute_and_strangers_are_refused(
         assert "refused a connection from " in "".join(map(str, cluster.get_logs().values()))
 
 
+@pytest.mark.on_site
 def test_a_job_over_two_nodes(bed: SlurmBed) -> None:
     with SlurmGPUCluster(**A100 | {"gpus_per_node": 2}, nodes_per_job=2, jobs=1) as cluster:
         cluster.wait_for_workers()
@@ -97,6 +100,7 @@ def test_the_scheduler_goes_elsewhere_when_the_preferred_node_is_down(bed: Slurm
         bed.node_up("s0")
 
 
+@pytest.mark.on_site
 def test_the_scheduler_goes_elsewhere_when_the_preferred_node_is_taken(bed: SlurmBed, until: Until) -> None:
     command = [
         "sbatch",
@@ -125,6 +129,7 @@ def test_the_scheduler_goes_elsewhere_when_the_preferred_node_is_taken(bed: Slur
         ({"constraint": "nope"}, "Invalid feature specification"),
     ],
 )
+@pytest.mark.on_site
 def test_what_slurm_refuses_is_an_error_with_its_words_and_leaves_no_job(
     bed: SlurmBed, options: dict[str, Any], words: str
 ) -> None:
@@ -150,6 +155,7 @@ def test_connections_across_nodes_are_told_and_measured(bed: SlurmBed, home: Pat
         assert "same node" in done.stdout and "across nodes" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.on_site
 def test_an_interface_that_the_node_does_not_have_is_named_with_those_it_has(bed: SlurmBed) -> None:
     with pytest.raises(
         ClusterError, match=r"interface 'nope0' does not exist on .*Interfaces with an address: .*lo \(127.0.0.1\)"
@@ -158,6 +164,7 @@ def test_an_interface_that_the_node_does_not_have_is_named_with_those_it_has(bed
     assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
 
 
+@pytest.mark.on_site
 def test_the_locale_of_the_user_reaches_the_job(bed: SlurmBed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     with SlurmGPUCluster(**SMALL, jobs=1) as cluster, Client(cluster) as client:
@@ -165,6 +172,7 @@ def test_the_locale_of_the_user_reaches_the_job(bed: SlurmBed, monkeypatch: pyte
         assert set(client.run(os.environ.get, "LC_ALL").values()) == {"C.UTF-8"}
 
 
+@pytest.mark.on_site
 def test_a_worker_job_cancelled_from_outside_is_replaced_once(bed: SlurmBed, until: Until) -> None:
     with SlurmGPUCluster(**SMALL, jobs=1) as cluster:
         cluster.wait_for_workers(1)
@@ -200,11 +208,13 @@ def test_a_scheduler_job_cancelled_while_it_waits_is_named_and_no_worker_job_sta
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.on_site
 def test_a_signal_leaves_no_job(bed: SlurmBed, until: Until, number: signal.Signals) -> None:
     assert interrupt_program(number, SMALL | {"jobs": 2}, "SlurmGPUCluster") != 0
     assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
 
 
+@pytest.mark.on_site
 def test_a_worker_script_may_be_submitted_by_hand(bed: SlurmBed, until: Until) -> None:
     with SlurmGPUCluster(**SMALL) as cluster:
         script = cluster.directory.path / "worker.sbatch"
@@ -250,6 +260,7 @@ def test_a_controller_that_is_away_costs_no_job(bed: SlurmBed, until: Until) -> 
         assert [job.state for job in cluster.jobs] == ["running", "running"]
 
 
+@pytest.mark.on_site
 def test_the_demo_runs_on_slurm_and_leaves_no_job(bed: SlurmBed, tmp_path: Path) -> None:
     program = subprocess.run(
         [sys.executable, "-m", "hpcgpu", "demo"], capture_output=True, text=True, timeout=250, check=False

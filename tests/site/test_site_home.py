@@ -1,0 +1,93 @@
+"""A home that does not answer for a while, and one that is full."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from site_bed import Site, wait_for
+
+from tests.site.programs import SMALL, Program
+
+HANGS = 60.0  # seconds
+
+
+@pytest.mark.shows("A home filesystem that does not answer for a minute")
+def test_a_home_that_hangs_for_a_while_costs_no_job_and_no_work(site: Site) -> None:
+    program = Program(
+        "login1",
+        f"""
+with SlurmGPUCluster(**{SMALL | {"name": "hangs", "jobs": 1}!r}) as cluster, cluster.get_client() as client:
+    cluster.wait_for_workers(1)
+    say("up")
+    listen()
+    say("during:", client.submit(sum, [1, 2]).result(timeout=60))
+    listen()
+    cluster.scale(jobs=2)
+    cluster.wait_for_workers(2)
+    say("after:", len(cluster.workers))
+""",
+    )
+    program.hears("up\n")
+    site.pause("files")
+    until = time.monotonic() + HANGS
+    program.send()
+    program.hears("during: 3")
+    wait_for(lambda: time.monotonic() > until, "it hangs", 2 * HANGS)
+    site.unpause("files")
+    program.send()
+    assert "after: 2" in program.ends()
+
+
+@pytest.mark.shows("A home filesystem that is full")
+def test_a_full_home_is_told_and_costs_no_work_and_the_cluster_grows_when_there_is_room(
+    site: Site,
+) -> None:
+    program = Program(
+        "login1",
+        f"""
+with SlurmGPUCluster(**{SMALL | {"name": "full", "jobs": 1}!r}) as cluster, cluster.get_client() as client:
+    cluster.wait_for_workers(1)
+    kept = client.submit(sum, [1, 2])
+    say("up", kept.result(timeout=60))
+    listen()
+    try:
+        cluster.scale(jobs=2)
+        cluster.wait_for_workers(2, timeout=60)
+    except hpcgpu.ClusterError as error:
+        say("told:", error)
+    say("during:", client.submit(sum, [3, 4]).result(timeout=60), kept.result(timeout=60), len(cluster.workers))
+    listen()
+    cluster.scale(jobs=2)
+    cluster.wait_for_workers(2)
+    say("after:", len(cluster.workers))
+    listen()
+""",
+    )
+    program.hears("up 3\n")
+    site.fill_home()
+    program.send()
+    program.hears(r"told: .*No space left on device.*during: 7 3 1\n")
+    site.empty_home()
+    program.send()
+    program.hears("after: 2\n")
+    site.fill_home()
+    program.send()
+    program.ends()
+    assert not site.jobs() or set(site.jobs().values()) == {"COMPLETING"}, "it ends its jobs on a full home too"
+
+
+@pytest.mark.shows("A home filesystem that is full")
+def test_a_cluster_that_begins_on_a_full_home_says_so_and_submits_nothing(site: Site) -> None:
+    site.fill_home()
+    program = Program(
+        "login1",
+        f"""
+try:
+    SlurmGPUCluster(**{SMALL | {"name": "nowhere", "jobs": 1}!r})
+except hpcgpu.OptionError as error:
+    say("told:", error)
+""",
+    )
+    assert "cannot be written: No space left on device. Make room there" in program.ends()
+    assert not site.jobs()
