@@ -67,4 +67,5 @@ class Submitter:
         if group.failures.paused or unknown or not isinstance(error, BatchError):
             state.report(message if for_good else f"{message}\n{group.failures.paused}".rstrip(), group.name)
         else:
-            state.messages.warn(f"{message}\nhpcgpu tries again in {max(0.0, group.failures.next_try - now):.0f} s.")
+            wait = group.failures.next_try - now
+            state.messages.warn(f"{message}\nhpcgpu tries again {f'in {wait:.0f} s' if wait > 1 else 'at once'}.")

@@ -56,7 +56,7 @@ async def wait_for_workers(
     See `hpcgpu.cluster.gpucluster.GPUCluster.wait_for_workers`.
     """
     deadline = time.monotonic() + parse_timedelta(timeout) if timeout is not None else math.inf
-    look = -math.inf
+    look, why = -math.inf, ""
     with Progress(quiet) as progress:
         while True:
             state.changed.clear()
@@ -72,12 +72,14 @@ async def wait_for_workers(
                 active = state.registry.active.values()
                 missing = [job for job in active if len(job.workers) < job.group.options.workers_per_job]
                 _check_within_reach(state, wanted, missing)
+                why = _why_not_there(state, missing)
                 progress.update(
-                    f"cluster {state.name}: waiting for {counted(wanted, 'worker')}",
-                    f"{there} connected; {_why_not_there(state, missing)}",
+                    f"cluster {state.name}: waiting for {counted(wanted, 'worker')}", f"{there} connected; {why}"
                 )
             if now > deadline:
-                raise WorkerStartTimeoutError(there, wanted, timeout)
+                error = WorkerStartTimeoutError(there, wanted, timeout)
+                error.add_note(f"cluster {state.name}: {why}")
+                raise error
             with suppress(TimeoutError):
                 await asyncio.wait_for(state.changed.wait(), _LOOK)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import warnings
 from collections.abc import Callable, Collection
@@ -368,8 +369,9 @@ def test_waiting_for_more_workers_than_were_asked_for_fails_at_once(queue: Local
 
 
 def test_waiting_ends_at_its_timeout(queue: LocalQueue, home: Path, fake_gpus: None) -> None:
-    with LocalGPUCluster(jobs=3, **GPU) as cluster, pytest.raises(WorkerStartTimeoutError):
+    with LocalGPUCluster(jobs=3, **GPU, name="full") as cluster, pytest.raises(WorkerStartTimeoutError) as error:
         cluster.wait_for_workers(6, timeout="6s")
+    assert re.search(r"^cluster full: .*pending", error.value.__notes__[0]), "it says what it waited for"
 
 
 def test_the_scheduler_may_run_in_the_client_s_process(queue: LocalQueue) -> None:

@@ -13,6 +13,7 @@ from tests.site.programs import SMALL, Program
 AWAY = 120.0  # seconds
 
 
+@pytest.mark.by_hand
 @pytest.mark.shows("Slurm's controller does not answer for two minutes")
 def test_a_controller_that_is_away_for_minutes_costs_no_job_and_no_work_and_doubles_none(site: Site) -> None:
     program = Program(
@@ -26,7 +27,7 @@ with SlurmGPUCluster(**{SMALL | {"name": "waits", "jobs": 1}!r}) as cluster, clu
     try:
         cluster.wait_for_workers(2, timeout=60)
     except TimeoutError as error:
-        say("told:", error)
+        say("told:", error, *error.__notes__)
     say("during:", client.submit(sum, [1, 2]).result(timeout=60))
     listen()
     cluster.scale(jobs=2)

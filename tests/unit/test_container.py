@@ -269,6 +269,12 @@ def test_scheduler_and_groups_inherit_the_container_and_take_the_python_of_the_i
     assert resolve_group("more", {"container": "other.sif"}, own).python == "/opt/env/bin/python"
 
 
+def test_a_python_of_the_configuration_counts_in_a_container_until_the_call_names_one() -> None:
+    with dask.config.set({"hpcgpu.python": "/home/me/env/bin/python"}):
+        assert resolve("slurm", BASE).worker.python == "/home/me/env/bin/python"
+        assert resolve("slurm", BASE | {"python": "python3"}).worker.python == "python3"
+
+
 @pytest.mark.parametrize(
     ("path", "word"),
     [
