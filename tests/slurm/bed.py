@@ -390,6 +390,10 @@ class SlurmBed:
         except BedError as error:
             raise BedError(f"{error}: {self.nodes()}") from error
 
+    def set_partition(self, name: str, *settings: str) -> None:
+        """Change a partition, such as State=DOWN; root may."""
+        self._slurm("scontrol", "update", f"PartitionName={name}", *settings)
+
     def node_up(self, name: str) -> None:
         """Bring a node back from `node_down`, `stop_node` or a drain."""
         if not is_root():

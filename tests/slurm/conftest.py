@@ -22,6 +22,8 @@ class ThereBed(slurm_bed.SlurmBed):
 
     def __init__(self) -> None:
         """It has no directory."""
+        shown = slurm_bed.call("scontrol", "show", "config")
+        self.cluster = next(line.split()[-1] for line in shown.splitlines() if line.startswith("ClusterName"))
 
     def environment(self) -> dict[str, str]:
         return {}
@@ -29,7 +31,7 @@ class ThereBed(slurm_bed.SlurmBed):
     def _as_root(self, *arguments: str, **_: object) -> None:
         pytest.skip(f"nobody may do this on a Slurm that others use: {' '.join(arguments)}")
 
-    node_down = node_up = stop_node = stop_controller = start_controller = _as_root  # type: ignore[assignment]
+    set_partition = node_down = node_up = stop_node = stop_controller = start_controller = _as_root  # type: ignore[assignment]
 
 
 def running(place: Path, request: pytest.FixtureRequest, scheduling: str) -> Iterator[slurm_bed.SlurmBed]:

@@ -30,10 +30,6 @@ def full(bed: SlurmBed, home: Path) -> Iterator[None]:
         bed.wait_empty()
 
 
-def set_partition(bed: SlurmBed, setting: str) -> None:
-    subprocess.run(["scontrol", "update", "PartitionName=shared", setting], check=True)
-
-
 def test_a_full_queue_and_a_free_one_are_told_apart(bed: SlurmBed, home: Path) -> None:
     with full(bed, home):
         before = {job.id for job in bed.squeue()}
@@ -62,13 +58,13 @@ def test_what_slurm_would_never_start_is_said_in_its_words(bed: SlurmBed, home: 
 
 def test_a_time_limit_that_sbatch_does_not_look_at_is_said(bed: SlurmBed, home: Path) -> None:
     try:
-        set_partition(bed, "MaxTime=30")
+        bed.set_partition("shared", "MaxTime=30")
         limited = SlurmGPUCluster.plan(queue="shared", walltime="2h")
-        set_partition(bed, "State=DOWN")
+        bed.set_partition("shared", "State=DOWN")
         down = SlurmGPUCluster.plan(queue="shared", walltime="10m")
     finally:
-        set_partition(bed, "MaxTime=INFINITE")
-        set_partition(bed, "State=UP")
+        bed.set_partition("shared", "MaxTime=INFINITE")
+        bed.set_partition("shared", "State=UP")
     for plan, words in ((limited, "PartitionTimeLimit"), (down, "PartitionDown")):
         assert {job.start for job in plan.jobs} == {None}, f"Slurm would accept the job and never start it: {plan}"
         assert all(words in job.limits[0] for job in plan.jobs)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 from bed import SlurmBed
 
 from tests.helpers import hpcgpu, printed
-
-
-def set_partition(*settings: str) -> None:
-    subprocess.run(["scontrol", "update", "PartitionName=gpu", *settings], check=True)
 
 
 def test_a_draft_passes_the_check_until_the_partition_changes(
@@ -26,10 +21,10 @@ def test_a_draft_passes_the_check_until_the_partition_changes(
     path = home / ".config" / "hpcgpu" / "profiles" / "bed.yaml"
     path.write_text(path.read_text().replace("cores: 16", "cores: 16\n  walltime: 2h\n  constraint: a100"))
     try:
-        set_partition("MaxTime=60", "State=DOWN", "AllowAccounts=physics")
+        bed.set_partition("gpu", "MaxTime=60", "State=DOWN", "AllowAccounts=physics")
         found = printed("profiles check", hpcgpu("profiles", "check", "bed", "--json").stdout)
     finally:
-        set_partition("MaxTime=INFINITE", "State=UP", "AllowAccounts=ALL")
+        bed.set_partition("gpu", "MaxTime=INFINITE", "State=UP", "AllowAccounts=ALL")
     options = {one["option"]: (one["grade"], one["machine"], one["advice"]) for one in found["options"]}
     assert options["walltime"] == ("failure", "queue gpu: MaxTime=01:00:00", "walltime: '01:00:00' or less")
     assert options["queue"] == ("failure", "State=DOWN", "queue: shared or urgent")
