@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from distributed.comm import Comm
     from distributed.worker import Worker
 
-__all__ = ["Description", "Speeds", "describe", "line_rates", "measure", "receive"]
+__all__ = ["Description", "Speeds", "describe", "line_rates", "measure", "receive", "speed"]
 
 #: Round trips of which the median is the latency; transfers of which the fastest gives the bandwidth.
 _ROUND_TRIPS, _TRANSFERS = 100, 5
@@ -106,6 +106,20 @@ def receive(dask_worker: Worker) -> None:
     dask_worker.handlers["hpcgpu_receive"] = hpcgpu_receive
 
 
+def speed(size: int, transfer: float, trip: float) -> float:
+    """Return bytes per second of a transfer.
+
+    Parameters
+    ----------
+    size : int
+        Bytes.
+    transfer, trip : float
+        Seconds of the fastest transfer, and of the fastest round trip without data, which is a part of it. On a busy
+        machine the transfer can be the faster one: then its whole time counts.
+    """
+    return size / (transfer - trip if transfer > trip else transfer)
+
+
 async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Worker) -> Speeds:
     """Measure the connection to another worker, which `receive` has prepared, as Dask's transfers use it.
 
@@ -137,7 +151,7 @@ async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Wo
         result["latency"] = trip / 2
         for size, buffer in zip(sizes, buffers, strict=True):
             fastest = min([await _transfer(other, buffer) for _ in range(_TRANSFERS)])
-            bandwidth[size] = size / max(fastest - trip, 1e-9)
+            bandwidth[size] = speed(size, fastest, min(trips))
     # a receiver without memory, or without what it takes to rebuild a buffer: any error of any library
     except Exception as error:
         result["error"] = f"not measured: {error or repr(error)}"

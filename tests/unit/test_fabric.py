@@ -365,3 +365,8 @@ def test_what_bench_fabric_sends_is_not_copied_once_more_when_it_is_received() -
     data = merge_and_deserialize(header, [memoryview(received)])
     received[0] = 7
     assert bytes(data) == b"\7" + bytes(999)
+
+
+def test_the_bandwidth_of_a_transfer_that_was_faster_than_a_round_trip_can_be_believed() -> None:
+    assert links.speed(1000, transfer=3.0, trip=1.0) == 500
+    assert links.speed(1000, transfer=2.0, trip=2.5) == 500
