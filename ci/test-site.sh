@@ -36,7 +36,8 @@ within() { timeout --foreground --signal INT --kill-after 300 "$(($(left) + 600)
 within .venv/bin/python -m pytest tests/site
 site_code=$?
 # shellcheck disable=SC2016  # expanded in the host
-within "$place/site" exec login1 env HPCGPU_TEST_SLURM=there "HPCGPU_TESTS_UNTIL=$HPCGPU_TESTS_UNTIL" bash -c '
+within flock "${TMPDIR:-/tmp}/${HPCGPU_SITE:-hpcgpu-site}.lock" "$place/site" exec login1 \
+    timeout --signal INT --kill-after 60 "$(($(left) + 600))" env HPCGPU_TEST_SLURM=there "HPCGPU_TESTS_UNTIL=$HPCGPU_TESTS_UNTIL" bash -c '
     cd /hpcgpu && exec python -m pytest -p no:cacheprovider --basetemp ~/tests -m "on_site and not by_hand" tests/slurm'
 code=$?
 case " $site_code $code " in *" 124 "*) echo "A test of the site in containers did not end." ;; esac

@@ -47,7 +47,7 @@ class Closing:
             self.problem = str(error) or "the queue did not answer"
             with suppress(OSError, TimeoutError):
                 if self.state.client is not None:  # jobs that run need no queue to end
-                    await self.state.client.end()
+                    await self.state.client.end(self.state.dispatcher.manager)
 
     async def wait(self) -> None:
         """Wait until the queue has none of them, or until the time is over."""

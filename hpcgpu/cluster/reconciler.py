@@ -64,6 +64,8 @@ class Reconciler:
         self._silence_told = False
         #: Whether the cluster is lost, and the queue has not cancelled its jobs yet.
         self.cancelling = False
+        self._gone: list[str] = []  # workers of jobs that ended, of which the scheduler does not know yet
+        self._crashed: list[str] = []
         self._refusal_told = False
 
     @property
@@ -300,8 +302,6 @@ class Reconciler:
         """
         told = _few([job for job, phase in ended if not phase.presumed])
         messages = dict[WorkerJob, str]()
-        gone: list[str] = []
-        crashed: list[str] = []
         for job, phase in ended:
             phase.handled = True
             if job in told:
@@ -310,13 +310,14 @@ class Reconciler:
             if phase.work.joined_at is None or phase.presumed:
                 continue
             workers = units.workers_of(job.name, job.group.options)
-            gone += workers
+            self._gone += workers
             if outcome.crashed:
-                crashed += workers
+                self._crashed += workers
         self._tell_of_ends([job for job, phase in ended if not phase.presumed], messages)
-        if gone and self.state.client is not None:
-            with suppress(OSError, TimeoutError):
-                await self.state.client.ended(gone, crashed)
+        if self._gone and self.state.client is not None:
+            with suppress(OSError, TimeoutError):  # it is told with the next look
+                await self.state.client.ended(self._gone, self._crashed)
+                self._gone, self._crashed = [], []
 
     def _tell_of_others(self, jobs: list[WorkerJob], what: str) -> None:
         """Warn once of those of many jobs of which no message tells."""

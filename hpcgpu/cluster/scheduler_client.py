@@ -58,8 +58,8 @@ class SchedulerClient(Protocol):
         """Report the workers whose job has ended, and those of them that were lost because it failed."""
         ...
 
-    async def end(self) -> None:
-        """Let the scheduler and its workers end, and with them their jobs."""
+    async def end(self, manager: int) -> None:
+        """Let the scheduler and its workers end, and with them their jobs, if this manager has the cluster."""
         ...
 
     async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
@@ -182,9 +182,9 @@ class RpcClient:
         """Report the workers whose job has ended, and those of them that were lost because it failed."""
         await asyncio.wait_for(self._rpc.hpcgpu_ended(names=list(names), crashed=list(crashed)), _TIMEOUT)
 
-    async def end(self) -> None:
+    async def end(self, manager: int) -> None:
         """Let the scheduler and its workers end."""
-        await asyncio.wait_for(self._rpc.hpcgpu_end(), _TIMEOUT)
+        await asyncio.wait_for(self._rpc.hpcgpu_end(manager=manager), _TIMEOUT)
 
     async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
         """Move data, and close or leave the workers. There is no time limit."""

@@ -134,6 +134,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
         self._leaving_since: dict[str, float] = {}
         self._ended: dict[str, float] = {}
+        self._crashed: set[str] = set()
         self._told_workers, self._told_loads = Told(), Told()
         self._shared: dict[str, Any] = {}
         self.usage = Usage(scheduler)
@@ -240,8 +241,10 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         """Continue without a manager from now on."""
         self.lease = None
 
-    async def end(self) -> None:
-        """Close the scheduler soon, and its workers with it."""
+    async def end(self, manager: int) -> None:
+        """Close the scheduler soon, and its workers with it, unless a later manager has the cluster."""
+        if manager < self._manager:
+            return
         self._ending = asyncio.ensure_future(self.scheduler.close(reason="hpcgpu-closed"))
 
     async def _watch_lease(self, lease: float) -> None:
@@ -411,6 +414,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         now = time.time()
         self._ended = {name: at for name, at in self._ended.items() if now - at < _CHARGEABLE}
         self._ended |= dict.fromkeys(names, now)
+        self._crashed = {name for name in self._crashed if name in self._ended} | set(crashed)
         for name in crashed:
             self._charge(name)
 
@@ -421,13 +425,13 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         ``distributed.scheduler.worker-ttl``, which is 5 minutes.
         """
         now = time.time()
-        for address in [
-            ws.address
-            for ws in self.scheduler.workers.values()
-            if str(ws.name) in self._ended and now - ws.last_seen > _SILENT_WORKER
-        ]:
-            logger.warning("hpcgpu: no heartbeat from worker %s, and its job has ended: it is removed", address)
-            await self.remove_uncharged(address, stimulus_id=f"hpcgpu-ended-{now}")
+        for ws in list(self.scheduler.workers.values()):
+            name = str(ws.name)
+            if name in self._ended and now - ws.last_seen > _SILENT_WORKER:
+                logger.warning("hpcgpu: no heartbeat from worker %s, and its job has ended: it is removed", ws.address)
+                await self.remove_uncharged(ws.address, stimulus_id=f"hpcgpu-ended-{now}")
+                if name in self._crashed:
+                    self._charge(name)
 
     def _charge(self, name: str) -> None:
         """Count the loss of a worker against the tasks that it ran, as `Scheduler.remove_worker` would have done."""

@@ -51,7 +51,7 @@ _KEPT = 86400.0
 #: Seconds for the first import in an environment, and for conda-unpack.
 _TRIAL = 600.0
 #: Seconds until a job that waits for another one says so, and until it tries another directory.
-_SILENCE, _PATIENCE = 5.0, 600.0
+_SILENCE, _PATIENCE = 5.0, 3600.0
 #: Lines of tar's errors that are shown. A full disk has one for each file.
 _LINES = 5
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
@@ -157,8 +157,6 @@ def _use(archive: Path, sha256: str, base: Path) -> tuple[int, Path]:
     prefix = f"hpcgpu-environment-{os.geteuid()}-{socket.gethostname()}-"
     place = base / f"{prefix}{sha256[:16]}"
     with _gate(place, make=True) as gate:
-        with contextlib.suppress(OSError):  # without room, unpacking says so
-            (place / "holder").write_text(f"{os.getpid()}\n")
         environment = place / "environment"
         if _whole(place) != _mark(sha256):
             _sweep(base, prefix, place)
@@ -207,6 +205,8 @@ def _gate(place: Path, *, make: bool, wait: bool = True) -> Iterator[int]:
                 raise NotTrusted(f"{place} belongs to uid {about.st_uid} and has mode {about.st_mode & 0o7777:04o}")
             _lock(gate, place, wait=wait)
             if _is(place, about):
+                with contextlib.suppress(OSError):  # without room, unpacking says so
+                    (place / "holder").write_text(f"{os.getpid()}\n")
                 yield gate
                 return
             if not make:

@@ -145,10 +145,12 @@ async def test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbea
         s.workers[frozen.address].last_seen -= 3600
         await extension.remove_silent()
         assert frozen.address in s.workers, "its job runs: it may only be slow"
-        await extension.ended(["other", "frozen"], crashed=[])
+        await extension.ended(["other", "frozen"], crashed=["frozen"])
+        assert s.tasks[task.key].suspicious == 0, "it may still work"
         await extension.remove_silent()
         assert list(s.workers) == [other.address], "a worker with heartbeats stays until its connection ends"
-        assert s.tasks[task.key].processing_on.address == other.address and s.tasks[task.key].suspicious == 0
+        assert s.tasks[task.key].processing_on.address == other.address
+        assert s.tasks[task.key].suspicious == 1, "the loss is charged, as its job crashed"
 
 
 @canary

@@ -16,7 +16,7 @@ from tests.slurm.helpers import CPU
 #: One GPU for each worker job.
 SMALL: dict[str, Any] = CPU | {"walltime": "30m", "gpus_per_node": 1}
 PRELUDE = """
-import sys, time, warnings
+import os, sys, time, warnings
 import hpcgpu
 from hpcgpu import SlurmGPUCluster
 warnings.simplefilter("always", hpcgpu.errors.ClusterWarning)

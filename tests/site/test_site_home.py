@@ -26,9 +26,11 @@ with SlurmGPUCluster(**{SMALL | {"name": "hangs", "jobs": 1}!r}) as cluster, clu
     cluster.scale(jobs=2)
     cluster.wait_for_workers(2)
     say("after:", len(cluster.workers))
+    listen()
 """,
     )
     program.hears("up\n")
+    before = set(site.jobs())
     site.pause("files")
     until = time.monotonic() + HANGS
     program.send()
@@ -36,7 +38,10 @@ with SlurmGPUCluster(**{SMALL | {"name": "hangs", "jobs": 1}!r}) as cluster, clu
     wait_for(lambda: time.monotonic() > until, "it hangs", 2 * HANGS)
     site.unpause("files")
     program.send()
-    assert "after: 2" in program.ends()
+    program.hears("after: 2\n")
+    assert before < set(site.jobs()), "the same jobs, and one more"
+    program.send()
+    program.ends()
 
 
 @pytest.mark.shows("A home filesystem that is full")
@@ -48,15 +53,17 @@ def test_a_full_home_is_told_and_costs_no_work_and_the_cluster_grows_when_there_
         f"""
 with SlurmGPUCluster(**{SMALL | {"name": "full", "jobs": 1}!r}) as cluster, cluster.get_client() as client:
     cluster.wait_for_workers(1)
-    kept = client.submit(sum, [1, 2])
-    say("up", kept.result(timeout=60))
+    kept = client.submit(os.urandom, 8)
+    value = kept.result(timeout=60)
+    say("up")
     listen()
     try:
         cluster.scale(jobs=2)
         cluster.wait_for_workers(2, timeout=60)
     except hpcgpu.ClusterError as error:
         say("told:", error)
-    say("during:", client.submit(sum, [3, 4]).result(timeout=60), kept.result(timeout=60), len(cluster.workers))
+    same = kept.result(timeout=60) == value
+    say("during:", client.submit(sum, [3, 4]).result(timeout=60), same, len(cluster.workers))
     listen()
     cluster.scale(jobs=2)
     cluster.wait_for_workers(2)
@@ -64,13 +71,15 @@ with SlurmGPUCluster(**{SMALL | {"name": "full", "jobs": 1}!r}) as cluster, clus
     listen()
 """,
     )
-    program.hears("up 3\n")
+    program.hears("up\n")
+    before = set(site.jobs())
     site.fill_home()
     program.send()
-    program.hears(r"told: .*No space left on device.*during: 7 3 1\n")
+    program.hears(r"told: .*No space left on device.*during: 7 True 1\n")
     site.empty_home()
     program.send()
     program.hears("after: 2\n")
+    assert before < set(site.jobs()), "the same jobs, and one more"
     site.fill_home()
     program.send()
     program.ends()

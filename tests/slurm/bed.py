@@ -293,6 +293,9 @@ class SlurmBed:
     `scheduling` is Slurm's SchedulerParameters; without it Slurm schedules as it does by default.
     """
 
+    #: Options of squeue: whose jobs these are. Nobody else's are in a Slurm of the tests.
+    whose: tuple[str, ...] = ()
+
     def __init__(self, directory: Path, scheduling: str = "") -> None:
         self.directory = Path(directory).resolve()
         self.scheduling = scheduling
@@ -360,7 +363,7 @@ class SlurmBed:
         """All jobs that are not over."""
         for attempt in range(3):  # a busy controller may be too late with an answer
             try:
-                answer = self._slurm("squeue", "-h", "-a", "-o", "%i|%T|%j")
+                answer = self._slurm("squeue", "-h", "-a", *self.whose, "-o", "%i|%T|%j")
                 break
             except BedError:
                 if attempt == 2:

@@ -18,15 +18,23 @@ import pytest
 
 
 class ThereBed(slurm_bed.SlurmBed):
-    """The Slurm that is there. It has nodes and partitions as the bed has; this user's jobs are those of the tests."""
+    """The Slurm that is there. It has nodes and partitions as the bed has. Jobs that were there before stay."""
+
+    whose = ("--me",)
 
     def __init__(self) -> None:
         """It has no directory."""
+        self.before = set[str]()
+        self.before = {job.id for job in self.squeue()}
         shown = slurm_bed.call("scontrol", "show", "config")
         self.cluster = next(line.split()[-1] for line in shown.splitlines() if line.startswith("ClusterName"))
 
     def environment(self) -> dict[str, str]:
         return {}
+
+    def squeue(self) -> list[slurm_bed.Job]:
+        """This user's jobs that began after the tests."""
+        return [job for job in super().squeue() if job.id not in self.before]
 
     def _as_root(self, *arguments: str, **_: object) -> None:
         pytest.skip(f"nobody may do this on a Slurm that others use: {' '.join(arguments)}")

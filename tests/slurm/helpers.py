@@ -59,4 +59,6 @@ def run_script(script: Path) -> int:
 
     ended = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"}
     wait_for(lambda: shown("JobState") in ended, f"the job of {script} ends", timeout=300, interval=0.2)
-    return int(shown("ExitCode"))
+    code = int(shown("ExitCode"))
+    assert code or shown("JobState") == "COMPLETED", f"the job of {script} is {shown('JobState')}"
+    return code

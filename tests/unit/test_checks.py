@@ -294,8 +294,9 @@ def test_a_directory_that_cannot_be_made_is_a_failure() -> None:
 
 
 def test_a_filesystem_of_one_machine_is_a_warning_where_others_must_see_it() -> None:
-    [line, _] = directory_lines(Path("/dev/shm/hpcgpu-test"), shared=True)
-    Path("/dev/shm/hpcgpu-test").rmdir()
+    place = Path(f"/dev/shm/hpcgpu-test-{os.getpid()}")
+    [line, _] = directory_lines(place, shared=True)
+    place.rmdir()
     assert line.grade == "warning" and "tmpfs" in line.found
 
 
