@@ -243,7 +243,7 @@ class Site:
 
     def _mend_homes(self) -> None:
         homes = " ".join(f"/home/{user}" for user in USERS)
-        self.exec("login1", f"chmod 750 {homes}; rm -rf /home/*/.hpcgpu", "root")
+        self.exec("login1", f"chmod 750 {homes}", "root")
 
     def _mend_limits(self) -> None:
         shut = [line.split()[0] for line in self.slurm("sinfo", "-h", "-o", "%R %a").splitlines() if " up" not in line]

@@ -63,7 +63,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str) -> None:
     system, kind, given = CASES[name]
-    golden(name, render(system, kind, resolve(system, BASE | given), PLACE))
+    script = render(system, kind, resolve(system, BASE | given), PLACE)
+    golden(name, script.replace(f"/{HOST_COPY}/", "/python3.11/"))  # the minor version of who renders
 
 
 def test_every_runtime_has_a_golden_script() -> None:
