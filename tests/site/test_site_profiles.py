@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from site_bed import PYTHON, Site
 
 DIRECTORY = ".config/hpcgpu/profiles"
 
 
+@pytest.mark.shows("`profiles check` and `profiles new`")
 def test_a_draft_passes_and_wrong_options_are_found_before_slurm_refuses_them(site: Site) -> None:
     hpcgpu = [PYTHON, "-m", "hpcgpu", "profiles"]
     try:

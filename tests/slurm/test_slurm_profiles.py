@@ -10,6 +10,7 @@ from bed import SlurmBed
 from tests.helpers import hpcgpu, printed
 
 
+@pytest.mark.shows("`profiles check` and `profiles new`")
 def test_a_draft_passes_the_check_until_the_partition_changes(
     bed: SlurmBed, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
