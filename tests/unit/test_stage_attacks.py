@@ -19,18 +19,6 @@ from tests.packed import Environment, content, refusal
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    place = tmp_path / "node"
-    place.mkdir(mode=0o700)
-    return place
-
-
-@pytest.fixture
-def archive(environment: Environment) -> Path:
-    return environment.archive("env.tar.gz")
-
-
 @needs_root
 def test_a_directory_that_another_user_put_there_is_not_used(archive: Path, tmp_path: Path) -> None:
     sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()

@@ -92,18 +92,6 @@ def start() -> Iterator[Start]:
             job.kill()
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    place = tmp_path / "node"
-    place.mkdir(mode=0o700)
-    return place
-
-
-@pytest.fixture
-def archive(environment: Environment) -> Path:
-    return environment.archive("env.tar.gz")
-
-
 @pytest.mark.parametrize("name", ["env.tar.zst", "env.tar.gz", "env.tar"])
 def test_two_jobs_share_one_environment_and_the_last_one_removes_it(
     environment: Environment, base: Path, start: Start, name: str
