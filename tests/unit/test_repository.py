@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: Lines that a file of the package may have, and lines of code that a function may have: docstring and signature do not
 #: count.
-FILE, FUNCTION = 500, 50
+FILE, FUNCTION = 600, 50
 PICTURES = (".png", ".jpg", ".jpeg", ".gif")
 
 
