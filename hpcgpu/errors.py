@@ -180,7 +180,7 @@ class Superseded(BatchError):
 
 
 class NameLost(BatchError):
-    """The directory belongs to another cluster now.
+    """The directory was removed, or belongs to another cluster now.
 
     Only this program knows the jobs of the earlier cluster, and must cancel them: call ``close``.
     """

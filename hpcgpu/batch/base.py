@@ -274,6 +274,23 @@ class BatchSystem(ABC):
     def find(self, job_name: str) -> list[str]:
         """Ids of the user's live (not ended) jobs of that name, newest last."""
 
+    def marked(self, wanted: Callable[[Path], bool]) -> dict[str, Path]:
+        """Return the scripts of this user's live jobs that hpcgpu has written, by id, as the queue itself keeps them.
+
+        That is how jobs are found whose cluster directory was removed.
+
+        Parameters
+        ----------
+        wanted : callable
+            Says of the path of a script whether it matters. The others are left out.
+
+        Raises
+        ------
+        BatchUnavailable
+            The queue does not answer.
+        """
+        return {}
+
     @abstractmethod
     def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
         """Return the job in which this process runs, from its environment; None outside of a job."""

@@ -13,6 +13,7 @@ import click
 
 from hpcgpu.display.words import MANY, counted, listed
 from hpcgpu.posix.printable import printable
+from hpcgpu.store.directory import ClusterDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -126,8 +127,9 @@ def list_clusters(everything: bool, every: bool, as_json: bool) -> None:
 
     Searches the cluster directories of the configuration (hpcgpu.cluster-directory). Marks a cluster as closed, and
     removes its credentials, when all its jobs have ended. Lists a cluster whose jobs the queue does not know until you
-    stop it. Lists a damaged directory with what is wrong. Does not list scripts of `hpcgpu render` that were never
-    launched. `hpcgpu clean` removes the directories of clusters that have ended.
+    stop it. Lists a damaged directory with what is wrong, and jobs of yours in the queue whose cluster directory was
+    removed. Does not list scripts of `hpcgpu render` that were never launched. `hpcgpu clean` removes the directories
+    of clusters that have ended.
 
     \b
     Example: hpcgpu list --json | jq '.[].name'
@@ -135,11 +137,13 @@ def list_clusters(everything: bool, every: bool, as_json: bool) -> None:
     from hpcgpu.configuration.resolve import cluster_directories
     from hpcgpu.remote.clean import ended, size
     from hpcgpu.remote.lookup import close_ended, find
+    from hpcgpu.remote.strays import strays
 
     def refuse(path: Path, error: NotTrusted) -> None:
         say(f"{path.name}: not shown: {error}", err=True)
 
     found = close_ended(find(cluster_directories(), refuse))
+    found += strays(found, _say_silent)
     over = ended(cluster_directories(), lambda path, error: None) if everything else []
     sizes = {cluster.directory.path: size(cluster.directory.path) for cluster in found if everything}
     if as_json:
@@ -151,6 +155,10 @@ def list_clusters(everything: bool, every: bool, as_json: bool) -> None:
         show(("name", "system", "age", *(("size",) if everything else ()), "jobs", "directory"), table)
     else:
         click.echo("No clusters.")
+
+
+def _say_silent(problem: str) -> None:
+    say(f"hpcgpu: {problem}", err=True)
 
 
 def _listed(cluster: Found, size: int | None, every: bool) -> tuple[str, ...]:
@@ -310,7 +318,8 @@ def adapt(name: str, worker_group: str, **limits: Any) -> None:
 @click.argument("names", nargs=-1, type=_ClusterName())
 @click.option("--all", "everything", is_flag=True, help="Stop all clusters that `hpcgpu list` shows.")
 def stop(names: tuple[str, ...], everything: bool) -> None:
-    """Cancel all jobs of these clusters, and no other job. Works also after their program has crashed.
+    """Cancel all jobs of these clusters, and no other job. Works also after their program has crashed, and after their
+    directory was removed.
 
     \b
     Example: hpcgpu stop demo
@@ -318,8 +327,8 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
     """
     from hpcgpu.configuration.resolve import cluster_directories
     from hpcgpu.errors import BatchError, Damaged
-    from hpcgpu.remote.lookup import batch_of, find, live_jobs, locate
-    from hpcgpu.remote.lookup import stop as stop_cluster
+    from hpcgpu.remote.lookup import find
+    from hpcgpu.remote.strays import strays
 
     if bool(names) == everything:
         raise click.UsageError("give the names of the clusters to stop, or --all")
@@ -330,26 +339,71 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
         status = 1
         say(f"{path.name}: not stopped: {error}. Correct this, then run: hpcgpu stop {path.name}", err=True)
 
-    directories = [locate(name, any_format=True) for name in names] or [
-        cluster.directory for cluster in find(cluster_directories(), refuse)
-    ]
-    for directory in directories:
-        name = directory.path.name
+    if everything:
+        found = find(cluster_directories(), refuse)
+        chosen: list[ClusterDirectory | Found] = [*(one.directory for one in found), *strays(found, _say_silent)]
+    else:
+        chosen = [one for name in names for one in _to_stop(name)]
+    for one in chosen:
         try:
-            batch = batch_of(directory)
-            there = len(live_jobs(directory, batch))
-            left = stop_cluster(directory, batch)
+            status = max(status, _stop(one))
         except (BatchError, Damaged, OSError) as error:  # the others must nevertheless be stopped
-            say(f"{name}: {error}", err=True)
+            say(f"{_directory_of(one).path.name}: {error}", err=True)
             status = 1
-            continue
-        if left:
-            say(
-                f"{name}: still in the queue: {listed(job.job_id for job in left)}. Run the same command again. If "
-                "they stay, cancel them with the batch system's own command",
-                err=True,
-            )
-            status = 1
-        else:
-            say(f"{name}: {counted(there, 'job')} cancelled, no job is left")
+    if everything and not chosen and not status:
+        click.echo("No clusters.")
     sys.exit(status)
+
+
+def _directory_of(cluster: ClusterDirectory | Found) -> ClusterDirectory:
+    return cluster if isinstance(cluster, ClusterDirectory) else cluster.directory
+
+
+def _to_stop(name: str) -> list[ClusterDirectory | Found]:
+    """Return the cluster of that name, or those that have jobs and no directory any more."""
+    from hpcgpu.configuration.resolve import cluster_directories
+    from hpcgpu.errors import NoCluster
+    from hpcgpu.remote.lookup import find, locate
+    from hpcgpu.remote.strays import strays
+
+    try:
+        return [locate(name, any_format=True)]
+    except NoCluster:
+        wanted = Path(name).expanduser().absolute() if "/" in name else None
+        found = [
+            one
+            for one in strays(find(cluster_directories(), lambda path, error: None), _say_silent)
+            if name == one.directory.path.name or wanted == one.directory.path
+        ]
+        if not found:
+            raise
+        return [*found]
+
+
+def _stop(cluster: ClusterDirectory | Found) -> int:
+    """Stop one cluster, and say so; return the exit status."""
+    from hpcgpu.batch import batch_system
+    from hpcgpu.remote import lookup, strays
+
+    name = _directory_of(cluster).path.name
+    if isinstance(cluster, ClusterDirectory):
+        batch = lookup.batch_of(cluster)
+        there = len(lookup.live_jobs(cluster, batch))
+        left = lookup.stop(cluster, batch)
+    else:
+        there = len(cluster.jobs)
+        say(f"{name}: its directory {cluster.directory.path} is gone, but its jobs are in the queue: {_names(cluster)}")
+        left = strays.end(cluster, batch_system(cluster.system))
+    if left:
+        say(
+            f"{name}: still in the queue: {listed(job.job_id for job in left)}. Run the same command again. If "
+            "they stay, cancel them with the batch system's own command",
+            err=True,
+        )
+        return 1
+    say(f"{name}: {counted(there, 'job')} cancelled, no job is left")
+    return 0
+
+
+def _names(cluster: Found) -> str:
+    return listed([f"{job.job_id} ({job.name})" for job in cluster.jobs], ", ")

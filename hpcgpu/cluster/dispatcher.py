@@ -17,6 +17,7 @@ from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, NameLos
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.gone import Gone
 from hpcgpu.store.journal import End
 
 __all__ = ["SUBMITS_AT_ONCE", "Dispatcher"]
@@ -45,6 +46,7 @@ class Dispatcher:
         self.batch = batch
         self.directory = directory
         self.token = directory.token()
+        self._gone = Gone(directory, self.token)
         self.manager = manager
         self.monitor = Monitor(batch)
         self.submits = asyncio.Semaphore(SUBMITS_AT_ONCE)
@@ -74,13 +76,16 @@ class Dispatcher:
     def check_manager(self) -> None:
         """Raise `Superseded` or `NameLost` if the cluster or its name now belongs to another program.
 
-        `Superseded`: another program has taken the cluster over. `NameLost`: a later cluster has the name.
+        `Superseded`: another program has taken the cluster over. `NameLost`: a later cluster has the name, or the
+        directory was removed.
         """
         if not self.directory.is_of(self.token):
             raise NameLost(
                 f"cluster {self.directory.path.name} cannot continue, because another cluster now has its name and its "
                 f"directory {self.directory.path}"
             )
+        if why := self._gone.look(now=self.clock()):
+            raise NameLost(f"cluster {self.directory.path.name} cannot continue, because {why}")
         latest = self.directory.manager()
         if latest is not None and latest.number > self.manager:
             raise Superseded(

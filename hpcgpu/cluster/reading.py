@@ -42,6 +42,7 @@ from hpcgpu.runtime.wire import GPUState
 from hpcgpu.scaling import units
 from hpcgpu.scripts import render
 from hpcgpu.store.directory import Contact
+from hpcgpu.store.gone import is_there
 from hpcgpu.widget.picture import picture
 
 if TYPE_CHECKING:
@@ -260,9 +261,14 @@ class Readable(Adapter):
         Raises
         ------
         ClusterError
-            The cluster has failed, or was closed.
+            The cluster has failed, was closed, or its directory was removed.
         """
         self._check_usable()
+        if is_there(self.directory, self._state.dispatcher.token) is False:
+            raise ClusterError(
+                f"nothing can connect to cluster {self.name}, because its directory {self.directory.path} is gone, and "
+                "the credentials with it. If it does not come back within minutes, the jobs of the cluster end"
+            )
         return super().get_client()
 
     def settle(self) -> Awaitable[None] | None:

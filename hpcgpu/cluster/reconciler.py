@@ -29,6 +29,7 @@ from hpcgpu.scaling import units
 from hpcgpu.scaling.model import Limits
 from hpcgpu.scaling.replacement import STABLE, Outcome
 from hpcgpu.software.check import EnvironmentCheck, environments
+from hpcgpu.store.gone import is_there
 
 __all__ = ["CLOSE_TIMEOUT", "Reconciler"]
 
@@ -262,7 +263,10 @@ class Reconciler:
         """Record that the cluster is lost, and cancel its worker jobs."""
         scheduler = self.state.scheduler
         assert scheduler is not None
-        await self.fail(scheduler.loss_report(self.state.name))
+        report, dispatcher = scheduler.loss_report(self.state.name), self.state.dispatcher
+        if is_there(dispatcher.directory, dispatcher.token) is False:
+            report = f"the directory {dispatcher.directory.path} of the cluster was removed, and {report}"
+        await self.fail(report)
 
     async def fail(self, failure: str) -> None:
         """Record that the cluster is lost, report it, and cancel its jobs."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib.util
+import os
+from collections.abc import Callable
 from typing import Any
 
 from distributed.security import Security
@@ -47,9 +50,18 @@ class ClusterSecurity(Security):  # type: ignore[misc]
 
         A client's arguments say whether it can hold GPU objects.
         """
-        arguments = {**super().get_connection_args(role), authentication.ARGUMENT: self._ucx_key}
+        arguments = {**self._read(super().get_connection_args, role), authentication.ARGUMENT: self._ucx_key}
         return {**arguments, "handshake_overrides": {HAS_GPU: _holds_gpu_objects()}} if role == "client" else arguments
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
         """Return the arguments of a listener in this role."""
-        return {**super().get_listen_args(role), authentication.ARGUMENT: self._ucx_key}
+        return {**self._read(super().get_listen_args, role), authentication.ARGUMENT: self._ucx_key}
+
+    def _read(self, arguments: Callable[[str], dict[str, Any]], role: str) -> dict[str, Any]:
+        """Return what reads the files. Python's ssl does not say which file is not there."""
+        try:
+            return arguments(role)
+        except FileNotFoundError as error:
+            missing = self.tls_ca_file
+            text = "the credentials of the cluster were removed, or its whole directory"
+            raise FileNotFoundError(errno.ENOENT, text, os.fspath(missing)) from error

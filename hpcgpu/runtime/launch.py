@@ -35,6 +35,7 @@ from hpcgpu.runtime.commands import scheduler_command, worker_command
 from hpcgpu.runtime.gpus import visible_gpus
 from hpcgpu.runtime.own import remember
 from hpcgpu.runtime.place import import_from_working_directory, remove_secrets, temporary_place
+from hpcgpu.runtime.purged import watch_directory
 from hpcgpu.runtime.reach import check_alone
 from hpcgpu.store import credentials
 from hpcgpu.store.directory import ClusterDirectory
@@ -86,6 +87,7 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
         try:
             importlib.import_module("dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker")
             warm = forkserver.begin(gpus=bool(arguments.gpus), at_end=at_end) if forks else None
+            watch_directory(directory)  # a thread: after the fork
             command = worker_command(arguments, directory, batch, own)
             command = forkserver.finish(warm, command, gpus=bool(arguments.gpus))
         except BaseException:
@@ -93,6 +95,7 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
             raise
         return command, place
     check_alone(directory, own.job_id)
+    watch_directory(directory)
     at_end.callback(remove_secrets, directory, directory.token(), own.job_id)
     command = scheduler_command(arguments, directory, own)
     guard_dashboard()

@@ -63,8 +63,10 @@ def sbatch(site: State, arguments: list[str]) -> Answer:
     job_id = str(site["next_id"])
     site["next_id"] += 1
     after = option(arguments, "dependency")
-    name, reason = option(arguments, "job-name"), "Dependency" if after else "None"
-    site["jobs"][job_id] = {"T": "PENDING", "N": "", "S": "N/A", "e": "N/A", "j": name, "r": reason}
+    name, reason, script = option(arguments, "job-name"), "Dependency" if after else "None", arguments[-1]
+    about = {"T": "PENDING", "N": "", "S": "N/A", "e": "N/A", "j": name, "r": reason}
+    text = Path(script).read_text() if Path(script).is_file() else ""
+    site["jobs"][job_id] = {**about, "o": str(Path(script).absolute()), "script": text}
     return (f"{job_id}\n" if "--parsable" in arguments else f"Submitted batch job {job_id}\n"), "", 0
 
 
@@ -82,7 +84,10 @@ def squeue(site: State, arguments: list[str]) -> Answer:
     for job_id in ids:
         job = jobs.get(job_id)
         if job and (every or job["T"] in ALIVE) and (name is None or job["j"] == name):
-            lines.append(re.sub("%(.)", lambda match, i=job_id, job=job: (job | {"i": i})[match[1]], shape) + "\n")
+            lines.append(
+                re.sub("%(.)", lambda match, i=job_id, job=job: ({"o": "(null)"} | job | {"i": i})[match[1]], shape)
+                + "\n"
+            )
     return "".join(lines), "", 0
 
 
@@ -97,7 +102,10 @@ def scancel(site: State, arguments: list[str]) -> Answer:
 
 
 def scontrol(site: State, arguments: list[str]) -> Answer:
-    """`scontrol show config`, as 22.05 begins it."""
+    """`scontrol show config`, as 22.05 begins it; and the script of a job."""
+    if arguments[:2] == ["write", "batch_script"]:
+        job = site["jobs"].get(arguments[2])
+        return (job["script"], "", 0) if job else ("", "job script retrieval failed: Invalid job id specified\n", 1)
     return (
         "Configuration data as of 2026-11-21T10:00:00\nCgroupMountpoint        = /sys/fs/cgroup\nClusterName          "
         f"   = {site['cluster']}\n",

@@ -660,3 +660,20 @@ def test_a_thousand_jobs_are_polled_and_cancelled_by_one_command_each(batch: PBS
     assert counts == {"qstat": 2, "qhold": 1, "qrls": 1, "qdel": 1}, "the queue knows none of them: none is pending"
     longest = max(sum(len(argument) + 1 for argument in call) for call in pbs.calls("qstat"))
     assert longest < 131072
+
+
+def test_jobs_of_hpcgpu_are_known_by_their_variable_and_the_arguments_of_qsub(batch: PBS, pbs: Site) -> None:
+    def job_script(directory: str, name: str = "worker.pbs") -> Path:
+        path = pbs.folder / directory / name
+        path.parent.mkdir(exist_ok=True)
+        return script(pbs).rename(path)
+
+    place, spaces, renamed = job_script("demo"), job_script("my own clusters"), job_script("demo", "other.pbs")
+    ids = {path: batch.submit(path, job_name="a-1", logs=pbs.folder / "logs") for path in (place, spaces, renamed)}
+    place.unlink()
+    place.parent.joinpath("other.pbs").unlink()
+    place.parent.rmdir()
+    assert batch.marked(lambda path: True) == {ids[place]: place, ids[spaces]: spaces}
+    assert batch.marked(lambda path: not path.parent.exists()) == {ids[place]: place}
+    batch.cancel(ids.values())
+    assert batch.marked(lambda path: True) == {}

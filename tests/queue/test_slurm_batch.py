@@ -559,3 +559,20 @@ with ThreadPoolExecutor() as pool:
     assert submitter.returncode == -signal.SIGINT
     assert site.jobs(j="ada-w1") == ["101"]
     assert saved.exists() is thread  # in the main thread the interrupt comes first: the job is found by its name
+
+
+def test_jobs_of_hpcgpu_are_known_by_their_scripts_which_slurm_keeps(slurm: Slurm, tmp_path: Path) -> None:
+    ours = 'exec "$python" -P -m hpcgpu.runtime.launch worker slurm "$directory" --gpus 1\n'
+    scripts = {"demo/worker.sbatch": ours, "demo/other.sbatch": ours, "tool/worker.sbatch": "exec sleep 9\n"}
+    ids = {}
+    for name, text in scripts.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/bash\n{text}")
+        ids[name] = slurm.submit(path, job_name="demo-0")
+    path = tmp_path / "demo" / "worker.sbatch"
+    again = slurm.submit(path, job_name="demo-1")
+    assert slurm.marked(lambda script: True) == {ids["demo/worker.sbatch"]: path, again: path}
+    assert slurm.marked(lambda script: script != path) == {}
+    slurm.cancel([again])
+    assert slurm.marked(lambda script: True) == {ids["demo/worker.sbatch"]: path}

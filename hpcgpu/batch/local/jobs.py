@@ -21,6 +21,7 @@ class JobRecord:
     name: str
     output: str
     cwd: str
+    script: str = ""  # its path at the submit
     gpus: int = 0  # how many it requests
     devices: list[str] = field(default_factory=list)  # which ones it has
     walltime: float | None = None  # seconds

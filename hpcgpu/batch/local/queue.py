@@ -43,6 +43,7 @@ from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.local.jobs import JobRecord, read_directives, startable, with_reasons
 from hpcgpu.batch.local.reasons import REASONS
 from hpcgpu.batch.local.supervision import end_all, members, wait_for_end
+from hpcgpu.batch.marks import runs_hpcgpu
 from hpcgpu.batch.visible import visible_devices
 from hpcgpu.display.words import counted
 from hpcgpu.errors import BatchError, BatchUnavailable, Damaged, NotTrusted, SubmitRefused
@@ -156,7 +157,8 @@ class LocalQueue(BatchSystem):
             environ["LC_ALL"] = os.environ["LC_ALL"]
         with self._locked() as machine:
             last = max([_load(self.directory / "last-id", int) or 0, *map(int, self._ids(".json"))])
-            job = JobRecord(**fields, job_id=str(last + 1), cwd=cwd, after=after)
+            path = str(script.absolute())
+            job = JobRecord(**fields, job_id=str(last + 1), cwd=cwd, script=path, after=after)
             if words := _too_large(job, machine):
                 raise SubmitRefused(words)
             if after is not None and not (re.fullmatch("[0-9]+", after) and 0 < int(after) <= last):
@@ -229,6 +231,19 @@ class LocalQueue(BatchSystem):
         with self._locked() as machine:
             self._advance(machine)
             return [job.job_id for job in self._live() if job.name == job_name]
+
+    def marked(self, wanted: Callable[[Path], bool]) -> dict[str, Path]:
+        if not self.directory.exists():  # nobody has used it
+            return {}
+        with self._locked(make=False):
+            jobs = {job.job_id: Path(job.script) for job in self._live() if job.script}
+        return {job_id: path for job_id, path in jobs.items() if wanted(path) and runs_hpcgpu(self._script_of(job_id))}
+
+    def _script_of(self, job_id: str) -> str:
+        try:
+            return (self._jobs / f"{job_id}.sh").read_text(errors="replace")
+        except FileNotFoundError:  # it has just ended
+            return ""
 
     def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
         if not (job_id := environ.get("HPCGPU_JOB_ID")):

@@ -19,6 +19,7 @@ from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.client import CommandBatch
 from hpcgpu.batch.command import Result, require, run
 from hpcgpu.batch.estimate import Estimate
+from hpcgpu.batch.marks import is_job_script
 from hpcgpu.batch.pbs import estimate as estimates
 from hpcgpu.batch.pbs.names import VARIABLE, pbs_name
 from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes, seconds
@@ -81,6 +82,8 @@ _GONE = re.compile(r"unknown job id|job has finished|invalid for state of job", 
 
 #: ``0.pbs01``, alone on its line [recorded].
 _JOB_ID = re.compile(r"([0-9]{1,18})\.(?=[\w.-]*[A-Za-z])[A-Za-z0-9][\w.-]{0,250}", re.ASCII)
+#: The whole name of a job of ours, among its variables.
+_NAMED = rf"(?:^|,){VARIABLE}=([^,]*)"
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 #: Seconds for which what pbsnodes said of the size of nodes is believed.
 _NODES_LAST = 600.0
@@ -125,7 +128,7 @@ def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
         end = _epoch(job.get("obittime", "")) or _number(job.get("history_timestamp", ""))
     elif start is not None and walltime is not None:
         end = start + walltime
-    named = re.search(rf"(?:^|,){VARIABLE}=([^,]*)", job.get("Variable_List", ""))
+    named = re.search(_NAMED, job.get("Variable_List", ""))
     hosts = dict.fromkeys(part.split("/", 1)[0] for part in job.get("exec_host", "").split("+") if part)
     return JobStatus(
         job_id=job_id,
@@ -343,6 +346,18 @@ class PBS(CommandBatch):
             (s.job_id for s in statuses(jobs).values() if s.name == job_name and not s.state.ended), key=_order
         )
 
+    def marked(self, wanted: Callable[[Path], bool]) -> dict[str, Path]:
+        """One qselect and one qstat. The mark is the variable of the name; a job keeps the arguments of its qsub."""
+        argv = ["qselect", "-u", user_name()]
+        found = self.call(argv, answered=lambda result: False, attempts=1).stdout.split()
+        jobs = self._qstat([word for word in found if _JOB_ID.fullmatch(word)])
+        scripts = {
+            job_id: _script(job)
+            for job_id, job in jobs.items()
+            if not _status(job_id, job).state.ended and re.search(_NAMED, job.get("Variable_List", ""))
+        }
+        return {job_id: path for job_id, path in scripts.items() if is_job_script(path) and wanted(path)}
+
     def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
         """Return the job around this process. PBS has no variable for the end of the walltime.
 
@@ -376,6 +391,17 @@ class PBS(CommandBatch):
                 result = Result((), 1, "", "")
             self._nodes = parse_pbsnodes(result.stdout) if result.returncode == 0 else {}
         return Shortage.of(job, self._nodes)
+
+
+def _script(job: Mapping[str, str]) -> Path:
+    """Return the script of a job: the last of qsub's arguments, which are joined by spaces, and are not quoted.
+
+    So its path may have begun at any of them: that one counts where something is.
+    """
+    words = job.get("Submit_arguments", "").split(" ")
+    base = re.search(r"(?:^|,)PBS_O_WORKDIR=([^,]*)", job.get("Variable_List", ""))
+    paths = [Path(base[1] if base else "/", " ".join(words[i:])) for i in range(len(words))]
+    return next((path for path in paths if path.parent.exists() and path.name), paths[-1])
 
 
 def _gone(result: Result) -> bool:

@@ -7,7 +7,7 @@ on a real Slurm 22.05.8.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.client import CommandBatch
 from hpcgpu.batch.command import require, run
 from hpcgpu.batch.estimate import Estimate
+from hpcgpu.batch.marks import is_job_script, runs_hpcgpu
 from hpcgpu.batch.slurm.estimate import SINFO, limits, read_test
 from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.errors import BatchError
@@ -266,6 +267,25 @@ class Slurm(CommandBatch):
         """Ids of the live jobs of that name. One that has ended may be an earlier cluster's of the same name."""
         jobs = self._squeue(["--me", f"--name={job_name}"], attempts=attempts)
         return sorted((i for i, job in jobs.items() if job.name == job_name and not job.state.ended), key=int)
+
+    def marked(self, wanted: Callable[[Path], bool]) -> dict[str, Path]:
+        """One squeue for the paths of the scripts, and one scontrol for the text of each that matters."""
+        argv = ["squeue", "--me", "--noheader", "--format=%i|%o"]
+        lines = self.call(argv, answered=lambda result: False, attempts=1).stdout.split("\n")
+        jobs: dict[Path, list[str]] = {}
+        for job_id, found, path in (line.strip().partition("|") for line in lines):
+            if found and _ID.fullmatch(job_id) and is_job_script(Path(path)):
+                jobs.setdefault(Path(path), []).append(job_id)
+        ours = {path: ids for path, ids in jobs.items() if wanted(path) and self._wrote(ids)}
+        return {job_id: path for path, ids in ours.items() for job_id in ids}
+
+    def _wrote(self, job_ids: Iterable[str]) -> bool:
+        """Whether hpcgpu wrote the script of these jobs, which is the same: Slurm keeps its text."""
+        for job_id in job_ids:
+            shown = self.call(["scontrol", "write", "batch_script", job_id, "-"], answered=lambda result: True)
+            if shown.returncode == 0:  # else it has just ended
+                return runs_hpcgpu(shown.stdout)
+        return False
 
     def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
         """Return the job around this process. SLURM_JOB_START_TIME and SLURM_JOB_END_TIME are not set before 23.02."""
