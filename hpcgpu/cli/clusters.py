@@ -256,7 +256,11 @@ def _print(found: Snapshot, every: bool) -> None:
     if jobs:
         show_jobs(jobs, every=every, how=f"hpcgpu status {found.name} --all")
     else:
-        click.echo("The state of its jobs is not known." if found.problem else "The cluster has no jobs.")
+        click.echo(
+            "The state of its jobs is not known."
+            if found.problem and found.state != "closed"
+            else "The cluster has no jobs."
+        )
 
 
 @click.command()

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from hpcgpu.display.words import counted
 
 if TYPE_CHECKING:
     from hpcgpu.cli.output import StartedJSON
+    from hpcgpu.cluster.gpucluster import GPUCluster
     from hpcgpu.display.jobinfo import JobInfo
     from hpcgpu.store.directory import ClusterDirectory
 
@@ -88,8 +90,8 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     """Start a cluster that continues after this command, until `hpcgpu stop`, its --idle-timeout or its walltime ends
     it.
 
-    Waits for the scheduler; with --no-wait, only until the queue has accepted the scheduler job. Ctrl-C or SIGTERM
-    during the wait cancels all its jobs.
+    Waits for the scheduler; with --no-wait, only until the queue has accepted the jobs. If it refuses one, all are
+    cancelled. Ctrl-C or SIGTERM during the wait cancels all its jobs.
 
     \b
     Examples: hpcgpu start demo --jobs 2 --gpus-per-node 4 --walltime 2h --idle-timeout 30m
@@ -124,7 +126,7 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
             err=True,
         )
     jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
-    cluster.detach()
+    _leave(cluster)
     try:
         scaling = (
             request(directory, "default", {"minimum_jobs": minimum_jobs, "maximum_jobs": maximum_jobs}) if adapt else ""
@@ -146,6 +148,21 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     if scaling:
         say(scaling)
     click.echo(f'Connect in Python: hpcgpu.connect("{name}"). End it: hpcgpu stop {name}')
+
+
+def _leave(cluster: GPUCluster) -> None:
+    """Detach the cluster, unless jobs of the start are missing: nobody would submit them, and the lease stays."""
+    from hpcgpu.display.progress import duration
+    from hpcgpu.errors import ClusterError
+    from hpcgpu.remote.unfinished import unfinished
+
+    if not (rest := unfinished(cluster.directory, now=time.time(), left=True)):
+        cluster.detach()
+        return
+    name, lease = cluster.directory.path.name, cluster.options.cluster.lease
+    cluster.close()
+    end = f". Else its scheduler ends when nobody has managed it for {duration(lease)}" if lease else ""
+    raise ClusterError(f"cluster {name} is not complete: {rest}{end}. To end it now, run: hpcgpu stop {name}")
 
 
 def _started(name: str, directory: ClusterDirectory, link: str, jobs: list[JobInfo]) -> StartedJSON:

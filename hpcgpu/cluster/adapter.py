@@ -248,11 +248,11 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start_once())
             if not self.options.cluster.wait:
-                self._starting.add_done_callback(self._started_in_background)
                 submitted = asyncio.ensure_future(self._starter.submitted.wait())
                 await asyncio.wait([submitted, self._starting], return_when=asyncio.FIRST_COMPLETED)
                 submitted.cancel()
                 if not self._starting.done():
+                    self._starting.add_done_callback(self._started_in_background)
                     return
         try:
             await self._show_start(self._starting)

@@ -134,8 +134,8 @@ class Dispatcher:
                 raise
             except NameLost:  # the journal is another cluster's by now
                 raise
-            except BatchError:
-                self.directory.refused(name)
+            except BatchError as error:
+                self.directory.refused(name, str(error))
                 raise
             # First of all, so that nothing that fails below can lose it.
             self._ids[name] = job_id
@@ -190,6 +190,10 @@ class Dispatcher:
     def resize(self, group: str, jobs: int | None) -> None:
         """Write into the journal how many worker jobs the user wants in a group."""
         self._note(self.directory.resize, group, jobs)
+
+    def detach(self) -> None:
+        """Write into the journal that the cluster outlives this program."""
+        self._note(self.directory.detach)
 
     def note_ends(self, jobs: Mapping[str, str | None]) -> None:
         """Write into the journal that jobs were seen to have ended, and how, all at once; ids by name."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -26,7 +27,7 @@ from hpcgpu.cluster.reconciler import Reconciler
 from hpcgpu.cluster.scheduler_job import SchedulerJob
 from hpcgpu.display.progress import duration
 from hpcgpu.display.warn import warn
-from hpcgpu.errors import ClusterError, NotTrusted, OptionError
+from hpcgpu.errors import ClusterError, ClusterExists, NotTrusted, OptionError
 from hpcgpu.fabric import interfaces
 from hpcgpu.fabric import settings as fabric_settings
 from hpcgpu.options.common import DEFAULT, Options, SchedulerOptions, WorkerOptions
@@ -34,6 +35,7 @@ from hpcgpu.posix import paths
 from hpcgpu.posix.filesystems import of_all_nodes
 from hpcgpu.posix.ownership import check_place, private_directory
 from hpcgpu.remote.lookup import batch_of, live_jobs, system_of, unended
+from hpcgpu.remote.unfinished import unfinished
 from hpcgpu.runtime import scratch
 from hpcgpu.scaling.model import Limits
 from hpcgpu.scripts import container, render
@@ -72,7 +74,7 @@ class Starter:
         self.periodic = periodic
         self.options = options
         self.security = security
-        #: All jobs of the start have an id, or their submit is under way.
+        #: The jobs of the start are in the queue; if the caller waits for the scheduler, their submit may be under way.
         self.submitted = asyncio.Event()
 
     async def start(self) -> None:
@@ -86,9 +88,13 @@ class Starter:
         scheduler = state.scheduler
         assert scheduler is not None
         self.reconciler.decide()
+        self.reconciler.submitter.detach_when_complete()
         submits = asyncio.gather(*state.tasks, return_exceptions=True)
-        self.submitted.set()
         self.periodic.watch_queue()
+        if not self.options.cluster.wait:  # the caller hears of a job that is refused
+            await submits
+            state.check()
+        self.submitted.set()
         reached = asyncio.ensure_future(scheduler.reach())
         try:
             while not reached.done():
@@ -218,8 +224,6 @@ def claim(options: Options, batch: BatchSystem) -> tuple[ClusterDirectory, int]:
         if settings.security:
             credentials.create(directory, options.scheduler.walltime if options.scheduler is not None else None)
         saved.write(directory, options)
-        if not settings.shutdown_on_close:
-            directory.detach()
         container.provide(directory.path, options.worker, options.scheduler)
         for kind, text in rendered.items():
             directory.write(render.script_name(options.system, kind), text)
@@ -230,6 +234,11 @@ def claim(options: Options, batch: BatchSystem) -> tuple[ClusterDirectory, int]:
         directory = claims.claim(
             path, alive, system=options.system, queue=queue, security=settings.security, complete=complete
         )
+    except ClusterExists as error:
+        rest = unfinished(ClusterDirectory(path), now=time.time()) if (path / "cluster.json").exists() else ""
+        if not rest:
+            raise
+        raise ClusterExists(f"{error}. {rest}") from None
     except NotTrusted as error:
         raise OptionError(f"cluster_directory={str(settings.cluster_directory)!r}: {error}") from error
     except OSError as error:

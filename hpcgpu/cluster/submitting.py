@@ -24,6 +24,7 @@ class Submitter:
     def __init__(self, state: ClusterState) -> None:
         self.state = state
         self._turns = asyncio.Semaphore(SUBMITS_AT_ONCE)
+        self._detached = False
 
     def submit_planned(self) -> None:
         """Begin to submit each job that is planned."""
@@ -34,6 +35,21 @@ class Submitter:
                 phase.task = self.state.spawn(self._submit(job))
                 self.state.changed.set()
 
+    def detach_when_complete(self) -> None:
+        """Record that a cluster continues without this program, once the queue has all jobs that were asked for.
+
+        Until then the lease holds: of a start that is killed, nothing stays behind.
+        """
+        state = self.state
+        if self._detached or state.ownership.ends_at_exit or state.ownership.attached:
+            return
+        for group in state.registry.groups.values():
+            there = sum(job.active and job.job_id is not None for job in group.jobs)
+            if group.limits.fixed and there < group.limits.maximum:
+                return
+        self._detached = True
+        state.dispatcher.detach()
+
     async def _submit(self, job: WorkerJob) -> None:
         """Submit a job; a failure is reported now and at the user's next call."""
         state, scheduler = self.state, self.state.scheduler
@@ -43,6 +59,7 @@ class Submitter:
                     await job.submit(scheduler.dependency if scheduler is not None else None)
                     job.observe(now=state.now)
                     job.group.failures.submitted()
+                    self.detach_when_complete()
                 else:  # the queue has refused another one meanwhile: this one is planned again when it may be submitted
                     state.registry.remove(job)
         except Exception as error:

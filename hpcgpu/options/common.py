@@ -354,8 +354,8 @@ class ClusterOptions:
     wait: bool = option(
         True,
         parse=values.boolean,
-        doc="Wait until the scheduler runs. False returns as soon as the scheduler job is submitted, for queues "
-        "that take hours.",
+        doc="Wait until the scheduler runs. False returns as soon as the queue has accepted the jobs, for queues that "
+        "take hours.",
     )
     if_exists: str = option(
         "error",

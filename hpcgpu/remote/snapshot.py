@@ -21,6 +21,7 @@ from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.posix.threads import run
 from hpcgpu.remote.lookup import batch_of, ended_by_itself, locate, submitted, system_of
 from hpcgpu.remote.queries import looked_up
+from hpcgpu.remote.unfinished import unfinished
 from hpcgpu.runtime import dashboard
 from hpcgpu.runtime.reach import scheduler_of
 from hpcgpu.runtime.wire import GPUState, GroupState, SchedulerState
@@ -301,6 +302,7 @@ class Observer:
         # what a manager said that has left is not true now
         manager = answer["manager"] if answer is not None and answer["manager"]["present"] else None
         groups = manager["groups"] if manager is not None else []
+        rest = unfinished(directory, now=now, managed=manager is not None)
         jobs = self._jobs(batch, answer, groups, now=now)
         return assemble(
             jobs,
@@ -318,7 +320,7 @@ class Observer:
             manager=_manager(directory, contact, answer) if answer is not None else "",
             detached=directory.detached,
             warnings=manager["warnings"] if manager is not None else [],
-            problem="; ".join([*problem, *directory.damage()]),
+            problem="; ".join([*problem, *filter(None, [rest]), *directory.damage()]),
         )
 
     def soon(self) -> None:

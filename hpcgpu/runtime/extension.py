@@ -12,7 +12,7 @@ import logging
 import math
 import pickle
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import distributed.scheduler
@@ -70,7 +70,9 @@ _SILENT_WORKER = 30.0
 _REMOVALS = 5.0
 
 
-def install(scheduler: Scheduler, lease: float | None = None) -> Extension:
+def install(
+    scheduler: Scheduler, lease: float | None = None, released: Callable[[], bool] = lambda: False
+) -> Extension:
     """Add the extension to a scheduler.
 
     Parameters
@@ -78,12 +80,15 @@ def install(scheduler: Scheduler, lease: float | None = None) -> Extension:
     scheduler : distributed.Scheduler
     lease : float, optional
         Seconds after which the scheduler closes when its manager has not been heard. Default: never.
+    released : callable, optional
+        Whether the cluster needs no manager after all; it may block. A program may have left the cluster before the
+        scheduler could hear of it.
     """
     hostcopy.register()
     recipients.install()
     distributed.scheduler.error_message = _error_message
     distributed.versions.error_message = _version_differences
-    extension = Extension(scheduler, lease)
+    extension = Extension(scheduler, lease, released)
     scheduler.add_plugin(extension)
     extension.moves.start()
     extension.removals.start()
@@ -119,9 +124,10 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     name = "hpcgpu"
 
-    def __init__(self, scheduler: Scheduler, lease: float | None) -> None:
+    def __init__(self, scheduler: Scheduler, lease: float | None, released: Callable[[], bool] = lambda: False) -> None:
         self.scheduler = scheduler
         self.lease = lease
+        self._released = released
         self._heard = time.monotonic() + _FIRST_HEARTBEAT
         self._manager = 0
         self._about = ""
@@ -248,10 +254,14 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._ending = asyncio.ensure_future(self.scheduler.close(reason="hpcgpu-closed"))
 
     async def _watch_lease(self, lease: float) -> None:
-        while (left := self._heard + lease - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, lease))
-        if self.lease is None:
-            return
+        while True:
+            while (left := self._heard + lease - time.monotonic()) > 0:
+                await asyncio.sleep(min(left, lease))
+            if self.lease is None:
+                return
+            if not await asyncio.to_thread(self._released):
+                break
+            self._heard = time.monotonic()
         logger.error(
             "hpcgpu: no heartbeat from the cluster's manager for %g s (option lease): this scheduler ends", lease
         )

@@ -22,6 +22,7 @@ from hpcgpu.runtime.manager_process import Unattended
 from hpcgpu.runtime.own import told
 from hpcgpu.runtime.reach import check_alone
 from hpcgpu.store.directory import ClusterDirectory, Contact
+from hpcgpu.store.gone import is_there
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -72,7 +73,13 @@ async def dask_setup(scheduler: Scheduler) -> None:
         print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)  # distributed only logs an exception of a preload
         return
-    extension = install(scheduler, None if directory.detached else float(environ.get("HPCGPU_LEASE", "0")) or None)
+    token, lease = directory.token(), float(environ.get("HPCGPU_LEASE", "0")) or None
+    # a directory that is not there now says nothing
+    extension = install(
+        scheduler,
+        None if directory.detached else lease,
+        lambda: not is_there(directory, token) or directory.detached,
+    )
     extension.unattended = Unattended(directory, environ["HPCGPU_SCHEDULER_JOB"])
     extension.usage.keep(directory, told())
     publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], **json.loads(environ["HPCGPU_FABRIC"]))

@@ -114,7 +114,7 @@ def make_single(system: str, arguments: Mapping[str, Any], path: Path, program: 
 
 
 def _resolve(system: str, arguments: Mapping[str, Any], path: Path) -> Options:
-    given = {"name": path.name, "cluster_directory": written(path.parent), "shutdown_on_close": False}
+    given = {"name": path.name, "cluster_directory": written(path.parent), "shutdown_on_close": False, "lease": 0}
     return resolve(system, {**arguments, **given})
 
 

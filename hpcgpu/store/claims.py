@@ -195,8 +195,8 @@ def _in_use(directory: ClusterDirectory, alive: Callable[[ClusterDirectory], lis
         )
     if live:
         return (
-            f"a cluster named {name!r} exists: its jobs {', '.join(live)} are in the queue (see {path}). Stop it "
-            f"by: hpcgpu stop {name}. Or choose another name"
+            f"a cluster named {name!r} exists: its jobs {', '.join(live)} are in the queue (see {path}). Use it by "
+            f'hpcgpu.connect({name!r}) or if_exists="connect". Stop it by: hpcgpu stop {name}. Or choose another name'
         )
     return ""
 

@@ -23,6 +23,10 @@ from hpcgpu.store.files import Files
 __all__ = ["End", "Journal", "Submit"]
 
 
+#: Characters that are kept of why a job was refused.
+_WHY = 1000
+
+
 @dataclass(frozen=True, kw_only=True)
 class End:
     """How a job ended, as the queue reported it: the queue forgets it after minutes.
@@ -52,6 +56,7 @@ class _Event:
     id: str = ""
     names: list[str] = field(default_factory=list)
     jobs: int | None = None
+    why: str = ""
     state: str = ""
     start: float | None = None
     end: float | None = None
@@ -78,6 +83,8 @@ class Submit:
         None while it is not known.
     refused : bool
         It certainly does not exist.
+    why : str
+        The words with which it was refused.
     ended : bool
         It was seen to have ended.
     cancelled : bool
@@ -92,6 +99,7 @@ class Submit:
     time: float = 0.0
     job_id: str | None = None
     refused: bool = False
+    why: str = ""
     ended: bool = False
     cancelled: bool = False
     how: End | None = None
@@ -108,9 +116,9 @@ class Journal(Files):
         """Record the id of a submitted job."""
         self._append({"event": "submitted", "name": name, "id": job_id})
 
-    def refused(self, name: str) -> None:
-        """Record that a job certainly does not exist."""
-        self._append({"event": "refused", "name": name})
+    def refused(self, name: str, why: str = "") -> None:
+        """Record that a job certainly does not exist, and why."""
+        self._append({"event": "refused", "name": name, "why": why[:_WHY]})
 
     def ended(self, jobs: Mapping[str, str | None], how: Mapping[str, End] | None = None) -> None:
         """Record that jobs were seen to have ended: their ids by name, None where it is not known; and how, by name."""
@@ -215,6 +223,7 @@ class Journal(Files):
                 continue
             elif record["event"] == "refused":
                 jobs[record["name"]].refused = jobs[record["name"]].job_id is None
+                jobs[record["name"]].why = str(record.get("why", ""))
             elif record["event"] == "ended":  # a later cluster of this name may have a job of the same name
                 if record.get("id") in (None, jobs[record["name"]].job_id):
                     job = jobs[record["name"]]

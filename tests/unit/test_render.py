@@ -23,6 +23,7 @@ OPTIONS: dict[str, Any] = {
     "cluster_directory": str(PLACE.parent),
     "python": "/opt/env/bin/python",
     "shutdown_on_close": False,
+    "lease": 0,
     "idle_timeout": 3600,
     "gpus_per_node": 4,
     "walltime": "2h",

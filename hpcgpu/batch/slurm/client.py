@@ -18,7 +18,7 @@ from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.marks import is_job_script, runs_hpcgpu
 from hpcgpu.batch.slurm.estimate import SINFO, limits, read_test
 from hpcgpu.batch.slurm.reasons import REASONS
-from hpcgpu.errors import BatchError
+from hpcgpu.errors import BatchError, BatchUnavailable
 
 __all__ = ["Slurm"]
 
@@ -69,6 +69,8 @@ _TRANSIENT = re.compile(
     r"|munged|munge (en|de)code|protocol authentication error",
     re.IGNORECASE,
 )
+#: The commands are installed, and this machine belongs to no Slurm [probe].
+_NONE_HERE = re.compile(r"could not establish a configuration source", re.IGNORECASE)
 #: Errors that say that this user has as many jobs as allowed (``man sacctmgr``: MaxSubmitJobs, GrpSubmitJobs) ...
 _LIMITED = re.compile(r"(max|grp)submit\w*|violates accounting/qos policy", re.IGNORECASE)
 #: ... unless they name a limit that the job itself breaks.
@@ -271,7 +273,12 @@ class Slurm(CommandBatch):
     def marked(self, wanted: Callable[[Path], bool]) -> dict[str, Path]:
         """One squeue for the paths of the scripts, and one scontrol for the text of each that matters."""
         argv = ["squeue", "--me", "--noheader", "--format=%i|%o"]
-        lines = self.call(argv, answered=lambda result: False, attempts=1).stdout.split("\n")
+        try:
+            lines = self.call(argv, answered=lambda result: False, attempts=1).stdout.split("\n")
+        except BatchUnavailable as error:
+            if _NONE_HERE.search(str(error)):
+                return {}
+            raise
         jobs: dict[Path, list[str]] = {}
         for job_id, found, path in (line.strip().partition("|") for line in lines):
             if found and _ID.fullmatch(job_id) and is_job_script(Path(path)):

@@ -1,0 +1,73 @@
+"""What a program was asked to submit and did not, as the journal has it: it was killed, or the queue refused a job."""
+
+from __future__ import annotations
+
+from hpcgpu.display.words import counted
+from hpcgpu.options.common import DEFAULT
+from hpcgpu.posix.printable import printable
+from hpcgpu.store.directory import ClusterDirectory, Submit
+
+__all__ = ["unfinished"]
+
+#: Seconds without an entry in the journal after which a program on another machine does not submit the rest.
+_QUIET = 600.0
+
+
+def unfinished(directory: ClusterDirectory, *, now: float, managed: bool = False, left: bool = False) -> str:
+    """Return which jobs were asked for and not submitted, and the command that completes the cluster.
+
+    Empty if all were, or while a program may still do it.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    now : float
+        Epoch seconds.
+    managed : bool, default False
+        Whether a program is known to manage the cluster.
+    left : bool, default False
+        Whether the program that manages it is about to leave it.
+    """
+    sizes, submits = directory.sizes(), directory.submits()
+    if managed or not sizes or not (left or _abandoned(directory, now=now)):
+        return ""
+    name, missing = directory.path.name, list[str]()
+    there = [submit for submit in submits if not submit.refused]
+    if directory.closing:
+        return _refusal(submits)
+    if not any(submit.kind == "scheduler" for submit in there):
+        contact = directory.contact()
+        in_program = contact is not None and not contact.job_id
+        return "" if in_program else f"its scheduler job was not submitted. Remove it by: hpcgpu stop {name}"
+    for group, asked in sizes.items():
+        have = sum(_counts(submit, group) for submit in there)
+        if asked is not None and have < asked:
+            of = "" if group == DEFAULT else f" of group {group!r}"
+            which = "" if group == DEFAULT else f" --worker-group {group}"
+            verb = "was" if asked == 1 else "were"
+            number = f"only {have}" if have else "none"
+            missing.append(
+                f"{counted(asked, 'worker job')}{of} {verb} asked for, and {number} submitted. To submit the rest, "
+                f"run: hpcgpu scale {name} --jobs {asked}{which}"
+            )
+    return "; ".join([*missing, *filter(None, [_refusal(submits) if missing else ""])])
+
+
+def _abandoned(directory: ClusterDirectory, *, now: float) -> bool:
+    """Whether no program may still be about to submit jobs."""
+    manager = directory.manager()
+    if manager is None or manager.left or manager.lives is False:
+        return True
+    return manager.lives is None and now - max(directory.times(), default=0.0) > _QUIET
+
+
+def _counts(submit: Submit, group: str) -> bool:
+    return submit.kind == "worker" and submit.group == group and not submit.cancelled
+
+
+def _refusal(submits: list[Submit]) -> str:
+    """Return why the last job was refused that was."""
+    refused = [submit for submit in submits if submit.refused and submit.why]
+    if not refused:
+        return ""
+    return f"{refused[-1].kind} job {refused[-1].name} was not submitted: {printable(refused[-1].why)}"

@@ -1,0 +1,119 @@
+"""A start that is killed, or of which the queue refuses a job, is seen and can be completed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import hpcgpu
+from hpcgpu import ClusterExists, LocalGPUCluster
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.remote.lookup import locate
+from hpcgpu.remote.unfinished import unfinished
+from hpcgpu.runtime.extension import Extension
+from tests.conftest import live
+from tests.helpers import CPU
+
+#: Runs a command of hpcgpu, which is killed when it has submitted the scheduler job.
+KILLED = """
+import os, signal
+from hpcgpu.cli import main
+from hpcgpu.store.directory import ClusterDirectory
+real = ClusterDirectory.submitted
+def submitted(self, name, job_id):
+    real(self, name, job_id)
+    if name.endswith("-scheduler"):
+        os.kill(os.getpid(), signal.SIGKILL)
+ClusterDirectory.submitted = submitted
+main()
+"""
+START = ("--system", "local", "--gpus-per-node", "0", "--cores", "1", "--protocol", "tcp")
+
+
+def command(*arguments: str, program: tuple[str, ...] = ("-m", "hpcgpu")) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-P", *program, *arguments]
+    return subprocess.run(argv, check=False, capture_output=True, text=True)
+
+
+def lease(name: str) -> float | None:
+    """That of the scheduler."""
+    with hpcgpu.connect(name, quiet=True) as client:
+        found: float | None = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins["hpcgpu"].lease)
+    return found
+
+
+def test_a_start_that_is_killed_between_its_submits_has_a_lease_and_is_completed_by_a_command(
+    queue: LocalQueue,
+) -> None:
+    killed = command("start", "half", "--jobs", "2", *START, program=("-c", KILLED))
+    assert killed.returncode == -signal.SIGKILL
+    assert len(live(queue)) == 1
+    assert lease("half") == 600.0, "nobody manages it: its GPU must not be taken for ever"
+    assert not locate("half").detached
+
+    missing = "2 worker jobs were asked for, and none submitted. To submit the rest, run: hpcgpu scale half --jobs 2"
+    assert f"problem    {missing}" in command("status", "half").stdout
+    found = json.loads(command("status", "half", "--json").stdout)
+    assert (found["problem"], found["detached"]) == (missing, False)
+    with pytest.raises(ClusterExists) as refused:
+        LocalGPUCluster(name="half", jobs=2, **CPU)
+    for way in ("hpcgpu.connect('half')", 'if_exists="connect"', missing):
+        assert way in str(refused.value)
+
+    assert command("scale", "half", "--jobs", "2").returncode == 0
+    found = json.loads(command("status", "half", "--json").stdout)
+    assert (found["problem"], found["detached"], len(found["jobs"])) == ("", True, 3)
+    assert lease("half") is None
+    assert command("stop", "half").returncode == 0
+
+
+def test_a_start_that_does_not_wait_hears_of_a_refused_worker_job(queue: LocalQueue) -> None:
+    options = ("--gpus-per-node", "9", "--scheduler", "gpus_per_node=0", "--no-wait")
+    started = command("start", "refused", "--system", "local", "--jobs", "1", *options)
+    words = "worker job refused-0 was not submitted: job 'refused-0' requests 9 GPUs, but this machine has 4"
+    assert started.returncode == 1 and started.stderr.count(words) == 1, started.stderr
+    assert live(queue) == [], "as where it waits, none is left"
+    assert f"problem    {words}" in command("status", "refused").stdout
+
+
+def test_a_program_is_told_of_the_same(queue: LocalQueue) -> None:
+    with pytest.raises(hpcgpu.ClusterError, match="requests 9 GPUs, but this machine has 4"):
+        LocalGPUCluster(name="refused", jobs=1, gpus_per_node=9, scheduler={"gpus_per_node": 0}, wait=False, quiet=True)
+    assert live(queue) == []
+
+
+def test_a_start_that_does_not_wait_leaves_a_cluster_for_good(queue: LocalQueue) -> None:
+    started = command("start", "kept", "--jobs", "1", "--no-wait", *START)
+    assert started.returncode == 0, started.stderr
+    assert locate("kept").detached
+    assert lease("kept") is None
+    assert json.loads(command("status", "kept", "--json").stdout)["problem"] == ""
+    assert command("stop", "kept").returncode == 0
+
+
+def test_nothing_is_missing_while_a_program_may_still_submit_it(queue: LocalQueue) -> None:
+    with LocalGPUCluster(name="managed", jobs=0, **CPU) as cluster:
+        cluster.directory.resize("default", 3)  # as if the submits were under way
+        assert unfinished(cluster.directory, now=time.time()) == ""
+        assert "3 worker jobs were asked for" in unfinished(cluster.directory, now=time.time(), left=True)
+
+
+async def test_the_lease_does_not_end_a_cluster_that_was_left_before_the_scheduler_heard_of_it() -> None:
+    looks = [True, True, False]
+
+    class Scheduler:
+        reason = ""
+
+        async def close(self, reason: str) -> None:
+            self.reason = reason
+
+    extension = Extension.__new__(Extension)
+    extension.scheduler, extension.lease, extension._heard = Scheduler(), 0.05, time.monotonic()
+    extension._released = lambda: looks.pop(0)
+    await extension._watch_lease(0.05)
+    assert looks == [] and extension.scheduler.reason == "hpcgpu-lease"
