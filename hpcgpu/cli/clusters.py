@@ -269,19 +269,19 @@ def _print(found: Snapshot, every: bool) -> None:
 @click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
 @json_option
 def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
-    """Set the number of worker jobs of a cluster. Ends adaptive scaling, and detaches the cluster from the program that
-    managed it.
+    """Set the number of worker jobs of a cluster. Ends adaptive scaling. A program that manages the cluster does it and
+    keeps the cluster.
 
     Waits until new jobs are submitted, and until surplus jobs have finished their tasks and moved their data.
 
     \b
     Example: hpcgpu scale demo --jobs 4
     """
-    from hpcgpu.cluster.requests import take_over_and_scale
+    from hpcgpu.cluster.requests import scale_and_wait
     from hpcgpu.remote.lookup import locate
 
     directory = locate(name)
-    table = take_over_and_scale(directory, jobs=jobs, worker_group=worker_group)
+    table = scale_and_wait(directory, jobs=jobs, worker_group=worker_group)
     if as_json:
         show_json([job.as_json() for job in table])
     else:

@@ -410,5 +410,6 @@ class Adapter(SpecCluster):  # type: ignore[misc]
             if isinstance(state.client, RpcClient):
                 await state.client.goodbye(state.dispatcher.manager)
             await asyncio.wait_for(Cluster._close(self), 5)
-        self._log(f"closed; its jobs keep running: {listed(state.dispatcher.left())}")
+        left = "" if state.ownership.superseded else f": {listed(state.dispatcher.left())}"
+        self._log(f"closed; its jobs keep running{left}")
         state.ownership.close(f"cluster {name} was detached from this program: from_name({name!r}) attaches to it")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcgpu.cluster.groups import WorkerGroup
+from hpcgpu.errors import ClusterError
 from hpcgpu.scaling.forecast import expected_wait
 from hpcgpu.scaling.model import Decision, Limits
 
@@ -72,6 +73,8 @@ class GPUAdaptive:
     log : collections.deque of (float, str)
         The last 1000 entries: epoch seconds, and a sentence. There is one for each decision that changes something, and
         for each job that failed or lost workers.
+    decision : Decision
+        The last one.
     """
 
     def __init__(self, group: WorkerGroup, limits: Limits, target_duration: float, wake: Callable[[], None]) -> None:
@@ -81,16 +84,17 @@ class GPUAdaptive:
         self.maximum = limits.maximum * group.options.workers_per_job
         self.log: deque[tuple[float, str]] = deque(maxlen=_LOG_LENGTH)
         self._wake = wake
-        self._decision = Decision(target=0, reason="no decision yet")
+        self._lost = ""
+        self.decision = Decision(target=0, reason="no decision yet")
 
     def __repr__(self) -> str:
         group = "" if self.group.name == "default" else f" of group {self.group.name!r}"
-        return f"<GPUAdaptive{group}: {self.minimum} to {self.maximum} workers, {self._decision.reason}>"
+        return f"<GPUAdaptive{group}: {self.minimum} to {self.maximum} workers, {self.decision.reason}>"
 
     @property
     def running(self) -> bool:
         """Whether it still decides the size of its group."""
-        return self.group.adaptive is self
+        return self.group.adaptive is self and not self._lost
 
     @property
     def periodic_callback(self) -> GPUAdaptive | None:
@@ -99,28 +103,41 @@ class GPUAdaptive:
 
     @property
     def state(self) -> AdaptiveState:
-        """The present state, as an `AdaptiveState`."""
+        """The present state, as an `AdaptiveState`.
+
+        Raises
+        ------
+        ClusterError
+            Another program has taken the cluster over, and scales it.
+        """
+        if self._lost:
+            raise ClusterError(self._lost)
         now = time.time()
         jobs = [job for job in self.group.jobs if job.active]
         waiting = {job.job_id: job.info(now=now).reason for job in jobs if job.pending and job.job_id}
         views = [self.group.view(job) for job in jobs]
         return AdaptiveState(
-            target=self._decision.target,
+            target=self.decision.target,
             jobs=len(jobs),
             running=sum(not job.pending for job in jobs),
             pending=sum(job.pending for job in jobs),
             waiting=waiting,
             expected_wait=expected_wait(self.group.waits, views, now),
             gpu_hours=self.group.gpu_seconds(now=now) / 3600,
-            reason=self._decision.reason,
+            reason=self.decision.reason,
             paused=self.group.failures.paused,
         )
 
     def decided(self, decision: Decision, *, now: float) -> None:
         """Record a decision; those that change something are logged, and those whose target is new."""
-        if decision.acts or decision.target != self._decision.target or not self.log:
+        if decision.acts or decision.target != self.decision.target or not self.log:
             self.log.append((now, decision.reason))
-        self._decision = decision
+        self.decision = decision
+
+    def lose(self, why: str, *, now: float) -> None:
+        """Record that another program scales the group from now on."""
+        self._lost, self.decision = why, Decision(target=self.decision.target, reason=why)
+        self.note(why, now=now)
 
     def note(self, text: str, *, now: float) -> None:
         """Log what is no decision."""

@@ -21,6 +21,7 @@ from hpcgpu.cluster.state import ClusterState
 from hpcgpu.display.words import counted
 from hpcgpu.errors import BatchUnavailable, ClusterError
 from hpcgpu.options.common import Options
+from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote.lookup import live_jobs, submitted
 from hpcgpu.scaling import units
@@ -31,12 +32,24 @@ __all__ = ["attach", "program"]
 
 def program() -> str:
     """Return a description of this program, for people."""
+    return f"{_called()} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
+
+
+def _called() -> str:
+    """Return what its user calls this program: the notebook of a kernel, or the script, or the command."""
     script = Path(sys.argv[0])
-    called = script.parent.name if script.name == "__main__.py" else script.name or "python"
-    return f"{called} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
+    if "ipykernel" in sys.modules and (notebook := os.environ.get("JPY_SESSION_NAME")):  # the Jupyter server sets it
+        return f"notebook {printable(Path(notebook).name, 100)}"
+    if script.parent.name == "cluster" and script.name == "unattended.py":
+        return "unattended.py in the scheduler job"
+    name = script.parent.name if script.name == "__main__.py" else script.name or "python"
+    command = sys.argv[1] if name == "hpcgpu" and len(sys.argv) > 1 and sys.argv[1].isalpha() else ""
+    return f"{name} {command}".rstrip()
 
 
-async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob) -> None:
+async def attach(
+    state: ClusterState, options: Options, scheduler: SchedulerJob, *, serves_requests: bool = True
+) -> None:
     """Take over the jobs that the cluster has.
 
     Parameters
@@ -46,6 +59,8 @@ async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob)
     options : Options
     scheduler : SchedulerJob
         Becomes that of the cluster.
+    serves_requests : bool, default True
+        Whether this program does what other programs request.
 
     Raises
     ------
@@ -57,7 +72,7 @@ async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob)
     directory, dispatcher = state.dispatcher.directory, state.dispatcher
     # a queue that does not answer must not cost the cluster its manager
     await in_thread(live_jobs, directory, dispatcher.batch)
-    dispatcher.manager = directory.take_over(program()).number
+    dispatcher.manager = directory.take_over(program(), serves=serves_requests).number
     jobs: dict[str, Submit] = await in_thread(submitted, directory, dispatcher.batch)
     used = [units.sequence(submit.name, state.name) for submit in directory.submits()]
     state.registry.sequence = max([-1, *(number for number in used if number is not None)]) + 1

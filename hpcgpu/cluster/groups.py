@@ -273,10 +273,10 @@ def group_states(groups: Iterable[WorkerGroup], *, now: float) -> list[GroupStat
     return [
         GroupState(
             name=group.name,
-            target=group.adaptive.state.target if group.adaptive is not None else group.limits.maximum,
+            target=group.adaptive.decision.target if group.adaptive is not None else group.limits.maximum,
             minimum=group.limits.minimum if group.adaptive is not None else None,
             maximum=group.limits.maximum if group.adaptive is not None else None,
-            reason=group.adaptive.state.reason if group.adaptive is not None else group.reason,
+            reason=group.adaptive.decision.reason if group.adaptive is not None else group.reason,
             paused=group.failures.paused,
             gpu_hours=group.gpu_seconds(now=now) / 3600,
             maximum_gpu_hours=group.limits.gpu_seconds / 3600 if group.limits.gpu_seconds is not None else None,

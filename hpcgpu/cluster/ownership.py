@@ -53,6 +53,11 @@ class Ownership:
         """Whether another program has taken the cluster over."""
         return self.state is Owner.SUPERSEDED
 
+    @property
+    def left(self) -> bool:
+        """Whether this program has left the jobs to themselves, or to another manager."""
+        return self.superseded or self.state is Owner.DETACHED or bool(self.why)
+
     def detach(self) -> None:
         """Owner -> detached."""
         if self.owner:

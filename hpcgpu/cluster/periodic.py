@@ -96,7 +96,7 @@ class Periodic:
             self.reconciler.observe_silence()
             state.poll_now.set()
             await asyncio.sleep(pause)
-            if state.closing or state.failures.lost:
+            if not state.managed:
                 return
             try:
                 self.reconciler.observe_workers(await client.listen())
@@ -115,7 +115,7 @@ class Periodic:
         Whether a walltime ends, a pause is over, there is work for more jobs or for fewer.
         """
         state = self.reconciler.state
-        while not state.closing:
+        while state.ownership.owner and not state.closing:
             await _woken(state.decide_now, decision_interval(len(state.registry.active)))
             state.decide_now.clear()
             try:

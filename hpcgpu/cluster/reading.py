@@ -36,7 +36,7 @@ from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote import jupyter_server
 from hpcgpu.remote.report import Report
 from hpcgpu.remote.report import report as report_of
-from hpcgpu.remote.snapshot import Snapshot, assemble, snapshot
+from hpcgpu.remote.snapshot import Observer, Snapshot, assemble
 from hpcgpu.runtime import dashboard
 from hpcgpu.runtime.wire import GPUState
 from hpcgpu.scaling import units
@@ -59,6 +59,8 @@ class Readable(Adapter):
 
     #: What shows it in notebooks, once it was shown in one.
     _live: ClusterWidget | None = None
+    #: What reads it once another program, or none, manages its jobs.
+    _observer: Observer | None = None
 
     @property
     def fabric(self) -> Fabric:
@@ -156,6 +158,8 @@ class Readable(Adapter):
         Connected workers are shown as they are now. What the queue says may be some seconds old: the table says how
         old. `settle` polls it again.
         """
+        if self.left and self.same_directory:
+            return JobTable(self._now(self._snapshot([]), soon=True).jobs)
         state = self._state
         jobs, answered = list(state.registry.jobs.values()), state.dispatcher.monitor.answered_at
         age = state.now - answered if answered is not None and any(job.alive for job in jobs) else 0.0
@@ -167,31 +171,48 @@ class Readable(Adapter):
         return self.directory.has(self._state.dispatcher.token)
 
     def snapshot(self) -> Snapshot:
-        """Return the cluster as it is now: jobs, GPUs, groups, time left, GPU hours. Works also after `detach`.
+        """Return the cluster as it is now: jobs, GPUs, groups, time left, GPU hours.
+
+        Works also after `detach`, and after another program has taken it over: then it is what `hpcgpu.snapshot` shows.
 
         An awaitable where the cluster is asynchronous.
         """
         if self.asynchronous:
             return self.sync(self._async_snapshot)  # type: ignore[no-any-return]
         ended = self.status == Status.closed  # its event loop too
-        return self._now(self._snapshot([]) if ended else self.sync(self._query_snapshot))
+        return self._now(self._snapshot([]) if ended else self.sync(self._query_snapshot), soon=True)
 
     async def _async_snapshot(self) -> Snapshot:
-        return await in_thread(self._now, await self._query_snapshot())
+        own = await self._query_snapshot()
+        return await in_thread(lambda: self._now(own, soon=True))
 
-    def _now(self, own: Snapshot) -> Snapshot:
-        """Return this snapshot; of a cluster that this program has left, what other programs see of it."""
-        # a later cluster of its name is not it
-        if own.state not in ("closed", "ended") or self.directory.closing or not self.same_directory:
+    @property
+    def left(self) -> bool:
+        """Whether this program has left the cluster to itself or to another program, and only reads of it."""
+        return self._state.ownership.left
+
+    def _now(self, own: Snapshot, *, soon: bool = False) -> Snapshot:
+        """Return this snapshot; of a cluster that this program does not manage, what other programs see of it.
+
+        If `soon`, the queue is polled now; else as often as the cluster's cadence says.
+        """
+        lost = bool(self._state.failures.lost) and not self.directory.closing
+        if not (self.left or lost) or not self.same_directory:  # a later cluster of its name is not it
             return own
-        now = snapshot(self.directory.path)
+        self._observer = self._observer or Observer(self.directory)
+        if soon:
+            self._observer.soon()
+        now = self._observer.snapshot()
         return replace(now, problem="; ".join(filter(None, dict.fromkeys([own.problem, now.problem]))))
 
     async def _query_snapshot(self) -> Snapshot:
         client, gpus = self._state.client, list[GPUState]()
         if isinstance(client, RpcClient):
             with suppress(OSError, TimeoutError):
-                gpus = await client.gpus()
+                if self.left:  # its stream of events is another program's
+                    await client.workers()
+                else:
+                    gpus = await client.gpus()
         return self._snapshot(gpus)
 
     def _snapshot(self, gpus: Iterable[GPUState]) -> Snapshot:
@@ -333,6 +354,8 @@ class Readable(Adapter):
             return f"<{type(self).__name__}: not started>"
         if self.status == Status.failed:
             return f"{type(self).__name__}({self.name!r}, status=failed): {self._state.failures.lost}"
+        if self.left:
+            return f"{type(self).__name__}({self.name!r}, status={self.status.name}): {self._state.ownership.why}"
         active, failures = self.workers, self._state.failures
         states = Counter(job.state for job in self.jobs if job.name in active)
         jobs = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"

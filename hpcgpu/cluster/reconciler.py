@@ -470,7 +470,7 @@ class Reconciler:
             elif group.adaptive is not None:
                 limits = group.limits
                 parts.append(
-                    f"{what}adaptive, {limits.minimum} to {limits.maximum} jobs: {group.adaptive.state.reason}"
+                    f"{what}adaptive, {limits.minimum} to {limits.maximum} jobs: {group.adaptive.decision.reason}"
                 )
         return "; ".join([*parts, *self.shortages()])
 

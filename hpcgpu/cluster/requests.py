@@ -14,8 +14,10 @@ from typing import Any
 from hpcgpu.cluster.discovery import cluster_class
 from hpcgpu.cluster.unattended import request as request_adapt
 from hpcgpu.display.table import JobTable
+from hpcgpu.display.warn import warn
 from hpcgpu.errors import ClusterError
 from hpcgpu.options.common import DEFAULT
+from hpcgpu.remote.snapshot import snapshot
 from hpcgpu.runtime.reach import scheduler_of
 from hpcgpu.runtime.wire import RequestAnswer
 from hpcgpu.scaling import units
@@ -23,7 +25,7 @@ from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
 from hpcgpu.store.managers import AdaptArguments
 
-__all__ = ["adapt", "scale", "take_over_and_scale"]
+__all__ = ["adapt", "scale", "scale_and_wait"]
 
 #: Seconds until the scheduler has passed on the answer of the manager.
 _TIMEOUT = 45.0
@@ -49,7 +51,24 @@ def scale(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **size: i
         The batch system does not answer.
     """
     if not _done_by_manager(directory, "scale", {**size, "worker_group": worker_group}):
-        take_over_and_scale(directory, worker_group=worker_group, **size)
+        _take_over_and_scale(directory, worker_group=worker_group, **size)
+
+
+def scale_and_wait(directory: ClusterDirectory, *, jobs: int, worker_group: str = DEFAULT) -> JobTable:
+    """Set the number of worker jobs as `scale` does, wait until it is reached, and return the jobs.
+
+    For a manager that does it, the wait is short: it may have much else to do.
+    """
+    if not _done_by_manager(directory, "scale", {"jobs": jobs, "worker_group": worker_group}):
+        return _take_over_and_scale(directory, worker_group=worker_group, jobs=jobs)
+    deadline = time.monotonic() + _BEGINS
+    while time.monotonic() < deadline:
+        wanted = [one for one in directory.submits() if one.group == worker_group and one.kind == "worker"]
+        there = [one for one in wanted if not (one.refused or one.ended or one.cancelled)]
+        if len(there) == jobs and all(one.job_id is not None for one in there):
+            break
+        time.sleep(0.2)
+    return JobTable(snapshot(directory.path).jobs)
 
 
 def adapt(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **limits: Any) -> None:
@@ -89,7 +108,7 @@ def _in_jobs(directory: ClusterDirectory, group: str, limits: Mapping[str, Any])
     )
 
 
-def take_over_and_scale(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **size: Any) -> JobTable:
+def _take_over_and_scale(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **size: Any) -> JobTable:
     """Manage the cluster until it has this size, then leave it to itself; return its jobs.
 
     Any other program stops managing it.
@@ -119,6 +138,8 @@ def take_over_and_scale(directory: ClusterDirectory, *, worker_group: str = DEFA
 def _done_by_manager(directory: ClusterDirectory, what: str, arguments: dict[str, Any]) -> bool:
     """Let the manager do it; return whether there is one that could.
 
+    A manager that nobody can find any more does not hold up the cluster: a warning says so.
+
     Raises
     ------
     ClusterError
@@ -128,12 +149,16 @@ def _done_by_manager(directory: ClusterDirectory, what: str, arguments: dict[str
     while True:
         contact, manager = directory.contact(), directory.manager()
         # the manager in the scheduler job takes no requests: it does what ``adapt.json`` says
-        if manager is None or manager.lives is False:
+        if manager is None or manager.lives is False or not manager.serves:
             return False
         if contact is not None and _passed_on(directory, contact, what, arguments):
             return True
         late = time.monotonic() > deadline
-        if directory.adapt() or (contact is not None and late and manager.lives is None):
+        if contact is not None and late and manager.lives is None:
+            warn(
+                f"cluster {directory.path.name} is taken away from {manager}: the scheduler has not heard from it for "
+                "a minute, and it is not known whether it lives"
+            )
             return False
         if contact is None or late:
             raise ClusterError(

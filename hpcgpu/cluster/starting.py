@@ -81,7 +81,7 @@ class Starter:
         """Return when the scheduler can be reached."""
         state = self.reconciler.state
         if state.ownership.attached:
-            await attach(state, self.options, self._scheduler_job())
+            await attach(state, self.options, self._scheduler_job(), serves_requests=self.periodic.serves_requests)
             self.reconciler.drainer.go_on()
         else:
             await self._submit_scheduler()

@@ -139,9 +139,11 @@ class ClusterState:
         """Leave the cluster to another manager."""
         if self.ownership.supersede(why):
             for group in self.registry.groups.values():
-                group.adaptive = None
+                if group.adaptive is not None:
+                    group.adaptive.lose(why, now=self.now)
             unguard(self.dispatcher)
-            self.report(why)
+            self.messages.warn(why)  # once: what cannot be done any more says it again
+            self.changed.set()
 
     def spawn(
         self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None

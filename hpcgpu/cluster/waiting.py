@@ -18,6 +18,7 @@ from hpcgpu.cluster.worker_job import WorkerJob
 from hpcgpu.display.progress import Progress, waiting_for
 from hpcgpu.display.words import counted
 from hpcgpu.errors import ClusterError
+from hpcgpu.remote.lookup import ended_by_itself
 
 __all__ = ["wait_for_workers", "wanted_workers", "what_jobs_wait_for"]
 
@@ -63,11 +64,15 @@ async def wait_for_workers(
             state.check()
             if state.closing:
                 raise ClusterError(state.ownership.why or f"cluster {state.name} is closed")
+            if state.ownership.superseded:
+                _check_followed(state, n_workers)
             wanted = wanted_workers(state) if n_workers is None else n_workers
             there = len(state.known_workers)
-            if there >= wanted and await _ready(state) >= wanted:
+            if (there >= wanted or state.ownership.superseded) and await _ready(state) >= wanted:
                 return
-            if (now := time.monotonic()) >= look:  # it looks at all jobs, and each worker that connects is a change
+            if state.ownership.superseded:  # what its jobs wait for is the other program's affair
+                progress.update(f"cluster {state.name}: waiting for {counted(wanted, 'worker')}", state.ownership.why)
+            elif (now := time.monotonic()) >= look:  # it looks at all jobs, and each worker that connects is a change
                 look = now + _LOOK
                 active = state.registry.active.values()
                 missing = [job for job in active if len(job.workers) < job.group.options.workers_per_job]
@@ -76,7 +81,7 @@ async def wait_for_workers(
                 progress.update(
                     f"cluster {state.name}: waiting for {counted(wanted, 'worker')}", f"{there} connected; {why}"
                 )
-            if now > deadline:
+            if time.monotonic() > deadline:
                 error = WorkerStartTimeoutError(there, wanted, timeout)
                 error.add_note(f"cluster {state.name}: {why}")
                 raise error
@@ -84,11 +89,20 @@ async def wait_for_workers(
                 await asyncio.wait_for(state.changed.wait(), _LOOK)
 
 
+def _check_followed(state: ClusterState, n_workers: int | None) -> None:
+    """Raise where another program has taken the cluster over, and this one cannot wait for its workers."""
+    directory = state.dispatcher.directory
+    if n_workers is None or directory.closing or ended_by_itself(directory):
+        raise ClusterError(state.ownership.why)
+
+
 async def _ready(state: ClusterState) -> int:
     """Query the scheduler: a worker that has just connected is not ready yet."""
     if not isinstance(state.client, RpcClient):
         return -1
     try:
+        if state.ownership.superseded:  # its stream of events is another program's
+            await state.client.workers()
         return await state.client.running()
     except (OSError, TimeoutError):
         state.poll_now.set()

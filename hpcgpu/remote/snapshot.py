@@ -6,6 +6,7 @@ It joins the journal, the queue and the scheduler. It changes nothing and manage
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -285,9 +286,14 @@ class Observer:
         self._statuses: dict[str, JobStatus] = {}
         self._journal_size = -1
         self._problem = ""
+        self._one_at_a_time = threading.Lock()
 
     def snapshot(self) -> Snapshot:
         """Return the cluster as it is now; blocks."""
+        with self._one_at_a_time:
+            return self._snapshot()
+
+    def _snapshot(self) -> Snapshot:
         directory, now = self.directory, time.time()
         batch = batch_of(directory)
         self._poll(batch, now=now)

@@ -47,6 +47,8 @@ class ManagerRecord:
         Its identity there; see `hpcgpu.posix.processes`.
     left : bool
         Whether it has left the cluster to itself, though it may live.
+    serves : bool
+        Whether it does what other programs request. The manager in the scheduler job does what ``adapt.json`` says.
     """
 
     number: int = 0
@@ -54,6 +56,7 @@ class ManagerRecord:
     host: str = ""
     process: list[int] = field(default_factory=list)
     left: bool = False
+    serves: bool = True
 
     @property
     def lives(self) -> bool | None:
@@ -71,15 +74,18 @@ class ManagerRecord:
 class Managers(Files):
     """The managers of the cluster of one directory."""
 
-    def take_over(self, program: str) -> ManagerRecord:
+    def take_over(self, program: str, *, serves: bool = True) -> ManagerRecord:
         """Become the cluster's manager: no earlier one submits or cancels from now on.
 
         Parameters
         ----------
         program : str
             Who this is, for people.
+        serves : bool, default True
+            Whether it does what other programs request.
         """
-        record = ManagerRecord(program=program, host=socket.gethostname(), process=processes.identity(os.getpid()))
+        process = processes.identity(os.getpid())
+        record = ManagerRecord(program=program, host=socket.gethostname(), process=process, serves=serves)
         # Written before a number is taken: on a full disk the present manager must remain.
         draft = self.write(f".manager-{secrets.token_hex(4)}", json.dumps(asdict(record)))
         try:

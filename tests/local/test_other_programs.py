@@ -16,7 +16,8 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster import requests
 from hpcgpu.cluster.notebook import _Control
 from hpcgpu.remote.lookup import locate, stop
-from tests.helpers import CPU, GPU
+from tests.helpers import CPU, GPU, printed
+from tests.helpers import hpcgpu as hpcgpu_command
 
 Until = Callable[..., None]
 
@@ -129,3 +130,77 @@ def test_a_cluster_without_a_manager_is_scaled_and_left_to_itself(queue: LocalQu
 
 def _of(name: str) -> Snapshot:
     return hpcgpu.snapshot(name)
+
+
+#: What a program that takes the cluster over does; it lives until its input ends.
+_TAKES_OVER = """
+import sys
+from hpcgpu import LocalGPUCluster
+cluster = LocalGPUCluster.from_name(sys.argv[1], shutdown_on_close=False)
+cluster.scale(jobs=int(sys.argv[2]))
+cluster.settle()
+cluster.wait_for_workers(int(sys.argv[2]))
+print("scaled", flush=True)
+sys.stdin.read()
+"""
+
+
+def _about(snapshot: Snapshot) -> dict[str, object]:
+    """What must not differ between two snapshots of the same moment."""
+    jobs = sorted((job.name, job.state, job.workers) for job in snapshot.jobs)
+    sizes = [(group["name"], group["target"], group["maximum"]) for group in snapshot.groups]
+    return {"state": snapshot.state, "workers": snapshot.workers, "jobs": jobs, "groups": sizes} | {
+        "manager": snapshot.manager,
+        "scheduler": snapshot.scheduler,
+        "warnings": snapshot.warnings,
+        "detached": snapshot.detached,
+    }
+
+
+def test_a_program_whose_cluster_was_taken_over_goes_on_reading(queue: LocalQueue, until: Until) -> None:
+    first = LocalGPUCluster(**CPU, name="over", jobs=1)
+    first.wait_for_workers(1)
+    kept = first.adapt(minimum_jobs=1, maximum_jobs=2)
+    control = _Control(first)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        program = subprocess.Popen(
+            [sys.executable, "-c", _TAKES_OVER, "over", "3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert program.stdout is not None and program.stdin is not None
+            assert program.stdout.readline() == "scaled\n"
+            until(lambda: not first.managing, "it notices")
+            until(lambda: _of("over").groups and _of("over").groups[0]["target"] == 3, "the other one reports")
+            assert first.wait_for_workers(3) is None and len(first.scheduler_info["workers"]) == 3
+            own, other = first.snapshot(), _of("over")
+            assert _about(own) == _about(other)
+            assert own.workers == 3 and [job.workers for job in first.jobs if job.kind == "worker"] == [1, 1, 1]
+            assert f"(process {program.pid} on " in own.manager
+            assert f"process {program.pid}" in repr(first) and "workers=" not in repr(first)
+            for adaptive in (kept, first.adaptive):
+                assert adaptive is not None and not adaptive.running
+                with pytest.raises(ClusterError, match=f"taken over by .*process {program.pid} "):
+                    _ = adaptive.state
+            with pytest.raises(ClusterError, match="taken over by"):
+                first.wait_for_workers()
+            requests.scale(locate("over"), jobs=2)  # as a click does, by the Jupyter server
+            until(lambda: first.snapshot().workers == 2, "what it shows follows")
+            assert _about(first.snapshot()) == _about(_of("over"))
+        finally:
+            program.communicate("")
+        control.stop()
+        assert _about(first.snapshot()) == _about(_of("over")) and first.snapshot().state == "closed"
+        states = {job.kind: job.state for job in first.snapshot().jobs}
+        assert "running" not in states.values() and len(first.snapshot().jobs) == 4, "no job is shown as running"
+    told = [str(one.message) for one in caught if "taken over" in str(one.message)]
+    assert len(told) == 1 and f"process {program.pid} " in told[0], "the notice comes once, and names the program"
+
+
+def test_the_command_scales_a_cluster_and_leaves_it_to_its_program(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(**CPU, name="stays", jobs=1) as cluster:
+        cluster.wait_for_workers(1)
+        done = hpcgpu_command("scale", "stays", "--jobs", "2", "--json")
+        assert done.returncode == 0 and "stays-1" in [job["name"] for job in printed("scale", done.stdout)], done.stderr
+        assert cluster.managing and not cluster.directory.detached
+        cluster.wait_for_workers(2)

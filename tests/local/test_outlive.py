@@ -224,7 +224,7 @@ def test_the_second_manager_takes_over_and_the_first_says_so(queue: LocalQueue, 
     ):
         first.scale(jobs=3)
     with pytest.raises(ClusterError, match="was taken over by"):
-        first.wait_for_workers(1)
+        first.wait_for_workers()
     second.scale(jobs=2)
     second.wait_for_workers(2)
     with first.get_client() as client:
