@@ -17,7 +17,8 @@ from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.worker_job import WorkerJob
 from hpcgpu.display.progress import Progress, waiting_for
 from hpcgpu.display.words import counted
-from hpcgpu.errors import ClusterError
+from hpcgpu.errors import BatchError, ClusterError
+from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote.lookup import ended_by_itself
 
 __all__ = ["wait_for_workers", "wanted_workers", "what_jobs_wait_for"]
@@ -57,7 +58,7 @@ async def wait_for_workers(
     See `hpcgpu.cluster.gpucluster.GPUCluster.wait_for_workers`.
     """
     deadline = time.monotonic() + parse_timedelta(timeout) if timeout is not None else math.inf
-    look, why = -math.inf, ""
+    look, why, by_hand = -math.inf, "", _ByHand(state)
     with Progress(quiet) as progress:
         while True:
             state.changed.clear()
@@ -76,7 +77,7 @@ async def wait_for_workers(
                 look = now + _LOOK
                 active = state.registry.active.values()
                 missing = [job for job in active if len(job.workers) < job.group.options.workers_per_job]
-                _check_within_reach(state, wanted, missing)
+                await _check_within_reach(state, wanted, missing, by_hand)
                 why = _why_not_there(state, missing)
                 progress.update(
                     f"cluster {state.name}: waiting for {counted(wanted, 'worker')}", f"{there} connected; {why}"
@@ -115,25 +116,49 @@ def _why_not_there(state: ClusterState, missing: Collection[WorkerJob]) -> str:
     return "; ".join([what_jobs_wait_for(state, missing), *kept_out] if missing else kept_out)
 
 
-def _check_within_reach(state: ClusterState, wanted: int, missing: Iterable[WorkerJob]) -> None:
+class _ByHand:
+    """Worker jobs of one cluster that the user submitted, with the cluster's own script."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._queried = -math.inf
+        self._workers: int | None = None
+
+    async def workers(self) -> int | None:
+        """Return how many workers they have or will have; None while the queue has not answered."""
+        dispatcher, now = self._state.dispatcher, time.monotonic()
+        if now - self._queried >= dispatcher.monitor.cadence.poll_interval:
+            self._queried = now
+            place = dispatcher.directory.path.resolve()
+            with suppress(BatchError):
+                found = await in_thread(dispatcher.batch.marked, lambda path: path.parent.resolve() == place)
+                own = {job.job_id for job in self._state.registry.jobs.values()}
+                groups = {group.script.name: group for group in self._state.registry.groups.values()}
+                scripts = [path.name for job_id, path in found.items() if job_id not in own and path.name in groups]
+                self._workers = sum(groups[name].options.workers_per_job for name in scripts)
+        return self._workers
+
+
+async def _check_within_reach(state: ClusterState, wanted: int, missing: Iterable[WorkerJob], by_hand: _ByHand) -> None:
     """Raise if this number of workers can never be reached.
 
     The plan has fewer workers, or its jobs cannot start, and nothing will change that.
     """
     active, groups = state.registry.active.values(), state.registry.groups.values()
     own = {address for job in active for address in job.workers}
-    within_reach = len(state.known_workers - own) + sum(
-        group.within_reach * group.options.workers_per_job for group in groups
-    )
+    others = len(state.known_workers - own)
+    within_reach = others + sum(group.within_reach * group.options.workers_per_job for group in groups)
     within_reach -= sum(len(job.work.absence.since) for job in active if job.lost_workers and job.group.failures.paused)
     unschedulable = [job for job in missing if state.failures.unschedulable([job.name])]
     if within_reach - sum(job.group.options.workers_per_job for job in unschedulable) < wanted:
         state.check_schedulable(unschedulable)
+    if within_reach >= wanted or (hand := await by_hand.workers()) is None:
+        return
+    within_reach += max(0, hand - others)
     if within_reach < wanted:
         jobs = sum(group.within_reach for group in groups)
         paused = next((group.failures.paused for group in groups if group.failures.paused), "")
-        why = paused or f"call scale({wanted})"
-        raise ClusterError(
-            f"cluster {state.name} can have {counted(within_reach, 'worker')} in {counted(jobs, 'job')}, fewer than "
-            f"{wanted}: {why}"
-        )
+        why = paused or f"call scale({wanted - hand})"
+        also = f" and in those that you submitted ({counted(hand, 'worker')})" if hand else ""
+        there = f"{counted(within_reach, 'worker')} in {counted(jobs, 'job')}{also}"
+        raise ClusterError(f"cluster {state.name} can have {there}, fewer than {wanted}: {why}")

@@ -7,9 +7,11 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed.exceptions import WorkerStartTimeoutError
 from rich.console import Console
 
 from hpcgpu import LocalGPUCluster
@@ -17,7 +19,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.display.progress import Progress
 from hpcgpu.errors import ClusterError, SubmitLimited, SubmitRefused
 from tests.conftest import told
-from tests.helpers import CPU, waiting
+from tests.helpers import CPU, GPU, block_queue, names, waiting
 
 Until = Callable[..., None]
 LIMIT = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
@@ -120,3 +122,20 @@ def test_a_terminal_that_cannot_move_its_cursor_shows_the_lines_too() -> None:
     with progress_on(stream, terminal=True, kind="dumb") as progress:
         progress.update("cluster demo: waiting for 3 workers", "the queue is full")
     assert stream.getvalue() == "hpcgpu: cluster demo: waiting for 3 workers: the queue is full\n"
+
+
+def test_a_job_that_the_user_submitted_by_hand_is_waited_for(queue: LocalQueue, home: Path, fake_gpus: None) -> None:
+    with LocalGPUCluster(name="hand", jobs=0, **GPU) as cluster:
+        blocker = block_queue(queue, home)
+        job = queue.submit(cluster.directory.path / "worker.sh", job_name="hand")
+        with pytest.raises(WorkerStartTimeoutError):
+            cluster.wait_for_workers(2, timeout=1)
+        more = (
+            r"can have 2 workers in 0 jobs and in those that you submitted \(2 workers\), fewer than 4: call scale\(2\)"
+        )
+        with pytest.raises(ClusterError, match=more):
+            cluster.wait_for_workers(4)
+        queue.cancel([blocker])
+        cluster.wait_for_workers(2)
+        assert names(cluster) == {f"hand-by-hand-{job}-0", f"hand-by-hand-{job}-1"}
+        queue.cancel([job])

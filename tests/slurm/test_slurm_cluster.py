@@ -223,7 +223,7 @@ def test_a_worker_script_may_be_submitted_by_hand(bed: SlurmBed, until: Until) -
         job = subprocess.run(
             ["sbatch", "--parsable", str(script)], check=True, capture_output=True, text=True
         ).stdout.strip()
-        until(lambda: cluster.scheduler_info["workers"], "the worker joins")
+        cluster.wait_for_workers(1)
         [worker] = cluster.scheduler_info["workers"].values()
         assert worker["name"] == f"{cluster.name}-by-hand-{job}"
         subprocess.run(["scancel", job], check=True)
