@@ -21,6 +21,7 @@ from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
 from hpcgpu.batch.reasons import Outlook, explain, outlook
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Cancelled, SubmitLimited, SubmitRefused
 from hpcgpu.runtime.place import end_of_walltime
+from hpcgpu.scaling.replacement import Failures, classify
 
 RECORDED = (Path(__file__).parent / "openpbs-qstat.txt").read_text()
 NODES = (Path(__file__).parent / "openpbs-pbsnodes.txt").read_text()
@@ -170,6 +171,9 @@ def test_comments_in_words(comment: str, prospect: Outlook, words: str) -> None:
         ({"Exit_status": "-29", "substate": "93"}, JobState.TIMEOUT, None),
         ({"Exit_status": "-27", "substate": "93"}, JobState.OUT_OF_MEMORY, None),
         ({"Exit_status": "-4", "substate": "93"}, JobState.NODE_FAIL, None),
+        ({"Exit_status": "-14", "substate": "93"}, JobState.NODE_FAIL, None),
+        ({"Exit_status": "-20", "substate": "93", "comment": "Job run at ... and failed"}, JobState.NODE_FAIL, None),
+        ({"Exit_status": "-99", "substate": "93"}, JobState.FAILED, None),
         ({"Exit_status": "-3", "substate": "93"}, JobState.FAILED, None),
         ({"Exit_status": "265", "substate": "93"}, JobState.FAILED, 137),
         ({"Exit_status": "271", "substate": "91"}, JobState.CANCELLED, 143),
@@ -187,6 +191,19 @@ def test_how_a_job_ended(attributes: dict[str, str], state: JobState, exit_code:
     text = "Job Id: 5.pbs01\n    job_state = F\n" + "".join(f"    {k} = {v}\n" for k, v in attributes.items()) + "\n"
     status = parsed(text)["5.pbs01"]
     assert (status.state, status.exit_code) == (state, exit_code)
+
+
+def test_jobs_of_a_dead_node_do_not_end_the_scaling() -> None:
+    text = (
+        "Job Id: 5.pbs01\n    job_state = F\n    substate = 93\n    Exit_status = -20\n"
+        "    comment = Job run at Mon Nov 23 at 09:00 on (n3:ncpus=1) and failed\n\n"
+    )
+    status = parsed(text)["5.pbs01"]
+    assert "its node failed [" in explain(status) and "(Exit_status = -20: PBS lost its first node)" in explain(status)
+    failures = Failures(restarts=0)
+    for _ in range(5):
+        failures.job_ended(classify(status.state, lasted=None), "n3", now=0.0)
+    assert not failures.paused
 
 
 @pytest.mark.parametrize("letter", ["M", "", "?", "QUANTUM"])
@@ -476,7 +493,7 @@ def test_a_job_over_its_walltime(batch: PBS, pbs: Site) -> None:
     path.write_text(path.read_text().replace("01:00:00", "00:00:01"))
     status = finish(batch, batch.submit(path, job_name="ada-1"))
     assert status.state is JobState.TIMEOUT
-    assert "exceeded resource walltime (Exit_status = -29)" in explain(status)
+    assert "exceeded resource walltime (Exit_status = -29: its walltime is over)" in explain(status)
 
 
 def test_a_server_that_is_away_is_said_and_nothing_is_concluded(batch: PBS, pbs: Site, naps: list[float]) -> None:

@@ -21,6 +21,7 @@ from hpcgpu.batch.command import Result, require, run
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.marks import is_job_script
 from hpcgpu.batch.pbs import estimate as estimates
+from hpcgpu.batch.pbs.exits import EXITS
 from hpcgpu.batch.pbs.names import VARIABLE, pbs_name
 from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes, seconds
 from hpcgpu.batch.pbs.reasons import REASONS
@@ -42,13 +43,6 @@ _STATES = {
     "S": JobState.RUNNING,
     "U": JobState.RUNNING,
     "E": JobState.COMPLETING,
-}
-#: Negative values of Exit_status (OpenPBS, ``job.h``, JOB_EXEC_*). What is not here is a failure.
-_EXIT_STATUS = {
-    -4: JobState.NODE_FAIL,  # INITABT: its MoM was started anew
-    -26: JobState.OUT_OF_MEMORY,  # KILL_VMEM
-    -27: JobState.OUT_OF_MEMORY,  # KILL_MEM
-    -29: JobState.TIMEOUT,  # KILL_WALLTIME [recorded]
 }
 #: What the comment of an ended job says where Exit_status does not.
 _COMMENTS = [
@@ -166,7 +160,7 @@ def _end(job: Mapping[str, str]) -> tuple[JobState, int | None]:
     if told is not None:
         return told, code
     if status < 0:
-        return _EXIT_STATUS.get(status, JobState.FAILED), code
+        return (EXITS[status].state if status in EXITS else JobState.FAILED), code
     if job.get("substate") == _DELETED:
         return JobState.CANCELLED, code
     return (JobState.COMPLETED if status == 0 else JobState.FAILED), code
@@ -177,10 +171,11 @@ def _reason(job: Mapping[str, str]) -> str:
     if job.get("job_state") == "H":
         held = [f"{name} = {job[name]}" for name in ("Hold_Types", "depend") if name in job]
         return ", ".join([*held, *filter(None, [job.get("comment")])])
-    exit_status = job.get("Exit_status", "")
-    return " ".join(
-        filter(None, [job.get("comment", ""), f"(Exit_status = {exit_status})" if exit_status.startswith("-") else ""])
-    )
+    words = [job.get("comment", "")]
+    if (exit_status := job.get("Exit_status", "")).startswith("-"):
+        known = next((ending.words for code, ending in EXITS.items() if exit_status == str(code)), "")
+        words.append(f"(Exit_status = {exit_status}{': ' * bool(known)}{known})")
+    return " ".join(filter(None, words))
 
 
 def _epoch(text: str) -> float | None:
