@@ -9,7 +9,10 @@ import re
 
 from hpcgpu.batch.base import JobState, JobStatus, Outlook, Reasons
 
-__all__ = ["Outlook", "advice", "explain", "outlook"]
+__all__ = ["OWN_CANCEL", "Outlook", "advice", "explain", "outlook"]
+
+#: Why a job ended that this tool cancelled: the queue does not know whose wish that was.
+OWN_CANCEL = "hpcgpu cancelled it"
 
 _ENDS = {
     JobState.COMPLETED: "it ended by itself",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.monitor import View
-from hpcgpu.batch.reasons import explain
+from hpcgpu.batch.reasons import OWN_CANCEL, explain
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.phases import Active, Drain, Draining, Ended, Phase, Planned, Queued, Running, Submitting, Work
 from hpcgpu.display.jobinfo import JobInfo
@@ -249,13 +249,15 @@ class Job:
         status = self.queue_status
         state = status.state
         if self.job_id in self.dispatcher.cancelled and not state.ended and not self.proven:
-            state, reason = JobState.COMPLETING, "hpcgpu cancelled it"
+            state, reason = JobState.COMPLETING, OWN_CANCEL
         elif self.job_id is None:
             reason = "it is being submitted"
         elif state is JobState.PENDING and (self.view is None or not self.view.polled):
             reason = "the queue has not reported it yet"
         elif state is JobState.RUNNING:
             reason = self.shortage(now=now)
+        elif state is JobState.CANCELLED and self.job_id in self.dispatcher.cancelled:
+            reason = OWN_CANCEL
         else:
             reason = explain(status)
         return JobInfo(

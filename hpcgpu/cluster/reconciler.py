@@ -266,6 +266,8 @@ class Reconciler:
         report, dispatcher = scheduler.loss_report(self.state.name), self.state.dispatcher
         if is_there(dispatcher.directory, dispatcher.token) is False:
             report = f"the directory {dispatcher.directory.path} of the cluster was removed, and {report}"
+        elif dispatcher.directory.is_of(dispatcher.token) and dispatcher.directory.closing:  # not by this program
+            report = f"cluster {self.state.name} was stopped by another program, such as `hpcgpu stop`"
         await self.fail(report)
 
     async def fail(self, failure: str) -> None:

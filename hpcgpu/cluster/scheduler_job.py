@@ -16,6 +16,9 @@ from hpcgpu.store.directory import Contact
 
 __all__ = ["SchedulerJob"]
 
+#: Seconds by which a walltime ends earlier than before, if an operator has shortened it.
+_SHORTENED = 60.0
+
 
 class SchedulerJob(Job):
     """A scheduler in a job of the batch queue; see `hpcgpu.cluster.scheduler.Scheduler`.
@@ -43,6 +46,7 @@ class SchedulerJob(Job):
         self.reached_at: float | None = None
         self.answers = False
         self._warned: set[str] = set()
+        self._ends: float | None = None
 
     @property
     def address(self) -> str | None:
@@ -96,19 +100,23 @@ class SchedulerJob(Job):
     def end_is_near(self, *, now: float) -> str:
         """Return a warning that the walltime ends soon; empty otherwise.
 
-        There is one after four fifths of the walltime, and one when 15 min are left.
+        There is one after four fifths of the walltime, one when 15 min are left if that is later, and one when an
+        operator has shortened the walltime.
         """
         status = self.queue_status
         if status.state is not JobState.RUNNING or status.start is None or status.end is None:
             return ""
-        left = status.end - now
-        due = [mark for mark, limit in (("80 %", (status.end - status.start) / 5), ("15 min", 900.0)) if left <= limit]
-        if not set(due) - self._warned:
+        left, share = status.end - now, (status.end - status.start) / 5
+        shortened = self._ends is not None and status.end < self._ends - _SHORTENED
+        self._ends = status.end
+        due = [mark for mark, limit in (("80 %", share), ("15 min", min(900.0, share))) if left <= limit]
+        if not shortened and not set(due) - self._warned:
             return ""
         self._warned.update(due)
+        ends = f"{'was shortened: it ' * shortened}ends in {max(0.0, left) / 60:.0f} min"
         return (
-            f"the walltime of the scheduler job {self.job_id} ends in {max(0.0, left) / 60:.0f} min, and the "
-            "cluster with it: fetch your results. Next time, request more with scheduler={'walltime': ...}"
+            f"the walltime of the scheduler job {self.job_id} {ends}, and the cluster with it: fetch your results. "
+            "Next time, request more with scheduler={'walltime': ...}"
         )
 
     def loss_report(self, cluster: str) -> str:

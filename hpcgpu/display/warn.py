@@ -12,6 +12,9 @@ __all__ = ["warn"]
 
 #: Modules that call this package without a line of the user: the event loop in its thread, the command line.
 _NO_USER = ("asyncio", "threading", "tornado", "click")
+#: The file of a warning that no line of the user led to.
+_NOWHERE = "hpcgpu"
+_before = warnings.formatwarning
 
 
 def warn(message: str) -> None:
@@ -24,9 +27,19 @@ def warn(message: str) -> None:
     while frame is not None and _package(frame) in ("hpcgpu", "distributed"):
         frame = frame.f_back
     if frame is None or _package(frame) in _NO_USER:
-        warnings.warn_explicit(message, ClusterWarning, "hpcgpu", 0)
+        warnings.formatwarning = _format
+        warnings.warn_explicit(message, ClusterWarning, _NOWHERE, 0)
     else:
         warnings.warn_explicit(message, ClusterWarning, frame.f_code.co_filename, frame.f_lineno)
+
+
+def _format(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Leave out the line of a warning that has none; `warnings.formatwarning` may be replaced."""
+    if filename == _NOWHERE:
+        return f"{category.__name__}: {message}\n"
+    return _before(message, category, filename, lineno, line)
 
 
 def _package(frame: FrameType) -> str:

@@ -9,14 +9,14 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, cast
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
 from hpcgpu.batch.cadence import POLL_INTERVAL, Cadence
-from hpcgpu.batch.reasons import explain
+from hpcgpu.batch.reasons import OWN_CANCEL, explain
 from hpcgpu.display.jobinfo import JobInfo, JobJSON
 from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.posix.threads import run
@@ -35,6 +35,8 @@ __all__ = ["GPUInfo", "Observer", "Snapshot", "SnapshotJSON", "assemble", "gpu_s
 
 #: Jobs that have ended which are shown: the last ones.
 _PAST = 1000
+#: Seconds by which the clocks of the queue and of this machine may differ.
+_CLOCKS = 5.0
 #: Seconds for one answer of the scheduler.
 _TIMEOUT = 10.0
 
@@ -372,7 +374,8 @@ class Observer:
             usual = waits.get(job.group) if job.state == JobState.PENDING.value else None
             gpus = kept.gpus(submit.kind, submit.group) if kept is not None else None
             found.append(replace(job, gpus=gpus or 0, usual_wait=usual))
-        return sorted(found, key=lambda job: job.submitted)
+        ours = {submit.name for submit in [*self._past, *self._submits.values()] if submit.cancelled}
+        return sorted((_whose(job, ours, self.directory.over()) for job in found), key=lambda job: job.submitted)
 
 
 async def _query(contact: Contact, directory: ClusterDirectory) -> SchedulerState:
@@ -446,6 +449,22 @@ def _ended(submit: Submit, how: End, log: Path, kept: saved.Saved | None) -> Job
         started=how.start,
         ended=how.end,
     )
+
+
+def _whose(job: JobInfo, ours: Collection[str], over: float | None) -> JobInfo:
+    """Say of a cancelled job that hpcgpu cancelled it, where the journal has that.
+
+    Parameters
+    ----------
+    job : JobInfo
+    ours : collection of str
+        Names of the jobs that a manager decided to end.
+    over : float or None
+        When the cluster was closed or stopped, epoch seconds. The clocks of the queue and of this machine may differ.
+    """
+    with_all = over is not None and (job.ended is None or job.ended >= over - _CLOCKS)
+    own = job.state == JobState.CANCELLED.value and (job.name in ours or with_all)
+    return replace(job, reason=OWN_CANCEL) if own else job
 
 
 def _kept(directory: ClusterDirectory) -> saved.Saved | None:

@@ -1600,3 +1600,34 @@ async def test_many_jobs_that_can_never_start_are_cancelled_by_one_command(tmp_p
         await site.polled()
     assert cancelled[0] == 30 and len(site.warned) == 4
     assert site.warned[3].startswith("27 more worker jobs will never start either: 27 ")
+
+
+@pytest.mark.parametrize(
+    ("walltime", "warns_at"),
+    [(600.0, [480.0]), (900.0, [720.0]), (3600.0, [2880.0]), (8 * 3600.0, [0.8 * 8 * 3600, 8 * 3600 - 900.0])],
+)
+async def test_the_end_of_the_walltime_is_told_by_the_share_that_is_left(
+    site: Site, walltime: float, warns_at: list[float]
+) -> None:
+    start = site.now
+    site.says("demo-scheduler", JobState.RUNNING, start=start, end=start + walltime)
+    await site.state.poll()
+    told = [at for at in range(0, int(walltime), 10) if site.scheduler.end_is_near(now=start + at)]
+    assert told == [pytest.approx(at, abs=10) for at in warns_at]
+
+
+async def test_a_walltime_that_an_operator_shortens_is_told(site: Site) -> None:
+    start = site.now
+    for left, told in ((36000.0, ""), (36010.0, ""), (7200.0, "was shortened: it ends in 120 min"), (7200.0, "")):
+        site.says("demo-scheduler", JobState.RUNNING, start=start, end=start + left)
+        await site.state.poll()
+        said = site.scheduler.end_is_near(now=start)
+        assert told in said and bool(told) is bool(said)
+
+
+async def test_a_cluster_that_hpcgpu_stop_has_stopped_ends_without_a_log(site: Site) -> None:
+    site.directory.begin_close()
+    site.says("demo-scheduler", JobState.CANCELLED, end=site.now)
+    site.client.listening = False
+    await site.polled()
+    assert site.warned == ["cluster demo was stopped by another program, such as `hpcgpu stop`"]

@@ -110,3 +110,23 @@ def test_a_job_of_somebody_else_that_has_the_id_by_now_is_not_shown() -> None:
     theirs = JobStatus(job_id="7", state=JobState.RUNNING, name="somebody-else")
     batch = SimpleNamespace(poll=lambda ids: {"7": theirs}, ended=lambda ids: {"7": theirs})
     assert queries.looked_up({"7": of}, batch) == {}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "ended", "over", "ours"),
+    [
+        ("demo-0", "cancelled", 90.0, None, True),  # a manager had decided to end it
+        ("demo-1", "cancelled", 90.0, None, False),
+        ("demo-1", "cancelled", 90.0, 200.0, False),  # somebody else cancelled it, long before the cluster was stopped
+        ("demo-1", "cancelled", 201.0, 200.0, True),
+        ("demo-0", "failed", 90.0, 80.0, False),
+    ],
+)
+def test_a_cancel_of_our_own_is_not_blamed_on_others(
+    name: str, state: str, ended: float, over: float | None, ours: bool
+) -> None:
+    job = JobInfo(
+        id="7", kind="worker", name=name, state=state, reason="others", waited=0.0, node="", workers=0, log=Path("log"),
+        ended=ended,
+    )  # fmt: skip
+    assert snapshot._whose(job, {"demo-0"}, over).reason == ("hpcgpu cancelled it" if ours else "others")

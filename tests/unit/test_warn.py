@@ -33,8 +33,8 @@ def test_a_warning_points_to_the_line_of_the_user_or_to_none(tmp_path: Path) -> 
     assert done.stderr.splitlines() == [
         f"{script}:7: ClusterWarning: called by the user",
         '  inside("called by the user")  # this line',
-        "hpcgpu:0: ClusterWarning: called by a thread",
-        "hpcgpu:0: ClusterWarning: called by the loop",
+        "ClusterWarning: called by a thread",
+        "ClusterWarning: called by the loop",
     ]
 
 
