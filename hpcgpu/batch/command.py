@@ -33,10 +33,14 @@ _SCRUBBED = (
     "SRUN_",
     "SQUEUE_",
     "SACCT_",
+    "SINFO_",
+    "SCONTROL_",
+    "SPRIO_",
     "SCANCEL_",
     "PMIX_",
     "PMI_",
     "PBS_DPREFIX",
+    "PBS_QSTAT_",
     "PBS_SHELL",
 )
 _KEPT = frozenset({"SLURM_CONF", "SLURM_JWT"})

@@ -39,8 +39,11 @@ def outlook(status: JobStatus) -> Outlook:
     return _pending(status)[0]
 
 
-def explain(status: JobStatus) -> str:
-    """Return one sentence on why a job waits or ended, with the batch system's own words in brackets."""
+def explain(status: JobStatus, *, kind: str = "worker") -> str:
+    """Return one sentence on why a job waits or ended, with the batch system's own words in brackets.
+
+    Options that the scheduler job does not inherit from the workers are named as its own.
+    """
     if status.state is JobState.PENDING:
         sentence = _pending(status)[1]
     else:
@@ -51,6 +54,8 @@ def explain(status: JobStatus) -> str:
             sentence = words.get(code) or words.get(code.split(":", 1)[0], sentence)
         if status.exit_code:
             sentence = f"{sentence}, exit code {status.exit_code}"
+    if kind == "scheduler":
+        sentence = re.sub("`(cores|memory)`", r"`scheduler={'\1': ...}`", sentence)
     own = status.reason
     return f"{sentence} [{own}]" if own and sentence else sentence or own
 

@@ -235,11 +235,12 @@ def _print(found: Snapshot, every: bool) -> None:
         launch = Path(found.directory) / "launch.sh"
         say(f"cluster    {found.name} on {found.system}: not launched yet. To launch it, run: {launch} JOBS")
         return
+    absent = "does not answer" if found.state == "unreachable" else "not running"
     lines = [
         f"cluster    {found.name} on {found.system}: {found.state}{kept}",
         f"workers    {found.workers}, on {counted(found.gpus, 'GPU')}",
-        f"scheduler  {found.scheduler or 'not running'}",
-        f"dashboard  {found.dashboard or 'not running'}"
+        f"scheduler  {found.scheduler or absent}",
+        f"dashboard  {found.dashboard or absent}"
         + f" (link with its token: hpcgpu dashboard {found.name})" * bool(found.dashboard),
     ]
     lines += [f"fabric     {found.fabric}"] * bool(found.fabric)

@@ -35,8 +35,9 @@ from hpcgpu.cluster.worker_job import WorkerJob
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.warn import warn
 from hpcgpu.display.words import listed
-from hpcgpu.errors import BatchError, ClusterError
+from hpcgpu.errors import BatchError, ClusterError, Damaged, NameLost, Superseded
 from hpcgpu.options.common import Options
+from hpcgpu.runtime.reach import no_answer
 from hpcgpu.scaling import units
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -257,7 +258,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         try:
             await self._show_start(self._starting)
         except Exception as error:
-            failure = f"Cluster failed to start: {str(error) or repr(error)}"
+            failure = self._why_not_started(error)
             self._state.failures.lose(failure)
             await self._close()
             # all of it is in the message: it need not be shown twice
@@ -283,10 +284,24 @@ class Adapter(SpecCluster):  # type: ignore[misc]
     def _started_in_background(self, starting: asyncio.Task[None]) -> None:
         """Report why a cluster did not start, if nobody waits for it."""
         if not starting.cancelled() and (error := starting.exception()) is not None and self._closing is None:
-            failure = f"Cluster failed to start: {error}"
+            failure = self._why_not_started(error)
             self._state.failures.lose(failure)
             warn(failure)
             self._closing = asyncio.ensure_future(self._close_once())
+
+    def _why_not_started(self, error: BaseException) -> str:
+        """Return why the cluster did not start, or was not taken over; also if another program came first."""
+        state, said = self._state, str(error) or repr(error)
+        try:
+            state.dispatcher.check_manager()
+            if state.dispatcher.directory.closing and not state.closing:
+                said = "another program stopped it meanwhile, by `hpcgpu stop` or a Stop button"
+        except (Superseded, NameLost) as overtaken:
+            said = str(overtaken)
+        except (OSError, Damaged):  # the error says more than that
+            pass
+        what = f"Cluster {state.name} cannot be taken over" if state.ownership.attached else "Cluster failed to start"
+        return f"{what}: {said}"
 
     async def _start_once(self) -> None:
         self.status = Status.starting
@@ -316,9 +331,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         try:
             environment.scheduler = await client.environment(_ENVIRONMENT_TIMEOUT)
         except (OSError, TimeoutError) as error:
-            self._log(
-                f"software was not compared, because the scheduler did not answer: {error or type(error).__name__}"
-            )
+            self._log(f"software was not compared, because the scheduler did not answer: {no_answer(error)}")
             return
         fatal, differing = environment.check({})
         if fatal:

@@ -14,6 +14,7 @@ from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.monitor import Monitor
 from hpcgpu.display.words import MANY, listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, NameLost, Superseded
+from hpcgpu.posix.paths import remedy
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory
@@ -214,7 +215,7 @@ class Dispatcher:
             if self.directory.is_of(self.token):
                 write(*arguments)
         except OSError as error:
-            self.problem = f"the journal in {self.directory.path} cannot be written: {error.strerror}. Make room there"
+            self.problem = f"the journal in {self.directory.path} cannot be written: {error.strerror}. {remedy(error)}"
 
     async def poll(self, job_ids: Collection[str] | None = None) -> None:
         """Query the queue once for these jobs (default: all that have not ended) and record its answer."""

@@ -259,7 +259,7 @@ class Job:
         elif state is JobState.CANCELLED and self.job_id in self.dispatcher.cancelled:
             reason = OWN_CANCEL
         else:
-            reason = explain(status)
+            reason = explain(status, kind=self.kind)
         return JobInfo(
             id=self.job_id or "",
             kind=self.kind,
@@ -318,4 +318,4 @@ class Job:
         return f"{self.kind} job {self.job_id} ({self.name}) {why}. Log: {self.log}\n{tail}"
 
     def _how_it_ended(self) -> str:
-        return f"{self.queue_status.state.value}: {explain(self.queue_status)}"
+        return f"{self.queue_status.state.value}: {explain(self.queue_status, kind=self.kind)}"

@@ -18,7 +18,7 @@ from hpcgpu.display.warn import warn
 from hpcgpu.errors import ClusterError
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.remote.snapshot import snapshot
-from hpcgpu.runtime.reach import scheduler_of
+from hpcgpu.runtime.reach import no_answer, scheduler_of
 from hpcgpu.runtime.wire import RequestAnswer
 from hpcgpu.scaling import units
 from hpcgpu.store import saved
@@ -175,7 +175,7 @@ def _passed_on(directory: ClusterDirectory, contact: Contact, what: str, argumen
     except (OSError, TimeoutError, ValueError) as error:  # ValueError: a damaged address, or certificate
         raise ClusterError(
             f"cluster {directory.path.name} cannot be changed now, because its scheduler at {contact.client} does not "
-            f"answer: {error or type(error).__name__}"
+            f"answer: {no_answer(error)}"
         ) from error
     if answer["error"]:
         raise ClusterError(answer["error"])

@@ -242,8 +242,7 @@ def claim(options: Options, batch: BatchSystem) -> tuple[ClusterDirectory, int]:
     except NotTrusted as error:
         raise OptionError(f"cluster_directory={str(settings.cluster_directory)!r}: {error}") from error
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "Make room there" if full else "It must be on a filesystem that login and compute nodes share"
+        advice = paths.remedy(error, "It must be on a filesystem that login and compute nodes share")
         raise OptionError(
             f"cluster_directory={str(settings.cluster_directory)!r} cannot be written: {error.strerror}. {advice}"
         ) from error

@@ -124,7 +124,9 @@ class ClusterState:
         name = self.failures.unschedulable(job.name for job in jobs)
         if name is not None:
             job = self.registry.jobs[name]
-            raise ClusterError(f"{job.kind} job {job.job_id} ({name}) will never start: {explain(job.queue_status)}")
+            raise ClusterError(
+                f"{job.kind} job {job.job_id} ({name}) will never start: {explain(job.queue_status, kind=job.kind)}"
+            )
 
     def report(self, message: str, group: str = "") -> None:
         """Warn at once, and repeat it at the next `wait_for_workers`, `repr` or `close`.

@@ -18,7 +18,7 @@ from typing import cast
 from hpcgpu.cluster.discovery import cluster_class
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.errors import ClusterError, ClusterWarning, HpcgpuError
-from hpcgpu.runtime.reach import scheduler_of
+from hpcgpu.runtime.reach import no_answer, scheduler_of
 from hpcgpu.scaling import units
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
@@ -75,7 +75,7 @@ def request(directory: ClusterDirectory, group: str, arguments: AdaptArguments) 
     try:
         problem = asyncio.run(asyncio.wait_for(_start(contact, directory), _TIMEOUT))
     except (OSError, TimeoutError) as error:
-        problem = f"its scheduler at {contact.client} does not answer ({error or type(error).__name__})"
+        problem = f"its scheduler at {contact.client} does not answer: {no_answer(error)}"
     if problem:
         directory.request_adapt(earlier)
         raise ClusterError(

@@ -154,7 +154,7 @@ async def measure(peer: str, sizes: Sequence[int], device: bool, dask_worker: Wo
             bandwidth[size] = speed(size, fastest, min(trips))
     # a receiver without memory, or without what it takes to rebuild a buffer: any error of any library
     except Exception as error:
-        result["error"] = f"not measured: {error or repr(error)}"
+        result["error"] = f"not measured: {str(error) or repr(error)}"
     return result
 
 

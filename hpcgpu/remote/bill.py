@@ -162,13 +162,13 @@ def _times(submit: Submit, used: JobUsage | None, status: JobStatus | None, over
     if submit.how is not None:  # what the queue said when somebody saw the end
         how = submit.how
         named = next((state for state in JobState if state.value == how.state), JobState.UNKNOWN)
-        reason = explain(JobStatus(job_id="", state=named))
+        reason = explain(JobStatus(job_id="", state=named), kind=submit.kind)
         return _ended(named, reason, how.start, how.end, used)
     if status is not None and status.state.ended:
-        return _ended(status.state, explain(status), status.start, status.end, used)
+        return _ended(status.state, explain(status, kind=submit.kind), status.start, status.end, used)
     if status is not None:
         pending = status.state is JobState.PENDING
-        reason = explain(status)
+        reason = explain(status, kind=submit.kind)
         return _Times(status.state.value, reason, None if pending else status.start or began, None, alive=True)
     heard = used.last if used is not None and used.last else None
     if submit.ended or over is not None:

@@ -204,4 +204,4 @@ def _words(status: JobStatus | None, contact: Contact | None = None) -> str:
         return "the queue says nothing about its job"
     if status.state is JobState.RUNNING:
         return f"scheduler job {status.job_id} runs on {status.node or 'its node'}"
-    return f"scheduler job {status.job_id} {status.state.value}: {explain(status)}"
+    return f"scheduler job {status.job_id} {status.state.value}: {explain(status, kind='scheduler')}"

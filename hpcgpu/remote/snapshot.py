@@ -24,7 +24,7 @@ from hpcgpu.remote.lookup import batch_of, ended_by_itself, locate, submitted, s
 from hpcgpu.remote.queries import looked_up
 from hpcgpu.remote.unfinished import unfinished
 from hpcgpu.runtime import dashboard
-from hpcgpu.runtime.reach import scheduler_of
+from hpcgpu.runtime.reach import no_answer, scheduler_of
 from hpcgpu.runtime.wire import GPUState, GroupState, SchedulerState
 from hpcgpu.scaling import units
 from hpcgpu.store import saved
@@ -306,7 +306,7 @@ class Observer:
             try:
                 answer = run(_query(contact, directory))
             except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
-                problem.append(f"the scheduler at {contact.client} does not answer: {error or type(error).__name__}")
+                problem.append(f"the scheduler at {contact.client} does not answer: {no_answer(error)}")
         # what a manager said that has left is not true now
         manager = answer["manager"] if answer is not None and answer["manager"]["present"] else None
         groups = manager["groups"] if manager is not None else []
@@ -409,7 +409,7 @@ def _info(  # noqa: PLR0913  # what is known of one job, from four places
     elif status is None:
         state, reason = JobState.UNKNOWN, "the queue does not know it"
     else:
-        state, reason = status.state, "" if status.state is JobState.RUNNING else explain(status)
+        state, reason = status.state, "" if status.state is JobState.RUNNING else explain(status, kind=submit.kind)
     began, ends = (status.start, status.end) if status is not None else (None, None)
     return JobInfo(
         id=job_id,
@@ -438,7 +438,7 @@ def _ended(submit: Submit, how: End, log: Path, kept: saved.Saved | None) -> Job
         kind=submit.kind,
         name=submit.name,
         state=named.value,
-        reason=explain(JobStatus(job_id="", state=named)),
+        reason=explain(JobStatus(job_id="", state=named), kind=submit.kind),
         waited=max(0.0, (how.start or how.end or submit.time) - submit.time),
         node="",
         workers=0,

@@ -148,7 +148,7 @@ class Warm:
             self._found = here.recv()
             first.join()
         except (OSError, EOFError) as error:
-            self._found = f"the fork server does not run: {error or type(error).__name__}"
+            self._found = f"the fork server does not run: {str(error) or type(error).__name__}"
 
     def trouble(self) -> str:
         """Wait until the fork server is warm. Return why workers cannot be forks of it; empty if they can."""

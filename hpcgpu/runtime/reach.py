@@ -26,7 +26,7 @@ from hpcgpu.store.directory import ClusterDirectory, Contact
 if TYPE_CHECKING:
     from distributed.core import rpc
 
-__all__ = ["SchedulerWatch", "answers", "check_alone", "scheduler_of", "wait_for_scheduler"]
+__all__ = ["SchedulerWatch", "answers", "check_alone", "no_answer", "scheduler_of", "wait_for_scheduler"]
 
 #: Seconds without a contact after which a worker job first polls for the scheduler job, at the earliest; and its poll
 #: interval. There may be a thousand worker jobs that start together, so their first polls are spread over an interval.
@@ -157,7 +157,8 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout:
             )
         if status is not None and status.state.ended:
             raise LaunchError(
-                f"the scheduler job {status.job_id} has ended ({explain(status)}): this worker job ends too"
+                f"the scheduler job {status.job_id} has ended ({explain(status, kind='scheduler')}): this worker job "
+                "ends too"
             )
         if now - began > timeout:
             raise LaunchError(
@@ -165,6 +166,13 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout:
             )
         time.sleep(pause)
         pause = min(1.0, pause * 1.2)
+
+
+def no_answer(error: BaseException) -> str:
+    """Return why a scheduler did not answer: the words of an error, also of one without words."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer in time. Its process may be stopped or stuck, or the network may lose its answers"
+    return str(error) or type(error).__name__
 
 
 def _silence(contact: Contact | None, directory: ClusterDirectory) -> str:

@@ -88,7 +88,7 @@ class Feed:
                 self.latest = self._source()
                 self._screen.draw(self.latest)
             except Exception as error:  # the thread must not end by it: the next snapshot may succeed
-                self._screen.say(f"The cluster cannot be queried: {error or type(error).__name__}")
+                self._screen.say(f"The cluster cannot be queried: {str(error) or type(error).__name__}")
             finally:
                 self._first.set()
             if over:

@@ -91,7 +91,7 @@ ENDED: dict[str, tuple[JobState, str]] = {
 }
 REFUSED: dict[str, tuple[type[BatchError], str]] = {
     "unknown-partition": (SubmitRefused, "invalid partition specified: nope.*Check `queue`"),
-    "too-many-gpus": (SubmitRefused, "Requested node configuration is not available.*check `gpu_type`"),
+    "too-many-gpus": (SubmitRefused, "Requested node configuration is not available.*check `gpus_per_node`"),
     "unknown-feature": (SubmitRefused, "Invalid feature specification"),
     "unknown-account": (SubmitRefused, "Invalid account.*Check `account`, and whether it may use `queue`"),
     "account-of-others": (SubmitRefused, "Invalid account.*Check `account`, and whether it may use `queue`"),

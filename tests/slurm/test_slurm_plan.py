@@ -11,6 +11,7 @@ import pytest
 from bed import SlurmBed
 
 from hpcgpu import SlurmGPUCluster
+from hpcgpu.batch.slurm.queues import queues
 from tests.helpers import hpcgpu, printed
 
 pytestmark = pytest.mark.shows("`plan`: when a cluster would start")
@@ -52,8 +53,36 @@ def test_what_slurm_would_never_start_is_said_in_its_words(bed: SlurmBed, home: 
     limits = {(job["queue"], job["kind"]): " ".join(job["limits"]) for job in printed("plan", done.stdout)["jobs"]}
     assert limits["gpu", "scheduler"] == ""
     assert "Requested node configuration is not available" in limits["gpu", "worker"]
-    assert "check `gpu_type`" in limits["gpu", "worker"]
+    assert "check `gpus_per_node`, `gpu_type`" in limits["gpu", "worker"]
     assert "invalid partition" in limits["nope", "worker"] and "Check `queue`" in limits["nope", "worker"]
+
+
+def test_variables_of_the_user_s_shell_change_no_answer(
+    bed: SlurmBed, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each alone makes a command of Slurm leave out what was asked for, or print it in another way."""
+    variables = {
+        "SINFO_PARTITION": "urgent",
+        "SINFO_FORMAT": "%n",
+        "SINFO_SORT": "nonsense",
+        "SINFO_FEDERATION": "1",
+        "SCONTROL_FUTURE": "1",
+        "SQUEUE_PARTITION": "urgent",
+        "SQUEUE_STATES": "COMPLETED",
+        "SBATCH_PARTITION": "urgent",
+        "SLURM_CLUSTERS": "nowhere",
+        "SLURM_TIME_FORMAT": "relative",
+    }
+    before = queues()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    try:
+        bed.set_partition("shared", "MaxTime=30")
+        plan = SlurmGPUCluster.plan(queue="shared", walltime="2h")
+    finally:
+        bed.set_partition("shared", "MaxTime=INFINITE")
+    assert {job.start for job in plan.jobs} == {None}, plan
+    assert queues() == before
 
 
 def test_a_time_limit_that_sbatch_does_not_look_at_is_said(bed: SlurmBed, home: Path) -> None:

@@ -18,7 +18,11 @@ _PENDING = [
     (r"DependencyNeverSatisfied", Outlook.NEVER, "the job that it depends on did not succeed: cancel this job"),
     (r"PartitionTimeLimit", Outlook.NEVER, "its walltime is above the queue's limit: request a shorter `walltime`"),
     (r"PartitionNodeLimit", Outlook.NEVER, "it requests more nodes than the queue allows: reduce `nodes_per_job`"),
-    (r"BadConstraints", Outlook.NEVER, "no node can satisfy it: check `gpu_type`, `constraint`, `cores` and `memory`"),
+    (
+        r"BadConstraints",
+        Outlook.NEVER,
+        "no node can satisfy it: check `gpus_per_node`, `gpu_type`, `constraint`, `cores` and `memory`",
+    ),
     (r"InvalidAccount|AccountNotAllowed", Outlook.NEVER, "the account may not be used here: check `account`"),
     (r"InvalidQOS|QOSNotAllowed", Outlook.NEVER, "the quality of service may not be used here: check `qos`"),
     (r"JobHeldUser", Outlook.NEVER, "you hold it: release it with `scontrol release`"),
@@ -80,7 +84,7 @@ REASONS = Reasons(
         (r"MaxWall", "request a shorter `walltime`"),
         (
             r"node configuration is not available",
-            "no node can satisfy it: check `gpu_type`, `constraint`, `cores` and `memory`",
+            "no node can satisfy it: check `gpus_per_node`, `gpu_type`, `constraint`, `cores` and `memory`",
         ),
     ],
 )

@@ -1,0 +1,72 @@
+"""What is said fits what happened: the job that it is about, the kind of fault, who did it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.batch.command import clean_environment
+from hpcgpu.batch.reasons import explain
+from hpcgpu.batch.slurm.reasons import REASONS
+from hpcgpu.cli import clusters
+from hpcgpu.posix.paths import remedy
+from hpcgpu.remote.snapshot import Snapshot
+from hpcgpu.runtime.reach import no_answer
+
+
+def test_a_scheduler_job_that_needs_more_memory_is_told_its_own_option() -> None:
+    killed = JobStatus(job_id="7", state=JobState.OUT_OF_MEMORY, name="", reason="")
+    assert explain(killed).endswith("increase `memory`")
+    assert explain(killed, kind="scheduler").endswith("increase `scheduler={'memory': ...}`")
+
+
+def test_options_that_the_scheduler_job_inherits_keep_their_name() -> None:
+    late = JobStatus(job_id="7", state=JobState.PENDING, name="", reason="PartitionTimeLimit", words=REASONS)
+    assert explain(late, kind="scheduler") == explain(late) and "`walltime`" in explain(late)
+
+
+def test_too_many_gpus_per_node_are_among_what_is_to_be_checked() -> None:
+    words = REASONS.pending("BadConstraints")
+    assert words is not None and "`gpus_per_node`" in words[1]
+    refused = [hint for pattern, hint in REASONS.refused if "node configuration" in pattern]
+    assert refused and "`gpus_per_node`" in refused[0]
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), OSError(), ConnectionResetError()])
+def test_an_error_without_words_still_says_something(error: OSError) -> None:
+    assert no_answer(error).strip()
+
+
+def test_a_scheduler_that_hangs_is_named_as_a_possible_cause() -> None:
+    assert "stopped or stuck" in no_answer(TimeoutError())
+    assert no_answer(TimeoutError("after 3 s")) == "after 3 s"
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [("unreachable", "scheduler  does not answer"), ("waiting", "scheduler  not running")]
+)
+def test_status_does_not_say_that_a_silent_scheduler_is_not_running(
+    capsys: pytest.CaptureFixture[str], state: str, words: str
+) -> None:
+    clusters._print(Snapshot(time=0.0, name="demo", system="local", directory="/d", state=state), False)
+    assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOENT, errno.EMFILE])
+def test_only_a_lack_of_space_is_answered_by_making_room(number: int) -> None:
+    assert "room" not in remedy(OSError(number, os.strerror(number))) != ""
+    for full in (errno.ENOSPC, errno.EDQUOT):
+        assert "Make room there" in remedy(OSError(full, os.strerror(full)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SINFO_PARTITION", "SCONTROL_FUTURE", "SPRIO_FORMAT", "SQUEUE_SORT", "SLURM_CLUSTERS", "PBS_QSTAT_EXECONLY"],
+)
+def test_variables_that_change_answers_do_not_reach_the_commands(name: str, tmp_path: Path) -> None:
+    kept = {"PBS_DEFAULT": "server", "SLURM_CONF": str(tmp_path / "slurm.conf"), "LANG": "C"}
+    assert clean_environment({name: "x", **kept}) == kept
