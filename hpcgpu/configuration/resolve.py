@@ -315,7 +315,8 @@ def _canonical(
     for key, value in given.items():
         name = ALIASES.get(key, key)
         if name in result:
-            raise OptionError(f"{where}{key} and {name} mean the same: give one of them")
+            other = next(earlier for earlier in given if ALIASES.get(earlier, earlier) == name)
+            raise OptionError(f"{where}{other} and {key} mean the same: give one of them")
         if name not in allowed:
             section = (sections or {}).get(key)
             if section is not None:

@@ -201,3 +201,9 @@ def test_a_command_line_in_the_pages_is_one(words: list[str]) -> None:
 
 def test_there_are_command_lines() -> None:
     assert len(list(commands())) > 10, list(commands())
+
+
+def test_what_the_page_says_of_times_in_yaml_is_true() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "configuration.rst").read_text()
+    said = re.search(r"in quotes: YAML reads (\S+) as the number (\d+)", page)
+    assert said is not None and yaml.safe_load(said[1]) == int(said[2])

@@ -13,6 +13,8 @@ from hpcgpu.batch.command import clean_environment
 from hpcgpu.batch.reasons import explain
 from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.cli import clusters
+from hpcgpu.configuration.resolve import resolve
+from hpcgpu.errors import OptionError
 from hpcgpu.posix.paths import remedy
 from hpcgpu.remote.snapshot import Snapshot
 from hpcgpu.runtime.reach import no_answer
@@ -70,3 +72,9 @@ def test_only_a_lack_of_space_is_answered_by_making_room(number: int) -> None:
 def test_variables_that_change_answers_do_not_reach_the_commands(name: str, tmp_path: Path) -> None:
     kept = {"PBS_DEFAULT": "server", "SLURM_CONF": str(tmp_path / "slurm.conf"), "LANG": "C"}
     assert clean_environment({name: "x", **kept}) == kept
+
+
+@pytest.mark.parametrize(("first", "second"), [("project", "account"), ("account", "project")])
+def test_two_names_of_one_option_are_both_named(first: str, second: str) -> None:
+    with pytest.raises(OptionError, match=f"^{first} and {second} mean the same"):
+        resolve("slurm", {first: "m1", second: "m2"})
