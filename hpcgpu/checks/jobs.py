@@ -26,7 +26,7 @@ from hpcgpu.display.progress import Progress, duration
 from hpcgpu.display.words import listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError
 from hpcgpu.options.common import Options
-from hpcgpu.posix.ownership import private_directory
+from hpcgpu.posix import checked
 from hpcgpu.posix.printable import printable
 from hpcgpu.remote.lookup import stop
 from hpcgpu.scripts import container, render
@@ -115,9 +115,9 @@ def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: fl
         credentials.create(directory, walltime=_WALLTIME)
         container.provide(directory.path, short.worker, short.scheduler)
 
+    render.make_log_directory(options)
     directory = claims.claim(path, None, system=options.system, queue=batch.identity(), complete=complete)
     log_directory = options.cluster.log_directory or directory.logs
-    private_directory(log_directory)
     seen = {kind: Seen(kind) for kind in kinds}
     try:
         for kind, text in rendered.items():
@@ -189,7 +189,7 @@ def _wait(
                 report = directory.path / f"{kind}.json"
                 if report.exists():
                     seen[kind].late = now - looked
-                    _meet(seen[kind], json.loads(report.read_text()), directory, waited=now - began)
+                    _meet(seen[kind], json.loads(checked.read(report)), directory, waited=now - began)
                     directory.write(f"{kind}.seen", "")
             looked = now
             if monitor.poll_if_due(now=now, waiting=True) and not monitor.error:
@@ -237,7 +237,7 @@ def _state(view: View) -> str:
 
 def _tail(log: Path) -> str:
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        lines = checked.end(log).decode(errors="replace").splitlines()
     except OSError as error:
         return f"No log at {log}: {error.strerror}"
     return f"Log {log}: {printable(' | '.join(lines[-5:]))}"

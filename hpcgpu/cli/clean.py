@@ -44,26 +44,29 @@ def clean(older_than: str, dry_run: bool, yes: bool) -> None:
     limit, roots = duration("--older-than", older_than), cluster_directories()
     chosen = _chosen(roots, limit)
     if not chosen:
-        if not dry_run:
-            remove_leftovers(roots)
-        click.echo("Nothing to remove.")
-        return
+        left = [] if dry_run else remove_leftovers(roots)
+        for error in left:
+            say(f"not completely removed: {error.filename}: {error.strerror}", err=True)
+        click.echo("Nothing else to remove." if left else "Nothing to remove.")
+        sys.exit(1 if left else 0)
     what = f"{counted(len(chosen), 'directory', 'directories')}, {format_bytes(sum(one.size for one in chosen))}"
     if dry_run:
         say(f"Would remove {what}.")
         return
     if not yes:
         click.confirm(f"Remove {what}?", abort=True)
-    failed = 0
+    left, removed = remove_leftovers(roots), 0
+    for error in left:
+        say(f"not completely removed: {error.filename}: {error.strerror}", err=True)
     for one in chosen:
         try:
             remove(one)
+            removed += 1
         except OSError as error:
-            failed += 1
             say(f"{one.directory.path.name}: not completely removed: {error.filename}: {error.strerror}", err=True)
-    remove_leftovers(roots)
-    say(f"Removed {counted(len(chosen) - failed, 'directory', 'directories')}.")
-    sys.exit(1 if failed else 0)
+    not_removed = f", and not {len(chosen) - removed} of {len(chosen)}" if removed < len(chosen) else ""
+    say(f"Removed {counted(removed, 'directory', 'directories')}{not_removed}.")
+    sys.exit(1 if left or not_removed else 0)
 
 
 def _chosen(roots: Sequence[Path], older_than: float) -> list[Ended]:

@@ -56,8 +56,9 @@ class _ClusterName(click.ParamType[str]):
         from click.shell_completion import CompletionItem
 
         from hpcgpu.configuration.resolve import cluster_directories
+        from hpcgpu.remote.lookup import directories
 
-        names = {path.parent.name for root in cluster_directories() for path in root.glob("[!.]*/cluster.json")}
+        names = {one.path.name for root in cluster_directories() for one in directories(root)}
         return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete) and "~" not in name]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from hpcgpu.batch.reasons import OWN_CANCEL, explain
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.phases import Active, Drain, Draining, Ended, Phase, Planned, Queued, Running, Submitting, Work
 from hpcgpu.display.jobinfo import JobInfo
+from hpcgpu.posix import checked
 from hpcgpu.posix.paths import is_full
 from hpcgpu.posix.printable import printable
 
@@ -234,9 +234,7 @@ class Job:
         With `node`, return the lines of one node only, if the log labels them.
         """
         try:
-            with open(self.log, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_READ))
-                found = file.read(_LOG_READ).decode(errors="replace").splitlines()
+            found = checked.end(self.log, _LOG_READ).decode(errors="replace").splitlines()
         except OSError as error:
             return f"(no log at {self.log}: {error.strerror})"
         if node is not None:  # `srun` says of what ended badly: "srun: error: n1: task 1: Exited with exit code 3"

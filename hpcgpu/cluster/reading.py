@@ -31,6 +31,7 @@ from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import report
 from hpcgpu.fabric.report import Fabric
 from hpcgpu.options import values
+from hpcgpu.posix import checked
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote import jupyter_server
@@ -268,11 +269,11 @@ class Readable(Adapter):
         """Return the script of the scheduler job, as it is in the cluster directory."""
         if self.options.scheduler is None:
             raise ClusterError("scheduler='local': the scheduler runs in this process, so there is no scheduler job")
-        return (self.directory.path / render.script_name(self.system, "scheduler")).read_text()
+        return _script(self.directory.path / render.script_name(self.system, "scheduler"))
 
     def job_script(self) -> str:
         """Return the script of the worker jobs, as it is in the cluster directory."""
-        return (self.directory.path / render.script_name(self.system, "worker")).read_text()
+        return _script(self.directory.path / render.script_name(self.system, "worker"))
 
     def get_client(self) -> Client:
         """Return the current client of the cluster, or a new one.
@@ -370,8 +371,12 @@ class Readable(Adapter):
         return "\n".join([text, *told])
 
 
+def _script(path: Path) -> str:
+    return checked.read(path).decode()
+
+
 def _read(path: Path) -> str:
     try:
-        return printable(path.read_text(errors="replace"), None, lines=True)
+        return printable(checked.end(path).decode(errors="replace"), None, lines=True)
     except OSError as error:
         return f"(no log at {path}: {error.strerror})"

@@ -33,7 +33,7 @@ from hpcgpu.fabric import settings as fabric_settings
 from hpcgpu.options.common import DEFAULT, Options, SchedulerOptions, WorkerOptions
 from hpcgpu.posix import paths
 from hpcgpu.posix.filesystems import of_all_nodes
-from hpcgpu.posix.ownership import check_place, private_directory
+from hpcgpu.posix.ownership import check_place
 from hpcgpu.remote.lookup import batch_of, live_jobs, system_of, unended
 from hpcgpu.remote.unfinished import unfinished
 from hpcgpu.runtime import scratch
@@ -215,8 +215,7 @@ def claim(options: Options, batch: BatchSystem) -> tuple[ClusterDirectory, int]:
         for kind in ("scheduler", "worker")
         if kind == "worker" or options.scheduler is not None
     }
-    if settings.log_directory is not None:
-        _check_writable("log_directory", settings.log_directory)
+    render.make_log_directory(options)
     manager = 0
 
     def complete(directory: ClusterDirectory) -> None:
@@ -273,15 +272,6 @@ def check_local_directory(given: str, *, everywhere: bool) -> None:
         raise OptionError(scratch.refusal(given, error)) from error
     except ValueError as error:
         raise OptionError(f"local_directory={given!r}: {error}") from error
-
-
-def _check_writable(option: str, path: Path) -> None:
-    try:
-        private_directory(path)
-    except OSError as error:
-        raise OptionError(f"{option}={str(path)!r} cannot be made: {error.strerror}") from error
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise OptionError(f"{option}={str(path)!r} cannot be written")
 
 
 def registry_of(options: Options, groups: Mapping[str, WorkerOptions], dispatcher: Dispatcher) -> Registry:

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import ending, endpoints, interfaces
+from hpcgpu.posix import checked
 
 __all__ = [
     "ARGUMENT",
@@ -206,7 +207,7 @@ def _key_of_process() -> bytes | None:
 def _read_key(path: str) -> bytes:
     """Read a key, once: a process still connects to its peers after the cluster's files are removed."""
     try:
-        key = bytes.fromhex(Path(path).read_text())
+        key = bytes.fromhex(checked.read(Path(path)).decode())
     except ValueError:
         key = b""
     if len(key) != _KEY:

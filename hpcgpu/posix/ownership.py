@@ -172,6 +172,8 @@ _warned: set[str] = set()
 def weaknesses(path: Path, *, shared: bool = False, group_may_write: bool = False) -> list[Weakness]:
     """Return the places by which others can change what is at a path; none if it can be trusted.
 
+    The last one is the first that does not depend on a group: nothing below it is looked at.
+
     Parameters
     ----------
     path : Path
@@ -186,22 +188,25 @@ def weaknesses(path: Path, *, shared: bool = False, group_may_write: bool = Fals
     OSError
         It is not there.
     """
-    *above, (place, about) = _walk(path)
-    found = [_weakness(*one, above=True, listed=True) for one in above]
-    last = _weakness(place, about, above=shared, listed=shared or group_may_write)
-    found.append(replace(last, by_group=last.by_group and (shared or group_may_write)) if last is not None else None)
-    return [weakness for weakness in found if weakness is not None]
+    found, may_group = list[Weakness](), shared or group_may_write
+    for place, about, last in _walk(path):
+        weakness = _weakness(place, about, above=shared or not last, listed=may_group or not last)
+        if weakness is not None:
+            found.append(replace(weakness, by_group=weakness.by_group and (may_group or not last)))
+            if not found[-1].by_group:  # what is somebody else's may lead to a filesystem that does not answer
+                break
+    return found
 
 
-def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield each place on the way to a path, and the path itself as the last one."""
+def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
+    """Yield each place on the way to a path, and whether it is the path itself, the last one."""
     place, parts, links = Path("/"), list(path.absolute().parts[1:]), 0
-    yield place, os.lstat(place)
+    yield place, os.lstat(place), not parts
     while parts:
         part = parts.pop(0)
         place = place.parent if part == ".." else place / part
         about = os.lstat(place)
-        yield place, about
+        yield place, about, not parts and not stat.S_ISLNK(about.st_mode)
         if stat.S_ISLNK(about.st_mode):
             links += 1
             if links > _LINKS:

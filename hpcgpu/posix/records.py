@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcgpu.errors import Damaged
+from hpcgpu.posix import checked
 
 __all__ = ["convert", "parse", "read"]
 
@@ -31,11 +32,11 @@ def read(path: Path, shape: type[_T], *, surrogates: bool = False) -> _T:
     Raises
     ------
     OSError
-        It is not there, or cannot be read.
+        It is not there, cannot be read, or is not of this user; see `hpcgpu.posix.checked`.
     Damaged
         It holds something else.
     """
-    return parse(path.read_bytes(), shape, str(path), surrogates=surrogates)
+    return parse(checked.read(path), shape, str(path), surrogates=surrogates)
 
 
 def parse(content: bytes, shape: type[_T], what: str, *, surrogates: bool = False) -> _T:

@@ -7,6 +7,8 @@ link, that belongs to this user, that is marked as closed, and none of whose job
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -155,20 +157,27 @@ def remove(one: Ended) -> None:
     """
     path = one.directory.path
     if not one.directory.closed:
-        return
+        raise OSError(errno.EBUSY, "it is no longer that of a cluster that has ended", str(path))
     gone = ClusterDirectory(path.with_name(f"{_REMOVING}{secrets.token_hex(8)}"))
     path.rename(gone.path)
     if not gone.closed or gone.path.is_symlink():  # another cluster has got the name meanwhile
         gone.path.rename(path)
-        return
+        raise OSError(errno.EBUSY, "another cluster has just got its name", str(path))
     shutil.rmtree(gone.path)
 
 
-def remove_leftovers(roots: Iterable[Path]) -> None:
-    """Remove what an earlier call could not remove whole."""
+def remove_leftovers(roots: Iterable[Path]) -> list[OSError]:
+    """Remove what an earlier call could not remove whole; return why that is not possible now, one for each."""
+    left = []
     for path in (path for root in roots for path in root.glob(f"{_REMOVING}*")):
-        about = os.lstat(path)
-        journal = path / "journal.jsonl"
-        ended = ClusterDirectory(path).closed or not journal.exists()  # else it has got here by a race, and lives
-        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and ended:
-            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another call has removed it
+            about = os.lstat(path)
+            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+                continue
+            journal = path / "journal.jsonl"
+            if ClusterDirectory(path).closed or not journal.exists():  # else it has got here by a race, and lives
+                try:
+                    shutil.rmtree(path)
+                except OSError as error:
+                    left.append(error)
+    return left

@@ -10,6 +10,7 @@ from pathlib import Path
 from hpcgpu.batch.cadence import Cadence
 from hpcgpu.batch.monitor import presumed_ended
 from hpcgpu.errors import BatchError, ClusterError
+from hpcgpu.posix import checked
 from hpcgpu.posix.printable import printable
 from hpcgpu.remote.lookup import batch_of, standing
 from hpcgpu.runtime.manager_process import LOG
@@ -47,6 +48,7 @@ class Reader:
         self.logs = saved.logs(directory)
         self._read: dict[Path, int] = {}
         self._last: Path | None = None
+        self._unreadable = set[Path]()
         self._cadence, self._ended = Cadence(), False
         self._missing_since: float | None = None
         self._answers = 0
@@ -58,17 +60,20 @@ class Reader:
         """Yield what was written since the last call: a heading where the log changes, and the text."""
         for what, path in self._files():
             try:
-                with open(path, "rb") as file:
-                    begin = self._begin(path, file.seek(0, os.SEEK_END))
-                    file.seek(begin)
-                    new = file.read()
-            except OSError:
+                with checked.opened(path) as file:
+                    size = file.seek(0, os.SEEK_END)
+                    self._read[path] = file.seek(self._begin(path, size))
+                    while self._read[path] < size and (new := file.read(checked.LIMIT)):
+                        self._read[path] += len(new)
+                        heading = "" if path == self._last else f"==> {what}: {path} <=="
+                        self._last = path
+                        yield heading, new.decode(errors="replace")
+            except FileNotFoundError:
                 continue  # nothing was written yet
-            if new:
-                self._read[path] = begin + len(new)
-                heading = "" if path == self._last else f"==> {what}: {path} <=="
-                self._last = path
-                yield heading, new.decode(errors="replace")
+            except OSError as error:
+                if path not in self._unreadable:
+                    self._unreadable.add(path)
+                    yield "", f"({path} cannot be read: {error.strerror})\n"
 
     def _begin(self, path: Path, size: int) -> int:
         return self._read.get(path, 0 if self.tail is None else max(0, size - self.tail))

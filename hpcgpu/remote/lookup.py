@@ -5,6 +5,8 @@ It finds them, queries which of their jobs live, and stops a cluster whose clien
 
 from __future__ import annotations
 
+import os
+import stat
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -104,10 +106,21 @@ def renamed(directory: ClusterDirectory) -> bool:
 def directories(root: Path) -> list[ClusterDirectory]:
     """Return the cluster directories in a directory.
 
-    They have a journal or a ``cluster.json``. Those renamed to ``NAME~...`` are included.
+    They have a journal or a ``cluster.json``. Those renamed to ``NAME~...`` are included, and those that others have
+    made; links of others are not.
     """
-    paths = {path.parent for name in ("cluster.json", "journal.jsonl") for path in root.glob(f"*/{name}")}
-    return [ClusterDirectory(path) for path in sorted(paths) if not path.name.startswith(".")]
+    found = []
+    with suppress(OSError), os.scandir(root) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                about = entry.stat(follow_symlinks=False)
+                # A link of somebody else may lead to a filesystem that does not answer.
+                there = stat.S_ISDIR(about.st_mode) or (
+                    stat.S_ISLNK(about.st_mode) and about.st_uid in (0, os.geteuid())
+                )
+                if there and not entry.name.startswith(".") and _is_cluster(root / entry.name):
+                    found.append(ClusterDirectory(root / entry.name))
+    return sorted(found, key=lambda directory: directory.path)
 
 
 def _warn(path: Path, error: NotTrusted) -> None:
@@ -260,17 +273,19 @@ def _existing(roots: Iterable[Path]) -> str:
     """Return a sentence that names the clusters in these directories, and one on scripts that were never launched."""
     clusters, scripts = list[str](), list[str]()
     for directory in (found for root in roots for found in directories(root)):
-        if not renamed(directory) and not directory.closed:
-            kind = clusters
-            with suppress(OSError, NotTrusted, Damaged):
-                kind = scripts if directory.only_scripts else clusters
-            kind.append(directory.path.name)
+        with suppress(OSError, NotTrusted):  # of others
+            there = ClusterDirectory.there(directory.path, any_format=True)
+            if not renamed(there) and not there.closed:
+                kind = clusters
+                with suppress(OSError):
+                    kind = scripts if there.only_scripts else clusters
+                kind.append(there.path.name)
     text = f"Existing clusters: {printable(', '.join(sorted(clusters)) or 'none')}"
     return f"{text}. Scripts that were not launched: {printable(', '.join(sorted(scripts)))}" if scripts else text
 
 
 def _is_cluster(path: Path) -> bool:
-    return (path / "cluster.json").exists() or (path / "journal.jsonl").exists()
+    return any(os.path.lexists(path / name) for name in ("cluster.json", "journal.jsonl"))
 
 
 def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus]:

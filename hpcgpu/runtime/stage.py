@@ -3,7 +3,8 @@
 It runs before the first step of a job. It unpacks the archive, unless another job of this user has done so on this
 node, and becomes the Python of that environment. It makes these files in a directory on the node's disk::
 
-    hpcgpu-environment-UID-HOST-HASH/    the gate: locked while a process unpacks, joins, leaves or removes it
+    hpcgpu-environment-UID-HOST-HASH/    the gate: locked while a process unpacks, joins, leaves or removes it;
+                                         HASH-RANDOM where another user has taken that name
         environment/                     each process that uses it holds a shared lock, as long as it lives
         whole                            written last: the hash of the archive, and the id of the node's boot
 
@@ -19,11 +20,14 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -37,7 +41,7 @@ from typing import IO, NoReturn
 from hpcgpu.errors import LaunchError, NotTrusted
 from hpcgpu.posix.archives import DECOMPRESSORS
 from hpcgpu.posix.filesystems import filesystem, of_this_machine
-from hpcgpu.posix.ownership import check_place, private_directory
+from hpcgpu.posix.ownership import check, check_place, private_directory
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime.scratch import expanded
 
@@ -126,10 +130,20 @@ def use(archive: Path, sha256: str, places: Sequence[Path]) -> tuple[int, Path]:
     LaunchError
         It cannot be unpacked or used.
     """
+    try:
+        check(archive, group_may_write=True)
+    except NotTrusted as error:
+        raise LaunchError(f"stage: {error}") from error
+    except OSError as error:
+        raise _unreadable(archive, error) from error
     refused = []
-    for base in places:
+    name = f"{_prefix()}{sha256[:16]}"
+    # Where others have made the directory whose name they can guess, it gets a name that they cannot.
+    taken = (_own_name(base / name) for base in places if _of_others(base / name))
+    for place in itertools.chain((base / name for base in places), taken):
+        base = place.parent
         try:
-            return _use(archive, sha256, base)
+            return _use(archive, sha256, place)
         except NotTrusted as error:
             refused.append(str(error))
         except OSError as error:
@@ -147,19 +161,40 @@ def candidates(local_directory: str | None) -> list[Path]:
     return [Path(name).absolute() for name in dict.fromkeys([*given, tempfile.gettempdir(), "/tmp", "/var/tmp"])]
 
 
-def _use(archive: Path, sha256: str, base: Path) -> tuple[int, Path]:
+def _prefix() -> str:
+    """Return how the names of this user's environments on this node begin."""
+    return f"hpcgpu-environment-{os.geteuid()}-{socket.gethostname()}-"
+
+
+def _of_others(place: Path) -> bool:
+    try:
+        return os.lstat(place).st_uid != os.geteuid()
+    except OSError:
+        return False
+
+
+def _own_name(place: Path) -> Path:
+    """Return the place of an environment whose name others have taken: where an earlier job has it, or a new one."""
+    for path in sorted(place.parent.glob(f"{place.name}-*")):
+        with contextlib.suppress(OSError):
+            about = os.lstat(path)
+            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
+                return path
+    return place.with_name(f"{place.name}-{secrets.token_hex(8)}")
+
+
+def _use(archive: Path, sha256: str, place: Path) -> tuple[int, Path]:
+    base = place.parent
     private_directory(base)
     check_place(base)
     if os.statvfs(base).f_flag & os.ST_NOEXEC:
         raise NotTrusted(f"{base} is mounted with noexec, so no program runs from there")
     if not of_this_machine(base):
         raise NotTrusted(f"{base} is on {filesystem(base) or 'an unknown filesystem'}, not on the node's own disk")
-    prefix = f"hpcgpu-environment-{os.geteuid()}-{socket.gethostname()}-"
-    place = base / f"{prefix}{sha256[:16]}"
     with _gate(place, make=True) as gate:
         environment = place / "environment"
         if _whole(place) != _mark(sha256):
-            _sweep(base, prefix, place)
+            _sweep(place)
             _check_unused(place)
             try:
                 _clear(place)
@@ -334,10 +369,7 @@ def _extract(archive: Path, environment: Path, gate: int) -> tuple[str, int, lis
             assert running[0].stdin is not None
             found = _feed(source, running[0].stdin)
     except OSError as error:
-        raise LaunchError(
-            f"stage: {error.filename or archive} cannot be read on {socket.gethostname()}: {error.strerror}. It must "
-            "be on a filesystem that login and compute nodes share"
-        ) from error
+        raise _unreadable(archive, error) from error
     finally:
         os.close(write)
         if running and running[0].stdin is not None:
@@ -346,6 +378,13 @@ def _extract(archive: Path, environment: Path, gate: int) -> tuple[str, int, lis
         code = max((process.wait() for process in running), key=abs, default=0)
         reader.join()
     return found, code, said
+
+
+def _unreadable(archive: Path, error: OSError) -> LaunchError:
+    return LaunchError(
+        f"stage: {error.filename or archive} cannot be read on {socket.gethostname()}: {error.strerror}. It must "
+        "be on a filesystem that login and compute nodes share"
+    )
 
 
 def _feed(source: IO[bytes], sink: IO[bytes]) -> str:
@@ -387,6 +426,8 @@ def _program(name: str, archive: Path) -> str:
 def _make_it_run(archive: Path, environment: Path, gate: int) -> None:
     """Run conda-unpack if the environment has it, and check that its Python can import hpcgpu."""
     python, host = environment / "bin" / "python", socket.gethostname()
+    environment.chmod(0o700)  # the archive's own top may have another mode
+    _check_entered(archive, environment)
     if not python.is_symlink() and not python.exists():
         raise LaunchError(
             f"stage: {archive} has no bin/python at its top. Pack it with conda-pack or venv-pack, or by "
@@ -425,6 +466,18 @@ def _make_it_run(archive: Path, environment: Path, gate: int) -> None:
             )
 
 
+def _check_entered(archive: Path, environment: Path) -> None:
+    """Refuse an archive with directories on the way to its Python that its user may not enter."""
+    lib = environment / "lib"
+    for place in (environment / "bin", lib, *lib.glob("python*"), *lib.glob("python*/site-packages")):
+        if place.is_dir() and not os.access(place, os.R_OK | os.X_OK):
+            raise LaunchError(
+                f"stage: the directory {place.relative_to(environment)} in {archive} has mode "
+                f"{stat.S_IMODE(place.stat().st_mode):04o}, so that you cannot enter it. Run chmod -R u+rwX on the "
+                "environment, and pack it again"
+            )
+
+
 def _target(link: Path) -> Path:
     """Return where the chain of links that begins here leads."""
     for _ in range(40):
@@ -434,11 +487,12 @@ def _target(link: Path) -> Path:
     return link
 
 
-def _sweep(base: Path, prefix: str, own: Path) -> None:
+def _sweep(own: Path) -> None:
     """Remove environments of this user and node that nobody has used for a day."""
-    for place in base.glob(f"{prefix}*"):
+    prefix = _prefix()
+    for place in own.parent.glob(f"{prefix}*"):
         # of a host whose name begins like this one's
-        if place == own or not re.fullmatch("[0-9a-f]{16}", place.name.removeprefix(prefix)):
+        if place == own or not re.fullmatch("[0-9a-f]{16}(-[0-9a-f]{16})?", place.name.removeprefix(prefix)):
             continue
         with contextlib.suppress(OSError, NotTrusted), _gate(place, make=False, wait=False):
             mark = place / "whole"

@@ -53,8 +53,7 @@ def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirect
         raise OptionError(f"jobs={options.cluster.jobs}: give the number of worker jobs to launch.sh instead")
     files = render.render_bundle(system, options, path)
     _make_room(path)
-    if options.cluster.log_directory is not None:
-        private_directory(options.cluster.log_directory)
+    render.make_log_directory(options)
 
     def complete(directory: ClusterDirectory) -> None:
         if options.cluster.security:
@@ -103,6 +102,7 @@ def make_single(system: str, arguments: Mapping[str, Any], path: Path, program: 
         )
     text = render.render_single(system, options, path / path.name, program)
     private_directory(path)
+    render.make_log_directory(options)
     script = path / f"{path.name}.{registry.system(system).suffix}"
     try:
         # env may hold what is nobody's business

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +21,14 @@ from hpcgpu.batch.directives import Directives, Syntax
 from hpcgpu.errors import NotTrusted, OptionError
 from hpcgpu.fabric import settings
 from hpcgpu.options.common import JobOptions, Options
-from hpcgpu.posix.ownership import check
+from hpcgpu.posix.ownership import check, private_directory
 from hpcgpu.scripts.container import HOST_COPY, Container
 
 __all__ = [
     "check_launch",
     "check_single",
     "command",
+    "make_log_directory",
     "render",
     "render_bundle",
     "render_single",
@@ -145,6 +147,34 @@ def render_single(system: str, options: Options, directory: Path, program: Seque
     return _job_script(registry.system(system), "single", options, options.worker, directory, script, **own)
 
 
+def make_log_directory(options: Options) -> None:
+    """Make the directory of the option `log_directory`, if it is given.
+
+    Batch systems write logs there by names that can be known before. They empty what a link of that name leads to, and
+    wait for a FIFO. So it must be a directory in which nobody else can put one.
+
+    Raises
+    ------
+    OptionError
+        It cannot be made or written, or others can change it.
+    """
+    if (path := options.cluster.log_directory) is None:
+        return
+    try:
+        private_directory(path)
+    except OSError as error:
+        raise OptionError(f"log_directory={str(path)!r} cannot be made: {error.strerror}") from error
+    try:
+        check(path)
+    except NotTrusted as error:
+        raise OptionError(
+            f"log_directory={str(path)!r}: {error}. Or name a directory that does not exist yet: hpcgpu makes it "
+            "for you alone"
+        ) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise OptionError(f"log_directory={str(path)!r} cannot be written")
+
+
 def check_launch(system: str) -> None:
     """Raise `OptionError` for a batch system whose templates have no ``launch.sh``."""
     if not (registry.system(system).templates / "launch.sh.j2").exists():
@@ -217,6 +247,8 @@ def _environment(system: registry.System, options: Options) -> jinja2.Environmen
     own = options.cluster.template_directory
     _check_ownership("template_directory", *([own, *own.rglob("*")] if own else ()))
     for job in (options.worker, options.scheduler):
+        if job is not None and job.stage is not None and job.stage.exists():
+            _check_ownership("stage", job.stage)
         if job is not None and isinstance(job.job_script_prologue, Path) and job.job_script_prologue.exists():
             _check_ownership("job_script_prologue", job.job_script_prologue)
     env = jinja2.Environment(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcgpu.fabric import authentication, certificates
+from hpcgpu.posix import checked
 from hpcgpu.store.directory import ClusterDirectory
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def problem(directory: ClusterDirectory, *, now: float) -> str:
 
     if not directory.tls.is_dir() or directory.authenticated:
         return ""
-    certificate = x509.load_pem_x509_certificate((directory.tls / "cert.pem").read_bytes())
+    certificate = x509.load_pem_x509_certificate(checked.read(directory.tls / "cert.pem"))
     begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
     return certificates.problem(begin, end, now=now, host=socket.gethostname(), what=certificate_name(directory))
 
@@ -103,7 +104,7 @@ def security(directory: ClusterDirectory) -> Security:
 
     if not directory.encrypted:
         return Security()
-    key = bytes.fromhex((directory.tls / "ucx.key").read_text())
+    key = bytes.fromhex(checked.read(directory.tls / "ucx.key").decode())
     return ClusterSecurity(key) if directory.authenticated else ClusterSecurity(key, **_files(directory.tls))
 
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 from hpcgpu.errors import Damaged
-from hpcgpu.posix import ownership, records
+from hpcgpu.posix import checked, ownership, records
 from hpcgpu.store.contact import Contact, Contacts
 from hpcgpu.store.identity import About
 from hpcgpu.store.journal import Journal, Submit
@@ -64,17 +65,21 @@ class ClusterDirectory(Contacts, Journal, Managers):
             Another version of hpcgpu made it, and this one cannot read it.
         """
         self = cls(path)
-        files = (*path.iterdir(), *(self.tls.iterdir() if self.tls.is_dir() else ()))
-        # logs are the batch system's, and only shown
-        ownership.check_tree(path, (file for file in files if file != self.logs))
+        ownership.check_tree(path, self._files())
         if not any_format:
             self.check_format()
         return self
 
+    def _files(self) -> Iterator[Path]:
+        """Yield what must be this user's. Logs are the batch system's, and only shown."""
+        yield from (file for file in self.path.iterdir() if file != self.logs)
+        if self.tls.is_dir():
+            yield from self.tls.iterdir()
+
     def dashboard_token(self) -> str:
         """Return the secret that the dashboard requires; empty if there is none (any more)."""
         try:
-            return (self.path / DASHBOARD_TOKEN).read_text().strip()
+            return checked.read(self.path / DASHBOARD_TOKEN).decode().strip()
         except (OSError, ValueError):
             return ""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from pathlib import Path
+
+from hpcgpu.posix import checked
 
 __all__ = ["Files"]
 
@@ -38,9 +39,5 @@ class Files:
         return target
 
     def refresh(self) -> None:
-        """Make the NFS client ask the server for the content of the directory.
-
-        It changes the mode, because otherwise the client may trust its cache.
-        """
-        with contextlib.suppress(OSError):
-            self.path.chmod(0o700)
+        """Make the NFS client ask the server for the content of the directory."""
+        checked.refresh(self.path)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcgpu.errors import Damaged
-from hpcgpu.posix import records
+from hpcgpu.posix import checked, records
 from hpcgpu.store.files import Files
 
 __all__ = ["End", "Journal", "Submit"]
@@ -234,7 +234,7 @@ class Journal(Files):
     def _append(self, *new: dict[str, Any]) -> None:
         now = round(time.time(), 3)
         line = "".join(json.dumps({"time": now, **record}) + "\n" for record in new).encode()
-        descriptor = os.open(self.path / "journal.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = os.open(self.path / "journal.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a full disk cut the last line short
@@ -255,7 +255,7 @@ class Journal(Files):
     def _lines(self) -> Iterator[dict[str, Any] | str]:
         """Yield each line of the journal, or what is wrong with it: a crash or a full disk may have cut it short."""
         try:
-            lines = (self.path / "journal.jsonl").read_bytes().split(b"\n")
+            lines = checked.read(self.path / "journal.jsonl").split(b"\n")
         except (FileNotFoundError, NotADirectoryError):
             return
         for number, line in enumerate(lines, 1):

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcgpu.errors import Damaged
-from hpcgpu.posix import records
+from hpcgpu.posix import checked, records
 
 __all__ = ["FILE", "JobUsage", "Kept", "line", "read"]
 
 FILE = "usage.jsonl"
 #: Digits of its numbers after the point.
 _DIGITS = 2
+#: Seconds for which it is read again: the scheduler replaces it, and some filesystems remember names for five.
+_PATIENCE = 6.0
 
 
 @dataclass
@@ -141,7 +143,7 @@ def read(directory: Path) -> Kept:
     """Return what the scheduler has kept of a cluster; empty if it kept nothing."""
     file = directory / FILE
     try:
-        lines = file.read_bytes().split(b"\n")
+        lines = checked.read(file, patience=_PATIENCE).split(b"\n")
     except FileNotFoundError:
         return Kept({}, False, [])
     except OSError as error:

@@ -47,7 +47,7 @@ from hpcgpu.batch.marks import runs_hpcgpu
 from hpcgpu.batch.visible import visible_devices
 from hpcgpu.display.words import counted
 from hpcgpu.errors import BatchError, BatchUnavailable, Damaged, NotTrusted, SubmitRefused
-from hpcgpu.posix import records
+from hpcgpu.posix import checked, records
 from hpcgpu.posix.ownership import check, private_directory
 from hpcgpu.posix.processes import alive as _alive
 from hpcgpu.posix.processes import identity as _identity
@@ -377,7 +377,21 @@ class LocalQueue(BatchSystem):
         """Return variables that mark the processes of this job, and that name its queue to clients inside it."""
         return {"HPCGPU_JOB_ID": job.job_id, "HPCGPU_QUEUE_DIRECTORY": str(self.directory)}
 
-    def _run_script(self, job: JobRecord, machine: _Machine) -> subprocess.Popen[bytes]:
+    @staticmethod
+    def _open_log(job: JobRecord) -> int:
+        """Go where a job runs, and open its log. Both may be on a filesystem that does not answer.
+
+        Others may have put something there: see `hpcgpu.posix.checked`.
+        """
+        os.chdir(job.cwd)
+        fill = {"%x": job.name, "%j": job.job_id, "%%": "%"}
+        output = Path(job.cwd, re.sub("%[xj%]", lambda match: fill[match[0]], job.output))
+        try:
+            return checked.created(output)
+        except OSError as error:
+            raise OSError(error.errno, f"its log {output} cannot be written: {error.strerror}") from error
+
+    def _run_script(self, job: JobRecord, machine: _Machine, log: int) -> subprocess.Popen[bytes]:
         environ = _load(self._jobs / f"{job.job_id}.env", dict[str, str])
         if environ is None:
             raise OSError(f"its environment {self._jobs / job.job_id}.env is damaged or missing")
@@ -386,22 +400,15 @@ class LocalQueue(BatchSystem):
             environ["HPCGPU_JOB_END"] = f"{job.end:.3f}"
         if machine.gpus:
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(job.devices)
-        fill = {"%x": job.name, "%j": job.job_id, "%%": "%"}
-        output = Path(job.cwd, re.sub("%[xj%]", lambda match: fill[match[0]], job.output))
-        log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            return subprocess.Popen(
-                ["bash", self._jobs / f"{job.job_id}.sh"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=job.cwd,
-                env=environ,
-                start_new_session=True,
-                preexec_fn=partial(signal.pthread_sigmask, signal.SIG_SETMASK, ()),  # noqa: PLW1509 - a supervisor has no threads
-            )
-        finally:
-            os.close(log)
+        return subprocess.Popen(
+            ["bash", self._jobs / f"{job.job_id}.sh"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environ,
+            start_new_session=True,
+            preexec_fn=partial(signal.pthread_sigmask, signal.SIG_SETMASK, ()),  # noqa: PLW1509 - a supervisor has no threads
+        )
 
     # The supervisor: what the process of a running job does.
 
@@ -415,20 +422,9 @@ class LocalQueue(BatchSystem):
             signal.SIGTERM,
         ):
             signal.signal(signum, signal.SIG_DFL)
-        with self._locked(make=False) as machine:
-            job = self._supervised(job_id)
-            if job is None:
-                return  # whoever started this process died before it could say so in the record
-            try:
-                script = None if job.verdict else self._run_script(job, machine)
-            except OSError as error:
-                script, job = None, replace(job, verdict=JobState.FAILED, reason=str(error))
-            if script is None:
-                self._close(job, job.verdict or JobState.FAILED, job.reason)
-                self._advance(machine)
-                return
-            job = replace(job, leader=_identity(script.pid))
-            self._write(job)
+        script, job = self._start_script(job_id)
+        if script is None or job is None:
+            return
         verdict = wait_for_end(script.pid, job.end)
         job = replace(job, state=JobState.COMPLETING, verdict=verdict)
         # whatever happens to the disk, the processes must end
@@ -455,6 +451,36 @@ class LocalQueue(BatchSystem):
                 )
             self._close(job, state, reason, 128 - code if code is not None and code < 0 else code)
             self._advance(machine)
+
+    def _start_script(self, job_id: str) -> tuple[subprocess.Popen[bytes] | None, JobRecord | None]:
+        """Start the script of a job; nothing if it does not start, or was cancelled before."""
+        with self._locked(make=False):
+            job = self._supervised(job_id)
+        if job is None:  # whoever started this process died before it could say so in the record
+            return None, None
+        log, problem = -1, ""
+        try:  # nobody else's job waits while this one's directories do not answer
+            log = self._open_log(job)
+        except OSError as error:
+            problem = error.strerror or str(error)
+        with self._locked(make=False) as machine:
+            if (job := self._supervised(job_id)) is None:
+                return None, None
+            script = None
+            try:
+                script = self._run_script(job, machine, log) if not job.verdict and log >= 0 else None
+            except OSError as error:
+                problem = str(error)
+            finally:
+                if log >= 0:
+                    os.close(log)
+            if script is None:
+                self._close(job, job.verdict or JobState.FAILED, job.reason or problem)
+                self._advance(machine)
+                return None, None
+            job = replace(job, leader=_identity(script.pid))
+            self._write(job)
+            return script, job
 
     def _supervised(self, job_id: str) -> JobRecord | None:
         """The job, if it is this process that supervises it."""
