@@ -59,6 +59,8 @@ class Submitter:
                     await job.submit(scheduler.dependency if scheduler is not None else None)
                     job.observe(now=state.now)
                     job.group.failures.submitted()
+                    if not any(isinstance(other.phase, Submitting) for other in state.registry.worker_jobs):
+                        state.poll_now.set()  # once for all that were submitted together
                     self.detach_when_complete()
                 else:  # the queue has refused another one meanwhile: this one is planned again when it may be submitted
                     state.registry.remove(job)

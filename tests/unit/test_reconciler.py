@@ -1631,3 +1631,9 @@ async def test_a_cluster_that_hpcgpu_stop_has_stopped_ends_without_a_log(site: S
     site.client.listening = False
     await site.polled()
     assert site.warned == ["cluster demo was stopped by another program, such as `hpcgpu stop`"]
+
+
+async def test_the_queue_is_polled_soon_after_the_last_of_several_submits(site: Site) -> None:
+    site.state.poll_now.clear()
+    await site.scale(site.group.limits.maximum + 3)
+    assert site.state.poll_now.is_set()
