@@ -18,12 +18,17 @@ why_not() { .venv/bin/python tests/site/site_bed.py; }
 
 engine=there
 timeout 20 docker version > /dev/null 2>&1 || engine=ours
+before=$("$place/engine" traces)
 site=there
 why_not > /dev/null 2>&1 || site=ours
 # shellcheck disable=SC2317  # the trap calls it
 clean() {
     [ "$site" = there ] || timeout 120 "$place/site" down
     [ "$engine" = there ] || "$place/engine" down
+    diff <(echo "$before") <("$place/engine" traces) > /dev/null && return
+    echo "The site in containers changed this machine (ci/slurm-docker/engine traces, before and after):"
+    diff <(echo "$before") <("$place/engine" traces)
+    exit 1
 }
 trap clean EXIT
 trap 'exit 130' INT TERM HUP
