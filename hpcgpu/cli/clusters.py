@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections import Counter
@@ -225,10 +226,11 @@ def status(name: str, every: bool, as_json: bool) -> None:
     if as_json:
         show_json(found.as_json())
     else:
-        _print(found, every)
+        _print(found, every, shlex.quote(name))
 
 
-def _print(found: Snapshot, every: bool) -> None:
+def _print(found: Snapshot, every: bool, asked: str) -> None:
+    """Print a cluster; commands name it as the user did, by its name or its path."""
     from hpcgpu.display.progress import duration
 
     kept = ", continues without the program that started it" if found.detached else ""
@@ -242,7 +244,7 @@ def _print(found: Snapshot, every: bool) -> None:
         f"workers    {found.workers}, on {counted(found.gpus, 'GPU')}",
         f"scheduler  {found.scheduler or absent}",
         f"dashboard  {found.dashboard or absent}"
-        + f" (link with its token: hpcgpu dashboard {found.name})" * bool(found.dashboard),
+        + f" (link with its token: hpcgpu dashboard {asked})" * bool(found.dashboard),
     ]
     lines += [f"fabric     {found.fabric}"] * bool(found.fabric)
     lines += [f"manager    {found.manager or 'none: the number of jobs does not change'}"] * (found.state == "running")
@@ -256,7 +258,7 @@ def _print(found: Snapshot, every: bool) -> None:
     # jobs that ended as they should are of interest to few
     jobs = [job for job in found.jobs if every or job.state not in ("completed", "cancelled")]
     if jobs:
-        show_jobs(jobs, every=every, how=f"hpcgpu status {found.name} --all")
+        show_jobs(jobs, every=every, how=f"hpcgpu status {asked} --all")
     else:
         click.echo(
             "The state of its jobs is not known."
@@ -287,7 +289,7 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
     if as_json:
         show_json([job.as_json() for job in table])
     else:
-        show_jobs(table, how=f"hpcgpu status {directory.path.name} --all")
+        show_jobs(table, how=f"hpcgpu status {shlex.quote(name)} --all")
 
 
 @click.command()

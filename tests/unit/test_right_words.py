@@ -54,7 +54,7 @@ def test_a_scheduler_that_hangs_is_named_as_a_possible_cause() -> None:
 def test_status_does_not_say_that_a_silent_scheduler_is_not_running(
     capsys: pytest.CaptureFixture[str], state: str, words: str
 ) -> None:
-    clusters._print(Snapshot(time=0.0, name="demo", system="local", directory="/d", state=state), False)
+    clusters._print(Snapshot(time=0.0, name="demo", system="local", directory="/d", state=state), False, "demo")
     assert words in capsys.readouterr().out
 
 
@@ -78,3 +78,9 @@ def test_variables_that_change_answers_do_not_reach_the_commands(name: str, tmp_
 def test_two_names_of_one_option_are_both_named(first: str, second: str) -> None:
     with pytest.raises(OptionError, match=f"^{first} and {second} mean the same"):
         resolve("slurm", {first: "m1", second: "m2"})
+
+
+def test_commands_name_a_cluster_as_the_user_did(capsys: pytest.CaptureFixture[str]) -> None:
+    there = Snapshot(time=0.0, name="demo", system="local", directory="/d", state="running", dashboard="http://n:1")
+    clusters._print(there, False, "'/my scratch/demo'")
+    assert "hpcgpu dashboard '/my scratch/demo')" in capsys.readouterr().out
