@@ -169,16 +169,18 @@ class WorkerGroup:
         work = job.work
         if not work.absence and work.absence.names and len(job.workers) == len(work.absence.names):
             return False  # all are there, as before
-        names = units.workers_of(job.name, self.options)
+        names, there = units.workers_of(job.name, self.options), set(job.workers.values())
+        known = job.view is not None and job.view.missing_since is None
         work.absence = lost_workers.observe(
-            work.absence, names, self.options.nodes_per_job, set(job.workers.values()), now=now
+            work.absence, names, self.options.nodes_per_job, there, now=now, known=known
         )
         if not work.absence:
             work.lost_at = None
         if job.lost_workers or not work.absence or work.absence.left(self.options.death_timeout, now=now) > 0:
             return False
         work.lost_at = now
-        self.failures.workers_lost(job.queue_status.node, within=self.options.death_timeout, now=now)
+        within = work.absence.patience(self.options.death_timeout)
+        self.failures.workers_lost(job.queue_status.node, within=within, now=now)
         return True
 
     def replaceable(self, target: int, *, now: float) -> list[WorkerJob]:
@@ -192,7 +194,9 @@ class WorkerGroup:
         )
         whole = sum(bool(job.workers) and not job.work.absence for job in staying)
         ready = [job for job in short if now >= job.retry_at]
-        return ready[: lost_workers.may_go(len(short), whole, target, comes=comes)]
+        idle, working = [job for job in ready if not job.workers], [job for job in ready if job.workers]
+        may_go = lost_workers.may_go(sum(bool(job.workers) for job in short), whole, target, comes=comes)
+        return [*idle, *working[:may_go]]
 
     def gpu_seconds(self, *, now: float) -> float:
         """Return what its jobs have used so far, from their starts and ends."""

@@ -95,11 +95,14 @@ class WorkerJob(Job):
             return ""
         if not self.lost_workers:
             return absence.outlook(self.group.options.death_timeout, now=now)
-        words = absence.words(now=now)
+        words, paused = absence.words(now=now), self.group.failures.paused
+        if absence.none_left:
+            text = f"{words}; none is left"
+            return f"{text}, and it is not replaced, because {paused}" if paused else f"{text}: another job replaces it"
         if self.draining:
             return f"{words}; its data moves now, and another job takes its place"
-        if self.group.failures.paused:
-            return f"{words}; it continues with the others, because {self.group.failures.paused}"
+        if paused:
+            return f"{words}; it continues with the others, because {paused}"
         return f"{words}; it works until another job takes its place"
 
     @property

@@ -4,6 +4,9 @@ Pure: the connected workers and the time in, a decision out.
 
 A nanny that restarts its worker needs seconds, and the processes of one job do not start at the same moment. A worker
 that is away for longer than ``death_timeout`` has ended for good: its own process stops looking for the scheduler then.
+
+A job that has no worker left works nothing. Its node may have rebooted, and some queues call it running for minutes. So
+it gets less time: enough for a nanny that restarts its worker.
 """
 
 from __future__ import annotations
@@ -14,6 +17,10 @@ from dataclasses import dataclass, field
 from hpcgpu.display.words import counted
 
 __all__ = ["Absence", "may_go", "observe"]
+
+
+#: Seconds for which a job that has no worker left is waited for.
+_NONE_LEFT = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +37,27 @@ class Absence:
         The absent workers, and since when each is absent.
     joined : frozenset of str
         Workers that have been there at any time.
+    known : bool
+        Whether the queue knows the job. One that vanished may have been cut off with its node, and has the whole time.
     """
 
     names: Sequence[str] = ()
     nodes: int = 1
     since: Mapping[str, float] = field(default_factory=dict)
     joined: frozenset[str] = frozenset()
+    known: bool = True
 
     def __bool__(self) -> bool:
         return bool(self.since)
+
+    @property
+    def none_left(self) -> bool:
+        """Whether the job has no worker at all any more."""
+        return bool(self.since) and len(self.since) == len(self.names)
+
+    def patience(self, timeout: float) -> float:
+        """Return the seconds for which missing workers are waited for."""
+        return min(timeout, _NONE_LEFT) if self.none_left and self.known else timeout
 
     @property
     def node(self) -> int | None:
@@ -49,7 +68,8 @@ class Absence:
 
     def left(self, timeout: float, *, now: float) -> float:
         """Return the seconds until the worker that is away for longest counts as gone; negative if it does already."""
-        return min(self.since.values(), default=now) + timeout - now
+        left = min(self.since.values(), default=now) + timeout - now
+        return min(left, max(self.since.values()) + self.patience(timeout) - now) if self.none_left else left
 
     def words(self, *, now: float) -> str:
         """Return what is missing and since when."""
@@ -71,7 +91,9 @@ class Absence:
         )
 
 
-def observe(before: Absence, names: Sequence[str], nodes: int, there: Collection[str], *, now: float) -> Absence:
+def observe(
+    before: Absence, names: Sequence[str], nodes: int, there: Collection[str], *, now: float, known: bool = True
+) -> Absence:
     """Join the present workers with what was known.
 
     Nothing is absent before the first worker has come: a job without any ends by itself.
@@ -87,12 +109,13 @@ def observe(before: Absence, names: Sequence[str], nodes: int, there: Collection
         Names of those that are connected.
     now : float
         Epoch seconds.
+    known : bool, default True
+        Whether the queue knows the job.
     """
     joined = before.joined | set(there)
     absent = [name for name in names if name not in there] if joined and len(there) < len(names) else []
-    return Absence(
-        names=tuple(names), nodes=nodes, since={name: before.since.get(name, now) for name in absent}, joined=joined
-    )
+    since = {name: before.since.get(name, now) for name in absent}
+    return Absence(names=tuple(names), nodes=nodes, since=since, joined=joined, known=known)
 
 
 def may_go(short: int, whole: int, target: int, *, comes: bool) -> int:

@@ -79,3 +79,17 @@ def test_a_job_without_some_workers_works_on_until_another_is_there_and_one_at_a
     assert may_go(1, 7, 8, comes=True) == 1
     assert may_go(2, 3, 4, comes=False) == 1
     assert may_go(3, 0, 0, comes=False) == 3, "nothing is wished for"
+
+
+def test_a_job_without_any_worker_left_is_waited_for_less_than_one_of_four() -> None:
+    whole = observe(Absence(), FOUR, 1, FOUR, now=0.0)
+    short = observe(whole, FOUR, 1, FOUR[:1], now=10.0)
+    assert not short.none_left and short.left(300, now=20.0) == 290
+    empty = observe(short, FOUR, 1, (), now=20.0)
+    assert empty.none_left and empty.left(300, now=30.0) == 50, "the time runs from the loss of the last"
+    assert empty.outlook(300, now=30.0) == (
+        "lost 4 of 4 workers 20 s ago; replaced if they do not come back within 50 s"
+    )
+    assert empty.left(20, now=30.0) == 0, "never longer than death_timeout"
+    late = observe(short, FOUR, 1, (), now=290.0)
+    assert late.left(300, now=300.0) == 10, "what was lost before counts too"

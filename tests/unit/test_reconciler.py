@@ -912,6 +912,22 @@ async def losing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Losing:
     return made
 
 
+async def test_a_job_without_any_worker_left_is_replaced_within_a_minute_though_the_queue_calls_it_running(
+    losing: Losing,
+) -> None:
+    ghost, short = list(losing.registry.active)[:2]
+    losing.lose_one(short)
+    for gpu in range(GPUS):
+        losing.loses(f"{ghost}-{gpu}")
+    await losing.passes(50)
+    assert ghost in losing.registry.active, "its node may come back"
+    await losing.passes(20)
+    assert losing.drained == [ghost] and short in losing.registry.active
+    [words] = losing.warned
+    assert f"({ghost})" in words and "lost 4 of 4 workers" in words and "none is left: another job replaces it" in words
+    assert len(losing.waiting) == 1
+
+
 async def test_jobs_that_lose_workers_together_work_on_until_others_are_there_and_all_are_replaced(
     losing: Losing,
 ) -> None:
