@@ -202,3 +202,24 @@ def test_no_module_is_imported_from_where_others_can_put_one(
             expected = None if mode & 0o002 else 42  # the user's own modules are imported, behind all others
             assert client.submit(answer).result() == expected
     assert not ran.exists()
+
+
+@needs_root
+@pytest.mark.parametrize("plant", ["link", "fifo"])
+def test_what_a_stranger_put_where_a_log_goes_costs_that_job_alone(
+    queue: LocalQueue, tmp_path: Path, until: Any, plant: str
+) -> None:
+    shared, mine = tmp_path / "shared", tmp_path / "mine"
+    shared.mkdir()
+    mine.write_text("precious")
+    log = shared / "planted.log"
+    log.symlink_to(mine) if plant == "link" else os.mkfifo(log)
+    os.chown(log, STRANGER, STRANGER, follow_symlinks=False)
+    for name, output in (("planted", log), ("other", shared / "other.log")):
+        (tmp_path / f"{name}.sh").write_text(f"#!/bin/bash\n#HPCGPU --output={output}\necho done\n")
+    jobs = [queue.submit(tmp_path / f"{name}.sh", job_name=name) for name in ("planted", "other")]
+    until(lambda: all(status.state.ended for status in queue.poll(jobs).values()), "both end")
+    planted, other = (queue.poll(jobs)[job] for job in jobs)
+    assert planted.state.value == "failed" and f"its log {log} cannot be written" in planted.reason
+    assert other.state.value == "completed" and (shared / "other.log").read_text() == "done\n"
+    assert mine.read_text() == "precious"

@@ -109,3 +109,47 @@ def test_an_archive_that_is_replaced_while_it_is_unpacked_is_refused(
     monkeypatch.setattr(stage.shutil, "disk_usage", replace_late)
     assert f"{archive} has changed since the job script was written" in refusal(archive, base, sha256)
     assert content(base) == []
+
+
+@needs_root
+def test_where_others_have_taken_all_names_the_environment_gets_one_that_jobs_share(
+    archive: Path, tmp_path: Path
+) -> None:
+    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+    bases = [tmp_path / "tmp", tmp_path / "var"]
+    for base in bases:
+        base.mkdir()
+        base.chmod(0o1777)
+        theirs = base / f"hpcgpu-environment-0-{socket.gethostname()}-{sha256[:16]}"
+        theirs.mkdir(mode=0o700)
+        os.chown(theirs, 64321, 64321)
+    first, environment = stage.use(archive, sha256, bases)
+    second, same = stage.use(archive, sha256, bases)
+    assert environment == same and environment.parent.name.startswith(theirs.name + "-")
+    assert (environment / "bin" / "python").exists() and not list(theirs.iterdir())
+    os.close(first)
+    os.close(second)
+
+
+@needs_root
+@pytest.mark.parametrize("how", ["owner", "mode"])
+def test_an_archive_that_others_can_change_is_refused(archive: Path, base: Path, how: str) -> None:
+    if how == "owner":
+        os.chown(archive, 64321, 64321)
+    else:
+        archive.chmod(0o666)
+    assert f"{archive} is not used, because other users can change it" in refusal(archive, base)
+    assert content(base) == []
+
+
+def test_an_archive_whose_top_may_not_be_entered_is_unpacked(
+    environment: Environment, base: Path, tmp_path: Path
+) -> None:
+    archive = environment.archive("env.tar")
+    with tarfile.open(archive, "a") as more:
+        top = tarfile.TarInfo("./")
+        top.type, top.mode = tarfile.DIRTYPE, 0
+        more.addfile(top)
+    used, made = stage.use(archive, hashlib.sha256(archive.read_bytes()).hexdigest(), [base])
+    assert made.stat().st_mode & 0o777 == 0o700
+    os.close(used)
