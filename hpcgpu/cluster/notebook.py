@@ -15,12 +15,13 @@ from hpcgpu.remote.logs import end_of
 from hpcgpu.remote.snapshot import Snapshot
 from hpcgpu.runtime.wire import GPUState
 from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.widget.kept import Kept
 from hpcgpu.widget.picture import picture
 
 if TYPE_CHECKING:
     from hpcgpu.widget.notebook import ClusterWidget
 
-__all__ = ["bundle", "take", "widget_of"]
+__all__ = ["bundle", "show", "take", "widget_of"]
 
 #: Seconds for which a cell waits for the first picture.
 _FIRST = 5.0
@@ -96,25 +97,63 @@ class _Control:
         return end_of(self._cluster.directory, job)
 
 
-def widget_of(cluster: Shown) -> ClusterWidget | None:
-    """Return a new widget of a cluster; None if this program is no Jupyter kernel, or anywidget is not installed."""
+def _shell() -> Any:
+    """Return IPython in a Jupyter kernel; None elsewhere."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    if getattr(shell, "kernel", None) is None or importlib.util.find_spec("anywidget") is None:
+    return None if getattr(shell, "kernel", None) is None else shell
+
+
+def widget_of(cluster: Shown) -> ClusterWidget | None:
+    """Return a new widget of a cluster; None if this program is no Jupyter kernel, or anywidget is not installed."""
+    if _shell() is None or importlib.util.find_spec("anywidget") is None:
         return None
     from hpcgpu.widget.notebook import ClusterWidget
 
     over = (Status.closed, Status.failed)
-    return ClusterWidget(lambda: take(cluster), lambda: cluster.status in over, _Control(cluster))
+    widget = ClusterWidget(lambda: take(cluster), lambda: cluster.status in over, _Control(cluster))
+    widget.kept = Kept(lambda page: _publish({**_fixed(cluster, widget), "text/html": page}, widget, update=True))
+    return widget
 
 
-def bundle(cluster: Shown, widget: ClusterWidget | None) -> dict[str, Any]:
+def show(cluster: Shown, widget: ClusterWidget | None, *, now: bool = False) -> int | None:
+    """Show the cluster in the cell that runs; return the number of that cell.
+
+    Parameters
+    ----------
+    now : bool, default False
+        Do not wait for a picture: the cluster starts.
+    """
+    _publish(bundle(cluster, widget, now=now), widget)
+    return cell()
+
+
+def cell() -> int | None:
+    """Return the number of the cell that runs."""
+    return getattr(_shell(), "execution_count", None)
+
+
+def _publish(data: dict[str, Any], widget: ClusterWidget | None, *, update: bool = False) -> None:
+    from IPython.display import display
+
+    display(data, raw=True, update=update, **({} if widget is None else {"display_id": f"hpcgpu-{widget.model_id}"}))
+
+
+def _fixed(cluster: Shown, widget: ClusterWidget) -> dict[str, Any]:
+    data, _ = widget._repr_mimebundle_() or ({}, {})
+    return {**data, "text/plain": repr(cluster)}
+
+
+def bundle(cluster: Shown, widget: ClusterWidget | None, *, now: bool = False) -> dict[str, Any]:
     """Return what a notebook shows, by MIME type: the widget, a picture for where none runs, and text."""
-    text = {"text/plain": repr(cluster)}
     if widget is None:
-        return {**text, "text/html": cluster._repr_html_()}
+        return {"text/plain": repr(cluster), "text/html": cluster._repr_html_()}
     widget.feed.start()
     # an asynchronous cluster may have this very event loop, which must not wait
-    snapshot = cluster._snapshot([]) if cluster.asynchronous else widget.feed.wait_first(_FIRST)
-    data, _ = widget._repr_mimebundle_() or ({}, {})
-    return {**data, **text, **({"text/html": picture(snapshot)} if snapshot is not None else {})}
+    still = now or cluster.asynchronous
+    snapshot = cluster._snapshot([]) if still else widget.feed.wait_first(_FIRST)
+    if snapshot is None:
+        return _fixed(cluster, widget)
+    if widget.kept is not None:
+        widget.kept.shown(snapshot)
+    return {**_fixed(cluster, widget), "text/html": picture(snapshot)}

@@ -62,6 +62,8 @@ class Readable(Adapter):
     _live: ClusterWidget | None = None
     #: What reads it once another program, or none, manages its jobs.
     _observer: Observer | None = None
+    #: The cell that shows its start.
+    _cell: int | None = None
 
     @property
     def fabric(self) -> Fabric:
@@ -248,11 +250,17 @@ class Readable(Adapter):
 
     def _ipython_display_(self, **_: Any) -> None:
         """Show the cluster in a notebook: live where it has widgets."""
-        from IPython.display import display
-
+        if self._cell is not None and self._cell == notebook.cell():  # its start is shown in this cell
+            return
         if self._live is None:
             self._live = notebook.widget_of(self)
-        display(notebook.bundle(self, self._live), raw=True)
+        notebook.show(self, self._live)
+
+    async def _start(self) -> None:
+        if self._starting is None and not self.options.cluster.quiet and (widget := notebook.widget_of(self)):
+            self._live = widget
+            self._cell = notebook.show(self, widget, now=True)
+        await super()._start()
 
     def report(self) -> Report:
         """Return the bill: what the jobs cost and did, and what would have cost less. Also after the cluster has ended.

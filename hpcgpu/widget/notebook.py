@@ -14,6 +14,7 @@ from hpcgpu.errors import OptionError
 from hpcgpu.posix.printable import printable
 from hpcgpu.remote.snapshot import Snapshot
 from hpcgpu.widget.feed import Feed
+from hpcgpu.widget.kept import Kept
 
 __all__ = ["ClusterWidget", "Control"]
 
@@ -78,6 +79,7 @@ class ClusterWidget(anywidget.AnyWidget):
         self.feed = Feed(source, over, self)
         self._control = control
         self._views = 0
+        self.kept: Kept | None = None
         self.on_msg(self._received)
 
     # What the feed calls, in its thread
@@ -86,6 +88,8 @@ class ClusterWidget(anywidget.AnyWidget):
         """Show a new snapshot."""
         self.snapshot = dict(snapshot.as_json())
         self.problem = ""
+        if self.kept is not None:
+            self.kept.keep(snapshot)
 
     def say(self, problem: str) -> None:
         """Show why there is no new one."""
@@ -95,6 +99,8 @@ class ClusterWidget(anywidget.AnyWidget):
         """Say that this is the last one, where the cluster continues."""
         if self.snapshot.get("state") not in ("closed", "ended"):
             self.problem = "This program no longer follows the cluster. This view is no longer updated."
+        if self.kept is not None and self.feed.latest is not None:
+            self.kept.keep(self.feed.latest, last=True)
 
     # What a page sends
 

@@ -6,6 +6,7 @@ It has no script and no style sheet, because viewers of notebooks remove both.
 from __future__ import annotations
 
 import html
+import time
 from collections.abc import Iterable
 
 from hpcgpu.display.progress import duration
@@ -33,8 +34,10 @@ def picture(snapshot: Snapshot) -> str:
     words = [f"{name}: {text}" for name, text in facts.items() if text]
     paused = [f"Group {group['name']} is paused: {group['paused']}" for group in snapshot.groups if group["paused"]]
     told = [*paused, *snapshot.warnings, *filter(None, [snapshot.problem])]
+    taken = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(snapshot.time)).strip()
     parts = [
         f"<p><b>{html.escape(snapshot.name)}</b>: {html.escape(snapshot.state)}</p>",
+        f"<p>The last known state, of {html.escape(taken)}. This is a picture: it does not change.</p>",
         f"<p>{html.escape('; '.join(words))}</p>",
         *(f"<p><b>{html.escape(text)}</b></p>" for text in told),
         *(f"<p>{html.escape(_group(group))}</p>" for group in snapshot.groups),

@@ -214,3 +214,17 @@ def test_the_pictures_of_the_page_are_those_of_today(picture: Drawing, theme: st
     picture.page.emulate_media(color_scheme=theme)
     picture.draw(drawing.snapshot(warnings=["job flights-4 (4174) failed on n07: exit code 1"]))
     drawing.kept(picture.whole, f"widget-{theme}.png")
+
+
+@pytest.mark.parametrize("width", [800, 620, 400])
+def test_in_a_narrow_output_everything_wraps_and_nothing_is_cut(picture: Drawing, width: int) -> None:
+    picture.page.set_viewport_size({"width": width, "height": 900})
+    picture.draw(drawing.snapshot())
+    cut = "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.className)"
+    parts = picture.whole.locator(".hpcgpu-scroll, .hpcgpu-controls, .hpcgpu-gpus, .hpcgpu-gpu, td:last-child")
+    assert parts.count() > 3 and parts.evaluate_all(cut) == []
+    right = picture.whole.evaluate("(whole) => whole.getBoundingClientRect().right")
+    ends = picture.whole.locator("button, input, select, .hpcgpu-note").evaluate_all(
+        "all => all.map((one) => one.getBoundingClientRect().right)"
+    )
+    assert max(ends) <= right <= width

@@ -178,9 +178,13 @@ def test_the_cell_shows_in_one_line_what_it_waits_for(kernel: Kernel, queue: Loc
     messages: list[Message] = []
     assert kernel.run(CELL.format(**ON_CPUS) + "cluster.wait_for_workers()", messages.append) == ""
     lines: dict[str, list[str]] = {}
+    shown: list[dict[str, Any]] = []
     for message in messages:
         if message["msg_type"] in ("display_data", "update_display_data"):
             content = message["content"]
+            if "text/html" in content["data"]:
+                shown.append(content["data"])
+                continue
             lines.setdefault(content["transient"]["display_id"], []).append(content["data"]["text/plain"])
     start, workers = lines.values()
     assert start[0] == "hpcgpu: cluster analysis: starting the scheduler"
@@ -188,7 +192,10 @@ def test_the_cell_shows_in_one_line_what_it_waits_for(kernel: Kernel, queue: Loc
     assert any("waiting for 1 worker: 0 connected" in line for line in workers)
     assert all(", after " in line and ": done" in line for line in (start[-1], workers[-1])), "what stays is true"
     assert [m["content"] for m in messages if m["msg_type"] == "stream"] == [], "no line is printed besides"
-    assert kernel.run("import sys; 'ipywidgets' in sys.modules") == "False"
+    assert shown[0]["application/vnd.jupyter.widget-view+json"]["model_id"], "the start shows the cluster"
+    assert (
+        "Workers: 0" in shown[0]["text/html"] and shown[0]["application/vnd.hpcgpu.cluster+json"]["name"] == "analysis"
+    )
     assert kernel.run("cluster.close()") == ""
 
 

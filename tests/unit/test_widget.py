@@ -18,6 +18,7 @@ from hpcgpu.cluster.notebook import bundle, widget_of
 from hpcgpu.errors import OptionError
 from hpcgpu.remote.snapshot import Snapshot
 from hpcgpu.widget.feed import Feed
+from hpcgpu.widget.kept import Kept
 from hpcgpu.widget.picture import picture
 from tests.conftest import wait_until
 
@@ -159,7 +160,28 @@ def test_in_a_kernel_a_cluster_shows_the_widget_and_the_picture_for_where_none_r
     shown = bundle(SimpleNamespace(asynchronous=False), widget)  # type: ignore[arg-type]
     widget.close()
     assert shown["application/vnd.jupyter.widget-view+json"]["model_id"]
-    assert shown["text/html"] == picture(drawing.snapshot())
+    assert shown["text/html"] == picture(drawing.snapshot()) and "The last known state, of 20" in shown["text/html"]
+
+
+def test_the_picture_in_the_file_is_replaced_when_the_state_changes_and_at_the_end() -> None:
+    replaced: list[str] = []
+    kept = Kept(replaced.append)
+    kept.keep(drawing.snapshot(state="waiting"))
+    assert replaced == [], "no output shows it"
+    first = drawing.snapshot(state="waiting")
+    kept.shown(first)
+    kept.keep(dataclasses.replace(first, time=first.time + 2))
+    assert replaced == []
+    running = dataclasses.replace(first, state="running")
+    kept.keep(running)
+    assert [": running" in text for text in replaced] == [True]
+    later = dataclasses.replace(running, workers=running.workers + 1, time=running.time + 20)
+    kept.keep(later)
+    assert len(replaced) == 1, "a picture replaces the widget too"
+    kept.keep(dataclasses.replace(later, time=later.time + 600))
+    assert len(replaced) == 2
+    kept.keep(later, last=True)
+    assert len(replaced) == 3
 
 
 class Control:

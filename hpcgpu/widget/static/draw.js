@@ -85,6 +85,7 @@ function startWords(job, now) {
 
 // ---- the job table
 
+const NAMED = new Set(["Waited", "Start", "Time left", "Node", "GPUs", "Workers"]);
 const COLUMNS = ["Job", "State", "Waited", "Start", "Time left", "Node", "GPUs", "Workers", "Why"];
 
 function cellsOf(job, now) {
@@ -158,7 +159,8 @@ function jobTable(openLog) {
   function row(job) {
     const open = el("button", { type: "button", class: "hpcgpu-link", title: "Show the log of this job" });
     open.addEventListener("click", () => openLog(job.name));
-    const cells = COLUMNS.map(() => el("td"));
+    // a narrow table has no head
+    const cells = COLUMNS.map((column) => el("td", { "data-column": NAMED.has(column) && column }));
     const state = el("span");
     cells[1].append(el("span", { class: "hpcgpu-dot", "aria-hidden": "true" }), state);
     if (openLog) cells[0].append(open);
@@ -667,6 +669,10 @@ export function clusterView(root, { actions = {} } = {}) {
       sections.jobs.hidden = snapshot.jobs.length === 0;
       for (const name of ["timeline", "gpus"]) sections[name].hidden = parts[name].element.hidden;
     },
+    // Whether somebody can do what the controls ask for.
+    still(on) {
+      parts.controls.element.hidden = on;
+    },
     // What is known of the age of the picture, or that the cluster cannot be queried; empty: nothing.
     note(text) {
       setText(wait.hidden ? stale : wait, text || (wait.hidden ? "" : "Querying the cluster ..."));
@@ -713,6 +719,12 @@ export async function request(address, body) {
 
 export function clusterAddress(base, name) {
   return `${base.replace(/\/*$/, "/")}hpcgpu/api/clusters/${encodeURIComponent(name)}`;
+}
+
+// Whether a snapshot is of the cluster that was shown before, and not of a later one of its name.
+export function sameCluster(before, there) {
+  const ids = before.jobs.map((job) => job.id ?? job).filter(Boolean);
+  return before.directory === there.directory && (!ids.length || there.jobs.some((job) => ids.includes(job.id)));
 }
 
 export function serverActions(base, name) {

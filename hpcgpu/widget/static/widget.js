@@ -1,4 +1,4 @@
-import { clusterAddress, clusterView, request, serverActions, serverBase } from "./draw.js";
+import { clusterAddress, clusterView, request, sameCluster, serverActions, serverBase } from "./draw.js";
 
 // The widget of a notebook, as anywidget calls it. hpcgpu/widget/notebook.py puts draw.js in the place of the import.
 //
@@ -62,7 +62,7 @@ async function findServer(snapshot) {
   if (!base) return null;
   try {
     const there = await request(clusterAddress(base, snapshot.name));
-    return there.directory === snapshot.directory ? { base, ...serverActions(base, snapshot.name) } : null;
+    return sameCluster(snapshot, there) ? { base, ...serverActions(base, snapshot.name) } : null;
   } catch {
     return null; // no extension, or not on this machine
   }
@@ -94,26 +94,33 @@ function render({ model, el }) {
   const changed = async () => {
     const snapshot = model.get("snapshot");
     if (!snapshot?.name) return;
-    came = Date.now();
+    // the first one may come from the file of a notebook
+    came = searched ? Date.now() : Math.min(Date.now(), 1000 * snapshot.time);
+    view.still(false);
     show(snapshot);
     if (searched) return;
     searched = true;
+    if (old()) await watch();
     server = await findServer(snapshot);
     if (server) show(model.get("snapshot"));
+    if (old()) await watch();
   };
+  const old = () => Date.now() - came >= OLD;
   const problem = () => view.note(model.get("problem"));
 
   // Where the kernel sends nothing more, the server is asked; where there is none, the age of the picture is told.
   const watch = async () => {
     const snapshot = model.get("snapshot");
-    if (!snapshot?.name || ["closed", "ended"].includes(snapshot.state) || Date.now() - came < OLD) return problem();
+    if (!snapshot?.name || ["closed", "ended"].includes(snapshot.state) || !old()) return problem();
     try {
       if (!server) throw new Error("");
       const newest = await request(clusterAddress(server.base, snapshot.name));
+      view.still(false);
       view.update(newest);
       view.note("");
     } catch (error) {
-      const time = new Date(snapshot.time * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+      const time = new Date(snapshot.time * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+      view.still(!server);
       view.note(`This view was last updated at ${time}. ${error.message || "The kernel sends no updates."}`);
     }
   };
