@@ -267,6 +267,14 @@ USES: tuple[Use, ...] = (
         _HTTP,
     ),
     Use(
+        "distributed.dashboard.components.scheduler.HTMLTemplateFormatter",
+        "distributed",
+        Kind.REPLACED,
+        "the table of exceptions must show keys, exceptions and tracebacks as text",
+        ("hpcgpu.runtime.dashboard",),
+        "test_the_table_of_exceptions_makes_its_cells_by_the_class_that_hpcgpu_replaces",
+    ),
+    Use(
         "tornado.httpserver.HTTPServer.request_callback",
         "tornado",
         Kind.REPLACED,

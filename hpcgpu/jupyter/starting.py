@@ -22,7 +22,7 @@ __all__ = ["arguments", "run", "save"]
 
 _OPTION = re.compile(r"[a-z][a-z_-]*")
 #: Options of the command that the page decides, or that read files.
-_FIXED = ("name", "wait", "json", "config", "shutdown_on_close")
+_FIXED = ("name", "wait", "json", "config", "shutdown_on_close", "help")
 #: The source of a profile that was saved here.
 _SOURCE = "saved in Jupyter"
 #: Characters of the command's words that a page shows.
@@ -89,7 +89,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         done = subprocess.run(
-            [sys.executable, "-m", "hpcgpu", *argv],
+            [sys.executable, "-P", "-m", "hpcgpu", *argv],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,

@@ -210,13 +210,35 @@ def guard_servers_of_this_process() -> None:
     distributed has no hook between the start of a server and its first answer: preloads run later. So this replaces
     ``ServerNode.start_http_server``, by which scheduler and workers start it; see `hpcgpu.upstream`.
     """
+    from distributed.scheduler import Scheduler
+
     original = ServerNode.start_http_server
     if hasattr(original, "__wrapped__"):
         return
 
     def start_http_server(self: ServerNode, *arguments: Any, **named: Any) -> None:
         original(self, *arguments, **named)
+        if isinstance(self, Scheduler):
+            _escape_text()
         guard(self.http_server, ClusterDirectory(Path(os.environ["HPCGPU_CLUSTER_DIRECTORY"])))
 
     start_http_server.__wrapped__ = original  # type: ignore[attr-defined]
     ServerNode.start_http_server = start_http_server
+
+
+def _escape_text() -> None:
+    """Let the tables of the scheduler's pages show text as text.
+
+    The table of exceptions puts them, tracebacks and keys into HTML as they are. A text that a task read from a file of
+    somebody else would run there as a script.
+    """
+    try:
+        from bokeh.models.widgets.tables import HTMLTemplateFormatter
+        from distributed.dashboard.components import scheduler as pages
+    except ImportError:  # no Bokeh, or a release that Dask does not know: there is no dashboard
+        return
+
+    def escaped(*, template: str, **named: Any) -> HTMLTemplateFormatter:
+        return HTMLTemplateFormatter(template=template.replace("<%=", "<%-"), **named)
+
+    pages.HTMLTemplateFormatter = escaped

@@ -17,10 +17,12 @@ import dask
 import distributed.scheduler
 import distributed.versions
 import pytest
+from bokeh.models import HTMLTemplateFormatter as BokehFormatter
 from canary import canary
 from distributed import Client, Scheduler, Worker
 from distributed.active_memory_manager import ActiveMemoryManagerExtension
 from distributed.core import Status, rpc
+from distributed.dashboard.components import scheduler as pages
 from distributed.node import ServerNode
 from distributed.protocol.serialize import deserialize, serialize
 from distributed.scheduler import KilledWorker
@@ -47,6 +49,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     places = (
         (ActiveMemoryManagerExtension, "_find_recipient"),
         (ServerNode, "start_http_server"),
+        (pages, "HTMLTemplateFormatter"),
         (distributed.scheduler, "error_message"),
         (distributed.versions, "error_message"),
     )
@@ -370,3 +373,20 @@ async def test_each_server_of_a_scheduler_starts_by_the_method_that_hpcgpu_repla
             assert ended == b"", f"handle_stream of {type(server).__name__} is not called: strangers are not limited"
             for _, writer in silent:
                 writer.close()
+
+
+@canary
+async def test_the_table_of_exceptions_makes_its_cells_by_the_class_that_hpcgpu_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(claims.claim(tmp_path / "demo", list, system="local").path))
+
+    def templates(made: pages.ExceptionsTable | pages.WorkerTable) -> list[str]:
+        return [one.template for one in made.root.select({"type": BokehFormatter})]
+
+    async with scheduler() as unguarded:
+        assert any("<%= value" in text for text in templates(pages.ExceptionsTable(unguarded))), "Dask escapes it now"
+    dashboard.guard_servers_of_this_process()
+    async with scheduler(dashboard=True, dashboard_address="127.0.0.1:0") as guarded:
+        for made in (pages.ExceptionsTable(guarded), pages.WorkerTable(guarded)):
+            assert templates(made) and not any("<%=" in text for text in templates(made))

@@ -354,7 +354,7 @@ class LocalQueue(BatchSystem):
     def _launch(self, job: JobRecord, devices: list[str]) -> None:
         # it is no part of the job we may be
         environ = {k: v for k, v in os.environ.items() if not k.startswith("HPCGPU_JOB_")}
-        supervise = [sys.executable, "-m", "hpcgpu.batch.local.queue", "run", str(self.directory), job.job_id]
+        supervise = [sys.executable, "-P", "-m", "hpcgpu.batch.local.queue", "run", str(self.directory), job.job_id]
         done = subprocess.run(
             ["/bin/sh", "-c", _DETACH, "sh", *supervise],
             check=False,
