@@ -93,6 +93,7 @@ _SILENT = "test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbe
 _MOVES = "test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_for_it"
 _UNREADABLE = "test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces"
 _RESULTS = "test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replaces"
+_WORK = "test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces"
 _TLS = "test_both_ends_of_a_tls_connection_have_the_socket_of_hpcgpu"
 _HANDSHAKE = "test_who_connects_and_says_nothing_is_dropped_by_the_method_that_hpcgpu_overrides"
 _UCX = "test_ucx_connections_are_authenticated_before_distributed_reads"
@@ -222,6 +223,39 @@ USES: tuple[Use, ...] = (
         "scheduler.Scheduler.handlers.broadcast",
         "copies results in GPU memory to the host for clients that have no GPU",
         _RESULTS,
+    ),
+    Use(
+        "distributed.scheduler.Scheduler.broadcast",
+        "distributed",
+        Kind.REPLACED,
+        "counts the calls that run on workers",
+        ("hpcgpu.runtime.calls",),
+        _WORK,
+    ),
+    Use(
+        "distributed.core.Server._ongoing_background_tasks",
+        "distributed",
+        Kind.PRIVATE,
+        "counts a call that goes on after its answer",
+        ("hpcgpu.runtime.calls",),
+        _WORK,
+    ),
+    Use(
+        "distributed._async_taskgroup.AsyncTaskGroup._ongoing_tasks",
+        "distributed",
+        Kind.PRIVATE,
+        "counts a call that goes on after its answer",
+        ("hpcgpu.runtime.calls",),
+        _WORK,
+    ),
+    _scheduler(
+        "scheduler.Scheduler.check_idle",
+        "counts calls and GPUs that work against idle_timeout",
+        _WORK,
+        kind=Kind.REPLACED,
+    ),
+    _scheduler(
+        "core.Server.periodic_callbacks.callback", "counts calls and GPUs that work against idle_timeout", _WORK
     ),
     Use(
         "distributed.comm.core.connect.handshake_overrides",

@@ -123,6 +123,8 @@ class WorkerGroup:
             workers=len(job.workers),
             paused=work.paused,
             processing=work.processing,
+            calls=work.calls,
+            computing=work.computing,
             nbytes=work.nbytes,
             wanted=work.wanted,
             actors=work.actors,
@@ -254,22 +256,24 @@ class WorkerGroup:
             if not job.alive:
                 continue
             work = job.work
-            work.paused = work.processing = work.nbytes = work.wanted = work.actors = 0
+            work.paused = work.processing = work.calls = work.computing = 0
+            work.nbytes = work.wanted = work.actors = 0
             work.memory = 0.0
             for name in job.workers.values():
                 if (load := workers.get(name)) is not None:
                     work.paused += load["paused"]
                     work.processing += load["processing"]
+                    work.calls += load["calls"]
+                    work.computing += load["computes"]
                     work.nbytes += load["nbytes"]
                     work.wanted += load["wanted"]
                     work.actors += load["actors"]
                     work.memory += load["memory_limit"] or math.inf
-            work.worked = work.worked or bool(work.processing or work.nbytes)
+            busy = work.processing or work.calls or work.computing
+            work.worked = work.worked or bool(busy or work.nbytes)
             # one may be lost for good later, and one that is lost for good never comes
             work.complete = work.complete or job.lost_workers or len(job.workers) >= self.options.workers_per_job
-            work.idle_since = (
-                (work.idle_since or now) if work.complete and job.workers and not work.processing else None
-            )
+            work.idle_since = (work.idle_since or now) if work.complete and job.workers and not busy else None
 
 
 def group_states(groups: Iterable[WorkerGroup], *, now: float) -> list[GroupState]:

@@ -34,9 +34,9 @@ class Work:
     ----------
     joined_at : float or None
         Epoch seconds at which the first worker was seen.
-    paused, processing, nbytes, wanted, actors : int
-        Workers that are paused, tasks that its workers have, bytes that they hold, those of them that somebody still
-        wants, and actors that live on them.
+    paused, processing, calls, computing, nbytes, wanted, actors : int
+        Workers that are paused, tasks that its workers have, calls that run on them, workers whose GPU works, bytes
+        that they hold, those of them that somebody still wants, and actors that live on them.
     memory : float
         Bytes that its workers may use; infinite without a limit.
     worked : bool
@@ -58,6 +58,8 @@ class Work:
     joined_at: float | None = None
     paused: int = 0
     processing: int = 0
+    calls: int = 0
+    computing: int = 0
     nbytes: int = 0
     wanted: int = 0
     actors: int = 0

@@ -25,6 +25,7 @@ from tornado.ioloop import PeriodicCallback
 
 from hpcgpu.fabric.security import HAS_GPU
 from hpcgpu.runtime import hostcopy, recipients, resources
+from hpcgpu.runtime.calls import Calls
 from hpcgpu.runtime.changes import Told
 from hpcgpu.runtime.manager_process import Unattended
 from hpcgpu.runtime.requests import Requests
@@ -63,6 +64,8 @@ _SILENT = 60.0
 #: Seconds after which a worker knows for sure that it leaves:
 #: a heartbeat from then on tells what it executes to its end.
 _NOTICED = 2.0
+#: Seconds for which the calls of a retiring worker are waited for.
+CALLS_END = 600.0
 #: Seconds without a heartbeat after which a worker whose job has ended is removed.
 #: The queue may say so while the job's processes still run.
 _SILENT_WORKER = 30.0
@@ -139,11 +142,13 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self.requests = Requests()
         self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
         self._leaving_since: dict[str, float] = {}
+        self._not_waited_for: set[str] = set()
         self._ended: dict[str, float] = {}
         self._crashed: set[str] = set()
         self._told_workers, self._told_loads = Told(), Told()
         self._shared: dict[str, Any] = {}
-        self.usage = Usage(scheduler)
+        self.calls = Calls(scheduler)
+        self.usage = Usage(scheduler, self.calls)
         self.moves = PeriodicCallback(lambda: resources.move_waiting(scheduler), _MOVES * 1000)
         self.removals = PeriodicCallback(self.remove_silent, _REMOVALS * 1000)
         scheduler.handlers |= {
@@ -169,6 +174,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "gather": self.gather,
             "broadcast": self.broadcast,
         }
+        self._check_idle = scheduler.check_idle
+        scheduler.check_idle = scheduler.handlers["check_idle"] = self.check_idle
+        scheduler.periodic_callbacks["idle-timeout"].callback = self.check_idle
         self._remove_worker = scheduler.remove_worker
         scheduler.remove_worker = self.remove_uncharged
         if lease:
@@ -290,6 +298,17 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         if start == "processing" and finish == "memory":
             self.usage.done[about.get("worker", "")] += 1
 
+    def check_idle(self) -> float | None:
+        """Return since when there is no work, as `Scheduler.check_idle` does; it ends the cluster by `idle_timeout`.
+
+        Dask counts tasks alone. A call that runs on a worker, and a GPU that works, are work too.
+        """
+        if any(self.calls.running(ws) or self.usage.computes(ws) for ws in self.scheduler.workers.values()):
+            self.scheduler.idle_since = None
+            return None
+        since: float | None = self._check_idle()
+        return since
+
     async def running(self) -> int:
         """Return how many workers take tasks."""
         return len(self.scheduler.running)
@@ -301,6 +320,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         workers = {
             str(ws.name): WorkerLoad(
                 processing=len(ws.processing),
+                calls=self.calls.running(ws),
+                computes=self.usage.computes(ws),
                 occupancy=ws.occupancy,
                 nbytes=ws.nbytes,
                 wanted=_wanted(ws, sample),
@@ -333,9 +354,10 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     # Workers that leave
 
     async def unfinished(self, names: Iterable[str]) -> dict[str, int]:
-        """Return how many tasks retiring workers still execute, by name.
+        """Return how many tasks and calls retiring workers still execute, by name.
 
-        Tasks that they have not begun go to other workers.
+        Tasks that they have not begun go to other workers. Calls are waited for `CALLS_END` seconds at most: nothing
+        says that they ever end.
         """
         wanted, now, counts = set(names), time.time(), {}
         self._leaving_since = {
@@ -350,8 +372,19 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             if ws.last_seen >= since + _NOTICED:
                 for ts in set(ws.processing) - executing:
                     self.scheduler._reschedule(ts.key, ws.address, stimulus_id=f"hpcgpu-leaving-{time.time()}")
-            counts[str(ws.name)] = len(ws.processing)
+            counts[str(ws.name)] = len(ws.processing) + self._calls_waited_for(ws, now - since)
         return counts
+
+    def _calls_waited_for(self, ws: Any, waited: float) -> int:
+        calls = self.calls.running(ws)
+        if not calls or waited < CALLS_END:
+            return calls
+        if ws.address not in self._not_waited_for:
+            self._not_waited_for.add(ws.address)
+            logger.warning(
+                "hpcgpu: worker %s leaves although a call runs on it: it was waited for %g s", ws.address, waited
+            )
+        return 0
 
     async def resume(self, names: Iterable[str]) -> None:
         """Let workers take tasks again whose data could not move after all."""
@@ -373,7 +406,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         return await self.scheduler.gather(keys=keys, serializers=self._serializers(comm, serializers))
 
     async def broadcast(self, comm: Comm, serializers: list[str] | None = None, **arguments: Any) -> Any:
-        """Run something on workers as `Scheduler.broadcast` does, with results likewise."""
+        """Run something on workers as `Scheduler.broadcast` does, with results likewise; it counts as work."""
         return await self.scheduler.broadcast(serializers=self._serializers(comm, serializers), **arguments)
 
     def _serializers(self, comm: Comm, chosen: list[str] | None) -> list[str] | None:

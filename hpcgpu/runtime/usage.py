@@ -27,9 +27,10 @@ from hpcgpu.store.usage import JobUsage
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
 
+    from hpcgpu.runtime.calls import Calls
     from hpcgpu.store.directory import ClusterDirectory
 
-__all__ = ["Usage", "computes", "period"]
+__all__ = ["Usage", "period", "works"]
 
 logger = logging.getLogger("distributed.hpcgpu")
 
@@ -41,6 +42,8 @@ _LAST = 10.0
 _KEPT = 10_000
 #: Seconds after which a loss counts: a cluster that is closed loses nothing that anybody wants.
 _LOSS = 30.0
+#: Seconds without a reading above zero after which a GPU no longer works: there are pauses between two kernels.
+_QUIET = 3.0
 _SILENT = Reading(utilization=None, memory_used=None, power=None)
 
 
@@ -49,20 +52,21 @@ def period(workers: int) -> float:
     return max(1.0, workers / 200)
 
 
-def computes(reading: Reading, tasks: int) -> bool:
-    """Whether a GPU computes; where its driver does not say, whether its worker has tasks."""
+def works(reading: Reading, tasks: int) -> bool:
+    """Whether a GPU computes; where its driver does not say, whether its worker has tasks or calls."""
     return reading["utilization"] > 0 if reading["utilization"] is not None else tasks > 0
 
 
 class _Seen:
     """A worker as the last sample has seen it."""
 
-    __slots__ = ("at", "idle_since", "job", "sent")
+    __slots__ = ("at", "computed", "idle_since", "job", "sent")
 
     def __init__(self, job: JobUsage | None, now: float) -> None:
         self.job = job
         self.at = now
         self.idle_since = 0.0
+        self.computed = 0.0
         self.sent = 0
 
 
@@ -72,10 +76,12 @@ class Usage:
     Parameters
     ----------
     scheduler : distributed.Scheduler
+    calls : Calls
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, calls: Calls) -> None:
         self.scheduler = scheduler
+        self.calls = calls
         #: Tasks that each worker has done since the last sample, by its address.
         self.done: Counter[str] = Counter()
         self._seen: dict[WorkerState, _Seen] = {}
@@ -123,8 +129,16 @@ class Usage:
         if now - self._sampled > period(len(self.scheduler.workers)):  # each who looks would cost one of all workers
             self.sample(now)
         return sorted(
-            (_state(ws, seen, now) for ws, seen in self._seen.items() if _gpus(ws)), key=lambda one: one["worker"]
+            (self._state(ws, seen, now) for ws, seen in self._seen.items() if _gpus(ws)),
+            key=lambda one: one["worker"],
         )
+
+    def computes(self, ws: WorkerState) -> bool:
+        """Whether the GPU of a worker works, or has worked in its last samples, whoever uses it."""
+        if _reading(ws)["utilization"]:
+            return True
+        seen = self._seen.get(ws)
+        return seen is not None and self._sampled - seen.computed <= max(_QUIET, 2 * period(len(self._seen)))
 
     def lost(self, ws: WorkerState) -> None:
         """Record that a worker goes without notice, before the scheduler forgets it."""
@@ -139,8 +153,9 @@ class Usage:
         for ws in self.scheduler.workers.values():
             seen = known.get(ws) or _Seen(self._job(ws), now)
             self._seen[ws] = seen
-            reading, tasks = _reading(ws), len(ws.processing)
-            seen.idle_since = 0.0 if computes(reading, tasks) else seen.idle_since or now
+            reading = _reading(ws)
+            seen.idle_since = 0.0 if works(reading, self._tasks(ws)) else seen.idle_since or now
+            seen.computed = now if reading["utilization"] else seen.computed
             if seen.job is not None:
                 self._count(ws, seen, reading, now)
                 spilled[seen.job.id] += _spilled(ws)
@@ -162,7 +177,7 @@ class Usage:
         job.seconds += seconds
         done = self.done.pop(ws.address, 0)
         job.done += done
-        if busy := bool(ws.processing or done or reading["utilization"]):
+        if busy := bool(self._tasks(ws) or done or reading["utilization"]):
             job.busy += seconds
             worked = self._worked.setdefault(job.id, set())
             if ws.name not in worked:
@@ -202,6 +217,24 @@ class Usage:
         if not _gpus(ws) and job.spilled is None:  # dask-cuda's workers do not say what they spill
             job.spilled = 0
         return job
+
+    def _state(self, ws: Any, seen: _Seen, now: float) -> GPUState:
+        model, reading = ws.extra.get(METRIC) or {}, _reading(ws)
+        idle = not works(reading, self._tasks(ws))  # a heartbeat may have come since the last sample
+        return GPUState(
+            worker=str(ws.name),
+            node=str(ws.extra.get(NODE) or ws.host),
+            model=str(model.get("model", "")),
+            utilization=reading["utilization"],
+            memory_used=reading["memory_used"],
+            memory_total=model.get("memory_total"),
+            power=reading["power"],
+            idle_since=(seen.idle_since or now) if idle else None,
+        )
+
+    def _tasks(self, ws: WorkerState) -> int:
+        """Return how many tasks and calls a worker has."""
+        return len(ws.processing) + self.calls.running(ws)
 
     def _sample_again(self) -> None:
         self.sample(time.time())
@@ -297,18 +330,3 @@ def _reading(ws: Any) -> Reading:
 
 def _spilled(ws: Any) -> int:
     return int((ws.metrics.get("spilled_bytes") or {}).get("disk", 0))
-
-
-def _state(ws: Any, seen: _Seen, now: float) -> GPUState:
-    model, reading = ws.extra.get(METRIC) or {}, _reading(ws)
-    idle = not computes(reading, len(ws.processing))  # a heartbeat may have come since the last sample
-    return GPUState(
-        worker=str(ws.name),
-        node=str(ws.extra.get(NODE) or ws.host),
-        model=str(model.get("model", "")),
-        utilization=reading["utilization"],
-        memory_used=reading["memory_used"],
-        memory_total=model.get("memory_total"),
-        power=reading["power"],
-        idle_since=(seen.idle_since or now) if idle else None,
-    )

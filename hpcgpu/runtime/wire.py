@@ -25,6 +25,10 @@ class WorkerLoad(TypedDict):
 
     #: Tasks that it has.
     processing: int
+    #: Calls that run on it and are no tasks.
+    calls: int
+    #: Its GPU works, or has worked a few seconds ago.
+    computes: bool
     #: Seconds that they will take.
     occupancy: float
     #: Bytes that it holds, and those of them that somebody still wants.

@@ -3,7 +3,7 @@
 It installs the connections of `hpcgpu.fabric`, the token of the dashboard, and host copies of results for clients
 without a GPU.
 
-It also informs the scheduler of the worker's software and job, and with each heartbeat of its GPU.
+It also informs the scheduler of the worker's software and job, and with each heartbeat of its GPU and its calls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dask import config
 
 from hpcgpu.fabric import authenticated_tcp, authentication, tls
 from hpcgpu.fabric.report import NODE
-from hpcgpu.runtime import dashboard, hostcopy
+from hpcgpu.runtime import calls, dashboard, hostcopy
 from hpcgpu.runtime.forkserver import METHOD, NANNY_MODULE, NANNY_PRELOAD
 from hpcgpu.runtime.own import JOB, told
 from hpcgpu.runtime.readings import METRIC, SENT, Device
@@ -53,6 +53,7 @@ def dask_setup(server: Worker | Nanny) -> None:
         # The host's name is the machine's: several nodes of a test bed share one.
         server.startup_information[NODE] = lambda worker: os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         server.startup_information[JOB] = lambda worker: told()
+        calls.count(server)
         server.metrics[SENT] = lambda worker: worker.transfer_outgoing_bytes_total
         gpus = int(os.environ.get(GPUS, "0"))
         server.startup_information[GPUS] = lambda worker: gpus

@@ -29,6 +29,10 @@ class JobView:
         Those of them that take no tasks, as their memory is full.
     processing : int
         Tasks that its workers have.
+    calls : int
+        Calls that run on its workers and are no tasks.
+    computing : int
+        Workers whose GPU works, or has worked a few seconds ago.
     nbytes : int
         Bytes that its workers hold.
     wanted : int
@@ -50,12 +54,24 @@ class JobView:
     workers: int = 0
     paused: int = 0
     processing: int = 0
+    calls: int = 0
+    computing: int = 0
     nbytes: int = 0
     wanted: int = 0
     actors: int = 0
     memory: float = 0.0
     idle_since: float | None = None
     retiring: bool = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether its workers do anything, so that it is not released."""
+        return bool(self.processing or self.calls or self.computing)
+
+    @property
+    def works_beside(self) -> bool:
+        """Whether it works on what is no task: no other job can do this."""
+        return bool(self.calls or (self.computing and not self.processing))
 
 
 @dataclass(frozen=True, kw_only=True)

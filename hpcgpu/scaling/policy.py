@@ -14,7 +14,7 @@ from functools import cached_property
 from hpcgpu.display.words import counted
 from hpcgpu.scaling import forecast, gaps
 from hpcgpu.scaling.model import Decision, Demand, History, Hysteresis, JobView, Limits
-from hpcgpu.scaling.release import dispensable, dispensed, holders, what_is_wanted
+from hpcgpu.scaling.release import dispensable, dispensed, holders, what_is_wanted, what_works_beside
 
 __all__ = ["decide"]
 
@@ -147,7 +147,9 @@ def _wish(group: _Group) -> tuple[int, str]:
     """Return how many jobs have something to do or to hold, within the limits, and why."""
     demand, limits = group.demand, group.limits
     wish = max(limits.minimum, min(limits.maximum, demand.jobs))
-    why = f"there is work for {counted(demand.jobs, 'job')}" if demand.jobs else "there is no work"
+    beside = sum(job.works_beside for job in group.lasting)
+    nothing = "there is no task" if beside else "there is no work"
+    why = f"there is work for {counted(demand.jobs, 'job')}" if demand.jobs else nothing
     if group.history.unread:
         why = "it is not known yet whether there is work"
     if wish != demand.jobs:
@@ -162,6 +164,9 @@ def _wish(group: _Group) -> tuple[int, str]:
     if demand.memory:
         wish = max(wish, min(demand.memory, limits.maximum))
         why += f"; {counted(demand.memory, 'job')} needed as the workers' memory is nearly full"
+    if beside > wish:
+        wish = min(beside, max(limits.maximum, wish))
+        why += f"; {what_works_beside(group.lasting)}"
     hold = holders(group.jobs, group.lasting)
     if hold > wish:
         wish = max(wish, min(hold, limits.maximum))
@@ -230,7 +235,7 @@ def _kept_busy(group: _Group) -> tuple[int, str]:
     if not group.working and not coming:
         busy = max(1, busy)
     if demand.seconds > wait:  # what runs on a job that ends soon needs another one
-        busy = max(busy, sum(job.processing > 0 for job in group.staying if job not in group.lasting) - coming)
+        busy = max(busy, sum(job.busy for job in group.staying if job not in group.lasting) - coming)
     if busy > 0:
         return busy, ""
     return 0, (
@@ -253,7 +258,7 @@ def _shrunk(group: _Group, wish: int, why: str, seen: Hysteresis) -> Decision:
         reason = f"{why}; {group.existing}; none is released before the scheduler reports its load"
         return Decision(target=wish, reason=reason)
     now, limits, lasting, surplus = group.now, group.limits, group.lasting, len(group.lasting) - wish
-    order = sorted((job for job in lasting if not job.processing), key=dispensable)[:surplus]
+    order = sorted((job for job in lasting if not job.busy), key=dispensable)[:surplus]
     # The first to be released is the job of the highest rank: work for so many jobs is rarest.
     ranks = [len(lasting) - 1 - place for place in range(len(order))]
     keeps = [_keep_time(group, seen, rank) for rank in ranks]
@@ -267,7 +272,7 @@ def _shrunk(group: _Group, wish: int, why: str, seen: Hysteresis) -> Decision:
     if not waits and not cancel and not group.demand.jobs:
         # Those that end soon are not counted. Without any work they need not run on until then.
         least = limits.idle_timeout if limits.idle_timeout is not None else gaps.keep_time((), 0.0)
-        ending = [j for j in group.staying if j not in lasting and j.idle_since is not None and not j.processing]
+        ending = [j for j in group.staying if j not in lasting and j.idle_since is not None and not j.busy]
         stay = [job for job in lasting if job not in retire]
         retire += dispensed([j for j in ending if now - (j.idle_since or now) >= least], group.jobs, stay, len(ending))
     reason = f"{why}; {group.existing}"

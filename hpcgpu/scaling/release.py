@@ -8,23 +8,24 @@ from collections.abc import Iterable, Sequence
 from hpcgpu.display.words import counted
 from hpcgpu.scaling.model import JobView
 
-__all__ = ["dispensable", "dispensed", "holders", "what_is_wanted"]
+__all__ = ["dispensable", "dispensed", "holders", "what_is_wanted", "what_works_beside"]
 
 #: Share of the memory of the remaining jobs that wanted data may fill. From 60 % on, Dask requests another job.
 _HOLD_SHARE = 0.5
 
 
-def dispensable(job: JobView) -> tuple[bool, bool, bool, bool, float, int, int, float, float]:
+def dispensable(job: JobView) -> tuple[bool, bool, bool, bool, bool, float, int, int, float, float]:
     """Sort key: the job that costs least is released first.
 
     Pending jobs, youngest first; then those whose workers have not connected yet; then idle ones, longest idle first,
-    fewest bytes, least walltime left; then those with the fewest tasks. Jobs with actors come last, as actors cannot
-    move.
+    fewest bytes, least walltime left; then those with the fewest tasks. Jobs that work on what is no task come after
+    those with tasks alone, which can run again elsewhere. Jobs with actors come last, as actors cannot move.
     """
     return (
         not job.pending,
         job.workers > 0,
         job.actors > 0,
+        job.works_beside,
         job.idle_since is None,
         job.idle_since or 0.0,
         job.processing,
@@ -63,6 +64,24 @@ def what_is_wanted(jobs: Sequence[JobView]) -> str:
     parts = [f"{_amount(wanted)} of data that clients still need"] if wanted else []
     if actors:
         parts.append(counted(actors, "actor"))
+    return " and ".join(parts)
+
+
+def what_works_beside(jobs: Sequence[JobView]) -> str:
+    """Return why jobs without tasks are not idle, in words."""
+    called = [job for job in jobs if job.calls]
+    computing = [job for job in jobs if job.works_beside and not job.calls]
+    parts = []
+    if called:
+        calls = sum(job.calls for job in called)
+        run = "runs" if calls == 1 else "run"
+        parts.append(f"{counted(calls, 'call')} {run} on the workers of {counted(len(called), 'job')}")
+    if computing:
+        parts.append(
+            f"job {computing[0].name} is kept, as its GPU works"
+            if len(computing) == 1
+            else f"{len(computing)} jobs are kept, as their GPUs work"
+        )
     return " and ".join(parts)
 
 

@@ -30,7 +30,7 @@ from distributed.scheduler import KilledWorker
 import hpcgpu.runtime.extension
 from hpcgpu.fabric import strangers
 from hpcgpu.fabric.security import HAS_GPU
-from hpcgpu.runtime import dashboard, hostcopy, recipients
+from hpcgpu.runtime import calls, dashboard, hostcopy, recipients
 from hpcgpu.runtime.extension import Extension
 from hpcgpu.store import claims
 
@@ -296,6 +296,34 @@ async def test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replac
             "Comm.remote_info holds"
         )
         assert all(address.startswith("tcp://") for *_, address in seen)
+
+
+@canary
+async def test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces() -> None:
+    async with scheduler(idle_timeout="1 hour") as s, workers(s, "one") as (one,):
+        extension = Extension(s, None)
+        calls.count(one)
+        ws = s.workers[one.address]
+        one.ended = ended = asyncio.Event()
+
+        async def wait(dask_worker: Any) -> None:
+            await dask_worker.ended.wait()
+
+        async with client(s) as c:
+            running = asyncio.ensure_future(c.run(wait))
+            await until(lambda: extension.calls.running(ws) == 1)
+            await until(lambda: s.idle_since is None)
+            assert s.periodic_callbacks["idle-timeout"].callback() is None, "Scheduler.check_idle"
+            ended.set()
+            await running
+            assert extension.calls.running(ws) == 0, "Scheduler.broadcast"
+            await until(s.check_idle)
+            ended.clear()
+            await c.run(wait, wait=False)
+            assert one.metrics[calls.METRIC](one) == 1, "_ongoing_background_tasks, _ongoing_tasks"
+            await until(lambda: extension.calls.running(ws) == 1)
+            ended.set()
+            await until(lambda: one.metrics[calls.METRIC](one) == 0)
 
 
 class OnDevice:

@@ -20,6 +20,8 @@ from hpcgpu.runtime.wire import WorkerLoad
 
 IDLE = WorkerLoad(
     processing=0,
+    calls=0,
+    computes=False,
     occupancy=0.0,
     nbytes=0,
     wanted=0,

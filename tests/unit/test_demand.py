@@ -24,7 +24,17 @@ def group_of(*jobs: Any, **options: Any) -> WorkerGroup:
 
 
 def load(processing: int, occupancy: float, **more: int) -> WorkerLoad:
-    nothing = {"nbytes": 0, "wanted": 0, "actors": 0, "at_once": 1, "nthreads": 1, "paused": False, "memory_limit": 0}
+    nothing = {
+        "calls": 0,
+        "computes": False,
+        "nbytes": 0,
+        "wanted": 0,
+        "actors": 0,
+        "at_once": 1,
+        "nthreads": 1,
+        "paused": False,
+        "memory_limit": 0,
+    }
     return cast(WorkerLoad, {"processing": processing, "occupancy": occupancy, **nothing, **more})
 
 

@@ -649,3 +649,19 @@ def test_a_job_that_could_not_run_for_long_within_the_budget_is_not_asked_for() 
     assert decide([], Demand(jobs=16, seconds=1e6), limits, History(), now=0.0).submit == 3  # 300 s of 4 GPUs each
     short = decide([], Demand(jobs=16, seconds=1e6), limits, History(gpu_seconds=3000.0), now=0.0)
     assert short.submit == 0 and "the budget of 1 GPU hour is too small for another job" in short.reason
+
+
+def test_a_job_on_which_a_call_runs_or_whose_gpu_works_is_kept_and_the_reason_says_so() -> None:
+    def idle(name: str, **more: int) -> JobView:
+        since = None if more else 0.0
+        return JobView(name=name, pending=False, submitted=0.0, workers=1, memory=MEMORY, idle_since=since, **more)
+
+    limits = Limits(maximum=3, idle_timeout=1.0)
+    jobs = [idle("called", calls=1), idle("computes", computing=1), idle("free")]
+    decision = decide(jobs, Demand(), limits, History(), now=1000.0)
+    assert decision.retire == ("free",)
+    assert "1 call runs on the workers of 1 job and job computes is kept, as its GPU works" in decision.reason
+    by_hand = decide(
+        jobs[:1] + [idle("tasks", processing=5)], Demand(jobs=2), Limits(maximum=1, fixed=True), History(), now=1000.0
+    )
+    assert by_hand.retire == ("tasks",), "tasks can run again elsewhere, a call cannot"

@@ -22,11 +22,13 @@ from hpcgpu.posix.records import parse
 from hpcgpu.runtime.own import JOB, Told
 from hpcgpu.runtime.readings import METRIC, SENT, Device, Reading
 from hpcgpu.runtime.recipients import GPUS
-from hpcgpu.runtime.usage import Usage, computes, period
+from hpcgpu.runtime.usage import Usage, period, works
 from hpcgpu.runtime.wire import GPUState
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.identity import FORMAT
 from hpcgpu.store.usage import FILE, JobUsage, line, read
+
+NO_CALLS: Any = SimpleNamespace(running=lambda worker: 0)
 
 
 class Worker:
@@ -52,7 +54,7 @@ def gpus(usage: Usage) -> list[GPUState]:
 
 def usage_of(*workers: Worker) -> Usage:
     async def make() -> Usage:
-        return Usage(SimpleNamespace(workers={w.name: w for w in workers}))  # type: ignore[arg-type]
+        return Usage(SimpleNamespace(workers={w.name: w for w in workers}), NO_CALLS)  # type: ignore[arg-type]
 
     return asyncio.run(make())
 
@@ -63,7 +65,7 @@ def usage_of(*workers: Worker) -> Usage:
 def test_a_gpu_computes_if_the_driver_says_so_and_else_if_its_worker_has_tasks(
     utilization: float | None, tasks: int, expected: bool
 ) -> None:
-    assert computes(Reading(utilization=utilization, memory_used=None, power=None), tasks) is expected
+    assert works(Reading(utilization=utilization, memory_used=None, power=None), tasks) is expected
 
 
 def test_a_gpu_is_idle_since_the_first_sample_in_which_it_computes_nothing() -> None:
@@ -191,7 +193,7 @@ class Cluster:
         """Let a play happen between start and end of the scheduler; what the file says then."""
 
         async def whole() -> None:
-            usage = Usage(SimpleNamespace(workers=self.workers))  # type: ignore[arg-type]
+            usage = Usage(SimpleNamespace(workers=self.workers), NO_CALLS)  # type: ignore[arg-type]
             usage.keep(self.directory, Told(id="6", name="demo-scheduler", began=40.0))
             await asyncio.sleep(0)
             assert usage._file is not None
@@ -293,7 +295,7 @@ def test_a_first_read_that_fails_is_tried_again_and_told_once(
         raise OSError(errno.ESTALE, "Stale file handle")
 
     async def whole() -> None:
-        usage = Usage(SimpleNamespace(workers={}))  # type: ignore[arg-type]
+        usage = Usage(SimpleNamespace(workers={}), NO_CALLS)  # type: ignore[arg-type]
         with monkeypatch.context() as patch:
             patch.setattr(ClusterDirectory, "token", stale)
             usage.keep(cluster.directory, Told(id="6", name="demo-scheduler", began=40.0))

@@ -1,0 +1,102 @@
+"""Calls that run on workers are work: adapt, idle_timeout, scaling by hand and walltime wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from distributed import Client, Event, get_worker, secede
+
+from hpcgpu import LocalGPUCluster
+from hpcgpu.batch.local.queue import LocalQueue
+from tests.conftest import live, told
+from tests.helpers import ADAPT, CPU, travels
+
+pytestmark = pytest.mark.shows("Scaling, failures of jobs, walltime, preemption")
+
+Until = Callable[..., None]
+
+
+@travels
+async def waits_for(name: str, dask_worker: Any) -> str:
+    """A call that runs until `let_go` is called on its worker."""
+    while not hasattr(dask_worker, name):
+        await asyncio.sleep(0.1)
+    return str(dask_worker.name)
+
+
+@travels
+def let_go(name: str, dask_worker: Any) -> None:
+    """End the call."""
+    setattr(dask_worker, name, True)
+
+
+@travels
+def in_background(name: str) -> str:
+    """A task that has left its thread."""
+    secede()
+    Event(name).wait()
+    return str(get_worker().name)
+
+
+@travels
+def ends_when_idle(dask_scheduler: Any) -> None:
+    """End the scheduler after 3 s without work. It has no `idle_timeout` while its worker starts."""
+    dask_scheduler.idle_timeout = 3.0
+
+
+def test_adapt_ends_no_job_on_which_a_call_runs(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client, ThreadPoolExecutor(4) as threads:
+        cluster.adapt(minimum_jobs=2, maximum_jobs=2, **ADAPT)
+        cluster.wait_for_workers(2)
+        first, second = client.scheduler_info()["workers"]
+        client.run(waits_for, "test_go", workers=[first], wait=False)  # its answer comes before its end
+        # this one holds the event loop of its worker, which sends no heartbeats
+        call = threads.submit(client.run, time.sleep, 5, workers=[second])
+        [called] = [job.name for job in cluster.workers.values() if first in job.workers]
+        adaptive = cluster.adapt(minimum_jobs=0, maximum_jobs=2, **ADAPT)
+        until(lambda: "2 calls run on the workers of 2 jobs" in adaptive.state.reason, "the reason says it")
+        assert call.result() == {second: None}
+        until(lambda: list(cluster.workers) == [called], "the job without a call ends")
+        until(lambda: "1 call runs on the workers of 1 job" in adaptive.state.reason, "the other stays")
+        client.run(let_go, "test_go", workers=[first])
+        until(lambda: not cluster.workers and len(live(queue)) == 1, "the other ends when its call has")
+
+
+def test_a_job_that_is_released_by_hand_waits_for_its_calls(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(**CPU, jobs=2) as cluster, Client(cluster) as client, ThreadPoolExecutor(4) as threads:
+        cluster.wait_for_workers(2)
+        called, _ = sorted(cluster.workers)
+        [address] = cluster.workers[called].workers
+        call = threads.submit(client.run, waits_for, "test_go", workers=[address])
+        cluster.adapt(minimum_jobs=2, maximum_jobs=2)  # reads the load
+        until(lambda: cluster.reconciler.jobs[called].work.calls, "it is known")
+        cluster.scale(jobs=1)
+        until(lambda: list(cluster.workers) == [called] and len(live(queue)) == 2, "the other job is chosen")
+        cluster.scale(jobs=0)
+        until(lambda: not cluster.workers, "the job drains")
+        ended = threading.Event()
+        call.add_done_callback(lambda _: ended.set())
+        assert not ended.wait(3) and len(live(queue)) == 2
+        client.run(let_go, "test_go", workers=[address])
+        assert call.result() == {address: called}
+        until(lambda: len(live(queue)) == 1, "it ends after its call")
+
+
+def test_idle_timeout_counts_calls_and_tasks_that_have_left_their_thread(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(**CPU, jobs=1) as cluster, Client(cluster) as client, told("it ended by itself"):
+        cluster.wait_for_workers(1)
+        [address] = client.scheduler_info()["workers"]
+        client.run_on_scheduler(ends_when_idle)
+        assert client.run(time.sleep, 6) == {address: None}
+        assert client.run(asyncio.sleep, 6) == {address: None}
+        left = client.submit(in_background, "go")
+        Event("go", client=client).set()
+        assert left.result() in cluster.workers
+        del left
+        until(lambda: not live(queue), "without work it ends")
