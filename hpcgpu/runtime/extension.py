@@ -174,13 +174,16 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "gather": self.gather,
             "broadcast": self.broadcast,
         }
-        self._check_idle = scheduler.check_idle
-        scheduler.check_idle = scheduler.handlers["check_idle"] = self.check_idle
-        scheduler.periodic_callbacks["idle-timeout"].callback = self.check_idle
-        self._remove_worker = scheduler.remove_worker
-        scheduler.remove_worker = self.remove_uncharged
+        self._replace_methods(scheduler)
         if lease:
             self._guard = asyncio.ensure_future(self._watch_lease(lease))
+
+    def _replace_methods(self, scheduler: Scheduler) -> None:
+        """Put methods of this extension into the place of distributed's."""
+        self._check_idle, self._remove_worker = scheduler.check_idle, scheduler.remove_worker
+        scheduler.check_idle = scheduler.handlers["check_idle"] = self.check_idle
+        scheduler.periodic_callbacks["idle-timeout"].callback = self.check_idle
+        scheduler.remove_worker = self.remove_uncharged
 
     # The manager's lease
 

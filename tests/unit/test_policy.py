@@ -662,6 +662,6 @@ def test_a_job_on_which_a_call_runs_or_whose_gpu_works_is_kept_and_the_reason_sa
     assert decision.retire == ("free",)
     assert "1 call runs on the workers of 1 job and job computes is kept, as its GPU works" in decision.reason
     by_hand = decide(
-        jobs[:1] + [idle("tasks", processing=5)], Demand(jobs=2), Limits(maximum=1, fixed=True), History(), now=1000.0
+        [jobs[0], idle("tasks", processing=5)], Demand(jobs=2), Limits(maximum=1, fixed=True), History(), now=1000.0
     )
     assert by_hand.retire == ("tasks",), "tasks can run again elsewhere, a call cannot"
