@@ -75,7 +75,7 @@ def test_a_job_that_is_released_by_hand_waits_for_its_calls(queue: LocalQueue, u
         [address] = cluster.workers[called].workers
         call = threads.submit(client.run, waits_for, "test_go", workers=[address])
         cluster.adapt(minimum_jobs=2, maximum_jobs=2)  # reads the load
-        until(lambda: cluster.reconciler.jobs[called].work.calls, "it is known")
+        until(lambda: cluster.workers[called].work.calls, "it is known")
         cluster.scale(jobs=1)
         until(lambda: list(cluster.workers) == [called] and len(live(queue)) == 2, "the other job is chosen")
         cluster.scale(jobs=0)
