@@ -134,6 +134,11 @@ def test_recorded_states_in_words(job: str, prospect: Outlook, words: str) -> No
             "no node can satisfy it",
         ),
         (
+            f"Not Running: Not enough free nodes available; {Shortage(9, 'ncpus=1', 4)}",
+            Outlook.NEVER,
+            "large enough",
+        ),
+        (
             "Not Running: Insufficient amount of resource: ncpus (R: 64 A: 63 T: 64); no node has ncpus=64",
             Outlook.NEVER,
             "large enough",
@@ -152,6 +157,9 @@ def test_recorded_states_in_words(job: str, prospect: Outlook, words: str) -> No
         ("Can Never Run: can't fit in the largest placement set, and can't span psets", Outlook.NEVER, "can never run"),
         ("Not Running: something new", Outlook.WAIT, "does not run it yet"),
         ("job held, too many failed attempts to run", Outlook.NEVER, "site's support"),
+        ("Hold_Types = o", Outlook.SITE, "until the site releases it"),
+        ("Hold_Types = uo", Outlook.NEVER, "release it with `qrls`"),
+        ("Hold_Types = p", Outlook.NEVER, "password"),
         ("", Outlook.WAIT, "has not considered it yet"),
     ],
 )
@@ -230,6 +238,8 @@ def test_of_a_truncated_answer_only_whole_jobs_are_believed(cut: int) -> None:
 
 # nodes that are large enough
 
+BIGMEM = {"big": {"resources_available.host": "big", "resources_available.bigmem": "True"}}
+
 
 @pytest.mark.parametrize(
     ("select", "place", "words"),
@@ -244,12 +254,14 @@ def test_of_a_truncated_answer_only_whole_jobs_are_believed(cut: int) -> None:
         ("4:ngpus=4", "vscatter", None),
         ("5:ngpus=4", "vscatter", "the job requests 5 chunks of ngpus=4, and the nodes can hold only 4"),
         ("1:ncpus=1:mem=17gb", "free", "no node has ncpus=1 mem=17gb"),
+        ("1:ncpus=1:bigmem=False", "free", None),  # a boolean that a node does not have is False
+        ("1:ncpus=1:bigmem=True", "free", "no node has ncpus=1 bigmem=True"),
         ("1:ncpus=1:licence=3", "free", None),  # perhaps the server's own
     ],
 )
 def test_what_no_node_can_ever_fill(select: str, place: str, words: str | None) -> None:
     job = {"queue": "workq", "Resource_List.select": select, "Resource_List.place": place}
-    shortage = Shortage.of(job, parse_pbsnodes(NODES))
+    shortage = Shortage.of(job, parse_pbsnodes(NODES) | BIGMEM)
     assert (str(shortage) if shortage else None) == words
 
 

@@ -83,14 +83,16 @@ def test_options_of_one_system_reach_its_scripts(tmp_path: Path) -> None:
         "-o",
         str(tmp_path / "demo"),
         "--place",
-        "scatter",
+        "excl",
+        "--nodes-per-job",
+        "2",
         "--resource-list",
         "a=b",
         "--scheduler",
         "place=excl",
     )
     assert code == 0, text
-    assert "-l place=scatter" in (tmp_path / "demo" / "worker.pbs").read_text()
+    assert "-l place=scatter:excl" in (tmp_path / "demo" / "worker.pbs").read_text()
     assert "-l place=excl" in (tmp_path / "demo" / "scheduler.pbs").read_text()
 
 

@@ -211,6 +211,11 @@ def test_the_options_of_one_batch_system_are_not_options_of_another() -> None:
         ({"pbs_launcher": "mpiexec '"}, "pbs_launcher"),
         ({"pbs_launcher": " "}, "pbs_launcher is empty"),
         ({"place": "scatter; rm"}, "place='scatter; rm' is not a valid name"),
+        (
+            {"place": "pack:excl", "nodes_per_job": 2},
+            "place='pack:excl' may put two of the 2 nodes of a job on one host",
+        ),
+        ({"place": "free", "nodes_per_job": 2}, "write scatter, such as 'scatter:excl'"),
     ],
 )
 def test_what_cannot_be_on_pbs(given: dict[str, Any], message: str) -> None:

@@ -22,7 +22,7 @@ from hpcgpu.batch.pbs.names import VARIABLE, pbs_name, pbs_prefix
 if TYPE_CHECKING:
     from hpcgpu.options.common import JobOptions
 
-__all__ = ["SYNTAX"]
+__all__ = ["SYNTAX", "scattered"]
 
 #: Memory of a job for each Dask process, where the user names
 #: none: the cgroup hook gives 256 MB to a job that asks for none.
@@ -58,6 +58,14 @@ def launcher(command: str, nodes: int) -> str:
     return " ".join(shlex.quote(str(word)) for word in (program, "-n", nodes, *arguments))
 
 
+def scattered(place: str | None) -> str | None:
+    """Return the placement of a job of several nodes, each on a host of its own; None if `place` says otherwise."""
+    parts = (place or "scatter").split(":")
+    if {"free", "pack", "vscatter"} & set(parts):
+        return None
+    return ":".join(parts if "scatter" in parts else ["scatter", *parts])
+
+
 def complete(job: JobOptions, directives: Directives) -> JobOptions:
     """Request memory if the user does not, unless the job gets whole nodes or the user leaves ``-l mem`` out."""
     if job.memory is not None or job.gpu_request == "none" or not directives.asked("-l mem"):
@@ -88,6 +96,7 @@ SYNTAX = Syntax(
         "pbs_name": pbs_name,
         "pbs_prefix": pbs_prefix,
         "launcher": launcher,
+        "scattered": scattered,
     },
     names={"variable": VARIABLE},
     complete=complete,

@@ -18,6 +18,8 @@ __all__ = ["Shortage", "amount", "by_host", "parse_pbsnodes", "seconds"]
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
 #: Resources of a chunk that say how it runs, not what it needs.
 _SETTINGS = frozenset({"mpiprocs", "ompthreads"})
+#: How a boolean may be written (OpenPBS, ``decode_b`` of ``attr_fn_b.c``).
+_FALSE = frozenset({"false", "f", "n", "0"})
 
 
 def parse_pbsnodes(stdout: str) -> dict[str, dict[str, str]]:
@@ -128,9 +130,11 @@ def _words(text: str) -> set[str]:
 
 
 def _room(needs: Mapping[str, str], there: Mapping[str, float | set[str]]) -> int:
-    """How many such chunks fit into a node or host; a number that PBS does not know counts as 0."""
+    """How many such chunks fit into a node or host; a number that PBS does not know counts as 0, a boolean as False."""
     room = 10**9
     for name, value in needs.items():
+        if name not in there and value.lower() in _FALSE:
+            continue
         have = there.get(name, 0.0)
         need = amount(value)
         if isinstance(have, set):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hpcgpu.batch.pbs.directives import scattered
 from hpcgpu.errors import OptionError
 from hpcgpu.options import values
 from hpcgpu.options.common import JobOptions, SchedulerOptions, WorkerOptions
@@ -87,7 +88,7 @@ class PBSJobOptions(JobOptions):
     )
     place: str | None = option(
         parse=values.word,
-        doc="How chunks are placed (-l place), such as 'scatter:excl'. Default: 'scatter' for jobs of several nodes.",
+        doc="How chunks are placed (-l place), such as 'scatter:excl'. Jobs of several nodes are always scattered.",
     )
     pbs_shape: str = option(
         "select",
@@ -122,6 +123,11 @@ def check(job: PBSJobOptions, where: str) -> None:
     ------
     OptionError
     """
+    if isinstance(job, PBSWorkerOptions) and job.nodes_per_job > 1 and scattered(job.place) is None:
+        raise OptionError(
+            f"{where}place={job.place!r} may put two of the {job.nodes_per_job} nodes of a job on one host, where "
+            "their workers would use the same GPUs: write scatter, such as 'scatter:excl'"
+        )
     if job.pbs_shape != "flat":
         return
     if isinstance(job, PBSWorkerOptions) and job.nodes_per_job > 1:

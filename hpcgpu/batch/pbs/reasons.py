@@ -18,7 +18,7 @@ _COMMENTS = [
     ),
     (r"Can Never Run", Outlook.NEVER, "it can never run: change the resources that it requests"),
     (
-        r"Not Running: .*; (no node has|\d+ times)",
+        r"Not Running: .*; (no node has|the job requests \d+ chunks)",
         Outlook.NEVER,
         "no node of its queue is large enough: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and "
         "`nodes_per_job`",
@@ -31,7 +31,8 @@ _COMMENTS = [
     ),
     (r"Hold_Types = \w*u", Outlook.NEVER, "you hold it: release it with `qrls`"),
     (r"(Hold_Types = s, )?depend = ", Outlook.WAIT, "it starts once the scheduler job has started"),
-    (r"Hold_Types = \w*[osp]", Outlook.NEVER, "the system holds it: ask the site's support"),
+    (r"Hold_Types = \w*p", Outlook.NEVER, "PBS holds it, because the password that it has for you is wrong"),
+    (r"Hold_Types = \w*[os]", Outlook.SITE, "an operator or the system holds it: it waits until the site releases it"),
     (
         r"Not Running: .*(Insufficient amount|free nodes|right type of nodes|too few free)",
         Outlook.WAIT,
