@@ -70,7 +70,7 @@ def where_explained(cls: type[HpcgpuError]) -> str:
     A class that a plugin derives from one of these is explained where that one is.
     """
     name = next(base.__name__ for base in cls.__mro__ if base.__module__ == __name__)
-    return f"What this means and what to do: `python -m pydoc hpcgpu.{name}`, or the page docs/errors.rst"
+    return f"What this means and what to do: `python -m pydoc hpcgpu.{name}`"
 
 
 class OptionError(HpcgpuError, ValueError):

@@ -113,7 +113,8 @@ class SchedulerJob(Job):
         if not shortened and not set(due) - self._warned:
             return ""
         self._warned.update(due)
-        ends = f"{'was shortened: it ' * shortened}ends in {max(0.0, left) / 60:.0f} min"
+        minutes = f"{left / 60:.0f} min" if left >= 60 else "less than a minute"
+        ends = f"{'was shortened: it ' * shortened}ends in {minutes}"
         return (
             f"the walltime of the scheduler job {self.job_id} {ends}, and the cluster with it: fetch your results. "
             "Next time, request more with scheduler={'walltime': ...}"

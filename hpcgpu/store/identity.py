@@ -20,7 +20,7 @@ __all__ = ["FORMAT", "About", "Identity"]
 
 #: Of the files that this version writes, and reads. 2: the answer of ``hpcgpu_load`` has `at_once`. 3: the scheduler
 #: answers with what has changed since its last answer. 4: a manager reports its worker groups with its heartbeats.
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True, kw_only=True)

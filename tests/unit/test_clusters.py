@@ -208,7 +208,9 @@ def test_a_directory_knows_whose_it_is(directory: ClusterDirectory, tmp_path: Pa
 def test_a_job_that_lost_a_worker_for_good_can_still_be_idle(directory: ClusterDirectory) -> None:
     job = worker_job(directory, gpus=2)
     job.joined("a", "demo-0-0", now=1.0)
-    nothing = {"processing": 0, "nbytes": 0, "wanted": 0, "actors": 0, "paused": False, "memory_limit": 0}
+    nothing = dict.fromkeys(
+        ("processing", "calls", "computes", "nbytes", "wanted", "actors", "paused", "memory_limit"), 0
+    )
     load = {"demo-0-0": nothing, "demo-0-1": nothing}
     job.group.take_load(load, now=1.0)
     assert job.work.idle_since is None, "its other worker is still to come"

@@ -76,6 +76,9 @@ def test_a_timeout_of_connect_that_is_no_time_is_refused_by_its_name(timeout: An
     ("given", "message"),
     [
         ({"quue": "gpu"}, "unknown option 'quue': did you mean 'queue'?"),
+        ({"image": "a.sif"}, "unknown option 'image': set container to the path of the image"),
+        ({"worker_class": "a.B"}, "unknown option 'worker_class': the workers are those of dask-cuda"),
+        ({"custom_cluster_spec": {}}, "unknown option 'custom_cluster_spec': the options of hpcgpu take its place"),
         ({"processes": 4}, "one Dask worker runs per GPU: set gpus_per_node"),
         ({"dashboard_address": ":1"}, "give the cluster scheduler={'dashboard_address': ...}"),
         (

@@ -120,6 +120,8 @@ class Client:
     async def load(self) -> Mapping[str, Any]:
         load = {
             "processing": 0,
+            "calls": 0,
+            "computes": False,
             "occupancy": 0.0,
             "nbytes": 0,
             "wanted": 0,
@@ -1401,6 +1403,8 @@ def load_of(site: Site, *, processing: int = 0, waiting: int = 0) -> Mapping[str
     """Return what the scheduler answers: tasks on each worker, and tasks that no worker has."""
     worker = {
         "processing": processing,
+        "calls": 0,
+        "computes": False,
         "occupancy": 100.0 * processing,
         "nbytes": 0,
         "wanted": 0,
@@ -1634,7 +1638,13 @@ async def test_the_end_of_the_walltime_is_told_by_the_share_that_is_left(
 
 async def test_a_walltime_that_an_operator_shortens_is_told(site: Site) -> None:
     start = site.now
-    for left, told in ((36000.0, ""), (36010.0, ""), (7200.0, "was shortened: it ends in 120 min"), (7200.0, "")):
+    for left, told in (
+        (36000.0, ""),
+        (36010.0, ""),
+        (7200.0, "was shortened: it ends in 120 min"),
+        (7200.0, ""),
+        (30.0, "ends in less than a minute"),
+    ):
         site.says("demo-scheduler", JobState.RUNNING, start=start, end=start + left)
         await site.state.poll()
         said = site.scheduler.end_is_near(now=start)
