@@ -53,7 +53,7 @@ def test_a_start_needs_one_submit_for_each_job_and_a_stop_one_cancel(pbs: Site) 
         polls, lasted = [call for call in pbs.calls("qstat") if call != ["--version"]], time.monotonic() - began
         assert len(pbs.calls("qsub")) == 4
         assert polls[:1] == [["-B", "-f"]], "which queue this is, once for the cluster"
-        assert polls[1:] == [] or lasted >= FIRST_POLL, "no job asks the queue when many start"
+        assert len(polls) <= 2 or lasted >= FIRST_POLL, "one poll for all jobs, after the last submit"
         ids = sorted(job.id for job in cluster.jobs)
     assert pbs.calls("qdel") == [ids] and pbs.calls("qselect") == pbs.calls("qhold") == []
 
