@@ -21,7 +21,7 @@ from hpcgpu.widget.picture import picture
 if TYPE_CHECKING:
     from hpcgpu.widget.notebook import ClusterWidget
 
-__all__ = ["bundle", "show", "take", "widget_of"]
+__all__ = ["bundle", "cell", "show", "take", "widget_of"]
 
 #: Seconds for which a cell waits for the first picture.
 _FIRST = 5.0

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["created", "end", "opened", "read", "refresh"]
+__all__ = ["LIMIT", "created", "end", "opened", "read", "refresh"]
 
 #: Bytes of a file that are read at once.
 LIMIT = 64 << 20

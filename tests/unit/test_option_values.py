@@ -305,7 +305,7 @@ def test_groups_of_workers_refuse_values_of_a_wrong_type_too() -> None:
     [
         (
             ["render", "slurm", "-o", "{tmp}/demo", "--log-directory", "/proc/nothing"],
-            "/proc/nothing: No such file or directory",
+            "log_directory='/proc/nothing' cannot be made: No such file or directory",
         ),
         (["start", "demo", "--system", "local", "--config", "{tmp}/binary.yaml"], "binary.yaml is not YAML"),
         (
