@@ -44,7 +44,9 @@ class Kept:
         self._kept = snapshot
 
     def keep(self, snapshot: Snapshot, *, last: bool = False) -> None:
-        """Replace the picture if it is time, or if this is the last one."""
-        if self._kept is not None and (last or due(self._kept, snapshot)):
+        """Replace the picture if it is time, or if this is the last one and differs."""
+        if self._kept is None:
+            return
+        if due(self._kept, snapshot) or (last and _facts(snapshot) != _facts(self._kept)):
             self._kept = snapshot
             self._replace(picture(snapshot))

@@ -181,6 +181,8 @@ def test_the_picture_in_the_file_is_replaced_when_the_state_changes_and_at_the_e
     kept.keep(dataclasses.replace(later, time=later.time + 600))
     assert len(replaced) == 2
     kept.keep(later, last=True)
+    assert len(replaced) == 2, "the last one is the same"
+    kept.keep(dataclasses.replace(later, problem="it was detached"), last=True)
     assert len(replaced) == 3
 
 

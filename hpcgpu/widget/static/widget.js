@@ -73,6 +73,7 @@ function render({ model, el }) {
   let server = null;
   let searched = false;
   let came = Date.now();
+  let fresh = false;
   const use = (what) => (...given) => (server?.[what] ?? kernel[what])(...given);
   const actions = Object.fromEntries(Object.keys(kernel).map((what) => [what, use(what)]));
   // The program that has the cluster closes it. If it is busy the server stops the cluster; to close it twice does no harm.
@@ -94,8 +95,8 @@ function render({ model, el }) {
   const changed = async () => {
     const snapshot = model.get("snapshot");
     if (!snapshot?.name) return;
-    // the first one may come from the file of a notebook
-    came = searched ? Date.now() : Math.min(Date.now(), 1000 * snapshot.time);
+    fresh = searched; // the first one may come from the file of a notebook
+    came = fresh ? Date.now() : Math.min(Date.now(), 1000 * snapshot.time);
     view.still(false);
     show(snapshot);
     if (searched) return;
@@ -120,7 +121,7 @@ function render({ model, el }) {
       view.note("");
     } catch (error) {
       const time = new Date(snapshot.time * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-      view.still(!server);
+      view.still(!server && !fresh);
       view.note(`This view was last updated at ${time}. ${error.message || "The kernel sends no updates."}`);
     }
   };
