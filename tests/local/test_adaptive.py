@@ -206,7 +206,7 @@ def test_the_budget_of_gpu_hours_ends_the_jobs(
 def test_the_end_of_the_scheduler_s_walltime_is_announced_and_then_a_clear_error(
     queue: LocalQueue, until: Until
 ) -> None:
-    near = "the walltime of the scheduler job 1 ends in [01] min, and the cluster with it: fetch your results"
+    near = "the walltime of the scheduler job 1 ends in less than a minute, and the cluster with it: fetch your results"
     with told(near), LocalGPUCluster(**CPU, scheduler={"walltime": "30s"}) as cluster:
         until(lambda: cluster.status.name == "failed", "the cluster takes note of its end")
         with pytest.raises(
