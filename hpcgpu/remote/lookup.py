@@ -285,7 +285,12 @@ def _existing(roots: Iterable[Path]) -> str:
 
 
 def _is_cluster(path: Path) -> bool:
-    return any(os.path.lexists(path / name) for name in ("cluster.json", "journal.jsonl"))
+    """Return whether a cluster has this directory; PermissionError if the user may not enter it."""
+    for name in ("cluster.json", "journal.jsonl"):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(path / name)
+            return True
+    return False
 
 
 def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus]:
