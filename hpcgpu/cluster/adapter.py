@@ -292,6 +292,8 @@ class Adapter(SpecCluster):  # type: ignore[misc]
     def _why_not_started(self, error: BaseException) -> str:
         """Return why the cluster did not start, or was not taken over; also if another program came first."""
         state, said = self._state, str(error) or repr(error)
+        if state.ownership.attached:
+            return f"Cluster {state.name} cannot be taken over: {said}"
         try:
             state.dispatcher.check_manager()
             if state.dispatcher.directory.closing and not state.closing:
@@ -300,8 +302,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
             said = str(overtaken)
         except (OSError, Damaged):  # the error says more than that
             pass
-        what = f"Cluster {state.name} cannot be taken over" if state.ownership.attached else "Cluster failed to start"
-        return f"{what}: {said}"
+        return f"Cluster failed to start: {said}"
 
     async def _start_once(self) -> None:
         self.status = Status.starting

@@ -276,7 +276,7 @@ def test_closing_leaves_the_jobs_where_that_is_wished(queue: LocalQueue, until: 
     with LocalGPUCluster(**CPU, jobs=1, shutdown_on_close=False, lease=1) as cluster:
         cluster.wait_for_workers()
     assert len(live(queue)) == 2 and (cluster.directory.path / "contact.json").exists()
-    assert "--lease" not in cluster.scheduler_script()
+    assert cluster.directory.detached, "no lease ends it"
     queue.cancel(live(queue))
     until(lambda: not live(queue), "they end")
 

@@ -49,11 +49,13 @@ def submit() -> None:
     """ab-submit [--name NAME] [--link JOB] SCRIPT."""
     *given, script = sys.argv[1:]
     options = dict(zip(given[::2], given[1::2], strict=True))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, Path(script).name)
-        path.write_text(translated(Path(script).read_text()))
+    with tempfile.NamedTemporaryFile("w", dir=Path(script).parent, suffix=".sh") as copy:
+        copy.write(translated(Path(script).read_text()))
+        copy.flush()
         try:
-            job_id = LocalQueue().submit(path, job_name=options.get("--name", path.stem), after=options.get("--link"))
+            job_id = LocalQueue().submit(
+                Path(copy.name), job_name=options.get("--name", Path(script).stem), after=options.get("--link")
+            )
         except BatchError as error:
             sys.exit(f"ab-submit: {error}")
     print(f"job {job_id} counted")
