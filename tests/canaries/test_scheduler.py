@@ -407,11 +407,12 @@ async def test_each_server_of_a_scheduler_starts_by_the_method_that_hpcgpu_repla
                 writer.close()
 
 
+@pytest.mark.skipif(pages is None, reason="there is no Bokeh, and so no dashboard")
 @canary
 async def test_the_table_of_exceptions_makes_its_cells_by_the_class_that_hpcgpu_replaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = pytest.importorskip("bokeh.models", reason="there is no Bokeh, and so no dashboard")
+    models = pytest.importorskip("bokeh.models")
     monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(claims.claim(tmp_path / "demo", list, system="local").path))
 
     def templates(made: Any) -> list[str]:
