@@ -31,7 +31,7 @@ EXITS: Mapping[int, Ending] = {
     -12: Ending(JobState.PREEMPTED, "PBS stopped it at a checkpoint"),  # CHKP
     -13: Ending(JobState.FAILED, "the password that PBS has for you is wrong"),  # FAIL_PASSWORD
     -14: Ending(JobState.NODE_FAIL, "PBS lost one of its nodes"),  # RERUN_SIS_FAIL
-    -15: Ending(JobState.PREEMPTED, "the site's epilogue put it back into the queue"),  # QUERST
+    -15: Ending(JobState.PREEMPTED, "the site's epilogue put it back into the queue"),  # JOB_EXEC -15
     -16: Ending(JobState.FAILED, "a hook of the site did not let it start on its node"),  # FAILHOOK_RERUN
     -17: Ending(JobState.FAILED, "a hook of the site did not let it start on its node"),  # FAILHOOK_DELETE
     -18: Ending(JobState.CANCELLED, "a hook of the site ended it"),  # HOOK_RERUN
