@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import site
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +18,8 @@ import pytest
 from hpcgpu.batch.local.queue import LocalQueue
 
 PLUGIN = Path(__file__).parents[1] / "plugin"
+#: The page that shows how a plugin is written.
+PAGE = Path(__file__).parents[2] / "docs" / "batch_systems.rst"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 #: Three small jobs without GPUs.
 SMALL = (
@@ -32,8 +37,19 @@ SMALL = (
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment, which sees what this one has, with the plugin installed; no network is needed."""
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plugin of somebody who follows the page: the files that it shows whole, and the commands of Abacus."""
+    folder = tmp_path_factory.mktemp("written")
+    whole = re.findall(r"\.\. literalinclude:: \.\./tests/plugin/(\S+)\n(?:   :language: .*\n)?\n", PAGE.read_text())
+    for name in [*whole, "hpcgpu_abacus/commands.py"]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text((PLUGIN / name).read_text())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment, which sees what this one has, with that plugin installed; no network is needed."""
     folder = tmp_path_factory.mktemp("plugin") / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     [own] = folder.glob("lib/python*/site-packages")
@@ -41,7 +57,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "".join(f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages())
     )
     pip = [str(folder / "bin" / "python"), "-m", "pip", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--no-deps", "--no-build-isolation", "--no-index", str(PLUGIN)], check=True)
+    subprocess.run([*pip, "install", "--no-deps", "--no-build-isolation", "--no-index", str(written)], check=True)
     return folder
 
 
@@ -124,6 +140,24 @@ def test_its_options_are_written_for_type_checkers(run: Run, home: Path) -> None
     assert {"tier", "jobs", "walltime"} < set(done.stdout.split()) and "qos" not in done.stdout.split(), done.stderr
 
 
+def test_the_class_with_types_on_the_page_is_right(written: Path, run: Run, home: Path) -> None:
+    package = home / "hpcgpu_abacus"
+    shutil.copytree(written / "hpcgpu_abacus", package)
+    [block] = re.findall(r"\.\. code-block:: python\n\n((?:   .*\n|\n)+)", PAGE.read_text())
+    (package / "cluster.py").write_text(textwrap.dedent(block))
+    (package / "typed.py").write_text(run("-m", "hpcgpu.configuration.signatures", "abacus").stdout)
+    done = run(
+        "-c",
+        "import importlib, typing\n"
+        "from hpcgpu_abacus import cluster\n"
+        "typing.TYPE_CHECKING = True  # as a type checker reads it\n"
+        "importlib.reload(cluster)\n"
+        "hints = typing.get_type_hints(cluster.AbacusGPUCluster.__init__)\n"
+        "print(hints['options'], *typing.get_args(hints['scheduler'])[0].__annotations__)",
+    )
+    assert "AbacusArguments" in done.stdout and "tier" in done.stdout.split(), done.stderr
+
+
 def test_render_writes_scripts_that_stand_alone(queue: LocalQueue, environment: Path, cli: Run, home: Path) -> None:
     done = cli("render", "abacus", "--tier", "wood", "--walltime", "90m", *SMALL[:-2], "-o", str(home / "alone"))
     assert done.returncode == 0, done.stderr
@@ -153,8 +187,8 @@ def test_a_machine_that_has_it_uses_it(queue: LocalQueue, cli: Run) -> None:
     assert "abacus: Abacus 1.0" in cli("check").stdout
 
 
-def test_its_docs_show_its_options_and_scripts(run: Run, home: Path) -> None:
-    done = run("-m", "sphinx", "-W", "-q", "-b", "text", str(PLUGIN / "docs"), str(home / "docs"))
+def test_its_docs_show_its_options_and_scripts(written: Path, run: Run, home: Path) -> None:
+    done = run("-m", "sphinx", "-W", "-q", "-b", "text", str(written / "docs"), str(home / "docs"))
     assert done.returncode == 0, done.stderr
     page = (home / "docs" / "index.txt").read_text()
     assert "Tier of beads: 'wood' or 'brass'." in page and "#AB -tier brass" in page
