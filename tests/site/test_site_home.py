@@ -100,3 +100,30 @@ except hpcgpu.OptionError as error:
     )
     assert "cannot be written: No space left on device. Make room there" in program.ends()
     assert not site.jobs()
+
+
+@pytest.mark.shows("A report on a login node, of a file that the scheduler's node replaces")
+def test_a_report_on_another_host_reads_the_file_that_the_scheduler_replaces(site: Site) -> None:
+    program = Program(
+        "login1",
+        f"""
+with SlurmGPUCluster(**{SMALL | {"name": "bill", "jobs": 1}!r}) as cluster:
+    cluster.wait_for_workers(1)
+    say("up", cluster.directory.path)
+    listen()
+""",
+    )
+    file = program.hears(r"up (\S+)\n")[1] + "/usage.jsonl"
+    seen: set[str] = set()
+    for _ in range(2):
+
+        def replaced() -> bool:
+            number = site.exec("login2", ["stat", "-c", "%i", file], check=False)
+            return not number.code and number.out not in seen
+
+        wait_for(replaced, "the scheduler writes what its workers used", 240)
+        seen.add(site.exec("login2", ["stat", "-c", "%i", file]).out)
+        said = site.exec("login2", "hpcgpu report bill", env={"COLUMNS": "200"})
+        assert "Stale file handle" not in said.out + said.err and "cannot be read" not in said.out + said.err
+    program.send()
+    program.ends()
