@@ -28,7 +28,8 @@ def test_the_picture_of_top_shows_what_top_prints() -> None:
     from rich.console import Console
 
     taken = snapshot()
-    console = Console(record=True, width=104, file=io.StringIO(), force_terminal=True, highlight=False)
+    # rich takes 80 columns under TERM=dumb if only one of the two is given
+    console = Console(record=True, width=104, height=40, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print(picture(taken, now=taken.time))
     if os.environ.get("HPCGPU_UPDATE_GOLDEN"):
         drawn = console.export_svg(title=f"hpcgpu top {taken.name}", clear=False)
