@@ -96,6 +96,8 @@ class JobStatus:
         Epoch seconds at which the batch system expects to start a pending job, if it has an estimate.
     exit_code : int or None
         Exit code of the script, if the batch system reports it; 128 + N when signal N ended it.
+    suspended : bool
+        The batch system has stopped the processes of the running job, and may let them continue.
     words : Reasons
         What the reason means.
     """
@@ -109,6 +111,7 @@ class JobStatus:
     end: float | None = None
     expected_start: float | None = None
     exit_code: int | None = None
+    suspended: bool = False
     words: Reasons = field(default=Reasons(), compare=False, repr=False)
 
     def __post_init__(self) -> None:

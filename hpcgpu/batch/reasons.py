@@ -14,6 +14,7 @@ __all__ = ["OWN_CANCEL", "Outlook", "advice", "explain", "outlook"]
 #: Why a job ended that this tool cancelled: the queue does not know whose wish that was.
 OWN_CANCEL = "hpcgpu cancelled it"
 
+_SUSPENDED = "the batch system has suspended it: nothing in it runs until the batch system resumes it"
 _ENDS = {
     JobState.COMPLETED: "it ended by itself",
     JobState.CANCELLED: "a user or the batch system cancelled it",
@@ -46,6 +47,8 @@ def explain(status: JobStatus, *, kind: str = "worker") -> str:
     """
     if status.state is JobState.PENDING:
         sentence = _pending(status)[1]
+    elif status.suspended:
+        sentence = _SUSPENDED
     else:
         sentence = _ENDS.get(status.state, "")
         if status.state is JobState.FAILED:

@@ -252,7 +252,7 @@ class Job:
             reason = "it is being submitted"
         elif state is JobState.PENDING and (self.view is None or not self.view.polled):
             reason = "the queue has not reported it yet"
-        elif state is JobState.RUNNING:
+        elif state is JobState.RUNNING and not status.suspended:
             reason = self.shortage(now=now)
         elif state is JobState.CANCELLED and self.job_id in self.dispatcher.cancelled:
             reason = OWN_CANCEL

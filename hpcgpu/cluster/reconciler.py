@@ -153,7 +153,9 @@ class Reconciler:
             self._silence_told = True
             logs = "".join(f" Log: {job.log}" for job in state.scheduler.entries)
             who = f"the scheduler at {state.client.address}"
-            state.report(f"{who} has not answered for {SILENCE:g} s, though its job runs; hpcgpu keeps trying.{logs}")
+            suspended = [job.queue_status for job in state.scheduler.entries if job.queue_status.suspended]
+            why = f": {explain(suspended[0])}" if suspended else ", though its job runs"
+            state.report(f"{who} has not answered for {SILENCE:g} s{why}; hpcgpu keeps trying.{logs}")
 
     # Observe: the queue
 

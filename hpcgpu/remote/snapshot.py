@@ -409,7 +409,8 @@ def _info(  # noqa: PLR0913  # what is known of one job, from four places
     elif status is None:
         state, reason = JobState.UNKNOWN, "the queue does not know it"
     else:
-        state, reason = status.state, "" if status.state is JobState.RUNNING else explain(status, kind=submit.kind)
+        quiet = status.state is JobState.RUNNING and not status.suspended
+        state, reason = status.state, "" if quiet else explain(status, kind=submit.kind)
     began, ends = (status.start, status.end) if status is not None else (None, None)
     return JobInfo(
         id=job_id,

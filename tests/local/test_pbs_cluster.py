@@ -17,7 +17,7 @@ import pytest
 from distributed import Client
 from fake_pbs import Site
 
-from hpcgpu import ClusterError, OptionError, PBSGPUCluster
+from hpcgpu import ClusterError, OptionError, PBSGPUCluster, snapshot
 from hpcgpu.errors import ClusterWarning
 from hpcgpu.runtime.reach import FIRST_POLL
 from tests.conftest import told
@@ -104,6 +104,19 @@ def test_waiting_jobs_are_given_up_first(fake_gpus: None, pbs: Site, until: Unti
         cluster.wait_for_workers(4)
         cluster.scale(jobs=1)
         until(lambda: len(pbs.alive("full-0", "full-1", "full-2")) == 1, "a running one is given up")
+
+
+def test_a_suspended_job_is_said_to_be_suspended(pbs: Site, until: Until) -> None:
+    with PBSGPUCluster(jobs=1, name="stopped", **CPU) as cluster:
+        cluster.wait_for_workers(1)
+        [job_id] = pbs.alive("stopped-0")
+        pbs.suspend(job_id)
+        suspended = "the batch system has suspended it"
+        until(lambda: any(suspended in job.reason for job in cluster.jobs if job.id == job_id), "the program knows")
+        [job] = [job for job in snapshot("stopped").jobs if job.id == job_id]
+        assert job.state == "running" and suspended in job.reason, "so does any other program"
+        pbs.suspend(job_id, False)
+        until(lambda: not any(job.reason for job in cluster.jobs), "it was resumed")
 
 
 def test_a_job_that_is_deleted_by_somebody_is_told_and_replaced(pbs: Site, until: Until) -> None:

@@ -65,6 +65,7 @@ class Site(Pretended):
             queues={"workq": {}, "gpu": {"walltime": 3600}, "off": {"enabled": False}},
             history=True,
             down=False,
+            ports=0,
         )
         self.home.mkdir()
 
@@ -75,6 +76,14 @@ class Site(Pretended):
     def calls(self, command: str) -> list[list[str]]:
         """Arguments of each call of a command."""
         return self.change(lambda state: [arguments for name, arguments in state["calls"] if name == command])
+
+    def ports(self) -> int:
+        """Connections that all commands have made; each takes a port below 1024 of the host for a minute."""
+        return self.change(lambda state: state["ports"])
+
+    def suspend(self, job_id: str, on: bool = True) -> None:
+        """Do what an operator does by ``qsig -s suspend``, or ``-s resume``; the processes are not stopped."""
+        self.change(lambda state: state["jobs"][job_id.removesuffix(f".{SERVER}")].update(suspended=on))
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """Run a command as somebody else at the site would."""
@@ -133,7 +142,7 @@ def _follow(state: State, job: State, status: Any) -> bool:
         return False
     if status.start is not None:
         job["stime"] = status.start
-    job["state"] = "E" if status.state is JobState.COMPLETING else "R"
+    job["state"] = "E" if status.state is JobState.COMPLETING else "S" if job.get("suspended") else "R"
     if status.start is not None:
         job["comment"] = (
             f"Job run at {time.strftime('%a %b %d at %H:%M', time.localtime(status.start))} on (n0:ncpus=1)"
@@ -408,7 +417,11 @@ def qstat(state: State, arguments: list[str]) -> tuple[str, str, int]:
     advance(state)
     flags, ids = [a for a in arguments if a.startswith("-")], [a for a in arguments if not a.startswith("-")]
     assert "-f" in flags, "nothing else is parsed"
-    history = "-x" in flags
+    history, together = "-x" in flags, "-E" in flags
+    state["ports"] += 1 if together else len(ids) or 1
+    if history and not state["history"]:
+        words = [f"qstat: PBS is not configured to maintain job history {job_id}\n" for job_id in ids]
+        return "", "".join(words[-1:] if together else words), 0
     out, err, code = "", "", 0
     if not ids:
         ids = [i for i, job in state["jobs"].items() if history or "end" not in job]
@@ -422,6 +435,8 @@ def qstat(state: State, arguments: list[str]) -> tuple[str, str, int]:
             err, code = err + wrong[0], wrong[1]
         elif job is not None:
             out += _full(job_id, job)
+    if together and err:  # nothing is said of some while others are known, else of the last one
+        return (out, "", 0) if out else ("", err.splitlines(keepends=True)[-1], code)
     return out, err, code
 
 
@@ -449,7 +464,9 @@ def _full(job_id: str, job: State) -> str:
         **({"stime": time.ctime(job["stime"])} if begun else {}),
         **({"obittime": time.ctime(job["end"])} if begun and ended else {}),
         "substate": str(
-            job["substate"] if ended else {"R": 42, "E": 50, "H": 22 if job["depend"] else 20}.get(job["state"], 10)
+            job["substate"]
+            if ended
+            else {"R": 42, "S": 43, "E": 50, "H": 22 if job["depend"] else 20}.get(job["state"], 10)
         ),
         "Variable_List": ",".join(
             [
@@ -485,6 +502,7 @@ def fold(name: str, value: str) -> str:
 
 def qdel(state: State, arguments: list[str]) -> tuple[str, str, int]:
     advance(state)
+    state["ports"] += 1
     err, code = "", 0
     queue = LocalQueue(Path(state["queue"]))
     for job_id, job, wrong in _ask(state, "qdel", arguments):
@@ -514,6 +532,7 @@ def _hold(state: State, command: str, arguments: list[str], held: bool) -> tuple
     """
     advance(state)
     assert arguments[:2] == ["-h", "u"]
+    state["ports"] += len(arguments[2:])
     err, code = "", 0
     queue = LocalQueue(Path(state["queue"]))
     for job_id, job, wrong in _ask(state, command, arguments[2:]):

@@ -214,6 +214,14 @@ def test_jobs_of_a_dead_node_do_not_end_the_scaling() -> None:
     assert not failures.paused
 
 
+@pytest.mark.parametrize("letter", ["S", "U"])
+def test_a_suspended_job_runs_and_is_said_to_be_suspended(letter: str) -> None:
+    comment = "Job run at Mon Nov 23 at 14:40 on (n0:ncpus=1)"
+    status = parsed(f"Job Id: 5.pbs01\n    job_state = {letter}\n    comment = {comment}\n\n")["5.pbs01"]
+    assert status.state is JobState.RUNNING and status.suspended
+    assert explain(status).startswith("the batch system has suspended it: nothing in it runs until")
+
+
 @pytest.mark.parametrize("letter", ["M", "", "?", "QUANTUM"])
 def test_a_state_unheard_of_is_unknown_and_alive(letter: str) -> None:
     status = parsed(f"Job Id: 5.pbs01\n    job_state = {letter}\n\n")["5.pbs01"]
@@ -470,7 +478,7 @@ def test_all_jobs_are_polled_by_one_command(batch: PBS, pbs: Site) -> None:
     ids = [submit(batch, pbs, f"ada-{i}") for i in range(3)]
     before = len(pbs.calls("qstat"))
     assert states(batch, *ids, "999.pbs01") == dict.fromkeys(ids, JobState.RUNNING)
-    assert pbs.calls("qstat")[before:] == [["-f", *ids, "999.pbs01"]]
+    assert pbs.calls("qstat")[before:] == [["-E", "-f", *ids, "999.pbs01"]]
     status = batch.poll(ids[:1])[ids[0]]
     assert status.start is not None and status.end == status.start + 3600
     batch.cancel(ids)
@@ -488,6 +496,11 @@ def test_an_ended_job_is_found_in_the_history(batch: PBS, pbs: Site) -> None:
     status = finish(batch, job_id)
     assert (status.state, status.exit_code, status.node) == (JobState.FAILED, 3, "n0")
     assert explain(status).startswith("it ended with an error, exit code 3 [Job run at")
+    ids = [job_id, *(f"{number}.pbs01" for number in range(900, 957))]
+    for ask in (batch.poll, batch.ended):
+        before = pbs.ports()
+        ask(ids)
+        assert pbs.ports() == before + 1, "one connection for all"
     pbs.set(history=False)
     assert batch.ended([job_id]) == {}, "a server without a history knows nothing of it"
 
@@ -550,6 +563,16 @@ def test_only_pending_spares_what_runs(batch: PBS, pbs: Site) -> None:
     assert pbs.run("qstat", "-f", running).stdout.count("Hold_Types = n") == 1, "the hold was taken off again"
     assert batch.ended([full[1]])[full[1]].state is JobState.CANCELLED
     batch.cancel([running, blocker, full[0]])
+
+
+def test_many_jobs_that_wait_are_cancelled_in_parts(batch: PBS, pbs: Site, naps: list[float]) -> None:
+    pbs.replace("qhold", "#!/bin/sh\nexit 0\n")
+    waits = "Job Id: {0}.pbs01\n    job_state = Q\n\n"
+    pbs.replace("qstat", f"#!/bin/sh\nshift 2\nfor id; do printf '{waits}' ${{id%.*}}; done\n".replace("{0}", "%s"))
+    pbs.replace("qrls", "#!/bin/sh\nexit 1\n")
+    batch.cancel([f"{number}.pbs01" for number in range(250)], only_pending=True)
+    assert [len(call) for call in pbs.calls("qdel")] == [100, 100, 50]
+    assert len(naps) == 2 and min(naps) >= 20, "each hold takes a port of the host for a minute"
 
 
 @pytest.mark.parametrize("command", ["qstat", "qdel"])
@@ -686,7 +709,8 @@ def test_a_thousand_jobs_are_polled_and_cancelled_by_one_command_each(batch: PBS
     batch.cancel(ids)
     batch.cancel(ids, only_pending=True)
     counts = {command: len(pbs.calls(command)) for command in ("qstat", "qhold", "qrls", "qdel")}
-    assert counts == {"qstat": 2, "qhold": 1, "qrls": 1, "qdel": 1}, "the queue knows none of them: none is pending"
+    assert counts == {"qstat": 2, "qhold": 0, "qrls": 0, "qdel": 1}, "the queue knows none of them: none is pending"
+    assert pbs.ports() == 3, "a host has less than a thousand ports below 1024, for all its users together"
     longest = max(sum(len(argument) + 1 for argument in call) for call in pbs.calls("qstat"))
     assert longest < 131072
 

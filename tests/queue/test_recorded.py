@@ -65,7 +65,7 @@ PENDING: dict[str, tuple[Outlook, str]] = {
 }
 ALIVE: dict[str, tuple[JobState, str]] = {
     "running": (JobState.RUNNING, ""),
-    "suspended": (JobState.RUNNING, ""),
+    "suspended": (JobState.RUNNING, "the batch system has suspended it: nothing in it runs until"),
 }
 ENDED: dict[str, tuple[JobState, str]] = {
     "completed": (JobState.COMPLETED, "it ended by itself"),

@@ -51,6 +51,8 @@ _COMMENTS = [
     (re.compile(r"preempt", re.IGNORECASE), JobState.PREEMPTED),
     (re.compile(r"\bnodes? \S+ (is )?down\b", re.IGNORECASE), JobState.NODE_FAIL),
 ]
+#: Suspended by PBS or an operator, or because the owner of a workstation is back.
+_SUSPENDED = frozenset("SU")
 _DELETED = "91"  # substate of a job that was deleted, before or after it began [recorded]
 
 #: Errors of qsub after which the job may nevertheless have been accepted.
@@ -79,6 +81,9 @@ _JOB_ID = re.compile(r"([0-9]{1,18})\.(?=[\w.-]*[A-Za-z])[A-Za-z0-9][\w.-]{0,250
 #: The whole name of a job of ours, among its variables.
 _NAMED = rf"(?:^|,){VARIABLE}=([^,]*)"
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+#: qhold and qrls take a connection for each job, with a port below 1024 of this host that stays in use for a minute
+#: [recorded]: jobs that are held by one command, and seconds until the next one.
+_HELD_AT_ONCE, _HOLD_PAUSE = 100, 20.0
 #: Seconds for which what pbsnodes said of the size of nodes is believed.
 _NODES_LAST = 600.0
 
@@ -128,12 +133,13 @@ def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
         job_id=job_id,
         state=state,
         name=named[1] if named else job.get("Job_Name", ""),
-        reason="" if state is JobState.RUNNING else _reason(job),
+        reason="" if state is JobState.RUNNING and letter not in _SUSPENDED else _reason(job),
         node=",".join(hosts),
         start=start,
         end=end,
         expected_start=_expected_start(job) if state is JobState.PENDING else None,
         exit_code=exit_code,
+        suspended=letter in _SUSPENDED,
         words=REASONS,
     )
 
@@ -299,15 +305,28 @@ class PBS(CommandBatch):
         A job that waits for one that was deleted stays held for ever [recorded]: it must be cancelled too.
         """
         ids = sorted(job_ids, key=_order)
-        if only_pending and ids:
-            ids = self._held(ids)
-        try:
-            if ids:
-                self.call(["qdel", *ids], answered=_gone)
-        except BaseException:
-            if only_pending:
-                self._release(ids)
-            raise
+        if not only_pending:
+            self._delete(ids)
+            return
+        waiting = self._waiting(ids)
+        for first in range(0, len(waiting), _HELD_AT_ONCE):
+            if first:
+                self.sleep(_HOLD_PAUSE)
+            chunk = waiting[first : first + _HELD_AT_ONCE]
+            try:
+                self._delete(self._held(chunk))
+            except BaseException:
+                self._release(chunk)
+                raise
+
+    def _delete(self, ids: list[str]) -> None:
+        if ids:
+            self.call(["qdel", *ids], answered=_gone)
+
+    def _waiting(self, ids: list[str]) -> list[str]:
+        """Those of the jobs that wait now."""
+        jobs = self._qstat(ids)
+        return [job_id for job_id, job in jobs.items() if _STATES.get(job.get("job_state", "")) is JobState.PENDING]
 
     def _held(self, ids: list[str]) -> list[str]:
         """Hold the jobs that wait, so that none can start meanwhile, and return them.
@@ -318,10 +337,7 @@ class PBS(CommandBatch):
         waiting: list[str] = []
         try:
             self.call(["qhold", "-h", "u", *ids], answered=_gone)
-            jobs = self._qstat(ids)
-            waiting = [
-                job_id for job_id, job in jobs.items() if _STATES.get(job.get("job_state", "")) is JobState.PENDING
-            ]
+            waiting = self._waiting(ids)
         finally:  # whatever the server said, nothing that stays may stay held
             self._release([job_id for job_id in ids if job_id not in waiting])
         return waiting
@@ -370,10 +386,15 @@ class PBS(CommandBatch):
         return OwnJob(job_id=job_id, name=environ.get(VARIABLE) or environ.get("PBS_JOBNAME", job_id), node=node)
 
     def _qstat(self, ids: list[str], *options: str, attempts: int | None = None) -> dict[str, dict[str, str]]:
-        """Attributes of these jobs. Of several ids the known ones are printed, whatever the exit code [recorded]."""
+        """Attributes of these jobs. Of several ids the known ones are printed, whatever the exit code [recorded].
+
+        With ``-E`` (PBS Pro 18.1 and later) one connection serves all ids. Without it each id takes one, with a port
+        below 1024 of this host that stays in use for a minute [recorded].
+        """
         if not ids:
             return {}
-        jobs = parse_attributes(self.call(["qstat", *options, "-f", *ids], answered=_gone, attempts=attempts).stdout)
+        answer = self.call(["qstat", *options, "-E", "-f", *ids], answered=_gone, attempts=attempts)
+        jobs = parse_attributes(answer.stdout)
         return {job_id: job for job_id, job in jobs.items() if job_id in ids}
 
     def _shortage(self, job: Mapping[str, str]) -> Shortage | None:

@@ -53,6 +53,8 @@ _STATES = {
     "DEADLINE": JobState.TIMEOUT,
 }
 
+#: Its processes are stopped; with STOPPED it keeps its cores.
+_SUSPENDED = frozenset({"SUSPENDED", "STOPPED"})
 #: Errors after which the job may nevertheless have been accepted (Nextflow #970, for "Socket timed out").
 _AMBIGUOUS = re.compile(
     r"timed out|zero bytes were transmitted|connection (reset|aborted)|unexpected message", re.IGNORECASE
@@ -129,6 +131,7 @@ def parse_squeue(stdout: str) -> dict[str, JobStatus]:
             start=_epoch(start),
             end=_epoch(end),
             expected_start=_epoch(start) if parse_state(state) is JobState.PENDING else None,
+            suspended=state in _SUSPENDED,
             words=REASONS,
         )
     return jobs
