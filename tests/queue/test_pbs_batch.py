@@ -361,8 +361,16 @@ def test_submit_passes_name_dependency_and_log(batch: PBS, pbs: Site) -> None:
         ),
     ]
     assert batch.poll([second])[second].name == "a-cluster-of-mine-8"
-    assert batch.find("a-cluster-of-mine-7") == [first], "another job has the same short name"
     batch.cancel([first, second])
+
+
+def test_jobs_of_two_clusters_with_the_same_short_name_are_told_apart(batch: PBS, pbs: Site) -> None:
+    names = ["a-cluster-of-mine-7", "a-cluster-of-yours-7"]
+    assert pbs_name(names[0]) == pbs_name(names[1]) == "a-cluster-of-7"
+    jobs = [submit(batch, pbs, name) for name in names]
+    assert [batch.find(name) for name in names] == [[job] for job in jobs]
+    assert [batch.poll([job])[job].name for job in jobs] == names
+    batch.cancel(jobs)
 
 
 @pytest.mark.parametrize(

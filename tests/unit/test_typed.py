@@ -82,6 +82,7 @@ def test_a_type_checker_accepts_right_options_and_reports_wrong_names_and_types(
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *given, str(program)], capture_output=True, text=True, cwd=tmp_path
     )
+    assert done.returncode == 1, f"it found errors, and did not fail itself: {done.stdout}{done.stderr}"
     first = PROGRAM.count("\n") + 1
     found = [line.split(":", 2)[1:] for line in done.stdout.splitlines() if ": error: " in line]
     reports = {int(number): text for number, text in found}
