@@ -23,14 +23,21 @@ class Estimate:
         Why it would be refused, or would never start: in the batch system's own words, with what they mean.
     known : tuple of str
         What else is known, for people.
+    tested : bool
+        The batch system tried the submit and accepted it: nodes, account and the like are right.
+    queue : str
+        The queue to which it would go, as that test says; empty if it does not.
     """
 
     start: float | None = None
     place: str = ""
     limits: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
+    tested: bool = False
+    queue: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "place", printable(self.place))
+        object.__setattr__(self, "queue", printable(self.queue))
         for name in ("limits", "known"):
             object.__setattr__(self, name, tuple(printable(text) for text in getattr(self, name)))

@@ -71,8 +71,15 @@ class Rules:
     allowed, denied : mapping of str to frozenset of str
         Who and what may use it, by ``"account"``, ``"qos"``, ``"group"`` or ``"user"``. What is not in `allowed` is not
         limited. Names of accounts and QOS are in lower case.
-    most : mapping of str to float
-        The most that one node of a job may request, by option: ``"cores"``, ``"memory"`` in bytes, ``"gpus_per_node"``.
+    most, least : mapping of str to float
+        The most and the least that one node of a job may request, by option: ``"cores"``, ``"memory"`` in bytes,
+        ``"gpus_per_node"``; for a job ``"nodes_per_job"`` and ``"walltime"`` in seconds (only in `least`).
+    of_job : bool
+        `most` and `least` count all nodes of a job together.
+    only_routed : str
+        Why it takes only jobs that another queue hands on, in the batch system's words; empty if it takes others.
+    reserved : str
+        From when to when it lasts, if it is the queue of a reservation.
     """
 
     default: bool = False
@@ -83,6 +90,10 @@ class Rules:
     allowed: Mapping[str, frozenset[str]] = field(default_factory=dict)
     denied: Mapping[str, frozenset[str]] = field(default_factory=dict)
     most: Mapping[str, float] = field(default_factory=dict)
+    least: Mapping[str, float] = field(default_factory=dict)
+    of_job: bool = False
+    only_routed: str = ""
+    reserved: str = ""
 
     def refuses(self, what: str, names: frozenset[str]) -> str:
         """Return why it is not open to any of these users, groups, accounts or QOS; empty if it is."""
@@ -109,6 +120,8 @@ class Accounts:
         What the batch system refuses if it is wrong: ``"account"``, ``"qos"``.
     unknown : str
         Why not everything is known, in the batch system's words.
+    silent : bool
+        There is an accounting, and it did not answer.
     """
 
     qos: Mapping[str, frozenset[str]] | None = None
@@ -116,6 +129,7 @@ class Accounts:
     beyond: frozenset[str] = frozenset()
     enforced: frozenset[str] = frozenset()
     unknown: str = ""
+    silent: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +174,18 @@ class Machine:
     user: str = ""
     groups: frozenset[str] = frozenset()
 
-    def shut(self, queue: str) -> str:
-        """Return why this user's jobs cannot run in a queue, with any account; empty if they can."""
+    def shut(self, queue: str, *, routed: bool = False) -> str:
+        """Return why this user's jobs cannot run in a queue, with any account; empty if they can.
+
+        Parameters
+        ----------
+        queue : str
+        routed : bool, default False
+            Another queue hands them on.
+        """
         rule = self.queues.rules.get(queue, Rules())
+        if not routed and rule.only_routed:
+            return rule.only_routed
         if why := rule.closed or rule.refuses("user", frozenset({self.user})) or rule.refuses("group", self.groups):
             return why
         yours = self.accounts.qos or {}

@@ -25,7 +25,7 @@ from hpcgpu.posix.user import group_names, user_name
 if TYPE_CHECKING:
     from hpcgpu.batch.base import BatchSystem
     from hpcgpu.batch.directives import Syntax
-    from hpcgpu.batch.queues import Machine, Queues
+    from hpcgpu.batch.queues import Accounts, Machine, Queues
 
 __all__ = ["GROUP", "System", "common_templates", "fallback", "incomplete", "load", "names", "system", "systems"]
 
@@ -113,8 +113,13 @@ class System:
         found: Queues = load(self.queues)()
         return found
 
-    def machine(self) -> Machine | None:
+    def machine(self, *, accounts: bool = True) -> Machine | None:
         """Query the batch system for its queues, and for what this user may use; None if it cannot list its queues.
+
+        Parameters
+        ----------
+        accounts : bool, default True
+            Query `who_may` too.
 
         Raises
         ------
@@ -125,8 +130,14 @@ class System:
 
         if (found := self.discover()) is None:
             return None
-        accounts: Accounts = load(self.accounts)() if self.accounts else Accounts()
-        return Machine(found, accounts, user_name(), group_names())
+        return Machine(found, self.who_may() if accounts else Accounts(), user_name(), group_names())
+
+    def who_may(self) -> Accounts:
+        """Query what this user may name in a job."""
+        from hpcgpu.batch.queues import Accounts
+
+        found: Accounts = load(self.accounts)() if self.accounts else Accounts()
+        return found
 
     def batch(self, **parameters: Any) -> BatchSystem:
         """Return a client of the batch system."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
+from hpcgpu.checks.limits import FindingJSON
 from hpcgpu.checks.lines import LineJSON
-from hpcgpu.checks.profile import FindingJSON
 from hpcgpu.cluster.plan import PlanJSON
 from hpcgpu.display.jobinfo import JobJSON
 from hpcgpu.fabric.report import MeasurementJSON

@@ -6,21 +6,25 @@ import html
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import Any, TypedDict, overload
 
-from hpcgpu.batch import batch_system
+from hpcgpu.batch import batch_system, registry
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.estimate import Estimate
+from hpcgpu.checks.limits import Finding, refusals
 from hpcgpu.cluster.notify import Callbacks
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.display.progress import duration
 from hpcgpu.display.text import columns
 from hpcgpu.display.words import counted
-from hpcgpu.options.common import Options
+from hpcgpu.errors import BatchError
+from hpcgpu.options.common import JobOptions, Options
+from hpcgpu.posix.printable import printable
 from hpcgpu.scripts import render
 
 __all__ = ["Plan", "PlanJSON", "PlannedJob", "PlannedJobJSON", "Planner", "gpu_hours", "make", "plan"]
@@ -28,6 +32,8 @@ __all__ = ["Plan", "PlanJSON", "PlannedJob", "PlannedJobJSON", "Planner", "gpu_h
 _COLUMNS = ("queue", "job", "would start", "nodes", "what the batch system says")
 #: Seconds within which a start is "now".
 _NOW = 5.0
+#: What a batch system's own test of a submit does not look at: whether the queue starts jobs, and its longest time.
+_NOT_TESTED = frozenset({"queue", "walltime"})
 
 
 class PlannedJobJSON(TypedDict):
@@ -210,7 +216,12 @@ def plan(cls: type[Any], *, scheduler: dict[str, Any] | str | None = None, **opt
     batch = batch_system(cls.system)
     batch.check()
     cls._check(asked)
-    return make(asked, batch)
+    system = registry.system(cls.system)
+    try:
+        machine = system.machine(accounts=False)
+    except BatchError:  # what the batch system says of a job must do
+        machine = None
+    return make(asked, batch, None if machine is None else partial(refusals, machine=machine, accounts=system.who_may))
 
 
 class Planner:
@@ -237,7 +248,11 @@ class Planner:
         return MethodType(plan, cls) if cluster is None else self.names(cluster)
 
 
-def make(options: Options, batch: BatchSystem) -> Plan:
+#: Returns why the batch system would refuse a job, or never start it.
+_Judge = Callable[[JobOptions], Sequence[Finding]]
+
+
+def make(options: Options, batch: BatchSystem, judge: _Judge | None = None) -> Plan:
     """Query the batch system for each queue that the options name, and for each kind of job.
 
     Parameters
@@ -245,6 +260,8 @@ def make(options: Options, batch: BatchSystem) -> Plan:
     options : Options
         Several queues are joined by commas.
     batch : BatchSystem
+    judge : callable, optional
+        Returns which limits a job breaks, see `hpcgpu.checks.limits.refusals`. Default: they are not known.
 
     Raises
     ------
@@ -259,7 +276,7 @@ def make(options: Options, batch: BatchSystem) -> Plan:
             for kind in ("scheduler", "worker"):
                 planned = _planned(one, kind)
                 if planned is not None and not any(_same(planned, other) for other in jobs):
-                    jobs.append(_estimated(planned, one, batch, Path(folder)))
+                    jobs.append(_estimated(planned, one, batch, Path(folder), judge))
     return Plan(
         system=options.system,
         at=time.time(),
@@ -307,12 +324,19 @@ def _same(job: PlannedJob, other: PlannedJob) -> bool:
     return (job.queue, job.kind) == (other.queue, other.kind)
 
 
-def _estimated(job: PlannedJob, options: Options, batch: BatchSystem, folder: Path) -> PlannedJob:
+def _estimated(job: PlannedJob, options: Options, batch: BatchSystem, folder: Path, judge: _Judge | None) -> PlannedJob:
     directory = options.cluster.cluster_directory / options.cluster.name
     script = folder / render.script_name(options.system, job.kind)
     script.write_text(render.render(options.system, job.kind, options, directory))
     found: Estimate = batch.estimate(script, queue=job.queue or None, walltime=job.walltime)
-    return replace(job, start=found.start, place=found.place, limits=found.limits, known=found.known)
+    asked = options.worker if job.kind == "worker" else options.scheduler
+    limits = list(found.limits)
+    if judge is not None and asked is not None:
+        broken = judge(replace(asked, queue=asked.queue or found.queue or None))
+        limits += [str(one) for one in broken if not found.tested or one.option in _NOT_TESTED]
+    if limits:
+        return replace(job, limits=tuple(map(printable, limits)), known=found.known)
+    return replace(job, start=found.start, place=found.place, known=found.known)
 
 
 def _size(job: PlannedJob) -> str:

@@ -168,7 +168,8 @@ class Reconciler:
         if state.dispatcher.problem:
             state.messages.warn(state.dispatcher.problem)
             state.dispatcher.problem = ""
-        state.failures.observe({name: job.queue_status for name, job in state.registry.jobs.items()})
+        if state.failures.observe({name: job.queue_status for name, job in state.registry.jobs.items()}):
+            state.poll_now.set()
         self._observe_jobs()
         state.changed.set()
         if not state.listening:  # starting, or lost: workers that end now may only have lost their scheduler

@@ -117,6 +117,8 @@ class Starter:
             state.registry.add(job)
             state.scheduler = job
         await state.scheduler.submit()
+        if not self.options.cluster.jobs:  # else after the last worker job: one poll for all
+            state.poll_now.set()
         for entry in state.scheduler.entries:
             state.messages.log(f"submitted scheduler job {entry.job_id}")
 

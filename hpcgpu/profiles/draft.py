@@ -85,9 +85,11 @@ def render(system: str, machine: Machine, today: str, network: Iterable[str] = (
 
 
 def _needs(accounts: Accounts) -> list[str]:
-    """Return what each user must give: the account too, unless the batch system is known to ignore it."""
-    account = "account" in accounts.enforced or accounts == Accounts()
+    """Return what each user must give: the account too, if the batch system is known to want one."""
+    account = "account" in accounts.enforced
     lines = ["# Options that each user must give.", f"needs: [{'account, ' * account}walltime]"]
+    if accounts == Accounts():
+        lines += ["# If jobs need an account, which the batch system does not say: needs: [account, walltime]"]
     if accounts.qos:
         lines += [f"# Your accounts: {', '.join(sorted(accounts.qos))}."]
         qos = sorted(frozenset[str]().union(*accounts.qos.values()))

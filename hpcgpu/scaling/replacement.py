@@ -223,11 +223,12 @@ class ClusterFailures:
         """Forget the failures of a group: the user has just set another size, so they belong to an earlier request."""
         self._unreported = [(of, text) for of, text in self._unreported if of != group]
 
-    def observe(self, statuses: Mapping[str, JobStatus]) -> None:
-        """Record one poll: jobs by name."""
+    def observe(self, statuses: Mapping[str, JobStatus]) -> bool:
+        """Record one poll: jobs by name. Return whether another soon would make sure that one of them never starts."""
         for name, status in statuses.items():
             never = status.state is JobState.PENDING and outlook(status) is Outlook.NEVER
             self._never[name] = self._never.get(name, 0) + 1 if never else 0
+        return any(0 < polls < _POLLS_TO_BELIEVE for polls in self._never.values())
 
     def forget(self, name: str) -> None:
         """Forget a job that has ended."""

@@ -20,6 +20,9 @@ A template can use:
     Names of the variables of the options `env` and `ucx_env`.
 ``$infiniband``, ``$environment``
     ``/dev/infiniband``, and the file ``ch/environment`` of the image; empty where there is none.
+``$temporary``
+    `TMPDIR` in the container, for a runtime that mounts only on directories that the image has: ``/var/tmp`` where the
+    image lacks the node's.
 ``{{ gpus }}``, ``{{ nodes }}``, ``{{ cores }}``
     GPUs of a node, nodes of the job, cores of a node (none if they are not requested).
 ``{{ launcher }}``
@@ -60,7 +63,7 @@ RUNTIMES: Mapping[str, str] = {
         'env --unset=TMPDIR USER="${USER:-$(id -un)}" ch-run '
         '{% if "LD_LIBRARY_PATH" not in own_variables %}--unset-env=LD_LIBRARY_PATH {% endif %}'
         '{% if "PATH" not in own_variables %}--set-env=PATH=/usr/local/bin:/usr/bin:/bin {% endif %}'
-        '${environment:+"--set-env=$environment"} --set-env=TMPDIR="$TMPDIR" --env-no-expand '
+        '${environment:+"--set-env=$environment"} --set-env=TMPDIR="${temporary}" --env-no-expand '
         '"${mounts[@]/#/--bind=}" --cd="$PWD"{{ arguments }} "$image" --'
     ),
     # runc, which some sites have for a default, refuses --cgroups=disabled
@@ -87,6 +90,18 @@ _HOST_PYTHON = (
     *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONSTARTUP", "PYTHONEXECUTABLE", "VIRTUAL_ENV"),
     *("CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_PRELOAD", "CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"),
 )
+
+
+#: Charliecloud gives the node's /tmp to the container. PBS's TMPDIR is another for each job, so that no image has it.
+_TEMPORARY = """\
+temporary=$TMPDIR
+if [[ $TMPDIR/ != /tmp/* && -d $TMPDIR && ! -d $image$TMPDIR ]]; then
+    temporary=/var/tmp
+    for i in "${!mounts[@]}"; do
+        [[ ${mounts[i]} != "$TMPDIR"[:/]* ]] || unset "mounts[i]"
+    done
+    mounts+=("$TMPDIR:$temporary")
+fi"""
 
 
 class Container:
@@ -182,6 +197,7 @@ class Container:
         lines = {
             "variables": f"variables=({variables})",
             "infiniband": "infiniband=/dev/infiniband\n[ -e $infiniband ] || infiniband=",
+            "temporary": _TEMPORARY,
             "environment": 'environment=$image/ch/environment\n[ -e "$environment" ] || environment=',
         }
         return [line for name, line in lines.items() if f"${{{name}" in self._template]

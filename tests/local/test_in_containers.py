@@ -150,14 +150,14 @@ def user() -> Iterator[User]:
 
 
 def remove(name: str) -> None:
-    """Remove a user that a test has made, with its processes and with what Podman leaves in /tmp."""
+    """Remove a user that a test has made, with its processes and with what it leaves in /tmp."""
     with contextlib.suppress(KeyError):
         uid = pwd.getpwnam(name).pw_uid
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if process.stat().st_uid == uid:
                     os.kill(int(process.name), signal.SIGKILL)
-        for left in Path("/tmp").iterdir():
+        for left in (*Path("/tmp").iterdir(), *Path("/var/tmp").iterdir()):
             with contextlib.suppress(OSError):
                 if left.lstat().st_uid == uid:
                     shutil.rmtree(left)
@@ -205,6 +205,16 @@ def test_a_cluster_runs_in_charliecloud(user: User) -> None:
         user.start(container=str(user.image), container_runtime="charliecloud", container_mounts=mounts, **OPTIONS),
         user,
     )
+
+
+def test_a_temporary_directory_of_the_job_alone_is_var_tmp_in_charliecloud(user: User) -> None:
+    """PBS makes one for each job, ``/var/tmp/pbs.JOBID``: no image has it to mount on."""
+    made = ["export TMPDIR=$(mktemp -d /var/tmp/pbs.XXXXXX)", 'touch "$TMPDIR/of-this-job"']
+    options = {"name": "temporary", "job_script_prologue": [*made, "trap 'rm -r \"$TMPDIR\"' EXIT"]}
+    done = user.start(container=str(user.image), container_runtime="charliecloud", **options)
+    assert done.returncode == 0, done.stderr
+    assert [seen["environment"]["TMPDIR"] for seen in json.loads(done.stdout.splitlines()[-1])] == ["/var/tmp"] * 2
+    wait_until(lambda: not user.processes(), "no process of the cluster is left")
 
 
 def test_the_check_looks_inside_a_container(user: User) -> None:

@@ -143,17 +143,22 @@ def test_a_job_that_is_deleted_by_somebody_is_told_and_replaced(pbs: Site, until
     ],
 )
 def test_a_request_that_no_node_can_fill_is_said(pbs: Site, options: dict[str, Any], words: str) -> None:
-    given = CPU | {"scheduler": {"cores": 1, "select_extra": "gpu_type=a100"}, "jobs": 1} | options
+    """Whatever the poll interval is."""
+    given = CPU | {"scheduler": {"cores": 1, "select_extra": "gpu_type=a100"}, "jobs": 1, "poll_interval": 3600.0}
+    given |= options
     with PBSGPUCluster(**given) as cluster, pytest.raises(ClusterError, match=f"will never start: {words}"):
         cluster.wait_for_workers(1)
     assert pbs.alive() == {}
 
 
 def test_a_scheduler_job_that_can_never_run_is_said_and_its_held_workers_are_deleted(pbs: Site) -> None:
+    options = CPU | {"name": "big", "scheduler": {"cores": 999}, "poll_interval": 3600.0}
     with pytest.raises(ClusterError, match=r"scheduler job 0\.pbs01 \(big-scheduler\) will never start.*Can Never Run"):
-        PBSGPUCluster(jobs=2, name="big", **CPU, scheduler={"cores": 999})
+        PBSGPUCluster(jobs=2, **options)
     assert pbs.alive() == {}
     assert pbs.run("qstat", "-x", "-f", "1.pbs01").stdout.count("depend = after:0.pbs01@pbs01") == 1
+    with pytest.raises(ClusterError, match="will never start"):
+        PBSGPUCluster(jobs=0, **options)
 
 
 def test_workers_of_a_scheduler_job_that_is_deleted_while_it_waits_are_deleted_too(

@@ -71,9 +71,11 @@ def test_pbs_tells_its_limits_and_what_is_free_and_no_time(pbs: Site, home: Path
     plan = PBSGPUCluster.plan(queue="gpu,workq,off,nope", jobs=1, walltime="2h", gpus_per_node=2)
     said = {job.queue: (job.limits, job.known) for job in plan.jobs if job.kind == "worker"}
     assert {job.start for job in plan.jobs} == {None}
-    assert said["gpu"][0][0].endswith("[resources_max.walltime = 01:00:00]")
-    assert said["off"][0] == ("its queue accepts no jobs [enabled = False]",)
-    assert said["nope"][0] == ("qstat: Unknown queue nope. Check `queue`",)
+    assert said["gpu"][0] == (
+        "walltime 02:00:00: queue gpu: resources_max.walltime = 01:00:00 (write walltime: '01:00:00' or less)",
+    )
+    assert said["off"][0] == ("queue off: enabled = False (write queue: workq or gpu)",)
+    assert said["nope"][0][0] == "qstat: Unknown queue nope. Check `queue`"
     limits, known = said["workq"]
     assert limits == () and "enough of its nodes' resources are free now" in known
     assert "jobs that wait in its queue: 1" in known

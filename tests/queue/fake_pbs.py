@@ -23,7 +23,7 @@ from hpcgpu.batch.base import JobState
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.batch.visible import visible_devices
 
-COMMANDS = ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls", "pbsnodes", "pbsdsh")
+COMMANDS = ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls", "pbsnodes", "pbsdsh", "pbs_rstat")
 SERVER = "pbs01"
 USAGE = (
     "usage: qsub [-a date_time] [-A account_string] [-c interval]\n\t[-C directive_prefix] "
@@ -63,6 +63,8 @@ class Site(Pretended):
             environment=environment | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"},
             nodes=NODES,
             queues={"workq": {}, "gpu": {"walltime": 3600}, "off": {"enabled": False}},
+            reservations={},  # by queue: from when to when
+            server={},  # further attributes; those of a queue are its "told"
             history=True,
             down=False,
             ports=0,
@@ -332,6 +334,23 @@ def _resources(given: dict[str, list[str]], limits: dict[str, Any]) -> dict[str,
     return resources
 
 
+def _refuse(resources: dict[str, str], queue: dict[str, str], server: dict[str, str]) -> None:
+    """Refuse what is above the queue's maximum, or the server's where the queue has none, or below its minimum; all
+    chunks are counted together (OpenPBS, ``chk_resc_limits``).
+    """
+    count, chunk = _chunks({"resources": resources})
+    asked = {name: count * number(chunk[name]) for name in ("ncpus", "ngpus", "mem") if name in chunk}
+    asked["nodect"] = count
+    if "walltime" in resources:
+        asked["walltime"] = _seconds(resources["walltime"])
+    for name, wanted in asked.items():
+        read = _seconds if name == "walltime" else number
+        most = queue.get(f"resources_max.{name}", server.get(f"resources_max.{name}"))
+        least = queue.get(f"resources_min.{name}")
+        if (most is not None and wanted > read(most)) or (least is not None and wanted < read(least)):
+            raise Refused("qsub: Job violates queue and/or server resource limits\n", 188)
+
+
 def qsub(state: State, arguments: list[str]) -> str:
     given, script = _given(arguments)
     job_name = given.get("N", [script.name])[-1]
@@ -339,6 +358,7 @@ def qsub(state: State, arguments: list[str]) -> str:
         raise Refused(f"qsub: illegal -N value\n{USAGE}", 2)
     queue = _queue(state, given)
     resources = _resources(given, state["queues"][queue])
+    _refuse(resources, state["queues"][queue].get("told", {}), state["server"])
     job_number = str(state["next"])
     state["next"] += 1
     kept = Path(state["home"]).parent / f"{job_number}.script"
@@ -394,10 +414,15 @@ def _described(state: State, name: str) -> tuple[str, str, int]:
     return (
         f"Queue: {name}\n    queue_type = Execution\n    total_jobs = 1\n"
         "    state_count = Transit:0 Queued:1 Held:0 Waiting:0 Running:0 Exiting:0 Begun\n\t:0 \n"
-        f"{limit}    enabled = {queue.get('enabled', True)}\n    started = True\n\n",
+        f"{limit}{_told(queue.get('told', {}))}"
+        f"    enabled = {queue.get('enabled', True)}\n    started = {queue.get('started', True)}\n\n",
         "",
         0,
     )
+
+
+def _told(attributes: dict[str, str]) -> str:
+    return "".join(fold(name, value) for name, value in attributes.items())
 
 
 def qstat(state: State, arguments: list[str]) -> tuple[str, str, int]:
@@ -406,7 +431,7 @@ def qstat(state: State, arguments: list[str]) -> tuple[str, str, int]:
     if arguments == ["-B", "-f"]:
         return (
             f"Server: {SERVER}\n    server_state = Active\n    server_host = {SERVER}\n    scheduling = True\n"
-            "    default_queue = workq\n\n",
+            f"    default_queue = workq\n{_told(state['server'])}\n",
             "",
             0,
         )
@@ -575,6 +600,18 @@ def pbsnodes(state: State, arguments: list[str]) -> str:
         ]
         blocks.append("\n".join([*lines, "     sharing = default_shared", ""]))
     return "\n".join(blocks) + "\n"
+
+
+def pbs_rstat(state: State, arguments: list[str]) -> str:
+    assert arguments == ["-F"]
+    told = ""
+    for name, (start, end) in state["reservations"].items():
+        begins, ends = (time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(moment)) for moment in (start, end))
+        told += (
+            f"Resv ID: {name}.{SERVER}\nReserve_Name = NULL\nreserve_start = {begins}\nreserve_end = {ends}\n"
+            f"reserve_duration = {int(end - start)}\nqueue = {name}\nResource_List.ncpus = 1\n\n"
+        )
+    return told
 
 
 def pbsdsh(arguments: list[str]) -> int:

@@ -22,6 +22,7 @@ def test_a_draft_passes_the_check_until_the_queue_changes(tmp_path: Path, monkey
     path = profiles.user_directory() / "pbs.yaml"
     path.parent.mkdir(parents=True)
     text = draft(registry.system("pbs"))
+    assert "\nneeds: [walltime]\n" in text and "# If jobs need an account" in text
     assert "# queue:     # without one, jobs go to workq" in text
     assert "#   off: not for you: enabled = False" in text
     path.write_text(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from bed import SlurmBed
 
-from hpcgpu import SlurmGPUCluster
+from hpcgpu import ClusterError, SlurmGPUCluster
 from hpcgpu.batch.slurm.queues import queues
 from tests.helpers import hpcgpu, printed
 
@@ -94,6 +94,19 @@ def test_a_time_limit_that_sbatch_does_not_look_at_is_said(bed: SlurmBed, home: 
     finally:
         bed.set_partition("shared", "MaxTime=INFINITE")
         bed.set_partition("shared", "State=UP")
-    for plan, words in ((limited, "PartitionTimeLimit"), (down, "PartitionDown")):
+    for plan, words in ((limited, "queue shared: MaxTime=00:30:00"), (down, "State=DOWN")):
         assert {job.start for job in plan.jobs} == {None}, f"Slurm would accept the job and never start it: {plan}"
         assert all(words in job.limits[0] for job in plan.jobs)
+
+
+def test_a_walltime_over_the_limit_ends_the_start_at_once(bed: SlurmBed, home: Path) -> None:
+    """Slurm accepts the job, and says at the first poll why it never starts; no second interval is waited for."""
+    options = {"queue": "shared", "walltime": "2h", "gpus_per_node": 0, "cores": 1, "poll_interval": 3600}
+    try:
+        bed.set_partition("shared", "MaxTime=30")
+        for jobs in (0, 1):
+            with pytest.raises(ClusterError, match=r"will never start: .*shorter `walltime` \[PartitionTimeLimit\]"):
+                SlurmGPUCluster(name=f"long{jobs}", jobs=jobs, quiet=True, **options)
+    finally:
+        bed.set_partition("shared", "MaxTime=INFINITE")
+    bed.wait_empty()

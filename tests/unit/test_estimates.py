@@ -18,9 +18,7 @@ from hpcgpu.cluster.plan import Plan, make
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.options.common import Options
 
-SINFO = "gpu*|up|1-12:00:00\nshared|up|infinite\ndebug|up|30:00\nold|down|infinite\nidle|inact|infinite\nx|y\n"
 QUEUE = (Path(__file__).parents[1] / "queue" / "openpbs-pbsnodes.txt").read_text()
-HOURS = 3600.0
 
 
 @pytest.mark.parametrize(
@@ -34,63 +32,48 @@ HOURS = 3600.0
     ],
 )
 def test_slurm_s_estimate_is_read(words: str) -> None:
-    estimate, partition = slurm.read_test(0, words, REASONS)
-    assert (estimate.start, estimate.place, partition) == (1795369268.0, "n[0-1]", "shared")
+    estimate = slurm.read_test(0, words, REASONS)
+    assert (estimate.start, estimate.place, estimate.queue) == (1795369268.0, "n[0-1]", "shared")
+    assert estimate.tested
 
 
 @pytest.mark.parametrize("words", ["", "ok", "sbatch: Job 3 to start at Unknown", "to start at 99999999999999999999"])
 def test_what_does_not_hold_a_time_is_shown_and_no_time_is_invented(words: str) -> None:
-    assert slurm.read_test(0, words, REASONS)[0].start is None
+    assert slurm.read_test(0, words, REASONS).start is None
 
 
 def test_a_refusal_of_slurm_is_shown_with_what_to_check() -> None:
-    estimate, _ = slurm.read_test(1, "allocation failure: Invalid partition name specified", REASONS)
+    estimate = slurm.read_test(1, "allocation failure: Invalid partition name specified", REASONS)
     assert estimate.limits == ("allocation failure: Invalid partition name specified. Check `queue`",)
-    assert slurm.read_test(255, "", REASONS)[0].limits == ("exit code 255",)
+    assert slurm.read_test(255, "", REASONS).limits == ("exit code 255",)
 
 
 @pytest.mark.parametrize(
-    ("partition", "walltime", "words"),
+    ("lines", "limit"),
     [
-        ("gpu", 36 * HOURS, ""),
-        ("gpu", 36 * HOURS + 1, "PartitionTimeLimit; sinfo: partition gpu has the time limit 1-12:00:00"),
-        ("", 37 * HOURS, "partition gpu has the time limit"),
-        ("debug", 0.6 * HOURS, "request a shorter `walltime`"),
-        ("debug", None, ""),
-        ("shared", 1e6 * HOURS, ""),
-        ("old", 1.0, "its nodes or its queue are out of service [PartitionDown; sinfo: partition old is down]"),
-        ("idle", 1.0, "PartitionInactive"),
-        ("nope", 1.0, ""),
-        ("x", 1.0, ""),
+        ("#PBS -l select=1:ncpus=1:ngpus=1\n#PBS -l place=free\n", ""),
+        ("#PBS -l select=1:ncpus=1:ngpus=99\n", "no node has ncpus=1 ngpus=99"),
+        ("#PBS -l ncpus=1\n#PBS -l ngpus=99\n#PBS -l walltime=01:00:00\n", "no node has ncpus=1 ngpus=99"),
+        ("#PBS -l ncpus=1\n#PBS -l gpu_type=h100\n", "no node has ncpus=1 gpu_type=h100"),
+        ("#PBS -l 'select=1:gpu_type=\"h100,v100\"'\n", "no node has"),
+        ("#PBS -l 'select=1:gpu_type=\"h100,a100\"'\n", ""),
+        ("#PBS -l 'select=1:gpu_type=\"h1:0+1\"+99:ngpus=1'\n", "no node has"),
+        (
+            "#PBS -l 'place=scatter' \n#PBS -l 'select=99:ncpus=1'\n",
+            "99 chunks of ncpus=1, and the nodes can hold only",
+        ),
     ],
 )
-def test_the_limits_that_slurm_s_test_does_not_tell(partition: str, walltime: float | None, words: str) -> None:
-    found = "".join(slurm.limits(SINFO, partition, walltime, REASONS))
-    assert words in found
-    assert bool(words) == bool(found)
+def test_what_pbs_tells_of_its_nodes(lines: str, limit: str) -> None:
+    asked = pbs.request(f"#!/bin/bash\n{lines}exec true\n", "gpu")
+    found = pbs.estimate(asked, {}, parse_pbsnodes(QUEUE))
+    assert found.start is None and "PBS says when a job starts only after it is submitted" in found.known
+    assert limit in "".join(found.limits) and bool(limit) == bool(found.limits), found
 
 
-@pytest.mark.parametrize(
-    ("select", "queue", "walltime", "limit", "known"),
-    [
-        ("1:ncpus=1:ngpus=1", "", None, "", "PBS says when a job starts only after it is submitted"),
-        ("1:ncpus=1:ngpus=99", "", None, "no node has ncpus=1 ngpus=99", ""),
-        ("1:ncpus=1", "    resources_max.walltime = 01:00:00\n", 7200.0, "resources_max.walltime = 01:00:00", ""),
-        ("1:ncpus=1", "    resources_max.walltime = 01:00:00\n", 3600.0, "", ""),
-        ("1:ncpus=1", "    enabled = False\n", None, "it accepts no jobs", ""),
-        ("1:ncpus=1", "    started = False\n", None, "it starts no jobs", ""),
-        ("1:ncpus=1", "    state_count = Transit:0 Queued:17 Held:0 Begun\n\t:0 \n", None, "", "in its queue: 17"),
-    ],
-)
-def test_what_pbs_tells_of_a_queue_and_its_nodes(
-    select: str, queue: str, walltime: float | None, limit: str, known: str
-) -> None:
-    script = f"#!/bin/bash\n#PBS -l select={select}\n#PBS -l place=free\nexec true\n"
-    asked = pbs.request(script, "gpu")
-    found = pbs.estimate(asked, walltime, pbs.parse_queue(f"Queue: gpu\n{queue}\n"), parse_pbsnodes(QUEUE))
-    assert found.start is None
-    assert limit.replace("it ", "") in "".join(found.limits) and bool(limit) == bool(found.limits)
-    assert known in "; ".join(found.known)
+def test_what_pbs_tells_of_those_who_wait() -> None:
+    queue = pbs.parse_queue("Queue: gpu\n    state_count = Transit:0 Queued:17 Held:0 Begun\n\t:0 \n")
+    assert "jobs that wait in its queue: 17" in pbs.estimate({}, queue, {}).known
 
 
 @pytest.mark.parametrize(("state", "assigned", "words"), [("free", 1, "enough"), ("free", 3, "not enough")])
@@ -104,9 +87,9 @@ def test_the_nodes_of_pbs_that_are_free_now(state: str, assigned: int, words: st
         }
     }
     asked = {"queue": "", "Resource_List.select": "1:ngpus=2"}
-    assert f"{words} of its nodes' resources are free now" in pbs.estimate(asked, None, {}, nodes).known
+    assert f"{words} of its nodes' resources are free now" in pbs.estimate(asked, {}, nodes).known
     down = {"n0": nodes["n0"] | {"state": "down"}}
-    assert "not enough of its nodes' resources are free now" in pbs.estimate(asked, None, {}, down).known
+    assert "not enough of its nodes' resources are free now" in pbs.estimate(asked, {}, down).known
 
 
 class Oracle(BatchSystem):

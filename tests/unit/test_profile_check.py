@@ -14,7 +14,8 @@ from hpcgpu.batch.pbs.queues import parse_nodes, parse_queues
 from hpcgpu.batch.queues import Accounts, Machine, Queues, Rules
 from hpcgpu.batch.slurm.accounts import parse_associations, parse_config, parse_qos
 from hpcgpu.batch.slurm.queues import parse_partitions, parse_sinfo
-from hpcgpu.checks.profile import Finding, judge
+from hpcgpu.checks.limits import Finding
+from hpcgpu.checks.profile import judge
 from hpcgpu.configuration.resolve import of_profile
 from hpcgpu.options.profiles import Profile
 from hpcgpu.profiles import draft

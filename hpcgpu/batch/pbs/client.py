@@ -25,6 +25,7 @@ from hpcgpu.batch.pbs.exits import EXITS
 from hpcgpu.batch.pbs.names import VARIABLE, pbs_name
 from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes, seconds
 from hpcgpu.batch.pbs.reasons import REASONS
+from hpcgpu.batch.pbs.reservations import Reservation, epoch, is_reservation, reservations
 from hpcgpu.batch.reasons import advice
 from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
@@ -80,12 +81,13 @@ _GONE = re.compile(r"unknown job id|job has finished|invalid for state of job", 
 _JOB_ID = re.compile(r"([0-9]{1,18})\.(?=[\w.-]*[A-Za-z])[A-Za-z0-9][\w.-]{0,250}", re.ASCII)
 #: The whole name of a job of ours, among its variables.
 _NAMED = rf"(?:^|,){VARIABLE}=([^,]*)"
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 #: qhold and qrls take a connection for each job, with a port below 1024 of this host that stays in use for a minute
 #: [recorded]: jobs that are held by one command, and seconds until the next one.
 _HELD_AT_ONCE, _HOLD_PAUSE = 100, 20.0
 #: Seconds for which what pbsnodes said of the size of nodes is believed.
 _NODES_LAST = 600.0
+#: Seconds for which what pbs_rstat said of the end of reservations is believed: an operator may change it.
+_RESERVATIONS_LAST = 60.0
 
 
 def parse_job_id(stdout: str) -> str | None:
@@ -120,11 +122,11 @@ def statuses(jobs: Mapping[str, Mapping[str, str]]) -> dict[str, JobStatus]:
 def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
     letter = job.get("job_state", "")
     state, exit_code = _end(job) if letter in {"F", "X"} else (_STATES.get(letter, JobState.UNKNOWN), None)
-    start = _epoch(job.get("stime", ""))
+    start = epoch(job.get("stime", ""))
     walltime = seconds(job.get("Resource_List.walltime", ""))
     end = None
     if state.ended:
-        end = _epoch(job.get("obittime", "")) or _number(job.get("history_timestamp", ""))
+        end = epoch(job.get("obittime", "")) or _number(job.get("history_timestamp", ""))
     elif start is not None and walltime is not None:
         end = start + walltime
     named = re.search(_NAMED, job.get("Variable_List", ""))
@@ -147,7 +149,7 @@ def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
 def _expected_start(job: Mapping[str, str]) -> float | None:
     """Return when PBS expects to start a job; it has an estimate of a few jobs only (``man pbs_est``)."""
     text = job.get("estimated.start_time", "")
-    return _epoch(text) or _number(text)
+    return epoch(text) or _number(text)
 
 
 def _end(job: Mapping[str, str]) -> tuple[JobState, int | None]:
@@ -184,18 +186,6 @@ def _reason(job: Mapping[str, str]) -> str:
     return " ".join(filter(None, words))
 
 
-def _epoch(text: str) -> float | None:
-    """Parse ``Fri Nov 20 21:10:43 2026``, local time of the command.
-
-    It is from ``ctime``, which uses English names in every locale.
-    """
-    match = re.fullmatch(r"\w{3} (\w{3}) +(\d{1,2}) (\d\d?):(\d\d?):(\d\d?) (\d{4})", text.strip(), re.ASCII)
-    if match is None or match[1] not in _MONTHS:
-        return None
-    day, hour, minute, second, year = map(int, match.group(2, 3, 4, 5, 6))
-    return time.mktime((year, _MONTHS.index(match[1]) + 1, day, hour, minute, second, 0, 0, -1))
-
-
 def _number(text: str) -> float | None:
     return float(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
@@ -221,6 +211,8 @@ class PBS(CommandBatch):
         super().__init__(timeout=timeout, attempts=attempts, sleep=sleep)
         self._nodes: Mapping[str, Mapping[str, str]] = {}
         self._nodes_asked = -_NODES_LAST
+        self._reserved: Mapping[str, Reservation] = {}
+        self._reserved_asked = -_RESERVATIONS_LAST
 
     version_command = ("qstat", "--version")
     identity_command = ("qstat", "-B", "-f")
@@ -276,7 +268,12 @@ class PBS(CommandBatch):
             there = estimates.parse_queue(listed.stdout)
         nodes = self.call(["pbsnodes", "-av"], answered=lambda result: True)
         known = parse_pbsnodes(nodes.stdout) if nodes.returncode == 0 else {}
-        return estimates.estimate(asked, walltime, there, known)
+        found = estimates.estimate(asked, there, known)
+        reservation = reservations([queue or ""], timeout=self.timeout).get(queue or "")
+        if reservation is None:
+            return found
+        start = reservation.start if reservation.start > time.time() else None
+        return replace(found, start=start, known=(*found.known, str(reservation)))
 
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         """One qstat for all jobs; ended ones are left out without ``-x`` [recorded].
@@ -290,7 +287,7 @@ class PBS(CommandBatch):
             if status.state is JobState.PENDING and status.reason.startswith("Not Running: "):
                 if shortage := self._shortage(jobs[job_id]):
                     found[job_id] = replace(status, reason=f"{status.reason}; {shortage}")
-        return found
+        return self._within_reservations(found, {job_id: job.get("queue", "") for job_id, job in jobs.items()})
 
     def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         """One ``qstat -x`` for all jobs; nothing where the server keeps no history (``job_history_enable``)."""
@@ -396,6 +393,18 @@ class PBS(CommandBatch):
         answer = self.call(["qstat", *options, "-E", "-f", *ids], answered=_gone, attempts=attempts)
         jobs = parse_attributes(answer.stdout)
         return {job_id: job for job_id, job in jobs.items() if job_id in ids}
+
+    def _within_reservations(self, found: dict[str, JobStatus], queues: Mapping[str, str]) -> dict[str, JobStatus]:
+        """End running jobs with their reservation: PBS deletes them then, whatever walltime they have [recorded]."""
+        running = {i: s for i, s in found.items() if s.state is JobState.RUNNING and is_reservation(queues[i])}
+        if running and time.monotonic() - self._reserved_asked >= _RESERVATIONS_LAST:
+            self._reserved_asked = time.monotonic()
+            self._reserved = reservations(queues.values(), timeout=self.timeout) or self._reserved
+        for job_id, status in running.items():
+            if reservation := self._reserved.get(queues[job_id]):
+                end = reservation.end if status.end is None else min(status.end, reservation.end)
+                found[job_id] = replace(status, end=end)
+        return found
 
     def _shortage(self, job: Mapping[str, str]) -> Shortage | None:
         """Return what a waiting job requests and no node has; None if pbsnodes does not show it."""

@@ -1,16 +1,17 @@
-"""What PBS tells of a job before it is submitted: the limits of its queue, and whether enough nodes are free now.
+"""What PBS tells of a job before it is submitted: whether nodes are large enough, and enough of them free now.
 
-PBS has no test of a submit, and estimates the start of submitted jobs only. Pure functions; what is not known is left
-out.
+PBS has no test of a submit, and estimates the start of submitted jobs only. The rules of its queues are in
+`hpcgpu.batch.pbs.queues`. Pure functions; what is not known is left out.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 
 from hpcgpu.batch.estimate import Estimate
-from hpcgpu.batch.pbs.nodes import Shortage, amount, seconds
+from hpcgpu.batch.pbs.nodes import Shortage, amount
 
 __all__ = ["estimate", "parse_queue", "request", "unfolded"]
 
@@ -18,11 +19,15 @@ _NO_TEST = "PBS says when a job starts only after it is submitted"
 
 
 def request(script: str, queue: str) -> dict[str, str]:
-    """Return what a job script requests, as ``qstat -f`` names it."""
-    asked = {"queue": queue}
-    for name, value in re.findall(r"^#PBS -l \"?(select|place)=([^\s\"]*)", script, re.MULTILINE):
-        asked.setdefault(f"Resource_List.{name}", value)
-    return asked
+    """Return what a job script requests, as ``qstat -f`` names it: resources without a chunk are a chunk."""
+    given: dict[str, str] = {}
+    for line in re.findall(r"^#PBS -l (.*)$", script, re.MULTILINE):
+        name, _, value = " ".join(shlex.split(line)).partition("=")
+        given.setdefault(name, value)
+    place, walltime = given.pop("place", ""), given.pop("walltime", "")
+    flat = ":".join(["1", *(f"{name}={value}" for name, value in given.items() if name != "select")])
+    asked = {"select": given.get("select", flat), "place": place, "walltime": walltime}
+    return {"queue": queue, **{f"Resource_List.{name}": value for name, value in asked.items() if value}}
 
 
 def unfolded(stdout: str) -> str:
@@ -36,26 +41,19 @@ def parse_queue(stdout: str) -> dict[str, str]:
     return {match[1]: match[2].strip() for line in lines if (match := re.fullmatch(r"    ([\w.]+) = (.*)", line))}
 
 
-def estimate(
-    asked: Mapping[str, str],
-    walltime: float | None,
-    queue: Mapping[str, str],
-    nodes: Mapping[str, Mapping[str, str]],
-) -> Estimate:
+def estimate(asked: Mapping[str, str], queue: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> Estimate:
     """Return what is known of a job.
 
     Parameters
     ----------
     asked : mapping
         See `request`.
-    walltime : float or None
-        Seconds.
     queue : mapping
         Attributes of its queue; empty if they are not known.
     nodes : mapping of str to mapping
         Attributes of all vnodes; empty if they are not known.
     """
-    limits, known = _queue_limits(queue, walltime), [_NO_TEST]
+    limits, known = [], [_NO_TEST]
     if shortage := Shortage.of(asked, nodes):
         limits.append(f"no node of its queue is large enough: {shortage}")
     elif nodes and asked.get("Resource_List.select"):
@@ -65,21 +63,6 @@ def estimate(
     if waiting := re.search(r"Queued:(\d+)", queue.get("state_count", "")):
         known.append(f"jobs that wait in its queue: {waiting[1]}")
     return Estimate(limits=tuple(limits), known=tuple(known))
-
-
-def _queue_limits(queue: Mapping[str, str], walltime: float | None) -> list[str]:
-    limits = []
-    longest = queue.get("resources_max.walltime", "")
-    if walltime is not None and (most := seconds(longest)) is not None and walltime > most:
-        limits.append(
-            "its walltime is above the queue's limit: request a shorter `walltime` "
-            f"[resources_max.walltime = {longest}]"
-        )
-    if queue.get("enabled") == "False":
-        limits.append("its queue accepts no jobs [enabled = False]")
-    if queue.get("started") == "False":
-        limits.append("its queue starts no jobs [started = False]")
-    return limits
 
 
 def _free(node: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hpcgpu.posix.printable import printable
 
-__all__ = ["Shortage", "amount", "by_host", "parse_pbsnodes", "seconds"]
+__all__ = ["Shortage", "amount", "by_host", "parse_pbsnodes", "seconds", "split"]
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
 #: Resources of a chunk that say how it runs, not what it needs.
@@ -86,11 +86,11 @@ class Shortage:
         vnodes = [_resources([node]) for node in eligible]
         hosts = [_resources(group) for group in by_host(eligible)]
         known = set().union(*vnodes)
-        for chunk in job.get("Resource_List.select", "").split("+"):
+        for chunk in split(job.get("Resource_List.select", ""), "+"):
             match = re.fullmatch(r"(?:([0-9]{1,9}):)?(\w+=.*)", chunk)
             if match is None:
                 continue
-            needs = dict(part.split("=", 1) for part in match[2].split(":") if "=" in part)
+            needs = dict(part.split("=", 1) for part in split(match[2], ":") if "=" in part)
             # A resource that no node has may be the server's or the queue's own.
             needs = {name: value for name, value in needs.items() if name in known and name not in _SETTINGS}
             places = [_room(needs, place_) for place_ in (vnodes if "vscatter" in place else hosts)]
@@ -99,6 +99,11 @@ class Shortage:
             if needs and room < count:
                 return cls(count, ":".join(f"{name}={value}" for name, value in needs.items()), room)
         return None
+
+
+def split(text: str, separator: str) -> list[str]:
+    """Return the parts of a request; what stands in double quotes is not taken apart."""
+    return re.findall(rf'(?:[^{separator}"]|"[^"]*"?)+', text)
 
 
 def by_host(nodes: Iterable[Mapping[str, str]]) -> Iterable[list[Mapping[str, str]]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from hpcgpu.batch.pbs.estimate import parse_queue, unfolded
 from hpcgpu.batch.pbs.nodes import amount, by_host, parse_pbsnodes, seconds
+from hpcgpu.batch.pbs.reservations import Reservation, reservations
 from hpcgpu.batch.queues import Queue, Queues, Rules, answer
 from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
@@ -17,8 +19,8 @@ __all__ = ["PBSQueue", "parse_nodes", "parse_queues", "queues"]
 
 #: What limits who may use a queue.
 _WHO = {"user": ("acl_user_enable", "acl_users"), "group": ("acl_group_enable", "acl_groups")}
-#: What of a queue's ``resources_max`` limits an option of a job.
-_MOST = {"ncpus": "cores", "mem": "memory", "ngpus": "gpus_per_node"}
+#: What of ``resources_max`` and ``resources_min`` limits an option of a job.
+_LIMITED = {"ncpus": "cores", "mem": "memory", "ngpus": "gpus_per_node", "nodect": "nodes_per_job"}
 #: Resources of a vnode that are words, and that no job requests to choose a kind of node.
 _OWN_WORDS = frozenset({"host", "vnode", "gpu_type", "arch"})
 
@@ -42,10 +44,9 @@ def queues() -> Queues:
     """Query pbsnodes, and qstat for the rules of the queues."""
     rules: dict[str, Rules] = {}
     with contextlib.suppress(BatchError):  # pbsnodes says what is needed
-        rules = parse_queues(answer(["qstat", "-Qf"]))
-        default = re.search(r"^\s+default_queue = (\S+)\s*$", answer(["qstat", "-B", "-f"]), re.MULTILINE)
-        if default and default[1] in rules:
-            rules[default[1]] = replace(rules[default[1]], default=True)
+        rules = parse_queues(answer(["qstat", "-Qf"]), answer(["qstat", "-B", "-f"]))
+        for name, reservation in reservations(rules).items():
+            rules[name] = _reserved(rules.get(name, Rules()), reservation, time.time())
     found = parse_nodes(parse_pbsnodes(answer(["pbsnodes", "-av"])))
     return Queues(
         gpus=[kind for kind in found if kind.gpus],
@@ -56,36 +57,56 @@ def queues() -> Queues:
     )
 
 
-def parse_queues(stdout: str) -> dict[str, Rules]:
-    """Return the rules of each queue from ``qstat -Qf``; pure."""
+def parse_queues(stdout: str, server: str = "") -> dict[str, Rules]:
+    """Return the rules of each queue from ``qstat -Qf``, and from ``qstat -B -f`` those of the server; pure."""
+    of_server = parse_queue(printable(unfolded(server), None, lines=True))
     text = printable(unfolded(stdout), None, lines=True)
     return {
-        name: _rules(parse_queue(told))
+        name: replace(_rules(parse_queue(told), of_server), default=name == of_server.get("default_queue"))
         for name, told in re.findall(r"^Queue: (\S+)[ \t]*\n((?:(?!Queue: ).*\n?)*)", text, re.MULTILINE)
     }
 
 
-def _rules(told: Mapping[str, str]) -> Rules:
+def _rules(told: Mapping[str, str], server: Mapping[str, str]) -> Rules:
+    """Return the rules of a queue. The server's maximum counts where the queue has none (``chk_svr_resc_limit``)."""
+
+    def most(resource: str) -> tuple[str, str]:
+        name = f"resources_max.{resource}"
+        return told.get(name, server.get(name, "")), name if name in told else f"the server's {name}"
+
     closed = [f"{name} = False" for name in ("enabled", "started") if told.get(name) == "False"]
-    closed += ["from_route_only = True"] * (told.get("from_route_only") == "True")
     allowed: dict[str, frozenset[str]] = {}
     denied: dict[str, frozenset[str]] = {}
     for what, (switch, names) in _WHO.items():
-        if told.get(switch) == "True":
-            entries = [entry.strip().partition("@")[0] for entry in told.get(names, "").split(",")]
-            allowed[what] = frozenset(entry.removeprefix("+") for entry in entries if not entry.startswith("-"))
-            denied[what] = frozenset(entry.removeprefix("-") for entry in entries if entry.startswith("-"))
-    limit = told.get("resources_max.walltime", "")
-    most = {option: amount(told.get(f"resources_max.{name}", "")) for name, option in _MOST.items()}
+        for who in (told, server) if what == "user" else (told,):
+            if who.get(switch) == "True":
+                entries = {entry.strip().partition("@")[0] for entry in who.get(names, "").split(",")} - {""}
+                named = frozenset(entry.removeprefix("+") for entry in entries if not entry.startswith("-"))
+                allowed[what] = allowed.get(what, named) & named
+                taken = frozenset(entry.removeprefix("-") for entry in entries if entry.startswith("-"))
+                denied[what] = denied.get(what, frozenset()) | taken
+    limit, said = most("walltime")
+    highest = {option: amount(most(name)[0]) for name, option in _LIMITED.items()}
+    lowest = {option: amount(told.get(f"resources_min.{name}", "")) for name, option in _LIMITED.items()}
+    lowest["walltime"] = seconds(told.get("resources_min.walltime", ""))
     return Rules(
         limit=seconds(limit),
-        said=f"resources_max.walltime = {limit}" if limit else "",
+        said=f"{said} = {limit}" if limit else "",
         closed=", ".join(closed),
+        only_routed="from_route_only = True" * (told.get("from_route_only") == "True"),
         routes=tuple(name.strip() for name in told.get("route_destinations", "").split(",") if name.strip()),
         allowed=allowed,
         denied=denied,
-        most={option: value for option, value in most.items() if value is not None},
+        most={option: value for option, value in highest.items() if value is not None},
+        least={option: value for option, value in lowest.items() if value is not None},
+        of_job=True,
     )
+
+
+def _reserved(rule: Rules, reservation: Reservation, now: float) -> Rules:
+    """Return the rules of a reservation's queue: before its start it takes jobs, and starts them then."""
+    closed = ", ".join(set(rule.closed.split(", ")) - {"started = False"}) if now < reservation.start else rule.closed
+    return replace(rule, closed=closed, reserved=str(reservation))
 
 
 def parse_nodes(nodes: Mapping[str, Mapping[str, str]]) -> list[PBSQueue]:

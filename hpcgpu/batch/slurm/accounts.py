@@ -32,7 +32,7 @@ def accounts() -> Accounts:
         rows = answer([*_SHOW, "associations", f"user={user_name()}", "format=Cluster,Account,QOS"])
         qos = answer([*_SHOW, "qos", "format=Name,MaxWall,Flags"])
     except BatchError as error:
-        return Accounts(unknown=str(error))
+        return Accounts(unknown=str(error), silent=True)
     limits, beyond = parse_qos(qos)
     yours = parse_associations(rows, config.get("ClusterName", ""))
     return Accounts(qos=yours, limits=limits, beyond=beyond, enforced=enforced)

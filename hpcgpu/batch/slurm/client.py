@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from hpcgpu.batch.base import JobState, JobStatus, OwnJob
@@ -16,7 +15,7 @@ from hpcgpu.batch.client import CommandBatch
 from hpcgpu.batch.command import require, run
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.marks import is_job_script, runs_hpcgpu
-from hpcgpu.batch.slurm.estimate import SINFO, limits, read_test
+from hpcgpu.batch.slurm.estimate import read_test
 from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.errors import BatchError, BatchUnavailable
 
@@ -215,17 +214,9 @@ class Slurm(CommandBatch):
         return parse_job_id(stdout)
 
     def estimate(self, script: Path, *, queue: str | None = None, walltime: float | None = None) -> Estimate:
-        """One ``sbatch --test-only``, and one sinfo for the limits that it does not check."""
+        """One ``sbatch --test-only``."""
         tested = self.call(["sbatch", "--test-only", str(script)], answered=lambda result: True)
-        estimate, partition = read_test(tested.returncode, tested.words, REASONS)
-        if estimate.limits:
-            return estimate
-        try:
-            sinfo = run(["sinfo", "--noheader", f"--format={SINFO}"], timeout=self.timeout, extra_env=_QUERY).stdout
-        except BatchError:
-            return estimate
-        never = limits(sinfo, partition or queue or "", walltime, REASONS)
-        return replace(estimate, start=None, place="", limits=never) if never else estimate
+        return read_test(tested.returncode, tested.words, REASONS)
 
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         """One squeue for all jobs. A single unknown id is an error to squeue, several are left out [probe]."""

@@ -39,8 +39,9 @@ job_id_of() {
     printf '%s\n' "$1" | sed -n 's/^\([0-9][0-9]*\.[A-Za-z0-9][A-Za-z0-9._-]*\)$/\1/p' | tail -n 1
 }
 
+# A job that has ended meanwhile, or is unknown, is no error.
 queue_cancel() {
-    qdel "$@"
+    qdel "$@" 2>&1 | grep -vE 'Job has finished|Unknown Job Id' >&2
 }
 
 # Attributes of a job that has not ended, one a line; nothing if it has, or if there is none.

@@ -22,8 +22,9 @@ submitted() {
     [ ! -e "$journal" ] || sed -n 's/.*"event": "submitted", "name": "\([^"]*\)", "id": "\([^"]*\)".*/\1 \2/p' "$journal"
 }
 
+# A job that has ended meanwhile, or is unknown, is no error.
 queue_cancel() {
-    qdel "$@"
+    qdel "$@" 2>&1 | grep -vE 'Job has finished|Unknown Job Id' >&2
 }
 
 # Attributes of a job that has not ended, one a line; nothing if it has, or if there is none.
