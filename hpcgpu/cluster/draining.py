@@ -17,6 +17,7 @@ from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.worker_job import WorkerJob
 from hpcgpu.display.words import listed
 from hpcgpu.errors import BatchError, Superseded
+from hpcgpu.scaling import budget
 
 __all__ = ["Drainer", "close_finished", "move_data"]
 
@@ -170,11 +171,19 @@ class Drainer:
                 closed, stuck = list(jobs), []
             elif loses:
                 closed, stuck = [*closed, *stuck], []
+            if why is Drain.BUDGET:
+                await self._lose_results(closed)
             await self._cancel(closed)
             self._keep(stuck, why)
             jobs = [job for job in jobs if job not in closed and job not in stuck]
             if jobs:
                 await asyncio.sleep(_FINISHING_INTERVAL)
+
+    async def _lose_results(self, jobs: list[WorkerJob]) -> None:
+        """Let programs know at once which results are lost with jobs that the budget ends."""
+        if self.state.client is not None and (names := _names(jobs)):
+            with suppress(OSError, TimeoutError):  # the jobs end all the same
+                await self.state.client.lose(names, budget.lost(jobs[0].group.whose, jobs[0].group.limits))
 
     async def _cancel(self, jobs: list[WorkerJob]) -> None:
         state = self.state

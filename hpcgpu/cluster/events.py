@@ -24,8 +24,9 @@ class Notice:
     ----------
     event : str
         ``"ready"``: all workers that were requested first are connected. ``"job_lost"``: a worker job ended early, or
-        lacks workers. ``"paused"``: a group of workers gets no more jobs. ``"ending"``: the walltime of the scheduler
-        job ends soon. ``"ended"``: the cluster has ended.
+        lacks workers. ``"paused"``: a group of workers gets no more jobs. ``"budget"``: 80 % of its budget of GPU
+        hours is used, or all of it. ``"ending"``: the walltime of the scheduler job ends soon. ``"ended"``: the cluster
+        has ended.
     cluster : str
         Its name.
     message : str

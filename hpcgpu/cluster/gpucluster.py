@@ -365,8 +365,9 @@ class GPUCluster(Readable):
             The time in which the known work should be done: a longer time means fewer jobs. Default: dask's
             ``distributed.adaptive.target-duration``.
         maximum_gpu_hours : float, optional
-            Budget of the group's GPUs, counted from the starts and ends of its jobs, also before this call. When it is
-            used up, all its jobs end: running tasks get 20 s, and the data is lost.
+            Budget of the group's GPUs, counted from the starts and ends of its jobs, also before this call. You are
+            told when 80 % are used. When it is used up, all its jobs end: running tasks get 20 s, and the futures of
+            results that no other worker can hold raise an error.
         worker_group : str, optional
             See `add_worker_group`.
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import Outlook, outlook
-from hpcgpu.options.common import WorkerOptions
+from hpcgpu.options.common import DEFAULT, WorkerOptions
 from hpcgpu.runtime.wire import GroupState, Load, WaitingWork, WorkerLoad
-from hpcgpu.scaling import lost_workers, policy, units
+from hpcgpu.scaling import budget, lost_workers, policy, units
 from hpcgpu.scaling.forecast import usual_wait
 from hpcgpu.scaling.model import Decision, Demand, History, Hysteresis, JobView, Limits
 from hpcgpu.scaling.replacement import Failures
@@ -72,6 +72,13 @@ class WorkerGroup:
         #: and whether that keeps jobs out that it should have.
         self.reason, self.held = "its jobs are about to be submitted", False
         self._hysteresis = Hysteresis()
+        self._stage = self._told = budget.Stage.FREE
+
+    @property
+    def whose(self) -> str:
+        """What messages call it."""
+        cluster = f"cluster {self._registry.cluster}"
+        return cluster if self.name == DEFAULT else f"worker group {self.name} of {cluster}"
 
     @property
     def gpus_per_job(self) -> int:
@@ -86,12 +93,26 @@ class WorkerGroup:
     def resize(self, limits: Limits) -> None:
         """Set new limits."""
         self.limits, self._hysteresis = replace(limits, gpus_per_job=self.gpus_per_job), Hysteresis()
+        self._stage = self._told = budget.Stage.FREE
 
-    @property
-    def within_reach(self) -> int:
-        """Jobs that it can reach without another call of the user."""
+    def budget_words(self, *, now: float) -> str:
+        """Return what the user must know of the budget; empty if there is none, or much of it is left."""
+        return budget.words(self._stage, self.whose, self.limits, self.gpu_seconds(now=now))
+
+    def new_budget_words(self, *, now: float) -> str:
+        """Return them if the user has not been told yet of this stage of the budget."""
+        new, self._told = self._stage > self._told, max(self._stage, self._told)
+        return self.budget_words(now=now) if new else ""
+
+    def stopped(self, *, now: float) -> str:
+        """Return why it gets no more jobs before the user calls `scale` or `adapt`; empty if it gets some."""
+        out = self._stage in (budget.Stage.SHORT, budget.Stage.SPENT)
+        return self.failures.paused or (self.budget_words(now=now) if out else "")
+
+    def within_reach(self, *, now: float) -> int:
+        """Return how many jobs it can reach without another call of the user."""
         alive = sum(job.active for job in self.jobs)
-        return alive if self.failures.paused else max(alive, self.limits.maximum)
+        return alive if self.stopped(now=now) else max(alive, self.limits.maximum)
 
     def decide(self, *, now: float, uncounted: bool = False) -> Decision:
         """Decide how many jobs there should be.
@@ -108,6 +129,7 @@ class WorkerGroup:
             views, self.demand, self.limits, self._history(now=now, uncounted=uncounted), self._hysteresis, now=now
         )
         self._hysteresis = decision.hysteresis
+        self._stage = budget.stage(self.limits, self.gpu_seconds(now=now), decision)
         self.reason = decision.reason
         self.held = decision.target > sum(not view.retiring for view in views) + decision.submit
         return decision

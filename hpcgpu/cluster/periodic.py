@@ -137,7 +137,7 @@ class Periodic:
             try:
                 manager = state.dispatcher.manager
                 groups = group_states(state.registry.all_groups(), now=state.now)
-                about, warnings = self.reconciler.about(), state.failures.unreported
+                about, warnings = self.reconciler.about(), self.reconciler.warnings()
                 if await client.heartbeat(manager, about, groups, warnings) > manager:
                     state.poll_now.set()
                 self._record_error("sending a heartbeat", None)

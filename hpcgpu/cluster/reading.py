@@ -239,7 +239,7 @@ class Readable(Adapter):
             fabric=contact.fabric if contact is not None and running else "",
             manager="; ".join(filter(None, [str(manager or ""), self.reconciler.about()])) if running else "",
             detached=not state.ownership.ends_at_exit,
-            warnings=[text for text in state.failures.unreported if text != lost],
+            warnings=[text for text in self.reconciler.warnings() if text != lost],
             problem=lost or state.ownership.why,
         )
 
@@ -373,7 +373,7 @@ class Readable(Adapter):
         paused = [group.failures.paused for group in self._state.registry.groups.values() if group.failures.paused]
         told = [
             text.split("\n", 1)[0]
-            for text in (failures.lost, *paused, *self.reconciler.shortages(), *failures.unreported)
+            for text in (failures.lost, *paused, *self.reconciler.shortages(), *self.reconciler.warnings())
             if text
         ]
         return "\n".join([text, *told])

@@ -427,6 +427,12 @@ class Reconciler:
         decision = group.decide(now=now, uncounted=uncounted)
         if group.adaptive is not None:
             group.adaptive.decided(decision, now=now)
+        if told := group.new_budget_words(now=now):
+            state.messages.warn(told)
+            state.tell("budget", told)
+            if group.adaptive is not None:
+                group.adaptive.note(told, now=now)
+            state.heartbeat_now.set()
         for _ in range(decision.submit):
             state.registry.plan(group)
         # Running jobs are drained when the scheduler can be reached, which knows who holds data.
@@ -478,6 +484,11 @@ class Reconciler:
                     f"{what}adaptive, {limits.minimum} to {limits.maximum} jobs: {group.adaptive.decision.reason}"
                 )
         return "; ".join([*parts, *self.shortages()])
+
+    def warnings(self) -> list[str]:
+        """Return what the user must know: failures that no exception has reported, and budgets that end."""
+        budgets = (group.budget_words(now=self.state.now) for group in self.state.registry.groups.values())
+        return [*self.state.failures.unreported, *filter(None, budgets)]
 
     def shortages(self) -> list[str]:
         """Return which workers are missing, for each running job that lacks some; the first few of many."""

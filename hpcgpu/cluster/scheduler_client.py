@@ -77,6 +77,10 @@ class SchedulerClient(Protocol):
         """Let workers take tasks again."""
         ...
 
+    async def lose(self, names: Iterable[str], why: str) -> None:
+        """Remove workers, and let clients know why the results that only these had are lost."""
+        ...
+
 
 class _Info(SchedulerInfo):  # type: ignore[misc]
     """What a notebook shows of the scheduler, twice a second: of thousands of workers the first ones."""
@@ -199,6 +203,10 @@ class RpcClient:
     async def resume(self, names: Iterable[str]) -> None:
         """Let workers take tasks again."""
         await self._rpc.hpcgpu_resume(names=list(names))
+
+    async def lose(self, names: Iterable[str], why: str) -> None:
+        """Remove workers, and let clients know why the results that only these had are lost."""
+        await asyncio.wait_for(self._rpc.hpcgpu_lose(names=list(names), why=why), _TIMEOUT)
 
     async def release(self) -> None:
         """Let the scheduler live without a manager."""

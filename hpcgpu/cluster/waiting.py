@@ -147,7 +147,8 @@ async def _check_within_reach(state: ClusterState, wanted: int, missing: Iterabl
     active, groups = state.registry.active.values(), state.registry.groups.values()
     own = {address for job in active for address in job.workers}
     others = len(state.known_workers - own)
-    within_reach = others + sum(group.within_reach * group.options.workers_per_job for group in groups)
+    now = state.now
+    within_reach = others + sum(group.within_reach(now=now) * group.options.workers_per_job for group in groups)
     within_reach -= sum(len(job.work.absence.since) for job in active if job.lost_workers and job.group.failures.paused)
     unschedulable = [job for job in missing if state.failures.unschedulable([job.name])]
     if within_reach - sum(job.group.options.workers_per_job for job in unschedulable) < wanted:
@@ -156,9 +157,8 @@ async def _check_within_reach(state: ClusterState, wanted: int, missing: Iterabl
         return
     within_reach += max(0, hand - others)
     if within_reach < wanted:
-        jobs = sum(group.within_reach for group in groups)
-        paused = next((group.failures.paused for group in groups if group.failures.paused), "")
-        why = paused or f"call scale({wanted - hand})"
+        jobs = sum(group.within_reach(now=now) for group in groups)
+        why = next(filter(None, (group.stopped(now=now) for group in groups)), f"call scale({wanted - hand})")
         also = f" and in those that you submitted ({counted(hand, 'worker')})" if hand else ""
         there = f"{counted(within_reach, 'worker')} in {counted(jobs, 'job')}{also}"
         raise ClusterError(f"cluster {state.name} can have {there}, fewer than {wanted}: {why}")

@@ -24,7 +24,7 @@ from distributed.scheduler import KilledWorker
 from tornado.ioloop import PeriodicCallback
 
 from hpcgpu.fabric.security import HAS_GPU
-from hpcgpu.runtime import hostcopy, recipients, resources
+from hpcgpu.runtime import hostcopy, losing, recipients, resources
 from hpcgpu.runtime.calls import Calls
 from hpcgpu.runtime.changes import Told
 from hpcgpu.runtime.manager_process import Unattended
@@ -161,6 +161,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_unfinished": self.unfinished,
             "hpcgpu_resume": self.resume,
             "hpcgpu_ended": self.ended,
+            "hpcgpu_lose": self.lose,
             "hpcgpu_heartbeat": self.heartbeat,
             "hpcgpu_goodbye": self.goodbye,
             "hpcgpu_release": self.release,
@@ -398,6 +399,12 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
                 self.scheduler.stream_comms[ws.address].send(
                     {"op": "worker-status-change", "status": Status.running.name, "stimulus_id": stimulus}
                 )
+
+    async def lose(self, names: Iterable[str], why: str) -> None:
+        """Remove workers; futures of results that only these had raise an error that says why, instead of waiting."""
+        wanted = set(names)
+        leaving = {ws for ws in self.scheduler.workers.values() if str(ws.name) in wanted}
+        await losing.lose(self.scheduler, leaving, why)
 
     # Results for clients without a GPU
 

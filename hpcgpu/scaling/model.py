@@ -204,6 +204,8 @@ class Decision:
     hysteresis : Hysteresis
     over : bool
         The budget is used up: jobs end at once.
+    short : bool
+        There is work and no job, and the rest of the budget is too small for one.
     """
 
     target: int
@@ -213,6 +215,7 @@ class Decision:
     reason: str
     hysteresis: Hysteresis = Hysteresis()
     over: bool = False
+    short: bool = False
 
     @property
     def acts(self) -> bool:

@@ -77,7 +77,8 @@ def decide(
             gaps.observe(hysteresis.gaps, wish, len(group.lasting), now=now),
             gaps.observe_standstill(hysteresis.standstill, min(demand.jobs, limits.maximum), workers, now=now),
         )
-    return replace(_adapted(group, wish, why, seen), hysteresis=seen)
+    short = wish > 0 and not group.staying and group.affordable < 1
+    return replace(_adapted(group, wish, why, seen), hysteresis=seen, short=short)
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,14 @@ class _Group:
             return False
         burning = self.limits.gpus_per_job * sum(not job.pending for job in self.jobs)
         return self.limits.gpu_seconds - self.history.gpu_seconds <= burning * _BUDGET_MARGIN
+
+    @property
+    def affordable(self) -> float:
+        """How many jobs the rest of the budget can pay for long enough."""
+        if self.limits.gpu_seconds is None:
+            return math.inf
+        left = self.limits.gpu_seconds - self.history.gpu_seconds
+        return left // (max(1, self.limits.gpus_per_job) * _USEFUL)
 
     @property
     def existing(self) -> str:
@@ -217,8 +226,7 @@ def _allowed(group: _Group, missing: int) -> tuple[int, str]:
         missing = max(0, min(missing, limits.backlog - pending))
         why_not = f"{counted(pending, 'job')} already pending (backlog={limits.backlog})"
     if missing and limits.gpu_seconds is not None:
-        affordable = math.floor((limits.gpu_seconds - history.gpu_seconds) / (max(1, limits.gpus_per_job) * _USEFUL))
-        missing = max(0, min(missing, affordable - len(group.staying)))
+        missing = max(0, min(missing, int(group.affordable) - len(group.staying)))
         why_not = f"the budget of {counted(limits.gpu_seconds / 3600, 'GPU hour')} is too small for another job"
     return missing, why_not
 

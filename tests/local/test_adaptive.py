@@ -17,7 +17,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import BatchUnavailable, SubmitLimited
 from hpcgpu.store import saved
 from tests.conftest import live, told
-from tests.helpers import ADAPT, CPU, GPU, drain_now, in_queue, kill_program, let_the_budget_end_soon, messages
+from tests.helpers import ADAPT, CPU, GPU, drain_now, in_queue, kill_program, messages
 
 pytestmark = pytest.mark.shows("Scaling, failures of jobs, walltime, preemption")
 
@@ -178,29 +178,6 @@ def test_jobs_that_worked_and_end_by_themselves_are_replaced_and_are_no_failures
                 until(lambda job=job: not client.has_what()[next(iter(job.workers))], "the data is released")
                 client.retire_workers(names=[job.name], close_workers=True, remove=True)
                 until(lambda gone=job: gone.name not in cluster.workers and cluster.workers, "the job is replaced")
-
-
-def test_the_budget_of_gpu_hours_ends_the_jobs(
-    queue: LocalQueue, until: Until, fake_gpus: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    let_the_budget_end_soon(monkeypatch)
-    with LocalGPUCluster(**GPU) as cluster, Client(cluster) as client:
-        adaptive = cluster.adapt(maximum_jobs=1, maximum_gpu_hours=80 / 3600, **ADAPT)
-        future = client.submit(wait_for, "go")
-        until(lambda: any(client.processing().values()), "the task runs")
-        until(
-            lambda: "budget" in adaptive.state.reason and len(live(queue)) == 1,
-            "the budget is used up and the job is gone",
-        )
-        assert not future.done()
-        until(
-            lambda: [job.state for job in cluster.jobs if job.kind == "worker"] == ["cancelled"],
-            "and no other was asked for",
-        )
-        used = adaptive.state.gpu_hours
-        assert used * 3600 >= 72
-        cluster.settle()
-        assert adaptive.state.gpu_hours == used
 
 
 def test_the_end_of_the_scheduler_s_walltime_is_announced_and_then_a_clear_error(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcgpu.scaling import gaps
+from hpcgpu.scaling import budget, gaps
 from hpcgpu.scaling.forecast import expected_wait
 from hpcgpu.scaling.model import Decision, Demand, History, Hysteresis, JobView, Limits
 from hpcgpu.scaling.policy import decide
@@ -665,3 +665,27 @@ def test_a_job_on_which_a_call_runs_or_whose_gpu_works_is_kept_and_the_reason_sa
         [jobs[0], idle("tasks", processing=5)], Demand(jobs=2), Limits(maximum=1, fixed=True), History(), now=1000.0
     )
     assert by_hand.retire == ("tasks",), "tasks can run again elsewhere, a call cannot"
+
+
+def test_a_budget_is_near_its_end_from_80_per_cent_on_and_short_where_work_waits_that_it_cannot_pay() -> None:
+    limits = Limits(maximum=1, gpu_seconds=3600.0)
+    nothing, work = Demand(), Demand(jobs=1, seconds=1e6)
+
+    def stage(used: float, jobs: list[JobView], demand: Demand) -> tuple[budget.Stage, str]:
+        decision = decide(jobs, demand, limits, History(gpu_seconds=used), now=0.0)
+        at = budget.stage(limits, used, decision)
+        return at, budget.words(at, "cluster demo", limits, used)
+
+    assert stage(2879.0, [busy("a")], work) == (budget.Stage.FREE, "")
+    near, words = stage(2880.0, [busy("a")], work)
+    assert near is budget.Stage.NEAR and words.startswith("cluster demo has used 80 % of its budget of 1 GPU hour.")
+    assert "call adapt with a maximum_gpu_hours above 1, or scale" in words
+    assert stage(3400.0, [busy("a")], work)[0] is budget.Stage.NEAR, "a job that runs goes on"
+    assert stage(3400.0, [], nothing)[0] is budget.Stage.NEAR, "nobody needs a job"
+    short, words = stage(3400.0, [], work)
+    assert short is budget.Stage.SHORT and "too small for a job: 0.0556 of 1 GPU hour are left" in words
+    spent, words = stage(3590.0, [busy("a")], work)
+    assert spent is budget.Stage.SPENT and "has used up its budget of 1 GPU hour (0.997 used)" in words
+    assert budget.stage(Limits(maximum=1), 1e9, decide([], work, Limits(maximum=1), History(), now=0.0)) is (
+        budget.Stage.FREE
+    )

@@ -111,6 +111,7 @@ class Client:
         self.blamed: list[str] = []
         self.full = False
         self.resumed: list[str] = []
+        self.lost: list[tuple[str, str]] = []
 
     async def workers(self) -> Mapping[str, Mapping[str, Any]]:
         if not self.listening:
@@ -155,6 +156,9 @@ class Client:
 
     async def resume(self, names: Iterable[str]) -> None:
         self.resumed += names
+
+    async def lose(self, names: Iterable[str], why: str) -> None:
+        self.lost += [(name, why) for name in names]
 
 
 class Site:

@@ -1,0 +1,56 @@
+"""Results that are lost for good are errors at once, on a real scheduler and worker in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from distributed import Client, Event, Scheduler, Worker
+from distributed.client import FutureCancelledError
+
+from hpcgpu.errors import ClusterError
+from hpcgpu.runtime import losing
+
+
+async def wait_for(name: str, *needs: Any) -> str:
+    await Event(name).wait()
+    return name
+
+
+def test_a_client_that_loses_a_result_hears_of_it_and_another_one_does_not() -> None:
+    asyncio.run(_lose_and_retry())
+
+
+async def _lose_and_retry() -> None:
+    async with (
+        Scheduler(port=0, dashboard_address=None) as scheduler,
+        Client(scheduler.address, asynchronous=True) as one,
+        Worker(scheduler.address, nthreads=4),
+        Client(scheduler.address, asynchronous=True) as other,
+    ):
+        result = one.submit(int, 1, key="result")
+        assert await result == 1
+        [sent] = await one.scatter([[1, 2, 3]])
+        waits = one.submit(wait_for, "go", key="waits")
+        needs_sent = one.submit(wait_for, "go", sent, key="needs-sent")
+        needs_both = one.submit(wait_for, "go", result, waits, key="needs-both")
+        of_other = other.submit(wait_for, "go", key="of-other")
+        while {"waits", "needs-sent", "of-other"} - scheduler.tasks.keys():
+            await asyncio.sleep(0.01)
+        gathering = asyncio.ensure_future(one.gather([waits, result]))
+        await asyncio.sleep(0)
+        await losing.lose(scheduler, set(scheduler.workers.values()), "the money is spent")
+        with pytest.raises(ClusterError, match=r"the money is spent. Then client.retry\(futures\)"):
+            await gathering
+        for future in (result, waits, needs_both):
+            with pytest.raises(ClusterError, match="the money is spent"):
+                await future
+        for future in (sent, needs_sent):
+            with pytest.raises(FutureCancelledError, match=r"(?s)the money is spent.*send it again"):
+                await future
+        assert not of_other.done(), "a client that loses nothing waits"
+        async with Worker(scheduler.address, nthreads=4):
+            await one.retry([result, waits, needs_both])
+            await Event("go", client=one).set()
+            assert await one.gather([result, waits]) == [1, "go"] and await of_other == "go"
