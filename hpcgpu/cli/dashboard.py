@@ -28,7 +28,8 @@ __all__ = ["dashboard"]
 def dashboard(name: str, forward: bool, port: int | None) -> None:
     """Print the link to a cluster's dashboard, with its token.
 
-    Anyone with the link can read the dashboard until the cluster ends.
+    Anyone with the link can read the dashboard until the cluster ends. No link is printed while the dashboard
+    does not prove that it is the cluster's.
 
     Also prints an ssh command that forwards a port of your own computer to it, and the link to use after that. With
     --forward, this command itself forwards a port of 127.0.0.1 on this machine, for a browser or an editor that can
@@ -38,18 +39,21 @@ def dashboard(name: str, forward: bool, port: int | None) -> None:
     Examples: hpcgpu dashboard demo
               hpcgpu dashboard demo --forward --port 8787
     """
-    from hpcgpu.remote.dashboard import place, ssh_command
+    import asyncio
+
+    from hpcgpu.remote.dashboard import listening, ssh_command
     from hpcgpu.remote.lookup import locate
     from hpcgpu.runtime.dashboard import link_with_token
 
     if port is not None and not forward:
         raise click.UsageError("--port needs --forward")
     directory = locate(name)
-    there = place(directory)
+    contact = directory.contact()
+    there = asyncio.run(listening(directory, contact))
     if forward:
         _forward(directory, port, there)
         return
-    click.echo(link_with_token(directory, directory.contact()))
+    click.echo(link_with_token(directory, contact))
     say(
         "If your browser does not reach that address, run this on your own computer:\n"
         f"  {ssh_command(there, user_name(), socket.getfqdn())}\n"

@@ -35,6 +35,7 @@ from hpcgpu.posix import checked
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote import jupyter_server
+from hpcgpu.remote.dashboard import proven_link
 from hpcgpu.remote.report import Report
 from hpcgpu.remote.report import report as report_of
 from hpcgpu.remote.snapshot import Observer, Snapshot, assemble
@@ -112,8 +113,15 @@ class Readable(Adapter):
         """Return the link that opens the dashboard in a browser; empty while there is none.
 
         Whoever has it can read the dashboard: do not keep it in a notebook that others get.
+
+        Raises
+        ------
+        ClusterError
+            The dashboard does not answer, or another program has its port: the token is not for that one.
         """
-        return dashboard.link_with_token(self.directory, self._contact)
+        if self._state.scheduler is not None and self._state.scheduler.in_process:  # this program itself listens
+            return dashboard.link_with_token(self.directory, self._contact)
+        return proven_link(self.directory, self._contact)
 
     def wait_for_workers(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
         """Wait until so many workers are connected. Show what it waits for; raise an error if they can no longer come.

@@ -16,9 +16,8 @@ from jupyter_server_proxy.handlers import ProxyHandler
 from tornado import web
 from tornado.httputil import HTTPHeaders
 
-from hpcgpu.errors import HpcgpuError
+from hpcgpu.errors import ClusterError, HpcgpuError
 from hpcgpu.jupyter.handling import RESOURCE, cluster, failure
-from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote.dashboard import listening
 from hpcgpu.remote.jupyter_server import PREFIXES
 
@@ -64,7 +63,9 @@ class Dashboard(ProxyHandler):  # type: ignore[misc]
         self.request.headers.pop("Accept", None)  # text/event-stream would be served without `rewrite_response`
         try:
             directory = await cluster(name)
-            there = self._there = await in_thread(listening, directory)
+            there = self._there = await listening(directory)
+            if there.secure:
+                raise ClusterError(f"the dashboard of cluster {name} has a certificate (HTTPS): open its own link")
         except (HpcgpuError, OSError) as error:
             code, message = failure(error)
             self.set_status(code)

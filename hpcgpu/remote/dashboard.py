@@ -12,21 +12,23 @@ import hmac
 import re
 import secrets
 import shlex
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlencode
 
 from hpcgpu.errors import ClusterError, HpcgpuError
-from hpcgpu.posix.threads import in_thread
-from hpcgpu.runtime.dashboard import PROOF, proof
-from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.posix.threads import in_thread, run
+from hpcgpu.runtime.dashboard import PROOF, link, link_with_token, proof
+from hpcgpu.store.directory import ClusterDirectory, Contact
 
-__all__ = ["Place", "forward", "listening", "place", "ssh_command"]
+__all__ = ["Place", "forward", "listening", "place", "proven_link", "ssh_command"]
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]")
-#: Seconds for the proof, and bytes that are copied at once.
-_TIMEOUT, _PIECE = 10.0, 64 * 1024
+#: For the proof: seconds in all, and bytes of the answer.
+_TIMEOUT, _ANSWER = 10.0, 4096
+#: Bytes that are copied at once.
+_PIECE = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -41,27 +43,30 @@ class Place:
     token : str
     node : str
         The host of the scheduler's address for clients: its node.
+    secure : bool
+        Whether it has a certificate of the site: HTTPS.
     """
 
     host: str
     port: int
     token: str
     node: str = ""
+    secure: bool = False
 
     def link(self, local_port: int) -> str:
         """Return the link with the token through a forward from a port of the browser's machine."""
-        return f"http://localhost:{local_port}/status?{urlencode({'token': self.token})}"
+        return f"http{'s' * self.secure}://localhost:{local_port}/status?{urlencode({'token': self.token})}"
 
 
-def place(directory: ClusterDirectory) -> Place:
-    """Return where the dashboard of a cluster listens, as its contact says now.
+def place(directory: ClusterDirectory, contact: Contact | None = None) -> Place:
+    """Return where the dashboard of a cluster listens, as a contact says; by default that of its directory.
 
     Raises
     ------
     ClusterError
         It has none now, or its contact is damaged.
     """
-    contact, token, name = directory.contact(), directory.dashboard_token(), directory.path.name
+    contact, token, name = contact or directory.contact(), directory.dashboard_token(), directory.path.name
     if contact is None or not contact.dashboard or not token:
         raise ClusterError(
             f"cluster {name} has no dashboard, because its scheduler is not running. `hpcgpu status {name}` says why"
@@ -72,34 +77,66 @@ def place(directory: ClusterDirectory) -> Place:
     if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ClusterError(f"the dashboard of cluster {name} is at {contact.dashboard!r}, which is no host and port")
     node = contact.client.partition("://")[2].rpartition(":")[0]
-    return Place(host, int(port), token, node)
+    return Place(host, int(port), token, node, secure=link(contact).startswith("https:"))
 
 
-def listening(directory: ClusterDirectory) -> Place:
+async def listening(directory: ClusterDirectory, contact: Contact | None = None) -> Place:
     """Return where the dashboard of a cluster listens, after it has proved that it is the cluster's.
+
+    The limit is for all of it: a program that sends a byte now and then holds nobody for longer.
 
     Raises
     ------
     ClusterError
         It has none, it does not answer, or another program listens there.
     """
-    there, name, nonce = place(directory), directory.path.name, secrets.token_hex(32)
-    connection = HTTPConnection(there.host.strip("[]"), there.port, timeout=_TIMEOUT)
+    there, nonce = await in_thread(place, directory, contact), secrets.token_hex(32)
+    name, at = directory.path.name, f"{there.host}:{there.port}"
     try:
-        with contextlib.closing(connection):
-            connection.request("GET", f"{PROOF}?nonce={nonce}")
-            answer = connection.getresponse().read(len(nonce) + 1)
-    except (OSError, HTTPException) as error:
+        async with asyncio.timeout(_TIMEOUT):
+            proved = await _proves(there, nonce)
+    except OSError as error:
+        why = str(error) or f"no proof came within {_TIMEOUT:g} s"
         raise ClusterError(
-            f"the dashboard of cluster {name} at {there.host}:{there.port} does not answer: {error}. `hpcgpu status "
-            f"{name}` says whether its scheduler runs"
+            f"the dashboard of cluster {name} at {at} does not answer: {why}. `hpcgpu status {name}` says whether its "
+            f"scheduler runs"
         ) from error
-    if not hmac.compare_digest(answer, proof(there.token, nonce).encode()):
+    if not proved:
         raise ClusterError(
-            f"at {there.host}:{there.port}, where cluster {name} had its dashboard, another program listens now: it "
-            f"does not know the cluster's token. `hpcgpu status {name}` says whether the scheduler runs"
+            f"at {at}, where cluster {name} had its dashboard, another program listens now: it did not prove that it "
+            f"knows the cluster's token. `hpcgpu status {name}` says whether the scheduler runs"
         )
     return there
+
+
+async def _proves(there: Place, nonce: str) -> bool:
+    """Whether what listens there knows the token, and is itself what was reached.
+
+    That is proved without a look at its certificate, if it has one.
+    """
+    secure = ssl._create_unverified_context() if there.secure else None
+    reader, writer = await asyncio.open_connection(there.host.strip("[]"), there.port, ssl=secure)
+    with contextlib.closing(writer):
+        expected = proof(there.token, nonce, writer.get_extra_info("peername"))
+        request = f"GET {PROOF}?nonce={nonce} HTTP/1.1\r\nHost: {there.host}:{there.port}\r\nConnection: close\r\n\r\n"
+        writer.write(request.encode())
+        answer = b""
+        while len(answer) < _ANSWER and (piece := await reader.read(_ANSWER)):
+            answer += piece
+    return hmac.compare_digest(answer.rpartition(b"\r\n\r\n")[2], expected.encode())
+
+
+def proven_link(directory: ClusterDirectory, contact: Contact | None) -> str:
+    """Return the link with the token, after the dashboard has proved that it is the cluster's; empty without one.
+
+    Raises
+    ------
+    ClusterError
+        It does not answer, or another program listens there.
+    """
+    if found := link_with_token(directory, contact):
+        run(listening(directory, contact))
+    return found
 
 
 def ssh_command(there: Place, user: str, login_node: str) -> str:
@@ -149,7 +186,7 @@ async def forward(
         # cancelled by Ctrl-C: Python 3.11 prints a traceback for each connection that is cancelled
         with contextlib.closing(writer), contextlib.suppress(asyncio.CancelledError):
             try:
-                there = await in_thread(listening, directory)
+                there = await listening(directory)
                 onward = await asyncio.open_connection(there.host.strip("[]"), there.port)
             except (HpcgpuError, OSError) as error:
                 refused(str(error))

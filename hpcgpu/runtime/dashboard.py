@@ -7,20 +7,22 @@ brings the token once, as ``?token=``, and gets a cookie for it; programs send `
 
 A program that holds the token can find out whether the cluster itself listens, before it sends the token: at `PROOF`
 the cluster answers a number that was used only once with what only the holder of the token can make of it. After the
-end of a scheduler any program of its node may listen on its port.
+end of a scheduler any program of its node may listen on its port. The answer also signs the address that was reached,
+so such a program cannot get it from the cluster's new scheduler and hand it on as its own.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import logging
 import os
 import re
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from distributed.node import ServerNode
 from distributed.utils import format_dashboard_link
@@ -47,6 +49,9 @@ _REFUSAL = (
     "cluster.dashboard_link_with_token() returns it.\n"
 )
 _PROXY = "/proxy/"
+#: What no address of a worker has. Without jupyter-server-proxy, distributed before 2026.7.1 shows what follows
+#: `/proxy/` as HTML (dask/distributed#9328).
+_MARKUP = re.compile(r"[<>&\"']")
 #: For whoever connects: seconds until a request must have arrived, bytes of its header. Browsers send less than 2 KiB.
 _HEADER_TIMEOUT, _HEADER_SIZE = 20.0, 16 * 1024
 
@@ -63,9 +68,19 @@ def link_with_token(directory: ClusterDirectory, contact: Contact | None) -> str
     return f"{plain}{'&' if '?' in plain else '?'}{urlencode({'token': token})}" if plain and token else plain
 
 
-def proof(token: str, nonce: str) -> str:
-    """Return what the cluster that has the token answers to a nonce."""
-    return hmac.new(token.encode(), f"hpcgpu dashboard proof {nonce}".encode(), hashlib.sha256).hexdigest()
+def proof(token: str, nonce: str, reached: tuple[Any, ...]) -> str:
+    """Return what the cluster that has the token answers to a nonce.
+
+    Parameters
+    ----------
+    token, nonce : str
+    reached : tuple
+        Address and port of the dashboard's end of the connection, as the sockets of both ends say.
+    """
+    address = ipaddress.ip_address(reached[0].partition("%")[0])
+    address = getattr(address, "ipv4_mapped", None) or address  # a socket for both kinds of addresses
+    signed = f"hpcgpu dashboard proof {nonce} {address} {reached[1]}"
+    return hmac.new(token.encode(), signed.encode(), hashlib.sha256).hexdigest()
 
 
 class Guard(Router):
@@ -99,7 +114,8 @@ class Guard(Router):
         if request.path == _OPEN:
             return self.application.find_handler(request, **kwargs)
         if request.path == PROOF and (nonce := _NONCE.fullmatch(request.query.removeprefix("nonce="))):
-            answer = proof(self.token.decode(), nonce.group())
+            reached = request.connection.stream.socket.getsockname()  # type: ignore[union-attr]
+            answer = proof(self.token.decode(), nonce.group(), reached)
             return _Answer(request, 200, "OK", {"Cache-Control": "no-store"}, answer)
         if request.method in ("GET", "HEAD") and self._has_argument(request):
             return _Answer(request, 302, "Found", self._signed_in(request))
@@ -111,6 +127,8 @@ class Guard(Router):
         self.strangers.remove(request.connection.stream)  # type: ignore[union-attr]
         if not request.path.startswith(_PROXY):  # the workers' dashboards, which have the same token
             request.headers.pop("Authorization", None)  # Bokeh writes all headers into its pages
+        elif _MARKUP.search(unquote(request.path)):
+            return _Answer(request, 400, "Bad Request", {"Cache-Control": "no-store"}, "No worker has this address.\n")
         return self.application.find_handler(request, **kwargs)
 
     def _has_header(self, headers: HTTPHeaders) -> bool:

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPMessage
 from pathlib import Path
 from socket import create_connection
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Event, Thread
+from threading import enumerate as threads
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
+import dask
 import pytest
+from click.testing import CliRunner
 from distributed.http.routing import RoutingApplication
 from tornado.httpserver import HTTPServer
 from tornado.web import RequestHandler
 from tornado.websocket import WebSocketHandler
 
+from hpcgpu.cli import main
+from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import strangers
+from hpcgpu.remote import dashboard
+from hpcgpu.remote.dashboard import listening, proven_link
 from hpcgpu.runtime.dashboard import PROOF, Guard, guard, link, link_with_token, proof
 from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory, Contact
@@ -53,7 +61,9 @@ def port(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> Iterat
     ready, ports, ends = Event(), list[int](), list[Any]()
 
     async def serve() -> None:
-        application = RoutingApplication([(r"/health", _Page), (r"/status", _Page), (r"/ws", _Socket)])
+        application = RoutingApplication(
+            [(r"/health", _Page), (r"/status", _Page), (r"/ws", _Socket), (r"/proxy/.*", _Page)]
+        )
         server = HTTPServer(application)
         guard(server, directory)
         server.listen(0, "127.0.0.1")
@@ -121,12 +131,125 @@ def test_health_is_open(port: int) -> None:
 
 def test_the_cluster_proves_that_it_listens_to_who_has_the_token(port: int, directory: ClusterDirectory) -> None:
     nonce, token = "0123456789abcdef" * 4, directory.dashboard_token()
-    answer = ask(port, f"{PROOF}?nonce={nonce}")
-    assert answer.status == 200 and answer.body.decode() == proof(token, nonce) != proof(token, nonce[::-1])
+    answer, here = ask(port, f"{PROOF}?nonce={nonce}"), ("127.0.0.1", port)
+    assert answer.status == 200 and answer.body.decode() == proof(token, nonce, here) != proof(token, nonce[::-1], here)
+    assert proof(token, nonce, here) not in (proof(token, nonce, ("127.0.0.1", 1)), proof(token, nonce, ("::1", port)))
+    assert proof(token, nonce, here) == proof(token, nonce, ("::ffff:127.0.0.1", port, 0, 0))
     assert token.encode() not in answer.body and answer.headers["Set-Cookie"] is None
     for query in ("", "?nonce=", f"?nonce={nonce}0", f"?nonce={nonce[1:]}g", f"?nonce={nonce}&a=1", f"?{nonce[1:]}"):
         assert ask(port, PROOF + query).status == 403
     assert not _Page.asked
+
+
+def publish(directory: ClusterDirectory, port: int) -> None:
+    """Let the contact say that the dashboard listens there."""
+    directory.publish(
+        Contact(token=directory.token(), job_id="1", workers="", client="", dashboard=f"127.0.0.1:{port}")
+    )
+
+
+class Rogue(BaseRequestHandler):
+    """A program of another user that has got the port of a dashboard. It keeps what it hears."""
+
+    heard: ClassVar[list[bytes]] = []
+    over: ClassVar[Event]
+
+    def handle(self) -> None:
+        self.request.settimeout(60)
+        asked = self.request.recv(4096)
+        self.heard.append(asked)
+        self.answer(asked)
+
+    def answer(self, asked: bytes) -> None:
+        raise NotImplementedError
+
+
+class Slow(Rogue):
+    """Sends a byte now and then, without an end."""
+
+    def answer(self, asked: bytes) -> None:
+        with suppress(OSError):
+            while not self.over.wait(0.05):
+                self.request.sendall(b"H")
+
+
+class Relay(Rogue):
+    """Gets the answer from the cluster's new scheduler, and hands it on as its own."""
+
+    port = 0
+
+    def answer(self, asked: bytes) -> None:
+        with closing(create_connection(("127.0.0.1", self.port), timeout=60)) as cluster:
+            cluster.sendall(asked)
+            while piece := cluster.recv(4096):
+                self.request.sendall(piece)
+
+
+@contextmanager
+def serving(rogue: type[Rogue]) -> Iterator[int]:
+    """Let it listen; return its port."""
+    Rogue.heard, Rogue.over = [], Event()
+    with ThreadingTCPServer(("127.0.0.1", 0), rogue) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            Rogue.over.set()
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/proxy/1/%3Cscript%3Ealert(1)%3C/script%3E/x", "/proxy/1/h/<b>", "/proxy/1/h/x%22onclick=%22y", "/proxy/1/%26lt"],
+)
+def test_an_address_of_a_worker_is_no_markup(port: int, directory: ClusterDirectory, path: str) -> None:
+    """distributed 2026.1.1 shows it as HTML where jupyter-server-proxy is not installed."""
+    answer = ask(port, path, Authorization=f"token {directory.dashboard_token()}")
+    assert answer.status == 400 and answer.headers["Content-Type"].startswith("text/plain")
+    assert not _Page.asked
+
+
+async def test_a_dashboard_that_proves_itself_is_reached(port: int, directory: ClusterDirectory) -> None:
+    publish(directory, port)
+    there = await listening(directory)
+    assert (there.host, there.port, there.token) == ("127.0.0.1", port, directory.dashboard_token())
+    assert proven_link(directory, directory.contact()) == link_with_token(directory, directory.contact())
+
+
+async def test_an_impostor_who_sends_a_byte_now_and_then_holds_nobody(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard, "_TIMEOUT", 1.0)
+    with serving(Slow) as rogue:
+        publish(directory, rogue)
+        with pytest.raises(ClusterError, match=r"does not answer: no proof came within 1 s. `hpcgpu status demo` says"):
+            await listening(directory)
+        assert not any(thread.name.startswith("hpcgpu-listening") for thread in threads())
+
+
+def test_an_impostor_who_asks_the_cluster_itself_has_no_proof(port: int, directory: ClusterDirectory) -> None:
+    """The contact is that of a scheduler that has ended, and the cluster has a new one."""
+    Relay.port = port
+    with serving(Relay) as rogue:
+        publish(directory, rogue)
+        with pytest.raises(ClusterError, match="another program listens now"):
+            asyncio.run(listening(directory))
+        assert Rogue.heard and ask(port, "/health").status == 200
+
+
+def test_no_command_prints_a_link_with_the_token_to_another_program(port: int, directory: ClusterDirectory) -> None:
+    Relay.port = port
+    with serving(Relay) as rogue, dask.config.set({"hpcgpu.cluster-directory": str(directory.path.parent)}):
+        publish(directory, rogue)
+        for argv in (["dashboard", "demo"], ["dashboard", "demo", "--forward"]):
+            done = CliRunner().invoke(main, argv)
+            assert done.exit_code == 1 and "another program listens now" in done.output, done.output
+            assert directory.dashboard_token() not in done.output
+        with pytest.raises(ClusterError, match="another program listens now"):
+            proven_link(directory, directory.contact())
+        assert Rogue.heard and not any(directory.dashboard_token().encode() in heard for heard in Rogue.heard)
 
 
 def test_who_connects_without_end_pushes_out_himself_and_nobody_who_has_the_token(
