@@ -19,6 +19,10 @@ class Release:
         """Whether a version is between both ends."""
         return _numbers(self.lowest) <= _numbers(version) <= _numbers(self.highest)
 
+    def precedes(self, version: str) -> bool:
+        """Whether a version is older than these."""
+        return _numbers(version) < _numbers(self.lowest)
+
 
 def _numbers(version: str) -> tuple[int, ...]:
     """Return year, month and patch of a release: `26.10.0a12` is 26, 10, 0."""
@@ -27,8 +31,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 #: What the tests run with: ``ci/lowest.txt`` has the lower end, ``ci/environment.sh test`` installs the upper one.
 TESTED = {
-    "dask": Release("2025.9.1", "2026.7.1"),
-    "distributed": Release("2025.9.1", "2026.7.1"),
-    "dask-cuda": Release("25.10.0", "26.10.0"),
-    "distributed-ucxx": Release("0.46.0", "0.52.0"),
+    "dask": Release("2026.1.1", "2026.7.1"),
+    "distributed": Release("2026.1.1", "2026.7.1"),
+    "dask-cuda": Release("26.2.0", "26.10.0"),
+    "distributed-ucxx": Release("0.48.0", "0.52.0"),
 }

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from hpcgpu.batch import registry
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.queues import Queue
 from hpcgpu.checks.lines import Line
+from hpcgpu.checks.reports import untested_lines
 from hpcgpu.errors import BatchError
 from hpcgpu.fabric import interfaces
 from hpcgpu.options.common import Options
@@ -32,7 +33,7 @@ def login_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
     packages = ", ".join(f"{name} {here[name]}" for name in TESTED if name in here)
     yield Line("login", "host", "ok", f"{socket.gethostname()}, hpcgpu {__version__}")
     yield Line("login", "python", "ok", f"{here['python']} at {sys.executable}: {packages}")
-    yield from untested_lines(here)
+    yield from untested_lines("login", here)
     yield from _queue_lines(options, batch)
     yield from directory_lines(
         options.cluster.cluster_directory, shared=not registry.system(options.system).one_machine
@@ -41,22 +42,6 @@ def login_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
     named = ", ".join(f"{name} ({address})" for name, address in sorted(addresses.items()))
     yield Line("login", "interfaces", "ok", named or "none with an IPv4 address")
     yield Line("login", "GPU", "ok", here.get("GPU", "none; the login node does not need one"))
-
-
-def untested_lines(installed: Mapping[str, str]) -> Iterator[Line]:
-    """Yield the releases that hpcgpu was not tested with; pure.
-
-    Parameters
-    ----------
-    installed : mapping of str to str
-        Version by name of the distribution.
-    """
-    for name, release in TESTED.items():
-        if name in installed and not release.holds(installed[name]):
-            found = f"{name} {installed[name]}: hpcgpu is tested with {release.lowest} to {release.highest}"
-            yield Line(
-                "login", "releases", "warning", found, "if something fails, try again with a release that is tested"
-            )
 
 
 def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:

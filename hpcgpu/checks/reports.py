@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,14 @@ from hpcgpu.checks.lines import Grade, Line
 from hpcgpu.display.progress import duration
 from hpcgpu.fabric.choice import Node, TransportChoice, incompatibility, without_rdma
 from hpcgpu.options.common import Options
+from hpcgpu.releases import TESTED
 from hpcgpu.software import versions
 from hpcgpu.software.versions import CLIENT, Difference
 
 if TYPE_CHECKING:
     from hpcgpu.runtime.check import JobReport
 
-__all__ = ["Seen", "environment_lines", "fabric_line", "judge", "visibility"]
+__all__ = ["Seen", "environment_lines", "fabric_line", "judge", "untested_lines", "visibility"]
 
 #: Seconds by which clocks may differ.
 _SKEW = 60.0
@@ -76,6 +77,28 @@ class Seen:
     waited: float = 0.0
 
 
+def untested_lines(where: str, installed: Mapping[str, str]) -> Iterator[Line]:
+    """Yield the releases that hpcgpu was not tested with; pure.
+
+    Parameters
+    ----------
+    where : str
+        The first column of the lines.
+    installed : mapping of str to str
+        Version by name of the distribution.
+    """
+    for name, release in TESTED.items():
+        if name in installed and not release.holds(installed[name]):
+            found = f"{name} {installed[name]}: hpcgpu is tested with {release.lowest} to {release.highest}"
+            advice = "if something fails, try again with a release that is tested"
+            if name == "distributed" and release.precedes(installed[name]):
+                advice = (
+                    f"update it there: before {release.lowest} a link to the dashboard can bring a script of somebody "
+                    "else into a page of it (GHSA-c336-7962-wfj2)"
+                )
+            yield Line(where, "releases", "warning", found, advice)
+
+
 def judge(seen: Seen, gpus: int) -> Iterator[Line]:
     """Yield the lines of one job.
 
@@ -93,6 +116,7 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
         where, "job", "ok", f"{found['job']} ran on {found['host']}, {duration(seen.waited)} after it was submitted"
     )
     yield from _software_lines(where, found)
+    yield from untested_lines(where, found["environment"])
     yield from _import_lines(where, found)
     yield Line(where, "filesystem", "ok", "the login node and the job read each other's files")
     if seen.skew is not None and abs(seen.skew) > _SKEW:

@@ -16,8 +16,8 @@ from hpcgpu.batch.pbs.queues import PBSQueue
 from hpcgpu.batch.queues import Queue
 from hpcgpu.checks import jobs
 from hpcgpu.checks.lines import Line, text
-from hpcgpu.checks.login import directory_lines, judge_queues, untested_lines
-from hpcgpu.checks.reports import Seen, environment_lines, fabric_line, judge, visibility
+from hpcgpu.checks.login import directory_lines, judge_queues
+from hpcgpu.checks.reports import Seen, environment_lines, fabric_line, judge, untested_lines, visibility
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import BatchUnavailable
 from hpcgpu.fabric.choice import Node, decide
@@ -350,13 +350,17 @@ def test_a_queue_that_is_away_at_the_end_is_said_with_what_to_do(
 
 def test_a_release_that_was_not_tested_is_a_warning_with_the_range() -> None:
     dask = TESTED["dask"]
-    assert not list(untested_lines({"dask": dask.highest, "distributed": TESTED["distributed"].lowest, "numpy": "1.0"}))
-    [line] = untested_lines({"dask": "2999.1.0", "distributed": TESTED["distributed"].highest})
+    assert not list(
+        untested_lines("login", {"dask": dask.highest, "distributed": TESTED["distributed"].lowest, "numpy": "1.0"})
+    )
+    [line] = untested_lines("login", {"dask": "2999.1.0", "distributed": TESTED["distributed"].highest})
     assert (
         line.grade == "warning"
         and line.found == f"dask 2999.1.0: hpcgpu is tested with {dask.lowest} to {dask.highest}"
     )
     assert "try again with a release that is tested" in line.advice
+    [line] = untested_lines("worker job", {"distributed": "2025.9.1"})
+    assert line.where == "worker job" and "GHSA-c336-7962-wfj2" in line.advice and "before 2026.1.1" in line.advice
 
 
 @pytest.mark.parametrize(
