@@ -18,6 +18,14 @@ __all__ = ["Answer", "Monitor", "View", "observe", "presumed_ended"]
 
 #: Seconds for which the queue may not know a job, before it counts as ended.
 GRACE = 60.0
+#: What became of a job that the queue took and never showed. A queue of PBS that routes does that, without a word: the
+#: history does not have the job either (seen on OpenPBS 23.06.06).
+_DROPPED = (
+    "it ended at once, or a queue that passes jobs on dropped it, because no queue behind it takes it. Check its log, "
+    "`queue`, and the limits of the queues behind that one, `walltime` first"
+)
+#: Seconds after its submit in which a job was certainly not forgotten because it had ended long ago.
+_RECENT = 600.0
 #: Answers in a row that must leave a job out, whatever else is known of it: a single one may leave out what lives.
 _ANSWERS = 2
 
@@ -53,6 +61,8 @@ class View:
         Answers in a row since then that left it out.
     polled : bool
         Whether the queue has answered a query for it since the submit.
+    seen : bool
+        Whether an answer has had it.
     """
 
     status: JobStatus
@@ -60,6 +70,7 @@ class View:
     missing_since: float | None = None
     answers: int = 0
     polled: bool = True
+    seen: bool = True
 
 
 def observe(
@@ -108,7 +119,10 @@ def observe(
             reason = "the queue no longer knows it"
             if presumed_ended(missing=now - since, answers=answers, grace=grace):
                 state, reason = JobState.FAILED, f"the queue has not known it for {now - since:.0f} s"
-            views[job_id] = View(replace(view.status, state=state, reason=reason), view.submitted, since, answers)
+                if not view.seen and now - view.submitted < _RECENT:
+                    reason += f", nor ever since its submit: {_DROPPED}"
+            status = replace(view.status, state=state, reason=reason)
+            views[job_id] = View(status, view.submitted, since, answers, seen=view.seen)
     return views
 
 
@@ -147,7 +161,9 @@ class Monitor:
 
     def watch(self, job_id: str, name: str, *, now: float) -> None:
         """Begin to watch a job that was just submitted."""
-        self.views[job_id] = View(JobStatus(job_id=job_id, state=JobState.PENDING, name=name), now, polled=False)
+        self.views[job_id] = View(
+            JobStatus(job_id=job_id, state=JobState.PENDING, name=name), now, polled=False, seen=False
+        )
 
     def proven(self, job_id: str) -> None:
         """Record that a process of the job is connected: it runs, even if the queue no longer knows it."""

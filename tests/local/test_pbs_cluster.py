@@ -137,6 +137,10 @@ def test_a_job_that_is_deleted_by_somebody_is_told_and_replaced(pbs: Site, until
         ),
         ({"cores": 17}, r"no node of its queue is large enough.*\[Not Running: .*; no node has ncpus=17"),
         (
+            {"nodes_per_job": 3},
+            r"there are fewer such nodes than it requests: check `nodes_per_job` \[Can Never Run: Not enough total",
+        ),
+        (
             {"select_extra": "gpu_type=h100"},
             r"no node of its queue is large enough.*no node has ncpus=1.*gpu_type=h100",
         ),

@@ -206,6 +206,8 @@ def _never(state: State, job: State) -> str:
     """The comment on a job that no node, or not all of them together, can ever run; empty for others."""
     count, chunk = _chunks(job)
     nodes = state["nodes"].values()
+    if "scatter" in job["resources"]["place"] and count > len(nodes):
+        return "Can Never Run: Not enough total nodes available"  # [recorded]
     for name in ("ncpus", "ngpus", "mem"):
         asked, total = count * number(chunk.get(name, "0")), sum(number(node[name]) for node in nodes)
         if asked > total:
@@ -361,6 +363,11 @@ def qsub(state: State, arguments: list[str]) -> str:
     _refuse(resources, state["queues"][queue].get("told", {}), state["server"])
     job_number = str(state["next"])
     state["next"] += 1
+    queue = state["queues"][queue].get("route", queue)
+    try:
+        _refuse(_resources(given, state["queues"][queue]), state["queues"][queue].get("told", {}), state["server"])
+    except Refused:  # by the queue behind a route: the job is gone, and the history does not have it [recorded]
+        return f"{job_number}.{SERVER}\n"
     kept = Path(state["home"]).parent / f"{job_number}.script"
     kept.write_text(script.read_text())
     attributes = dict(item.split("=", 1) for item in given["W"])

@@ -143,6 +143,7 @@ def test_recorded_states_in_words(job: str, prospect: Outlook, words: str) -> No
             Outlook.NEVER,
             "large enough",
         ),
+        ("Can Never Run: Not enough total nodes available", Outlook.NEVER, "check `nodes_per_job`"),
         ("Not Running: Not enough free nodes available", Outlook.WAIT, "no free node"),
         ("Not Running: Queue gpu job limit reached for user ada", Outlook.LIMIT, "limit on running jobs"),
         (
@@ -656,6 +657,26 @@ def test_a_history_that_fails_does_not_take_away_what_the_queue_said(batch: PBS,
         "999.pbs01": JobState.FAILED,
     }
     batch.cancel([job_id])
+
+
+def test_a_job_that_a_route_drops_is_told_with_what_to_check(batch: PBS, pbs: Site) -> None:
+    pbs.change(lambda state: state["queues"].update(rt={"route": "gpu"}))
+    path = script(pbs, "true", "-q rt")
+    path.write_text(path.read_text().replace("01:00:00", "02:00:00"))
+    dropped, known = batch.submit(path, job_name="ada-1"), submit(batch, pbs, "ada-2")
+    monitor = Monitor(batch)
+    for job_id in (dropped, known):
+        monitor.watch(job_id, "w", now=0)
+    monitor.record(monitor.query(monitor.alive()), now=1)
+    batch.cancel([known])
+    finish(batch, known)
+    pbs.set(history=False)
+    for now in (2, 3, 70):
+        monitor.record(monitor.query(monitor.alive()), now=now)
+    words = {job_id: view.status.reason for job_id, view in monitor.views.items()}
+    assert "the queue has not known it for 69 s, nor ever since its submit: it ended at once, or" in words[dropped]
+    assert "no queue behind it takes it. Check its log, `queue`, and the limits" in words[dropped]
+    assert words[known] == "the queue has not known it for 68 s", "it was there"
 
 
 # the job around us

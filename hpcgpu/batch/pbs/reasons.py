@@ -16,6 +16,11 @@ _COMMENTS = [
         Outlook.NEVER,
         "no node can satisfy it: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and `nodes_per_job`",
     ),
+    (
+        r"Can Never Run: Not enough total nodes",
+        Outlook.NEVER,
+        "there are fewer such nodes than it requests: check `nodes_per_job`",
+    ),
     (r"Can Never Run", Outlook.NEVER, "it can never run: change the resources that it requests"),
     (
         r"Not Running: .*; (no node has|the job requests \d+ chunks)",
