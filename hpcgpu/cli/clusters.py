@@ -306,20 +306,20 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
 )
 @click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
 def adapt(name: str, worker_group: str, **limits: Any) -> None:
-    """Scale a cluster by its work, between two limits, from inside the scheduler job.
+    """Scale a cluster by its work, between two limits. A program that manages the cluster does it and keeps the
+    cluster; without one, the scheduler job does it.
 
-    No program of yours needs to run. The site must let compute nodes submit jobs. `hpcgpu status`, and logs/manager.log
-    in the cluster's directory, show what happens.
+    Then no program of yours needs to run. The site must let compute nodes submit jobs. `hpcgpu status`, and
+    logs/manager.log in the cluster's directory, show what happens.
 
     \b
     Example: hpcgpu adapt demo --minimum-jobs 1 --maximum-jobs 8
     """
-    from hpcgpu.cluster.unattended import request
+    from hpcgpu.cluster.requests import adapt as request
     from hpcgpu.remote.lookup import locate
-    from hpcgpu.store.managers import AdaptArguments
 
     given = {key: value for key, value in limits.items() if value is not None}
-    say(request(locate(name), worker_group, AdaptArguments(**given)))  # type: ignore[typeddict-item]  # click has read them
+    say(request(locate(name), worker_group=worker_group, **given))
 
 
 @click.command()

@@ -36,6 +36,7 @@ class Shown(Protocol):
     loop: Any
     status: Status
     same_directory: bool
+    left: bool
 
     def scale(self, **size: Any) -> Any: ...
     def adapt(self, **limits: Any) -> Any: ...
@@ -70,10 +71,20 @@ class _Control:
         self._cluster = cluster
 
     def scale(self, **size: Any) -> None:
-        self._cluster.scale(**size)
+        self._resize("scale", size)
 
     def adapt(self, **limits: Any) -> None:
-        self._cluster.adapt(**limits)
+        self._resize("adapt", limits)
+
+    def _resize(self, what: str, arguments: dict[str, Any]) -> None:
+        """Do it, or request it as any other program where this one has left the cluster."""
+        cluster = self._cluster
+        if cluster.left and cluster.same_directory and not cluster.directory.closing:
+            from hpcgpu.cluster import requests  # it imports the classes that have notebooks
+
+            getattr(requests, what)(cluster.directory, **arguments)
+        else:
+            getattr(cluster, what)(**arguments)
 
     def stop(self) -> None:
         """End the jobs, also those of a cluster that this program has left, or leaves when it closes it."""

@@ -71,8 +71,8 @@ def scale_and_wait(directory: ClusterDirectory, *, jobs: int, worker_group: str 
     return JobTable(snapshot(directory.path).jobs)
 
 
-def adapt(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **limits: Any) -> None:
-    """Scale a worker group by its work; its manager does it, or the scheduler job if there is none.
+def adapt(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **limits: Any) -> str:
+    """Scale a worker group by its work; its manager does it, or the scheduler job if there is none. Say which.
 
     Parameters
     ----------
@@ -86,8 +86,9 @@ def adapt(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **limits:
     OptionError, ClusterError
         The limits cannot be, or it was not possible.
     """
-    if not _done_by_manager(directory, "adapt", {**limits, "worker_group": worker_group}):
-        request_adapt(directory, worker_group, _in_jobs(directory, worker_group, limits))
+    if _done_by_manager(directory, "adapt", {**limits, "worker_group": worker_group}):
+        return f"{directory.path.name}: {directory.manager()} scales it by its work from now on"
+    return request_adapt(directory, worker_group, _in_jobs(directory, worker_group, limits))
 
 
 def _in_jobs(directory: ClusterDirectory, group: str, limits: Mapping[str, Any]) -> AdaptArguments:

@@ -19,6 +19,7 @@ from fake_pbs import Site
 
 from hpcgpu import LocalGPUCluster, connect
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster import unattended
 from hpcgpu.cluster.discovery import discover
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.store import claims, saved
@@ -273,7 +274,7 @@ def test_a_program_that_scales_a_cluster_hears_that_the_scheduler_job_does_now(q
     cluster = LocalGPUCluster(name="given", jobs=1, **CPU)
     cluster.wait_for_workers(1)
     with told("cluster given was taken over by"):
-        assert hpcgpu("adapt", "given", "--minimum-jobs", "1", "--maximum-jobs", "2").returncode == 0
+        unattended.request(cluster.directory, "default", {"minimum_jobs": 1, "maximum_jobs": 2})
         until(lambda: not cluster.managing, "it notices")
     cluster.close()
     assert len(live(queue)) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import warnings
@@ -187,6 +188,9 @@ def test_a_program_whose_cluster_was_taken_over_goes_on_reading(queue: LocalQueu
             requests.scale(locate("over"), jobs=2)  # as a click does, by the Jupyter server
             until(lambda: first.snapshot().workers == 2, "what it shows follows")
             assert _about(first.snapshot()) == _about(_of("over"))
+            control.scale(jobs=1, worker_group="default")  # as a click does, without that server
+            until(lambda: first.snapshot().workers == 1, "the other program has done it")
+            assert not first.managing and f"(process {program.pid} on " in first.snapshot().manager
         finally:
             program.communicate("")
         control.stop()
@@ -204,3 +208,16 @@ def test_the_command_scales_a_cluster_and_leaves_it_to_its_program(queue: LocalQ
         assert done.returncode == 0 and "stays-1" in [job["name"] for job in printed("scale", done.stdout)], done.stderr
         assert cluster.managing and not cluster.directory.detached
         cluster.wait_for_workers(2)
+
+
+def test_the_command_lets_the_program_of_a_cluster_adapt_it_and_leaves_it_to_it(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**CPU, name="stays", jobs=1) as cluster:
+        cluster.wait_for_workers(1)
+        done = hpcgpu_command("adapt", "stays", "--minimum-jobs", "1", "--maximum-jobs", "3", "--idle-timeout", "5m")
+        assert done.returncode == 0, done.stderr
+        assert f"process {os.getpid()}" in done.stdout and "scales it by its work from now on" in done.stdout
+        assert cluster.managing and not cluster.directory.detached
+        assert cluster.adaptive is not None and (cluster.adaptive.minimum, cluster.adaptive.maximum) == (1, 3)
+        done = hpcgpu_command("adapt", "stays", "--minimum-jobs", "3", "--maximum-jobs", "2")
+        assert done.returncode == 1 and "minimum" in done.stderr
+        assert cluster.managing
