@@ -316,4 +316,8 @@ class Job:
         return f"{self.kind} job {self.job_id} ({self.name}) {why}. Log: {self.log}\n{tail}"
 
     def _how_it_ended(self) -> str:
-        return f"{self.queue_status.state.value}: {explain(self.queue_status, kind=self.kind)}"
+        status, dispatcher = self.queue_status, self.dispatcher
+        # by this program, or by another that stopped the whole cluster
+        own = self.job_id in dispatcher.cancelled or dispatcher.directory.closing
+        why = OWN_CANCEL if own and status.state is JobState.CANCELLED else explain(status, kind=self.kind)
+        return f"{status.state.value}: {why}"

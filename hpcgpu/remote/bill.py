@@ -28,6 +28,8 @@ _LITTLE_MEMORY = 0.4
 _LITTLE_USE = 20.0
 #: Seconds by which clocks may differ.
 _CLOCKS = 5.0
+#: Why the manager cancelled a job.
+_UNNEEDED = "the cluster no longer needed it"
 #: Seconds after which the file of the scheduler has a job that has workers, or never will.
 _SOON = 120.0
 #: Sentences at most.
@@ -173,7 +175,13 @@ def _times(submit: Submit, used: JobUsage | None, status: JobStatus | None, over
     heard = used.last if used is not None and used.last else None
     if submit.ended or over is not None:
         cancelled = over is not None and not submit.ended and (heard is None or heard >= over - 120)
-        reason = "with the cluster" if cancelled else "the queue has forgotten how it ended"
+        reason = (
+            _UNNEEDED
+            if submit.cancelled
+            else "with the cluster"
+            if cancelled
+            else "the queue has forgotten how it ended"
+        )
         return _Times("ended", reason, began, heard, later=heard is not None, known=False)
     return _Times("unknown", "the queue does not know it", began, heard, later=heard is not None, known=False)
 
@@ -191,7 +199,7 @@ def _cancelled(submit: Submit, times: _Times, over: float | None) -> str:
     if times.state != JobState.CANCELLED.value:
         return ""
     if submit.cancelled:
-        return "the cluster no longer needed it"
+        return _UNNEEDED
     return "with the cluster" if over is not None and (times.ended is None or times.ended >= over - _CLOCKS) else ""
 
 

@@ -302,3 +302,8 @@ def test_the_page_shows_what_the_report_prints() -> None:
     printed = report(jobs, advice=advice(jobs)).text(1000)
     page = (Path(__file__).parents[2] / "docs" / "report.rst").read_text()
     assert textwrap.indent(printed, "    ") in page, f"docs/report.rst must show:\n{printed}"
+
+
+def test_a_job_that_the_manager_cancelled_is_told_so_after_the_queue_has_forgotten_it() -> None:
+    job = bill(submit(cancelled=True, ended=True), used(), None, 1, now=9e9)
+    assert (job.state, job.reason) == ("ended", "the cluster no longer needed it")
