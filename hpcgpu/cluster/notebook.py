@@ -26,6 +26,8 @@ __all__ = ["bundle", "cell", "show", "take", "widget_of"]
 #: Seconds for which a cell waits for the first picture.
 _FIRST = 5.0
 _ENDS = (Status.closing, Status.closed)
+#: What JupyterLab shows where our extension is: jupyter-data/labextensions/hpcgpu/static/remoteEntry.js.
+_CLUSTER = "application/vnd.hpcgpu.cluster+json"
 
 
 class Shown(Protocol):
@@ -121,10 +123,18 @@ def widget_of(cluster: Shown) -> ClusterWidget | None:
         return None
     from hpcgpu.widget.notebook import ClusterWidget
 
-    over = (Status.closed, Status.failed)
-    widget = ClusterWidget(lambda: take(cluster), lambda: cluster.status in over, _Control(cluster))
-    widget.kept = Kept(lambda page: _publish({**_fixed(cluster, widget), "text/html": page}, widget, update=True))
+    widget = ClusterWidget(lambda: take(cluster), lambda: _over(cluster, widget.feed.latest), _Control(cluster))
+    widget.kept = Kept(lambda snapshot: _publish(_stored(cluster, widget, snapshot), widget, update=True))
     return widget
+
+
+def _over(cluster: Shown, latest: Snapshot | None) -> bool:
+    """Whether nothing new can be shown. A cluster that this program has left goes on, and so does what is shown."""
+    if cluster.status not in (Status.closed, Status.failed):
+        return False
+    if not (cluster.left and cluster.same_directory):
+        return True
+    return latest is not None and latest.state in ("closed", "ended")
 
 
 def show(cluster: Shown, widget: ClusterWidget | None, *, now: bool = False) -> int | None:
@@ -167,4 +177,11 @@ def bundle(cluster: Shown, widget: ClusterWidget | None, *, now: bool = False) -
         return _fixed(cluster, widget)
     if widget.kept is not None:
         widget.kept.shown(snapshot)
-    return {**_fixed(cluster, widget), "text/html": picture(snapshot)}
+    return _stored(cluster, widget, snapshot)
+
+
+def _stored(cluster: Shown, widget: ClusterWidget, snapshot: Snapshot) -> dict[str, Any]:
+    """Return the widget with what stays in the file: a picture, and by what JupyterLab finds the cluster."""
+    jobs = [job.id for job in snapshot.jobs if job.id]
+    about = {"name": snapshot.name, "directory": snapshot.directory, "jobs": jobs, "model_id": widget.model_id}
+    return {**_fixed(cluster, widget), _CLUSTER: about, "text/html": picture(snapshot)}

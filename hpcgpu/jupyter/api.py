@@ -96,23 +96,23 @@ class Request(_WithSnapshots):
     async def post(self, name: str, what: str) -> Any:
         """Scale it, let it adapt, or stop it."""
         directory, given = await cluster(name, any_format=what == "stop"), self.body()
-        if what == "stop":
-            return await in_thread(_stop, directory)
-        change, allowed = (requests.scale, _SIZES) if what == "scale" else (requests.adapt, _LIMITS)
-        if unknown := set(given) - {*allowed, "worker_group"}:
-            raise OptionError(f"{what} does not know {listed(map(ascii, sorted(unknown)))}: it knows {listed(allowed)}")
-        if wrong := [key for key, value in given.items() if not isinstance(value, int | float | str)]:
-            raise OptionError(f"{wrong[0]} must be a number or a text")
         try:
-            await in_thread(lambda: change(directory, **given))
+            if what == "stop":
+                await in_thread(stop_all, directory)
+            else:
+                await in_thread(_resize, directory, what, given)
         finally:
-            await self.snapshots.changed(directory)
-        return {"name": name}
+            self.snapshots.changed(directory)
+        return {"name": directory.path.name}
 
 
-def _stop(directory: ClusterDirectory) -> dict[str, Any]:
-    stop_all(directory)
-    return {"name": directory.path.name}
+def _resize(directory: ClusterDirectory, what: str, given: dict[str, Any]) -> None:
+    change, allowed = (requests.scale, _SIZES) if what == "scale" else (requests.adapt, _LIMITS)
+    if unknown := set(given) - {*allowed, "worker_group"}:
+        raise OptionError(f"{what} does not know {listed(map(ascii, sorted(unknown)))}: it knows {listed(allowed)}")
+    if wrong := [key for key, value in given.items() if not isinstance(value, int | float | str)]:
+        raise OptionError(f"{wrong[0]} must be a number or a text")
+    change(directory, **given)
 
 
 class Logs(Handler):

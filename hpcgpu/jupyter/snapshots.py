@@ -52,10 +52,10 @@ class Snapshots:
             one.task = asyncio.ensure_future(one.take())
         return await asyncio.shield(one.task)
 
-    async def changed(self, directory: ClusterDirectory) -> None:
+    def changed(self, directory: ClusterDirectory) -> None:
         """Let the next snapshot be a new one: a request has just changed something."""
-        one = await self._of(directory)
-        one.changed, one.task = True, None  # a snapshot that is under way began before the change
+        for one in [one for (path, _), one in self._observed.items() if path == str(directory.path)]:
+            one.changed, one.task = True, None  # a snapshot that is under way began before the change
 
     async def _of(self, directory: ClusterDirectory) -> _Observed:
         key = (str(directory.path), await in_thread(lambda: directory.created))  # a later cluster may have its name

@@ -6,16 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcgpu.remote.snapshot import Snapshot
-from hpcgpu.widget.picture import picture
 
 __all__ = ["Kept", "due"]
 
-#: Seconds between two pictures while the state stays the same: each replaces the widget too, and changes the file.
+#: Seconds between two pictures while the state stays the same: each changes the file, and where JupyterLab has not our
+#: extension it replaces the widget too.
 _PAUSE = 600.0
 
 
 def due(kept: Snapshot, new: Snapshot) -> bool:
-    """Whether a new picture replaces the one that is kept."""
+    """Whether a new picture replaces the one that is kept: its jobs tell the cluster from a later one of its name."""
+    if new.jobs and not kept.jobs:
+        return True
     return new.state != kept.state or (new.time - kept.time >= _PAUSE and _facts(new) != _facts(kept))
 
 
@@ -32,10 +34,10 @@ class Kept:
     Parameters
     ----------
     replace : callable
-        Puts another picture, as HTML, into these outputs.
+        Puts the picture of another snapshot into these outputs.
     """
 
-    def __init__(self, replace: Callable[[str], None]) -> None:
+    def __init__(self, replace: Callable[[Snapshot], None]) -> None:
         self._replace = replace
         self._kept: Snapshot | None = None
 
@@ -49,4 +51,4 @@ class Kept:
             return
         if due(self._kept, snapshot) or (last and _facts(snapshot) != _facts(self._kept)):
             self._kept = snapshot
-            self._replace(picture(snapshot))
+            self._replace(snapshot)

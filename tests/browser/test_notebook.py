@@ -10,7 +10,7 @@ from browser import Jupyter, Notebook, Servers
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import Until
-from tests.helpers import GPU, block_queue, in_queue
+from tests.helpers import GPU, block_queue, hpcgpu, in_queue
 
 pytestmark = pytest.mark.usefixtures("fake_gpus")
 
@@ -98,7 +98,7 @@ def test_with_the_extension_of_the_server_the_controls_work_while_a_cell_blocks(
     assert page.errors == []
 
 
-def test_a_detached_cluster_continues_and_the_widget_says_that_it_no_longer_follows_it(
+def test_a_detached_cluster_continues_and_the_widget_goes_on_showing_it(
     jupyter: Servers, page: Any, queue: LocalQueue, until: Until
 ) -> None:
     notebook = started(jupyter(arguments=WITHOUT), page)
@@ -107,11 +107,43 @@ def test_a_detached_cluster_continues_and_the_widget_says_that_it_no_longer_foll
     notebook.wait_idle()
     widget.get_by_role("button", name="Detach").click()
     widget.get_by_role("alertdialog").get_by_role("button", name="Detach").click()
-    widget.get_by_text("This program no longer follows the cluster").wait_for()
+    widget.get_by_text("was detached from this program").wait_for()
     assert widget.locator(".hpcgpu-state").inner_text() == "running"
     assert len(in_queue(queue, "flights")) == 2
+    done = hpcgpu("scale", "flights", "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    widget.locator("tr", has_text="flights-1").get_by_text("running").wait_for()
+    widget.get_by_label("Size of the cluster").fill("0")
     widget.get_by_role("button", name="Scale").click()
-    widget.locator(".hpcgpu-error", has_text="was detached from this program").wait_for()
+    widget.get_by_text("Scale: done.").wait_for()
+    widget.locator(".hpcgpu-fact").get_by_text("0", exact=True).first.wait_for()
+    widget.get_by_role("button", name="Stop").click()
+    widget.get_by_role("button", name="Stop the cluster").click()
+    widget.get_by_text("closed", exact=True).wait_for()
+    until(lambda: not in_queue(queue, "flights"), "the jobs end")
+    assert page.errors == []
+
+
+def test_a_kernel_that_restarts_and_a_click_let_the_widget_ask_the_server_at_once(
+    jupyter: Servers, page: Any, queue: LocalQueue, until: Until
+) -> None:
+    """What the widget asks again and again is switched off here."""
+    never = "ms >= 3000 && ms <= 5000 ? 1e9 : ms"
+    page.add_init_script(f"const real = setInterval; setInterval = (f, ms, ...more) => real(f, {never}, ...more)")
+    server = jupyter(arguments=WITH)
+    notebook = started(server, page, "cluster.wait_for_workers(2); cluster.detach()")
+    widget = notebook.output(1).locator(".hpcgpu")
+    widget.get_by_text("was detached from this program").wait_for()
+    widget.locator("a[href^='/hpcgpu/dashboard/']").wait_for()
+    notebook.wait_idle()
+    [kernel] = server.request("api/kernels")
+    with page.expect_request(lambda sent: sent.url.endswith("/hpcgpu/api/clusters/flights")):
+        server.request(f"api/kernels/{kernel['id']}/restart", {})
+    widget.get_by_text("was detached from this program").wait_for(state="detached")
+    widget.get_by_label("Size of the cluster").fill("2")
+    widget.get_by_role("button", name="Scale").click()
+    widget.get_by_text("Scale: done.").wait_for()
+    widget.locator("tr", has_text="flights-1").wait_for()
     widget.get_by_role("button", name="Stop").click()
     widget.get_by_role("button", name="Stop the cluster").click()
     widget.get_by_text("closed", exact=True).wait_for()
@@ -125,7 +157,7 @@ def test_after_the_kernel_has_ended_the_server_shows_and_changes_the_cluster(
     server = jupyter(arguments=WITH)
     notebook = started(server, page, "cluster.wait_for_workers(2); cluster.detach()")
     widget = notebook.output(1).locator(".hpcgpu")
-    widget.get_by_text("This program no longer follows the cluster").wait_for()
+    widget.get_by_text("was detached from this program").wait_for()
     [kernel] = server.request("api/kernels")
     server.request(f"api/kernels/{kernel['id']}", method="DELETE")
     until(lambda: len(server.processes()) == 1, "the kernel ends")

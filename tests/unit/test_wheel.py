@@ -47,5 +47,5 @@ def test_an_installed_wheel_finds_its_templates_and_what_a_page_loads(tmp_path: 
         "pathlib.Path('/x')))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert "draw.js widget.css widget.js" in done.stdout
+    assert "draw.js stored.js widget.css widget.js" in done.stdout
     assert done.stdout.startswith(str(tmp_path / "site")) and "dask cuda worker" in done.stdout

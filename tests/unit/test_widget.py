@@ -157,14 +157,17 @@ def test_in_a_kernel_a_cluster_shows_the_widget_and_the_picture_for_where_none_r
     answers: tuple[Any, Control, list[Any]],
 ) -> None:
     widget, *_ = answers
+    model = widget.model_id
     shown = bundle(SimpleNamespace(asynchronous=False), widget)  # type: ignore[arg-type]
     widget.close()
     assert shown["application/vnd.jupyter.widget-view+json"]["model_id"]
     assert shown["text/html"] == picture(drawing.snapshot()) and "The last known state, of 20" in shown["text/html"]
+    about = shown["application/vnd.hpcgpu.cluster+json"]
+    assert about["name"] == "flights" and about["jobs"] and about["model_id"] == model
 
 
 def test_the_picture_in_the_file_is_replaced_when_the_state_changes_and_at_the_end() -> None:
-    replaced: list[str] = []
+    replaced: list[Snapshot] = []
     kept = Kept(replaced.append)
     kept.keep(drawing.snapshot(state="waiting"))
     assert replaced == [], "no output shows it"
@@ -174,16 +177,19 @@ def test_the_picture_in_the_file_is_replaced_when_the_state_changes_and_at_the_e
     assert replaced == []
     running = dataclasses.replace(first, state="running")
     kept.keep(running)
-    assert [": running" in text for text in replaced] == [True]
+    assert [one.state for one in replaced] == ["running"]
     later = dataclasses.replace(running, workers=running.workers + 1, time=running.time + 20)
     kept.keep(later)
-    assert len(replaced) == 1, "a picture replaces the widget too"
+    assert len(replaced) == 1, "each changes the file"
     kept.keep(dataclasses.replace(later, time=later.time + 600))
     assert len(replaced) == 2
     kept.keep(later, last=True)
     assert len(replaced) == 2, "the last one is the same"
     kept.keep(dataclasses.replace(later, problem="it was detached"), last=True)
     assert len(replaced) == 3
+    kept.shown(dataclasses.replace(first, jobs=[]))
+    kept.keep(first)
+    assert len(replaced) == 4, "its jobs tell the cluster from a later one of its name"
 
 
 class Control:

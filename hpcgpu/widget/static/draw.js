@@ -415,10 +415,11 @@ function gpus() {
 
 function header() {
   const name = el("span", { class: "hpcgpu-title" });
+  const last = el("span", { class: "hpcgpu-about", hidden: true }, "last known: ");
   const state = el("span", { class: "hpcgpu-state" });
   const link = el("a", { class: "hpcgpu-dashboard", target: "_blank", rel: "noopener noreferrer" }, "Dask dashboard");
   const facts = el("div", { class: "hpcgpu-facts" });
-  const element = el("div", { class: "hpcgpu-head" }, el("div", { class: "hpcgpu-line" }, name, state, link), facts);
+  const element = el("div", { class: "hpcgpu-head" }, el("div", { class: "hpcgpu-line" }, name, last, state, link), facts);
 
   function update(snapshot) {
     setText(name, snapshot.name);
@@ -436,7 +437,7 @@ function header() {
     if (snapshot.state === "closed" || snapshot.state === "ended") shown.splice(2, 1);
     replace(facts, ...shown.map(([term, text]) => el("div", {}, el("div", { class: "hpcgpu-term" }, term), el("div", { class: "hpcgpu-fact" }, text))));
   }
-  return { element, update };
+  return { element, update, still: (on) => (last.hidden = !on) };
 }
 
 function groupWords(group) {
@@ -669,9 +670,10 @@ export function clusterView(root, { actions = {} } = {}) {
       sections.jobs.hidden = snapshot.jobs.length === 0;
       for (const name of ["timeline", "gpus"]) sections[name].hidden = parts[name].element.hidden;
     },
-    // Whether somebody can do what the controls ask for.
+    // Whether nobody updates it, and nobody can do what the controls ask for.
     still(on) {
       parts.controls.element.hidden = on;
+      parts.header.still(on);
     },
     // What is known of the age of the picture, or that the cluster cannot be queried; empty: nothing.
     note(text) {

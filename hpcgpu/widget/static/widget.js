@@ -6,8 +6,10 @@ import { clusterAddress, clusterView, request, sameCluster, serverActions, serve
 // this cluster, because it also answers while a cell runs and after the kernel has ended; else to the kernel.
 
 const SLOW = 3000; // milliseconds without an answer of the kernel, after which the user is told why
-const OLD = 45000; // milliseconds without a new picture, after which the user is told so
-const POLL = 5000;
+const SILENT = 6000; // milliseconds without a new picture of the kernel, after which the server is asked
+const OLD = 45000; // milliseconds without a new picture, after which the user is told so where no server answers
+const POLL = 3000;
+const SEARCHES = 10; // the server may know a cluster later than its kernel
 const SEEN = 120000; // milliseconds after which the kernel is told that somebody looks
 const IDLE = 2000; // milliseconds within which a kernel that runs no cell begins with a request
 
@@ -71,63 +73,97 @@ async function findServer(snapshot) {
 function render({ model, el }) {
   const { actions: kernel, forget } = kernelActions(model);
   let server = null;
-  let searched = false;
-  let came = Date.now();
-  let fresh = false;
-  const use = (what) => (...given) => (server?.[what] ?? kernel[what])(...given);
-  const actions = Object.fromEntries(Object.keys(kernel).map((what) => [what, use(what)]));
-  // The program that has the cluster closes it. If it is busy the server stops the cluster; to close it twice does no harm.
-  actions.stop = async (note) => {
+  let searches = 0;
+  let heard = 0; // when the kernel sent its last picture to this view
+  let gone = false; // whether the kernel has ended
+  let shown = null;
+  let asking = null;
+  const lives = () => !["closed", "ended"].includes(shown.state);
+  const doing = {
+    ...Object.fromEntries(Object.keys(kernel).map((what) => [what, (...given) => (server?.[what] ?? kernel[what])(...given)])),
+    // The program that has the cluster closes it. If it is busy the server stops the cluster; to close it twice does no harm.
+    stop: async (note) => {
+      try {
+        return await kernel.stop(note, server !== null);
+      } catch (error) {
+        if (error instanceof Busy) return server.stop();
+        throw error;
+      }
+    },
+  };
+  const thenLook = (request) => async (...given) => {
     try {
-      return await kernel.stop(note, server !== null);
-    } catch (error) {
-      if (error instanceof Busy) return server.stop();
-      throw error;
+      return await request(...given);
+    } finally {
+      look();
     }
   };
+  const actions = { ...doing, ...Object.fromEntries(["scale", "adapt", "stop", "detach"].map((what) => [what, thenLook(doing[what])])) };
   const view = clusterView(el, { actions });
 
-  const show = (snapshot) => {
-    const link = server && snapshot.dashboard && !snapshot.dashboard.startsWith("/");
+  const draw = (snapshot) => {
+    shown = snapshot;
     const path = `${server?.base.replace(/\/*$/, "/")}hpcgpu/dashboard/${encodeURIComponent(snapshot.name)}/status`;
+    const link = server && snapshot.dashboard && !snapshot.dashboard.startsWith("/");
+    view.still(lives() && !server && !heard);
     view.update(link ? { ...snapshot, dashboard: path } : snapshot);
   };
-  const changed = async () => {
-    const snapshot = model.get("snapshot");
-    if (!snapshot?.name) return;
-    fresh = searched; // the first one may come from the file of a notebook
-    came = fresh ? Date.now() : Math.min(Date.now(), 1000 * snapshot.time);
-    view.still(false);
-    show(snapshot);
-    if (searched) return;
-    searched = true;
-    if (old()) await watch();
-    server = await findServer(snapshot);
-    if (server) show(model.get("snapshot"));
-    if (old()) await watch();
+  const changed = () => {
+    heard = Date.now();
+    draw(model.get("snapshot"));
+    problem();
   };
-  const old = () => Date.now() - came >= OLD;
   const problem = () => view.note(model.get("problem"));
 
-  // Where the kernel sends nothing more, the server is asked; where there is none, the age of the picture is told.
-  const watch = async () => {
-    const snapshot = model.get("snapshot");
-    if (!snapshot?.name || ["closed", "ended"].includes(snapshot.state) || !old()) return problem();
+  const search = async () => {
+    if (server || searches >= SEARCHES) return;
+    searches += 1;
+    server = await findServer(shown);
+    if (server) draw(shown);
+  };
+  // Show what the server knows now, unless the kernel sends a picture meanwhile; where there is no server, tell the age.
+  const ask = async () => {
+    const before = heard;
+    await search();
     try {
       if (!server) throw new Error("");
-      const newest = await request(clusterAddress(server.base, snapshot.name));
-      view.still(false);
-      view.update(newest);
+      const newest = await request(clusterAddress(server.base, shown.name));
+      if (heard !== before) return;
+      if (!sameCluster(shown, newest)) {
+        server = null;
+        throw new Error("A later cluster has its name.");
+      }
+      draw(newest);
       view.note("");
     } catch (error) {
-      const time = new Date(snapshot.time * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-      view.still(!server && !fresh);
+      if (heard !== before || (!gone && Date.now() - (heard || 1000 * shown.time) < OLD)) return;
+      view.still(!server && !heard);
+      const time = new Date(shown.time * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
       view.note(`This view was last updated at ${time}. ${error.message || "The kernel sends no updates."}`);
     }
+  };
+  // One request at a time; what changed during one is asked for again.
+  const look = async () => {
+    if (!shown || !lives()) return;
+    await asking;
+    asking ??= ask().finally(() => (asking = null));
+    await asking;
+  };
+  const watch = () => {
+    if (!shown || document.visibilityState !== "visible") return;
+    if (lives() && Date.now() - heard > SILENT) look();
+    else search();
+  };
+  const lost = () => {
+    gone = true;
+    heard = 0;
+    if (shown) draw(shown);
+    look();
   };
 
   model.on("change:snapshot", changed);
   model.on("change:problem", problem);
+  model.on("comm_live_update", lost); // the kernel restarts
   const timer = setInterval(watch, POLL);
   const looking = setInterval(() => {
     if (document.visibilityState !== "visible") return;
@@ -138,13 +174,15 @@ function render({ model, el }) {
     }
   }, SEEN);
   model.send({ do: "shown" });
-  changed();
+  if (model.get("snapshot")?.name) draw(model.get("snapshot")); // it may come from the file of a notebook
   problem();
+  look();
   return () => {
     clearInterval(timer);
     clearInterval(looking);
     model.off("change:snapshot", changed);
     model.off("change:problem", problem);
+    model.off("comm_live_update", lost);
     try {
       model.send({ do: "hidden" });
     } catch {

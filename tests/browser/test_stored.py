@@ -1,0 +1,120 @@
+"""What a notebook shows of a cluster that its kernel does not show: the file has a picture, the server knows more."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import TIMEOUT, Jupyter, Notebook, Servers
+from test_notebook import WITH, started
+from test_page import INSTALLED
+
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.remote.lookup import locate
+from tests.conftest import Until
+from tests.helpers import GPU, block_queue, in_queue
+
+pytestmark = pytest.mark.usefixtures("fake_gpus")
+
+ERROR = "Error displaying widget"
+#: The constructor waits for the scheduler job.
+WAITS = GPU | {"scheduler": {"gpus_per_node": 1}, "quiet": False}
+START = f"from hpcgpu import LocalGPUCluster\ncluster = LocalGPUCluster(name='flights', jobs=1, **{WAITS!r})"
+OUTPUTS = "JSON.stringify(window.jupyterapp.shell.currentWidget.content.widgets[0].model.outputs.toJSON())"
+
+
+def starting(server: Jupyter, page: Any) -> Any:
+    """Run a notebook whose cell waits for the cluster; return what shows it."""
+    server.write("flights.ipynb", START)
+    notebook = Notebook(page, server, "flights.ipynb")
+    notebook.run_all()
+    widget = notebook.output(0).locator(".hpcgpu")
+    widget.locator("tr", has_text="flights-scheduler").get_by_text("pending").wait_for()
+    return widget
+
+
+def save(page: Any) -> None:
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+
+
+@contextmanager
+def opened_again(page: Any, server: Jupyter, cell: int) -> Iterator[Any]:
+    """The output of a cell, in a new tab, while the kernel may be busy."""
+    again = page.context.new_page()
+    again.set_default_timeout(1000 * TIMEOUT)
+    again.goto(server.lab("flights.ipynb"), wait_until="domcontentloaded")
+    output = again.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".jp-Cell-outputArea")
+    output.wait_for()
+    yield output
+    assert output.get_by_text(ERROR).count() == 0
+    again.close()
+
+
+def stop(output: Any, queue: LocalQueue, until: Until) -> None:
+    output.get_by_role("button", name="Stop").click()
+    output.get_by_role("button", name="Stop the cluster").click()
+    output.get_by_text("closed", exact=True).wait_for()
+    until(lambda: not in_queue(queue, "flights"), "the jobs end")
+
+
+def test_a_tab_that_is_opened_again_while_the_constructor_waits_shows_the_cluster(
+    jupyter: Servers, page: Any, queue: LocalQueue, home: Path, until: Until
+) -> None:
+    blocker = block_queue(queue, home)
+    server = jupyter(arguments=WITH, environment=INSTALLED)
+    starting(server, page)
+    save(page)
+    page.goto("about:blank")
+    with opened_again(page, server, 0) as output:
+        row = output.locator(".hpcgpu tr", has_text="flights-scheduler")
+        row.get_by_text("pending").wait_for()
+        queue.cancel([blocker])
+        row.get_by_text("running").wait_for()
+        stop(output, queue, until)
+
+
+def test_what_is_typed_stays_when_the_picture_in_the_file_is_replaced(
+    jupyter: Servers, page: Any, queue: LocalQueue, home: Path, until: Until
+) -> None:
+    blocker = block_queue(queue, home)
+    widget = starting(jupyter(arguments=WITH, environment=INSTALLED), page)
+    assert page.evaluate(f"() => {OUTPUTS}.includes('</b>: waiting')")
+    widget.get_by_label("Size of the cluster").fill("7")
+    queue.cancel([blocker])
+    page.wait_for_function(f"() => {OUTPUTS}.includes('</b>: running')", timeout=1000 * TIMEOUT)
+    widget.get_by_text("running", exact=True).first.wait_for()
+    assert widget.get_by_label("Size of the cluster").input_value() == "7"
+    stop(widget, queue, until)
+    assert page.errors == []
+
+
+def test_a_notebook_with_another_kernel_shows_the_cluster_while_it_lives_and_later_its_picture(
+    jupyter: Servers, page: Any, queue: LocalQueue, until: Until
+) -> None:
+    server = jupyter(arguments=WITH, environment=INSTALLED)
+    notebook = started(server, page, "cluster.wait_for_workers(2); cluster.detach()")
+    notebook.output(1).get_by_text("was detached from this program").wait_for()
+    save(page)
+    page.goto("about:blank")
+    [kernel] = server.request("api/kernels")
+    server.request(f"api/kernels/{kernel['id']}", method="DELETE")
+    with opened_again(page, server, 1) as output:
+        output.locator(".hpcgpu-state").get_by_text("running").wait_for()
+        output.get_by_label("Size of the cluster").fill("2")
+        output.get_by_role("button", name="Scale").click()
+        output.get_by_text("Scale: done.").wait_for()
+        output.locator("tr", has_text="flights-1").get_by_text("running").wait_for()
+        stop(output, queue, until)
+    shutil.rmtree(locate("flights").path)
+    with opened_again(page, server, 1) as output:
+        output.get_by_text("This is a picture: it does not change").wait_for()
+        assert output.get_by_text("The last known state, of").is_visible()
+        output.page.wait_for_function(
+            "() => window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+        )
+        assert output.get_by_role("button").count() == 0
+        assert output.get_by_text("This is a picture: it does not change").is_visible()
