@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distributed.core import Status
 from distributed.utils import sync
 
+from hpcgpu.cluster.passing_on import done_by_manager
 from hpcgpu.remote import lookup
 from hpcgpu.remote.logs import end_of
 from hpcgpu.remote.snapshot import Snapshot
@@ -79,13 +80,10 @@ class _Control:
         self._resize("adapt", limits)
 
     def _resize(self, what: str, arguments: dict[str, Any]) -> None:
-        """Do it, or request it as any other program where this one has left the cluster."""
+        """Do it; where another program manages the cluster, request it of that one."""
         cluster = self._cluster
-        if cluster.left and cluster.same_directory and not cluster.directory.closing:
-            from hpcgpu.cluster import requests  # it imports the classes that have notebooks
-
-            getattr(requests, what)(cluster.directory, **arguments)
-        else:
+        left = cluster.left and cluster.same_directory and not cluster.directory.closing
+        if not (left and done_by_manager(cluster.directory, what, arguments)):
             getattr(cluster, what)(**arguments)
 
     def stop(self) -> None:

@@ -6,31 +6,22 @@ cluster, this one does for a moment, or the scheduler job does.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from hpcgpu.cluster.discovery import cluster_class
+from hpcgpu.cluster.passing_on import BEGINS, done_by_manager
 from hpcgpu.cluster.unattended import request as request_adapt
 from hpcgpu.display.table import JobTable
-from hpcgpu.display.warn import warn
-from hpcgpu.errors import ClusterError
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.remote.snapshot import snapshot
-from hpcgpu.runtime.reach import no_answer, scheduler_of
-from hpcgpu.runtime.wire import RequestAnswer
 from hpcgpu.scaling import units
 from hpcgpu.store import saved
-from hpcgpu.store.directory import ClusterDirectory, Contact
+from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.managers import AdaptArguments
 
 __all__ = ["adapt", "scale", "scale_and_wait"]
-
-#: Seconds until the scheduler has passed on the answer of the manager.
-_TIMEOUT = 45.0
-#: Seconds until a manager takes requests, from when its scheduler runs.
-_BEGINS = 10.0
 
 
 def scale(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **size: int | str) -> None:
@@ -50,7 +41,7 @@ def scale(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **size: i
     BatchError
         The batch system does not answer.
     """
-    if not _done_by_manager(directory, "scale", {**size, "worker_group": worker_group}):
+    if not done_by_manager(directory, "scale", {**size, "worker_group": worker_group}):
         _take_over_and_scale(directory, worker_group=worker_group, **size)
 
 
@@ -59,9 +50,9 @@ def scale_and_wait(directory: ClusterDirectory, *, jobs: int, worker_group: str 
 
     For a manager that does it, the wait is short: it may have much else to do.
     """
-    if not _done_by_manager(directory, "scale", {"jobs": jobs, "worker_group": worker_group}):
+    if not done_by_manager(directory, "scale", {"jobs": jobs, "worker_group": worker_group}):
         return _take_over_and_scale(directory, worker_group=worker_group, jobs=jobs)
-    deadline = time.monotonic() + _BEGINS
+    deadline = time.monotonic() + BEGINS
     while time.monotonic() < deadline:
         wanted = [one for one in directory.submits() if one.group == worker_group and one.kind == "worker"]
         there = [one for one in wanted if not (one.refused or one.ended or one.cancelled)]
@@ -86,7 +77,7 @@ def adapt(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **limits:
     OptionError, ClusterError
         The limits cannot be, or it was not possible.
     """
-    if _done_by_manager(directory, "adapt", {**limits, "worker_group": worker_group}):
+    if done_by_manager(directory, "adapt", {**limits, "worker_group": worker_group}):
         return f"{directory.path.name}: {directory.manager()} scales it by its work from now on"
     return request_adapt(directory, worker_group, _in_jobs(directory, worker_group, limits))
 
@@ -134,59 +125,3 @@ def _take_over_and_scale(directory: ClusterDirectory, *, worker_group: str = DEF
             cluster.detach()
         else:
             cluster.close()
-
-
-def _done_by_manager(directory: ClusterDirectory, what: str, arguments: dict[str, Any]) -> bool:
-    """Let the manager do it; return whether there is one that could.
-
-    A manager that nobody can find any more does not hold up the cluster: a warning says so.
-
-    Raises
-    ------
-    ClusterError
-        The manager refuses, or it cannot be reached though it lives: the cluster is not taken away from it.
-    """
-    deadline = time.monotonic() + _BEGINS
-    while True:
-        contact, manager = directory.contact(), directory.manager()
-        # the manager in the scheduler job takes no requests: it does what ``adapt.json`` says
-        if manager is None or manager.lives is False or not manager.serves:
-            return False
-        if contact is not None and _passed_on(directory, contact, what, arguments):
-            return True
-        late = time.monotonic() > deadline
-        if contact is not None and late and manager.lives is None:
-            warn(
-                f"cluster {directory.path.name} is taken away from {manager}: the scheduler has not heard from it for "
-                "a minute, and it is not known whether it lives"
-            )
-            return False
-        if contact is None or late:
-            raise ClusterError(
-                f"{manager} manages cluster {directory.path.name}, and takes no requests now. Other programs can send "
-                f"requests while it is connected to the scheduler. Try again later, or call `{what}` in that program"
-            )
-        time.sleep(0.5)  # it is about to connect
-
-
-def _passed_on(directory: ClusterDirectory, contact: Contact, what: str, arguments: dict[str, Any]) -> bool:
-    """Request it of the manager through the scheduler; return whether there is one that takes requests."""
-    try:
-        answer = asyncio.run(_request(directory, contact, what, arguments))
-    except (OSError, TimeoutError, ValueError) as error:  # ValueError: a damaged address, or certificate
-        raise ClusterError(
-            f"cluster {directory.path.name} cannot be changed now, because its scheduler at {contact.client} does not "
-            f"answer: {no_answer(error)}"
-        ) from error
-    if answer["error"]:
-        raise ClusterError(answer["error"])
-    return answer["taken"]
-
-
-async def _request(
-    directory: ClusterDirectory, contact: Contact, what: str, arguments: dict[str, Any]
-) -> RequestAnswer:
-    async with scheduler_of(directory, contact) as scheduler:
-        call = scheduler.hpcgpu_request(what=what, arguments=arguments)
-        answer: RequestAnswer = await asyncio.wait_for(call, _TIMEOUT)
-        return answer
