@@ -2,14 +2,17 @@
 
 A request goes to the host and port of the cluster's contact and to no other, which is read anew each time. Nothing of
 the user's login goes there: of the headers only those that a page needs, and the dashboard's own token, which the
-browser never gets. The answer comes under the origin of the Jupyter server, so it must come from the cluster itself:
+browser never gets. The answer comes under the address of the Jupyter server, so it must come from the cluster itself:
 before each request, the other side proves that it has the token (`hpcgpu.remote.dashboard.listening`).
+
+A page of Dask may contain text of anybody, so none runs with the powers of the user's login. Who navigates gets a page
+of ours with a frame that has no origin: see `hpcgpu.runtime.frame`.
 """
 
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlparse
+from urllib.parse import parse_qsl, quote, urlencode, urlparse
 
 from jupyter_server.utils import ensure_async
 from jupyter_server_proxy.handlers import ProxyHandler
@@ -20,6 +23,7 @@ from hpcgpu.errors import ClusterError, HpcgpuError
 from hpcgpu.jupyter.handling import RESOURCE, cluster, failure
 from hpcgpu.remote.dashboard import listening
 from hpcgpu.remote.jupyter_server import PREFIXES
+from hpcgpu.runtime import frame
 
 __all__ = ["Dashboard"]
 
@@ -58,6 +62,9 @@ class Dashboard(ProxyHandler):  # type: ignore[misc]
             return
         if path.startswith("/proxy/"):  # as a websocket, the scheduler passes that on to any host and port
             raise web.HTTPError(403, "dashboards of workers are not served here")
+        if frame.navigates(self.request.headers):
+            self._show(name)
+            return
         pairs = parse_qsl(self.request.query, keep_blank_values=True)
         self.request.query = urlencode([pair for pair in pairs if pair[0] != "token"])  # the user's, of this server
         self.request.headers.pop("Accept", None)  # text/event-stream would be served without `rewrite_response`
@@ -73,13 +80,24 @@ class Dashboard(ProxyHandler):  # type: ignore[misc]
             self.finish(message)
             return
         self.host_allowlist = [there.host]
-        self.proxy_base = next(
-            f"{prefix}/{name}" for prefix in PREFIXES if self.request.path.startswith(self._below(prefix))
-        )
+        self.proxy_base = f"{self._prefix()}/{name}"
         await super().get(name, path)
 
-    def _below(self, prefix: str) -> str:
-        return f"{self.base_url.rstrip('/')}/{prefix}/"
+    def _prefix(self) -> str:
+        return next(prefix for prefix in PREFIXES if self.request.path.startswith(f"{self._base()}{prefix}/"))
+
+    def _base(self) -> str:
+        return f"{self.base_url.rstrip('/')}/"
+
+    def _show(self, name: str) -> None:
+        """Send the page that fetches what was asked for, or the frame for it."""
+        base = f"{self._base()}{self._prefix()}/{quote(name)}/"
+        headers, text = frame.page(self.request.query, base, f"{self._base()}hpcgpu/static/dashboard.js")
+        # after the comma, a policy of its own: a site's policy takes nothing from it
+        headers["Content-Security-Policy"] = f"{self.content_security_policy}, {headers['Content-Security-Policy']}"
+        for header, value in headers.items():
+            self.set_header(header, value)
+        self.finish(text)
 
     async def http_get(self, name: str, path: str) -> None:
         """Serve a page."""
@@ -107,6 +125,7 @@ class Dashboard(ProxyHandler):  # type: ignore[misc]
         if place.path and not place.scheme and not place.netloc:
             kept["Location"] = given["Location"]
         kept["X-Content-Type-Options"] = "nosniff"
-        kept["Content-Security-Policy"] = self.content_security_policy
+        kept["Content-Security-Policy"] = f"{self.content_security_policy}, {frame.SANDBOX}"
+        kept.add("Vary", "Accept")
         kept["Cross-Origin-Resource-Policy"] = "same-origin"
         response.headers = kept

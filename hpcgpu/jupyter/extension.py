@@ -16,6 +16,7 @@ from hpcgpu.jupyter.dashboard import Dashboard
 from hpcgpu.jupyter.page import Page, Static
 from hpcgpu.jupyter.snapshots import Snapshots
 from hpcgpu.remote import jupyter_server
+from hpcgpu.runtime import frame
 
 __all__ = ["load"]
 
@@ -27,7 +28,7 @@ def load(server: Any) -> None:
     application = server.web_app
     base = application.settings["base_url"]
     snapshots = {"snapshots": Snapshots()}
-    folders = {"folders": [Path(__file__).parent / "static", Path(widget.__file__).parent / "static"]}
+    folders = {"folders": [Path(__file__).parent / "static", Path(widget.__file__).parent / "static", frame.SCRIPTS]}
     handlers: list[tuple[Any, ...]] = [
         (r"/?", Page),
         (r"/static/([A-Za-z0-9_-]+\.(?:js|css|svg))", Static, folders),

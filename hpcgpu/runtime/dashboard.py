@@ -3,7 +3,7 @@
 A page of Dask's dashboard takes up to half a second of the scheduler's event loop, and shows what the cluster computes.
 `Guard` therefore looks for the token as soon as the header of a request is read, before a handler is chosen. A browser
 brings the token once, as ``?token=``, and gets a cookie for it; programs send ``Authorization: token TOKEN``, or
-``Bearer TOKEN``. `/health` is open.
+``Bearer TOKEN``. `/health` is open. Who navigates with the cookie gets a page of ours: see `hpcgpu.runtime.frame`.
 
 A program that holds the token can find out whether the cluster itself listens, before it sends the token: at `PROOF`
 the cluster answers a number that was used only once with what only the holder of the token can make of it. After the
@@ -31,6 +31,7 @@ from tornado.iostream import IOStream
 from tornado.routing import Router
 
 from hpcgpu.fabric.strangers import Strangers
+from hpcgpu.runtime import frame
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ _PROXY = "/proxy/"
 #: What no address of a worker has. Without jupyter-server-proxy, distributed before 2026.7.1 shows what follows
 #: `/proxy/` as HTML (dask/distributed#9328).
 _MARKUP = re.compile(r"[<>&\"']")
+_SCRIPT = "/~hpcgpu/dashboard.js"
 #: For whoever connects: seconds until a request must have arrived, bytes of its header. Browsers send less than 2 KiB.
 _HEADER_TIMEOUT, _HEADER_SIZE = 20.0, 16 * 1024
 
@@ -120,7 +122,7 @@ class Guard(Router):
         if request.method in ("GET", "HEAD") and self._has_argument(request):
             return _Answer(request, 302, "Found", self._signed_in(request))
         if self._has_cookie(request.headers):
-            return self._admit(request, **kwargs)
+            return self._shown(request) or self._admit(request, **kwargs)
         return _Answer(request, 403, "Forbidden", {"Cache-Control": "no-store"}, _REFUSAL)
 
     def _admit(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
@@ -129,7 +131,19 @@ class Guard(Router):
             request.headers.pop("Authorization", None)  # Bokeh writes all headers into its pages
         elif _MARKUP.search(unquote(request.path)):
             return _Answer(request, 400, "Bad Request", {"Cache-Control": "no-store"}, "No worker has this address.\n")
+        _confine(request)
         return self.application.find_handler(request, **kwargs)
+
+    def _shown(self, request: HTTPServerRequest) -> HTTPMessageDelegate | None:
+        """Return what is ours of what a browser asks for: the page around each page of Dask, and its script."""
+        if request.path == _SCRIPT:
+            headers = {"Content-Type": "text/javascript; charset=utf-8", "Cache-Control": "no-cache"}
+            return _Answer(request, 200, "OK", headers, (frame.SCRIPTS / "dashboard.js").read_text())
+        if request.method != "GET" or not frame.navigates(request.headers):
+            return None
+        self.strangers.remove(request.connection.stream)  # type: ignore[union-attr]
+        base = "../" * (request.path.count("/") - 1) or "./"  # a proxy may have put something in front of the path
+        return _Answer(request, 200, "OK", *frame.page(request.query, base, f"{base}{_SCRIPT[1:]}"))
 
     def _has_header(self, headers: HTTPHeaders) -> bool:
         scheme, _, token = headers.get("Authorization", "").partition(" ")
@@ -180,8 +194,8 @@ class _Answer(HTTPMessageDelegate):
         self.start_line = ResponseStartLine("HTTP/1.1", code, reason)
         self.text = text.encode()
         self.headers = {
-            **headers,
             "Content-Type": "text/plain; charset=utf-8",
+            **headers,
             "Content-Length": str(len(self.text)),
             "Connection": "close",
         }
@@ -193,6 +207,22 @@ class _Answer(HTTPMessageDelegate):
             self.start_line, HTTPHeaders(self.headers), self.text if self.request.method != "HEAD" else None
         )
         connection.finish()
+
+
+def _confine(request: HTTPServerRequest) -> None:
+    """Let the answer to a request say that no browser may run it."""
+    connection = request.connection
+    assert connection is not None
+    write = connection.write_headers
+
+    def write_headers(
+        start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders, chunk: bytes | None = None
+    ) -> Any:
+        headers["Content-Security-Policy"] = frame.SANDBOX
+        headers.add("Vary", "Accept")
+        return write(start_line, headers, chunk)
+
+    connection.write_headers = write_headers  # type: ignore[method-assign]
 
 
 def guard(server: HTTPServer, directory: ClusterDirectory) -> None:

@@ -251,18 +251,24 @@ with hpcgpu.connect(sys.argv[1], quiet=True) as client:
 """
 
 
+def dask_in(page: Any) -> Any:
+    """Return the frame that has the page of Dask, of a dashboard behind Jupyter's login."""
+    frame = page.locator("iframe[src$='?~frame']").element_handle().content_frame()
+    frame.wait_for_selector(".navbar, .bk-Figure, .bk-GridBox, pre, table", timeout=1000 * TIMEOUT, state="attached")
+    return frame
+
+
 def plots_follow_the_work(dashboard: Any, cluster: str) -> None:
-    """Let a cluster work, and wait until its dashboard, in a page of the browser, shows that."""
+    """Let a cluster work, and wait until its dashboard, in a page or a frame of the browser, shows that."""
 
     def work(tasks: int) -> None:
         subprocess.run([sys.executable, "-c", _WORK, cluster, str(tasks)], check=True, timeout=TIMEOUT)
 
-    dashboard.set_default_timeout(1000 * TIMEOUT)
     work(10)
-    dashboard.wait_for_function(f"() => ({_SHOWN})() > 0")
+    dashboard.wait_for_function(f"() => ({_SHOWN})() > 0", timeout=1000 * TIMEOUT)
     before = dashboard.evaluate(_SHOWN)
     work(300)
-    dashboard.wait_for_function(f"before => ({_SHOWN})() > before", arg=before)
+    dashboard.wait_for_function(f"before => ({_SHOWN})() > before", arg=before, timeout=1000 * TIMEOUT)
 
 
 @contextmanager

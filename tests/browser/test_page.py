@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import TIMEOUT, Jupyter, Servers, plots_follow_the_work
+from browser import TIMEOUT, Jupyter, Servers, dask_in, plots_follow_the_work
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, wait_until
@@ -61,7 +61,7 @@ def test_the_launcher_opens_a_page_that_starts_and_stops_a_cluster_and_leads_to_
         picture.get_by_role("link", name="dashboard").click()
     dashboard = opened.value
     assert dashboard.url == f"{lab.url}hpcgpu/dashboard/made/status"
-    plots_follow_the_work(dashboard, "made")
+    plots_follow_the_work(dask_in(dashboard), "made")
 
     picture.get_by_role("button", name="Stop").click()
     picture.get_by_role("button", name="Stop the cluster").click()
@@ -97,7 +97,7 @@ def test_the_button_new_of_dask_labextension_makes_a_cluster_and_its_panel_opens
     page.locator(".dask-DaskClusterManager").get_by_text("NEW", exact=True).click()
     page.locator(".dask-ClusterListing").get_by_text("Number of Workers: 1").wait_for()
     page.get_by_role("button", name="Task Stream", exact=True).click()
-    plot = page.frame_locator("iframe[src*='individual-task-stream']")
+    plot = page.frame_locator("iframe[src*='individual-task-stream']").frame_locator("iframe")
     plot.locator(".bk-Figure").wait_for()
     assert "/user/ada/proxy/hpcgpu/" in page.locator("iframe[src*='individual-task-stream']").get_attribute("src")
     page.locator(".dask-ClusterListing").get_by_role("button", name="Shutdown").click()

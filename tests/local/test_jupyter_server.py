@@ -199,6 +199,32 @@ def test_the_dashboard_is_served_with_its_websocket_and_no_secret_passes(
 
 
 @under_a_prefix
+def test_who_navigates_gets_a_page_of_ours_and_a_frame_without_an_origin(
+    server: Server, cluster: LocalGPUCluster
+) -> None:
+    """tests/browser/test_dashboard.py has what a browser makes of that."""
+    browses = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    for here in ("hpcgpu/dashboard/demo", "proxy/hpcgpu/demo"):
+        for path in (f"{here}/status", f"{here}/status?~frame"):
+            assert server.fetch(path, **browses).code == 302, "to the login"
+        around, inside = (server.fetch(f"{here}/status{what}", **LOGIN, **browses) for what in ("", "?~frame"))
+        assert f'data-base="/user/ada/{here}/"' in around.body.decode() and b"Bokeh" not in around.body
+        _, policy = around.headers["Content-Security-Policy"].split(", ")
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        _, policy = inside.headers["Content-Security-Policy"].split(", ")
+        assert policy.startswith("sandbox allow-scripts ") and "allow-same-origin" not in policy
+        assert "default-src 'none'" in policy and "connect-src" not in policy and b"Bokeh" not in inside.body
+        page = server.fetch(f"{here}/status", **LOGIN)
+        assert b"Bokeh" in page.body and page.headers["Content-Security-Policy"].endswith(", sandbox")
+        assert {"Accept"} <= {"".join(one.headers.get_list("Vary")) for one in (around, inside, page)}
+    assert server.fetch("hpcgpu/static/dashboard.js", **LOGIN).code == 200
+    assert server.fetch("hpcgpu/static/dashboard.js").code == 302
+    for name in ("x%22%3E%3Cscript%3E", "%22onload=%22"):
+        answer = server.fetch(f"hpcgpu/dashboard/{name}/status", **LOGIN, **browses)
+        assert answer.code == 200 and answer.body.count(b"<script") == 1 and b"onload" not in answer.body
+
+
+@under_a_prefix
 def test_a_page_of_another_server_reaches_nothing(server: Server, cluster: LocalGPUCluster) -> None:
     opened = server.fetch(f"hpcgpu/?token={TOKEN}")
     assert opened.code == 200 and "default-src 'none'" in opened.headers["Content-Security-Policy"]

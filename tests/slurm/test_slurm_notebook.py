@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from bed import SlurmBed
-from browser import Notebook, Servers, plots_follow_the_work
+from browser import Notebook, Servers, dask_in, plots_follow_the_work
 
 from tests.slurm.helpers import CPU, in_queue, stop
 
@@ -86,5 +86,5 @@ def _plots_move(page: Any, widget: Any) -> None:
         widget.get_by_role("link", name="dashboard").click()
     dashboard = opened.value
     assert dashboard.url.endswith("/user/ada/hpcgpu/dashboard/flights/status"), "no token is in the address"
-    plots_follow_the_work(dashboard, "flights")
+    plots_follow_the_work(dask_in(dashboard), "flights")
     dashboard.close()

@@ -310,6 +310,32 @@ def test_a_page_of_another_server_cannot_use_the_cookie(port: int, directory: Cl
         assert ask(port, "/ws", Cookie=cookie, Origin=origin, **UPGRADE).status == 403
 
 
+def test_who_navigates_gets_a_page_of_ours_and_a_frame_without_an_origin(
+    port: int, directory: ClusterDirectory
+) -> None:
+    """tests/browser/test_dashboard.py has what a browser makes of that."""
+    token = directory.dashboard_token()
+    cookie = ask(port, f"/status?token={token}", Accept="text/html").headers["Set-Cookie"].split(";")[0]
+    browses = {"Cookie": cookie, "Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    for path, base in (("/", "./"), ("/status", "./"), ("/info/main/workers.html?a=1", "../../"), ("//x/", "../../")):
+        around = ask(port, path, **browses)
+        assert around.status == 200 and f'data-base="{base}"'.encode() in around.body
+        assert f'src="{base}~hpcgpu/dashboard.js"'.encode() in around.body
+        assert "default-src 'none'" in (policy := around.headers["Content-Security-Policy"]) and "unsafe" not in policy
+    inside = ask(port, "/status?~frame", **browses)
+    policy = inside.headers["Content-Security-Policy"]
+    assert policy.startswith("sandbox allow-scripts ") and "allow-same-origin" not in policy
+    assert "default-src 'none'" in policy and "connect-src" not in policy
+    assert not _Page.asked, "nothing of Dask is in them"
+    script = ask(port, "/~hpcgpu/dashboard.js", Cookie=cookie)
+    assert script.headers["Content-Type"].startswith("text/javascript") and b"DOMParser" in script.body
+    for headers in ({"Cookie": cookie, "Accept": "*/*"}, {"Authorization": f"token {token}", "Accept": "text/html"}):
+        answer = ask(port, "/status", **headers)
+        assert answer.body == b"the page" and answer.headers["Content-Security-Policy"] == "sandbox"
+    for path in ("/status", "/status?~frame", "/~hpcgpu/dashboard.js"):
+        assert ask(port, path, Accept="text/html").status == 403
+
+
 def test_the_token_changes_nothing_by_post(port: int, directory: ClusterDirectory) -> None:
     assert ask(port, f"/status?token={directory.dashboard_token()}", "POST", b"x").status == 403
 

@@ -1,0 +1,260 @@
+"""What a script that runs on a page of Dask's dashboard can do, in a real browser."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import TIMEOUT, Jupyter, Servers, dask_in, plots_follow_the_work
+
+from hpcgpu.batch.local.queue import LocalQueue
+from tests.conftest import live, wait_until
+from tests.helpers import ON_CPUS, hpcgpu
+
+pytestmark = pytest.mark.shows("Notebooks and the page of JupyterLab")
+
+ROOT = Path(__file__).parents[2]
+
+#: A cell of somebody else's file, with a script in an attribute and one in a frame.
+CELL = (
+    "<img src=x onerror=window.ran=`image`>"
+    "<iframe srcdoc=&lt;script&gt;parent.document.title=`frame`&lt;/script&gt;></iframe>"
+)
+_FAIL = """
+import sys, hpcgpu
+from distributed import wait
+
+def unescape():  # as in a table of Dask that nobody has looked at yet
+    from bokeh.models.widgets.tables import HTMLTemplateFormatter
+    from distributed.dashboard.components import scheduler as pages
+    pages.HTMLTemplateFormatter = HTMLTemplateFormatter
+
+with hpcgpu.connect(sys.argv[1], quiet=True) as client:
+    if sys.argv[2] == "unescaped":
+        client.run_on_scheduler(unescape)
+    failed = client.submit(float, sys.argv[3])
+    wait(failed)
+    client.publish_dataset(failed=failed)
+"""
+#: What a script tries. `base` is the path of the Jupyter server, `mark` a name that the server must never hear of.
+ATTACK = """async ([base, mark]) => {
+  const done = [];
+  async function attempt(name, action) {
+    try {
+      const result = await action();
+      if (result) done.push(`${name}: ${result}`);
+    } catch {}
+  }
+  const heard = (socket) => new Promise((told) => {
+    socket.onopen = () => told("open");
+    socket.onclose = socket.onerror = () => told("");
+  });
+  const loaded = (element, address) => new Promise((told) => {
+    element.onload = () => told("loaded");
+    element.onerror = () => told("");
+    element.src = address;
+    document.body.append(element);
+  });
+  const write = { method: "PUT", body: JSON.stringify({ type: "file", format: "text", content: mark }) };
+  await attempt("origin", () => (self.origin === "null" ? "" : self.origin));
+  await attempt("cookies", () => document.cookie);
+  await attempt("storage", () => { localStorage.x = 1; return "written" });
+  await attempt("parent", () => parent !== window && parent.document.title);
+  await attempt("top", () => top !== window && top.document.title);
+  await attempt("list files", async () => (await fetch(`${base}api/contents`)).status);
+  await attempt("write a file", async () => (await fetch(`${base}api/contents/${mark}`, write)).status);
+  await attempt("kernel", async () => (await fetch(`${base}api/kernels`, { method: "POST" })).status);
+  await attempt("kernel, unseen", async () => {
+    await fetch(`${base}api/kernels?${mark}`, { method: "POST", mode: "no-cors", credentials: "include" });
+    return "sent";
+  });
+  const secure = location.protocol === "https:" ? "wss" : "ws";
+  const paths = ["api/events/subscribe", "terminals/websocket/1", "hpcgpu/dashboard/demo/../../../api/kernels/x"];
+  for (const path of paths)
+    await attempt(`socket ${path}`, () => heard(new WebSocket(`${secure}://${location.host}${base}${path}?${mark}`)));
+  await attempt("image", () => loaded(new Image(), `${base}static/favicons/favicon.ico?${mark}`));
+  await attempt("script", () => loaded(document.createElement("script"), `${base}files/${mark}.js`));
+  await attempt("frame in it", async () => {
+    const frame = document.createElement("iframe");
+    await loaded(frame, "about:blank");
+    return frame.contentWindow.origin === "null" ? "" : frame.contentWindow.origin;
+  });
+  await attempt("beacon", () => { navigator.sendBeacon(`${base}api/kernels?${mark}`, "{}") });
+  await attempt("navigate the top", () => { top.location = `${base}tree?${mark}` });
+  return done;
+}"""
+
+
+@pytest.fixture
+def demo(queue: LocalQueue, home: Path) -> Iterator[str]:
+    """A cluster that runs in the background."""
+    started = hpcgpu("start", "demo", *ON_CPUS, "--jobs", "1")
+    assert started.returncode == 0, started.stderr
+    yield "demo"
+    hpcgpu("stop", "demo")
+    wait_until(lambda: not live(queue), "its jobs end")
+
+
+def fail(cluster: str, escaped: str) -> None:
+    """Let a task fail with a text of somebody else."""
+    subprocess.run([sys.executable, "-c", _FAIL, cluster, escaped, CELL], check=True, timeout=TIMEOUT)
+
+
+def server(jupyter: Servers, home: Path, base: str) -> Jupyter:
+    """A JupyterLab with our extension."""
+    return jupyter(base, environment={"JUPYTER_CONFIG_PATH": str(ROOT / "jupyter-config"), "HOME": str(home)})
+
+
+def log_in(lab: Jupyter, page: Any) -> None:
+    """From now on the browser has the cookie of the login, and no token."""
+    page.goto(f"{lab.url}hpcgpu/?token={lab.token}")
+    page.get_by_text("demo").first.wait_for()
+
+
+def test_text_of_others_is_text_in_the_table_of_exceptions(jupyter: Servers, page: Any, home: Path, demo: str) -> None:
+    fail(demo, "escaped")
+    lab = server(jupyter, home, "/")
+    log_in(lab, page)
+    page.goto(f"{lab.url}hpcgpu/dashboard/demo/exceptions")
+    dask = dask_in(page)
+    dask.get_by_text("could not convert string to float").first.wait_for()
+    assert dask.locator("code img, code iframe").count() == 0
+    assert dask.evaluate("window.ran") is None and "frame" not in (dask.title(), page.title())
+
+
+@pytest.mark.parametrize("base", ["/", "/user/ada/"])
+def test_a_script_on_a_page_of_dask_has_no_powers(
+    jupyter: Servers, page: Any, home: Path, demo: str, base: str
+) -> None:
+    fail(demo, "unescaped")
+    lab = server(jupyter, home, base)
+    log_in(lab, page)
+    for prefix in ("hpcgpu/dashboard/demo", "proxy/hpcgpu/demo"):
+        page.goto(f"{lab.url}{prefix}/exceptions")
+        dask = dask_in(page)
+        dask.wait_for_function("window.ran", timeout=1000 * TIMEOUT)  # so scripts do run there
+        assert dask.evaluate(ATTACK, [base, "planted"]) == []
+        assert page.url == f"{lab.url}{prefix}/exceptions" and "frame" not in (dask.title(), page.title())
+    assert lab.request("api/kernels") == [] and not list(lab.notebooks.iterdir())
+    assert "planted" not in lab.log
+    # what Dask sends runs nowhere by itself
+    page.goto("about:blank")
+    raw = page.request.get(f"{lab.url}hpcgpu/dashboard/demo/exceptions", headers={"Accept": "*/*"})
+    assert raw.status == 200 and raw.headers["content-security-policy"].endswith(", sandbox")
+
+
+def test_a_window_that_a_script_opens_has_no_powers_either(jupyter: Servers, page: Any, home: Path, demo: str) -> None:
+    lab = server(jupyter, home, "/")
+    log_in(lab, page)
+    page.goto(f"{lab.url}hpcgpu/dashboard/demo/status")
+    dask = dask_in(page)
+    dask.evaluate("""() => {
+      const link = document.body.appendChild(document.createElement("a"));
+      Object.assign(link, { id: "trap", target: "_blank", rel: "opener", textContent: "a link" });
+      link.style = "position: fixed; top: 300px; left: 0; z-index: 99; background: yellow";
+    }""")
+
+    def opened(address: str) -> Any:
+        dask.evaluate("address => { document.getElementById('trap').href = address }", address)
+        with page.context.expect_page() as new:
+            dask.locator("#trap").click()
+        return new.value
+
+    # a page of Jupyter that such a link opens does not know who opened it
+    window = opened(f"{lab.url}hpcgpu/")
+    window.get_by_text("demo").first.wait_for()
+    assert window.evaluate("window.opener") is None
+    window.close()
+    # a window with a script for an address has the script's origin, which is none
+    script = (
+        "javascript:document.title=`${self.origin} ${(() => { try { return document.cookie } catch { return '' } })()}`"
+    )
+    try:
+        window = opened(script)
+    except Exception:  # no window at all
+        pass
+    else:
+        assert window.evaluate("self.origin") == "null"
+    assert lab.request("api/kernels") == []
+
+
+def test_the_pages_of_dask_work_in_their_frame(jupyter: Servers, page: Any, home: Path, demo: str) -> None:
+    lab = server(jupyter, home, "/user/ada/")
+    log_in(lab, page)
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text) if "Security Policy" in message.text else None)
+    here = f"{lab.url}hpcgpu/dashboard/demo"
+    page.goto(f"{here}/?theme=x")
+    page.wait_for_url(f"{here}/status*")
+    plots_follow_the_work(dask_in(page), "demo")
+    assert page.title() == "Dask Diagnostic UI"
+    assert dask_in(page).evaluate("document.querySelector('#dask-logo img').naturalWidth") > 0
+
+    # links, of the navigation and of other pages; back; reload
+    dask_in(page).get_by_role("link", name="Workers", exact=True).click()
+    page.wait_for_url(f"{here}/workers")
+    dask_in(page).get_by_text("tls://").first.wait_for()
+    page.go_back()
+    page.wait_for_url(f"{here}/status*")
+    dask_in(page).get_by_role("link", name="Info", exact=True).click()
+    page.wait_for_url(f"{here}/info/main/workers.html")
+    with page.context.expect_page() as opened:
+        dask_in(page).get_by_role("link", name="logs").first.click(modifiers=["Control"])
+    logs = opened.value
+    logs.wait_for_url(f"{here}/info/logs*")
+    dask_in(logs).get_by_text("Scheduler").first.wait_for()
+    logs.close()
+
+    # a page with its own websocket, and one of another kind
+    page.goto(f"{here}/statics/individual-cluster-map.html")
+    dask = page.locator("iframe").element_handle().content_frame()
+    dask.wait_for_selector("#vis circle, #vis line, #vis g", state="attached", timeout=1000 * TIMEOUT)
+    page.goto(f"{here}/json/counts.json")
+    assert '"workers": 1' in dask_in(page).locator("pre").inner_text()
+    page.goto(f"{lab.url}hpcgpu/dashboard/other/status")
+    assert "other" in dask_in(page).locator("pre").inner_text()
+    assert page.errors == said == []
+
+
+def test_a_page_that_has_lost_its_connection_gets_it_again(jupyter: Servers, page: Any, home: Path, demo: str) -> None:
+    lab = server(jupyter, home, "/")
+    log_in(lab, page)
+    page.goto(f"{lab.url}hpcgpu/dashboard/demo/status")
+    dask = dask_in(page)
+    plots_follow_the_work(dask, "demo")
+    dask.evaluate("() => globalThis.lost = true")
+    page.reload()
+    plots_follow_the_work(dask_in(page), "demo")
+    page.context.clear_cookies()  # the login ends
+    page.reload()
+    page.wait_for_url("**/login?next=*")
+    page.locator("#password_input").fill(lab.token)
+    page.locator("#login_submit").click()
+    page.wait_for_url(f"{lab.url}hpcgpu/dashboard/demo/status")
+    plots_follow_the_work(dask_in(page), "demo")
+
+
+def test_the_same_without_jupyter(page: Any, home: Path, demo: str) -> None:
+    """`hpcgpu dashboard`: a script that sends away what it sees would be one of the owner's browser, too."""
+    fail(demo, "unescaped")
+    printed = hpcgpu("dashboard", "demo")
+    link = printed.stdout.strip()
+    here = link.partition("/status")[0]
+    page.goto(link)
+    page.wait_for_url(f"{here}/status")
+    plots_follow_the_work(dask_in(page), "demo")
+    dask_in(page).get_by_role("link", name="Info", exact=True).click()
+    page.wait_for_url(f"{here}/info/main/workers.html")
+    dask_in(page).get_by_text("tls://").first.wait_for()
+    page.goto(f"{here}/exceptions")
+    dask = dask_in(page)
+    dask.wait_for_function("window.ran", timeout=1000 * TIMEOUT)
+    assert dask.evaluate(ATTACK, ["/", "planted"]) == []
+    reads = "async () => { try { return (await fetch('/json/identity.json')).status } catch { return 'refused' } }"
+    assert dask.evaluate(reads) == "refused" and page.url == f"{here}/exceptions"
+    raw = page.request.get(f"{here}/exceptions", headers={"Accept": "*/*"})
+    assert raw.status == 200 and raw.headers["content-security-policy"] == "sandbox"
