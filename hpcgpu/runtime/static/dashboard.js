@@ -43,7 +43,8 @@ async function fetched() {
   const kind = answer.headers.get("Content-Type") ?? "";
   if (!kind.startsWith("text/html")) return text(await answer.text());
   if (answer.redirected) history.replaceState(null, "", answer.url);
-  // a document that is only parsed: no script of it runs, and it loads nothing
+  // a document that is only parsed: no script of it runs, and it loads nothing; of its inline styles and handlers, the
+  // browser's console says that this page's policy refuses them
   const parsed = new DOMParser().parseFromString(await answer.text(), "text/html");
   const parts = parsed.querySelectorAll("script[src], img[src], link[rel=stylesheet][href]");
   await Promise.all([...parts].map((part) => include(part, answer.url)));
