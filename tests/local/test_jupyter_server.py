@@ -202,7 +202,7 @@ def test_the_dashboard_is_served_with_its_websocket_and_no_secret_passes(
 def test_who_navigates_gets_a_page_of_ours_and_a_frame_without_an_origin(
     server: Server, cluster: LocalGPUCluster
 ) -> None:
-    """tests/browser/test_dashboard.py has what a browser makes of that."""
+    """tests/browser/test_dashboard_frame.py has what a browser makes of that."""
     browses = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
     for here in ("hpcgpu/dashboard/demo", "proxy/hpcgpu/demo"):
         for path in (f"{here}/status", f"{here}/status?~frame"):

@@ -313,7 +313,7 @@ def test_a_page_of_another_server_cannot_use_the_cookie(port: int, directory: Cl
 def test_who_navigates_gets_a_page_of_ours_and_a_frame_without_an_origin(
     port: int, directory: ClusterDirectory
 ) -> None:
-    """tests/browser/test_dashboard.py has what a browser makes of that."""
+    """tests/browser/test_dashboard_frame.py has what a browser makes of that."""
     token = directory.dashboard_token()
     cookie = ask(port, f"/status?token={token}", Accept="text/html").headers["Set-Cookie"].split(";")[0]
     browses = {"Cookie": cookie, "Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}

@@ -200,11 +200,11 @@ def test_the_pages_of_dask_work_in_their_frame(jupyter: Servers, page: Any, home
     page.go_back()
     page.wait_for_url(f"{here}/status*")
     dask_in(page).get_by_role("link", name="Info", exact=True).click()
-    page.wait_for_url(f"{here}/info/main/workers.html")
+    page.wait_for_url(f"{here}/info/main/workers.html", wait_until="commit")  # its style sheet is of another host
     with page.context.expect_page() as opened:
         dask_in(page).get_by_role("link", name="logs", exact=True).first.click(modifiers=["Control"])
     logs = opened.value
-    logs.wait_for_url(f"{here}/info/logs/**")
+    logs.wait_for_url(f"{here}/info/logs/**", wait_until="commit")
     dask_in(logs)
     logs.close()
 
@@ -245,7 +245,7 @@ def test_the_same_without_jupyter(page: Any, home: Path, demo: str) -> None:
     page.wait_for_url(f"{here}/status")
     plots_follow_the_work(dask_in(page), "demo")
     dask_in(page).get_by_role("link", name="Info", exact=True).click()
-    page.wait_for_url(f"{here}/info/main/workers.html")
+    page.wait_for_url(f"{here}/info/main/workers.html", wait_until="commit")  # its style sheet is of another host
     dask_in(page).get_by_text("tls://").first.wait_for()
     page.goto(f"{here}/exceptions")
     dask = dask_in(page)
