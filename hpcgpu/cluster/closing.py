@@ -91,7 +91,9 @@ class Closing:
             new = [
                 job for job in state.registry.jobs.values() if not (isinstance(job.phase, Ended) and job.phase.noted)
             ]
-            dispatcher.note_ends({job.name: job.job_id for job in new if job.job_id in ended})
+            # What the queue had only forgotten was cancelled with the others: there is no doubt any more.
+            told = {job for job in new if not self.problem and isinstance(job.phase, Ended) and not job.phase.drained}
+            dispatcher.note_ends({job.name: job.job_id for job in new if job.job_id in ended or job in told})
             if self._nothing_submitted():
                 claims.abandon(directory, dispatcher.token)
             else:

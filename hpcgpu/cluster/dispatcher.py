@@ -197,12 +197,15 @@ class Dispatcher:
         self._note(self.directory.detach)
 
     def note_ends(self, jobs: Mapping[str, str | None]) -> None:
-        """Write into the journal that jobs were seen to have ended, and how, all at once; ids by name."""
+        """Write into the journal that jobs have ended, and how, all at once; ids by name.
+
+        A job that the queue only forgot ended when it was first missing, as far as is known.
+        """
         views = {name: self.monitor.views.get(id_) for name, id_ in jobs.items() if id_ is not None}
         how = {
-            name: End(state=view.status.state.value, start=view.status.start, end=view.status.end)
+            name: End(state=view.status.state.value, start=view.status.start, end=view.missing_since or view.status.end)
             for name, view in views.items()
-            if view is not None and view.status.state.ended and view.missing_since is None
+            if view is not None and view.status.state.ended
         }
         self._note(self.directory.ended, jobs, how)
 

@@ -171,7 +171,7 @@ def _times(submit: Submit, used: JobUsage | None, status: JobStatus | None, over
     if status is not None:
         pending = status.state is JobState.PENDING
         reason = explain(status, kind=submit.kind)
-        return _Times(status.state.value, reason, None if pending else status.start or began, None, alive=True)
+        return _Times(status.state.value, reason, None if pending else _first(status.start, began), None, alive=True)
     heard = used.last if used is not None and used.last else None
     if submit.ended or over is not None:
         cancelled = over is not None and not submit.ended and (heard is None or heard >= over - 120)
@@ -191,7 +191,18 @@ def _ended(state: JobState, reason: str, started: float | None, ended: float | N
     began = used.began if used is not None else None
     heard = used.last if used is not None and used.last else None
     end = ended if ended is not None else heard
-    return _Times(state.value, reason, started or began, end, later=ended is None and heard is not None)
+    return _Times(state.value, reason, _first(started, began), end, later=ended is None and heard is not None)
+
+
+def _first(started: float | None, began: float | None) -> float | None:
+    """Return when a job first started.
+
+    A queue reports the last start of a job that it has run again (`qrerun`), but its workers were heard of before:
+    their hours were paid too, and the pause between the runs counts with them.
+    """
+    if started is not None and began is not None and began < started - _CLOCKS:
+        return began
+    return started or began
 
 
 def _cancelled(submit: Submit, times: _Times, over: float | None) -> str:

@@ -80,6 +80,17 @@ def test_the_job_itself_knows_when_it_began_after_the_queue_has_forgotten_it() -
     assert (job.state, job.reason) == ("ended", "the queue has forgotten how it ended")
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_job_that_the_queue_has_run_again_is_billed_from_its_first_run(ended: bool) -> None:
+    again = (
+        status(JobState.COMPLETED, start=3 * HOUR, end=6 * HOUR) if ended else status(JobState.RUNNING, start=3 * HOUR)
+    )
+    job = bill(submit(), used(), again, 1, now=6 * HOUR)
+    assert (job.started, job.ran, job.gpu_hours) == (HOUR, 5 * HOUR, 5), "its first workers were heard of at one hour"
+    how = End(state="completed", start=3 * HOUR, end=6 * HOUR)
+    assert bill(submit(ended=True, how=how), used(), None, 1, now=9 * HOUR).ran == 5 * HOUR
+
+
 def test_what_nobody_knows_is_none_and_not_zero() -> None:
     job = bill(submit(ended=True), None, None, 4, now=99 * HOUR)
     assert (job.started, job.ended, job.ran, job.waited) == (None,) * 4

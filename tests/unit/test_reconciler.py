@@ -882,6 +882,20 @@ async def test_a_job_whose_submit_is_cut_short_by_the_end_is_not_shown_as_being_
     assert not site.registry.active
 
 
+async def test_a_job_that_the_queue_forgot_has_its_end_in_the_journal_of_a_closed_cluster(site: Site) -> None:
+    """A PBS without job history: it had failed, and was not cancelled with the cluster."""
+    site.loses("demo-0")
+    site.forgets("demo-0")
+    await site.passes(300)
+    closing = Closing(site.state, quiet=True)
+    await closing.cancel()
+    await closing.wait()
+    closing.finish()
+    how = {submit.name: submit.how for submit in site.state.dispatcher.directory.submits()}
+    assert how["demo-0"] is not None and how["demo-0"].state == "failed"
+    assert how["demo-0"].end is not None and how["demo-0"].end < site.state.now - 200
+
+
 # Running jobs that lose workers together, as by a network that fails for a moment
 
 JOBS, GPUS = 8, 4
