@@ -4,6 +4,9 @@ Task 0 becomes the scheduler, task 1 continues with the program, the others beco
 and workers are started as in the jobs of a cluster: from the same templates, by `hpcgpu.runtime.launch`. As one `dask
 cuda worker` brings all workers of a node, which lets them share GPU memory by CUDA IPC, one task of each node starts it
 and the others wait.
+
+What the step prints is the program's. Scheduler and workers have files of their own, because their words when the
+program ends look like a crash.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import sys
 import threading
 import time
@@ -64,6 +68,18 @@ _LEASE = 300.0
 _HEARTBEAT = 10.0
 #: Seconds that scheduler and workers have to end.
 _TEARDOWN = 30.0
+#: Runs a command with a log of its own, passes a signal on, and shows the end of the log if the command fails alone.
+_LOGGED = """
+trap 'stopped=1; kill -TERM "$child"' TERM INT
+{command} >> {log} 2>&1 &
+child=$!
+while wait "$child"; code=$?; kill -0 "$child" 2> /dev/null; do :; done
+if [ "$code" != 0 ] && [ -z "${{stopped:-}}" ]; then
+    printf 'hpcgpu: %s ended with exit code %s. The end of %s:\\n' {what} "$code" {log} >&2
+    tail -n 30 {log} >&2
+fi
+exit "$code"
+"""
 
 
 @dataclass(frozen=True)
@@ -221,7 +237,8 @@ class SlurmGPURunner:
         )
         assert self.options.scheduler is not None
         living = replace(self.options.cluster, lease=_LEASE, shutdown_on_close=True)
-        self._become(render.command(self.system, "scheduler", replace(self.options, cluster=living), directory.path))
+        command = render.command(self.system, "scheduler", replace(self.options, cluster=living), directory.path)
+        self._become("scheduler", command)
 
     def _complete(self, directory: ClusterDirectory) -> None:
         """Write what the other tasks need, before they see the directory."""
@@ -233,12 +250,16 @@ class SlurmGPURunner:
         directory.intend(job_name, "scheduler")
         directory.submitted(job_name, os.environ["SLURM_JOB_ID"])
 
-    def _become(self, command: str) -> NoReturn:
-        """Become a command of the templates, written for bash."""
+    def _become(self, name: str, command: str) -> NoReturn:
+        """Become a command of the templates, written for bash, with a log of that name."""
         sys.stdout.flush()
         sys.stderr.flush()
         os.environ.update(settings.environment(self.options.worker, self.options.worker.ucx_env))
-        os.execv("/bin/bash", ["bash", "-c", f"exec {command}"])
+        log = shlex.quote(str(self.directory.logs / f"{name}.log"))
+        os.execv(
+            "/bin/bash",
+            ["bash", "-c", _LOGGED.format(command=command.strip(), log=log, what=shlex.quote(f"the {name}"))],
+        )
 
     # The workers
 
@@ -247,9 +268,8 @@ class SlurmGPURunner:
         worker = self.options.worker
         if not self.task.gpus:  # each by itself, under a name of its own
             os.environ["SLURM_JOB_NAME"] = f"{os.environ.get('SLURM_JOB_NAME', 'worker')}-{self.task.rank}"
-            self._become(
-                render.command(self.system, "worker", self._with(replace(worker, nodes_per_job=1)), self.directory.path)
-            )
+            worker = replace(worker, nodes_per_job=1)
+            self._become_workers(f"worker-{self.task.rank}", worker)
         self._wait_for("task-1", "the program's task")
         others = sum((self.directory.path / name).read_text() == str(self.task.node) for name in ("task-0", "task-1"))
         if not self._first_of_node():
@@ -262,14 +282,11 @@ class SlurmGPURunner:
                 "unused: start more tasks per node (srun --ntasks)",
                 file=sys.stderr,
             )
-        self._become(
-            render.command(
-                self.system, "worker", self._with(replace(worker, gpus_per_node=workers)), self.directory.path
-            )
-        )
+        self._become_workers(f"workers-of-node-{self.task.node}", replace(worker, gpus_per_node=workers))
 
-    def _with(self, worker: WorkerOptions) -> Options:
-        return replace(self.options, worker=worker)
+    def _become_workers(self, name: str, worker: WorkerOptions) -> NoReturn:
+        options = replace(self.options, worker=worker)
+        self._become(name, render.command(self.system, "worker", options, self.directory.path))
 
     def _first_of_node(self) -> bool:
         try:
@@ -319,6 +336,8 @@ class SlurmGPURunner:
         self.scheduler_address = contact.client
         self.security = credentials.security(self.directory)
         self.status = Status.running
+        if not self.options.cluster.quiet:
+            print(f"hpcgpu: scheduler and workers write to {self.directory.logs}", file=sys.stderr, flush=True)
         self._closing = threading.Event()
         self._alive = threading.Thread(
             target=lambda: asyncio.run(self._keep_alive()), name="hpcgpu-heartbeat", daemon=True

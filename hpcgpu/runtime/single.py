@@ -1,6 +1,8 @@
 """One job for all, ``python -m hpcgpu.runtime.single``: scheduler, workers and a program in one allocation.
 
 It starts the three, watches them, and ends with the program's exit code; whatever ends first, the others are ended too.
+The log of the job is the program's. Scheduler and workers have files of their own: their words at the end of a run, and
+those of srun, which ends them, look like a crash.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any, TypeVar
 
 from hpcgpu.batch import batch_system
 from hpcgpu.display.words import counted
+from hpcgpu.posix.printable import printable
 from hpcgpu.runtime import stage
 from hpcgpu.runtime.place import make_credentials
 from hpcgpu.store import claims, credentials
@@ -30,6 +33,8 @@ _T = TypeVar("_T")
 _GRACE = 20.0
 #: Seconds that scheduler and workers have.
 _TEARDOWN = 10.0
+#: Of the log of what ended too early: bytes at its end that are shown.
+_TAIL = 4096
 
 
 class _Aborted(Exception):
@@ -77,8 +82,8 @@ class Single:
             loop.add_signal_handler(number, self._on_signal, number)
         cluster: dict[str, asyncio.subprocess.Process] = {}
         try:
-            cluster["the scheduler"] = await asyncio.create_subprocess_exec(*scheduler, start_new_session=True)
-            cluster["the workers"] = await asyncio.create_subprocess_exec(*workers, start_new_session=True)
+            cluster["the scheduler"] = await self._start("the scheduler", scheduler)
+            cluster["the workers"] = await self._start("the workers", workers)
             contact = await self._unless_ended(cluster, _scheduler_there(self.directory), "the scheduler")
             await self._unless_ended(
                 cluster, _workers_there(contact, self.directory, self.workers), counted(self.workers, "worker")
@@ -89,6 +94,23 @@ class Single:
             return 128 + self.signalled.result() if self.signalled.done() else 1
         finally:
             await asyncio.gather(*(_end(process, _TEARDOWN) for process in cluster.values()))
+
+    def _log(self, name: str) -> Path:
+        return self.directory.logs / f"{name.removeprefix('the ')}.log"
+
+    async def _start(self, name: str, command: Sequence[str]) -> asyncio.subprocess.Process:
+        """Start scheduler or workers, with a log of their own."""
+        with self._log(name).open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *command, stdout=log, stderr=asyncio.subprocess.STDOUT, start_new_session=True
+            )
+
+    def _end_of_log(self, name: str) -> str:
+        """Return the end of a log, for a message."""
+        with self._log(name).open("rb") as log:
+            log.seek(max(0, self._log(name).stat().st_size - _TAIL))
+            end = printable(log.read().decode(errors="replace"), None, lines=True).rstrip()
+        return f"The end of {self._log(name)}:\n{end or '(empty)'}"
 
     def _on_signal(self, number: int) -> None:
         if self.signalled is not None and not self.signalled.done():
@@ -108,10 +130,11 @@ class Single:
                     "program was not started"
                 )
             if ended := next((name for end, name in ends.items() if end in done), None):
-                raise _Aborted(f"{ended} ended too early: the program was not started. See the reason above")
+                raise _Aborted(f"{ended} ended too early: the program was not started. {self._end_of_log(ended)}")
             if task not in done:
                 raise _Aborted(
-                    f"the job waited {self.timeout:g} s (death_timeout) for {what}: the program was not started"
+                    f"the job waited {self.timeout:g} s (death_timeout) for {what}: the program was not started. The "
+                    f"logs of scheduler and workers are in {self.directory.logs}"
                 )
             return task.result()
         finally:
@@ -138,20 +161,25 @@ class Single:
         try:
             done, _ = await asyncio.wait([over, self.signalled, *ends], return_when=asyncio.FIRST_COMPLETED)
             if over in done:
-                code = over.result()
-                return 128 - code if code < 0 else code
+                return self._said(over.result())
             await _end(program, _GRACE)
             if self.signalled in done:
                 raise _Aborted(
                     f"{signal.Signals(self.signalled.result()).name} arrived, at the end of the walltime or from "
                     "scancel: the program was stopped"
                 )
-            raise _Aborted(
-                f"{next(name for end, name in ends.items() if end in done)} ended: the program was stopped too"
-            )
+            ended = next(name for end, name in ends.items() if end in done)
+            raise _Aborted(f"{ended} ended: the program was stopped too. {self._end_of_log(ended)}")
         finally:
             for waiting in (over, *ends):
                 waiting.cancel()
+
+    def _said(self, code: int) -> int:
+        """Say how the program ended; return the exit code of the job."""
+        how = f"signal {-code}: exit code {128 - code}" if code < 0 else f"exit code {code}"
+        logs = f"scheduler and workers wrote to {self.directory.logs}"
+        print(f"hpcgpu: the program ended with {how}; {logs}", file=sys.stderr, flush=True)
+        return 128 - code if code < 0 else code
 
 
 async def _end(process: asyncio.subprocess.Process, grace: float) -> None:

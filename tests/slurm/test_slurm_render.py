@@ -123,6 +123,10 @@ def test_a_single_job_ends_with_the_program_s_exit_code(
     assert "answer 6 workers 4\n" in log(script) and REFUSED in log(script)
     assert "schemes ['authenticated']" in log(script) or security is True
     [directory] = [path for path in script.parent.iterdir() if path.is_dir()]
+    assert "Traceback" not in log(script) and "srun" not in log(script) and "distributed" not in log(script)
+    said = f"hpcgpu: the program ended with exit code {code}; scheduler and workers wrote to {directory}/logs\n"
+    assert log(script).endswith(said) and len(log(script).splitlines()) <= 6, log(script)
+    assert {path.name for path in (directory / "logs").iterdir()} == {"scheduler.log", "workers.log"}
     assert not (directory / "tls").exists() and not (directory / "contact.json").exists()
     assert empty(bed)
 
@@ -136,7 +140,8 @@ def test_a_single_job_whose_workers_die_ends_its_program(bed: SlurmBed, home: Pa
 def test_a_single_job_without_workers_fails_and_says_why(bed: SlurmBed, home: Path) -> None:
     script = single(home, "none", "", worker_extra_args=["--no-such-option"])
     assert run_script(script) == 1
-    assert "the workers ended too early: the program was not started" in log(script)
+    assert "the workers ended too early: the program was not started. The end of " in log(script)
+    assert "logs/workers.log:" in log(script) and "--no-such-option" in log(script)
 
 
 def test_a_single_job_at_its_walltime_ends_its_program_first(bed: SlurmBed, home: Path, until: Until) -> None:

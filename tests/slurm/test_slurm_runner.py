@@ -66,6 +66,9 @@ def test_two_nodes_of_four_gpus_compute(bed: SlurmBed, home: Path, protocol: str
     )
     assert "names 8 workers 8\n" in out and "answer 5050\n" in out
     assert "GPUs stay unused" not in out and left(bed, home) == []
+    assert len(out.splitlines()) == 4 and "Traceback" not in out, out
+    logs = {path.name for path in next((home / "clusters").glob("runner-*")).joinpath("logs").iterdir()}
+    assert logs == {"scheduler.log", "workers-of-node-0.log", "workers-of-node-1.log"}
 
 
 @pytest.mark.parametrize(("security", "scheme"), [(True, "tls"), ("authenticated", "authenticated")])
@@ -100,7 +103,7 @@ def test_without_gpus_each_task_is_a_worker(bed: SlurmBed, home: Path) -> None:
 
 def test_a_program_that_fails_ends_all_with_its_exit_code(bed: SlurmBed, home: Path) -> None:
     code, out = srun(home, "--ntasks=3", gpus=1, nodes=1, workers=1, rest="raise SystemExit(7)")
-    assert code == 7, out
+    assert code == 7 and "task 1: Exited with exit code 7" in out and "Traceback" not in out, out
     assert left(bed, home) == []
 
 
