@@ -52,6 +52,10 @@ def _options(request: Mapping[str, Any]) -> dict[str, Any]:
     options = request.get("options", {})
     if not isinstance(options, dict):
         raise OptionError("options must be an object with options and their values")
+    return _allowed(options)
+
+
+def _allowed(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in options:
         if not _OPTION.fullmatch(name) or name.replace("-", "_") in _FIXED:
             raise OptionError(f"{printable(name, 40)!r} is not an option that can be set here")
@@ -65,6 +69,8 @@ def _flags(options: Mapping[str, Any]) -> Iterator[str]:
             yield f"--{flag}" if value else f"--no-{flag}"
         elif isinstance(value, list):
             yield from (f"--{flag}={_scalar(name, item)}" for item in value)
+        elif name == "scheduler" and isinstance(value, dict):
+            yield from (f"--scheduler={option}={_scalar(option, one)}" for option, one in _allowed(value).items())
         else:
             yield f"--{flag}={_scalar(name, value)}"
 
@@ -105,6 +111,14 @@ def run(argv: list[str]) -> dict[str, Any]:
     raise (OptionError if done.returncode == 2 else BatchError)(words or f"the start ended with {done.returncode}")
 
 
+def _spelled(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as they are written in a file."""
+    return {
+        option.replace("_", "-"): _spelled(value) if option == "scheduler" and isinstance(value, dict) else value
+        for option, value in options.items()
+    }
+
+
 def save(request: Mapping[str, Any]) -> Path:
     """Save a form as a profile of the user's: ``{"name": ..., "options": {"system": ..., "profile": ..., ...}}``.
 
@@ -131,7 +145,9 @@ def save(request: Mapping[str, Any]) -> Path:
         raise OptionError(f"{name!r} is the name of a profile of hpcgpu: choose another name")
     if path.exists() and profiles.load(name).source != _SOURCE:
         raise OptionError(f"{path} was not saved here: choose another name, or edit that file")
-    own = {option.replace("_", "-"): value for option, value in options.items()}
+    own = _spelled(options)
+    if "scheduler" in own and isinstance(base.get("scheduler"), dict):  # its options one by one
+        own["scheduler"] = base["scheduler"] | own["scheduler"]
     content: dict[str, Any] = {"about": f"The form {name} in Jupyter.", "source": _SOURCE, "system": system}
     content |= {"needs": [option for option in needs if option not in own], "options": base | own}
     private_directory(path.parent)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import TIMEOUT, Jupyter, Servers, dask_in, plots_follow_the_work
+import yaml
+from browser import Jupyter, Servers, dask_in, plots_follow_the_work
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, wait_until
@@ -27,16 +30,22 @@ def lab(jupyter: Servers, queue: LocalQueue, home: Path) -> Jupyter:
 
 
 def clusters_page(lab: Jupyter, page: Any) -> Any:
-    """Open the page by its card in the launcher."""
+    """Open the page by its card in the launcher, in a tab of JupyterLab."""
     page.goto(lab.lab(), wait_until="domcontentloaded")
-    with page.context.expect_page() as opened:
-        page.locator(".jp-LauncherCard", has_text="GPU clusters").click()
-    clusters = opened.value
-    clusters.set_default_timeout(1000 * TIMEOUT)
-    clusters.errors = []
-    clusters.on("pageerror", lambda error: clusters.errors.append(str(error)))
-    assert clusters.url == f"{lab.url}hpcgpu/"
-    return clusters
+    page.locator(".jp-LauncherCard", has_text="GPU clusters").click()
+    page.locator(".lm-TabBar-tab.lm-mod-current", has_text="GPU clusters").wait_for()
+    frame = page.locator("#hpcgpu-clusters iframe")
+    assert frame.get_attribute("src") == f"{lab.url}hpcgpu/" and len(page.context.pages) == 1
+    return frame.element_handle().content_frame()
+
+
+def cut(page: Any) -> Any:
+    """Return what is wider than its place, or ends to the right of the window."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll("body *")].filter((one) => one.clientWidth > 0 && !one.closest("svg"))
+        .filter((one) => one.scrollWidth > one.clientWidth + 1 || one.getBoundingClientRect().right > innerWidth)
+        .map((one) => `${one.tagName} ${one.className} ${one.textContent.slice(0, 40)}`)"""
+    )
 
 
 def test_the_launcher_opens_a_page_that_starts_and_stops_a_cluster_and_leads_to_its_dashboard(
@@ -52,12 +61,14 @@ def test_the_launcher_opens_a_page_that_starts_and_stops_a_cluster_and_leads_to_
     clusters.get_by_text("made was not started: ").wait_for()
     assert "walltime" in clusters.get_by_role("status").last.inner_text()
     clusters.get_by_label("Walltime").fill("1h")
-    clusters.get_by_role("button", name="Start").click()
+    clusters.get_by_role("button", name="Start", exact=True).click()
 
     picture = clusters.locator(".hpcgpu")
     picture.locator("tr", has_text="made-0").get_by_text("running").wait_for()
+    clusters.locator("main > table tr", has_text="made").get_by_text("running").wait_for()
+    assert "waits" not in clusters.get_by_role("status").last.inner_text(), "it runs"
     clusters.get_by_text('client = hpcgpu.connect("made")').wait_for()
-    with clusters.context.expect_page() as opened:
+    with page.context.expect_page() as opened:
         picture.get_by_role("link", name="dashboard").click()
     dashboard = opened.value
     assert dashboard.url == f"{lab.url}hpcgpu/dashboard/made/status"
@@ -67,7 +78,51 @@ def test_the_launcher_opens_a_page_that_starts_and_stops_a_cluster_and_leads_to_
     picture.get_by_role("button", name="Stop the cluster").click()
     clusters.get_by_text("No clusters.").wait_for()
     wait_until(lambda: not live(queue), "its jobs end")
-    assert not (home / "clusters" / "made" / "dashboard.token").exists() and clusters.errors == page.errors == []
+    assert not (home / "clusters" / "made" / "dashboard.token").exists() and page.errors == []
+
+
+def test_the_form_can_say_the_first_program_of_the_readme(lab: Jupyter, page: Any, home: Path) -> None:
+    page.goto(f"{lab.url}hpcgpu/?token={lab.token}")
+    page.get_by_text("No clusters.").wait_for()
+    for label, text in {
+        "Queue": "gpu",
+        "Account": "m1234",
+        "Walltime": "02:00:00",
+        "GPUs per node": "4",
+        "Type of GPU": "a100",
+        "Cores per node": "16",
+        "Memory per node": "60GB",
+        "Queue of the scheduler job": "shared",
+        "Worker jobs": "3",
+        "Name": "first",
+    }.items():
+        page.get_by_label(label, exact=True).fill(text)
+    page.get_by_label("Batch system").select_option("slurm")
+    page.get_by_role("button", name="Save this form").click()
+    page.get_by_text("Saved as your profile first").wait_for()
+    written = yaml.safe_load((home / ".config/hpcgpu/profiles/first.yaml").read_text())["options"]
+    [program] = re.findall(
+        r"```python\n(from hpcgpu import SlurmGPUCluster\n.*?)```", (ROOT / "README.md").read_text(), re.S
+    )
+    [call] = [
+        one for one in ast.walk(ast.parse(program)) if getattr(getattr(one, "func", None), "id", "").endswith("Cluster")
+    ]
+    assert isinstance(call, ast.Call)
+    assert written == {str(one.arg).replace("_", "-"): ast.literal_eval(one.value) for one in call.keywords}
+    for width in (800, 620):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert cut(page) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("my cluster", "my cluster was not started: "), ("", "The cluster was not")]
+)
+def test_a_name_that_cannot_be_is_refused_in_our_own_words(lab: Jupyter, page: Any, name: str, said: str) -> None:
+    page.goto(f"{lab.url}hpcgpu/?token={lab.token}")
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_role("button", name="Start", exact=True).click()
+    page.get_by_text("begin with a letter or digit").wait_for()
+    assert said in page.get_by_role("status").last.inner_text()
 
 
 def test_names_of_others_are_text(lab: Jupyter, page: Any, home: Path) -> None:

@@ -22,6 +22,7 @@ function cells(tag, texts) {
 
 // ---- the list
 
+const states = new Map(); // of the clusters in the list
 const rows = el("tbody");
 const table = el("table", { hidden: true }, el("thead", {}, el("tr", {}, ...cells("th", ["Name", "State", "Workers", "GPUs", "Time left", "GPU hours", "Batch system"]))), rows);
 const none = el("p", { className: "quiet", textContent: "Loading …" });
@@ -48,6 +49,7 @@ async function list() {
     const { clusters } = await request(`${api}clusters`);
     const focused = document.activeElement?.closest("tbody") === rows ? document.activeElement.textContent : null;
     rows.replaceChildren(...clusters.map(row));
+    for (const cluster of clusters) states.set(cluster.name, cluster.state);
     if (focused !== null) [...rows.querySelectorAll("button")].find((button) => button.textContent === focused)?.focus();
     table.hidden = clusters.length === 0;
     none.hidden = clusters.length > 0;
@@ -106,6 +108,7 @@ async function show() {
     if (shown !== view) return;
     shown.update(snapshot);
     shown.note("");
+    if (states.get(name) !== snapshot.state) await list(); // it would show the earlier state for some seconds
   } catch (error) {
     if (shown === view) shown.note(error.message);
   }
@@ -114,25 +117,33 @@ async function show() {
 // ---- a new one
 
 const fields = {
-  name: el("input", { required: true, placeholder: "demo", pattern: "[A-Za-z0-9][A-Za-z0-9_.\\-]{0,49}", autocomplete: "off" }),
+  name: el("input", { placeholder: "demo", autocomplete: "off" }),
   profile: el("select"),
   system: el("select"),
-  jobs: el("input", { type: "number", min: 0, value: 1 }),
-  gpus_per_node: el("input", { type: "number", min: 0, placeholder: "as the profile" }),
-  walltime: el("input", { placeholder: "2h" }),
   queue: el("input"),
   account: el("input"),
+  walltime: el("input", { placeholder: "2h" }),
+  gpus_per_node: el("input", { inputMode: "numeric", placeholder: "as the profile, else 1" }),
+  gpu_type: el("input"),
+  cores: el("input", { inputMode: "numeric" }),
+  memory: el("input", { placeholder: "60GB" }),
+  scheduler_queue: el("input", { placeholder: "as the worker jobs" }),
+  jobs: el("input", { inputMode: "numeric", value: "1" }),
   idle_timeout: el("input", { placeholder: "30m" }),
 };
 const labels = {
   name: "Name",
   profile: "Profile or saved form",
   system: "Batch system",
-  jobs: "Worker jobs",
-  gpus_per_node: "GPUs per node",
-  walltime: "Walltime",
   queue: "Queue",
   account: "Account",
+  walltime: "Walltime",
+  gpus_per_node: "GPUs per node",
+  gpu_type: "Type of GPU",
+  cores: "Cores per node",
+  memory: "Memory per node",
+  scheduler_queue: "Queue of the scheduler job",
+  jobs: "Worker jobs",
   idle_timeout: "End when idle for",
 };
 const start = el("button", { type: "submit", textContent: "Start" });
@@ -140,13 +151,14 @@ const save = el("button", { type: "button", textContent: "Save this form" });
 const told = el("p");
 told.setAttribute("role", "status");
 const labelled = Object.entries(fields).map(([name, field]) => el("label", {}, labels[name], Object.assign(field, { name })));
-const form = el("form", {}, ...labelled, el("div", { className: "buttons" }, start, save));
+const form = el("form", { noValidate: true }, ...labelled, el("div", { className: "buttons" }, start, save));
 let profiles = [];
 
 function options(save) {
   const given = Object.entries(fields).filter(([name, field]) => name !== "name" && field.value !== "");
-  const numbers = new Set(["jobs", "gpus_per_node"]);
-  const found = Object.fromEntries(given.map(([name, field]) => [name, numbers.has(name) ? Number(field.value) : field.value]));
+  const value = (field) => (field.inputMode === "numeric" && /^\d+$/.test(field.value) ? Number(field.value) : field.value);
+  const { scheduler_queue: queue, ...found } = Object.fromEntries(given.map(([name, field]) => [name, value(field)]));
+  if (queue !== undefined) found.scheduler = { queue };
   if (found.profile !== undefined || (save && found.system === "auto")) delete found.system; // the profile says it
   return found;
 }
@@ -191,11 +203,11 @@ form.addEventListener("submit", async (event) => {
   tell(`Starting ${name} …`);
   try {
     const answer = await request(`${api}clusters`, { name, options: options(false) });
-    tell(`${name} waits in the queue.${answer.messages ? `\n${answer.messages}` : ""}`);
+    tell(`The queue has accepted the jobs of ${name}.${answer.messages ? `\n${answer.messages}` : ""}`);
     await list();
     select(name);
   } catch (error) {
-    tell(`${name} was not started: ${error.message}`, true);
+    tell(`${name || "The cluster"} was not started: ${error.message}`, true);
   } finally {
     start.disabled = false;
   }

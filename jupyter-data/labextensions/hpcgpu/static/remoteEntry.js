@@ -1,10 +1,11 @@
-// In JupyterLab: a card in the launcher, and a command, that open the page hpcgpu/ in a tab of the browser; and what a
-// notebook shows of a cluster whose widget is gone.
+// In JupyterLab: a card in the launcher, and a command, that open the page hpcgpu/ in a tab of it; and what a notebook
+// shows of a cluster whose widget is gone.
 //
 // JupyterLab loads a prebuilt extension as a container of webpack's module federation: an object with `init`, which is
 // given the modules that JupyterLab shares, and `get`. Written by hand it needs no bundler.
 (() => {
   const COMMAND = "hpcgpu:open";
+  const LABEL = "GPU clusters";
   const ICON = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect x="3" y="6" width="26" height="20" rx="3"
 fill="#2f8f4e"/><g fill="#fff"><rect x="7" y="10" width="8" height="5" rx="1"/><rect x="17" y="10" width="8" height="5"
 rx="1"/><rect x="7" y="17" width="8" height="5" rx="1"/><rect x="17" y="17" width="8" height="5" rx="1"/></g></svg>`;
@@ -76,25 +77,42 @@ rx="1"/><rect x="7" y="17" width="8" height="5" rx="1"/><rect x="17" y="17" widt
 
   async function extension() {
     const { ILauncher } = await load("@jupyterlab/launcher");
-    const { ICommandPalette } = await load("@jupyterlab/apputils");
+    const { ILayoutRestorer } = await load("@jupyterlab/application");
+    const { ICommandPalette, MainAreaWidget, WidgetTracker } = await load("@jupyterlab/apputils");
     const { LabIcon } = await load("@jupyterlab/ui-components");
-    const activate = (app, launcher, palette) => {
+    const { Widget } = await load("@lumino/widgets");
+    const icon = new LabIcon({ name: "hpcgpu:icon", svgstr: ICON });
+    const tab = (address) => {
+      const page = Object.assign(document.createElement("iframe"), { src: address, title: LABEL });
+      page.style.border = "0";
+      const widget = new MainAreaWidget({ content: new Widget({ node: page }) });
+      Object.assign(widget, { id: "hpcgpu-clusters" });
+      Object.assign(widget.title, { label: LABEL, icon, closable: true });
+      return widget;
+    };
+    const activate = (app, launcher, palette, restorer) => {
+      const tracker = new WidgetTracker({ namespace: "hpcgpu" });
       app.commands.addCommand(COMMAND, {
-        label: "GPU clusters",
+        label: LABEL,
         caption: "Show, start and stop the clusters of hpcgpu",
-        icon: new LabIcon({ name: "hpcgpu:icon", svgstr: ICON }),
-        execute: () => {
-          window.open(`${app.serviceManager.serverSettings.baseUrl}hpcgpu/`, "_blank", "noopener");
+        icon,
+        execute: async () => {
+          const widget = tracker.currentWidget ?? tab(`${app.serviceManager.serverSettings.baseUrl}hpcgpu/`);
+          if (!tracker.has(widget)) await tracker.add(widget);
+          if (!widget.isAttached) app.shell.add(widget, "main");
+          app.shell.activateById(widget.id);
         },
       });
       launcher?.add({ command: COMMAND, category: "Other", rank: 50 });
       palette?.addItem({ command: COMMAND, category: "HPC" });
+      restorer?.restore(tracker, { command: COMMAND, name: () => "clusters" });
       const base = app.serviceManager.serverSettings.baseUrl;
       app.docRegistry.addWidgetExtension("Notebook", {
         createNew: (panel) => showClusters(panel.content.rendermime, base),
       });
     };
-    return { __esModule: true, default: { id: "hpcgpu:launcher", autoStart: true, optional: [ILauncher, ICommandPalette], activate } };
+    const optional = [ILauncher, ICommandPalette, ILayoutRestorer];
+    return { __esModule: true, default: { id: "hpcgpu:launcher", autoStart: true, optional, activate } };
   }
 
   window._JUPYTERLAB = window._JUPYTERLAB || {};
