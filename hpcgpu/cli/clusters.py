@@ -90,11 +90,11 @@ def show_json(value: object) -> None:
     click.echo(json.dumps(value, indent=1, default=str))
 
 
-def show_jobs(jobs: list[JobInfo], *, every: bool = False, how: str) -> None:
+def show_jobs(jobs: list[JobInfo], *, every: bool = False, how: str, now: float | None = None) -> None:
     """Print a table of jobs in the same way; if `every` is false, of many jobs a summary that says `how` to see all."""
     from hpcgpu.display.table import JobTable
 
-    click.echo(JobTable(jobs).text(width(), every=every, how=f"`{how}` shows all"))
+    click.echo(JobTable(jobs, now=now).text(width(), every=every, how=f"`{how}` shows all"))
 
 
 def width() -> int:
@@ -258,7 +258,7 @@ def _print(found: Snapshot, every: bool, asked: str) -> None:
     # jobs that ended as they should are of interest to few
     jobs = [job for job in found.jobs if every or job.state not in ("completed", "cancelled")]
     if jobs:
-        show_jobs(jobs, every=every, how=f"hpcgpu status {asked} --all")
+        show_jobs(jobs, every=every, how=f"hpcgpu status {asked} --all", now=found.time)
     else:
         click.echo(
             "The state of its jobs is not known."

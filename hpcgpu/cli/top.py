@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -57,7 +58,7 @@ def top(name: str) -> None:
 
     observer, console = Observer(locate(name)), Console(highlight=False)
     if not (console.is_terminal and sys.stdin.isatty()) or console.is_dumb_terminal:
-        Console(width=_WIDE, highlight=False).print(picture(observer.snapshot(), now=time.time()))
+        Console(width=_WIDE, highlight=False).print(picture(observer.snapshot(), now=time.time(), width=_WIDE))
         return
     with console.status(f"looking at cluster {printable(name)}"):
         first = observer.snapshot()
@@ -83,10 +84,10 @@ def _live(console: Console, take: Callable[[], Snapshot], first: Snapshot) -> No
     first_line = 0
     with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            lines = len(_job_lines(latest, now=time.time()))
-            first_line = max(0, min(first_line, lines - 1))
+            now, width, height = time.time(), console.width, console.height
+            first_line = max(0, min(first_line, len(_job_lines(latest, now=now, width=width)) - 1))
             live.update(
-                picture(latest, now=time.time(), height=console.height, first=first_line, error=error), refresh=True
+                picture(latest, now=now, width=width, height=height, first=first_line, error=error), refresh=True
             )
             pressed = key(0.5)
             if pressed in ("q", "Q"):
@@ -116,7 +117,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
 
 def picture(
-    found: Snapshot, *, now: float, height: int | None = None, first: int = 0, error: str = ""
+    found: Snapshot, *, now: float, width: int, height: int | None = None, first: int = 0, error: str = ""
 ) -> RenderableType:
     """Draw a snapshot for a terminal.
 
@@ -125,6 +126,8 @@ def picture(
     found : Snapshot
     now : float
         Epoch seconds.
+    width : int
+        Characters of a line: reasons and warnings are wrapped.
     height : int, optional
         Lines of the terminal. Default: all jobs are shown.
     first : int, default 0
@@ -135,13 +138,17 @@ def picture(
     from rich.console import Group
     from rich.text import Text
 
-    head = [Text(line, no_wrap=True, overflow="ellipsis") for line in _head(found, now=now, error=error)]
-    lines = _job_lines(found, now=now)
+    head = [Text(line, no_wrap=True) for text in _head(found, now=now, error=error) for line in _wrapped(text, width)]
+    lines = _job_lines(found, now=now, width=width)
     shown = lines if height is None else lines[first : first + max(1, height - len(head) - 3)]
     more = len(lines) - first - len(shown)
     keys = "q ends" + ", arrows move" * (more > 0 or first > 0) + f", {more} more lines" * (more > 0)
     foot = [] if height is None else [Text(keys, style="dim")]
     return Group(*head, Text(), *shown, *foot)
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent or "  ", break_on_hyphens=False)
 
 
 def _head(found: Snapshot, *, now: float, error: str) -> list[str]:
@@ -179,7 +186,7 @@ def _head(found: Snapshot, *, now: float, error: str) -> list[str]:
     return [printable(line.split("\n", 1)[0]) for line in lines]
 
 
-def _job_lines(found: Snapshot, *, now: float) -> list[Text]:
+def _job_lines(found: Snapshot, *, now: float, width: int) -> list[Text]:
     """Return a line for each job that has not ended, below it why it waits, or its GPUs."""
     gpus: dict[str, list[GPUInfo]] = {}
     for gpu in found.devices:
@@ -190,7 +197,7 @@ def _job_lines(found: Snapshot, *, now: float) -> list[Text]:
     workers = max((len(gpu.worker) for gpu in found.devices), default=0)
     lines = []
     for job in jobs:
-        lines += _lines_of_job(job, widths, now=now)
+        lines += _lines_of_job(job, widths, now=now, width=width)
         lines += [_gpu_line(gpu, workers, now=now) for gpu in gpus.get(job.name, ())]
     return lines
 
@@ -203,22 +210,16 @@ def _cells(job: JobInfo) -> tuple[str, ...]:
     return printable(job.id), printable(job.name), f"{job.state}{clock}", printable(job.node)
 
 
-def _lines_of_job(job: JobInfo, widths: list[int], *, now: float) -> list[Text]:
+def _lines_of_job(job: JobInfo, widths: list[int], *, now: float, width: int) -> list[Text]:
     from rich.text import Text
 
-    from hpcgpu.display.progress import duration
+    from hpcgpu.display.table import why
 
     style = {"pending": "yellow", "unknown": "yellow", "running": "green"}.get(job.state, "")
     line = Text(no_wrap=True, overflow="ellipsis")
-    for number, (text, width) in enumerate(zip(_cells(job), widths, strict=True)):
-        line.append(f"{text:{width}}  ", style=style if number == 2 else "bold")
-    parts = [job.reason]
-    if job.expected_start is not None:
-        parts.append(f"the queue expects to start it in {duration(max(0.0, job.expected_start - now))}")
-    if job.usual_wait is not None:
-        parts.append(f"such jobs waited {duration(job.usual_wait)} before")
-    detail = printable("; ".join(filter(None, parts)))
-    return [line, *[Text(f"    {detail}", no_wrap=True, overflow="ellipsis")] * bool(detail)]
+    for number, (text, size) in enumerate(zip(_cells(job), widths, strict=True)):
+        line.append(f"{text:{size}}  ", style=style if number == 2 else "bold")
+    return [line, *(Text(text, no_wrap=True) for text in _wrapped(printable(why(job, now=now)), width, " " * 4))]
 
 
 def _gpu_line(gpu: GPUInfo, width: int, *, now: float) -> Text:

@@ -12,7 +12,7 @@ from hpcgpu.display.summary import examples, summary
 from hpcgpu.display.text import columns
 from hpcgpu.display.words import MANY
 
-__all__ = ["JobTable"]
+__all__ = ["JobTable", "why"]
 
 _COLUMNS = ("id", "kind", "name", "state", "waited", "node", "workers", "reason")
 
@@ -23,6 +23,16 @@ _HOW = "`print(cluster.jobs.text(140, every=True))` shows all"
 _FRESH = 3.0
 
 
+def why(job: JobInfo, *, now: float) -> str:
+    """Return why a job waits or ended, and when it is expected to start, as far as that is known."""
+    parts = [job.reason]
+    if job.expected_start is not None:
+        parts.append(f"the queue expects to start it in {duration(max(0.0, job.expected_start - now))}")
+    if job.usual_wait is not None:
+        parts.append(f"such jobs waited {duration(job.usual_wait)} before")
+    return "; ".join(filter(None, parts))
+
+
 class JobTable(list[JobInfo]):
     """A list of `JobInfo` that shows itself as a table; of more than twenty a summary and a few rows.
 
@@ -31,11 +41,13 @@ class JobTable(list[JobInfo]):
     jobs : iterable of JobInfo
     age : float, default 0
         Seconds since the queue last reported the states of the jobs.
+    now : float, optional
+        Epoch seconds. With it the table says when a pending job is expected to start.
     """
 
-    def __init__(self, jobs: Iterable[JobInfo] = (), age: float = 0.0) -> None:
+    def __init__(self, jobs: Iterable[JobInfo] = (), age: float = 0.0, now: float | None = None) -> None:
         super().__init__(jobs)
-        self.age = age
+        self.age, self.now = age, now
 
     def _note(self) -> str:
         """Return how old it is; empty if it is fresh."""
@@ -44,9 +56,12 @@ class JobTable(list[JobInfo]):
     def _shown(self, every: bool) -> list[tuple[str, ...]]:
         """Return the rows that are shown."""
         return [
-            (job.id, job.kind, job.name, job.state, duration(job.waited), job.node, str(job.workers), job.reason)
+            (job.id, job.kind, job.name, job.state, duration(job.waited), job.node, str(job.workers), self._why(job))
             for job in (self if every or len(self) <= MANY else examples(self))
         ]
+
+    def _why(self, job: JobInfo) -> str:
+        return job.reason if self.now is None else why(job, now=self.now)
 
     def _summary(self, rows: int, how: str) -> str:
         """Return what stands for the rows that are not shown; empty if all are."""

@@ -10,7 +10,7 @@ import asyncio
 import html
 import textwrap
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypedDict
@@ -39,6 +39,11 @@ _COLUMNS = (
     *("id", "name", "waited", "ran", "GPU hours", "busy", "before", "after", "GPU %, peak", "memory, peak, all"),
     *("tasks", "lost", "sent", "spilled", "end"),
 )
+#: The columns of the first line of a job where there is no room for all of them.
+_FIRST = ("name", "ran", "GPU hours", "busy", "before", "after")
+#: Characters of the last column that have room beside the others.
+_END = 30
+_INDENT = " " * 4
 
 
 class ReportJSON(TypedDict):
@@ -153,7 +158,7 @@ class Report:
         lines = [f"{name:<10} {text}" for name, text in self._head()]
         rows = [_row(job) for job in self._shown(every)]
         lines = [textwrap.fill(line, width, subsequent_indent=" " * 11) for line in lines]
-        return "\n".join([*lines, "", columns(_COLUMNS, rows, width)]) if rows else "\n".join(lines)
+        return "\n".join([*lines, "", _table(rows, width)]) if rows else "\n".join(lines)
 
     def _shown(self, every: bool) -> list[JobBill]:
         return self.jobs if every or len(self.jobs) <= MANY else examples(self.jobs)
@@ -210,6 +215,30 @@ class Report:
             f"<title>{title}</title><style>{_STYLE}</style></head>\n"
             f"<body><h1>{title}</h1>{self._repr_html_()}</body></html>\n"
         )
+
+
+def _table(rows: list[tuple[str, ...]], width: int) -> str:
+    """Return a line for each job; where there is no room for all columns, two: figures, and below them the rest."""
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    if sum(widths[:-1]) + 2 * len(widths) + min(widths[-1], _END) <= width:
+        return columns(_COLUMNS, rows, width)
+    name, *others = (size for column, size in zip(_COLUMNS, widths, strict=True) if column in _FIRST)
+    sizes = [min(name, width - sum(others) - 2 * len(others)), *others]
+    lines = _aligned(_FIRST, sizes)
+    for row in rows:
+        job = dict(zip(_COLUMNS, map(printable, row), strict=True))
+        lines += _aligned([job.pop(column) for column in _FIRST], sizes)
+        end, known = job.pop("end"), [f"{column} {cell}" for column, cell in job.items() if cell != "-"]
+        text = "; ".join([*known, end])
+        lines += textwrap.wrap(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _aligned(cells: Sequence[str], sizes: Sequence[int]) -> list[str]:
+    """Return a line with cells of these sizes; before it one with the first cell if that is longer."""
+    long = len(cells[0]) > sizes[0]
+    line = "  ".join(cell.ljust(size) for cell, size in zip(("" if long else cells[0], *cells[1:]), sizes, strict=True))
+    return [cells[0]] * long + [line.rstrip()]
 
 
 _ENDED = {"ended", *(state.value for state in JobState if state.ended)}

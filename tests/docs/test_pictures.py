@@ -30,7 +30,7 @@ def test_the_picture_of_top_shows_what_top_prints() -> None:
     taken = snapshot()
     # rich takes 80 columns under TERM=dumb if only one of the two is given
     console = Console(record=True, width=104, height=40, file=io.StringIO(), force_terminal=True, highlight=False)
-    console.print(picture(taken, now=taken.time))
+    console.print(picture(taken, now=taken.time, width=console.width))
     if os.environ.get("HPCGPU_UPDATE_GOLDEN"):
         drawn = console.export_svg(title=f"hpcgpu top {taken.name}", clear=False)
         drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # they would be loaded from elsewhere

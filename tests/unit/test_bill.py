@@ -261,6 +261,21 @@ def test_of_many_jobs_it_shows_a_summary_and_a_few() -> None:
     assert len(found.as_json()["jobs"]) == 1000
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_where_there_is_no_room_for_all_columns_a_job_has_two_lines_and_no_word_is_cut(width: int) -> None:
+    long = "a-name-of-a-cluster-that-has-all-of-the-fifty-chars-0"
+    told = {"reason": "its node failed", "state": "node_fail", "spilled": 2**30}
+    lines = report([worker(**quantity(9 * GB) | told), worker(name=long, id="13")]).text(width).splitlines()
+    assert all(len(line) <= width for line in lines)
+    head = next(line for line in lines if line.startswith("name"))
+    assert head.split() == ["name", "ran", "GPU", "hours", "busy", "before", "after"]
+    figures = lines[lines.index(head) + 1]
+    assert figures.index("4.00") == head.index("GPU hours") and figures.index("2.00") == head.index("busy")
+    text = " ".join(line.strip() for line in lines)
+    for known in ("id 7; waited", "memory, peak, all ", "; spilled 1.00 GiB; node_fail: its node failed", f"{long} "):
+        assert known in text, text
+
+
 def test_a_row_has_mean_and_peak_of_the_memory_and_the_whole() -> None:
     assert "3/9/40 GiB" in report([worker(**quantity(9 * GB) | {"memory_mean": 3 * GB})]).text(200)
 

@@ -59,6 +59,13 @@ def test_a_table_of_a_thousand_jobs_is_a_summary_and_a_few_rows() -> None:
     assert notebook.startswith(f"<p>{lines[0]}</p>") and notebook.count("<tr>") == 11
 
 
+def test_the_table_of_status_says_when_the_queue_expects_to_start_a_job() -> None:
+    job = replace(JOB, state="pending", reason="no free nodes", expected_start=1000.0, usual_wait=240.0)
+    shown = " ".join(JobTable([job], now=100.0).text(140).split())
+    assert "no free nodes; the queue expects to start it in 15 min; such jobs waited 4 min before" in shown
+    assert "expects" not in repr(JobTable([job])), "without the time of now"
+
+
 def test_a_table_of_twenty_jobs_shows_them_all() -> None:
     table = JobTable([SCHEDULER, *[JOB] * 19])
     assert len(table.text(1000).splitlines()) == 21 and "of them" not in repr(table)

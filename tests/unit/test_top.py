@@ -29,7 +29,9 @@ def drawn(width: int = 80, height: int | None = None, first: int = 0, error: str
     about: dict[str, Any] = {"time": NOW, "name": "demo", "system": "slurm", "directory": "/x", "state": "running"}
     console = Console(width=width, color_system=None, force_terminal=False)
     with console.capture() as capture:
-        console.print(picture(Snapshot(**(about | facts)), now=NOW, height=height, first=first, error=error))
+        console.print(
+            picture(Snapshot(**(about | facts)), now=NOW, width=width, height=height, first=first, error=error)
+        )
     return capture.get().splitlines()
 
 
@@ -60,6 +62,14 @@ def test_jobs_gpus_and_clocks_fit_into_eighty_columns() -> None:
     assert "no free nodes; the queue expects to start it in 10 min" in text
     assert "demo-0-0  █████░  87 %  ████░░  30.00 GiB  312 W  A100-SXM4-40GB" in text
     assert "idle 3 min" in text and "demo-9" not in text, "a job that has ended costs nothing any more"
+
+
+def test_reasons_and_warnings_are_wrapped_and_not_cut() -> None:
+    reason = "waits until other jobs end, because the group m1234 may use at most 64 GPUs at a time [AssocGrpGRES]"
+    found = {"jobs": [job(state="pending", reason=reason)], "warnings": [reason], "problem": reason}
+    for height in (None, 24):
+        lines = [line.strip() for line in drawn(height=height, **found)]
+        assert " ".join(lines).count(reason) == 3 and all(len(line) <= 80 for line in lines)
 
 
 def test_what_is_not_known_of_a_gpu_is_not_invented() -> None:
