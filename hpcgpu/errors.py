@@ -28,6 +28,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import TracebackType
+
 __all__ = [
     "AmbiguousSubmit",
     "AuthenticationError",
@@ -53,6 +56,10 @@ __all__ = [
 ]
 
 
+#: Packages below a user's line that do not help the user.
+_LIBRARIES = ("hpcgpu", "dask", "distributed")
+
+
 class HpcgpuError(Exception):
     """Base class of all exceptions that hpcgpu raises on purpose.
 
@@ -62,6 +69,37 @@ class HpcgpuError(Exception):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
         self.add_note(where_explained(type(self)))
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the traceback that IPython shows: without causes, and it ends at the user's line.
+
+        All of it is shown if Dask's configuration has an empty ``admin.traceback.shorten``, which does so for Dask too.
+        """
+        shell, config = sys.modules["IPython"].get_ipython(), sys.modules.get("dask.config")
+        whole = config is not None and not config.get("admin.traceback.shorten", True)
+        cause, suppressed = self.__cause__, self.__suppress_context__
+        shown = self.__traceback__ if whole else _of_the_user(self.__traceback__)
+        try:
+            if not whole:
+                self.__cause__ = None  # also suppresses the context
+            lines: list[str] = shell.InteractiveTB.structured_traceback(type(self), self, shown)
+        finally:
+            self.__cause__, self.__suppress_context__ = cause, suppressed
+        return lines
+
+
+def _of_the_user(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback up to the line that called the first library; all of it if no such line is there."""
+    steps, step = [], traceback
+    while step is not None and str(step.tb_frame.f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES:
+        steps.append(step)
+        step = step.tb_next
+    if step is None or len(steps) < 2:  # the first line is IPython's own
+        return traceback
+    shown = None
+    for one in reversed(steps):
+        shown = TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return shown
 
 
 def where_explained(cls: type[HpcgpuError]) -> str:

@@ -4,6 +4,7 @@ down.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -92,6 +93,33 @@ def kernel(queue: LocalQueue, home: Path, monkeypatch: pytest.MonkeyPatch) -> It
     yield kernel
     if kernel.manager.has_kernel:
         kernel.shut_down()
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("hpcgpu.LocalGPUCluster(name='x y')", "OptionError: name='x y' is not a valid name"),
+        ("hpcgpu.connect('nothing')", "NoCluster: "),
+        ("hpcgpu.LocalGPUCluster(queue_directory='/proc/none')", "OptionError: "),
+    ],
+)
+def test_the_traceback_of_an_error_of_ours_ends_at_the_users_line(kernel: Kernel, call: str, error: str) -> None:
+    told: list[str] = []
+
+    def shown(message: Message) -> None:
+        if message["msg_type"] == "error":
+            plain = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(message["content"]["traceback"]))
+            told[:] = plain.splitlines()
+
+    code = f"import dask, hpcgpu\n\ndef mine():\n    return {call}\n\n"
+    assert kernel.run(f"{code}mine()", shown) == error.partition(":")[0]
+    assert len(told) <= 25 and any(line.startswith("---->") and call in line for line in told), "\n".join(told)
+    assert not any("site-packages" in line or "hpcgpu/" in line for line in told[:-2]), "\n".join(told)
+    assert any(line.startswith(error) for line in told[-3:]), told[-3:]
+    shortened = len(told)
+    kernel.run("dask.config.set({'admin.traceback.shorten': []})")
+    kernel.run("mine()", shown)
+    assert len(told) > 2 * shortened, "Dask's own setting shows all of it"
 
 
 def test_one_line_gets_or_makes_a_cluster_that_outlives_the_kernel(
