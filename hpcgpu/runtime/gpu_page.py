@@ -13,7 +13,7 @@ from hpcgpu.runtime.wire import GPUState
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
-__all__ = ["add", "columns"]
+__all__ = ["add", "columns", "title"]
 
 _PATH = "/hpcgpu"
 #: Milliseconds between two pictures.
@@ -43,7 +43,7 @@ def add(scheduler: Scheduler, gpus: Callable[[], list[GPUState]], cluster: str) 
         return
 
     def document(server: Scheduler, extra: dict[str, Any], doc: Any) -> None:
-        _fill(doc, lambda: columns(gpus(), cluster))
+        _fill(doc, gpus, cluster)
 
     application = BokehApplication({_PATH: document}, scheduler)
     scheduler.http_application.add_application(application)
@@ -65,25 +65,36 @@ def columns(gpus: Sequence[GPUState], cluster: str) -> dict[str, list[Any]]:
     used = [100 * (gpu["memory_used"] or 0) / (gpu["memory_total"] or 1) for gpu in drawn]
     return {
         "gpu": [(name, f"{gpu['worker']} on {gpu['node']}") for name, gpu in zip(jobs, drawn, strict=True)],
-        "use": [gpu["utilization"] or 0.0 for gpu in drawn],
+        "use": [100.0 if gpu["utilization"] is None else gpu["utilization"] for gpu in drawn],
         "memory": used,
         "colour": [_colour(gpu) for gpu in drawn],
+        "words": [_words(gpu) for gpu in drawn],
     }
 
 
-def _fill(doc: Any, read: Callable[[], dict[str, list[Any]]]) -> None:
+def title(gpus: Sequence[GPUState]) -> str:
+    """Return what stands above the bars: also why there are none, or why all are grey."""
+    if not gpus:
+        return "GPUs by job: no worker with a GPU is connected"
+    if all(gpu["utilization"] is None for gpu in gpus):
+        return "GPUs by job: the driver does not say how much they are in use (no NVML); the words say if tasks run"
+    return "GPUs by job"
+
+
+def _fill(doc: Any, gpus: Callable[[], list[GPUState]], cluster: str) -> None:
     from bokeh.models import ColumnDataSource, FactorRange, Range1d
     from bokeh.plotting import figure
     from bokeh.transform import dodge
 
-    first = read()
+    found = gpus()
+    first = columns(found, cluster)
     source = ColumnDataSource(first)
     where: Any = FactorRange(*first["gpu"])
-    plot = figure(
+    plot: Any = figure(
         y_range=where,
         x_range=Range1d(start=0, end=100),
         x_axis_label="per cent",
-        title="GPUs by job",
+        title=title(found),
         tools="",
         sizing_mode="stretch_width",
         height=_height(first["gpu"]),
@@ -99,9 +110,13 @@ def _fill(doc: Any, read: Callable[[], dict[str, list[Any]]]) -> None:
             legend_label=label,
         )
 
+    words = dodge("gpu", -0.2, range=where)
+    plot.text(x=1, y=words, text="words", source=source, text_baseline="middle", text_font_size="11px")
+
     def update() -> None:
-        latest = read()
-        source.data = latest
+        found = gpus()
+        latest = columns(found, cluster)
+        source.data, plot.title.text = latest, title(found)
         if where.factors != latest["gpu"]:
             where.factors, plot.height = latest["gpu"], _height(latest["gpu"])
 
@@ -114,6 +129,12 @@ def _colour(gpu: GPUState) -> str:
     if gpu["utilization"] is None:
         return _UNKNOWN
     return _IDLE if gpu["idle_since"] is not None else _BUSY
+
+
+def _words(gpu: GPUState) -> str:
+    if gpu["utilization"] is not None:
+        return ""
+    return "not known; no task runs" if gpu["idle_since"] is not None else "not known; a task runs"
 
 
 def _height(bars: Sequence[Any]) -> int:
