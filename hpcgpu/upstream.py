@@ -225,6 +225,14 @@ USES: tuple[Use, ...] = (
         _RESULTS,
     ),
     Use(
+        "distributed.client.Client.dashboard_link",
+        "distributed",
+        Kind.REPLACED,
+        "leads a client that knows only an address to the dashboard behind Jupyter's login",
+        ("hpcgpu.remote.connection",),
+        "test_a_client_shows_the_link_of_the_property_that_hpcgpu_replaces",
+    ),
+    Use(
         "distributed.scheduler.Scheduler.broadcast",
         "distributed",
         Kind.REPLACED,

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import dask
 from dask.utils import parse_timedelta
 from distributed import Client
 from distributed.core import Status
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["Readable"]
 
 #: Of distributed, where the user has not configured another.
-_DASHBOARD_LINK = "{scheme}://{host}:{port}/status"
 
 
 class Readable(Adapter):
@@ -102,12 +100,18 @@ class Readable(Adapter):
     def dashboard_link(self) -> str:
         """The address of the dashboard; empty while there is none.
 
-        In a notebook of a Jupyter server that has our extension, it is a path of that server, behind its login.
-        Elsewhere the dashboard asks for a token, see `dashboard_link_with_token`.
+        In a notebook of a Jupyter server that has our extension, it leads there, behind Jupyter's login. It is a path,
+        such as ``/user/ada/hpcgpu/dashboard/demo/status``, if Jupyter does not know its own address in your browser:
+        then put ``https://`` and the host before it that your browser shows. Elsewhere the dashboard asks for a token,
+        see `dashboard_link_with_token`.
         """
+        return jupyter_server.with_host(self._dashboard_path)
+
+    @property
+    def _dashboard_path(self) -> str:
+        """The address of the dashboard for a page of Jupyter, on which a path is enough."""
         plain = dashboard.link(self._contact)
-        theirs = dask.config.get("distributed.dashboard.link") != _DASHBOARD_LINK
-        return plain if theirs else jupyter_server.dashboard_link(self.directory.path, running=bool(plain)) or plain
+        return jupyter_server.dashboard_link(self.directory.path, running=bool(plain)) or plain
 
     def dashboard_link_with_token(self) -> str:
         """Return the link that opens the dashboard in a browser; empty while there is none.
@@ -174,7 +178,7 @@ class Readable(Adapter):
         state = self._state
         jobs, answered = list(state.registry.jobs.values()), state.dispatcher.monitor.answered_at
         age = state.now - answered if answered is not None and any(job.alive for job in jobs) else 0.0
-        return JobTable((job.info(now=state.now) for job in jobs), age)
+        return JobTable((job.info(now=state.now) for job in jobs), age, state.now)
 
     @property
     def same_directory(self) -> bool:
@@ -243,7 +247,7 @@ class Readable(Adapter):
             state=states.get(self.status, "waiting"),
             workers=sum(job.workers for job in jobs),
             scheduler=contact.client if contact is not None and running else "",
-            dashboard=self.dashboard_link if running else "",
+            dashboard=self._dashboard_path if running else "",
             fabric=contact.fabric if contact is not None and running else "",
             manager="; ".join(filter(None, [str(manager or ""), self.reconciler.about()])) if running else "",
             detached=not state.ownership.ends_at_exit,

@@ -20,6 +20,7 @@ from hpcgpu.display.warn import warn
 from hpcgpu.errors import CertificateError, ClusterError, Damaged
 from hpcgpu.options import values
 from hpcgpu.posix.threads import in_thread
+from hpcgpu.remote import jupyter_server
 from hpcgpu.remote.lookup import batch_of, directories, locate
 from hpcgpu.remote.queries import check_queue
 from hpcgpu.runtime.reach import SchedulerWatch, answers
@@ -28,6 +29,21 @@ from hpcgpu.store import credentials, saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 __all__ = ["connect", "security_for", "wait_for_contact"]
+
+#: The directories of the clusters that this program has connected to, by the address of the scheduler.
+_connected_to: dict[str, Path] = {}
+_plain_link = Client.dashboard_link.fget
+
+
+def _dashboard_link(client: Client) -> str:
+    path = None if client.cluster is not None else _connected_to.get(getattr(client.scheduler, "address", ""))
+    link = jupyter_server.dashboard_link(path) if path is not None else ""
+    return jupyter_server.with_host(link) or _plain_link(client)
+
+
+#: A client of an address knows no cluster, so its link would lead past the Jupyter server, to a page that asks for a
+#: token.
+Client.dashboard_link = property(_dashboard_link, doc=Client.dashboard_link.__doc__)
 
 
 def connect(
@@ -141,12 +157,15 @@ def security_for(client: Mapping[str, Any]) -> Security | None:
         with suppress(OSError, Damaged):
             contact = directory.contact()
             if contact is not None and contact.client == client["address"]:
-                return credentials.security(ClusterDirectory.there(directory.path))
+                there = ClusterDirectory.there(directory.path)
+                _connected_to[contact.client] = there.path
+                return credentials.security(there)
     return None
 
 
 def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, Any]) -> Client:
     ClusterDirectory.there(directory.path)  # the wait for the scheduler may have been long
+    _connected_to[contact.client] = directory.path
     return Client(
         contact.client,
         **{"name": f"hpcgpu-{directory.path.name}", "security": credentials.security(directory), **arguments},

@@ -6,20 +6,26 @@ its parent, as Jupyter says, or itself, and only for clusters that the server fi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+import dask
 
 from hpcgpu.errors import Damaged
 from hpcgpu.posix import records
 
-__all__ = ["PREFIXES", "announce", "dashboard_link"]
+__all__ = ["PREFIXES", "announce", "dashboard_link", "with_host"]
 
 _VARIABLE = "HPCGPU_JUPYTER_SERVER"
 #: Where the server has the dashboards. dask-labextension opens what is below ``proxy/`` as it is, and nothing else.
 PREFIXES = ("hpcgpu/dashboard", "proxy/hpcgpu")
+#: Dask's own: whoever has set another decides about links.
+_DASHBOARD_LINK = "{scheme}://{host}:{port}/status"
 
 
 @dataclass(frozen=True)
@@ -35,17 +41,38 @@ def announce(base: str, directories: Iterable[Path]) -> None:
 
 
 def dashboard_link(directory: Path, environ: Mapping[str, str] = os.environ, *, running: bool = True) -> str:
-    """Return the path of a cluster's dashboard on that server; empty if it is not known, or not `running`.
+    """Return the path of a cluster's dashboard on that server; empty if it is not known, not `running`, or if Dask's
+    configuration has another link.
 
     In the server only dask-labextension makes clusters. It reads the link of a new cluster once, before the scheduler
     runs, and then requests it until it is served.
     """
     server = _announced(directory, environ)
     inside = server is not None and server.pid == os.getpid()
-    if server is None or not (running or inside):
+    configured = dask.config.get("distributed.dashboard.link", _DASHBOARD_LINK) != _DASHBOARD_LINK
+    if server is None or configured or not (running or inside):
         return ""
     prefix = PREFIXES[inside]
     return f"{server.base_url.rstrip('/')}/{prefix}/{directory.name}/status"
+
+
+def with_host(link: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return a path of that server as an address for a browser, if Jupyter says where browsers reach the server.
+
+    A JupyterHub says it if its own configuration has it. A server under a path prefix without a hub is behind a proxy,
+    such as Open OnDemand's, of which only browsers know the address.
+    """
+    if not link.startswith("/") or not (pid := environ.get("JPY_PARENT_PID")):
+        return link
+    if public := environ.get("JUPYTERHUB_PUBLIC_URL"):
+        return urljoin(public, link)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ImportError):
+        from jupyter_core.paths import jupyter_runtime_dir
+
+        address = str(json.loads(Path(jupyter_runtime_dir(), f"jpserver-{int(pid)}.json").read_text())["url"])
+        if urlsplit(address).scheme in ("http", "https") and urlsplit(address).path == "/":
+            return urljoin(address, link)
+    return link
 
 
 def _announced(directory: Path, environ: Mapping[str, str]) -> _Server | None:

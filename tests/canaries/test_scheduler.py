@@ -25,6 +25,7 @@ from distributed.node import ServerNode
 from distributed.protocol.serialize import deserialize, serialize
 from distributed.scheduler import KilledWorker
 
+import hpcgpu.remote.connection
 import hpcgpu.runtime.extension
 from hpcgpu.fabric import strangers
 from hpcgpu.fabric.security import HAS_GPU
@@ -424,3 +425,14 @@ async def test_the_table_of_exceptions_makes_its_cells_by_the_class_that_hpcgpu_
     async with scheduler(dashboard=True, dashboard_address="127.0.0.1:0") as guarded:
         for made in (pages.ExceptionsTable(guarded), pages.WorkerTable(guarded)):
             assert templates(made) and not any("<%=" in text for text in templates(made))
+
+
+@canary
+async def test_a_client_shows_the_link_of_the_property_that_hpcgpu_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scheduler() as s, Client(s.address, asynchronous=True, set_as_default=False) as client:
+        assert client.cluster is None and client.scheduler.address == s.address
+        assert client.dashboard_link.startswith("http://")
+        monkeypatch.setitem(hpcgpu.remote.connection._connected_to, s.address, Path("/clusters/demo"))
+        monkeypatch.setattr(hpcgpu.remote.jupyter_server, "dashboard_link", lambda path: f"/hpcgpu/{path.name}")
+        assert client.dashboard_link == "/hpcgpu/demo"
+        assert 'href="/hpcgpu/demo"' in client._repr_html_()

@@ -73,6 +73,32 @@ class Server:
 
         return asyncio.run(first())
 
+    def run(self, code: str) -> str:
+        """Run a cell in a new kernel of this server; return what it printed."""
+        kernel = self.ask("api/kernels", {})[1]["id"]
+
+        async def printed() -> str:
+            url = f"{self.address}{self.base}api/kernels/{kernel}/channels".replace("http", "ws", 1)
+            socket = await websocket_connect(HTTPRequest(url, headers=LOGIN))
+            content = {"code": code, "silent": False}
+            about = {"header": {"msg_id": "1", "msg_type": "execute_request"}, "parent_header": {}, "metadata": {}}
+            await socket.write_message(json.dumps({**about, "content": content, "channel": "shell"}))
+            text = ""
+            while True:
+                message = json.loads(await socket.read_message() or "{}")
+                kind, content = message["msg_type"], message["content"]
+                assert kind != "error", "\n".join(content["traceback"])
+                if kind == "stream" and content["name"] == "stdout":
+                    text += content["text"]
+                if kind == "execute_reply":
+                    socket.close()
+                    return text
+
+        try:
+            return asyncio.run(asyncio.wait_for(printed(), 200))
+        finally:
+            self.fetch(f"api/kernels/{kernel}", "DELETE", **LOGIN)
+
     def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
         """Send a request of somebody who is logged in; return status and JSON."""
         answer = self.fetch(path, "GET" if body is None else "POST", body, **LOGIN)
@@ -196,6 +222,28 @@ def test_the_dashboard_is_served_with_its_websocket_and_no_secret_passes(
     plots = server.fetch(f"{here}/individual-plots.json", **LOGIN)
     assert plots.code == 200 and json.loads(plots.body)
     assert server.fetch(f"{here}/info/main/workers.html", **LOGIN).code == 200
+
+
+def test_in_a_notebook_all_links_lead_to_the_dashboard_behind_the_login(
+    server: Server, cluster: LocalGPUCluster, home: Path
+) -> None:
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    code = f"""
+import dask, hpcgpu
+from distributed import Client
+clients = [hpcgpu.connect("demo", quiet=True)]
+dask.config.set({{"distributed.client.security-loader": "hpcgpu.remote.connection.security_for"}})
+clients.append(Client({cluster.scheduler_address!r}))  # the code that dask-labextension writes
+for client in clients:
+    print(client.dashboard_link)
+    assert client.dashboard_link in client._repr_html_()
+    client.close()
+"""
+    path = f"{server.base}hpcgpu/dashboard/demo/status"
+    links = server.run(code).split()
+    # Jupyter says its address; under a path prefix it is that of a hub or another proxy, which only browsers know
+    assert links == [f"{server.address}{path}" if server.base == "/" else path] * 2
+    assert server.fetch(path.removeprefix(server.base), **LOGIN).code == 200
 
 
 @under_a_prefix
@@ -336,6 +384,8 @@ def test_a_cluster_is_started_from_a_form_that_is_saved(
         ("x", {"no-such": 1}, "--no-such"),
         ("x", {**options, "jobs": "many"}, "many"),
         ("x", {**options, "jobs": {"a": 1}}, "must be a text or a number"),
+        ("x", {**options, "scheduler": {"name": "y"}}, "not an option that can be set here"),
+        ("x", {**options, "scheduler": {"cores": [1]}}, "must be a text or a number"),
     ):
         code, answer = server.ask("hpcgpu/api/clusters", {"name": name, "options": wrong})
         assert code == 400 and words in answer["message"], answer
@@ -346,8 +396,12 @@ def test_a_cluster_is_started_from_a_form_that_is_saved(
     code, answer = server.ask("hpcgpu/api/profiles", {"name": "perlmutter", "options": options})
     assert code == 400 and "choose another name" in answer["message"]
 
-    code, started = server.ask("hpcgpu/api/clusters", {"name": "new", "options": {"profile": "mine"}})
+    more = {"profile": "mine", "scheduler": {"memory": "1GB"}}
+    assert server.ask("hpcgpu/api/profiles", {"name": "mine", "options": more | {"scheduler": {"cores": 1}}})[0] == 201
+    code, started = server.ask("hpcgpu/api/clusters", {"name": "new", "options": more})
     assert code == 201 and started["name"] == "new", started
+    kept = json.loads((Path(started["directory"]) / "options.json").read_text())
+    assert (kept["scheduler"]["cores"], kept["scheduler"]["memory"]) == (1, 10**9), "its own over the profile's"
     code, again = server.ask("hpcgpu/api/clusters", {"name": "new", "options": {"profile": "mine"}})
     assert code in (400, 409) and "exists" in again["message"]
     wait_until(lambda: server.ask("hpcgpu/api/clusters/new")[1]["workers"] == 1, "its worker is shown")

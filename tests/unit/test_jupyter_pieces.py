@@ -16,7 +16,7 @@ import pytest
 from hpcgpu.jupyter import snapshots
 from hpcgpu.remote import jupyter_server
 from hpcgpu.remote.dashboard import Place, ssh_command
-from hpcgpu.remote.jupyter_server import dashboard_link
+from hpcgpu.remote.jupyter_server import dashboard_link, with_host
 
 CLUSTER = Path("/clusters/demo")
 
@@ -43,6 +43,23 @@ def test_before_the_scheduler_runs_only_dask_labextension_gets_the_link(announce
     kernel = {"HPCGPU_JUPYTER_SERVER": announced.replace(str(os.getpid()), "7"), "JPY_PARENT_PID": "7"}
     assert dashboard_link(CLUSTER, kernel, running=False) == ""
     assert dashboard_link(CLUSTER, {"HPCGPU_JUPYTER_SERVER": announced}, running=False).startswith("/user/ada/proxy/")
+
+
+def test_a_link_has_the_host_that_the_hub_or_jupyter_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, hub = "/user/ada/hpcgpu/dashboard/demo/status", {"JUPYTERHUB_PUBLIC_URL": "https://hub.example.org/user/ada/"}
+    assert with_host(path, {"JPY_PARENT_PID": "7"} | hub) == f"https://hub.example.org{path}"
+    assert with_host(path, hub) == path, "dask-labextension, in the server, opens paths"
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    for url, link in (
+        ("http://localhost:8888/", f"http://localhost:8888{path}"),
+        ("http://n7:4711/node/n7/4711/", path),  # Open OnDemand
+        ("http+unix://%2Fsocket/", path),
+        (None, path),
+    ):
+        (tmp_path / "jpserver-7.json").write_text(json.dumps({"url": url}))
+        assert with_host(path, {"JPY_PARENT_PID": "7"}) == link
+    assert with_host(path, {"JPY_PARENT_PID": "8"}) == with_host(path, {"JPY_PARENT_PID": "x"}) == path
+    assert with_host("http://n1:8787/status", {"JPY_PARENT_PID": "7"}) == "http://n1:8787/status"
 
 
 @pytest.mark.parametrize(
