@@ -263,7 +263,10 @@ def asks_for(cluster: GPUCluster, workers: int, jobs: str) -> None:
     """These workers are connected, and the cluster asks for no more of them in these jobs: "1 job"."""
     cluster.wait_for_workers(timeout=150)
     wait_until(lambda: len(cluster.scheduler_info["workers"]) == workers, "no other worker is connected")
-    with pytest.raises(ClusterError, match=rf"can have {workers} workers? in {jobs}, fewer than {workers + 1}: call"):
+    with pytest.raises(
+        ClusterError,
+        match=rf"will have only {workers} workers? in {jobs}, but the program waits for {workers + 1}: call",
+    ):
         cluster.wait_for_workers(workers + 1, timeout=150)
 
 

@@ -210,7 +210,7 @@ class Directives:
             if why := self.syntax.refused.get(_spelled(option, self.syntax.refused)):
                 raise OptionError(f"job_extra_directives: {option} is not allowed: {why}")
             if option in (other for other, _ in self.extra[:i]):
-                raise OptionError(f"job_extra_directives: {option} is given twice")
+                raise OptionError(f"job_extra_directives: {option} is given twice: remove one of the two")
             if owner := self.owners.get(_spelled(option, self.owners)):
                 skip = f"add job_directives_skip=[{option!r}] to write it yourself"
                 advice = f"remove it, or {skip}" if owner.startswith("hpcgpu ") else f"use that instead (or {skip})"

@@ -233,6 +233,6 @@ def _loaded(entry: EntryPoint) -> System:
         raise OptionError(f"{brought} cannot be loaded from {entry.value}: {type(error).__name__}: {error}") from error
     if not isinstance(found, System) or found.name != entry.name:
         raise OptionError(
-            f"{brought} cannot be used: {entry.value} is no `System` (hpcgpu.batch.registry) of that name"
+            f"{brought} cannot be used: {entry.value} is not a `System` (hpcgpu.batch.registry) with that name"
         )
     return found

@@ -345,7 +345,10 @@ def stop(names: tuple[str, ...], everything: bool) -> None:
     def refuse(path: Path, error: NotTrusted) -> None:
         nonlocal status
         status = 1
-        say(f"{path.name}: not stopped: {error}. Correct this, then run: hpcgpu stop {path.name}", err=True)
+        say(
+            f"{path.name}: not stopped: {error}. Correct this, then run: hpcgpu stop {ClusterDirectory(path).in_shell}",
+            err=True,
+        )
 
     if everything:
         found = find(cluster_directories(), refuse)

@@ -171,7 +171,7 @@ def run(system: str) -> int:
     left = [i for i, status in cluster.batch.poll([job.id for job in jobs]).items() if not status.state.ended]
     if left:
         console.print(
-            f"These jobs are still in the queue: {listed(left)}. Cancel them: hpcgpu stop {cluster.name}",
+            f"These jobs are still in the queue: {listed(left)}. Cancel them: hpcgpu stop {cluster.directory.in_shell}",
             markup=False,
         )
         return 1

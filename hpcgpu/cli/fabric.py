@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import cast
 
 import click
@@ -56,7 +57,7 @@ def bench_fabric(name: str, sizes: tuple[str, ...], host_only: bool, as_json: bo
     if not found:
         raise click.ClickException(
             f"cluster {name} has {counted(len(workers), 'worker')}, and a measurement needs two: wait for more, or run "
-            f"hpcgpu scale {name}"
+            f"hpcgpu scale {shlex.quote(name)} --jobs 2"
         )
     if as_json:
         show_json([one.as_json() for one in found])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -39,5 +40,5 @@ def report(name: str, every: bool, as_json: bool, page: Path | None) -> None:
     if as_json:
         show_json(found.as_json())
     elif page is None:
-        how = f"\n`hpcgpu report {name} --all` shows each job." if not every and found.shortened else ""
+        how = f"\n`hpcgpu report {shlex.quote(name)} --all` shows each job." if not every and found.shortened else ""
         say(found.text(width(), every=every) + how)

@@ -134,20 +134,21 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     except ClusterError as error:
         raise ClusterError(
             f"{error}. The cluster runs without adaptive scaling, with {counted(minimum_jobs, 'worker job')}. To "
-            f"end it, run: hpcgpu stop {name}"
+            f"end it, run: hpcgpu stop {directory.in_shell}"
         ) from error
     if as_json:
         show_json(_started(name, directory, link, jobs))
         return
-    show_jobs(jobs, how=f"hpcgpu status {name} --all")
+    word = directory.in_shell
+    show_jobs(jobs, how=f"hpcgpu status {word} --all")
     click.echo(
         f"dashboard  {'print its link with' if link else 'when the scheduler job runs, print its link with'}: "
-        f"hpcgpu dashboard {name}"
+        f"hpcgpu dashboard {word}"
     )
     click.echo(f"directory  {directory.path}")
     if scaling:
         say(scaling)
-    click.echo(f'Connect in Python: hpcgpu.connect("{name}"). End it: hpcgpu stop {name}')
+    click.echo(f'Connect in Python: hpcgpu.connect("{directory.found_as}"). End it: hpcgpu stop {word}')
 
 
 def _leave(cluster: GPUCluster) -> None:
@@ -159,10 +160,13 @@ def _leave(cluster: GPUCluster) -> None:
     if not (rest := unfinished(cluster.directory, now=time.time(), left=True)):
         cluster.detach()
         return
-    name, lease = cluster.directory.path.name, cluster.options.cluster.lease
+    directory, lease = cluster.directory, cluster.options.cluster.lease
     cluster.close()
     end = f". Else its scheduler ends when nobody has managed it for {duration(lease)}" if lease else ""
-    raise ClusterError(f"cluster {name} is not complete: {rest}{end}. To end it now, run: hpcgpu stop {name}")
+    raise ClusterError(
+        f"cluster {directory.path.name} is not complete: {rest}{end}. To end it now, run: hpcgpu stop "
+        f"{directory.in_shell}"
+    )
 
 
 def _started(name: str, directory: ClusterDirectory, link: str, jobs: list[JobInfo]) -> StartedJSON:

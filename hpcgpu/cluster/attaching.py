@@ -101,12 +101,12 @@ async def _check(state: ClusterState, scheduler: SchedulerJob, directory: Cluste
     if state.scheduler is None and not any(submit.kind == "scheduler" for submit in directory.submits()):
         raise ClusterError(
             f"cluster {state.name} cannot be taken over: its journal in {directory.path} does not name its "
-            f"scheduler job. `hpcgpu stop {state.name}` ends it"
+            f"scheduler job. `hpcgpu stop {directory.in_shell}` ends it"
         )
     if state.scheduler is None or scheduler.ended:
         await in_thread(state.dispatcher.cancel_all, CLOSE_TIMEOUT)
         what = scheduler.failure_report() if state.scheduler is not None else "it has no scheduler job"
-        raise ClusterError(f"nothing is left of cluster {state.name}: {what}")
+        raise ClusterError(f"cluster {state.name} has ended and cannot be taken over: {what}")
     if security and not directory.tls.is_dir():
         raise ClusterError(
             f"cluster {state.name} is ending: its credentials were removed. Start a new one when its jobs have ended"

@@ -309,7 +309,7 @@ class Dispatcher:
                 left = self.left()
                 which = f": {' '.join(left)}" if len(left) > MANY else ""  # the message names the first ones only
                 return f"Cancel them with the batch system's own command{which}"
-        return f"`hpcgpu stop {self.directory.path.name}` cancels what is left"
+        return f"`hpcgpu stop {self.directory.in_shell}` cancels what is left"
 
     def left(self) -> list[str]:
         """Return the jobs that may still be in the queue.

@@ -433,7 +433,10 @@ class GPUCluster(Readable):
         """
         self._check_usable()
         if name in self._state.registry.groups:
-            raise OptionError(f"a worker group named {name!r} exists: its size is set by scale(worker_group={name!r})")
+            raise OptionError(
+                f"there is a worker group named {name!r} already. To change its size, call scale(jobs=..., "
+                f"worker_group={name!r})"
+            )
         worker = resolve_group(name, options, self.options)
         starting.warn_of_end(self.options.scheduler, worker)
         script = render.script_name(self.system, "worker", name)

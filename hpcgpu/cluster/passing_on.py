@@ -41,8 +41,8 @@ def done_by_manager(directory: ClusterDirectory, what: str, arguments: dict[str,
         late = time.monotonic() > deadline
         if contact is not None and late and manager.lives is None:
             warn(
-                f"cluster {directory.path.name} is taken away from {manager}: the scheduler has not heard from it for "
-                "a minute, and it is not known whether it lives"
+                f"this program takes over cluster {directory.path.name} from {manager}: the scheduler has heard "
+                "nothing from it for a minute, and hpcgpu cannot find out whether it still runs"
             )
             return False
         if contact is None or late:

@@ -296,7 +296,7 @@ class Reconciler:
                 words = str(error) if isinstance(error, BatchError) else repr(error)
                 state.report(
                     f"could not cancel {listed(state.dispatcher.left())}: {words}. hpcgpu tries again until the "
-                    f"queue does it. {state.dispatcher.advice()}"
+                    f"queue has cancelled them. {state.dispatcher.advice()}"
                 )
         else:
             self.cancelling = False

@@ -155,8 +155,8 @@ def warn_of_doubts(options: Options) -> None:
     """Warn of options that the user probably does not want."""
     if not options.cluster.security:
         warn(
-            "security=False: whoever can reach the scheduler's or a worker's port can run code as you; compute "
-            "networks are shared"
+            "security=False: everybody who can reach a port of the scheduler or of a worker can run programs with your "
+            "rights, and many users share the network of compute nodes"
         )
     for doubt in fabric_settings.doubts(options.worker):
         warn(doubt)

@@ -161,4 +161,4 @@ async def _check_within_reach(state: ClusterState, wanted: int, missing: Iterabl
         why = next(filter(None, (group.stopped(now=now) for group in groups)), f"call scale({wanted - hand})")
         also = f" and in those that you submitted ({counted(hand, 'worker')})" if hand else ""
         there = f"{counted(within_reach, 'worker')} in {counted(jobs, 'job')}{also}"
-        raise ClusterError(f"cluster {state.name} can have {there}, fewer than {wanted}: {why}")
+        raise ClusterError(f"cluster {state.name} will have only {there}, but the program waits for {wanted}: {why}")

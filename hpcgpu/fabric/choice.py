@@ -226,7 +226,7 @@ def _lacking_settings(node: Node, interface: str | None) -> str:
     if interface is None and not node.infiniband:
         return (
             "no interface of the InfiniBand card has an IPv4 address (IPoIB), which UCX needs to connect. If "
-            "another one leads to the card, such as a bond, set interface to that one"
+            "another interface uses this card, such as a bond, set the option interface to its name"
         )
     return ""
 

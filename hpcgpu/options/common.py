@@ -256,7 +256,9 @@ class WorkerOptions(JobOptions):
         if self.gpus_per_node == 0:
             for f in dataclasses.fields(self):
                 if f.metadata["flag"] and getattr(self, f.name) is not None:
-                    raise OptionError(f"{f.name} is an option of GPU workers, but gpus_per_node is 0")
+                    raise OptionError(
+                        f"{f.name} is an option of GPU workers, but gpus_per_node is 0: remove one of the two"
+                    )
         for i, argument in enumerate(self.worker_extra_args):
             flag = re.split(r"[=\s]", argument.strip(), maxsplit=1)[0]
             if owner := _OWNED_ARGUMENTS.get(flag):

@@ -67,7 +67,7 @@ def unknown(key: str, allowed: set[str], elsewhere: Mapping[str, set[str]]) -> s
     if owner := next((o for o, n in elsewhere.items() if key in n), None):
         if owner == "scheduler":
             return f"{key} is an option of the scheduler job: give the cluster scheduler={{{key!r}: ...}}"
-        return f"{key} is an option of the {owner}, not of some of its jobs: give it to the {owner} itself"
+        return f"{key} is an option of the whole {owner}, not of one kind of its jobs: set it for the {owner}"
     if advice := FOREIGN.get(key):
         return f"unknown option {key!r}: {advice}"
     near = difflib.get_close_matches(key, sorted(allowed | set(ALIASES)), n=1, cutoff=0.5)

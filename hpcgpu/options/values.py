@@ -258,7 +258,7 @@ def walltime(name: str, value: str | timedelta) -> int:
     else:
         seconds = math.ceil(duration(name, value, advice))
     if seconds <= 0:
-        raise OptionError(f"{name}={value!r} is not longer than 0 seconds: {advice}")
+        raise OptionError(f"{name}={value!r} must be longer than 0 seconds: {advice}")
     if seconds > _LONGEST:
         raise OptionError(f"{name}={_shown(value)} is more than ten years: {advice}")
     return seconds

@@ -142,7 +142,7 @@ def _look_again(path: Path) -> None:
 def _judge(path: Path, about: os.stat_result, owners: set[int]) -> None:
     """Raise `OSError` for what is no file of these owners."""
     if about.st_uid not in owners:
-        raise OSError(errno.EPERM, f"it belongs to uid {about.st_uid}, and only files of your own are used", str(path))
+        raise OSError(errno.EPERM, f"it belongs to uid {about.st_uid}, and hpcgpu uses only your own files", str(path))
     if stat.S_ISLNK(about.st_mode):
         raise OSError(errno.ELOOP, "it is a symbolic link", str(path))
     if stat.S_ISDIR(about.st_mode):

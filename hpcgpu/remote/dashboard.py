@@ -69,13 +69,17 @@ def place(directory: ClusterDirectory, contact: Contact | None = None) -> Place:
     contact, token, name = contact or directory.contact(), directory.dashboard_token(), directory.path.name
     if contact is None or not contact.dashboard or not token:
         raise ClusterError(
-            f"cluster {name} has no dashboard, because its scheduler is not running. `hpcgpu status {name}` says why"
+            f"cluster {name} has no dashboard, because its scheduler is not running. To see why, run: hpcgpu status "
+            f"{directory.in_shell}"
         )
     host, _, port = contact.dashboard.rpartition(":")
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ClusterError(f"the dashboard of cluster {name} is at {contact.dashboard!r}, which is no host and port")
+        raise ClusterError(
+            f"the address of the dashboard of cluster {name} is {contact.dashboard!r}, which is not a host and a port: "
+            f"{directory.path} is damaged. To end the cluster, run: hpcgpu stop {directory.in_shell}"
+        )
     node = contact.client.partition("://")[2].rpartition(":")[0]
     return Place(host, int(port), token, node, secure=link(contact).startswith("https:"))
 
@@ -98,13 +102,13 @@ async def listening(directory: ClusterDirectory, contact: Contact | None = None)
     except OSError as error:
         why = str(error) or f"no proof came within {_TIMEOUT:g} s"
         raise ClusterError(
-            f"the dashboard of cluster {name} at {at} does not answer: {why}. `hpcgpu status {name}` says whether its "
-            f"scheduler runs"
+            f"the dashboard of cluster {name} at {at} does not answer: {why}. To see whether its scheduler runs, "
+            f"run: hpcgpu status {directory.in_shell}"
         ) from error
     if not proved:
         raise ClusterError(
             f"at {at}, where cluster {name} had its dashboard, another program listens now: it did not prove that it "
-            f"knows the cluster's token. `hpcgpu status {name}` says whether the scheduler runs"
+            f"knows the cluster's token. To see whether the scheduler runs, run: hpcgpu status {directory.in_shell}"
         )
     return there
 

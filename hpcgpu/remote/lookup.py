@@ -462,7 +462,7 @@ def close_ended(found: Iterable[Found], *, now: Callable[[], float] = time.time)
 def _unknown(directory: ClusterDirectory, jobs: list[str]) -> str:
     return (
         f"the queue of this machine does not know its jobs {listed(jobs, ', ')}. They may be in the queue of another "
-        f"machine. If they have ended, run: hpcgpu stop {directory.path.name}"
+        f"machine. If they have ended, run: hpcgpu stop {directory.in_shell}"
     )
 
 

@@ -31,14 +31,14 @@ def unfinished(directory: ClusterDirectory, *, now: float, managed: bool = False
     sizes, submits = directory.sizes(), directory.submits()
     if managed or not sizes or not (left or _abandoned(directory, now=now)):
         return ""
-    name, missing = directory.path.name, list[str]()
+    word, missing = directory.in_shell, list[str]()
     there = [submit for submit in submits if not submit.refused]
     if directory.closing:
         return _refusal(submits)
     if not any(submit.kind == "scheduler" for submit in there):
         contact = directory.contact()
         in_program = contact is not None and not contact.job_id
-        return "" if in_program else f"its scheduler job was not submitted. Remove it by: hpcgpu stop {name}"
+        return "" if in_program else f"its scheduler job was not submitted. To remove it, run: hpcgpu stop {word}"
     for group, asked in sizes.items():
         have = sum(_counts(submit, group) for submit in there)
         if asked is not None and have < asked:
@@ -48,7 +48,7 @@ def unfinished(directory: ClusterDirectory, *, now: float, managed: bool = False
             number = f"only {have}" if have else "none"
             missing.append(
                 f"{counted(asked, 'worker job')}{of} {verb} asked for, and {number} submitted. To submit the rest, "
-                f"run: hpcgpu scale {name} --jobs {asked}{which}"
+                f"run: hpcgpu scale {word} --jobs {asked}{which}"
             )
     return "; ".join([*missing, *filter(None, [_refusal(submits) if missing else ""])])
 

@@ -386,7 +386,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         if ws.address not in self._not_waited_for:
             self._not_waited_for.add(ws.address)
             logger.warning(
-                "hpcgpu: worker %s leaves although a call runs on it: it was waited for %g s", ws.address, waited
+                "hpcgpu: worker %s ends while a call still runs on it: hpcgpu waited %g s for the call",
+                ws.address,
+                waited,
             )
         return 0
 

@@ -205,5 +205,5 @@ def check_alone(directory: ClusterDirectory, job_id: str) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
         raise LaunchError(
             f"cluster {name} already has a scheduler, in job {contact.job_id}. A second one would take its clients "
-            f"and workers. To start again, first run: hpcgpu stop {name}"
+            f"and workers. To start again, first run: hpcgpu stop {directory.in_shell}"
         )

@@ -303,7 +303,8 @@ class _File:
         finally:
             self._under_way = False
         if problem and problem != self._problem:
-            logger.warning("hpcgpu: %s has no news for the bill: %s", self.directory.path / usage.FILE, problem)
+            path = self.directory.path / usage.FILE
+            logger.warning("hpcgpu: what the jobs did cannot be written to %s, for `hpcgpu report`: %s", path, problem)
         self._problem = problem
 
     def _write(self) -> None:

@@ -48,7 +48,7 @@ def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirect
     path = path.expanduser().absolute()
     options = _resolve(system, {"idle_timeout": _IDLE_TIMEOUT, **arguments}, path)
     if options.scheduler is None:
-        raise OptionError("scheduler='local': standalone scripts need a scheduler job")
+        raise OptionError("scheduler='local': standalone scripts need a scheduler job. Leave scheduler out")
     if options.cluster.jobs:
         raise OptionError(f"jobs={options.cluster.jobs}: give the number of worker jobs to launch.sh instead")
     files = render.render_bundle(system, options, path)

@@ -133,7 +133,7 @@ def _take_name(
         directory.refresh()
     raise ClusterExists(
         f"another program has just started a cluster named {directory.path.name!r}, in {directory.path}: choose "
-        f"another name, or stop it: hpcgpu stop {directory.path.name}"
+        f"another name, or stop it: hpcgpu stop {directory.in_shell}"
     )
 
 
@@ -195,8 +195,9 @@ def _in_use(directory: ClusterDirectory, alive: Callable[[ClusterDirectory], lis
         )
     if live:
         return (
-            f"a cluster named {name!r} exists: its jobs {', '.join(live)} are in the queue (see {path}). Use it by "
-            f'hpcgpu.connect({name!r}) or if_exists="connect". Stop it by: hpcgpu stop {name}. Or choose another name'
+            f"a cluster named {name!r} exists: its jobs {', '.join(live)} are in the queue (see {path}). To use it, "
+            f'call hpcgpu.connect({directory.found_as!r}) or set if_exists="connect". To stop it, run: hpcgpu stop '
+            f"{directory.in_shell}. Or choose another name"
         )
     return ""
 
@@ -219,8 +220,8 @@ def _just_starting(directory: ClusterDirectory, *, now: float) -> str:
     if lives or (lives is None and (in_program or now - began < _STARTING)):
         what = "runs in" if in_program else "is being started by"
         return (
-            f"a cluster named {name!r} {what} {manager or 'another program'}, in {path}. Try again later, or stop "
-            f"it by: hpcgpu stop {name}"
+            f"a cluster named {name!r} {what} {manager or 'another program'}, in {path}. Try again later. To "
+            f"stop it, run: hpcgpu stop {directory.in_shell}"
         )
     return ""
 

@@ -82,4 +82,4 @@ class Gone:
         patience = self.patience * (1.0 if path.parent.exists() else _UNMOUNTED)
         if self._looks < _LOOKS or now - self._since < patience:
             return ""
-        return f"its directory {path} was removed: it is missing for {now - self._since:.0f} s"
+        return f"its directory {path} was removed: it has been missing for {now - self._since:.0f} s"

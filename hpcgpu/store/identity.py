@@ -8,10 +8,12 @@ jobs: the fields of `Name`, and the lines of the journal that tell of submits, a
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from dataclasses import dataclass
 
 from hpcgpu import __version__
-from hpcgpu.errors import Damaged, OtherFormat
+from hpcgpu.errors import Damaged, HpcgpuError, OtherFormat
 from hpcgpu.posix import records
 from hpcgpu.posix.printable import printable
 from hpcgpu.store.files import Files
@@ -60,6 +62,24 @@ class About(Name):
 class Identity(Files):
     """What ``cluster.json`` of one directory says."""
 
+    @property
+    def found_as(self) -> str:
+        """How ``hpcgpu.connect`` finds the cluster: by its name, or by its path where the configuration has others."""
+        from hpcgpu.configuration.resolve import cluster_directories
+
+        with contextlib.suppress(HpcgpuError, OSError):
+            there = [
+                root for root in cluster_directories() if root == self.path.parent or (root / self.path.name).exists()
+            ]
+            if there == [self.path.parent]:
+                return self.path.name
+        return str(self.path)
+
+    @property
+    def in_shell(self) -> str:
+        """The same as a word of a command."""
+        return shlex.quote(self.found_as)
+
     def other_format(self) -> str:
         """Return why this version cannot read the directory, and what to do.
 
@@ -75,7 +95,7 @@ class Identity(Files):
         return (
             f"{version} made cluster {self.path.name!r}, and this is hpcgpu {__version__}, which cannot read its "
             f"files in {self.path} (format {written.format or 0}, not {FORMAT}): use that version, or cancel its "
-            f"jobs with: hpcgpu stop {self.path.name}"
+            f"jobs with: hpcgpu stop {self.in_shell}"
         )
 
     def check_format(self) -> None:

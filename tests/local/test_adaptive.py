@@ -337,7 +337,7 @@ def test_a_group_that_cannot_be_is_refused(queue: LocalQueue) -> None:
 
 
 GROUPS_THAT_CANNOT_BE: list[tuple[str, dict[str, Any], str]] = [
-    ("default", {}, "a worker group named 'default' exists"),
+    ("default", {}, "there is a worker group named 'default' already"),
     ("a/b", {}, "is not a valid name"),
     ("big", {"memori": "1TB"}, "unknown option 'memori': did you mean 'memory'"),
     ("big", {"gpus_per_node": 0, "rmm_pool_size": "1GB"}, "rmm_pool_size is an option of GPU workers"),

@@ -310,7 +310,9 @@ def test_pending_jobs_of_a_lost_cluster_are_cancelled_when_the_queue_answers_aga
 
     with monkeypatch.context() as patch:
         patch.setattr(cluster.batch, "cancel", away)
-        with told("could not cancel .*: the queue does not answer. hpcgpu tries again until the queue does it"):
+        with told(
+            "could not cancel .*: the queue does not answer. hpcgpu tries again until the queue has cancelled them"
+        ):
             queue.cancel([job.id for job in cluster.jobs if job.kind == "scheduler"])
         until(lambda: len(refused) > 2, "it tries again")
         assert len(live(queue)) == 2
@@ -364,7 +366,9 @@ def test_a_worker_that_its_nanny_restarts_does_not_cost_the_job(queue: LocalQueu
 
 def test_waiting_for_more_workers_than_were_asked_for_fails_at_once(queue: LocalQueue) -> None:
     with LocalGPUCluster(jobs=1, **CPU) as cluster:
-        with pytest.raises(ClusterError, match=r"can have 1 worker in 1 job, fewer than 5: call scale\(5\)"):
+        with pytest.raises(
+            ClusterError, match=r"will have only 1 worker in 1 job, but the program waits for 5: call scale\(5\)"
+        ):
             cluster.wait_for_workers(5)
         with pytest.raises(ValueError, match="positive integer"):
             cluster.wait_for_workers(0)

@@ -42,7 +42,7 @@ def test_its_jobs_end_and_say_why_and_a_living_program_hears_the_path(
         Client(cluster, timeout=5)
     until(lambda: not live(queue), "both jobs end by themselves")
     for log in (scheduler, worker):
-        assert f"its directory {cluster.directory.path} was removed: it is missing for" in log.read_text()
+        assert f"its directory {cluster.directory.path} was removed: it has been missing for" in log.read_text()
         assert "This job ends" in log.read_text()
     until(lambda: cluster.status.name == "failed", "the program knows that the cluster is lost")
     with pytest.raises(ClusterError, match="was removed"):

@@ -131,7 +131,8 @@ def test_a_job_that_the_user_submitted_by_hand_is_waited_for(queue: LocalQueue, 
         with pytest.raises(WorkerStartTimeoutError):
             cluster.wait_for_workers(2, timeout=1)
         more = (
-            r"can have 2 workers in 0 jobs and in those that you submitted \(2 workers\), fewer than 4: call scale\(2\)"
+            r"will have only 2 workers in 0 jobs and in those that you submitted \(2 workers\), "
+            r"but the program waits for 4: call scale\(2\)"
         )
         with pytest.raises(ClusterError, match=more):
             cluster.wait_for_workers(4)

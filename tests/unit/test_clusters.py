@@ -28,6 +28,7 @@ from hpcgpu.cluster.worker_job import WorkerJob
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterError, ClusterExists, NoCluster, Superseded
 from hpcgpu.remote import connection, lookup
+from hpcgpu.remote.dashboard import place
 from hpcgpu.remote.lookup import live_jobs, locate, stop
 from hpcgpu.scripts.bundle import make
 from hpcgpu.store import claims
@@ -389,9 +390,9 @@ def test_a_job_that_nobody_knows_keeps_its_cluster_and_its_name(
     (one,) = listed(lone, now=30 * 86400.0)
     assert not lone.closed and lone.tls.is_dir()
     if "lone" not in ended:
-        assert "does not know its jobs 5" in one.problem and "run: hpcgpu stop lone" in one.problem
+        assert "does not know its jobs 5" in one.problem and f"run: hpcgpu stop {lone.in_shell}" in one.problem
     with pytest.raises(
-        ClusterExists, match=r"a cluster named 'lone' .*( run: hpcgpu stop lone|its jobs 5 are in the queue)"
+        ClusterExists, match=r"a cluster named 'lone' .*( run: hpcgpu stop [^ ]*lone|its jobs 5 are in the queue)"
     ):
         claims.claim(lone.path, starting.alive)
     assert lone.token() and lone.tls.is_dir()
@@ -479,3 +480,19 @@ def test_a_closed_cluster_is_not_among_those_that_there_are(tmp_path: Path) -> N
         pytest.raises(NoCluster, match=r"(?m)Existing clusters: open$"),
     ):
         locate("other")
+
+
+def test_commands_in_messages_name_a_cluster_as_they_find_it(tmp_path: Path) -> None:
+    here, there = (ClusterDirectory(tmp_path / place / "demo") for place in ("here", "an other"))
+    for directory in (here, there):
+        directory.path.mkdir(parents=True)
+    with dask.config.set({"hpcgpu.cluster-directory": str(here.path.parent)}):
+        assert (here.found_as, here.in_shell) == ("demo", "demo")
+        assert (there.found_as, there.in_shell) == (str(there.path), f"'{there.path}'"), "by its path alone"
+        with dask.config.set({"hpcgpu.slurm.cluster-directory": str(there.path.parent)}):
+            assert here.found_as == str(here.path), "two clusters have that name"
+        with dask.config.set({"hpcgpu.cluster-directory": 7}):
+            assert here.found_as == str(here.path), "the configuration is wrong"
+    with dask.config.set({"hpcgpu.cluster-directory": str(here.path.parent)}), pytest.raises(ClusterError) as raised:
+        place(there)
+    assert str(raised.value).endswith(f"run: hpcgpu status '{there.path}'")

@@ -22,7 +22,7 @@ def test_a_directory_counts_as_removed_after_some_minutes_and_several_looks(dire
     assert watched.look(now=0.0) == ""
     shutil.rmtree(directory.path)
     assert [watched.look(now=now) for now in (1.0, 100.0, 299.0)] == ["", "", ""]
-    assert watched.look(now=301.0) == f"its directory {directory.path} was removed: it is missing for 300 s"
+    assert watched.look(now=301.0) == f"its directory {directory.path} was removed: it has been missing for 300 s"
 
 
 def test_two_looks_are_not_enough_however_far_apart(directory: ClusterDirectory) -> None:

@@ -83,7 +83,7 @@ def test_a_timeout_of_connect_that_is_no_time_is_refused_by_its_name(timeout: An
         ({"dashboard_address": ":1"}, "give the cluster scheduler={'dashboard_address': ...}"),
         (
             {"scheduler": {"jobs": 2}},
-            "jobs is an option of the cluster, not of some of its jobs: give it to the cluster itself",
+            "jobs is an option of the whole cluster, not of one kind of its jobs: set it for the cluster",
         ),
         ({"queue": "a", "partition": "b"}, "mean the same: give one of them"),
         ({"cores": 0}, "cores must be 1 or more, not 0"),

@@ -1372,8 +1372,9 @@ async def test_a_lost_cluster_cancels_its_jobs_when_the_queue_answers_again(
     [lost, told] = site.warned
     assert "is gone" in lost
     assert told == (
-        "could not cancel 2 3 4 5: Unable to contact slurm controller. hpcgpu tries again until the queue does it. "
-        "`hpcgpu stop demo` cancels what is left"
+        "could not cancel 2 3 4 5: Unable to contact slurm controller. hpcgpu tries again until the queue has "
+        "cancelled them. "
+        f"`hpcgpu stop {site.state.dispatcher.directory.in_shell}` cancels what is left"
     )
 
 

@@ -308,8 +308,9 @@ def test_a_first_read_that_fails_is_tried_again_and_told_once(
 
     (cluster.directory.path / FILE).write_text(line(JobUsage(id="5", done=3)))
     asyncio.run(whole())
-    assert [record.message for record in caplog.records if "no news" in record.message] == [
-        f"hpcgpu: {cluster.directory.path / FILE} has no news for the bill: Stale file handle"
+    assert [record.message for record in caplog.records if "cannot be written" in record.message] == [
+        f"hpcgpu: what the jobs did cannot be written to {cluster.directory.path / FILE}, for `hpcgpu report`: "
+        "Stale file handle"
     ]
 
 
@@ -407,8 +408,9 @@ def test_a_file_that_cannot_be_written_is_told_once_and_harms_nothing(
         assert (cluster.directory.path / FILE).read_text() == before
 
     cluster.run(play)
-    assert [record.message for record in caplog.records if "no news" in record.message] == [
-        f"hpcgpu: {cluster.directory.path / FILE} has no news for the bill: {os.strerror(number)}"
+    assert [record.message for record in caplog.records if "cannot be written" in record.message] == [
+        f"hpcgpu: what the jobs did cannot be written to {cluster.directory.path / FILE}, for `hpcgpu report`: "
+        f"{os.strerror(number)}"
     ]
 
 

@@ -366,7 +366,9 @@ class LocalQueue(BatchSystem):
             env=environ,
         )
         if not done.stdout.strip():
-            raise OSError("no process could be started: look at your limit of processes (ulimit -u)")
+            raise OSError(
+                "no new process could be started. Perhaps you have as many as you may have: `ulimit -u` shows the limit"
+            )
         supervisor = _identity(int(done.stdout)) or [int(done.stdout), 0]
         start = time.time()
         end = None if job.walltime is None else start + job.walltime
