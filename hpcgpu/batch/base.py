@@ -92,6 +92,8 @@ class JobStatus:
     start, end : float or None
         Epoch seconds of its start and of its end; for a running job `end` is when its walltime is over. None for a
         pending job.
+    closes : float or None
+        Epoch seconds at which its queue ends, as a reservation's does: another job in its place would end then too.
     expected_start : float or None
         Epoch seconds at which the batch system expects to start a pending job, if it has an estimate.
     exit_code : int or None
@@ -109,6 +111,7 @@ class JobStatus:
     node: str = ""
     start: float | None = None
     end: float | None = None
+    closes: float | None = None
     expected_start: float | None = None
     exit_code: int | None = None
     suspended: bool = False

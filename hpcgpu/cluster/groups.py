@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,8 @@ class WorkerGroup:
         self.reason, self.held = "its jobs are about to be submitted", False
         self._hysteresis = Hysteresis()
         self._stage = self._told = budget.Stage.FREE
+        #: When the queue of its jobs ends, epoch seconds; see `JobStatus`.
+        self._closes = math.inf
 
     @property
     def whose(self) -> str:
@@ -156,7 +159,7 @@ class WorkerGroup:
         )
 
     def _history(self, *, now: float, uncounted: bool) -> History:
-        full = self.failures.full
+        full = self.failures.full or self._closing(now)
         if not self.limits.fixed:  # more jobs would only wait for the same limit
             statuses = (job.queue_status for job in self.jobs if job.pending)
             full = full or next((status.reason for status in statuses if outlook(status) is Outlook.LIMIT), "")
@@ -175,11 +178,23 @@ class WorkerGroup:
     def leaves(self, job: WorkerJob) -> float | None:
         """Return the time from which another job is needed in place of a job.
 
-        Its walltime ends then, or it has lost workers for good.
+        Its walltime ends then, or it has lost workers for good. In a queue that ends, another one would be of no use.
 
         While nothing is submitted, what is left of a job that lost workers is better than nothing.
         """
-        return self.walltime_ends(job) if job.work.lost_at is None or self.failures.paused else job.work.lost_at
+        if job.work.lost_at is not None and not self.failures.paused:
+            return job.work.lost_at
+        status = job.queue_status
+        return None if status.closes is not None and status.end == status.closes else self.walltime_ends(job)
+
+    def _closing(self, now: float) -> str:
+        """Return that its queue ends so soon that another job would be of no use; empty otherwise."""
+        known = [job.queue_status.closes for job in self.jobs if job.queue_status.closes is not None]
+        self._closes = max(known, default=self._closes)
+        left = self._closes - now
+        if not 0 < left <= margin(self.options.walltime or math.inf, self.options.walltime_margin):
+            return ""
+        return f"the reservation ends at {time.strftime('%H:%M', time.localtime(self._closes))}"
 
     def walltime_ends(self, job: WorkerJob) -> float | None:
         """Return when the workers of a running job must begin to retire because its walltime ends."""

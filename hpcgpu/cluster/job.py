@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,11 @@ __all__ = ["Job"]
 
 #: Lines and characters of a log that are shown, and bytes of its end that are read for that.
 _LOG_TAIL, _LOG_LENGTH, _LOG_READ = 20, 8000, 2**20
+#: What Slurm without cgroups (seen on 22.05.8, where the state
+#: is FAILED), and the kernel's killer, write into a job's log.
+_MEMORY_KILL = re.compile(r"exceeded (job )?memory limit|oom[-_ ]kill|out[- ]of[- ]memory handler", re.IGNORECASE)
+#: What `hpcgpu.runtime.stage` writes of an environment in memory.
+_IN_MEMORY = re.compile(r"hpcgpu: unpacked .* into (\S+), which is memory,")
 #: What our own extension of the scheduler writes when something is wrong.
 _OWN_WORDS = "distributed.hpcgpu - ERROR"
 #: Characters of it that are repeated.
@@ -228,15 +234,18 @@ class Job:
         """The job's log, stdout and stderr."""
         return self.logs / self.dispatcher.batch.log_name(self.name, self.job_id or "")
 
+    def _log_end(self) -> str:
+        try:
+            return checked.end(self.log, _LOG_READ).decode(errors="replace")
+        except OSError as error:
+            return f"(no log at {self.log}: {error.strerror})"
+
     def log_tail(self, lines: int = _LOG_TAIL, node: int | None = None) -> str:
         """Return the end of the log, and before it the errors of our scheduler extension.
 
         With `node`, return the lines of one node only, if the log labels them.
         """
-        try:
-            found = checked.end(self.log, _LOG_READ).decode(errors="replace").splitlines()
-        except OSError as error:
-            return f"(no log at {self.log}: {error.strerror})"
+        found = self._log_end().splitlines()
         if node is not None:  # `srun` says of what ended badly: "srun: error: n1: task 1: Exited with exit code 3"
             found = [line for line in found if line.startswith(f"{node}: ") or f": task {node}: " in line] or found
         said = [line for line in found[:-lines] if _OWN_WORDS in line]  # why it ended, before all that ending says
@@ -315,9 +324,20 @@ class Job:
         )
         return f"{self.kind} job {self.job_id} ({self.name}) {why}. Log: {self.log}\n{tail}"
 
+    @property
+    def killed_for_memory(self) -> bool:
+        """Whether its log says that it used more memory than it may."""
+        return _MEMORY_KILL.search(self.log_tail()) is not None
+
     def _how_it_ended(self) -> str:
         status, dispatcher = self.queue_status, self.dispatcher
         # by this program, or by another that stopped the whole cluster
         own = self.job_id in dispatcher.cancelled or dispatcher.directory.closing
-        why = OWN_CANCEL if own and status.state is JobState.CANCELLED else explain(status, kind=self.kind)
-        return f"{status.state.value}: {why}"
+        if own and status.state is JobState.CANCELLED:
+            return f"{status.state.value}: {OWN_CANCEL}"
+        if status.state is JobState.FAILED and self.killed_for_memory:
+            status = replace(status, state=JobState.OUT_OF_MEMORY)
+        text = f"{self.queue_status.state.value}: {explain(status, kind=self.kind)}"
+        if status.state is JobState.OUT_OF_MEMORY and (staged := _IN_MEMORY.search(self._log_end())):
+            text += f"; the environment is unpacked in {staged[1]}, which is memory too: set `local_directory`"
+        return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
     from hpcgpu.cluster.groups import WorkerGroup
 
 __all__ = ["WorkerJob"]
-
-#: What Slurm without cgroups (seen on 22.05.8, where the state
-#: is FAILED), and the kernel's killer, write into a job's log.
-_MEMORY_KILL = re.compile(r"exceeded (job )?memory limit|oom[-_ ]kill|out[- ]of[- ]memory handler", re.IGNORECASE)
 
 
 class WorkerJob(Job):
@@ -112,7 +107,7 @@ class WorkerJob(Job):
         work = self.work
         lasted = self.phase.at - work.joined_at if work.joined_at is not None else None
         outcome = classify(self.queue_status.state, lasted=lasted, worked=work.worked)
-        if outcome in {Outcome.FAILED, Outcome.NEVER_CONNECTED} and _MEMORY_KILL.search(self.log_tail()):
+        if outcome in {Outcome.FAILED, Outcome.NEVER_CONNECTED} and self.killed_for_memory:
             return Outcome.OUT_OF_MEMORY
         return outcome
 

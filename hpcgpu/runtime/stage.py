@@ -333,8 +333,9 @@ def _unpack(archive: Path, sha256: str, environment: Path, gate: int) -> None:
             "may be damaged: pack the environment again"
         )
     _make_it_run(archive, environment, gate)
+    memory = ", which is memory," if filesystem(environment) in {"tmpfs", "ramfs"} else ""
     print(
-        f"hpcgpu: unpacked {archive} into {environment} in {time.monotonic() - began:.1f} s",
+        f"hpcgpu: unpacked {archive} into {environment}{memory} in {time.monotonic() - began:.1f} s",
         file=sys.stderr,
         flush=True,
     )

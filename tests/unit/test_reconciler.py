@@ -313,6 +313,32 @@ async def test_a_job_whose_walltime_is_over_is_replaced_and_is_no_failure(site: 
     assert set(site.registry.active) == {"demo-1", "demo-2"}
 
 
+async def test_no_job_is_submitted_into_a_reservation_that_ends(site: Site) -> None:
+    """It would end with the one that it replaces."""
+    closes = site.now + 2 * HOUR
+    for name in ("demo-0", "demo-1"):
+        site.says(name, JobState.RUNNING, start=site.now, end=closes, closes=closes)
+    site.group.waits.extend([HOUR] * 5)  # another is wanted an hour before
+    await site.passes(2 * HOUR - 400, step=60)
+    assert set(site.registry.active) == {"demo-0", "demo-1"}
+    await site.passes(200, step=20)
+    await site.ends("demo-0", JobState.CANCELLED)
+    await site.passes(60, step=10)
+    assert set(site.registry.active) <= {"demo-1"} and "the reservation ends at" in site.group.reason
+
+
+async def test_a_scheduler_job_that_the_queue_only_calls_failed_was_killed_for_memory(site: Site) -> None:
+    """As Slurm 22.05 without control groups says it: in the log alone."""
+    told = "hpcgpu: unpacked /env.tar into /dev/shm/env, which is memory, in 2.0 s\n"
+    site.scheduler.log.parent.mkdir(parents=True, exist_ok=True)
+    site.scheduler.log.write_text(f"{told}slurmstepd: error: Exceeded job memory limit\n")
+    site.says("demo-scheduler", JobState.FAILED, exit_code=1)
+    await site.polled()
+    report = site.scheduler.failure_report()
+    assert "used more memory than it requested: increase `scheduler={'memory': ...}`" in report
+    assert "unpacked in /dev/shm/env, which is memory too: set `local_directory`" in report
+
+
 async def test_the_tasks_of_a_job_that_crashes_are_charged(site: Site) -> None:
     await site.passes(60, step=10)
     await site.ends("demo-0", JobState.OUT_OF_MEMORY)

@@ -403,7 +403,7 @@ class PBS(CommandBatch):
         for job_id, status in running.items():
             if reservation := self._reserved.get(queues[job_id]):
                 end = reservation.end if status.end is None else min(status.end, reservation.end)
-                found[job_id] = replace(status, end=end)
+                found[job_id] = replace(status, end=end, closes=reservation.end)
         return found
 
     def _shortage(self, job: Mapping[str, str]) -> Shortage | None:
