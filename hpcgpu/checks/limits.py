@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal, TypedDict, cast
 
 from hpcgpu.batch.queues import Accounts, Machine, Queue, Rules
-from hpcgpu.display.words import listed
+from hpcgpu.display.words import counted, listed
 from hpcgpu.options.common import JobOptions, WorkerOptions
 
 __all__ = ["Finding", "FindingJSON", "judge_job", "refusals"]
@@ -291,10 +291,10 @@ class _Job:
     def _nodes_per_job(self) -> Iterator[Finding]:
         most, least = self._most("nodes-per-job"), self._least("nodes-per-job")
         if most is not None and self.nodes > most:
-            said, advice = f"the queue gives at most {most} nodes to a job", f"nodes-per-job: {most}"
+            said, advice = f"the queue gives at most {counted(most, 'node')} to a job", f"nodes-per-job: {most}"
             yield Finding("nodes-per-job", "failure", str(self.nodes), said, advice)
         elif least is not None and self.nodes < least:
-            said = f"the queue takes only jobs with at least {least} nodes"
+            said = f"the queue takes only jobs with at least {counted(least, 'node')}"
             yield Finding(
                 "nodes-per-job", "failure", str(self.nodes), said, f"nodes-per-job: {least}, or another queue"
             )

@@ -1,11 +1,15 @@
-"""A start that another command overtakes says by which."""
+"""A start that another command overtakes says by which; a home that is read-only is not called a failed start."""
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import Until, live
@@ -25,6 +29,8 @@ def waiting_start(queue: LocalQueue, home: Path, until: Until) -> Iterator[subpr
     finally:
         program.kill()
         program.wait()
+        if program.stderr is not None:
+            program.stderr.close()
         hpcgpu("stop", "late")
         queue.cancel([blocker])
 
@@ -34,3 +40,24 @@ def test_a_start_that_stop_overtakes_says_so(queue: LocalQueue, home: Path, fake
         assert hpcgpu("stop", "late").returncode == 0
         _, said = program.communicate(timeout=250)
     assert program.returncode == 1 and "another program stopped it meanwhile, by `hpcgpu stop`" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_home_that_is_read_only_is_said_by_scale(
+    queue: LocalQueue, home: Path, fake_gpus: None, until: Until
+) -> None:
+    with waiting_start(queue, home, until) as program:
+        program.kill()
+        program.wait()
+        clusters = shlex.quote(str(home / "clusters"))
+        read_only = f"mount --bind {clusters} {clusters} && mount -o remount,bind,ro {clusters}"
+        words = shlex.join(command("scale", "late", "--jobs", "2"))
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", f"{read_only} && exec {words}"],
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
+    assert done.returncode == 1, done.stderr
+    assert "failed to start" not in done.stderr and "read-only" in done.stderr.lower()
+    assert "cannot be" in done.stderr and "late" in done.stderr
