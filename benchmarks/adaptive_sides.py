@@ -34,9 +34,14 @@ def view(world: World, job: Job, leaves: float | None) -> JobView:
     )
 
 
-def ours(world: World) -> Callable[[], None]:
+def ours_for_a_person(world: World) -> Callable[[], None]:
+    """Return what hpcgpu does in one second where a person works, as in a notebook."""
+    return ours(world, interactive=True)
+
+
+def ours(world: World, *, interactive: bool = False) -> Callable[[], None]:
     """Return what hpcgpu does in one second."""
-    limits = Limits(maximum=MAXIMUM_JOBS, gpus_per_job=PER_JOB)
+    limits = Limits(maximum=MAXIMUM_JOBS, gpus_per_job=PER_JOB, interactive=interactive)
     waits: list[float] = []
     startups: list[float] = []
     learned: set[str] = set()

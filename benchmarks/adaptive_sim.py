@@ -29,7 +29,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
-from adaptive_sides import Side, clairvoyant, ours, theirs
+from adaptive_sides import Side, clairvoyant, ours, ours_for_a_person, theirs
 from adaptive_workloads import WORKLOADS
 from adaptive_world import MAXIMUM_JOBS, PER_JOB, STARTUP, World
 
@@ -165,6 +165,17 @@ def trade(workload: str, mine: Outcome, peer: Outcome) -> str:
     )
 
 
+def compare_interactive(waits: Iterable[float], seeds: int, only: str) -> None:
+    """Print what it costs and gains if hpcgpu knows that a person works."""
+    for wait in waits:
+        print(f"\nqueue waits: log-normal, median {wait:g} s, sigma 1; mean of {seeds} seeds")
+        print(f"{'':44}{'':12}" + "".join(f"{head:>10}" for head in HEADS))
+        for workload in (name for name in WORKLOADS if only in name):
+            for name, side in (("a program", ours), ("a person", ours_for_a_person)):
+                values = astuple(mean(run(side, workload, wait, seed) for seed in range(seeds)))
+                print(f"{workload if side is ours else '':44}{name:12}{show(values)}", flush=True)
+
+
 def main() -> None:
     """Simulate and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -172,7 +183,11 @@ def main() -> None:
     parser.add_argument("--waits", type=float, nargs="+", default=[20.0, 300.0, 1800.0], help="median waits, seconds")
     parser.add_argument("--only", default="", help="workloads whose name has this in it")
     parser.add_argument("--no-bound", action="store_true", help="leave out the one who knows the future")
+    parser.add_argument("--interactive", action="store_true", help="compare a person's work with a program's instead")
     arguments = parser.parse_args()
+    if arguments.interactive:
+        compare_interactive(arguments.waits, arguments.seeds, arguments.only)
+        return
     ratios: list[tuple[float, ...]] = []
     missed = []
     for wait in arguments.waits:

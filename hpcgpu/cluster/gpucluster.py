@@ -20,7 +20,7 @@ from distributed.security import Security
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem
-from hpcgpu.cluster import starting
+from hpcgpu.cluster import notebook, starting
 from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.groups import WorkerGroup
@@ -336,6 +336,7 @@ class GPUCluster(Readable):
         maximum_memory: str | int | None = None,
         backlog: int | None = None,
         idle_timeout: float | str | None = None,
+        interactive: bool | None = None,
         target_duration: float | str | None = None,
         maximum_gpu_hours: float | None = None,
         worker_group: str = DEFAULT,
@@ -360,7 +361,10 @@ class GPUCluster(Readable):
             Jobs that may wait in the queue at a time. Default: as many as the maximum.
         idle_timeout : float or str, optional
             How long a job without work is kept, seconds or "5m". Default: as long as it would have paid in the
-            gaps between work so far; 3 s while none is known. Give more for interactive work on a busy queue.
+            gaps between work so far; in the first gaps 2 s, or minutes if `interactive`.
+        interactive : bool, optional
+            Whether a person works with the cluster, who reads and thinks between two pieces of work. Default: whether
+            this Python is a notebook, IPython or a prompt.
         target_duration : float or str, optional
             The time in which the known work should be done: a longer time means fewer jobs. Default: dask's
             ``distributed.adaptive.target-duration``.
@@ -403,6 +407,7 @@ class GPUCluster(Readable):
             idle_timeout=idle_timeout,
             maximum_gpu_hours=maximum_gpu_hours,
         )
+        limits = replace(limits, interactive=notebook.interactive() if interactive is None else interactive)
         if target_duration is None:
             target_duration = dask.config.get("distributed.adaptive.target-duration")
         seconds = values.duration("target_duration", target_duration)

@@ -76,6 +76,8 @@ class WorkerGroup:
         self._stage = self._told = budget.Stage.FREE
         #: When the queue of its jobs ends, epoch seconds; see `JobStatus`.
         self._closes = math.inf
+        #: When its jobs without work will end if none comes, by name.
+        self.ends: Mapping[str, float] = {}
 
     @property
     def whose(self) -> str:
@@ -133,7 +135,7 @@ class WorkerGroup:
         )
         self._hysteresis = decision.hysteresis
         self._stage = budget.stage(self.limits, self.gpu_seconds(now=now), decision)
-        self.reason = decision.reason
+        self.reason, self.ends = decision.reason, decision.ends
         self.held = decision.target > sum(not view.retiring for view in views) + decision.submit
         return decision
 

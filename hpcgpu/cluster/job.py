@@ -262,7 +262,7 @@ class Job:
         elif state is JobState.PENDING and (self.view is None or not self.view.polled):
             reason = "the queue has not reported it yet"
         elif state is JobState.RUNNING and not status.suspended:
-            reason = self.shortage(now=now)
+            reason = self.shortage(now=now) or self.idleness(now=now)
         elif state is JobState.CANCELLED and self.job_id in self.dispatcher.cancelled:
             reason = OWN_CANCEL
         else:
@@ -308,6 +308,10 @@ class Job:
 
     def shortage(self, *, now: float) -> str:
         """Return what a running job lacks; empty if it lacks nothing."""
+        return ""
+
+    def idleness(self, *, now: float) -> str:
+        """Return when a running job ends because it has no work; empty if it does not."""
         return ""
 
     def failure_report(self) -> str:

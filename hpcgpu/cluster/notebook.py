@@ -22,7 +22,7 @@ from hpcgpu.widget.picture import picture
 if TYPE_CHECKING:
     from hpcgpu.widget.notebook import ClusterWidget
 
-__all__ = ["bundle", "cell", "show", "take", "widget_of"]
+__all__ = ["bundle", "cell", "interactive", "show", "take", "widget_of"]
 
 #: Seconds for which a cell waits for the first picture.
 _FIRST = 5.0
@@ -77,7 +77,7 @@ class _Control:
         self._resize("scale", size)
 
     def adapt(self, **limits: Any) -> None:
-        self._resize("adapt", limits)
+        self._resize("adapt", {"interactive": True, **limits})  # a person clicks
 
     def _resize(self, what: str, arguments: dict[str, Any]) -> None:
         """Do it; where another program manages the cluster, request it of that one."""
@@ -113,6 +113,13 @@ def _shell() -> Any:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return None if getattr(shell, "kernel", None) is None else shell
+
+
+def interactive() -> bool:
+    """Whether a person works in this Python: a notebook, IPython or a prompt. Of a program nobody knows."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None or hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 def widget_of(cluster: Shown) -> ClusterWidget | None:

@@ -70,7 +70,8 @@ def adapt(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **limits:
     directory : ClusterDirectory
     worker_group : str, default "default"
     **limits
-        Limits in jobs or GPUs, ``idle_timeout`` and ``maximum_gpu_hours``, as `hpcgpu.GPUCluster.adapt` takes them.
+        Limits in jobs or GPUs, ``idle_timeout``, ``interactive`` and ``maximum_gpu_hours``, as
+        `hpcgpu.GPUCluster.adapt` takes them.
 
     Raises
     ------
@@ -96,6 +97,7 @@ def _in_jobs(directory: ClusterDirectory, group: str, limits: Mapping[str, Any])
         minimum_jobs=given.minimum,
         maximum_jobs=given.maximum,
         idle_timeout=limits.get("idle_timeout"),
+        interactive=limits.get("interactive"),
         maximum_gpu_hours=limits.get("maximum_gpu_hours"),
     )
 

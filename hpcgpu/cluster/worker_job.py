@@ -12,6 +12,7 @@ from hpcgpu.batch.base import JobState
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.job import Job
 from hpcgpu.cluster.phases import Draining, Ended
+from hpcgpu.display.progress import duration
 from hpcgpu.scaling.forecast import usual_wait
 from hpcgpu.scaling.replacement import Outcome, classify
 
@@ -99,6 +100,11 @@ class WorkerJob(Job):
         if paused:
             return f"{words}; it continues with the others, because {paused}"
         return f"{words}; it works until another job takes its place"
+
+    def idleness(self, *, now: float) -> str:
+        """Return when it ends because it has no work; empty if it does not."""
+        ends = None if self.draining else self.group.ends.get(self.name)
+        return "" if ends is None else f"idle; ends in {duration(max(0.0, ends - now))} if it stays idle"
 
     @property
     def outcome(self) -> Outcome:

@@ -107,12 +107,17 @@ class Request(_WithSnapshots):
 
 
 def _resize(directory: ClusterDirectory, what: str, given: dict[str, Any]) -> None:
-    change, allowed = (requests.scale, _SIZES) if what == "scale" else (requests.adapt, _LIMITS)
+    change, allowed = (requests.scale, _SIZES) if what == "scale" else (_adapt, _LIMITS)
     if unknown := set(given) - {*allowed, "worker_group"}:
         raise OptionError(f"{what} does not know {listed(map(ascii, sorted(unknown)))}: it knows {listed(allowed)}")
     if wrong := [key for key, value in given.items() if not isinstance(value, int | float | str)]:
         raise OptionError(f"{wrong[0]} must be a number or a text")
     change(directory, **given)
+
+
+def _adapt(directory: ClusterDirectory, **limits: Any) -> None:
+    """Scale it by its work; a person who clicks works with it."""
+    requests.adapt(directory, interactive=True, **limits)
 
 
 class Logs(Handler):

@@ -20,6 +20,7 @@ __all__ = [
     "cost_of_last",
     "cost_of_start",
     "delay",
+    "few",
     "interrupted",
     "keep_time",
     "observe",
@@ -35,6 +36,11 @@ _LEAST = 1.0
 #: And for this time while no gap has ended: a program often computes for a moment between two pieces of work.
 #: distributed's Adaptive waits as long: three looks, one second apart.
 _FIRST = 2.0
+#: Where a person works, the last job is kept for the first time, and others for the second, until this number of gaps
+#: is known: people read and think, and one short pause says nothing of the next.
+_FIRST_OF_A_PERSON = 300.0
+_FIRST_OF_A_PERSON_OTHERS = 60.0
+_PAUSES_OF_A_PERSON = 3
 #: And for this share of what a start costs, the last job from the beginning, and others once a gap has ended: the last
 #: gaps say little of a pause that is rare.
 _LEAST_SHARE = 0.05
@@ -177,7 +183,12 @@ def delay(standstill: Standstill, wait: float | None) -> float:
     return min(known, default=0.0)
 
 
-def keep_time(earlier: Sequence[float], start: float, *, last: bool = False) -> float:
+def few(earlier: Sequence[float]) -> bool:
+    """Whether these gaps are too few to say how long the pauses of a person are."""
+    return len(earlier) < _PAUSES_OF_A_PERSON
+
+
+def keep_time(earlier: Sequence[float], start: float, *, last: bool = False, interactive: bool = False) -> float:
     """Return for how long a job without work is kept: what would have cost least in the gaps so far.
 
     Parameters
@@ -188,10 +199,14 @@ def keep_time(earlier: Sequence[float], start: float, *, last: bool = False) -> 
         What a new start costs, in seconds of a job.
     last : bool, default False
         Whether no job is left without it.
+    interactive : bool, default False
+        Whether a person works.
     """
     least = _LEAST_SHARE * start
+    if interactive and few(earlier):
+        least = max(least, _FIRST_OF_A_PERSON if last else _FIRST_OF_A_PERSON_OTHERS)
     if not earlier:
-        return max(_FIRST, least) if last else _FIRST
+        return max(_FIRST, least) if last or interactive else _FIRST
 
     def cost(keep: float) -> float:
         return sum(gap if gap <= keep else keep + start for gap in earlier)

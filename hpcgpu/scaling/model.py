@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hpcgpu.scaling.gaps import Gap, Standstill
 
@@ -114,6 +114,8 @@ class Limits:
         Jobs that may wait in the queue at a time.
     idle_timeout : float or None
         How long a job without work is kept; None: as long as experience says that it pays.
+    interactive : bool
+        A person works with the cluster: pauses are those of somebody who reads and thinks.
     gpu_seconds : float or None
         The budget.
     gpus_per_job : int
@@ -124,6 +126,7 @@ class Limits:
     fixed: bool = False
     backlog: int | None = None
     idle_timeout: float | None = None
+    interactive: bool = False
     gpu_seconds: float | None = None
     gpus_per_job: int = 1
 
@@ -201,6 +204,8 @@ class Decision:
         Running jobs to drain: they end when their workers have finished and their data has moved.
     reason : str
         Why, in words.
+    ends : mapping
+        When jobs without work will end if none comes, epoch seconds by name.
     hysteresis : Hysteresis
     over : bool
         The budget is used up: jobs end at once.
@@ -213,6 +218,7 @@ class Decision:
     cancel: tuple[str, ...] = ()
     retire: tuple[str, ...] = ()
     reason: str
+    ends: Mapping[str, float] = field(default_factory=dict)
     hysteresis: Hysteresis = Hysteresis()
     over: bool = False
     short: bool = False

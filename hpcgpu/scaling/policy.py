@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from hpcgpu.display.progress import duration
 from hpcgpu.display.words import counted
 from hpcgpu.scaling import forecast, gaps
 from hpcgpu.scaling.model import Decision, Demand, History, Hysteresis, JobView, Limits
@@ -290,13 +291,17 @@ def _shrunk(group: _Group, wish: int, why: str, seen: Hysteresis) -> Decision:
         reason += f"; draining {counted(len(retire), 'job')} without work"
     if not cancel and not retire and useless:
         reason += "; no idle job can end: the others cannot hold its data"
+    elif not cancel and not retire and not order:
+        reason += "; no job is idle"
     elif not cancel and not retire:
-        reason += "; no job has been idle for long enough"
-        if order:
-            kept = f"{keeps[0]:.0f} s for which it is kept, {_experience(group, seen, ranks[0])}"
-            reason += f": {spent[0]:.0f} s of the {kept}"
+        reason += f"; job {order[0].name} ends in {duration(max(0.0, keeps[0] - spent[0]))} if no work comes: a job "
+        reason += f"without work is kept for {duration(keeps[0])}, {_experience(group, seen, ranks[0])}"
     return Decision(
-        target=wish, cancel=tuple(job.name for job in cancel), retire=tuple(job.name for job in retire), reason=reason
+        target=wish,
+        cancel=tuple(job.name for job in cancel),
+        retire=tuple(job.name for job in retire),
+        reason=reason,
+        ends={j.name: now + k - s for j, k, s in zip(order, keeps, spent, strict=True) if s < k},
     )
 
 
@@ -304,10 +309,11 @@ def _keep_time(group: _Group, seen: Hysteresis, rank: int) -> float:
     """Return for how long the job of a rank is kept without work."""
     if group.limits.idle_timeout is not None:
         return group.limits.idle_timeout
-    startup, earlier = group.startup or 0.0, seen.gaps[rank].earlier
+    startup, earlier, person = group.startup or 0.0, seen.gaps[rank].earlier, group.limits.interactive
     if rank:
-        return gaps.keep_time(earlier, gaps.cost_of_start(startup, group.wait))
-    return gaps.keep_time(earlier, gaps.cost_of_last(startup, gaps.delay(seen.standstill, group.wait)), last=True)
+        return gaps.keep_time(earlier, gaps.cost_of_start(startup, group.wait), interactive=person)
+    start = gaps.cost_of_last(startup, gaps.delay(seen.standstill, group.wait))
+    return gaps.keep_time(earlier, start, last=True, interactive=person)
 
 
 def _experience(group: _Group, seen: Hysteresis, rank: int) -> str:
@@ -316,6 +322,8 @@ def _experience(group: _Group, seen: Hysteresis, rank: int) -> str:
         return "the idle_timeout"
     earlier, late = seen.gaps[rank].earlier, 0.0 if rank else gaps.delay(seen.standstill, group.wait)
     last = f", and without it all work would be about {late:.0f} s later" if late >= 1 else ""
+    if group.limits.interactive and gaps.few(earlier):
+        return f"as you work interactively, and few of your pauses are known yet{last}"
     if not earlier:
         return f"as no gap in the work is known yet{last}"
     if _keep_time(group, seen, rank) > 2 * max(earlier):

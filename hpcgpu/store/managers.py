@@ -30,6 +30,7 @@ class AdaptArguments(TypedDict, total=False):
     minimum_jobs: int | None
     maximum_jobs: int | None
     idle_timeout: float | str | None
+    interactive: bool | None
     maximum_gpu_hours: float | None
 
 

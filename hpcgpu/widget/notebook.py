@@ -22,7 +22,9 @@ _STATIC = Path(__file__).parent / "static"
 #: What a page may ask for, and with which arguments.
 _REQUESTS: dict[str, frozenset[str]] = {
     "scale": frozenset({"jobs", "gpus", "worker_group"}),
-    "adapt": frozenset({"minimum_jobs", "maximum_jobs", "minimum_gpus", "maximum_gpus", "worker_group"}),
+    "adapt": frozenset(
+        {"minimum_jobs", "maximum_jobs", "minimum_gpus", "maximum_gpus", "idle_timeout", "worker_group"}
+    ),
     "stop": frozenset(),
     "detach": frozenset(),
     "log": frozenset({"job"}),

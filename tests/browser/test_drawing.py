@@ -10,6 +10,8 @@ import pytest
 from browser import new_page, why_not
 from drawing import Drawing
 
+from tests.conftest import wait_until
+
 MARKUP = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"
 
 
@@ -158,6 +160,23 @@ def test_an_error_of_a_control_is_shown_until_the_next_request(picture: Drawing)
     whole.get_by_role("button", name="Adapt").click()
     whole.get_by_role("alert").filter(has_text="the cluster has no such group").wait_for()
     assert not error.is_visible()
+
+
+def test_the_time_for_which_a_job_without_work_is_kept_is_a_field(picture: Drawing) -> None:
+    counts_down = drawing.job(0, reason="idle; ends in 3 min if it stays idle")
+    picture.draw(drawing.snapshot(jobs=[counts_down]))
+    whole = picture.whole
+    whole.get_by_text("idle; ends in 3 min if it stays idle").first.wait_for()
+    whole.get_by_label("Fewest").fill("0")
+    whole.get_by_label("Most").fill("2")
+    limits = {"minimum_jobs": 0, "maximum_jobs": 2}
+    whole.get_by_role("button", name="Adapt").click()
+    whole.get_by_text("Adapt: done.").wait_for()
+    assert picture.asked() == [["adapt", {**limits, "worker_group": "default"}]]
+    whole.get_by_label("Keep a job without work for").fill("10m")
+    whole.get_by_role("button", name="Adapt").click()
+    wait_until(lambda: len(picture.asked()) == 2, "it is asked for")
+    assert picture.asked()[1] == ["adapt", {**limits, "idle_timeout": "10m", "worker_group": "default"}]
 
 
 def test_one_of_several_groups_is_chosen(picture: Drawing) -> None:

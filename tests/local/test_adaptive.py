@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import dask
 import pytest
 from distributed import Client, Event, KilledWorker, get_worker
 
+import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import BatchUnavailable, SubmitLimited
@@ -275,6 +278,22 @@ def test_a_limit_of_the_site_is_no_failure(grumpy: Grumpy, until: Until) -> None
         with told("a user or the batch system cancelled it"):
             grumpy.cancel([str(job.job_id)])  # one of ours ends: the site may allow another
             cluster.wait_for_workers(3)
+
+
+def test_where_a_person_works_a_job_without_work_stays_for_minutes_and_its_end_is_counted_down(
+    queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with LocalGPUCluster(**CPU, jobs=1, name="thinks") as cluster:
+        cluster.wait_for_workers(1)
+        adaptive = cluster.adapt(maximum_jobs=1)
+        shown = re.compile(r"idle; ends in [2-5] min if it stays idle")
+        until(lambda: any(shown.fullmatch(job.reason) for job in cluster.jobs), lambda: repr(cluster.jobs))
+        assert re.search(r"job thinks-0 ends in \d min if no work comes: .* as you work inter", adaptive.state.reason)
+        until(lambda: any("ends in" in group["reason"] for group in hpcgpu.snapshot("thinks").groups), "others see it")
+        assert list(cluster.workers) == ["thinks-0"]
+        cluster.adapt(maximum_jobs=1, interactive=False)
+        until(lambda: len(live(queue)) == 1, "a program's job is released")
 
 
 def test_tasks_are_steered_to_the_group_that_has_their_resources(queue: LocalQueue, fake_gpus: None) -> None:

@@ -339,7 +339,8 @@ def test_the_place_in_the_queue_is_kept_through_the_gaps_that_are_known() -> Non
     history = History(waits=[120.0], startups=[20.0])
     first = decide(waiting, Demand(), SIXTEEN, history, short, now=100.0)
     assert not first.acts and first.reason.endswith(
-        "0 s of the 25 s for which it is kept, as the last 2 gaps in the work took up to 20 s"
+        "; job a ends in 25 s if no work comes: a job without work is kept for 25 s, as the last 2 gaps in the work "
+        "took up to 20 s"
     )
     again = decide(waiting, Demand(jobs=2, seconds=1e6), SIXTEEN, history, first.hysteresis, now=110.0)
     assert not again.acts
@@ -402,9 +403,32 @@ def test_the_reason_says_what_the_last_job_spares() -> None:
     known = Hysteresis((gaps.Gap(earlier=(128.0, 219.0)),), gaps.Standstill(earlier=(920.0, 1400.0)))
     kept = decide([idle("a", since=0.0)], Demand(), SIXTEEN, History(startups=[20.0]), known, now=100.0)
     assert kept.reason == (
-        "there is no work; 1 job exists; no job has been idle for long enough: 100 s of the 274 s for which it is "
-        "kept, as the last 2 gaps in the work took up to 219 s, and without it all work would be about 1160 s later"
+        "there is no work; 1 job exists; job a ends in 3 min if no work comes: a job without work is kept for 5 min, "
+        "as the last 2 gaps in the work took up to 219 s, and without it all work would be about 1160 s later"
     )
+    assert kept.ends == {"a": pytest.approx(273.75)}
+
+
+def test_the_first_pauses_of_a_person_are_minutes_and_then_they_are_learned() -> None:
+    jobs = [idle("a", since=0.0), idle("b", since=0.0)]
+    batch, person = Limits(maximum=2), Limits(maximum=2, interactive=True)
+    assert set(decide(jobs, Demand(), batch, History(), Hysteresis((gaps.Gap(0.0),) * 2), now=5.0).retire) == {"a", "b"}
+
+    def after(now: float, earlier: tuple[float, ...] = (), limits: Limits = person) -> Decision:
+        known = Hysteresis((gaps.Gap(0.0, earlier), gaps.Gap(0.0, earlier)))
+        return decide(jobs, Demand(), limits, History(startups=[20.0]), known, now=now)
+
+    waits = after(5.0)
+    assert not waits.acts and waits.ends == {"a": 60.0, "b": 300.0}
+    assert waits.reason.endswith(
+        "; job a ends in 55 s if no work comes: a job without work is kept for 60 s, as you work interactively, and "
+        "few of your pauses are known yet"
+    )
+    assert after(61.0).retire == ("a",) and after(61.0).ends == {"b": 300.0}
+    assert after(200.0, (4.0, 5.0)).retire == ("a",), "two short pauses say nothing of the next"
+    assert set(after(20.0, (4.0, 5.0, 4.0)).retire) == {"a", "b"}, "three are learned from"
+    given = replace(person, idle_timeout=2.0)
+    assert set(after(3.0, limits=given).retire) == {"a", "b"}, "what the user gives counts"
 
 
 def test_how_late_work_is_without_a_job_is_learned() -> None:

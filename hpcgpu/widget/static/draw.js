@@ -537,6 +537,7 @@ function controls(actions) {
   const least = number("Fewest", 0);
   const most = number("Most", 1);
   const adaptUnit = units("Unit of the limits");
+  const idle = el("input", { type: "text", size: "8", placeholder: "learned", "aria-label": "Keep a job without work for", title: "Such as 10m or 1h. Empty: minutes in your first pauses, then as long as your pauses teach" });
   const said = el("p", { class: "hpcgpu-said", role: "status", "aria-live": "polite" });
   const failed = el("p", { class: "hpcgpu-error", role: "alert", hidden: true });
   const confirm = el("div", { class: "hpcgpu-confirm", role: "alertdialog", hidden: true });
@@ -580,8 +581,8 @@ function controls(actions) {
   }
   if (actions.adapt) {
     const request = async (note) =>
-      actions.adapt({ [`minimum_${adaptUnit.value}`]: whole(least), [`maximum_${adaptUnit.value}`]: whole(most), ...chosen() }, note);
-    bars.append(form("Adapt", "Let the work decide the size", request, el("span", {}, "From "), least, el("span", {}, " to "), most, adaptUnit));
+      actions.adapt({ [`minimum_${adaptUnit.value}`]: whole(least), [`maximum_${adaptUnit.value}`]: whole(most), ...(idle.value.trim() && { idle_timeout: idle.value.trim() }), ...chosen() }, note);
+    bars.append(form("Adapt", "Let the work decide the size", request, el("span", {}, "From "), least, el("span", {}, " to "), most, adaptUnit, el("span", {}, " idle for "), idle));
   }
   const ends = el("span", { class: "hpcgpu-ends" });
   bars.append(groupLabel, ends);
