@@ -12,20 +12,27 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.errors import BatchError, BatchUnavailable
 from hpcgpu.runtime.own import told
 from hpcgpu.runtime.reach import scheduler_of
-from hpcgpu.scaling.walltime import lifetime, query_after
+from hpcgpu.scaling.walltime import LAST, lifetime, query_after
 from hpcgpu.store.directory import ClusterDirectory, Contact
+
+if TYPE_CHECKING:
+    from distributed.core import rpc
 
 __all__ = ["Leaving"]
 
 #: Seconds between two attempts to retire workers: the scheduler does not answer, or their data fits nowhere else.
 _AGAIN, _AGAIN_SELDOM = 5.0, 30.0
+#: Seconds between two looks at what still runs on workers that retire.
+_FINISHING_INTERVAL = 1.0
 #: Seconds between two queries of a queue that has not answered for long.
 _QUERY_SELDOM = 1800.0
 
@@ -65,9 +72,10 @@ class Leaving:
         end = self.own.end if self.own.end is not None else self.query()
         if end is None:
             return
-        _sleep_until(began + lifetime(end - began, self.margin))
+        leaves = began + lifetime(end - began, self.margin)
+        _sleep_until(leaves)
         _say("the walltime of this job ends soon: its workers retire")
-        asyncio.run(self.retire())
+        asyncio.run(self.retire(end - LAST * (end - leaves)))
 
     def query(self) -> float | None:
         """Return the end of this job, epoch seconds; None if it has no end.
@@ -100,12 +108,19 @@ class Leaving:
         _say(f"the end of this job's walltime is not known here, so {instead} says when its workers retire: {problem}")
         return requested
 
-    async def retire(self) -> None:
-        """Let the scheduler move the data of the workers and close them; this process ends with the last of them."""
+    async def retire(self, latest: float) -> None:
+        """Let the scheduler move the data of the workers and close them; this process ends with the last of them.
+
+        Parameters
+        ----------
+        latest : float
+            Epoch seconds until which tasks and calls that run are waited for.
+        """
         pause, told = _AGAIN, ""
         while True:
             try:
                 async with scheduler_of(self.directory, self.contact) as scheduler:
+                    await self._finish(scheduler, latest)
                     await scheduler.retire_workers(names=list(self.names), close_workers=True, remove=True)
             except Exception as error:  # also what fails in the scheduler: the next attempt may succeed
                 if repr(error) != told:
@@ -113,6 +128,20 @@ class Leaving:
                     _say(f"the workers of this job did not retire yet: {told}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _AGAIN_SELDOM)
+
+    async def _finish(self, scheduler: rpc, latest: float) -> None:
+        """Let the workers take no new tasks, and wait until what runs on them has ended and its results have moved."""
+        names, waits = list(self.names), False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, latest - time.time())):
+                while True:
+                    await scheduler.retire_workers(names=names, close_workers=False, remove=False)
+                    if not any((await scheduler.hpcgpu_unfinished(names=names)).values()):
+                        return
+                    if not waits:
+                        waits = True
+                        _say("its workers retire once what runs on them has ended, or shortly before the walltime ends")
+                    await asyncio.sleep(_FINISHING_INTERVAL)
 
 
 def _sleep_until(moment: float) -> None:

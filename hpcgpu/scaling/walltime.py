@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["ends_soon", "lifetime", "margin", "query_after"]
+__all__ = ["LAST", "LAST_OF_MANAGER", "ends_soon", "lifetime", "margin", "query_after"]
+
+#: What still runs on workers that retire is waited for until this share of the time is left in which they retire: then
+#: their results move. The manager retires them earlier than they do it themselves, and its share ends before theirs.
+LAST, LAST_OF_MANAGER = 1 / 3, 1 / 4
 
 #: Bytes per second at which data is reckoned to move to other workers: a slow network's.
 _MOVING_RATE = 100e6
