@@ -34,6 +34,8 @@ class SimulatedJob:
     started: float | None = None
     idle_since: float | None = None
     busy: bool = False
+    calls: int = 0
+    computing: int = 0
     retiring: bool = False
     ends_at: float | None = None
     wanted: int = 0
@@ -48,6 +50,8 @@ class SimulatedJob:
             leaves=leaves,
             workers=0 if self.started is None else 1,
             processing=int(self.busy),
+            calls=self.calls,
+            computing=self.computing,
             wanted=self.wanted,
             actors=self.actors,
             memory=0 if self.started is None else MEMORY,
@@ -92,7 +96,8 @@ class Site:
             elif job.started is not None and not job.retiring:
                 running += 1
                 job.busy = running <= demand
-                job.idle_since = None if job.busy else (job.idle_since or self.now)
+                works = job.busy or job.calls or job.computing
+                job.idle_since = None if works else (job.idle_since or self.now)
         used = self.limits.gpus_per_job * TICK * sum(job.started is not None for job in self.jobs)
         self.history = replace(self.history, gpu_seconds=self.history.gpu_seconds + used)
         views = [job.view() for job in self.jobs]
@@ -126,6 +131,12 @@ class Site:
             job = self.random.choice(running)
             job.wanted, job.actors = job.wanted + nbytes, job.actors + actors
 
+    def works_beside(self, calls: int, computing: int) -> None:
+        """Let calls run on the workers of a job, and let its GPU work."""
+        if running := self.running():
+            job = self.random.choice(running)
+            job.calls, job.computing = calls, computing
+
     def release(self) -> None:
         """Let nobody want anything any more."""
         for job in self.jobs:
@@ -146,7 +157,7 @@ class Site:
         if decision.over:
             return
         if not self.limits.fixed:
-            assert not any(by_name[name].processing for name in decision.retire), "a busy job is given up"
+            assert not any(by_name[name].busy for name in decision.retire), "a busy job is given up"
             assert not any(by_name[name].actors for name in decision.retire), (
                 "a job is given up whose actors cannot move"
             )
@@ -156,6 +167,8 @@ class Site:
                 )
             if self.limits.backlog is not None and decision.submit:
                 assert sum(view.pending for view in staying) + decision.submit <= self.limits.backlog
+        elif any(by_name[name].works_beside for name in chosen):
+            assert all(view.works_beside or view.actors for view in lasting), "a call is cut off, and others stay"
         if decision.retire:
             assert not any(view.pending for view in lasting), "a running job is given up while another waits"
         assert len(staying) + decision.submit >= min(self.limits.minimum, len(views)), "fewer than the minimum"
@@ -206,6 +219,46 @@ def test_adaptive_scaling_never_gives_up_wanted_data(
         for _ in range(ticks):
             site.tick(demand)
         assert sum(job.wanted for job in site.jobs) == before
+
+
+beside = st.lists(st.tuples(st.sampled_from([0, 0, 1, 3]), st.sampled_from([0, 0, 1])), min_size=12, max_size=12)
+
+
+@settings(max_examples=50)
+@given(sites, demands, beside)
+def test_adaptive_scaling_never_ends_a_call_or_a_gpu_that_works(
+    site: Site, load: list[tuple[int, int]], work: list[tuple[int, int]]
+) -> None:
+    site.walltime = None
+    for (demand, ticks), (calls, computing) in zip(load, work, strict=False):
+        site.works_beside(calls, computing)
+        working = [job for job in site.jobs if job.calls or job.computing]
+        for _ in range(ticks):
+            decision = site.tick(demand)
+            assert all(job in site.jobs for job in working)
+            called = sum(bool(job.calls) for job in site.jobs)
+            if called > max(demand, site.limits.minimum) and not decision.submit:
+                assert "on the workers of" in decision.reason, decision.reason
+    for job in site.jobs:
+        job.calls = job.computing = 0
+    for _ in range(300):
+        site.tick(0)
+    assert len(site.jobs) == site.limits.minimum, "they go when it has ended"
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 8), st.integers(0, 8), beside, st.integers(0, 8), st.integers(0, 10**6))
+def test_a_smaller_size_ends_first_the_jobs_on_which_only_tasks_run(
+    first: int, then: int, work: list[tuple[int, int]], demand: int, seed: int
+) -> None:
+    site = Site(Limits(maximum=first, fixed=True), seed, 10.0)
+    for _ in range(5):
+        site.tick(demand)
+    for calls, computing in work[:first]:
+        site.works_beside(calls, computing)
+    site.limits = Limits(maximum=min(first, then), fixed=True)
+    site.tick(demand)
+    assert len(site.jobs) == min(first, then)
 
 
 @settings(max_examples=50)
