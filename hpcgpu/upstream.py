@@ -263,6 +263,12 @@ USES: tuple[Use, ...] = (
         kind=Kind.REPLACED,
     ),
     _scheduler(
+        "scheduler.Scheduler.check_worker_ttl",
+        "keeps a worker whose event loop a call holds",
+        _WORK,
+        kind=Kind.REPLACED,
+    ),
+    _scheduler(
         "core.Server.periodic_callbacks.callback", "counts calls and GPUs that work against idle_timeout", _WORK
     ),
     Use(

@@ -123,7 +123,9 @@ def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: 
     # When the workers of a running job came, this program has not seen.
     job.has_id(job_id, presumed_ended=known is JobState.UNKNOWN, wait_known=known is not JobState.PENDING)
     over = known.ended or known is JobState.COMPLETING
-    if over or submit.cancelled:
+    if submit.group not in state.registry.groups:
+        job.drain(Drain.DELETED, begun=over)
+    elif over or submit.cancelled:
         job.drain(Drain.ZERO if sizes.get(job.group.name) == 0 else Drain.UNWANTED, begun=over)
     if over:
         state.dispatcher.cancelled.add(job_id)  # nothing more is to be done about it

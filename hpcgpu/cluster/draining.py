@@ -6,16 +6,18 @@ Pending jobs end at once. The others end when their workers have finished and th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.cluster.phases import Drain, Draining, Planned
 from hpcgpu.cluster.scheduler_client import SchedulerClient
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.worker_job import WorkerJob
-from hpcgpu.display.words import listed
+from hpcgpu.display.progress import duration
+from hpcgpu.display.words import counted, listed
 from hpcgpu.errors import BatchError, Superseded
 from hpcgpu.scaling import budget
 
@@ -23,12 +25,20 @@ __all__ = ["Drainer", "close_finished", "move_data"]
 
 #: Seconds until the next attempt to drain a job whose data fitted nowhere else.
 RETRY = 3.0
-#: The same for jobs of a deleted group; the user is warned each time.
-RETRY_DELETED = 60.0
+#: Seconds for which calls are waited for that run on draining workers: nothing says that they ever end.
+CALLS_END = 600.0
+#: Seconds for a last answer of workers on which work still runs when their time is over.
+_LAST = 10.0
 #: Seconds after which a refused cancel is tried again at the latest.
 _RETRY_LAST = 60.0
 #: Seconds between two checks whether draining workers have finished.
 _FINISHING_INTERVAL = 0.5
+#: The same of a deleted group whose data fits nowhere else, at the most.
+_RELEASED_INTERVAL = 5.0
+#: Calls and tasks of a job that a message names.
+_NAMED = 3
+
+_T = TypeVar("_T")
 
 
 class Drainer:
@@ -80,7 +90,7 @@ class Drainer:
             if isinstance(job.phase, Draining) and not job.phase.begun
         ]
         ready = [(job, phase) for job, phase in begun if job.pending or state.client is not None]
-        for why in (Drain.ZERO, Drain.UNWANTED):
+        for why in (Drain.ZERO, Drain.UNWANTED, Drain.DELETED):
             chosen = [job for job, phase in ready if phase.why is why]
             for _, phase in ready:
                 phase.begun = True
@@ -140,9 +150,10 @@ class Drainer:
         started = [job for job in waiting if job.queue_status.state in (JobState.RUNNING, JobState.COMPLETING)]
         self.stay(started)  # they started just before they would have been cancelled: to be decided on anew
         running = [job for job in jobs if job not in waiting]
-        kept = await move_data(state.client, running) if state.client is not None else []
+        left = None if deadline is None else max(0.0, deadline - state.now)
+        kept = (await _within(left, move_data(state.client, running)) or []) if state.client is not None else []
         loses = why is Drain.BUDGET or (why is Drain.ZERO and not self._others(running))
-        if loses:
+        if loses or why is Drain.DELETED:
             kept = []
         self._keep(kept, why)
         await self._cancel([job for job in waiting if job not in started])
@@ -161,12 +172,16 @@ class Drainer:
         loses : bool
             Whether data that fits nowhere else is lost with them.
         """
-        state = self.state
+        state, began, pause = self.state, self.state.now, _FINISHING_INTERVAL
+        over, told = list[WorkerJob](), set[WorkerJob]()
         while jobs:
             late = deadline is not None and state.now > deadline
             closed, stuck = list(jobs), list[WorkerJob]()
             if state.client is not None and not (state.scheduler is not None and state.scheduler.ended):
-                closed, stuck = await close_finished(state.client, jobs, at_once=late)
+                if late or state.now - began >= CALLS_END:
+                    over += await self._over(state.client, [j for j in jobs if j not in over], why, began, late=late)
+                close = close_finished(state.client, jobs, at_once=over)
+                closed, stuck = await _within(_LAST if late else None, close) or ([], [])
             if late:
                 closed, stuck = list(jobs), []
             elif loses:
@@ -174,10 +189,48 @@ class Drainer:
             if why is Drain.BUDGET:
                 await self._lose_results(closed)
             await self._cancel(closed)
-            self._keep(stuck, why)
-            jobs = [job for job in jobs if job not in closed and job not in stuck]
+            jobs = [job for job in jobs if job not in closed]
+            if why is Drain.DELETED:
+                self._tell_of_kept([job for job in stuck if job not in told])
+                told.update(stuck)
+                pause = min(2 * pause, _RELEASED_INTERVAL) if stuck else _FINISHING_INTERVAL
+            else:
+                self._keep(stuck, why)
+                jobs = [job for job in jobs if job not in stuck]
             if jobs:
-                await asyncio.sleep(_FINISHING_INTERVAL)
+                await asyncio.sleep(pause)
+
+    async def _over(
+        self, client: SchedulerClient, jobs: list[WorkerJob], why: Drain, began: float, *, late: bool
+    ) -> list[WorkerJob]:
+        """Return the jobs that are no longer waited for; the user is told what still runs on them."""
+        try:
+            runs = await client.runs(_names(jobs))
+        except OSError:  # the network, or a busy scheduler
+            return []
+        over, messages = [], []
+        for job in jobs:
+            there = [(name, runs[name]) for name in job.workers.values() if name in runs]
+            calls = [(name, call) for name, each in there for call in each["calls"]]
+            tasks = [task for _, each in there for task in each["tasks"]]
+            if late or (calls and not tasks):
+                over.append(job)
+                if calls or tasks:
+                    messages.append(_ended_under(job, calls, tasks, why, self.state.now - began))
+        for message in messages[:_NAMED]:
+            self.state.messages.warn(message)
+        if (others := len(messages) - _NAMED) > 0:
+            self.state.messages.warn(f"the same holds for {counted(others, 'more worker job')}")
+        return over
+
+    def _tell_of_kept(self, jobs: list[WorkerJob]) -> None:
+        """Say that jobs of a deleted group stay for their data."""
+        for job in jobs:
+            group = f" of the deleted group {job.group.name}" if job.group in self.state.registry.deleted else ""
+            self.state.messages.warn(
+                f"job {job.name}{group} continues until its data is released, because it does not fit on other "
+                "workers. It takes no new tasks"
+            )
 
     async def _lose_results(self, jobs: list[WorkerJob]) -> None:
         """Let programs know at once which results are lost with jobs that the budget ends."""
@@ -217,26 +270,42 @@ class Drainer:
         for job in jobs:
             if not job.draining:  # it has ended meanwhile
                 continue
-            deleted = job.group in state.registry.deleted
-            self.stay([job], retry_at=now + (RETRY_DELETED if deleted else RETRY))
+            self.stay([job], retry_at=now + RETRY)
             job.forget_idleness()
-            if why is Drain.WALLTIME:
+            if why is Drain.WALLTIME or job.group in state.registry.deleted:  # the latter are drained for good soon
                 continue
             # a client wants its data since the decision; the next decision considers it
             if job.group.adaptive is not None:
                 job.group.adaptive.note(f"job {job.name} continues: its data does not fit on other workers", now=now)
-            elif deleted:
-                state.messages.warn(
-                    f"job {job.name} of the deleted group {job.group.name} continues until its data is released, "
-                    "because it does not fit on other workers"
-                )
             else:
                 state.messages.warn(
                     f"job {job.name} continues: its data does not fit on other workers. Free some of it, and scale "
                     "again"
                 )
-            if job.group.limits.fixed and not deleted:
+            if job.group.limits.fixed:
                 job.group.resize(replace(job.group.limits, maximum=job.group.limits.maximum + 1))
+
+
+def _ended_under(job: WorkerJob, calls: list[tuple[str, str]], tasks: list[str], why: Drain, waited: float) -> str:
+    """Say which work a job ends under, and why it is no longer waited for."""
+    reasons = {Drain.WALLTIME: "its walltime ends", Drain.BUDGET: "the budget of GPU hours is used up"}
+    named = [f"a call of `{call}` on worker {name}" if call else f"a call on worker {name}" for name, call in calls]
+    parts = [*named[:_NAMED], *[f"task {task}" for task in tasks[:_NAMED]]]
+    others = len(calls) + len(tasks) - len(parts)
+    what = ", ".join([*parts, f"{others} more"] if others > 0 else parts)
+    after = "" if why in reasons else f" after {duration(waited)}"
+    ends = f"worker job {job.job_id} ({job.name}) ends although work runs on it{after}"
+    if why in reasons:
+        ends += f", as {reasons[why]}"
+    follows = [*["Calls fail"][: len(calls)], *["Tasks run again on other workers"][: len(tasks)]]
+    return f"{ends}: {what}. {'. '.join(follows)}"
+
+
+async def _within(seconds: float | None, work: Awaitable[_T]) -> _T | None:
+    """Return the result of work; None if it takes longer. A worker whose event loop a call holds gives away no data."""
+    with suppress(TimeoutError):
+        return await asyncio.wait_for(work, seconds)
+    return None
 
 
 async def move_data(client: SchedulerClient, jobs: Collection[WorkerJob]) -> list[WorkerJob]:
@@ -250,12 +319,14 @@ async def move_data(client: SchedulerClient, jobs: Collection[WorkerJob]) -> lis
     Returns
     -------
     list of WorkerJob
-        Those whose data fits nowhere else; they are as they were.
+        Those whose data fits nowhere else; they are as they were, but those of a deleted group take no tasks.
     """
     asked, moved = set[str](), set[str]()
     try:
         while coming := _remaining(jobs):  # more than once where workers join meanwhile
             asked |= coming.keys()
+            if refusing := [name for job in jobs if _refuses(job) for name in job.workers.values()]:
+                await client.refuse_tasks(refusing)
             moved |= set(await client.retire(coming.values(), close=False))
             for job in jobs:
                 _retired(job).update(asked & job.workers.keys())
@@ -267,7 +338,7 @@ async def move_data(client: SchedulerClient, jobs: Collection[WorkerJob]) -> lis
 
 
 async def close_finished(
-    client: SchedulerClient, jobs: Collection[WorkerJob], *, at_once: bool
+    client: SchedulerClient, jobs: Collection[WorkerJob], *, at_once: Collection[WorkerJob]
 ) -> tuple[list[WorkerJob], list[WorkerJob]]:
     """Close the workers of those of these jobs that have finished what they ran, once the results have moved.
 
@@ -276,19 +347,20 @@ async def close_finished(
     client : SchedulerClient
     jobs : collection of WorkerJob
         Whose data `move_data` has moved.
-    at_once : bool
-        Do not wait for running tasks: they are run again elsewhere.
+    at_once : collection of WorkerJob
+        Those of them whose tasks and calls are not waited for: tasks are run again elsewhere.
 
     Returns
     -------
     closed, stuck : list of WorkerJob
-        Those whose results fit nowhere else are stuck; they take tasks again.
+        Those whose results fit nowhere else are stuck; they take tasks again, but not those of a deleted group.
     """
     kept = await move_data(client, jobs) if _remaining(jobs) else []  # a nanny may have restarted a worker
-    jobs = [job for job in jobs if job not in kept]
+    waits = [job for job in jobs if job not in at_once and (job not in kept or _refuses(job))]
     try:
-        unfinished = {} if at_once else await client.unfinished(_names(jobs))
-        done = [job for job in jobs if not any(unfinished.get(name) for name in job.workers.values())]
+        # moves also the tasks that those have not begun which refuse new ones
+        unfinished = await client.unfinished(_names(waits)) if waits else {}
+        done = [job for job in jobs if job not in kept and not any(map(unfinished.get, job.workers.values()))]
         names = _names(done)
         closed = await client.retire(names, close=True) if names else ()
     except OSError:  # the network, or a busy scheduler, may come back: their data is worth another try
@@ -301,8 +373,13 @@ async def close_finished(
 async def _resume(client: SchedulerClient, jobs: Collection[WorkerJob]) -> None:
     for job in jobs:
         _retired(job).clear()
-    if names := _names(jobs):
+    if names := _names([job for job in jobs if not _refuses(job)]):
         await client.resume(names)
+
+
+def _refuses(job: WorkerJob) -> bool:
+    """Whether its workers are to take no more tasks, whatever becomes of its data."""
+    return isinstance(job.phase, Draining) and job.phase.why is Drain.DELETED
 
 
 def _retired(job: WorkerJob) -> set[str]:

@@ -21,7 +21,7 @@ from hpcgpu.scaling import budget, lost_workers, policy, units
 from hpcgpu.scaling.forecast import usual_wait
 from hpcgpu.scaling.model import Decision, Demand, History, Hysteresis, JobView, Limits
 from hpcgpu.scaling.replacement import Failures
-from hpcgpu.scaling.walltime import margin
+from hpcgpu.scaling.walltime import LAST_OF_MANAGER, margin
 
 if TYPE_CHECKING:
     from hpcgpu.cluster.adaptive import GPUAdaptive
@@ -204,6 +204,11 @@ class WorkerGroup:
         if status.state is not JobState.RUNNING or status.start is None or status.end is None:
             return None
         return status.end - margin(status.end - status.start, self.options.walltime_margin, job.work.nbytes)
+
+    def waits_until(self, job: WorkerJob) -> float | None:
+        """Return until when what runs on a job is waited for, because its walltime ends."""
+        begins, end = self.walltime_ends(job), job.queue_status.end
+        return None if begins is None or end is None else end - LAST_OF_MANAGER * (end - begins)
 
     def record_absent(self, job: WorkerJob, *, now: float) -> bool:
         """Record the workers that a job lacks; whether it lacks them for good, which is said once."""

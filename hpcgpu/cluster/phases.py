@@ -23,6 +23,7 @@ class Drain(enum.Enum):
     UNWANTED = "it stays"
     ZERO = "it is lost if the cluster has no other worker, because the user requested zero jobs; otherwise it stays"
     WALLTIME = "it stays as long as it can"
+    DELETED = "it stays until it is released, and its workers take no new tasks"
     BUDGET = "it is lost"
 
 

@@ -12,7 +12,7 @@ from distributed.objects import SchedulerInfo
 from hpcgpu.display.words import MANY
 from hpcgpu.runtime.changes import Known
 from hpcgpu.runtime.requests import REQUEST_WAIT
-from hpcgpu.runtime.wire import GPUState, GroupState, Load, LoadChanges, ScalingRequest, WorkerChanges
+from hpcgpu.runtime.wire import GPUState, GroupState, Load, LoadChanges, ScalingRequest, WorkerChanges, WorkerRuns
 
 if TYPE_CHECKING:
     from distributed.deploy.cluster import Cluster
@@ -79,6 +79,14 @@ class SchedulerClient(Protocol):
 
     async def lose(self, names: Iterable[str], why: str) -> None:
         """Remove workers, and let clients know why the results that only these had are lost."""
+        ...
+
+    async def refuse_tasks(self, names: Iterable[str]) -> None:
+        """Let workers take no new tasks, whether their data fits elsewhere or not."""
+        ...
+
+    async def runs(self, names: Iterable[str]) -> Mapping[str, WorkerRuns]:
+        """Return what runs on workers, by name."""
         ...
 
 
@@ -207,6 +215,15 @@ class RpcClient:
     async def lose(self, names: Iterable[str], why: str) -> None:
         """Remove workers, and let clients know why the results that only these had are lost."""
         await asyncio.wait_for(self._rpc.hpcgpu_lose(names=list(names), why=why), _TIMEOUT)
+
+    async def refuse_tasks(self, names: Iterable[str]) -> None:
+        """Let workers take no new tasks."""
+        await asyncio.wait_for(self._rpc.hpcgpu_refuse_tasks(names=list(names)), _TIMEOUT)
+
+    async def runs(self, names: Iterable[str]) -> Mapping[str, WorkerRuns]:
+        """Return what runs on workers, by name."""
+        runs: Mapping[str, WorkerRuns] = await asyncio.wait_for(self._rpc.hpcgpu_runs(names=list(names)), _TIMEOUT)
+        return runs
 
     async def release(self) -> None:
         """Let the scheduler live without a manager."""

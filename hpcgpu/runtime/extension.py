@@ -39,6 +39,7 @@ from hpcgpu.runtime.wire import (
     WaitingWork,
     WorkerChanges,
     WorkerLoad,
+    WorkerRuns,
 )
 from hpcgpu.software import versions
 
@@ -64,8 +65,6 @@ _SILENT = 60.0
 #: Seconds after which a worker knows for sure that it leaves:
 #: a heartbeat from then on tells what it executes to its end.
 _NOTICED = 2.0
-#: Seconds for which the calls of a retiring worker are waited for.
-CALLS_END = 600.0
 #: Seconds without a heartbeat after which a worker whose job has ended is removed.
 #: The queue may say so while the job's processes still run.
 _SILENT_WORKER = 30.0
@@ -142,7 +141,6 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self.requests = Requests()
         self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
         self._leaving_since: dict[str, float] = {}
-        self._not_waited_for: set[str] = set()
         self._ended: dict[str, float] = {}
         self._crashed: set[str] = set()
         self._told_workers, self._told_loads = Told(), Told()
@@ -159,6 +157,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_usage": self.usage.write,
             "hpcgpu_running": self.running,
             "hpcgpu_unfinished": self.unfinished,
+            "hpcgpu_runs": self.runs,
+            "hpcgpu_refuse_tasks": self.refuse_tasks,
             "hpcgpu_resume": self.resume,
             "hpcgpu_ended": self.ended,
             "hpcgpu_lose": self.lose,
@@ -184,6 +184,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._check_idle, self._remove_worker = scheduler.check_idle, scheduler.remove_worker
         scheduler.check_idle = scheduler.handlers["check_idle"] = self.check_idle
         scheduler.periodic_callbacks["idle-timeout"].callback = self.check_idle
+        if "worker-ttl" in scheduler.periodic_callbacks:  # the user may have switched it off
+            scheduler.periodic_callbacks["worker-ttl"].callback = self.check_worker_ttl
         scheduler.remove_worker = self.remove_uncharged
 
     # The manager's lease
@@ -313,6 +315,11 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         since: float | None = self._check_idle()
         return since
 
+    async def check_worker_ttl(self) -> None:
+        """Restart workers that are silent, as `Scheduler.check_worker_ttl` does, but none that runs a call."""
+        await self.calls.see_silent()
+        await self.scheduler.check_worker_ttl()
+
     async def running(self) -> int:
         """Return how many workers take tasks."""
         return len(self.scheduler.running)
@@ -360,8 +367,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     async def unfinished(self, names: Iterable[str]) -> dict[str, int]:
         """Return how many tasks and calls retiring workers still execute, by name.
 
-        Tasks that they have not begun go to other workers. Calls are waited for `CALLS_END` seconds at most: nothing
-        says that they ever end.
+        Tasks that they have not begun go to other workers.
         """
         wanted, now, counts = set(names), time.time(), {}
         self._leaving_since = {
@@ -376,21 +382,30 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             if ws.last_seen >= since + _NOTICED:
                 for ts in set(ws.processing) - executing:
                     self.scheduler._reschedule(ts.key, ws.address, stimulus_id=f"hpcgpu-leaving-{time.time()}")
-            counts[str(ws.name)] = len(ws.processing) + self._calls_waited_for(ws, now - since)
+            counts[str(ws.name)] = len(ws.processing) + self.calls.running(ws)
         return counts
 
-    def _calls_waited_for(self, ws: Any, waited: float) -> int:
-        calls = self.calls.running(ws)
-        if not calls or waited < CALLS_END:
-            return calls
-        if ws.address not in self._not_waited_for:
-            self._not_waited_for.add(ws.address)
-            logger.warning(
-                "hpcgpu: worker %s ends while a call still runs on it: hpcgpu waited %g s for the call",
-                ws.address,
-                waited,
+    async def runs(self, names: Iterable[str]) -> dict[str, WorkerRuns]:
+        """Return what runs on workers, by name."""
+        wanted = set(names)
+        return {
+            str(ws.name): WorkerRuns(
+                calls=self.calls.names(ws), tasks=[str(ts.key) for ts in itertools.islice(ws.processing, _SAMPLE)]
             )
-        return 0
+            for ws in self.scheduler.workers.values()
+            if str(ws.name) in wanted
+        }
+
+    async def refuse_tasks(self, names: Iterable[str]) -> None:
+        """Let workers take no new tasks: also while their data fits nowhere else, unlike `Scheduler.retire_workers`.
+
+        That gives a worker back the status that it had before.
+        """
+        wanted, stimulus = set(names), f"hpcgpu-refuse-{time.time()}"
+        for ws in list(self.scheduler.workers.values()):
+            if str(ws.name) in wanted and ws.status in (Status.running, Status.paused):
+                self.scheduler.handle_worker_status_change(Status.closing_gracefully, ws, stimulus)
+                self._change_status(ws, Status.closing_gracefully, stimulus)
 
     async def resume(self, names: Iterable[str]) -> None:
         """Let workers take tasks again whose data could not move after all."""
@@ -398,9 +413,12 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         for ws in list(self.scheduler.workers.values()):
             if str(ws.name) in wanted and ws.status == Status.closing_gracefully:
                 self._leaving_since.pop(str(ws.name), None)
-                self.scheduler.stream_comms[ws.address].send(
-                    {"op": "worker-status-change", "status": Status.running.name, "stimulus_id": stimulus}
-                )
+                self._change_status(ws, Status.running, stimulus)
+
+    def _change_status(self, ws: WorkerState, status: Status, stimulus: str) -> None:
+        self.scheduler.stream_comms[ws.address].send(
+            {"op": "worker-status-change", "status": status.name, "stimulus_id": stimulus}
+        )
 
     async def lose(self, names: Iterable[str], why: str) -> None:
         """Remove workers; futures of results that only these had raise an error that says why, instead of waiting."""

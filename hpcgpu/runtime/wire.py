@@ -17,6 +17,7 @@ __all__ = [
     "WaitingWork",
     "WorkerChanges",
     "WorkerLoad",
+    "WorkerRuns",
 ]
 
 
@@ -59,6 +60,15 @@ class Load(TypedDict):
     #: By the worker's name.
     workers: dict[str, WorkerLoad]
     waiting: list[WaitingWork]
+
+
+class WorkerRuns(TypedDict):
+    """What runs on a worker: the answer of ``hpcgpu_runs`` has one for each."""
+
+    #: Names of functions; empty where the name is not known.
+    calls: list[str]
+    #: Keys.
+    tasks: list[str]
 
 
 class Changes(TypedDict):

@@ -329,6 +329,9 @@ async def test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces(
             await until(lambda: extension.calls.running(ws) == 1)
             ended.set()
             await until(lambda: one.metrics[calls.METRIC](one) == 0)
+            ws.last_seen = 0.0
+            await s.periodic_callbacks["worker-ttl"].callback()
+            assert not s.workers, "Scheduler.check_worker_ttl removes a worker without a nanny that is silent"
 
 
 class OnDevice:

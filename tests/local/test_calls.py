@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,9 +14,10 @@ import pytest
 from distributed import Client, Event, get_worker, secede
 
 from hpcgpu import LocalGPUCluster
+from hpcgpu import connect as connect_to
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, told
-from tests.helpers import ADAPT, CPU, travels
+from tests.helpers import ADAPT, CPU, hpcgpu, travels
 
 pytestmark = pytest.mark.shows("Scaling, failures of jobs, walltime, preemption")
 
@@ -48,6 +50,15 @@ def in_background(name: str) -> str:
 def ends_when_idle(dask_scheduler: Any) -> None:
     """End the scheduler after 3 s without work. It has no `idle_timeout` while its worker starts."""
     dask_scheduler.idle_timeout = 3.0
+
+
+@travels
+def expects_heartbeats(dask_scheduler: Any) -> None:
+    """Let the scheduler restart each worker that was silent for 5 s, instead of 5 min."""
+    check = dask_scheduler.periodic_callbacks["worker-ttl"]
+    dask_scheduler.worker_ttl, check.callback_time = 1.0, 1000.0
+    check.stop()
+    check.start()
 
 
 def test_adapt_ends_no_job_on_which_a_call_runs(queue: LocalQueue, until: Until) -> None:
@@ -100,3 +111,34 @@ def test_idle_timeout_counts_calls_and_tasks_that_have_left_their_thread(queue: 
         assert left.result() in cluster.workers
         del left
         until(lambda: not live(queue), "without work it ends")
+
+
+@pytest.mark.parametrize("managed", [True, False])
+def test_a_call_is_waited_for_as_long_as_the_walltime_allows(queue: LocalQueue, until: Until, managed: bool) -> None:
+    options = CPU | {"walltime": "2m", "walltime_margin": "1m", "scheduler": {"walltime": "20m"}}
+    with LocalGPUCluster(**options, name="short", jobs=1) as cluster, ThreadPoolExecutor(4) as threads:
+        cluster.wait_for_workers(1)
+        [log] = cluster.directory.logs.glob("short-0*")
+        if not managed:
+            cluster.detach()
+        with connect_to("short", quiet=True) as client:
+            [address] = client.scheduler_info()["workers"]
+            call = threads.submit(client.run, waits_for, "test_go", workers=[address])
+            ended = threading.Event()
+            call.add_done_callback(lambda _: ended.set())
+            until(lambda: "its workers retire once what runs on them has ended" in log.read_text(), log.read_text)
+            assert not ended.wait(3)
+            client.run(let_go, "test_go", workers=[address])
+            assert call.result() == {address: "short-0"}
+            until(lambda: address not in client.scheduler_info()["workers"], "its worker leaves")
+        if not managed:
+            assert hpcgpu("stop", "short").returncode == 0
+
+
+def test_a_call_that_sends_no_heartbeats_for_long_keeps_its_worker(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**CPU, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        [address] = client.scheduler_info()["workers"]
+        client.run_on_scheduler(expects_heartbeats)
+        assert client.run(time.sleep, 15) == {address: None}
+        assert list(client.run(os.getpid)) == [address]

@@ -12,12 +12,12 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, Queue, Variable
+from distributed import Client, Event, Queue, Variable
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, told
-from tests.helpers import ADAPT, CPU, decisions, drain_now
+from tests.helpers import ADAPT, CPU, decisions, drain_now, names, tasks
 
 Until = Callable[..., None]
 
@@ -43,6 +43,7 @@ def functions() -> tuple[Callable[[int, str], int], type]:
 
 
 counted, Counter = functions()
+wait_for, _ = tasks()
 
 
 class Holders:
@@ -210,10 +211,35 @@ def test_results_move_to_another_job_in_time_when_the_walltime_of_theirs_ends(
         until(lambda: len(live(queue)) == 1, "the other job goes once the result is released")
 
 
-def test_a_deleted_group_does_not_take_data_along_that_fits_nowhere_else(
-    queue: LocalQueue, home: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+def test_a_deleted_group_takes_no_new_tasks_and_goes_once_its_data_is_released(
+    queue: LocalQueue, home: Path, until: Until
 ) -> None:
-    monkeypatch.setattr("hpcgpu.cluster.draining.RETRY_DELETED", 1.0)
+    with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client:
+        cluster.add_worker_group("big", gpus_per_node=0, cores=1, jobs=1, resources={"BIG": 1})
+        cluster.wait_for_workers(1)
+        [big] = cluster.workers
+        future = client.submit(counted, 1, file=str(home / "executions"), resources={"BIG": 1})
+        runs = client.submit(wait_for, "go", resources={"BIG": 1})
+        until(lambda: runs.key in str(client.processing()), "it runs")
+        assert future.result() == 1
+        cluster.delete_worker_group("big")
+        until(lambda: cluster.workers == {}, "the job drains")
+        waits = client.submit(counted, 2, file=str(home / "executions"), resources={"BIG": 1})
+        plain = client.submit(counted, 3, file=str(home / "executions"))
+        with told("job .* of the deleted group big continues until its data is released.*It takes no new tasks"):
+            Event("go", client=client).set()
+        assert runs.result() == big, "what ran has ended"
+        cluster.scale(jobs=1)
+        assert plain.result() == 3 and waits.status == "pending"
+        runs.release()
+        assert client.submit(counted, 4, file=str(home / "executions")).result() == 4
+        assert (home / "executions").read_text() == "1\n3\n4\n"
+        until(lambda: names(cluster) == set(cluster.workers), "its data has moved to the other job, and it goes")
+        assert future.result() == 1
+        waits.cancel()
+
+
+def test_a_deleted_group_keeps_data_that_fits_nowhere_else(queue: LocalQueue, home: Path, until: Until) -> None:
     with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client:
         cluster.add_worker_group("big", gpus_per_node=0, cores=1, jobs=1)
         cluster.wait_for_workers(1)
@@ -221,9 +247,12 @@ def test_a_deleted_group_does_not_take_data_along_that_fits_nowhere_else(
         assert future.result() == 1
         with told("of the deleted group big continues until its data is released"):
             cluster.delete_worker_group("big")
+        plain = client.submit(counted, 2, file=str(home / "executions"))
         assert future.result() == 1 and (home / "executions").read_text() == "1\n"
         future.release()
         until(lambda: len(live(queue)) == 1, "the job goes once its data is released")
+        assert plain.status == "pending"
+        plain.cancel()
 
 
 def test_a_blip_of_the_network_while_data_moves_loses_none(queue: LocalQueue, home: Path, until: Until) -> None:

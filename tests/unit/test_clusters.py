@@ -173,7 +173,7 @@ async def test_a_network_that_breaks_drains_nothing(directory: ClusterDirectory)
     job.joined("tls://a", "demo-0", now=1.0)
     job.drain(Drain.UNWANTED)
     client: Any = SimpleNamespace(unfinished=broken, retire=broken)
-    assert await close_finished(client, [job], at_once=False) == ([], [])
+    assert await close_finished(client, [job], at_once=[]) == ([], [])
 
 
 async def test_a_worker_that_joins_a_draining_job_retires_too(directory: ClusterDirectory) -> None:
@@ -196,7 +196,7 @@ async def test_a_worker_that_joins_a_draining_job_retires_too(directory: Cluster
     assert await move_data(client, [job]) == []
     assert asked == [["demo-0-0"], ["demo-0-1"]]
     job.workers = {"tls://a": "demo-0-0", "tls://c": "demo-0-1"}  # its nanny restarted it
-    assert await close_finished(client, [job], at_once=False) == ([job], [])
+    assert await close_finished(client, [job], at_once=[]) == ([job], [])
     assert asked[2:] == [["demo-0-1"], ["demo-0-0", "demo-0-1"]]
 
 

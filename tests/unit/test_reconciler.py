@@ -112,6 +112,8 @@ class Client:
         self.full = False
         self.resumed: list[str] = []
         self.lost: list[tuple[str, str]] = []
+        self.refusing: list[str] = []
+        self.working: dict[str, dict[str, list[str]]] = {}
 
     async def workers(self) -> Mapping[str, Mapping[str, Any]]:
         if not self.listening:
@@ -152,13 +154,19 @@ class Client:
         return addresses
 
     async def unfinished(self, names: Iterable[str]) -> Mapping[str, int]:
-        return {}
+        return {name: len(self.working[name]["calls"] + self.working[name]["tasks"]) for name in self.working}
 
     async def resume(self, names: Iterable[str]) -> None:
         self.resumed += names
 
     async def lose(self, names: Iterable[str], why: str) -> None:
         self.lost += [(name, why) for name in names]
+
+    async def refuse_tasks(self, names: Iterable[str]) -> None:
+        self.refusing += names
+
+    async def runs(self, names: Iterable[str]) -> Mapping[str, Any]:
+        return self.working
 
 
 class Site:
@@ -277,6 +285,7 @@ class Site:
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     monkeypatch.setattr(draining, "_FINISHING_INTERVAL", 0.0)
+    monkeypatch.setattr(draining, "_RELEASED_INTERVAL", 0.0)
     made = Site(tmp_path)
     await made.begin(2)
     yield made
@@ -582,6 +591,67 @@ async def test_a_job_whose_data_fits_nowhere_else_stays_and_counts(site: Site) -
     await site.passes(4)
     await site.scale(1)
     assert len(site.registry.active) == 1
+
+
+async def passes_until(site: Site, until: Callable[[], object], seconds: float = 2000.0) -> None:
+    """Let time pass while jobs drain."""
+    for _ in range(int(seconds)):
+        if until():
+            return
+        site.now += 1
+        for _ in range(20):  # the turns of the event loop that one look takes
+            await asyncio.sleep(0)
+    raise AssertionError
+
+
+async def test_a_call_that_does_not_end_is_waited_for_ten_minutes_and_the_user_hears_which(site: Site) -> None:
+    began = site.now
+    site.client.working = {name: {"calls": ["train"], "tasks": []} for name in ("demo-0", "demo-1")}
+    site.reconciler.resize(site.group, Limits(maximum=1, fixed=True), None)
+    await passes_until(site, lambda: site.warned)
+    assert 600 <= site.now - began < 610
+    [job] = [job for job in site.registry.worker_jobs if job.draining]
+    assert site.warned == [
+        f"worker job {job.job_id} ({job.name}) ends although work runs on it after 10 min: "
+        f"a call of `train` on worker {job.name}. Calls fail"
+    ]
+    await site.settled()
+    assert not job.workers and len(site.warned) == 1
+
+
+async def test_a_task_is_waited_for_until_the_walltime_ends_and_the_user_hears_which(site: Site) -> None:
+    site.client.working = {"demo-0": {"calls": ["train", ""], "tasks": ["sum-1", "sum-2", "sum-3", "sum-4"]}}
+    end = site.now + 48 * HOUR
+    site.says("demo-0", JobState.RUNNING, start=site.now, end=end, node="n")
+    site.says("demo-1", JobState.RUNNING, start=site.now, end=end + HOUR, node="n")
+    site.now = end - 300.0
+    await site.reconciler.observe_queue()
+    site.reconciler.decide()
+    assert site.job("demo-0").draining
+    await passes_until(site, lambda: site.warned)
+    assert 70 <= end - site.now <= 75, "the last quarter of 5 min is for its results"
+    assert site.warned == [
+        f"worker job {site.job('demo-0').job_id} (demo-0) ends although work runs on it, as its walltime ends: a call "
+        "of `train` on worker demo-0, a call on worker demo-0, task sum-1, task sum-2, task sum-3, 1 more. Calls fail. "
+        "Tasks run again on other workers"
+    ]
+
+
+async def test_a_job_of_a_deleted_group_takes_no_tasks_while_its_data_fits_nowhere_else(site: Site) -> None:
+    site.client.full = True
+    site.registry.delete_group(site.group)
+    site.reconciler.resize(site.group, Limits(maximum=0, fixed=True), None)
+    await passes_until(site, lambda: len(site.warned) == 2)
+    assert all(job.draining for job in site.registry.worker_jobs)
+    assert set(site.client.refusing) == {"demo-0", "demo-1"} and not site.client.resumed
+    assert site.warned[0] == (
+        "job demo-0 of the deleted group default continues until its data is released, because it does not fit on "
+        "other workers. It takes no new tasks"
+    )
+    site.client.full = False
+    await passes_until(site, lambda: not site.client.there)
+    await site.settled()
+    assert len(site.warned) == 2 and not site.registry.active
 
 
 async def test_a_drained_job_is_never_shown_as_running(site: Site) -> None:
@@ -952,6 +1022,7 @@ class Losing(Site):
 @pytest.fixture
 async def losing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Losing:
     monkeypatch.setattr(draining, "_FINISHING_INTERVAL", 0.0)
+    monkeypatch.setattr(draining, "_RELEASED_INTERVAL", 0.0)
     made = Losing(tmp_path, GPUS)
     await made.begin(JOBS)
     await made.passes(10)

@@ -334,7 +334,9 @@ async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is
     scheduler = SimpleNamespace(
         workers={"tls://a": worker}, _reschedule=lambda key, address, stimulus_id: moved.append(key)
     )
-    extension: Any = SimpleNamespace(scheduler=scheduler, _leaving_since={}, _calls_waited_for=lambda ws, waited: 0)
+    extension: Any = SimpleNamespace(
+        scheduler=scheduler, _leaving_since={}, calls=SimpleNamespace(running=lambda ws: 0)
+    )
     for after, expected in (
         (0.0, []),
         (1.0, []),
