@@ -268,6 +268,14 @@ USES: tuple[Use, ...] = (
         _WORK,
         kind=Kind.REPLACED,
     ),
+    Use(
+        "distributed.scheduler.WorkerState.last_seen",
+        "distributed",
+        Kind.REPLACED,
+        "keeps a worker whose event loop a call holds",
+        ("hpcgpu.runtime.calls",),
+        _WORK,
+    ),
     _scheduler(
         "core.Server.periodic_callbacks.callback", "counts calls and GPUs that work against idle_timeout", _WORK
     ),

@@ -415,7 +415,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
                 self._leaving_since.pop(str(ws.name), None)
                 self._change_status(ws, Status.running, stimulus)
 
-    def _change_status(self, ws: WorkerState, status: Status, stimulus: str) -> None:
+    def _change_status(self, ws: Any, status: Status, stimulus: str) -> None:
         self.scheduler.stream_comms[ws.address].send(
             {"op": "worker-status-change", "status": status.name, "stimulus_id": stimulus}
         )
