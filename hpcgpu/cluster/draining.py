@@ -181,7 +181,8 @@ class Drainer:
                 if late or state.now - began >= CALLS_END:
                     over += await self._over(state.client, [j for j in jobs if j not in over], why, began, late=late)
                 close = close_finished(state.client, jobs, at_once=over)
-                closed, stuck = await _within(_LAST if late else None, close) or ([], [])
+                left = None if deadline is None else max(0.0, deadline - state.now)
+                closed, stuck = await _within(_LAST if late else left, close) or ([], [])
             if late:
                 closed, stuck = list(jobs), []
             elif loses:

@@ -20,7 +20,7 @@ from distributed.utils import All
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
 
-__all__ = ["METRIC", "Calls", "count", "function_name"]
+__all__ = ["METRIC", "Calls", "count"]
 
 #: The name of the number of calls in what a worker tells the scheduler.
 METRIC = "hpcgpu-calls"
@@ -84,7 +84,7 @@ class Calls:
         addresses = list(workers) if workers is not None else [] if hosts is not None else list(self.scheduler.workers)
         addresses += [address for host in hosts or () for address in known.get(host, {}).get("addresses", ())]
 
-        name = function_name(msg.get("function"))
+        name = _function_name(msg.get("function"))
 
         async def pass_on(address: str) -> dict[str, Any]:
             calls = self._passed_on.setdefault(address, [])
@@ -104,7 +104,7 @@ class Calls:
         }
 
 
-def function_name(function: object) -> str:
+def _function_name(function: object) -> str:
     """Return the name of a function as a client sends it; empty if it is not known.
 
     It is pickled, and is not unpickled here: its modules may not be there.

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from distributed.protocol.pickle import dumps
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +39,7 @@ from hpcgpu.options.common import WorkerOptions
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime import commands, devices, forkserver, place, reach
 from hpcgpu.runtime import scheduler as scheduler_preload
+from hpcgpu.runtime.calls import _function_name
 from hpcgpu.runtime.extension import Extension, _wanted
 from hpcgpu.runtime.gpus import visible_gpus
 from hpcgpu.runtime.reach import wait_for_scheduler
@@ -325,6 +327,17 @@ def test_the_load_tells_the_bytes_that_somebody_wants_each_once() -> None:
     assert _wanted(worker, 400) == 250_000, "a sample stands for all"
     worker.has_what, worker.nbytes = [*[result(wants=1, nbytes=10**8)] * 200, *[result(wants=1)] * 2000], 2 * 10**10
     assert _wanted(worker, 200) == 2 * 10**10, "not more than it holds"
+
+
+def test_the_name_of_a_function_is_read_without_its_modules() -> None:
+    def train(x: int) -> int:
+        return x + len(UUIDS)
+
+    by_name = [time.sleep, os.path.join, Clock, len]
+    assert [_function_name(dumps(function)) for function in by_name] == ["sleep", "join", "Clock", "len"]
+    assert _function_name(dumps(train)) == "train", "it is pickled by value"
+    assert _function_name("increment") == "increment", "of an actor"
+    assert _function_name(dumps(Clock().time)) == _function_name(b"\x80") == _function_name(None) == ""
 
 
 async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is_late_enough() -> None:
