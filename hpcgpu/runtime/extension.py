@@ -149,7 +149,14 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self.usage = Usage(scheduler, self.calls)
         self.moves = PeriodicCallback(lambda: resources.move_waiting(scheduler), _MOVES * 1000)
         self.removals = PeriodicCallback(self.remove_silent, _REMOVALS * 1000)
-        scheduler.handlers |= {
+        scheduler.handlers |= self._handlers()
+        self._replace_methods(scheduler)
+        if lease:
+            self._guard = asyncio.ensure_future(self._watch_lease(lease))
+
+    def _handlers(self) -> dict[str, Callable[..., Any]]:
+        """Return what the scheduler does by which name, when it is asked over a connection."""
+        return {
             "unregister": self.remove_uncharged,
             "hpcgpu_load": self.load,
             "hpcgpu_workers": self.workers,
@@ -175,9 +182,6 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "gather": self.gather,
             "broadcast": self.broadcast,
         }
-        self._replace_methods(scheduler)
-        if lease:
-            self._guard = asyncio.ensure_future(self._watch_lease(lease))
 
     def _replace_methods(self, scheduler: Scheduler) -> None:
         """Put methods of this extension into the place of distributed's."""
