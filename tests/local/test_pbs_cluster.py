@@ -76,6 +76,18 @@ def test_a_job_of_two_nodes_brings_workers_on_each_through_pbsdsh(fake_gpus: Non
     assert pbs.alive() == {}
 
 
+@pytest.mark.filterwarnings("ignore::hpcgpu.errors.ClusterWarning")
+def test_a_job_whose_two_nodes_are_one_host_is_refused_by_its_own_script(pbs: Site) -> None:
+    pbs.set(packed=True)
+    words = r"PBS gave this job 1 hosts for its 2 nodes \(n0\)\. Their workers would use the same GPUs"
+    with (
+        PBSGPUCluster(jobs=1, nodes_per_job=2, name="packed", **CPU) as cluster,
+        pytest.raises(ClusterError, match=words),
+    ):
+        cluster.wait_for_workers(2)
+    assert pbs.alive() == {}
+
+
 def test_a_job_of_two_nodes_through_an_mpi_launcher(pbs: Site) -> None:
     pbs.replace(
         "mpiexec",

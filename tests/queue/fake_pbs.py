@@ -68,6 +68,7 @@ class Site(Pretended):
             history=True,
             down=False,
             ports=0,
+            packed=False,  # chunks are not scattered, whatever the job says
         )
         self.home.mkdir()
 
@@ -225,7 +226,7 @@ def _wrapped(state: State, job_number: str, job: State) -> Path:
     job_id = f"{job_number}.{SERVER}"
     folder = Path(state["home"]).parent
     nodefile = folder / f"{job_id}.nodes"
-    hosts = list(state["nodes"])
+    hosts = list(state["nodes"])[: 1 if state["packed"] else None]
     nodefile.write_text("".join(f"{hosts[i % len(hosts)]}\n" for i in range(count)))
     environment = state["environment"] | {
         "HOME": state["home"],
