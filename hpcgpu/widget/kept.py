@@ -16,6 +16,8 @@ _PAUSE = 600.0
 
 def due(kept: Snapshot, new: Snapshot) -> bool:
     """Whether a new picture replaces the one that is kept: its jobs tell the cluster from a later one of its name."""
+    if new.state == "unreachable":  # for a moment, perhaps: what is kept is still the last known state
+        return False
     if new.jobs and not kept.jobs:
         return True
     return new.state != kept.state or (new.time - kept.time >= _PAUSE and _facts(new) != _facts(kept))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from browser import Jupyter, Notebook, Servers
+from test_page import INSTALLED
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import Until
@@ -101,7 +102,7 @@ def test_with_the_extension_of_the_server_the_controls_work_while_a_cell_blocks(
 def test_a_detached_cluster_continues_and_the_widget_goes_on_showing_it(
     jupyter: Servers, page: Any, queue: LocalQueue, until: Until
 ) -> None:
-    notebook = started(jupyter(arguments=WITHOUT), page)
+    notebook = started(jupyter(arguments=WITHOUT, environment=INSTALLED), page)
     widget = notebook.output(1).locator(".hpcgpu")
     widget.locator("tr", has_text="flights-0").get_by_text("running").wait_for()
     notebook.wait_idle()

@@ -181,6 +181,8 @@ def test_the_picture_in_the_file_is_replaced_when_the_state_changes_and_at_the_e
     later = dataclasses.replace(running, workers=running.workers + 1, time=running.time + 20)
     kept.keep(later)
     assert len(replaced) == 1, "each changes the file"
+    kept.keep(dataclasses.replace(later, state="unreachable", time=later.time + 600))
+    assert len(replaced) == 1, "the last known state is the one before"
     kept.keep(dataclasses.replace(later, time=later.time + 600))
     assert len(replaced) == 2
     kept.keep(later, last=True)
