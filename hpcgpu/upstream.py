@@ -93,6 +93,7 @@ _SILENT = "test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbe
 _MOVES = "test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_for_it"
 _UNREADABLE = "test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces"
 _RESULTS = "test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replaces"
+_LOST = "test_a_client_whose_scheduler_closes_waits_until_hpcgpu_says_why"
 _WORK = "test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces"
 _TLS = "test_both_ends_of_a_tls_connection_have_the_socket_of_hpcgpu"
 _HANDSHAKE = "test_who_connects_and_says_nothing_is_dropped_by_the_method_that_hpcgpu_overrides"
@@ -231,6 +232,22 @@ USES: tuple[Use, ...] = (
         "leads a client that knows only an address to the dashboard behind Jupyter's login",
         ("hpcgpu.remote.connection",),
         "test_a_client_shows_the_link_of_the_property_that_hpcgpu_replaces",
+    ),
+    Use(
+        "distributed.client.Client._reconnect",
+        "distributed",
+        Kind.REPLACED,
+        "asks why the scheduler is gone, before a client cancels what it waits for",
+        ("hpcgpu.remote.lost",),
+        _LOST,
+    ),
+    Use(
+        "distributed.client.Client._handle_report",
+        "distributed",
+        Kind.REPLACED,
+        "ends when the scheduler closes the connection of a client",
+        ("hpcgpu.remote.lost",),
+        _LOST,
     ),
     Use(
         "distributed.scheduler.Scheduler.broadcast",

@@ -9,6 +9,8 @@ that planning, retirement, status, start and end are overridden.
 from __future__ import annotations
 
 import asyncio
+import functools
+import weakref
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from typing import Any, ClassVar, Self
@@ -37,6 +39,7 @@ from hpcgpu.display.warn import warn
 from hpcgpu.display.words import listed
 from hpcgpu.errors import BatchError, ClusterError, Damaged, NameLost, Superseded
 from hpcgpu.options.common import Options
+from hpcgpu.remote import lost
 from hpcgpu.runtime.reach import no_answer
 from hpcgpu.scaling import units
 from hpcgpu.store.directory import ClusterDirectory
@@ -311,6 +314,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         assert state.scheduler is not None
         address = state.scheduler.external_address or state.scheduler.address
         state.messages.log(f"the scheduler is at {address}")
+        lost.ask(str(address), functools.partial(_why_lost, weakref.ref(state)))
         self.scheduler_comm = rpc(address, connection_args=self.security.get_connection_args("client"))
         await Cluster._start(self)
         state.client = client = RpcClient(self)
@@ -427,3 +431,13 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         left = "" if state.ownership.superseded else f": {listed(state.dispatcher.left())}"
         self._log(f"closed; its jobs keep running{left}")
         state.ownership.close(f"cluster {name} was detached from this program: from_name({name!r}) attaches to it")
+
+
+async def _why_lost(of: weakref.ref[ClusterState]) -> str:
+    """Wait until it is known why a cluster is lost, and return that; empty if this program has closed it."""
+    while (state := of()) is not None and not state.closing:
+        if state.failures.lost:
+            return state.failures.lost.partition("\n")[0]
+        del state
+        await asyncio.sleep(0.1)
+    return ""

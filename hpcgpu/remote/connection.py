@@ -20,7 +20,7 @@ from hpcgpu.display.warn import warn
 from hpcgpu.errors import CertificateError, ClusterError, Damaged
 from hpcgpu.options import values
 from hpcgpu.posix.threads import in_thread
-from hpcgpu.remote import jupyter_server
+from hpcgpu.remote import jupyter_server, lost
 from hpcgpu.remote.lookup import batch_of, directories, locate
 from hpcgpu.remote.queries import check_queue
 from hpcgpu.runtime.reach import SchedulerWatch, answers
@@ -166,6 +166,7 @@ def security_for(client: Mapping[str, Any]) -> Security | None:
 def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, Any]) -> Client:
     ClusterDirectory.there(directory.path)  # the wait for the scheduler may have been long
     _connected_to[contact.client] = directory.path
+    lost.ask_queue(contact.client, directory)
     return Client(
         contact.client,
         **{"name": f"hpcgpu-{directory.path.name}", "security": credentials.security(directory), **arguments},

@@ -15,11 +15,13 @@ import dask
 import pytest
 from canary import canary
 from distributed import Client, Scheduler, Worker
+from distributed.client import FutureCancelledError
 from distributed.comm import connect, listen, tcp
 from distributed.comm.registry import backends
 from distributed.security import Security
 
 from hpcgpu.fabric import authentication, endpoints, links, tls
+from hpcgpu.remote import lost
 
 TIMEOUT = 60.0
 KEY = bytes(range(32))
@@ -229,3 +231,29 @@ async def test_ucx_names_the_peer_and_the_transports_of_a_connection(ucx: None) 
     assert any(line.startswith("transports ") for line in said.stdout.splitlines()), (
         f"get_active_transports: {said.stderr[-500:]}"
     )
+
+
+@canary
+async def test_a_client_whose_scheduler_closes_waits_until_hpcgpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_reconnect", "_handle_report"):  # put back at the end
+        monkeypatch.setattr(Client, name, getattr(Client, name))
+
+    async def why() -> str:
+        return "job 7 was preempted"
+
+    async def waiting() -> tuple[Client, Scheduler, asyncio.Future[Any]]:
+        scheduler = await Scheduler(port=0, host="127.0.0.1", dashboard=False)
+        lost.ask(scheduler.address, why)
+        client = await Client(scheduler.address, asynchronous=True, set_as_default=False)
+        return client, scheduler, asyncio.ensure_future(client.gather([client.submit(abs, -1)]))  # there is no worker
+
+    for ends in ("the scheduler closes", "the connection breaks"):
+        client, scheduler, results = await waiting()
+        if ends == "the scheduler closes":
+            await scheduler.close()
+        else:
+            client.scheduler_comm.comm.abort()
+        with pytest.raises(FutureCancelledError, match=r"for reason: the scheduler is gone.\njob 7 was preempted"):
+            await asyncio.wait_for(results, TIMEOUT)
+        await client._close(fast=True)
+        await scheduler.close()

@@ -1,0 +1,60 @@
+"""A scheduler whose job ends: whoever waits for its results hears at once which job it was, and what the queue says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Thread
+from typing import Any
+
+import pytest
+from distributed import Client
+from distributed.client import FutureCancelledError
+
+import hpcgpu
+from hpcgpu import ClusterWarning, LocalGPUCluster
+from hpcgpu.batch.local.queue import LocalQueue
+from tests.helpers import CPU
+from tests.helpers import hpcgpu as command_line
+
+
+def waits(get: Callable[[], Any]) -> tuple[Thread, list[BaseException]]:
+    """Begin to wait for results in a thread."""
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            get()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = Thread(target=wait)
+    thread.start()
+    return thread, errors
+
+
+def test_a_program_hears_why_the_scheduler_of_its_cluster_is_gone(queue: LocalQueue) -> None:
+    with (
+        pytest.warns(ClusterWarning, match="the scheduler of cluster demo is gone"),
+        LocalGPUCluster(name="demo", jobs=1, **CPU) as cluster,
+        cluster.get_client() as client,
+    ):
+        hears(queue, client)
+
+
+def test_a_client_from_connect_hears_why_its_scheduler_is_gone(queue: LocalQueue) -> None:
+    LocalGPUCluster(name="demo", jobs=1, **CPU).detach()
+    with hpcgpu.connect("demo", quiet=True) as client:
+        hears(queue, client)
+    assert command_line("stop", "demo").returncode == 0
+
+
+def hears(queue: LocalQueue, client: Client) -> None:
+    client.wait_for_workers(1)
+    future, scheduler = client.submit(time.sleep, 1000), queue.find("demo-scheduler")
+    thread, errors = waits(future.result)
+    queue.cancel(scheduler)
+    thread.join(250)
+    [error] = errors
+    assert isinstance(error, FutureCancelledError) and error.reason == "the scheduler is gone", error
+    assert f"scheduler job {scheduler[0]}" in str(error) and "cancelled" in str(error), error
