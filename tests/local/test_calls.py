@@ -8,16 +8,17 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client, Event, get_worker, secede
+from distributed import Client, Event, get_worker, secede, worker_client
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu import connect as connect_to
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, told
-from tests.helpers import ADAPT, CPU, hpcgpu, travels
+from tests.helpers import ADAPT, CPU, GPU, decisions, hpcgpu, travels
 
 pytestmark = pytest.mark.shows("Scaling, failures of jobs, walltime, preemption")
 
@@ -44,6 +45,34 @@ def in_background(name: str) -> str:
     secede()
     Event(name).wait()
     return str(get_worker().name)
+
+
+def waits_for_file(place: str) -> None:
+    """Work that goes on until there is a file."""
+    Path(place, "begun").touch()
+    while not Path(place, "go").exists():
+        time.sleep(0.1)
+    Path(place, "done").touch()
+
+
+def kinds() -> dict[str, Callable[[Client, str], object]]:
+    """Work of each kind, by what begins it. Functions of a function are pickled by value."""
+    waits = travels(waits_for_file)
+
+    def in_worker_client(place: str) -> None:
+        with worker_client():
+            waits(place)
+
+    async def asynchronous(place: str) -> None:
+        Path(place, "begun").touch()
+        while not Path(place, "go").exists():
+            await asyncio.sleep(0.1)
+        Path(place, "done").touch()
+
+    return {
+        "worker_client": lambda client, place: client.submit(in_worker_client, place),
+        "async": lambda client, place: client.submit(asynchronous, place),
+    }
 
 
 @travels
@@ -142,3 +171,45 @@ def test_a_call_that_sends_no_heartbeats_for_long_keeps_its_worker(queue: LocalQ
         client.run_on_scheduler(expects_heartbeats)
         assert client.run(time.sleep, 15) == {address: None}
         assert list(client.run(os.getpid)) == [address]
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_work_of_each_kind_keeps_its_job_and_is_waited_for(
+    kind: str, queue: LocalQueue, home: Path, until: Until
+) -> None:
+    with LocalGPUCluster(**CPU, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        job = list(cluster.workers)
+        work = kinds()[kind](client, str(home))
+        until((home / "begun").exists, "it runs")
+        client.run_on_scheduler(ends_when_idle)
+        cluster.adapt(minimum_jobs=0, maximum_jobs=1, **ADAPT)
+        decisions(cluster, until)
+        assert list(cluster.workers) == job and len(live(queue)) == 2, "neither adapt nor idle_timeout ends it"
+        cluster.scale(jobs=0)
+        until(lambda: not cluster.workers, "the job drains")
+        assert not threading.Event().wait(3)
+        assert len(live(queue)) == 2 and not (home / "done").exists()
+        (home / "go").touch()
+        until(lambda: len(live(queue)) <= 1, "its job ends")
+        assert (home / "done").exists()
+        del work
+
+
+def test_a_worker_whose_gpu_works_is_not_idle(
+    queue: LocalQueue, fake_gpus: None, home: Path, monkeypatch: pytest.MonkeyPatch, until: Until
+) -> None:
+    says = home / "says"
+    says.mkdir()
+    monkeypatch.setenv("STUBNVML_READINGS", str(says))
+    (says / "1").write_text("80 9000 250500")  # something that Dask does not know of computes on it
+    with LocalGPUCluster(**GPU, jobs=1) as cluster, Client(cluster) as client, told("it ended by itself"):
+        cluster.wait_for_workers(2)
+        [job] = cluster.workers
+        adaptive = cluster.adapt(minimum_jobs=0, maximum_jobs=1, **ADAPT)
+        until(lambda: f"job {job} is kept, as its GPU works" in adaptive.state.reason, "the reason says it")
+        client.run_on_scheduler(ends_when_idle)
+        decisions(cluster, until)
+        assert list(cluster.workers) == [job] and len(live(queue)) == 2
+        (says / "1").write_text("0 9000 70000")
+        until(lambda: not live(queue), "its job ends, and then the cluster")
