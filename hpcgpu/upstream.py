@@ -149,7 +149,6 @@ USES: tuple[Use, ...] = (
         *_KILLED,
         kind=Kind.REPLACED,
     ),
-    _scheduler("scheduler.WorkerState.last_seen", "removes silent workers whose job has ended", _SILENT),
     _scheduler(
         "scheduler.TaskState.suspicious",
         "charges a task with a lost worker only if its job crashed",
@@ -289,9 +288,9 @@ USES: tuple[Use, ...] = (
         "distributed.scheduler.WorkerState.last_seen",
         "distributed",
         Kind.REPLACED,
-        "keeps a worker whose event loop a call holds",
-        ("hpcgpu.runtime.calls",),
-        _WORK,
+        "removes silent workers whose job has ended, and keeps one whose event loop a call holds",
+        ("hpcgpu.runtime.calls", "hpcgpu.runtime.extension"),
+        _SILENT,
     ),
     _scheduler(
         "core.Server.periodic_callbacks.callback", "counts calls and GPUs that work against idle_timeout", _WORK

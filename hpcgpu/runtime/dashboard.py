@@ -218,7 +218,7 @@ def _confine(request: HTTPServerRequest) -> None:
     def write_headers(
         start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders, chunk: bytes | None = None
     ) -> Any:
-        headers["Content-Security-Policy"] = frame.SANDBOX
+        headers.update({"Content-Security-Policy": frame.SANDBOX})
         headers.add("Vary", "Accept")
         return write(start_line, headers, chunk)
 
