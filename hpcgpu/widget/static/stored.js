@@ -17,7 +17,7 @@ export function showStored(place, picture, before, base) {
   const over = () => shown !== null && ["closed", "ended"].includes(shown.state);
 
   const look = async () => {
-    if (over() || (!view && (searches += 1) > SEARCHES)) return;
+    if (!view && (searches += 1) > SEARCHES) return;
     try {
       const newest = await request(clusterAddress(base, before.name));
       if (!sameCluster(shown ?? before, newest)) throw new Error("A later cluster has its name.");
@@ -31,7 +31,7 @@ export function showStored(place, picture, before, base) {
       view.update(newest);
       view.note("");
     } catch (error) {
-      if (!view) return;
+      if (!view || over()) return;
       const time = new Date(shown.time * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
       view.still(true);
       view.note(`This view was last updated at ${time}. ${error.message}`);
@@ -40,7 +40,7 @@ export function showStored(place, picture, before, base) {
   const plain = serverActions(base, before.name);
   const thenLook = (what) => (body) => plain[what](body).finally(look);
   const actions = { ...plain, ...Object.fromEntries(["scale", "adapt", "stop"].map((what) => [what, thenLook(what)])) };
-  const timer = setInterval(() => place.isConnected && document.visibilityState === "visible" && look(), POLL);
+  const timer = setInterval(() => place.isConnected && document.visibilityState === "visible" && !over() && look(), POLL);
   look();
   return () => {
     clearInterval(timer);

@@ -136,7 +136,7 @@ function render({ model, el }) {
       draw(newest);
       view.note("");
     } catch (error) {
-      if (heard !== before || (!gone && Date.now() - (heard || 1000 * shown.time) < OLD)) return;
+      if (heard !== before || !lives() || (!gone && Date.now() - (heard || 1000 * shown.time) < OLD)) return;
       view.still(!server && !heard);
       const time = new Date(shown.time * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
       view.note(`This view was last updated at ${time}. ${error.message || "The kernel sends no updates."}`);
@@ -144,7 +144,7 @@ function render({ model, el }) {
   };
   // One request at a time; what changed during one is asked for again.
   const look = async () => {
-    if (!shown || !lives()) return;
+    if (!shown) return;
     await asking;
     asking ??= ask().finally(() => (asking = null));
     await asking;
