@@ -65,7 +65,7 @@ def test_ucx_connects_by_the_interface_that_the_user_names() -> None:
     bond = replace(INFINIBAND, infiniband=(), addresses={"bond0": "10.1.0.3"})
     chosen = decide(bond, "auto", "bond0", gpu=True)
     assert (chosen.protocol, chosen.interface) == ("ucx", "bond0")
-    assert "set interface to that one" in decide(bond, "auto", None, gpu=True).why
+    assert "set the option interface to its name" in decide(bond, "auto", None, gpu=True).why
     assert "ib7 has no IPv4 address" in decide(INFINIBAND, "auto", "ib7", gpu=True).why
 
 
