@@ -395,7 +395,7 @@ def test_the_scheduler_may_run_in_the_client_s_process(queue: LocalQueue) -> Non
 
 
 def test_without_security_the_user_is_told_what_that_means(queue: LocalQueue) -> None:
-    with told("can run code as you"), LocalGPUCluster(security=False, **CPU) as cluster:
+    with told("can run programs with your rights"), LocalGPUCluster(security=False, **CPU) as cluster:
         assert cluster.scheduler_address.startswith("tcp://")
 
 
