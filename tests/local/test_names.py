@@ -88,7 +88,7 @@ def test_a_program_that_is_killed_while_it_waits_for_its_jobs_to_end_leaves_no_k
 def test_the_scheduler_job_removes_the_keys_at_its_end(
     queue: LocalQueue, home: Path, until: Until, ending: str
 ) -> None:
-    options: dict[str, Any] = {"idle_timeout": "3s"} if ending == "by itself" else {}
+    options: dict[str, Any] = {"idle_timeout": "20s"} if ending == "by itself" else {}
     program = start_program({**CPU, **options, "jobs": 0, "name": "alone", "shutdown_on_close": False})
     assert program.stdout is not None and program.stdout.readline() == "up\n"
     program.send_signal(signal.SIGKILL)
