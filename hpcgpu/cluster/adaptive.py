@@ -6,13 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from hpcgpu.cluster.groups import WorkerGroup
 from hpcgpu.errors import ClusterError
 from hpcgpu.scaling.forecast import expected_wait
 from hpcgpu.scaling.model import Decision, Limits
 
-__all__ = ["AdaptiveState", "GPUAdaptive"]
+__all__ = ["AdaptiveState", "GPUAdaptive", "Orders"]
 
 _LOG_LENGTH = 1000
 
@@ -53,6 +54,18 @@ class AdaptiveState:
     paused: str
 
 
+class Orders(Protocol):
+    """What adaptive scaling requests of the manager of its cluster."""
+
+    def resume(self, group: WorkerGroup) -> None:
+        """Submit jobs again after a pause because of failures, and count failures from zero."""
+        ...
+
+    def stop_adaptive(self, group: WorkerGroup) -> None:
+        """End adaptive scaling of a group, which keeps the jobs that it has."""
+        ...
+
+
 class GPUAdaptive:
     """Adaptive scaling of one group of workers, by whole jobs. `GPUCluster.adapt` makes it.
 
@@ -63,8 +76,8 @@ class GPUAdaptive:
         In jobs.
     target_duration : float
         Seconds in which the known work should be done.
-    wake : callable
-        Called when there is something new to decide.
+    order : callable
+        Calls a function with the manager, where the manager may be changed.
 
     Attributes
     ----------
@@ -77,13 +90,19 @@ class GPUAdaptive:
         The last one.
     """
 
-    def __init__(self, group: WorkerGroup, limits: Limits, target_duration: float, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        group: WorkerGroup,
+        limits: Limits,
+        target_duration: float,
+        order: Callable[[Callable[[Orders], None]], None],
+    ) -> None:
         self.group = group
         self.target_duration = target_duration
         self.minimum = limits.minimum * group.options.workers_per_job
         self.maximum = limits.maximum * group.options.workers_per_job
         self.log: deque[tuple[float, str]] = deque(maxlen=_LOG_LENGTH)
-        self._wake = wake
+        self._order = order
         self._lost = ""
         self.decision = Decision(target=0, reason="no decision yet")
 
@@ -144,14 +163,16 @@ class GPUAdaptive:
         self.log.append((now, text))
 
     def resume(self) -> None:
-        """Submit jobs again after a pause because of failures, and count failures from zero."""
-        self.group.failures.start_anew()
-        self.note("resumed by the user", now=time.time())
-        self._wake()
+        """Submit jobs again after a pause because of failures, and count failures from zero.
+
+        Raises
+        ------
+        ClusterError
+            The cluster has failed or is closed, or another program manages it.
+        """
+        self._order(lambda manager: manager.resume(self.group))
 
     def stop(self) -> None:
         """End adaptive scaling. The group keeps the jobs that it has."""
         if self.running:
-            self.group.adaptive = None
-            alive = sum(job.active for job in self.group.jobs)
-            self.group.resize(Limits(maximum=alive, fixed=True))
+            self._order(lambda manager: manager.stop_adaptive(self.group))

@@ -411,7 +411,7 @@ class GPUCluster(Readable):
         if target_duration is None:
             target_duration = dask.config.get("distributed.adaptive.target-duration")
         seconds = values.duration("target_duration", target_duration)
-        adaptive = GPUAdaptive(group, limits, seconds, lambda: self._in_loop(self._state.decide_now.set))
+        adaptive = GPUAdaptive(group, limits, seconds, self._order)
         self._resize(group, limits, adaptive)
         return adaptive
 
@@ -449,9 +449,13 @@ class GPUCluster(Readable):
         target = units.jobs_for(worker, jobs=jobs, call="add_worker_group: {}")
         container.provide(self.directory.path, worker)
         path = self.directory.write(script, text)
-        group = self._state.registry.add_group(name, worker, path)
-        self._save_groups()
-        self._resize(group, Limits(maximum=target, fixed=True), None)
+
+        def act(manager: Reconciler) -> None:
+            group = self._state.registry.add_group(name, worker, path)
+            self._save_groups()
+            manager.resize(group, Limits(maximum=target, fixed=True), None)
+
+        self._order(act)
 
     def delete_worker_group(self, name: str) -> None:
         """Drain all jobs of a group, and delete the group.
@@ -470,12 +474,12 @@ class GPUCluster(Readable):
         if name == DEFAULT:
             raise OptionError("the default group cannot be deleted: scale(jobs=0) ends its jobs")
 
-        def act() -> None:
+        def act(manager: Reconciler) -> None:
             self._state.registry.delete_group(group)
-            self.reconciler.resize(group, Limits(maximum=0, fixed=True), None)
+            manager.resize(group, Limits(maximum=0, fixed=True), None)
             self._save_groups()
 
-        self._in_loop(act)
+        self._order(act)
 
     def _save_groups(self) -> None:
         groups = {name: group.options for name, group in self._state.registry.groups.items() if name != DEFAULT}
@@ -488,6 +492,10 @@ class GPUCluster(Readable):
         return units.memory_per_worker(self.options.worker)
 
     def _resize(self, group: WorkerGroup, limits: Limits, adaptive: GPUAdaptive | None) -> None:
+        self._order(lambda manager: manager.resize(group, limits, adaptive))
+
+    def _order(self, act: Callable[[Reconciler], None]) -> None:
+        """Let the manager do something, in the event loop; raise if another program has taken the cluster over."""
         self._check_usable()
         try:
             self._state.dispatcher.check_manager()
@@ -495,4 +503,4 @@ class GPUCluster(Readable):
             why = str(error)
             self._in_loop(lambda: self._state.supersede(why))
             raise ClusterError(why) from error
-        self._in_loop(lambda: self.reconciler.resize(group, limits, adaptive))
+        self._in_loop(lambda: act(self.reconciler))

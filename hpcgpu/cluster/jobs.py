@@ -53,7 +53,8 @@ class Registry:
 
     def add_group(self, name: str, options: WorkerOptions, script: Path) -> WorkerGroup:
         """Add a group without jobs."""
-        group = self.groups[name] = WorkerGroup(name, options, script, self.restarts, self)
+        group = WorkerGroup(name, options, script, self.restarts, self)
+        self.groups = {**self.groups, name: group}  # never changed in place: other threads read it
         return group
 
     def group_named(self, name: str) -> WorkerGroup:
@@ -72,7 +73,7 @@ class Registry:
 
     def delete_group(self, group: WorkerGroup) -> None:
         """Forget a group as soon as its last job has ended."""
-        del self.groups[group.name]
+        self.groups = {name: kept for name, kept in self.groups.items() if kept is not group}
 
     @property
     def deleted(self) -> list[WorkerGroup]:

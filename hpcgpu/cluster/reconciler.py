@@ -383,9 +383,8 @@ class Reconciler:
         state = self.state
         if not state.managed:
             return
-        group.failures.start_anew()
-        state.failures.requested_anew(group.name)
-        group.adaptive = adaptive
+        self._start_anew(group)
+        group.adaptive, group.failures.adaptive = adaptive, adaptive is not None
         group.resize(limits)
         state.dispatcher.resize(group.name, limits.maximum if limits.fixed else None)
         if adaptive is not None and state.client is not None:
@@ -395,6 +394,27 @@ class Reconciler:
         self.decide()
         state.decide_now.set()
         state.heartbeat_now.set()
+
+    def _start_anew(self, group: WorkerGroup) -> None:
+        """Forget the failures of a group, also those that no exception has reported yet."""
+        group.failures.start_anew()
+        self.state.failures.requested_anew(group.name)
+
+    def resume(self, group: WorkerGroup) -> None:
+        """Submit jobs again after a pause because of failures, and count failures from zero."""
+        state = self.state
+        if not state.managed:
+            return
+        self._start_anew(group)
+        if group.adaptive is not None:
+            group.adaptive.note("resumed by the user", now=state.now)
+        self.decide()
+        state.decide_now.set()
+        state.heartbeat_now.set()
+
+    def stop_adaptive(self, group: WorkerGroup) -> None:
+        """End adaptive scaling of a group, which keeps the jobs that it has."""
+        self.resize(group, Limits(maximum=sum(job.active for job in group.jobs), fixed=True), None)
 
     def decide(self) -> None:
         """Bring each group to the size that it should have: the one place where jobs are requested and released."""

@@ -19,8 +19,9 @@ _LASTING = 20.0
 _POLLS_TO_BELIEVE = 2
 #: Seconds until the next submit after this number of failures in a row.
 _BACKOFF = (0.0, 10.0, 30.0, 60.0, 300.0)
-#: When a pause ends. A call of GPUAdaptive.resume() ends it too.
+#: When a pause ends, for a fixed size and for adaptive scaling.
 _AGAIN = "until you call scale() or adapt() again"
+_AGAIN_ADAPTIVE = "until you call scale() or adapt() again, or cluster.adaptive.resume()"
 #: Refused submissions in a row after which nothing more is submitted.
 _REFUSALS = 5
 #: Nodes that are avoided at most; the oldest is forgiven first.
@@ -95,6 +96,8 @@ class Failures:
         The site's own words when it allows no more jobs now.
     excluded : list of str
         Nodes on which jobs were lost.
+    adaptive : bool
+        Whether adaptive scaling decides the size of the group.
     """
 
     restarts: int
@@ -105,6 +108,7 @@ class Failures:
     paused: str = ""
     full: str = ""
     excluded: list[str] = field(default_factory=list)
+    adaptive: bool = False
     _full_until: float = 0.0
     _same_loss_until: float = 0.0
 
@@ -144,7 +148,7 @@ class Failures:
                 if self.failed > 1
                 else "a worker job failed; it is not replaced"
             )
-            self.paused = f"{failed} {_AGAIN} (worker_restarts={self.restarts})"
+            self.paused = f"{failed} {self._again} (worker_restarts={self.restarts})"
 
     def submit_refused(self, words: str, *, for_good: bool, now: float) -> None:
         """Record a submission that was refused."""
@@ -153,11 +157,16 @@ class Failures:
         if for_good or self.refused >= _REFUSALS:
             several = self.refused > 1
             times = f"{self.refused} submissions in a row were refused" if several else "a submission was refused"
-            self.paused = f"{times}, so nothing more is submitted {_AGAIN}. The last one: {words}"
+            self.paused = f"{times}, so nothing more is submitted {self._again}. The last one: {words}"
 
     def site_is_full(self, words: str, *, now: float) -> None:
         """Record a limit of the site: there are as many jobs as there may be."""
         self.full, self._full_until = words, now + _FULL_FOR
+
+    @property
+    def _again(self) -> str:
+        """When a pause ends."""
+        return _AGAIN_ADAPTIVE if self.adaptive else _AGAIN
 
     def may_submit(self, *, now: float) -> bool:
         """Whether nothing is known that speaks against a submit."""

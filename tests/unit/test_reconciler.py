@@ -214,6 +214,10 @@ class Site:
         self.reconciler.resize(self.group, Limits(maximum=jobs, fixed=True), None)
         await self.settled()
 
+    def order(self, act: Callable[[Reconciler], None]) -> None:
+        """What `GPUAdaptive` requests of its manager."""
+        act(self.reconciler)
+
     async def settled(self) -> None:
         """Let all that is under way come to its end."""
         while self.state.tasks:
@@ -377,6 +381,43 @@ async def test_after_too_many_failures_nothing_is_replaced_until_the_user_asks(s
     site.state.check()  # it was told
     await site.scale(2)
     assert len(site.registry.active) == 2
+
+
+async def test_a_paused_adaptive_group_says_how_it_is_resumed_and_then_has_no_failure_left(site: Site) -> None:
+    limits = Limits(minimum=2, maximum=2)
+    adaptive = GPUAdaptive(site.group, limits, 5.0, site.order)
+    site.reconciler.resize(site.group, limits, adaptive)
+    for _ in range(site.options.cluster.worker_restarts + 1):
+        await site.passes(120, step=10)
+        await site.ends(max(site.registry.active), JobState.FAILED)
+    again = "they are not replaced until you call scale() or adapt() again, or cluster.adaptive.resume()"
+    assert again in adaptive.state.paused and again in site.warned[-1]
+    adaptive.resume()
+    await site.settled()
+    site.state.check()  # what failed was before
+    assert len(site.registry.active) == 2, "at once"
+    assert adaptive.log[-1][1] != "resumed by the user" and "resumed by the user" in [text for _, text in adaptive.log]
+
+
+async def test_the_size_at_which_adaptive_scaling_stops_is_in_the_journal(site: Site) -> None:
+    limits = Limits(minimum=1, maximum=5)
+    adaptive = GPUAdaptive(site.group, limits, 5.0, site.order)
+    site.reconciler.resize(site.group, limits, adaptive)
+    assert site.directory.sizes() == {"default": None}
+    adaptive.stop()
+    await site.settled()
+    assert site.directory.sizes() == {"default": 2} and len(site.registry.active) == 2
+    assert not adaptive.running
+
+
+async def test_groups_can_be_read_in_other_threads_while_some_are_added_and_deleted(site: Site) -> None:
+    for _ in site.registry.groups.values():
+        added = site.registry.add_group("more", site.options.worker, Path("worker-more"))
+    assert list(site.registry.groups) == ["default", "more"]
+    for _ in site.registry.groups.values():
+        if added in site.registry.groups.values():
+            site.registry.delete_group(added)
+    assert list(site.registry.groups) == ["default"]
 
 
 async def test_a_job_that_failed_is_not_replaced_before_it_counts_as_a_failure(
@@ -681,7 +722,7 @@ async def test_a_job_that_starts_just_before_it_is_cancelled_counts_again(site: 
 
 async def test_a_job_that_can_never_start_pauses_adaptive_scaling(site: Site) -> None:
     limits = Limits(minimum=3, maximum=3)
-    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, lambda: None))
+    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, site.order))
     await site.settled()
     site.says("demo-2", JobState.PENDING, reason="QOSMaxWallDurationPerJobLimit")
     await site.passes(30)
@@ -1197,7 +1238,7 @@ async def test_a_job_that_was_requeued_teaches_no_wait(site: Site) -> None:
 async def adapts(site: Site, maximum: int) -> GPUAdaptive:
     """Let the group scale adaptively; the scheduler answers once."""
     limits = Limits(maximum=maximum)
-    adaptive = GPUAdaptive(site.group, limits, 5.0, lambda: None)
+    adaptive = GPUAdaptive(site.group, limits, 5.0, site.order)
     site.reconciler.resize(site.group, limits, adaptive)
     await site.loaded()
     return adaptive
@@ -1294,7 +1335,7 @@ async def test_a_job_that_can_never_start_and_is_not_cancelled_is_told_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = Limits(minimum=3, maximum=3)
-    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, lambda: None))
+    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, site.order))
     await site.settled()
     site.says("demo-2", JobState.PENDING, reason="QOSMaxWallDurationPerJobLimit")
     refuses(site, monkeypatch)
@@ -1544,7 +1585,7 @@ async def test_adapt_releases_no_job_because_there_was_no_work_before_it_was_cal
 
     monkeypatch.setattr(site.client, "load", busy)  # now there is
     limits = Limits(maximum=2, idle_timeout=0.0)
-    adaptive = GPUAdaptive(site.group, limits, 5.0, lambda: None)
+    adaptive = GPUAdaptive(site.group, limits, 5.0, site.order)
     site.reconciler.resize(site.group, limits, adaptive)
     await site.settled()
     assert len(site.registry.active) == 2
@@ -1568,7 +1609,7 @@ async def test_adapt_submits_no_job_for_work_that_was_there_before_it_was_called
     await site.polled()
     monkeypatch.setattr(site.client, "load", load)  # it was quickly done
     limits = Limits(minimum=3, maximum=8)
-    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, lambda: None))
+    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, site.order))
     await site.settled()
     assert len(site.registry.active) == 3, "the minimum counts at once"
     await site.loaded()
@@ -1591,7 +1632,7 @@ async def test_an_answer_to_a_query_from_before_adapt_was_called_does_not_count(
     query = asyncio.ensure_future(site.loaded())
     await asked.wait()
     limits = Limits(maximum=8)
-    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, lambda: None))
+    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, site.order))
     answer.set()
     await query
     assert len(site.registry.active) == 2
@@ -1719,7 +1760,7 @@ async def test_many_jobs_that_can_never_start_are_cancelled_by_one_command(tmp_p
     site = Site(tmp_path)
     await site.begin(0)
     limits = Limits(minimum=30, maximum=30)
-    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, lambda: None))
+    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, site.order))
     await site.settled()
     cancelled: list[int] = []
     cancel = site.queue.cancel
