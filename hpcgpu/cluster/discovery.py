@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 from hpcgpu.batch import registry
-from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.display.warn import warn
 from hpcgpu.remote.lookup import find
+
+if TYPE_CHECKING:
+    from hpcgpu.cluster.gpucluster import GPUCluster
 
 __all__ = ["cluster_class", "discover"]
 

@@ -172,6 +172,7 @@ class GPUCluster(Readable):
         loop: Any = None,
         notify: str | Callable[[Any], object] | None = None,
         on_ending: Callable[[Any], object] | None = None,
+        quiet: bool | None = None,
     ) -> Self:
         """Attach to a cluster that another program started, on this login node or on another.
 
@@ -192,6 +193,8 @@ class GPUCluster(Readable):
             Default: the command with which the cluster was started.
         on_ending : callable, optional
             As with a new cluster.
+        quiet : bool, optional
+            Show nothing. Default: as the cluster was started.
 
         Raises
         ------
@@ -208,7 +211,7 @@ class GPUCluster(Readable):
         ClusterError
             It was closed, or none of its jobs is left.
         """
-        self, told = cls.__new__(cls), dict[str, Any](notify=notify)
+        self, told = cls.__new__(cls), dict[str, Any](notify=notify, quiet=quiet)
         self._callbacks = Callbacks.taken(told, on_ending)
         self._attach(locate(name), shutdown_on_close, wait=wait, asynchronous=asynchronous, loop=loop, **told)
         return self
@@ -221,13 +224,13 @@ class GPUCluster(Readable):
         wait: bool,
         asynchronous: bool,
         loop: Any,
-        notify: str | None = None,
+        **given: Any,
     ) -> None:
-        """Become the manager of a cluster that exists."""
+        """Become the manager of a cluster that exists; what is `given` replaces its own options."""
         kept = starting.attachable(directory, self.system)
         name, parent = directory.path.name, directory.path.parent
         settings = replace(kept.options.cluster, cluster_directory=parent, name=name, jobs=0, wait=wait)
-        settings = replace(settings, notify=notify or settings.notify)
+        settings = replace(settings, **{option: value for option, value in given.items() if value not in (None, "")})
         self.batch = batch_system(self.system)
         self.batch.check()
         options = replace(kept.options, cluster=settings)

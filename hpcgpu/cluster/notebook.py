@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distributed.core import Status
 from distributed.utils import sync
 
-from hpcgpu.cluster.passing_on import done_by_manager
+from hpcgpu.cluster import requests
 from hpcgpu.remote import lookup
 from hpcgpu.remote.logs import end_of
 from hpcgpu.remote.snapshot import Snapshot
@@ -80,10 +80,11 @@ class _Control:
         self._resize("adapt", {"interactive": True, **limits})  # a person clicks
 
     def _resize(self, what: str, arguments: dict[str, Any]) -> None:
-        """Do it; where another program manages the cluster, request it of that one."""
+        """Do it; where this program has left the cluster, as ``hpcgpu scale`` and ``hpcgpu adapt`` do it."""
         cluster = self._cluster
-        left = cluster.left and cluster.same_directory and not cluster.directory.closing
-        if not (left and done_by_manager(cluster.directory, what, arguments)):
+        if cluster.left and cluster.same_directory and not cluster.directory.closing:
+            getattr(requests, what)(cluster.directory, **arguments)
+        else:
             getattr(cluster, what)(**arguments)
 
     def stop(self) -> None:

@@ -42,7 +42,7 @@ def scale(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **size: i
         The batch system does not answer.
     """
     if not done_by_manager(directory, "scale", {**size, "worker_group": worker_group}):
-        _take_over_and_scale(directory, worker_group=worker_group, **size)
+        _take_over_and_scale(directory, worker_group=worker_group, quiet=True, **size)
 
 
 def scale_and_wait(directory: ClusterDirectory, *, jobs: int, worker_group: str = DEFAULT) -> JobTable:
@@ -102,7 +102,9 @@ def _in_jobs(directory: ClusterDirectory, group: str, limits: Mapping[str, Any])
     )
 
 
-def _take_over_and_scale(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **size: Any) -> JobTable:
+def _take_over_and_scale(
+    directory: ClusterDirectory, *, worker_group: str = DEFAULT, quiet: bool | None = None, **size: Any
+) -> JobTable:
     """Manage the cluster until it has this size, then leave it to itself; return its jobs.
 
     Any other program stops managing it.
@@ -117,7 +119,8 @@ def _take_over_and_scale(directory: ClusterDirectory, *, worker_group: str = DEF
     if requested.pop(worker_group, None) is not None:  # the manager in the scheduler job must not undo it
         directory.request_adapt(requested)
     there = directory.contact() is not None
-    cluster = cluster_class(directory.system).from_name(directory.path, shutdown_on_close=False, wait=there)
+    attach = cluster_class(directory.system).from_name
+    cluster = attach(directory.path, shutdown_on_close=False, wait=there, quiet=quiet)
     try:
         cluster.scale(**size, worker_group=worker_group)
         cluster.settle()

@@ -13,16 +13,18 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from hpcgpu.cluster.discovery import cluster_class
-from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.errors import ClusterError, ClusterWarning, HpcgpuError
 from hpcgpu.runtime.reach import no_answer, scheduler_of
 from hpcgpu.scaling import units
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
 from hpcgpu.store.managers import AdaptArguments
+
+if TYPE_CHECKING:
+    from hpcgpu.cluster.gpucluster import GPUCluster
 
 __all__ = ["main", "request"]
 

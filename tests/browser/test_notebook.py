@@ -114,8 +114,15 @@ def test_a_detached_cluster_continues_and_the_widget_goes_on_showing_it(
     done = hpcgpu("scale", "flights", "--jobs", "2")
     assert done.returncode == 0, done.stderr
     widget.locator("tr", has_text="flights-1").get_by_text("running").wait_for()
+    widget.get_by_label("Size of the cluster").fill("1")
     widget.get_by_role("button", name="Scale").click()
-    widget.locator(".hpcgpu-error", has_text="was detached from this program").wait_for()
+    widget.get_by_text("Scale: done.").wait_for()
+    until(lambda: len(in_queue(queue, "flights")) == 2, "the kernel does what the command does")
+    assert len(page.locator(".hpcgpu").all()) == 1 and notebook.output(1).locator(".jp-OutputArea-child").count() == 1
+    widget.get_by_label("Most").fill("1")
+    widget.get_by_role("button", name="Adapt").click()
+    widget.get_by_text("Adapt: done.").wait_for()
+    widget.get_by_text("(adapts from 0 to 1 jobs)").wait_for()
     widget.get_by_role("button", name="Stop").click()
     widget.get_by_role("button", name="Stop the cluster").click()
     widget.get_by_text("closed", exact=True).wait_for()

@@ -114,7 +114,7 @@ def test_a_cluster_without_a_manager_is_scaled_and_left_to_itself(queue: LocalQu
 
     assert asyncio.run(cell()) == ["running", "running", "alone"]
     assert not _of("alone").groups, "what its manager said of them is not true any more"
-    requests.scale(locate("alone"), jobs=1)
+    _Control(cluster).scale(jobs=1, worker_group="default")  # as a click in the notebook that detached it
     until(lambda: _of("alone").workers == 1, "its worker connects")
     with pytest.raises(OptionError, match="no worker group named 'other'"):
         requests.adapt(locate("alone"), maximum_jobs=2, worker_group="other")
