@@ -33,8 +33,8 @@ _LAST = 10.0
 _RETRY_LAST = 60.0
 #: Seconds between two checks whether draining workers have finished.
 _FINISHING_INTERVAL = 0.5
-#: The same of a deleted group whose data fits nowhere else, at the most.
-_RELEASED_INTERVAL = 5.0
+#: The same of those whose data fits nowhere else, at the most.
+_STUCK_INTERVAL = 5.0
 #: Calls and tasks of a job that a message names.
 _NAMED = 3
 
@@ -150,43 +150,38 @@ class Drainer:
         started = [job for job in waiting if job.queue_status.state in (JobState.RUNNING, JobState.COMPLETING)]
         self.stay(started)  # they started just before they would have been cancelled: to be decided on anew
         running = [job for job in jobs if job not in waiting]
+        loses = why is Drain.BUDGET or (why is Drain.ZERO and not self._others())
+        for job in running:
+            if isinstance(job.phase, Draining):
+                job.phase.loses = loses
         left = None if deadline is None else max(0.0, deadline - state.now)
         kept = (await _within(left, move_data(state.client, running)) or []) if state.client is not None else []
-        loses = why is Drain.BUDGET or (why is Drain.ZERO and not self._others(running))
         if loses or why is Drain.DELETED:
             kept = []
         self._keep(kept, why)
         await self._cancel([job for job in waiting if job not in started])
-        await self._finish([job for job in running if job not in kept], why, deadline, loses=loses)
+        await self._finish([job for job in running if job not in kept], why, deadline)
 
-    def _others(self, jobs: list[WorkerJob]) -> bool:
-        """Whether there are workers that are not of these jobs, those of other programs included."""
-        own = {address for job in jobs for address in job.workers}
-        return bool(self.state.known_workers - own)
+    def _others(self) -> bool:
+        """Whether there are workers that do not drain, those of other programs included."""
+        draining = {address for job in self.state.registry.worker_jobs if job.draining for address in job.workers}
+        return bool(self.state.known_workers - draining)
 
-    async def _finish(self, jobs: list[WorkerJob], why: Drain, deadline: float | None, *, loses: bool) -> None:
-        """End running jobs, each when its workers have finished what they run; those that are ready by one command.
-
-        Parameters
-        ----------
-        loses : bool
-            Whether data that fits nowhere else is lost with them.
-        """
+    async def _finish(self, jobs: list[WorkerJob], why: Drain, deadline: float | None) -> None:
+        """End running jobs, each when its workers have finished what they run; those that are ready by one command."""
         state, began, pause = self.state, self.state.now, _FINISHING_INTERVAL
         over, told = list[WorkerJob](), set[WorkerJob]()
         while jobs:
             late = deadline is not None and state.now > deadline
+            left = None if deadline is None else max(0.0, deadline - state.now)
             closed, stuck = list(jobs), list[WorkerJob]()
             if state.client is not None and not (state.scheduler is not None and state.scheduler.ended):
                 if late or state.now - began >= CALLS_END:
                     over += await self._over(state.client, [j for j in jobs if j not in over], why, began, late=late)
                 close = close_finished(state.client, jobs, at_once=over)
-                left = None if deadline is None else max(0.0, deadline - state.now)
                 closed, stuck = await _within(_LAST if late else left, close) or ([], [])
             if late:
                 closed, stuck = list(jobs), []
-            elif loses:
-                closed, stuck = [*closed, *stuck], []
             if why is Drain.BUDGET:
                 await self._lose_results(closed)
             await self._cancel(closed)
@@ -194,12 +189,13 @@ class Drainer:
             if why is Drain.DELETED:
                 self._tell_of_kept([job for job in stuck if job not in told])
                 told.update(stuck)
-                pause = min(2 * pause, _RELEASED_INTERVAL) if stuck else _FINISHING_INTERVAL
-            else:
-                self._keep(stuck, why)
-                jobs = [job for job in jobs if job not in stuck]
+            keeps = [job for job in stuck if not _refuses(job)]
+            self._keep(keeps, why)
+            jobs = [job for job in jobs if job not in keeps]
+            # what fits nowhere is not tried as often
+            pause = min(2 * pause, _STUCK_INTERVAL) if len(stuck) > len(keeps) else _FINISHING_INTERVAL
             if jobs:
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pause if left is None else min(pause, max(left, _FINISHING_INTERVAL)))
 
     async def _over(
         self, client: SchedulerClient, jobs: list[WorkerJob], why: Drain, began: float, *, late: bool
@@ -259,10 +255,12 @@ class Drainer:
 
     async def _take_back(self, jobs: list[WorkerJob], *, retry_at: float = 0.0) -> None:
         """Return jobs whose drain failed to the plan; their workers take tasks again."""
-        retired = [job for job in jobs if _retired(job)]
-        if retired and self.state.client is not None:
+        for job in jobs:
+            if isinstance(job.phase, Draining):
+                job.phase.loses = False
+        if self.state.client is not None:
             with suppress(Exception):  # whatever it is, the jobs must not be forgotten
-                await _resume(self.state.client, retired)
+                await _resume(self.state.client, jobs)
         self.stay(jobs, retry_at=retry_at)
 
     def _keep(self, jobs: list[WorkerJob], why: Drain) -> None:
@@ -320,7 +318,7 @@ async def move_data(client: SchedulerClient, jobs: Collection[WorkerJob]) -> lis
     Returns
     -------
     list of WorkerJob
-        Those whose data fits nowhere else; they are as they were, but those of a deleted group take no tasks.
+        Those whose data fits nowhere else; they are as they were, but some take no new tasks: see `Draining.refuses`.
     """
     asked, moved = set[str](), set[str]()
     try:
@@ -354,21 +352,24 @@ async def close_finished(
     Returns
     -------
     closed, stuck : list of WorkerJob
-        Those whose results fit nowhere else are stuck; they take tasks again, but not those of a deleted group.
+        Those whose results fit nowhere else are stuck, and take tasks again unless `Draining.refuses`. One that loses
+        them is closed.
     """
     kept = await move_data(client, jobs) if _remaining(jobs) else []  # a nanny may have restarted a worker
     waits = [job for job in jobs if job not in at_once and (job not in kept or _refuses(job))]
     try:
         # moves also the tasks that those have not begun which refuse new ones
         unfinished = await client.unfinished(_names(waits)) if waits else {}
-        done = [job for job in jobs if job not in kept and not any(map(unfinished.get, job.workers.values()))]
+        finished = [job for job in jobs if not any(map(unfinished.get, job.workers.values()))]
+        done = [job for job in finished if job not in kept or _loses(job)]
         names = _names(done)
         closed = await client.retire(names, close=True) if names else ()
     except OSError:  # the network, or a busy scheduler, may come back: their data is worth another try
         return [], kept
     stuck = [job for job in done if any(address in _retired(job) and address not in closed for address in job.workers)]
     await _resume(client, stuck)
-    return [job for job in done if job not in stuck and not _remaining([job])], [*kept, *stuck]
+    ended = [job for job in done if _loses(job) or (job not in stuck and not _remaining([job]))]
+    return ended, [job for job in (*kept, *stuck) if job not in ended]
 
 
 async def _resume(client: SchedulerClient, jobs: Collection[WorkerJob]) -> None:
@@ -380,7 +381,12 @@ async def _resume(client: SchedulerClient, jobs: Collection[WorkerJob]) -> None:
 
 def _refuses(job: WorkerJob) -> bool:
     """Whether its workers are to take no more tasks, whatever becomes of its data."""
-    return isinstance(job.phase, Draining) and job.phase.why is Drain.DELETED
+    return isinstance(job.phase, Draining) and job.phase.refuses
+
+
+def _loses(job: WorkerJob) -> bool:
+    """Whether its data is lost with it if it fits nowhere else."""
+    return isinstance(job.phase, Draining) and job.phase.loses
 
 
 def _retired(job: WorkerJob) -> set[str]:

@@ -142,6 +142,8 @@ class Draining:
     why : Drain
     begun : bool
         Whether this program has begun; an earlier manager may have left it so.
+    loses : bool
+        Whether data that fits nowhere else is lost with it, once what runs on its workers has ended.
     retired : set of str
         Addresses of its workers that were told to take no more tasks.
     cancelled_at : float or None
@@ -151,8 +153,14 @@ class Draining:
     before: Active
     why: Drain
     begun: bool = True
+    loses: bool = False
     retired: set[str] = field(default_factory=set)
     cancelled_at: float | None = None
+
+    @property
+    def refuses(self) -> bool:
+        """Whether its workers take no more tasks, whatever becomes of its data."""
+        return self.loses or self.why is Drain.DELETED
 
 
 @dataclass

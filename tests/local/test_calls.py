@@ -55,6 +55,21 @@ def waits_for_file(place: str) -> None:
     Path(place, "done").touch()
 
 
+def waiter() -> type:
+    """An actor whose class travels by value."""
+
+    class Waiter:
+        def __init__(self) -> None:
+            self.waits = waits_by_value
+
+        def wait(self, place: str) -> str:
+            self.waits(place)
+            return "waited"
+
+    waits_by_value = travels(waits_for_file)
+    return Waiter
+
+
 def kinds() -> dict[str, Callable[[Client, str], object]]:
     """Work of each kind, by what begins it. Functions of a function are pickled by value."""
     waits = travels(waits_for_file)
@@ -79,6 +94,12 @@ def kinds() -> dict[str, Callable[[Client, str], object]]:
 def ends_when_idle(dask_scheduler: Any) -> None:
     """End the scheduler after 3 s without work. It has no `idle_timeout` while its worker starts."""
     dask_scheduler.idle_timeout = 3.0
+
+
+@travels
+def never_ends_when_idle(dask_scheduler: Any) -> None:
+    """Let the scheduler live without work again."""
+    dask_scheduler.idle_timeout = None
 
 
 @travels
@@ -194,6 +215,36 @@ def test_work_of_each_kind_keeps_its_job_and_is_waited_for(
         until(lambda: len(live(queue)) <= 1, "its job ends")
         assert (home / "done").exists()
         del work
+
+
+def test_zero_jobs_wait_for_a_call_also_where_an_actor_and_results_are_lost_then(
+    queue: LocalQueue, home: Path, until: Until
+) -> None:
+    with LocalGPUCluster(**CPU, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        [job] = list(cluster.workers)
+        held = client.submit(str, "held")
+        assert held.result() == "held"
+        actor = client.submit(waiter(), actor=True).result()
+        call = actor.wait(str(home))
+        until((home / "begun").exists, "it runs")
+        client.run_on_scheduler(ends_when_idle)
+        adaptive = cluster.adapt(minimum_jobs=0, maximum_jobs=1, **ADAPT)
+        until(lambda: "1 call runs on the workers of 1 job" in adaptive.state.reason, "an actor's call is work")
+        decisions(cluster, until)
+        assert list(cluster.workers) == [job] and len(live(queue)) == 2, "neither adapt nor idle_timeout ends it"
+        client.run_on_scheduler(never_ends_when_idle)
+        cluster.scale(jobs=0)
+        until(lambda: not cluster.workers, "the job drains")
+        new = client.submit(str, "new")
+        assert not threading.Event().wait(3)
+        assert len(live(queue)) == 2 and held.result() == "held" and not call.done()
+        assert new.status == "pending", "it takes no new tasks"
+        (home / "go").touch()
+        assert call.result() == "waited"
+        until(lambda: len(live(queue)) == 1, "its job ends, and the actor and the result with it")
+        cluster.scale(jobs=1)
+        assert client.gather([held, new]) == ["held", "new"], "another job computes them"
 
 
 def test_a_worker_whose_gpu_works_is_not_idle(

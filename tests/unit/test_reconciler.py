@@ -289,7 +289,7 @@ class Site:
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     monkeypatch.setattr(draining, "_FINISHING_INTERVAL", 0.0)
-    monkeypatch.setattr(draining, "_RELEASED_INTERVAL", 0.0)
+    monkeypatch.setattr(draining, "_STUCK_INTERVAL", 0.0)
     made = Site(tmp_path)
     await made.begin(2)
     yield made
@@ -695,6 +695,39 @@ async def test_a_job_of_a_deleted_group_takes_no_tasks_while_its_data_fits_nowhe
     assert len(site.warned) == 2 and not site.registry.active
 
 
+@pytest.mark.parametrize("zero", [True, False])
+async def test_jobs_that_lose_their_data_end_when_their_work_has_ended_and_take_no_tasks_until_then(
+    site: Site, zero: bool
+) -> None:
+    site.client.full = True
+    site.client.working = {name: {"calls": ["train"], "tasks": []} for name in ("demo-0", "demo-1")}
+    if zero:
+        site.reconciler.resize(site.group, Limits(maximum=0, fixed=True), None)
+    else:
+        site.reconciler.drainer.drain(["demo-0", "demo-1"], Drain.BUDGET, deadline=site.now + 60)
+    began = site.now
+    await passes_until(site, lambda: site.now > began + 30)
+    assert all(job.workers for job in site.registry.worker_jobs)
+    assert set(site.client.refusing) == {"demo-0", "demo-1"} and not site.client.resumed
+    del site.client.working["demo-0"]
+    await passes_until(site, lambda: not site.job("demo-0").workers)
+    assert site.job("demo-1").workers and not site.warned
+    del site.client.working["demo-1"]
+    await site.settled()
+    assert not site.registry.active and site.group.limits.maximum == (0 if zero else 2)
+    assert [name for name, _ in site.client.lost] == ([] if zero else ["demo-0", "demo-1"])
+
+
+async def test_jobs_that_would_have_lost_their_data_take_tasks_again_when_the_queue_does_not_cancel_them(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.client.full = True
+    refuses(site, monkeypatch)
+    await site.scale(0)
+    assert set(site.client.refusing) == set(site.client.resumed) == {"demo-0", "demo-1"}
+    assert len(site.registry.active) == 2
+
+
 async def test_a_drained_job_is_never_shown_as_running(site: Site) -> None:
     await site.scale(1)
     [drained] = site.registry.draining
@@ -1063,7 +1096,7 @@ class Losing(Site):
 @pytest.fixture
 async def losing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Losing:
     monkeypatch.setattr(draining, "_FINISHING_INTERVAL", 0.0)
-    monkeypatch.setattr(draining, "_RELEASED_INTERVAL", 0.0)
+    monkeypatch.setattr(draining, "_STUCK_INTERVAL", 0.0)
     made = Losing(tmp_path, GPUS)
     await made.begin(JOBS)
     await made.passes(10)
