@@ -20,7 +20,7 @@ parts() {
 part() {
     local log code
     log=$(mktemp)
-    "$1/bin/python" -m pytest "${@:2}" > "$log" 2>&1
+    "$1/bin/python" -m pytest --durations=12 --durations-min=10 "${@:2}" > "$log" 2>&1
     code=$?
     flock ci/tests.sh cat - "$log" <<< "== $*"
     rm -f "$log"
