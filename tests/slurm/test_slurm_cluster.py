@@ -91,6 +91,24 @@ def test_a_job_over_two_nodes(bed: SlurmBed) -> None:
         assert len(bed.squeue()) == 2
 
 
+@pytest.mark.filterwarnings("ignore::hpcgpu.errors.ClusterWarning")
+def test_two_nodes_of_a_job_are_never_one_host(bed: SlurmBed) -> None:
+    """With directives that give a node two tasks, or the job one node, workers shared GPUs in silence."""
+    two = SMALL | {"nodes_per_job": 2, "job_directives_skip": ["--ntasks-per-node"]}
+    with SlurmGPUCluster(**two, job_extra_directives=["--ntasks-per-node=2"], jobs=1) as cluster:
+        cluster.wait_for_workers(2)
+        with Client(cluster) as client:
+            assert sorted(client.run(os.getenv, "SLURM_LOCALID").values()) == ["0", "0"]
+            assert len(set(client.run(os.getenv, "SLURMD_NODENAME").values())) == 2
+        other: dict[str, Any] = {"job_directives_skip": two["job_directives_skip"] + ["--nodes"]}
+        other |= {"nodes_per_job": 2, "job_extra_directives": ["--nodes=1", "--ntasks=2"]}
+        cluster.add_worker_group("narrow", jobs=1, **other)
+        with pytest.raises(
+            ClusterError, match=r"Slurm gave this job 1 of its 2 nodes \(n\d\)\. Their workers would use the"
+        ):
+            cluster.wait_for_workers()
+
+
 def test_the_scheduler_goes_elsewhere_when_the_preferred_node_is_down(bed: SlurmBed) -> None:
     bed.node_down("s0")
     try:

@@ -40,7 +40,7 @@ def test_scripts_name_the_archive_its_hash_and_the_directory(archive: Path, syst
 
 def test_each_node_of_a_job_unpacks_for_itself(archive: Path) -> None:
     slurm = render("slurm", "worker", options("slurm", archive, nodes_per_job=2), PLACE)
-    assert 'exec srun --label --ntasks-per-node=1 --kill-on-bad-exit=0 "${staged[@]}" -P' in slurm
+    assert 'exec srun --label --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=0 "${staged[@]}" -P' in slurm
     pbs = options("pbs", archive, nodes_per_job=2, pbs_launcher="mpiexec")
     (line,) = (line for line in render("pbs", "worker", pbs, PLACE).splitlines() if line.startswith("exec "))
     assert " mpiexec " in line and ' "${staged[@]}" -P -m hpcgpu.runtime.launch worker' in line
