@@ -21,7 +21,7 @@ from hpcgpu import ClusterError, OptionError, PBSGPUCluster, snapshot
 from hpcgpu.errors import ClusterWarning
 from hpcgpu.runtime.reach import FIRST_POLL
 from tests.conftest import told
-from tests.helpers import GPU, answers, fill, have_their_gpus, names
+from tests.helpers import GPU, answers, fill, have_their_gpus, hpcgpu, names
 from tests.helpers import PBS_CPU as CPU
 
 pytestmark = pytest.mark.shows("Clusters: start, compute, stop; what is refused; signals")
@@ -86,6 +86,18 @@ def test_a_job_whose_two_nodes_are_one_host_is_refused_by_its_own_script(pbs: Si
     ):
         cluster.wait_for_workers(2)
     assert pbs.alive() == {}
+
+
+def test_a_start_that_does_not_wait_hears_that_pbs_refused_a_worker_job(pbs: Site) -> None:
+    pbs.set(queues={"workq": {"told": {"resources_max.ngpus": "4"}}})
+    options = ("--system", "pbs", "--gpus-per-node", "9", "--scheduler", "gpus_per_node=0", "--no-wait")
+    started = hpcgpu("start", "refused", "--jobs", "1", *options)
+    words = (
+        "worker job refused-0 was not submitted: PBS refused job 'refused-0': qsub: Job violates queue and/or"
+    )
+    assert started.returncode == 1 and started.stderr.count(words) == 1, started.stderr
+    assert pbs.alive() == {}, "as where it waits, none is left"
+    assert f"problem    {words}" in hpcgpu("status", "refused").stdout
 
 
 def test_a_job_of_two_nodes_through_an_mpi_launcher(pbs: Site) -> None:
