@@ -97,6 +97,7 @@ _LOST = "test_a_client_whose_scheduler_closes_waits_until_hpcgpu_says_why"
 _WORK = "test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces"
 _TLS = "test_both_ends_of_a_tls_connection_have_the_socket_of_hpcgpu"
 _HANDSHAKE = "test_who_connects_and_says_nothing_is_dropped_by_the_method_that_hpcgpu_overrides"
+_FEW = "test_a_server_takes_its_connections_from_the_sockets_that_hpcgpu_takes_them_from"
 _UCX = "test_ucx_connections_are_authenticated_before_distributed_reads"
 _DASHBOARD = "test_each_server_of_a_scheduler_starts_by_the_method_that_hpcgpu_replaces"
 
@@ -459,6 +460,22 @@ USES: tuple[Use, ...] = (
         "limits the time of a handshake",
         ("hpcgpu.fabric.tls",),
         _HANDSHAKE,
+    ),
+    Use(
+        "tornado.tcpserver.TCPServer._sockets",
+        "tornado",
+        Kind.PRIVATE,
+        "the sockets that a server listens on, from which hpcgpu takes few connections in one turn",
+        ("hpcgpu.fabric.strangers",),
+        _FEW,
+    ),
+    Use(
+        "tornado.tcpserver.TCPServer._handle_connection",
+        "tornado",
+        Kind.PRIVATE,
+        "gets each connection that hpcgpu lets in",
+        ("hpcgpu.fabric.strangers",),
+        _FEW,
     ),
     Use(
         "distributed.comm.tcp.RequireEncryptionMixin._check_encryption",

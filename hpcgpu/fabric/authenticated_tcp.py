@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import dask
-from dask.utils import parse_timedelta
 from distributed.comm import tcp
+from distributed.comm.addressing import parse_host_port
 from distributed.comm.core import CommClosedError, FatalCommClosedError
 from distributed.comm.registry import backends
 from tornado.iostream import IOStream, StreamClosedError
@@ -27,7 +27,7 @@ from tornado.iostream import IOStream, StreamClosedError
 from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import authentication
 from hpcgpu.fabric.authentication import OWN_HOST, place
-from hpcgpu.fabric.strangers import Strangers
+from hpcgpu.fabric.strangers import Strangers, time_limit
 
 __all__ = ["Backend", "install"]
 
@@ -61,11 +61,6 @@ def _key(connection_args: Mapping[str, Any], address: str) -> bytes:
     return hmac.new(key, b"hpcgpu authenticated tcp", hashlib.sha256).digest()
 
 
-def _timeout() -> float:
-    """Return the seconds that a peer has. Peers of the cluster wait no longer for a connection."""
-    return float(parse_timedelta(dask.config.get("distributed.comm.timeouts.connect")))
-
-
 class _Connector(tcp.TCPConnector):  # type: ignore[misc]
     prefix = f"{_SCHEME}://"
 
@@ -75,7 +70,7 @@ class _Connector(tcp.TCPConnector):  # type: ignore[misc]
         comm = await super().connect(address, deserialize, **connection_args)
         try:
             dialled = place(*comm.stream.socket.getpeername()[:2])
-            await asyncio.wait_for(authentication.connect(_Stream(comm.stream), key, dialled), _timeout())
+            await asyncio.wait_for(authentication.connect(_Stream(comm.stream), key, dialled), time_limit())
         except AuthenticationError as error:
             comm.abort()
             raise FatalCommClosedError(f"{where}: {error}") from error
@@ -100,6 +95,10 @@ class _Listener(tcp.TCPListener):  # type: ignore[misc]
         super().__init__(address, *arguments, **named)
         self._strangers = Strangers()
 
+    async def start(self) -> None:
+        await super().start()
+        self._strangers.hold_back(self.tcp_server)
+
     def stop(self) -> None:
         super().stop()
         self._strangers.close()
@@ -108,8 +107,8 @@ class _Listener(tcp.TCPListener):  # type: ignore[misc]
         if self.tcp_server is None:  # stopped after this connection was accepted
             stream.close()
             return None
-        side, limit = _Stream(stream), _timeout()
-        self._strangers.add(stream)
+        side, limit = _Stream(stream), time_limit()
+        self._strangers.add(stream, parse_host_port(address.partition("://")[2])[0])
         try:
             own = place(*stream.socket.getsockname()[:2])
             await asyncio.wait_for(authentication.accept(side, self._key, [own]), limit)

@@ -16,7 +16,6 @@ import hashlib
 import hmac
 import importlib.util
 import ipaddress
-import logging
 import os
 import secrets
 import socket
@@ -26,6 +25,7 @@ from typing import Any, Protocol
 
 from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import ending, endpoints, interfaces
+from hpcgpu.fabric.strangers import Strangers
 from hpcgpu.posix import checked
 
 __all__ = [
@@ -40,8 +40,6 @@ __all__ = [
     "key_of",
     "place",
 ]
-
-logger = logging.getLogger("distributed.hpcgpu")
 
 #: Variable of a process in a job: path of the file that holds the key.
 VARIABLE = "HPCGPU_UCX_KEY"
@@ -59,6 +57,19 @@ _HELLO = len(_MAGIC) + _NONCE + _PLACE
 _CHALLENGE = len(_MAGIC) + _NONCE + _PROOF
 #: Seconds that the other side may take for all of it.
 TIMEOUT = 10.0
+
+
+class _Stranger:
+    """A UCX connection, as `Strangers` counts it."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+
+    def close(self) -> None:
+        self._comm.abort()
+
+    def closed(self) -> bool:
+        return bool(self._comm.closed())
 
 
 class _Endpoint(Protocol):
@@ -325,20 +336,32 @@ def _listener() -> Any:
     from distributed_ucxx.ucxx import UCXXListener
 
     class AuthenticatedListener(UCXXListener):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            self._strangers = Strangers()
+
+        def stop(self) -> None:
+            super().stop()
+            self._strangers.close()
+
         async def on_connection(self, comm: Any, handshake_overrides: dict[str, Any] | None = None) -> None:
             key = key_of(self.connection_args)
             if key is not None:
-                peer = endpoints.query(comm.ep).peer or "an unknown address"
-                own = {place(host, self.port) for host in interfaces.every_address()}
+                peer, stranger = endpoints.query(comm.ep).peer or "an unknown address", _Stranger(comm)
+                self._strangers.add(stranger, peer.rpartition(":")[0])
                 try:
+                    own = {place(host, self.port) for host in interfaces.every_address()}
                     await asyncio.wait_for(accept(comm.ep, key, own), TIMEOUT)
                 except (AuthenticationError, *_broken()) as error:
+                    if stranger in self._strangers:  # else it was told that there are too many
+                        why = str(error) or (
+                            "the peer sent nothing" if isinstance(error, TimeoutError) else type(error).__name__
+                        )
+                        self._strangers.refuse(f"{peer} to {comm.local_address}", why)
                     comm.abort()
-                    why = str(error) or (
-                        "the peer sent nothing" if isinstance(error, TimeoutError) else type(error).__name__
-                    )
-                    logger.warning("refused a connection from %s to %s: %s", peer, comm.local_address, why)
                     raise CommClosedError("not authenticated") from error
+                finally:
+                    self._strangers.remove(stranger)
             await super().on_connection(comm, handshake_overrides)
 
     return AuthenticatedListener

@@ -28,14 +28,13 @@ import threading
 import time
 from typing import Any
 
-import dask
-from dask.utils import parse_timedelta
 from distributed.comm import tcp
+from distributed.comm.addressing import parse_host_port
 from distributed.comm.core import CommClosedError, FatalCommClosedError
 from distributed.comm.registry import backends
 
 from hpcgpu.fabric import certificates
-from hpcgpu.fabric.strangers import Strangers
+from hpcgpu.fabric.strangers import Strangers, time_limit
 
 __all__ = ["Socket", "clear_errors", "install"]
 
@@ -180,20 +179,22 @@ class _Listener(tcp.TLSListener):  # type: ignore[misc]
     def _get_server_args(self, **connection_args: Any) -> dict[str, Any]:
         arguments: dict[str, Any] = super()._get_server_args(**connection_args)
         arguments["ssl_options"].sslsocket_class = Socket
-        # Peers of the cluster wait no longer than that for a connection (distributed.comm.core.connect).
-        self._limit = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
         return arguments
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._strangers = Strangers()
+        self._strangers, self._limit = Strangers(), time_limit()
+
+    async def start(self) -> None:
+        await super().start()
+        self._strangers.hold_back(self.tcp_server)
 
     def stop(self) -> None:
         super().stop()
         self._strangers.close()
 
     async def _prepare_stream(self, stream: Any, address: str) -> Any:
-        self._strangers.add(stream)
+        self._strangers.add(stream, parse_host_port(address.partition("://")[2])[0])
         try:
             await asyncio.wait_for(stream.wait_for_handshake(), self._limit)
         except TimeoutError:

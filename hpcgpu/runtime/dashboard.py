@@ -30,7 +30,7 @@ from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, HTTPServerRequest
 from tornado.iostream import IOStream
 from tornado.routing import Router
 
-from hpcgpu.fabric.strangers import Strangers
+from hpcgpu.fabric.strangers import Strangers, time_limit
 from hpcgpu.runtime import frame
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
@@ -54,8 +54,8 @@ _PROXY = "/proxy/"
 #: `/proxy/` as HTML (dask/distributed#9328).
 _MARKUP = re.compile(r"[<>&\"']")
 _SCRIPT = "/~hpcgpu/dashboard.js"
-#: For whoever connects: seconds until a request must have arrived, bytes of its header. Browsers send less than 2 KiB.
-_HEADER_TIMEOUT, _HEADER_SIZE = 20.0, 16 * 1024
+#: Bytes of the header of a request, for whoever connects. Browsers send less than 2 KiB.
+_HEADER_SIZE = 16 * 1024
 
 
 def link(contact: Contact | None) -> str:
@@ -241,12 +241,13 @@ def guard(server: HTTPServer, directory: ClusterDirectory) -> None:
     serve = server.handle_stream
 
     def handle_stream(stream: IOStream, address: tuple[Any, ...]) -> None:
-        strangers.add(stream)
+        strangers.add(stream, str(address[0]))
         serve(stream, address)
 
     server.handle_stream = handle_stream  # type: ignore[method-assign]
     server.request_callback = Guard(server.request_callback, token or secrets.token_hex(32), strangers)
-    server.conn_params.header_timeout = _HEADER_TIMEOUT
+    strangers.hold_back(server)
+    server.conn_params.header_timeout = time_limit()
     server.conn_params.max_header_size = _HEADER_SIZE
 
 

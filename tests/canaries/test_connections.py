@@ -19,8 +19,9 @@ from distributed.client import FutureCancelledError
 from distributed.comm import connect, listen, tcp
 from distributed.comm.registry import backends
 from distributed.security import Security
+from tornado.tcpserver import TCPServer
 
-from hpcgpu.fabric import authentication, endpoints, links, tls
+from hpcgpu.fabric import authentication, endpoints, links, strangers, tls
 from hpcgpu.remote import lost
 
 TIMEOUT = 60.0
@@ -97,6 +98,29 @@ async def test_who_connects_and_says_nothing_is_dropped_by_the_method_that_hpcgp
         writer.close()
         listener.stop()
     assert "no TLS handshake within 0.2 s" in caplog.text
+
+
+@canary
+async def test_a_server_takes_its_connections_from_the_sockets_that_hpcgpu_takes_them_from() -> None:
+    handled: list[str] = []
+
+    class Server(TCPServer):
+        async def handle_stream(self, stream: Any, address: Any) -> None:
+            handled.append(address[0])
+            stream.close()
+
+    server = Server()
+    server.listen(0, "127.0.0.1")
+    (listening,) = server._sockets.values()
+    strangers.Strangers().hold_back(server)
+    for _ in range(2):
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), TIMEOUT) == b""
+        writer.close()
+    assert handled == ["127.0.0.1"] * 2, "_handle_connection does not hand a connection on to handle_stream"
+    server.stop()
+    assert listening.fileno() == -1
 
 
 @canary

@@ -308,7 +308,7 @@ async def test_a_listener_that_stops_keeps_no_connection_that_is_not_authenticat
         await converse(address)  # later than those two
     for reader, writer in peers:
         with suppress(ConnectionError):  # what was sent is not read
-            assert await asyncio.wait_for(reader.read(), 20) == b"", "they need not wait for the limit of 30 s"
+            assert await asyncio.wait_for(reader.read(), 20) == b"", "they need not wait for the limit of 10 s"
         writer.close()
     assert not caplog.records
 

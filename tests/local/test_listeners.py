@@ -16,8 +16,11 @@ import socket
 import ssl
 import stat
 import struct
+import subprocess
+import sys
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
@@ -397,6 +400,60 @@ def test_strangers_who_ask_for_pages_do_not_keep_clients_out(cluster: LocalGPUCl
         for ended in loops:
             ended.result()
     assert codes == {403}
+
+
+_FLOOD = """
+import socket, sys, time
+kept, ports = [], [address.rsplit(":", 1) for address in sys.argv[1:]]
+while True:
+    for number, (host, port) in enumerate(ports):
+        peer = socket.socket()
+        peer.settimeout(2)
+        try:
+            peer.bind(("127.0.0.66", 0))
+            peer.connect((host, int(port)))
+            peer.send(b"\\x16\\x03\\x01"[: number % 4])
+        except OSError:
+            continue
+        kept = [*kept[-2500:], peer]
+    print("a round", flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_a_flood_is_bounded_at_every_port_and_members_come_in_meanwhile(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**CPU, jobs=1, name="flooded", interface="lo", client_interface="lo") as cluster:
+        cluster.wait_for_workers(1)
+        works(cluster)
+        ports = {port for _, port in listening(cluster)}
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        ours = processes(cluster)
+
+        def held() -> list[int]:
+            """Connections that the cluster keeps of the flood, at each port."""
+            found = Counter(
+                connection.laddr.port
+                for process in ours
+                for connection in process.net_connections("tcp")
+                if connection.raddr and connection.raddr.ip == "127.0.0.66"
+            )
+            return [found[port] for port in ports]
+
+        with subprocess.Popen([sys.executable, "-c", _FLOOD, *addresses], stdout=subprocess.PIPE) as flood:
+            try:
+                assert flood.stdout is not None
+                seen = list[int]()
+                for _ in range(2):
+                    for _ in range(150):
+                        assert flood.stdout.readline() == b"a round\n", "one more connection to each port"
+                    seen += held()
+                    with Client(cluster.scheduler_address, security=cluster.security, timeout=90) as client:
+                        assert client.submit(sum, [1, 2], pure=False).result(90) == 3
+                    seen += held()
+            finally:
+                flood.kill()
+        assert max(seen) <= 200 + 16, f"at most 200 of one port, and what is about to be closed: {seen}"
+        works(cluster)
 
 
 # The credentials themselves

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import AuthenticationError
-from hpcgpu.fabric import authentication
+from hpcgpu.fabric import authentication, strangers
 from hpcgpu.fabric.authentication import ARGUMENT, Connector, Listener, place
 from tests.helpers import GPU, converse_with, echo_server
 
@@ -131,6 +131,21 @@ async def refused(endpoint: Any, caplog: pytest.LogCaptureFixture) -> None:
         await asyncio.sleep(0.01)
     caplog.clear()
     endpoint.abort()
+
+
+async def test_who_connects_without_end_pushes_out_himself_and_no_member(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "_MOST", 5)
+    async with echo([]) as address:
+        silent = [await raw(address) for _ in range(30)]
+        await converse(address)
+        while sum(not endpoint.alive for endpoint in silent) < 25:
+            await asyncio.sleep(0.01)
+        for endpoint in silent:
+            endpoint.abort()
+    told = [record.getMessage() for record in caplog.records if "refused a connection" in record.getMessage()]
+    assert 1 <= len(told) <= 10 and "more than 5 at a time do not authenticate themselves" in told[0]
 
 
 async def test_who_knows_the_key_converses_and_no_other_does(caplog: pytest.LogCaptureFixture) -> None:
@@ -276,7 +291,7 @@ async def test_nobody_gets_in_by_handing_on_what_members_say(caplog: pytest.LogC
 LISTENS = f"""
 import asyncio
 from distributed.comm import listen
-from hpcgpu.fabric import authentication
+from hpcgpu.fabric import authentication, strangers
 authentication.install()
 
 async def main():
@@ -344,7 +359,7 @@ def test_a_cluster_over_ucx_lets_its_own_in_and_nobody_else(
 def test_a_client_over_ucx_prints_no_warning_of_ucx() -> None:
     first_connection = """
 from distributed.comm.registry import backends
-from hpcgpu.fabric import authentication
+from hpcgpu.fabric import authentication, strangers
 authentication.install()
 backends["ucx"].get_connector()
 import ucxx

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import resource
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from distributed.security import Security
 
 from hpcgpu.fabric import authenticated_tcp, strangers, tls
 from hpcgpu.fabric.authentication import ARGUMENT
-from hpcgpu.fabric.strangers import Refusals, most_at_a_time
+from hpcgpu.fabric.strangers import Refusals, Strangers, most_at_a_time
 
 SCHEMES = pytest.mark.parametrize("scheme", ["authenticated", "tls"])
 
@@ -66,7 +67,7 @@ async def test_who_connects_without_end_pushes_out_himself_and_no_member(
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(40)]
         await converse(address, arguments)
         for reader, _ in silent[:35]:
-            assert await ended(reader), "the oldest ones end at once, not after the 30 s that a peer has"
+            assert await ended(reader), "the oldest ones end soon, not after the 10 s that a peer has"
         await before.write("was there before")
         assert await before.read() == "was there before"
         await before.close()
@@ -82,7 +83,7 @@ async def test_a_listener_that_stops_closes_the_connections_of_strangers(scheme:
         host, port = address.split("://")[1].split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         await converse(address, arguments)
-    assert await ended(reader), "it need not wait for the limit of 30 s"
+    assert await ended(reader), "it need not wait for the limit of 10 s"
     writer.close()
 
 
@@ -110,6 +111,75 @@ def test_ten_refusals_a_minute_are_told_and_the_others_are_counted() -> None:
 
 
 def test_strangers_have_a_quarter_of_the_file_descriptors_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    for soft, most in ((1024, 256), (3, 1), (1_000_000, 2000), (resource.RLIM_INFINITY, 2000)):
+    for soft, most in ((400, 100), (3, 1), (1_000_000, 200), (resource.RLIM_INFINITY, 200)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
         assert most_at_a_time() == most
+
+
+class _Silent:
+    """A connection whose other side says nothing."""
+
+    open = True
+
+    def close(self) -> None:
+        self.open = False
+
+    def closed(self) -> bool:
+        return not self.open
+
+
+def test_who_floods_pushes_out_those_of_his_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "_MOST", 40)
+    kept, elsewhere, flood = Strangers(), [_Silent() for _ in range(3)], [_Silent() for _ in range(500)]
+    for member in elsewhere:
+        kept.add(member, "10.0.0.1")
+    assert kept.flooding() is None and kept.wait(0.0) == 0
+    for stranger in flood:
+        kept.add(stranger, "10.0.0.2")
+    assert all(member.open for member in elsewhere), "though they are the oldest"
+    assert [stranger.open for stranger in flood] == [False] * 463 + [True] * 37 and len(kept) == 40
+    assert kept.flooding() == "10.0.0.2"
+    kept.remove(flood[-1])
+    assert kept.flooding() is None, "there is room again"
+
+
+def test_a_thousand_members_that_start_from_many_nodes_are_no_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "_MOST", 40)
+    kept, members = Strangers(), [_Silent() for _ in range(40)]
+    for number, member in enumerate(members):
+        kept.add(member, f"10.0.0.{number // 8}")
+    now = time.monotonic()
+    assert kept.flooding() is None and 0 < kept.wait(now) <= 0.5, "the others wait in the kernel, and none is closed"
+    assert kept.wait(now + 0.6) == 0, "if these take long, the oldest makes room"
+    kept.remove(members[0])
+    assert kept.wait(now) == 0
+
+
+@SCHEMES
+async def test_a_flood_from_one_address_does_not_keep_members_of_another_out(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "_MOST", 50)
+    async with echo(scheme) as (address, arguments):
+        host, port = address.split("://")[1].split(":")
+        over = asyncio.Event()
+
+        async def flood() -> None:
+            while not over.is_set():
+                with contextlib.suppress(OSError):
+                    _, writer = await asyncio.open_connection(host, int(port), local_addr=("127.0.0.66", 0))
+                    silent.append(writer)
+
+        silent: list[asyncio.StreamWriter] = []
+        floods = [asyncio.create_task(flood()) for _ in range(4)]
+        while len(silent) < 300:
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            comm = await connect(address, timeout=60, **arguments)
+            await comm.write("from a member")
+            assert await comm.read() == "from a member"
+            await comm.close()
+        over.set()
+        await asyncio.gather(*floods)
+        for writer in silent:
+            writer.close()
