@@ -250,6 +250,22 @@ USES: tuple[Use, ...] = (
         _LOST,
     ),
     Use(
+        "distributed.client.Client._gather_remote",
+        "distributed",
+        Kind.REPLACED,
+        "asks why the scheduler is gone where a client fetches results from it",
+        ("hpcgpu.remote.lost",),
+        _LOST,
+    ),
+    Use(
+        "distributed.client.Client._gather_keys",
+        "distributed",
+        Kind.PRIVATE,
+        "names a result that is fetched then",
+        ("hpcgpu.remote.lost",),
+        _LOST,
+    ),
+    Use(
         "distributed.scheduler.Scheduler.broadcast",
         "distributed",
         Kind.REPLACED,

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from distributed import Client
+from distributed.client import FutureCancelledError
 
 from hpcgpu.batch.reasons import explain
 from hpcgpu.errors import BatchError
@@ -26,6 +27,9 @@ __all__ = ["ask", "ask_queue"]
 
 #: Seconds that the answer may take: the queue knows of the end of a job a little later.
 _PATIENCE = 25.0
+_GONE = "the scheduler is gone"
+#: Seconds in which a client notices that its scheduler is gone, where it fetches results.
+_NOTICED = 3.0
 #: By the address of a scheduler: who may know why it is gone.
 _asked: dict[str, list[Callable[[], Awaitable[str]]]] = {}
 
@@ -43,7 +47,7 @@ def ask(address: str, why: Callable[[], Awaitable[str]]) -> None:
     _asked.setdefault(address, []).append(why)
     if Client._reconnect.__module__ == __name__:
         return
-    reconnect, handle_report = Client._reconnect, Client._handle_report
+    reconnect, handle_report, gather_remote = Client._reconnect, Client._handle_report, Client._gather_remote
 
     async def asks_and_reconnects(self: Client) -> Any:
         await _tell(self)
@@ -54,7 +58,17 @@ def ask(address: str, why: Callable[[], Awaitable[str]]) -> None:
         if self.status == "running":  # the scheduler has closed the connection, not this client
             await _tell(self)
 
+    async def asks_while_it_fetches(self: Client, *arguments: Any) -> Any:
+        key, address = next(iter(self._gather_keys or ()), ""), self.scheduler.address
+        try:
+            return await gather_remote(self, *arguments)
+        except OSError as error:
+            if await _is_gone(self) and (reason := await _reason(address)):
+                raise FutureCancelledError(key, _GONE, reason) from error
+            raise
+
     Client._reconnect, Client._handle_report = asks_and_reconnects, asks_at_the_end
+    Client._gather_remote = asks_while_it_fetches
 
 
 def ask_queue(address: str, directory: ClusterDirectory) -> None:
@@ -64,18 +78,32 @@ def ask_queue(address: str, directory: ClusterDirectory) -> None:
 
 async def _tell(client: Client) -> None:
     """Let all that waits for results of a client fail, with the reason."""
-    asked = _asked.get(client.scheduler.address) if client.scheduler is not None else None
-    if not asked or not client.futures:
+    if client.scheduler is None or not client.futures:
         return
-    reason = ""
-    with suppress(TimeoutError):
-        for answer in asyncio.as_completed([why() for why in asked], timeout=_PATIENCE):
-            if reason := await answer:
-                break
-    if reason:
+    if reason := await _reason(client.scheduler.address):
         for state in list(client.futures.values()):
-            state.cancel(reason="the scheduler is gone", msg=reason)
+            state.cancel(reason=_GONE, msg=reason)
         client.futures.clear()
+
+
+async def _is_gone(client: Client) -> bool:
+    """Whether a client has lost its scheduler, which it notices soon after a request of it has failed."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_NOTICED):
+            while client.status == "running" and client.scheduler_comm and not client.scheduler_comm.closed():
+                await asyncio.sleep(0.05)
+            return True
+    return False
+
+
+async def _reason(address: str) -> str:
+    """Return why a scheduler is gone; empty if nobody knows."""
+    if asked := _asked.get(address):
+        with suppress(TimeoutError):
+            for answer in asyncio.as_completed([why() for why in asked], timeout=_PATIENCE):
+                if reason := await answer:
+                    return reason
+    return ""
 
 
 def _said(directory: ClusterDirectory) -> str:

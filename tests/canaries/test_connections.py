@@ -14,9 +14,9 @@ from typing import Any
 import dask
 import pytest
 from canary import canary
-from distributed import Client, Scheduler, Worker
+from distributed import Client, Future, Scheduler, Worker
 from distributed.client import FutureCancelledError
-from distributed.comm import connect, listen, tcp
+from distributed.comm import CommClosedError, connect, listen, tcp
 from distributed.comm.registry import backends
 from distributed.security import Security
 from tornado.tcpserver import TCPServer
@@ -259,8 +259,14 @@ async def test_ucx_names_the_peer_and_the_transports_of_a_connection(ucx: None) 
 
 @canary
 async def test_a_client_whose_scheduler_closes_waits_until_hpcgpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def breaks(client: Client, *arguments: Any) -> None:
+        assert client._gather_keys == {"sent"}, "_gather_keys does not have the results that are fetched"
+        client.scheduler_comm.comm.abort()
+        raise CommClosedError("Stream is closed")
+
     for name in ("_reconnect", "_handle_report"):  # put back at the end
         monkeypatch.setattr(Client, name, getattr(Client, name))
+    monkeypatch.setattr(Client, "_gather_remote", breaks)
 
     async def why() -> str:
         return "job 7 was preempted"
@@ -281,3 +287,11 @@ async def test_a_client_whose_scheduler_closes_waits_until_hpcgpu_says_why(monke
             await asyncio.wait_for(results, TIMEOUT)
         await client._close(fast=True)
         await scheduler.close()
+    client, scheduler, results = await waiting()
+    async with Worker(scheduler.address, nthreads=1, dashboard=False):
+        await client.scatter({"sent": 1})
+        with pytest.raises(FutureCancelledError, match=r"sent cancelled for reason: the scheduler is gone.\njob 7"):
+            await asyncio.wait_for(client.gather(Future("sent", client)), TIMEOUT)
+    results.cancel()
+    await client._close(fast=True)
+    await scheduler.close()
