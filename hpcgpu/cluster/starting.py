@@ -99,6 +99,8 @@ class Starter:
         try:
             while not reached.done():
                 state.check()
+                if state.ownership.superseded:  # the other program waits for the scheduler
+                    raise ClusterError(state.ownership.why)
                 state.check_schedulable(scheduler.entries)
                 await asyncio.wait([reached], timeout=0.5)
             await reached

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,26 @@ def test_a_start_that_stop_overtakes_says_so(queue: LocalQueue, home: Path, fake
         assert hpcgpu("stop", "late").returncode == 0
         _, said = program.communicate(timeout=250)
     assert program.returncode == 1 and "another program stopped it meanwhile, by `hpcgpu stop`" in said
+
+
+#: A program that takes a cluster over, and scales it.
+OTHER = "from hpcgpu import LocalGPUCluster; LocalGPUCluster.from_name('late').scale(jobs=2)"
+
+
+def test_a_start_that_another_program_scales_says_by_whom(
+    queue: LocalQueue, home: Path, fake_gpus: None, until: Until
+) -> None:
+    with waiting_start(queue, home, until) as program:
+        asked = hpcgpu("scale", "late", "--jobs", "2")
+        assert asked.returncode == 1 and f"process {program.pid} on" in asked.stderr, "the command overtakes nobody"
+        other = subprocess.Popen([sys.executable, "-c", OTHER])
+        try:
+            _, said = program.communicate(timeout=200)
+        finally:
+            other.kill()
+            other.wait()
+        assert len(live(queue)) == 3, "its jobs are the other program's"
+    assert program.returncode == 1 and f"process {other.pid} on" in said and "was taken over by" in said, said
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
