@@ -10,7 +10,7 @@ from hpcgpu.remote.snapshot import Snapshot
 __all__ = ["Kept", "due"]
 
 #: Seconds between two pictures while the state stays the same: each changes the file, and where JupyterLab has not our
-#: extension it replaces the widget too.
+#: extension it draws the whole output anew.
 _PAUSE = 600.0
 
 

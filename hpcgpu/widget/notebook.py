@@ -99,7 +99,6 @@ class ClusterWidget(anywidget.AnyWidget):
 
     def finish(self) -> None:
         """Say that this is the last one, where the cluster continues."""
-        # first: it draws the widget anew, without what the user has typed and what a request has answered
         if self.kept is not None and self.feed.latest is not None:
             self.kept.keep(self.feed.latest, last=True)
         if self.snapshot.get("state") not in ("closed", "ended"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +37,12 @@ def starting(server: Jupyter, page: Any) -> Any:
     widget = notebook.output(0).locator(".hpcgpu")
     widget.locator("tr", has_text="flights-scheduler").get_by_text("pending").wait_for()
     return widget
+
+
+def setting(server: Jupyter, name: str, content: dict[str, Any]) -> None:
+    path = server.place / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
 
 
 def save(page: Any) -> None:
@@ -89,6 +97,47 @@ def test_what_is_typed_stays_when_the_picture_in_the_file_is_replaced(
     widget.get_by_text("running", exact=True).first.wait_for()
     assert widget.get_by_label("Size of the cluster").input_value() == "7"
     stop(widget, queue, until)
+    assert page.errors == []
+
+
+def test_without_our_extension_of_jupyterlab_what_is_typed_stays_and_a_saved_widget_of_an_ended_cluster_has_no_buttons(
+    jupyter: Servers, page: Any, queue: LocalQueue, home: Path, until: Until
+) -> None:
+    """JupyterLab draws the whole output anew then, and `Save Widget State Automatically` is on."""
+    blocker = block_queue(queue, home)
+    server = jupyter(arguments=WITH)
+    setting(server, "config/labconfig/page_config.json", {"disabledExtensions": {"hpcgpu": True}})
+    setting(server, "settings/@jupyter-widgets/jupyterlab-manager/plugin.jupyterlab-settings", {"saveState": True})
+    widget = starting(server, page)
+    assert page.evaluate("() => window.jupyterapp.commands.hasCommand('hpcgpu:open')") is False
+    size = widget.get_by_label("Size of the cluster")
+    size.fill("7")
+    widget.get_by_role("button", name="flights-scheduler").click()
+    widget.get_by_role("region", name="Log of flights-scheduler").wait_for()
+    size.focus()
+    queue.cancel([blocker])
+    page.wait_for_function(f"() => {OUTPUTS}.includes('</b>: running')", timeout=1000 * TIMEOUT)
+    widget.locator(".hpcgpu-state").get_by_text("running").wait_for()
+    assert size.input_value() == "7"
+    page.wait_for_function("() => document.activeElement.getAttribute('aria-label') === 'Size of the cluster'")
+    assert widget.get_by_role("region", name="Log of flights-scheduler").is_visible()
+
+    save(page)
+    path = server.notebooks / "flights.ipynb"
+    until(lambda: '"state": "running"' in json.dumps(json.loads(path.read_text())["metadata"]), "its state is saved")
+    page.goto("about:blank")
+    [kernel] = server.request("api/kernels")
+    server.request(f"api/kernels/{kernel['id']}", method="DELETE")
+    until(lambda: not in_queue(queue, "flights"), "the jobs end with their program, by their lease")
+    with opened_again(page, server, 0) as output:
+        output.locator(".hpcgpu-state").filter(has_text=re.compile("closed|ended")).wait_for()
+        assert output.get_by_role("button", name="Stop").filter(visible=True).count() == 0
+    shutil.rmtree(locate("flights").path)
+    with opened_again(page, server, 0) as output:
+        output.get_by_text("last known: ").wait_for()
+        output.get_by_text("This view was last updated at ").wait_for()
+        for name in ("Scale", "Adapt", "Detach", "Stop"):
+            assert output.get_by_role("button", name=name).filter(visible=True).count() == 0
     assert page.errors == []
 
 

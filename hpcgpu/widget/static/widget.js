@@ -11,11 +11,13 @@ const OLD = 45000; // milliseconds without a new picture, after which the user i
 const POLL = 3000;
 const SEARCHES = 10; // the server may know a cluster later than its kernel
 const SEEN = 120000; // milliseconds after which the kernel is told that somebody looks
+const REDRAWN = 1000; // milliseconds within which an element that is taken off the page gives way to a new one
 const IDLE = 2000; // milliseconds within which a kernel that runs no cell begins with a request
 
 class Busy extends Error {}
 
-function kernelActions(model) {
+// `send` sends a message to the kernel; `answered` takes those that come from it.
+function kernelActions(send) {
   const open = new Map();
   let last = 0;
   const mine = Math.random().toString(36).slice(2); // several views share the connection
@@ -30,14 +32,13 @@ function kernelActions(model) {
     if (message.error) there.reject(new Error(message.error));
     else there.resolve(message.result);
   };
-  model.on("msg:custom", answered);
   // If it is `urgent`, a kernel that does not begin with it is `Busy`; it still does it later.
   const ask = (what, body, note, urgent = false) =>
     new Promise((resolve, reject) => {
       const id = `${mine}-${(last += 1)}`;
       open.set(id, { resolve, reject, begun: false });
       try {
-        model.send({ id, do: what, body });
+        send({ id, do: what, body });
       } catch (error) {
         open.delete(id);
         reject(urgent ? new Busy() : new Error(`The kernel has ended: ${error.message}`));
@@ -55,7 +56,7 @@ function kernelActions(model) {
     detach: (note) => ask("detach", {}, note),
     log: (job, note) => ask("log", { job }, note),
   };
-  return { actions, forget: () => model.off("msg:custom", answered) };
+  return { actions, answered };
 }
 
 // The actions of the server extension, if it knows this very cluster.
@@ -70,8 +71,9 @@ async function findServer(snapshot) {
   }
 }
 
-function render({ model, el }) {
-  const { actions: kernel, forget } = kernelActions(model);
+// Show a cluster in an element, until `end` is called. `move` shows the same view in another element.
+function follow(model, place) {
+  const { actions: kernel, answered } = kernelActions((message) => model.send(message));
   let server = null;
   let searches = 0;
   let heard = 0; // when the kernel sent its last picture to this view
@@ -99,7 +101,7 @@ function render({ model, el }) {
     }
   };
   const actions = { ...doing, ...Object.fromEntries(["scale", "adapt", "stop", "detach"].map((what) => [what, thenLook(doing[what])])) };
-  const view = clusterView(el, { actions });
+  const view = clusterView(place, { actions });
 
   const draw = (snapshot) => {
     shown = snapshot;
@@ -161,36 +163,74 @@ function render({ model, el }) {
     look();
   };
 
-  model.on("change:snapshot", changed);
-  model.on("change:problem", problem);
-  model.on("comm_live_update", lost); // the kernel restarts
-  const timer = setInterval(watch, POLL);
-  const looking = setInterval(() => {
-    if (document.visibilityState !== "visible") return;
+  const listeners = { "change:snapshot": changed, "change:problem": problem, comm_live_update: lost, "msg:custom": answered };
+  const listen = (on) => Object.entries(listeners).forEach(([name, listener]) => model[on ? "on" : "off"](name, listener));
+  const tell = (what) => {
     try {
-      model.send({ do: "seen" });
+      model.send({ do: what });
     } catch {
       // the kernel is gone
     }
-  }, SEEN);
-  model.send({ do: "shown" });
+  };
+  listen(true);
+  const timer = setInterval(watch, POLL);
+  const looking = setInterval(() => document.visibilityState === "visible" && tell("seen"), SEEN);
+  let focused = null;
+  let lostFocus = 0; // when nothing else took it: perhaps the element was taken off the page
+  view.element.addEventListener("focusin", (event) => ([focused, lostFocus] = [event.target, 0]));
+  view.element.addEventListener("focusout", (event) => ([focused, lostFocus] = event.relatedTarget ? [null, 0] : [focused, Date.now()]));
+  tell("shown");
   if (model.get("snapshot")?.name) draw(model.get("snapshot")); // it may come from the file of a notebook
   problem();
   look();
-  return () => {
-    clearInterval(timer);
-    clearInterval(looking);
-    model.off("change:snapshot", changed);
-    model.off("change:problem", problem);
-    model.off("comm_live_update", lost);
-    try {
-      model.send({ do: "hidden" });
-    } catch {
-      // the kernel is gone
-    }
-    forget();
-    view.destroy();
+  return {
+    // Whether it was taken off the page. What JupyterLab has scrolled away is still in its cell.
+    removed: () => place === null || (!place.isConnected && !place.closest(".jp-Cell")),
+    move(toModel, toPlace) {
+      listen(false);
+      [model, place] = [toModel, toPlace];
+      listen(true);
+      place.append(view.element);
+      const before = lostFocus && Date.now() - lostFocus > REDRAWN ? null : focused;
+      const attached = new MutationObserver(() => {
+        if (!place?.isConnected) return;
+        attached.disconnect();
+        if (!document.activeElement?.matches("input, select, textarea, [contenteditable]")) before.focus();
+      });
+      if (before) attached.observe(document.body, { childList: true, subtree: true });
+    },
+    // Leave an element. It has `ended` if no other one comes.
+    leave(from, ended) {
+      if (place !== from) return;
+      place = null;
+      setTimeout(() => place === null && ended(), REDRAWN);
+    },
+    end() {
+      clearInterval(timer);
+      clearInterval(looking);
+      listen(false);
+      tell("hidden");
+      view.destroy();
+    },
   };
+}
+
+const views = new WeakMap(); // of each widget, by its layout, which is its own
+
+// Where JupyterLab has not our extension, and in other frontends, a new picture in the file draws the whole output anew.
+// The view goes on in the new element: what is typed, opened and under way stays.
+function render({ model, el }) {
+  const all = views.get(model.get("layout")) ?? new Set();
+  views.set(model.get("layout"), all);
+  const there = [...all].find((one) => one.removed());
+  const one = there ?? follow(model, el);
+  if (there) there.move(model, el);
+  else all.add(one);
+  return () =>
+    one.leave(el, () => {
+      all.delete(one);
+      one.end();
+    });
 }
 
 export default { render };
