@@ -109,9 +109,10 @@ class Request(_WithSnapshots):
 def _resize(directory: ClusterDirectory, what: str, given: dict[str, Any]) -> None:
     change, allowed = (requests.scale, _SIZES) if what == "scale" else (_adapt, _LIMITS)
     if unknown := set(given) - {*allowed, "worker_group"}:
-        raise OptionError(f"{what} does not know {listed(map(ascii, sorted(unknown)))}: it knows {listed(allowed)}")
+        known = listed((*allowed, "worker_group"))
+        raise OptionError(f"a request to {what} cannot have {listed(map(ascii, sorted(unknown)))}. It can have {known}")
     if wrong := [key for key, value in given.items() if not isinstance(value, int | float | str)]:
-        raise OptionError(f"{wrong[0]} must be a number or a text")
+        raise OptionError(f"{wrong[0]} must be a number, or text in quotes")
     change(directory, **given)
 
 

@@ -72,7 +72,9 @@ class Dashboard(ProxyHandler):  # type: ignore[misc]
             directory = await cluster(name)
             there = self._there = await listening(directory)
             if there.secure:
-                raise ClusterError(f"the dashboard of cluster {name} has a certificate (HTTPS): open its own link")
+                raise ClusterError(
+                    f"Jupyter shows no dashboard that uses HTTPS: `hpcgpu dashboard {name}` prints a link that works"
+                )
         except (HpcgpuError, OSError) as error:
             code, message = failure(error)
             self.set_status(code)

@@ -87,7 +87,7 @@ class Handler(APIHandler):  # type: ignore[misc]
         except ValueError as error:
             raise OptionError(f"the request is not JSON: {error}") from error
         if not isinstance(content, dict):
-            raise OptionError("the request must be a JSON object")
+            raise OptionError('the request must be a JSON object, such as {"jobs": 2}')
         return content
 
 

@@ -44,21 +44,23 @@ def arguments(request: Mapping[str, Any]) -> list[str]:
 def _text(request: Mapping[str, Any], key: str) -> str:
     value = request.get(key)
     if not isinstance(value, str):
-        raise OptionError(f"{key} is missing, or is not a text")
+        raise OptionError(f"{key} is missing, or is not text in quotes")
     return value
 
 
 def _options(request: Mapping[str, Any]) -> dict[str, Any]:
     options = request.get("options", {})
     if not isinstance(options, dict):
-        raise OptionError("options must be an object with options and their values")
+        raise OptionError('options must be a JSON object, such as {"jobs": 2}')
     return _allowed(options)
 
 
 def _allowed(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in options:
         if not _OPTION.fullmatch(name) or name.replace("-", "_") in _FIXED:
-            raise OptionError(f"{printable(name, 40)!r} is not an option that can be set here")
+            raise OptionError(
+                f"{printable(name, 40)!r} cannot be set from Jupyter. `hpcgpu start --help` lists the options"
+            )
     return {name: value for name, value in options.items() if value not in (None, "", [])}
 
 
@@ -77,7 +79,7 @@ def _flags(options: Mapping[str, Any]) -> Iterator[str]:
 
 def _scalar(name: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise OptionError(f"{name} must be a text or a number")
+        raise OptionError(f"{name} must be a number, or text in quotes")
     return values.text(name, str(value))
 
 
@@ -108,7 +110,9 @@ def run(argv: list[str]) -> dict[str, Any]:
             started: dict[str, Any] = json.loads(out.read())
             return started | {"messages": words}
     words = words.rpartition("Error: ")[2]
-    raise (OptionError if done.returncode == 2 else BatchError)(words or f"the start ended with {done.returncode}")
+    raise (OptionError if done.returncode == 2 else BatchError)(
+        words or f"`hpcgpu start` ended with exit code {done.returncode}, and printed nothing"
+    )
 
 
 def _spelled(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,13 +142,15 @@ def save(request: Mapping[str, Any]) -> Path:
         base, system = dict(origin.options), origin.system
         needs = [option.replace("_", "-") for option in origin.needs]
     if not isinstance(system, str) or system == "auto":
-        raise OptionError("choose the batch system, or a profile, to save this form")
+        raise OptionError("a saved form needs a batch system: choose one instead of auto, or choose a profile")
     list(_flags(options))
     path = profiles.user_directory() / f"{name}.yaml"
     if name in profiles.shipped():
-        raise OptionError(f"{name!r} is the name of a profile of hpcgpu: choose another name")
+        raise OptionError(f"hpcgpu has a profile named {name!r}: choose another name for this form")
     if path.exists() and profiles.load(name).source != _SOURCE:
-        raise OptionError(f"{path} was not saved here: choose another name, or edit that file")
+        raise OptionError(
+            f"the profile {path} was not saved from Jupyter, and stays as it is: choose another name, or edit that file"
+        )
     own = _spelled(options)
     if "scheduler" in own and isinstance(base.get("scheduler"), dict):  # its options one by one
         own["scheduler"] = base["scheduler"] | own["scheduler"]

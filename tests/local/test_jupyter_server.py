@@ -180,7 +180,7 @@ def test_the_api_shows_scales_and_stops_a_cluster(server: Server, cluster: Local
     for request, words in (
         ({"jobs": -1}, "jobs"),
         ({"jobs": [1]}, "must be a number"),
-        ({"workers": 1}, "does not know 'workers'"),
+        ({"workers": 1}, "cannot have 'workers'"),
     ):
         code, answer = server.ask("hpcgpu/api/clusters/demo/scale", request)
         assert code in (400, 409) and words in answer["message"]
@@ -380,12 +380,12 @@ def test_a_cluster_is_started_from_a_form_that_is_saved(
     for name, wrong, words in (
         ("../x", {}, "not a valid name"),
         ("-x", {}, "not a valid name"),
-        ("x", {"config": "/etc/passwd"}, "not an option that can be set here"),
+        ("x", {"config": "/etc/passwd"}, "cannot be set from Jupyter"),
         ("x", {"no-such": 1}, "--no-such"),
         ("x", {**options, "jobs": "many"}, "many"),
-        ("x", {**options, "jobs": {"a": 1}}, "must be a text or a number"),
-        ("x", {**options, "scheduler": {"name": "y"}}, "not an option that can be set here"),
-        ("x", {**options, "scheduler": {"cores": [1]}}, "must be a text or a number"),
+        ("x", {**options, "jobs": {"a": 1}}, "must be a number, or text in quotes"),
+        ("x", {**options, "scheduler": {"name": "y"}}, "cannot be set from Jupyter"),
+        ("x", {**options, "scheduler": {"cores": [1]}}, "must be a number, or text in quotes"),
     ):
         code, answer = server.ask("hpcgpu/api/clusters", {"name": name, "options": wrong})
         assert code == 400 and words in answer["message"], answer

@@ -34,5 +34,5 @@ def test_the_page_starts_the_installed_hpcgpu_whatever_the_server_s_directory_ha
 
 
 def test_a_request_for_the_help_of_the_command_is_refused() -> None:
-    with pytest.raises(OptionError, match="'help' is not an option that can be set here"):
+    with pytest.raises(OptionError, match="'help' cannot be set from Jupyter"):
         starting.arguments({"name": "demo", "options": {"help": True}})

@@ -219,7 +219,7 @@ save.addEventListener("click", async () => {
     await request(`${api}profiles`, { name, options: options(true) });
     await offer();
     fields.profile.value = name;
-    tell(`Saved as your profile ${name}: hpcgpu start --profile ${name} uses it too.`);
+    tell(`Saved as your profile ${name}: hpcgpu start NAME --profile ${name} uses it too.`);
   } catch (error) {
     tell(`The form was not saved: ${error.message}`, true);
   }
