@@ -9,14 +9,16 @@ program or another thread hold the cluster.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -210,6 +212,52 @@ class Jupyter:
                 if entry.name.isdigit() and ours and mark in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
         return found
+
+
+class Front:
+    """A reverse proxy before a server, as Open OnDemand's: it passes paths on as they are, and sets `Host`."""
+
+    def __init__(self, server: Jupyter) -> None:
+        self._to = server.address.removeprefix("http://")
+        self._open: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._port = 0
+        self.up()
+        self.address = f"http://127.0.0.1:{self._port}"
+
+    def up(self) -> None:
+        """Accept connections."""
+        self._listening = self._do(asyncio.start_server(self._connected, "127.0.0.1", self._port))
+        self._port = self._listening.sockets[0].getsockname()[1]
+
+    def down(self) -> None:
+        """End all connections, and accept none."""
+
+        async def end() -> None:
+            self._listening.close()
+            for writer in self._open:
+                writer.transport.abort()
+
+        self._do(end())
+
+    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = self._to.partition(":")
+        there, to = await asyncio.open_connection(host, int(port))
+        self._open |= {writer, to}
+        await asyncio.gather(self._pass_on(reader, to), self._pass_on(there, writer))
+        self._open -= {writer, to}
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        before, after = (f"Host: {there}".encode() for there in (self.address[7:], self._to))
+        with suppress(OSError):
+            while data := await reader.read(2**16):
+                writer.write(data.replace(before, after))
+                await writer.drain()
+        writer.close()
 
 
 class Notebook:

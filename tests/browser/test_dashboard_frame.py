@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import TIMEOUT, Jupyter, Servers, dask_in, plots_follow_the_work
+from browser import TIMEOUT, Front, Jupyter, Servers, dask_in, plots_follow_the_work
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, wait_until
@@ -105,9 +105,10 @@ def fail(cluster: str, escaped: str) -> None:
     subprocess.run([sys.executable, "-c", _FAIL, cluster, escaped, CELL], check=True, timeout=TIMEOUT)
 
 
-def server(jupyter: Servers, home: Path, base: str) -> Jupyter:
+def server(jupyter: Servers, home: Path, base: str, *arguments: str) -> Jupyter:
     """A JupyterLab with our extension."""
-    return jupyter(base, environment={"JUPYTER_CONFIG_PATH": str(ROOT / "jupyter-config"), "HOME": str(home)})
+    environment = {"JUPYTER_CONFIG_PATH": str(ROOT / "jupyter-config"), "HOME": str(home)}
+    return jupyter(base, environment=environment, arguments=arguments)
 
 
 def log_in(lab: Jupyter, page: Any) -> None:
@@ -216,6 +217,24 @@ def test_the_pages_of_dask_work_in_their_frame(jupyter: Servers, page: Any, home
     assert '"workers": 1' in dask_in(page).locator("pre").inner_text()
     page.goto(f"{lab.url}hpcgpu/dashboard/other/status")
     assert "other" in dask_in(page).locator("pre").inner_text()
+    assert page.errors == []
+
+
+def test_behind_a_proxy_with_a_path_the_page_works_and_a_lost_connection_is_told_and_comes_back(
+    jupyter: Servers, page: Any, home: Path, demo: str
+) -> None:
+    """As Open OnDemand has it."""
+    lab = server(jupyter, home, "/node/gpu-12/18888/", "--ServerApp.allow_origin=*")
+    front = Front(lab)
+    lab.address = front.address
+    log_in(lab, page)
+    page.goto(f"{lab.url}hpcgpu/dashboard/demo/status")
+    plots_follow_the_work(dask_in(page), "demo")
+    front.down()
+    page.get_by_role("alert").filter(has_text="The connection was lost at ").wait_for()
+    front.up()
+    page.get_by_role("alert").wait_for(state="detached")
+    plots_follow_the_work(dask_in(page), "demo")
     assert page.errors == []
 
 

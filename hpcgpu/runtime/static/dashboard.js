@@ -6,11 +6,21 @@
 const base = new URL(document.body.dataset.base, location.href).href;
 const below = (address) => new URL(address, location.href).href.startsWith(base);
 const sockets = new Set();
+const AGAIN = 3000; // milliseconds between two attempts to connect again
+const BRIEF = 10000; // a connection that is lost earlier than this waits longer
+const bar = Object.assign(document.createElement("p"), { role: "alert" });
+let leaving = false;
+addEventListener("pagehide", () => (leaving = true));
+addEventListener("pageshow", () => (leaving = false));
 
 // A script of the frame may ask for a new page as often as it likes.
 addEventListener("message", (event) => {
   if (event.source !== frame.contentWindow || event.data !== "ready") return;
-  for (const socket of sockets) socket.close();
+  for (const socket of sockets) {
+    socket.onclose = null;
+    socket.close();
+  }
+  sockets.clear();
   const channel = new MessageChannel();
   channel.port1.onmessage = asked;
   frame.contentWindow.postMessage({ base, page }, "*", [channel.port2]);
@@ -82,14 +92,47 @@ function connect(address, protocols, port) {
   const socket = new WebSocket(url, protocols);
   sockets.add(socket);
   socket.binaryType = "arraybuffer";
-  socket.onopen = () => port.postMessage({ open: socket.protocol });
+  let opened = 0;
+  let wanted = true;
+  socket.onopen = () => {
+    opened = Date.now();
+    port.postMessage({ open: socket.protocol });
+  };
   socket.onmessage = ({ data }) => port.postMessage({ message: data });
   socket.onclose = ({ code, reason }) => {
     sockets.delete(socket);
     port.postMessage({ close: [code, reason] });
+    if (wanted) setTimeout(() => leaving || lost(opened), 500);
   };
   port.onmessage = ({ data }) => {
-    if (data === "close") socket.close();
-    else socket.send(data.send);
+    if (data !== "close") return socket.send(data.send);
+    wanted = false;
+    socket.close();
   };
+}
+
+function say(words) {
+  bar.textContent = words;
+  bar.style.cssText = "position: fixed; z-index: 1; inset: auto 0 0; margin: 0; padding: 8px 12px; background: #6b4a00; color: white; font: 14px sans-serif; white-space: pre-wrap";
+  if (!bar.isConnected) document.body.append(bar);
+}
+
+// A page of Dask does not connect again by itself, and goes on showing what it has.
+async function lost(opened) {
+  if (bar.isConnected) return;
+  if (!opened) {
+    return say("This page shows no changes, because its websocket cannot be opened. Perhaps a proxy of the site does not pass websockets on. Reload the page to try again.");
+  }
+  const words = `The connection was lost at ${new Date().toLocaleTimeString()}: this page shows what was so then. It is loaded again when the server answers.`;
+  say(words);
+  let wait = Date.now() - opened < BRIEF ? 10 * AGAIN : AGAIN;
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, wait));
+    wait = AGAIN;
+    if (document.hidden) continue;
+    const answer = await fetch(location.href, { cache: "no-store" }).catch(() => null);
+    if (answer?.ok || (answer && !below(answer.url))) return location.reload(); // the second: to the login
+    const plain = answer?.headers.get("Content-Type")?.startsWith("text/plain");
+    say(plain ? `${words}\n${await answer.text()}` : words);
+  }
 }
