@@ -92,9 +92,7 @@ def test_a_start_that_does_not_wait_hears_that_pbs_refused_a_worker_job(pbs: Sit
     pbs.set(queues={"workq": {"told": {"resources_max.ngpus": "4"}}})
     options = ("--system", "pbs", "--gpus-per-node", "9", "--scheduler", "gpus_per_node=0", "--no-wait")
     started = hpcgpu("start", "refused", "--jobs", "1", *options)
-    words = (
-        "worker job refused-0 was not submitted: PBS refused job 'refused-0': qsub: Job violates queue and/or"
-    )
+    words = "worker job refused-0 was not submitted: PBS refused job 'refused-0': qsub: Job violates queue and/or"
     assert started.returncode == 1 and started.stderr.count(words) == 1, started.stderr
     assert pbs.alive() == {}, "as where it waits, none is left"
     assert f"problem    {words}" in hpcgpu("status", "refused").stdout
