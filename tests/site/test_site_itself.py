@@ -130,7 +130,7 @@ def test_the_epilog_cleans_tmp_of_a_user_s_last_job(site: Site) -> None:
 
 
 def test_a_node_that_was_switched_off_comes_back_as_it_was(site: Site) -> None:
-    networks = "ip -o -4 address show | awk '{print $2, $4}' | grep -o '^eth[01] [0-9]*[.][0-9]*'"
+    networks = "ip -o -4 address show | awk '{print $2, $4}' | grep -o '^eth[01] [0-9]*[.][0-9]*' | sort"
     before = site.exec("n3", networks).out
     assert before.split()[::2] == ["eth0", "eth1"]
     site.kill("n3")
