@@ -100,6 +100,8 @@ class JobStatus:
         Exit code of the script, if the batch system reports it; 128 + N when signal N ended it.
     suspended : bool
         The batch system has stopped the processes of the running job, and may let them continue.
+    forgotten : bool
+        The batch system no longer knows the job: whether and how it ended is a guess.
     words : Reasons
         What the reason means.
     """
@@ -115,6 +117,7 @@ class JobStatus:
     expected_start: float | None = None
     exit_code: int | None = None
     suspended: bool = False
+    forgotten: bool = False
     words: Reasons = field(default=Reasons(), compare=False, repr=False)
 
     def __post_init__(self) -> None:

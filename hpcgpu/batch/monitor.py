@@ -121,7 +121,7 @@ def observe(
                 state, reason = JobState.FAILED, f"the queue has not known it for {now - since:.0f} s"
                 if not view.seen and now - view.submitted < _RECENT:
                     reason += f", nor ever since its submit: {_DROPPED}"
-            status = replace(view.status, state=state, reason=reason)
+            status = replace(view.status, state=state, reason=reason, forgotten=True)
             views[job_id] = View(status, view.submitted, since, answers, seen=view.seen)
     return views
 

@@ -9,10 +9,12 @@ import re
 
 from hpcgpu.batch.base import JobState, JobStatus, Outlook, Reasons
 
-__all__ = ["OWN_CANCEL", "Outlook", "advice", "explain", "outlook"]
+__all__ = ["FORGOTTEN", "OWN_CANCEL", "Outlook", "advice", "explain", "outlook"]
 
 #: Why a job ended that this tool cancelled: the queue does not know whose wish that was.
 OWN_CANCEL = "hpcgpu cancelled it"
+#: Of a job that has ended where the batch system keeps no history.
+FORGOTTEN = "the queue has forgotten how it ended"
 
 _SUSPENDED = "the batch system has suspended it: nothing in it runs until the batch system resumes it"
 _ENDS = {
@@ -54,6 +56,7 @@ def explain(status: JobStatus, *, kind: str = "worker") -> str:
         if status.state is JobState.FAILED:
             code = re.split("[(,]", status.reason, maxsplit=1)[0]  # RaisedSignal:53(Real-time signal 19)
             words = status.words.failed
+            sentence = FORGOTTEN if status.forgotten else sentence
             sentence = words.get(code) or words.get(code.split(":", 1)[0], sentence)
         if status.exit_code:
             sentence = f"{sentence}, exit code {status.exit_code}"

@@ -87,13 +87,13 @@ class Closing:
         directory, dispatcher = state.dispatcher.directory, state.dispatcher
         with suppress(OSError, Superseded, NameLost):
             dispatcher.check_manager()  # the name may be another cluster's by now
-            ended = dispatcher.monitor.ended()
+            gone = dispatcher.gone()
             new = [
                 job for job in state.registry.jobs.values() if not (isinstance(job.phase, Ended) and job.phase.noted)
             ]
             # What the queue had only forgotten was cancelled with the others: there is no doubt any more.
             told = {job for job in new if not self.problem and isinstance(job.phase, Ended) and not job.phase.drained}
-            dispatcher.note_ends({job.name: job.job_id for job in new if job.job_id in ended or job in told})
+            dispatcher.note_ends({job.name: job.job_id for job in new if job.job_id in gone or job in told})
             if self._nothing_submitted():
                 claims.abandon(directory, dispatcher.token)
             else:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.batch.base import BatchSystem
+from hpcgpu.batch.base import BatchSystem, JobState
 from hpcgpu.batch.monitor import Monitor
 from hpcgpu.display.words import MANY, listed
-from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, NameLost, Superseded
+from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Damaged, NameLost, Superseded
 from hpcgpu.posix.paths import remedy
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.store import saved
@@ -52,6 +53,8 @@ class Dispatcher:
         self.monitor = Monitor(batch)
         self.submits = asyncio.Semaphore(SUBMITS_AT_ONCE)
         self.cancelled: set[str] = set()
+        #: Those of them that the queue had forgotten before: it did not end them.
+        self._forgotten: set[str] = set()
         self.closing = False
         self._ids: dict[str, str] = {}
         self._uncertain: set[str] = set()
@@ -199,15 +202,21 @@ class Dispatcher:
     def note_ends(self, jobs: Mapping[str, str | None]) -> None:
         """Write into the journal that jobs have ended, and how, all at once; ids by name.
 
-        A job that the queue only forgot ended when it was first missing, as far as is known.
+        A job that the queue forgot ended when it was first missing, as far as is known: because it was cancelled, or
+        nobody knows how.
         """
-        views = {name: self.monitor.views.get(id_) for name, id_ in jobs.items() if id_ is not None}
-        how = {
-            name: End(state=view.status.state.value, start=view.status.start, end=view.missing_since or view.status.end)
-            for name, view in views.items()
-            if view is not None and view.status.state.ended
-        }
+        how = {name: end for name, id_ in jobs.items() if id_ is not None and (end := self._end(id_)) is not None}
         self._note(self.directory.ended, jobs, how)
+
+    def _end(self, job_id: str) -> End | None:
+        view = self.monitor.views.get(job_id)
+        if view is None or not (view.status.state.ended or view.missing_since is not None):
+            return None
+        state = view.status.state
+        if view.missing_since is not None:
+            ours = job_id in self.cancelled - self._forgotten
+            state = JobState.CANCELLED if ours else JobState.UNKNOWN
+        return End(state=state.value, start=view.status.start, end=view.missing_since or view.status.end)
 
     def _note(self, write: Callable[..., None], *arguments: Any) -> None:
         """Write an entry into the journal; a full disk is only reported.
@@ -232,7 +241,7 @@ class Dispatcher:
         if not ids:
             return
         if not only_pending:
-            self.cancelled |= ids
+            self._mark_cancelled(ids)
         try:
             await in_thread(self._cancel, ids, only_pending)
         except BatchError:
@@ -273,7 +282,7 @@ class Dispatcher:
                 named = False
         ids = set(self._ids.values()) - self.monitor.ended()
         new = ids - self.cancelled
-        self.cancelled |= ids
+        self._mark_cancelled(new)
         problems = []
         try:
             if ids:
@@ -294,6 +303,18 @@ class Dispatcher:
                 problems.append(f"the submission of {listed(sorted(self._in_flight), ', ')} is still under way")
         if problems:
             raise BatchUnavailable("; ".join(problems))
+
+    def _mark_cancelled(self, ids: set[str]) -> None:
+        self.cancelled |= ids
+        over = math.inf
+        with contextlib.suppress(OSError, Damaged):
+            over = self.directory.over() or math.inf  # stopped by another program
+        missing = {job_id: self.monitor.views[job_id].missing_since for job_id in ids if self._missing(job_id)}
+        self._forgotten |= {job_id for job_id, since in missing.items() if since is not None and since < over}
+
+    def _missing(self, job_id: str) -> bool:
+        view = self.monitor.views.get(job_id)
+        return view is not None and view.missing_since is not None
 
     def _lock_out(self) -> None:
         """Remove the credentials, and mark the directory: nothing of this cluster can begin any more."""
@@ -316,7 +337,9 @@ class Dispatcher:
 
         These are ids in the order of submission, and names of jobs whose id is not known.
         """
-        # What was cancelled and is not known any more has gone; what the queue merely forgot may run.
-        views = self.monitor.views
-        gone = self.monitor.ended() | {i for i in self.cancelled if i in views and views[i].missing_since is not None}
+        gone = self.gone()
         return [i for i in list(self._ids.values()) if i not in gone] + sorted(self._uncertain | self._in_flight)
+
+    def gone(self) -> frozenset[str]:
+        """Return the jobs that have ended. What was cancelled and is unknown has; what was just forgotten may run."""
+        return self.monitor.ended() | {job_id for job_id in self.cancelled if self._missing(job_id)}

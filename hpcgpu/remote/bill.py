@@ -6,13 +6,13 @@ What is not known is None, and is never guessed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TypedDict, cast
 
 from dask.utils import format_bytes
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.batch.reasons import explain
+from hpcgpu.batch.reasons import FORGOTTEN, explain
 from hpcgpu.store.journal import Submit
 from hpcgpu.store.usage import JobUsage
 
@@ -164,6 +164,8 @@ def _times(submit: Submit, used: JobUsage | None, status: JobStatus | None, over
     if submit.how is not None:  # what the queue said when somebody saw the end
         how = submit.how
         named = next((state for state in JobState if state.value == how.state), JobState.UNKNOWN)
+        if named is JobState.UNKNOWN:
+            return replace(_ended(named, FORGOTTEN, how.start, how.end, used), state="ended")
         reason = explain(JobStatus(job_id="", state=named), kind=submit.kind)
         return _ended(named, reason, how.start, how.end, used)
     if status is not None and status.state.ended:
@@ -175,13 +177,7 @@ def _times(submit: Submit, used: JobUsage | None, status: JobStatus | None, over
     heard = used.last if used is not None and used.last else None
     if submit.ended or over is not None:
         cancelled = over is not None and not submit.ended and (heard is None or heard >= over - 120)
-        reason = (
-            _UNNEEDED
-            if submit.cancelled
-            else "with the cluster"
-            if cancelled
-            else "the queue has forgotten how it ended"
-        )
+        reason = _UNNEEDED if submit.cancelled else "with the cluster" if cancelled else FORGOTTEN
         return _Times("ended", reason, began, heard, later=heard is not None, known=False)
     return _Times("unknown", "the queue does not know it", began, heard, later=heard is not None, known=False)
 

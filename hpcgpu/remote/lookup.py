@@ -346,12 +346,13 @@ def stop(
     with suppress(OSError):  # on a full disk the jobs are nevertheless cancelled
         if not directory.closing:
             directory.begin_close()
-    empty, again = 0, dict[str, float]()
+    empty, again, seen = 0, dict[str, float](), dict[str, JobStatus]()
     while True:
         jobs = live_jobs(directory, batch)
+        seen |= {job.job_id: job for job in jobs}
         empty = 0 if jobs else empty + 1
         if presumed_ended(missing=0.0, answers=empty, cancelled=True) and not _submitting(directory, now=time.time()):
-            note_ends(directory, batch)
+            note_ends(directory, batch, seen)
             directory.close()
             return []
         if time.monotonic() > deadline:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
-from hpcgpu.batch.base import BatchSystem, JobStatus
+from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
 from hpcgpu.errors import BatchError, Damaged, OtherQueue
 from hpcgpu.posix.printable import printable
 from hpcgpu.store.directory import ClusterDirectory, Submit
@@ -74,10 +76,21 @@ def known(directory: ClusterDirectory, batch: BatchSystem, more: Iterable[Submit
     return looked_up(jobs, batch)
 
 
-def note_ends(directory: ClusterDirectory, batch: BatchSystem) -> None:
-    """Write into the journal how the jobs of a cluster ended: the queue forgets it."""
+def note_ends(
+    directory: ClusterDirectory, batch: BatchSystem, cancelled: Mapping[str, JobStatus] | None = None
+) -> None:
+    """Write into the journal how the jobs of a cluster ended: the queue forgets it.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    batch : BatchSystem
+    cancelled : mapping of job id to JobStatus, optional
+        Jobs that were cancelled, as they were before: how they ended is known, also if the queue forgets it at once.
+    """
     with suppress(BatchError, OSError):
-        found = {job_id: status for job_id, status in known(directory, batch).items() if status.state.ended}
+        found = {i: replace(one, state=JobState.CANCELLED, end=time.time()) for i, one in (cancelled or {}).items()}
+        found |= {job_id: status for job_id, status in known(directory, batch).items() if status.state.ended}
         if found:
             how = {one.name: End(state=one.state.value, start=one.start, end=one.end) for one in found.values()}
             directory.ended({one.name: job_id for job_id, one in found.items()}, how)

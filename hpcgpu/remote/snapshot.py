@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypedDict, cast
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
 from hpcgpu.batch.cadence import POLL_INTERVAL, Cadence
-from hpcgpu.batch.reasons import OWN_CANCEL, explain
+from hpcgpu.batch.reasons import FORGOTTEN, OWN_CANCEL, explain
 from hpcgpu.display.jobinfo import JobInfo, JobJSON
 from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.posix.threads import run
@@ -439,7 +439,7 @@ def _ended(submit: Submit, how: End, log: Path, kept: saved.Saved | None) -> Job
         kind=submit.kind,
         name=submit.name,
         state=named.value,
-        reason=explain(JobStatus(job_id="", state=named), kind=submit.kind),
+        reason=FORGOTTEN if named is JobState.UNKNOWN else explain(JobStatus(job_id="", state=named), kind=submit.kind),
         waited=max(0.0, (how.start or how.end or submit.time) - submit.time),
         node="",
         workers=0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -227,6 +228,28 @@ def test_a_refusal_is_in_pbs_s_own_words(pbs: Site) -> None:
     ):
         PBSGPUCluster(queue="gpu", walltime="2h", **CPU)
     assert pbs.alive() == {}
+
+
+def test_where_pbs_keeps_no_history_the_ends_are_known_as_far_as_anybody_can_know(pbs: Site, until: Until) -> None:
+    pbs.set(history=False)
+    with PBSGPUCluster(jobs=2, name="unkept", **CPU) as cluster:
+        cluster.wait_for_workers(2)
+        [job_id] = pbs.alive("unkept-1")
+        pbs.run("qdel", job_id)
+        until(lambda: any(job.state == "unknown" for job in cluster.jobs), "the queue has forgotten it")
+    with PBSGPUCluster(name="unkept2", **CPU) as cluster:
+        assert hpcgpu("stop", "unkept2").returncode == 0
+    forgotten = "the queue has forgotten how it ended"
+    for name, ends in {
+        "unkept": {"unkept-scheduler": "with the cluster", "unkept-0": "with the cluster", "unkept-1": forgotten},
+        "unkept2": {"unkept2-scheduler": "with the cluster"},
+    }.items():
+        bills = json.loads(hpcgpu("report", name, "--json").stdout)["jobs"]
+        assert {job["name"]: job["reason"] for job in bills} == ends
+        assert all(job["ended"] is not None for job in bills)
+        shown = hpcgpu("status", name).stdout
+        assert "the queue does not know it" not in shown
+        assert shown.count(forgotten) == list(ends.values()).count(forgotten), shown
 
 
 def test_slurm_s_options_are_refused_before_anything_is_submitted(pbs: Site) -> None:

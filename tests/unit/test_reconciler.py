@@ -1053,7 +1053,7 @@ async def test_a_job_whose_submit_is_cut_short_by_the_end_is_not_shown_as_being_
 
 
 async def test_a_job_that_the_queue_forgot_has_its_end_in_the_journal_of_a_closed_cluster(site: Site) -> None:
-    """A PBS without job history: it had failed, and was not cancelled with the cluster."""
+    """A PBS without job history: it had ended, nobody knows how, and was not cancelled with the cluster."""
     site.loses("demo-0")
     site.forgets("demo-0")
     await site.passes(300)
@@ -1062,7 +1062,7 @@ async def test_a_job_that_the_queue_forgot_has_its_end_in_the_journal_of_a_close
     await closing.wait()
     closing.finish()
     how = {submit.name: submit.how for submit in site.state.dispatcher.directory.submits()}
-    assert how["demo-0"] is not None and how["demo-0"].state == "failed"
+    assert how["demo-0"] is not None and how["demo-0"].state == "unknown"
     assert how["demo-0"].end is not None and how["demo-0"].end < site.state.now - 200
 
 
