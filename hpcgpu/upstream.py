@@ -82,6 +82,18 @@ def _nanny(name: str, why: str, module: str) -> Use:
     return Use(f"distributed.nanny.Nanny.{name}", "distributed", Kind.PROTOCOL, why, (module,), canary)
 
 
+def _client(name: str, why: str, kind: Kind = Kind.REPLACED) -> Use:
+    """Return what tells a client why its scheduler is gone."""
+    return Use(f"distributed.client.Client.{name}", "distributed", kind, why, ("hpcgpu.remote.lost",), _LOST)
+
+
+def _signals(module: str, distribution: str) -> Use:
+    """Return what a worker's program does when it gets a signal."""
+    canary = f"test_{distribution.replace('-', '_')}_waits_for_signals_by_the_function_that_hpcgpu_replaces"
+    why = "a SIGTERM may be a warning, after which the job goes on for a while"
+    return Use(f"{module}.wait_for_signals", distribution, Kind.REPLACED, why, ("hpcgpu.runtime.warned",), canary)
+
+
 def _request(name: str, why: str) -> Use:
     """Return what the dashboard's server relies on before a request is read."""
     return Use(f"tornado.{name}", "tornado", Kind.REPLACED, why, ("hpcgpu.runtime.dashboard",), _DASHBOARD)
@@ -233,38 +245,10 @@ USES: tuple[Use, ...] = (
         ("hpcgpu.remote.connection",),
         "test_a_client_shows_the_link_of_the_property_that_hpcgpu_replaces",
     ),
-    Use(
-        "distributed.client.Client._reconnect",
-        "distributed",
-        Kind.REPLACED,
-        "asks why the scheduler is gone, before a client cancels what it waits for",
-        ("hpcgpu.remote.lost",),
-        _LOST,
-    ),
-    Use(
-        "distributed.client.Client._handle_report",
-        "distributed",
-        Kind.REPLACED,
-        "ends when the scheduler closes the connection of a client",
-        ("hpcgpu.remote.lost",),
-        _LOST,
-    ),
-    Use(
-        "distributed.client.Client._gather_remote",
-        "distributed",
-        Kind.REPLACED,
-        "asks why the scheduler is gone where a client fetches results from it",
-        ("hpcgpu.remote.lost",),
-        _LOST,
-    ),
-    Use(
-        "distributed.client.Client._gather_keys",
-        "distributed",
-        Kind.PRIVATE,
-        "names a result that is fetched then",
-        ("hpcgpu.remote.lost",),
-        _LOST,
-    ),
+    _client("_reconnect", "asks why the scheduler is gone, before a client cancels what it waits for"),
+    _client("_handle_report", "ends when the scheduler closes the connection of a client"),
+    _client("_gather_remote", "asks why the scheduler is gone where a client fetches results from it"),
+    _client("_gather_keys", "names a result that is fetched then", Kind.PRIVATE),
     Use(
         "distributed.scheduler.Scheduler.broadcast",
         "distributed",
@@ -583,7 +567,9 @@ USES: tuple[Use, ...] = (
         ("hpcgpu.fabric.choice",),
         "test_ucx_names_the_peer_and_the_transports_of_a_connection",
     ),
+    _signals("distributed.cli.dask_worker", "distributed"),
     # dask-cuda
+    _signals("dask_cuda.cli", "dask-cuda"),
     Use(
         "dask_cuda.cuda_worker.nvml_device_index",
         "dask-cuda",

@@ -141,6 +141,8 @@ class OwnJob:
         Epoch seconds at which the walltime is over; None if the environment does not contain it.
     start : float or None
         Epoch seconds at which the job started; None if the environment does not contain it.
+    warned : bool
+        Whether SIGTERM may be a warning: the job may go on for a while.
     """
 
     job_id: str
@@ -148,6 +150,7 @@ class OwnJob:
     node: int = 0
     end: float | None = None
     start: float | None = None
+    warned: bool = False
 
 
 class BatchSystem(ABC):

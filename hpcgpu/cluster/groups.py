@@ -199,16 +199,28 @@ class WorkerGroup:
         return f"the reservation ends at {time.strftime('%H:%M', time.localtime(self._closes))}"
 
     def walltime_ends(self, job: WorkerJob) -> float | None:
-        """Return when the workers of a running job must begin to retire because its walltime ends."""
+        """Return when the workers of a running job must begin to retire because its walltime ends.
+
+        They have as long where it ends earlier than it should: it is preempted with a time of grace, or an operator
+        has shortened it.
+        """
         status = job.queue_status
         if status.state is not JobState.RUNNING or status.start is None or status.end is None:
             return None
-        return status.end - margin(status.end - status.start, self.options.walltime_margin, job.work.nbytes)
+        work = job.work
+        work.walltime = max(work.walltime, status.end - status.start)
+        return status.end - margin(work.walltime, self.options.walltime_margin, work.nbytes)
 
-    def waits_until(self, job: WorkerJob) -> float | None:
-        """Return until when what runs on a job is waited for, because its walltime ends."""
+    def waits_until(self, job: WorkerJob, *, now: float) -> float | None:
+        """Return until when what runs on a job is waited for, because its walltime ends.
+
+        That is most of the time that is left where the queue has said late that it ends.
+        """
         begins, end = self.walltime_ends(job), job.queue_status.end
-        return None if begins is None or end is None else end - LAST_OF_MANAGER * (end - begins)
+        if begins is None or end is None:
+            return None
+        job.work.retires_at = job.work.retires_at or now
+        return end - LAST_OF_MANAGER * (end - min(end, max(begins, job.work.retires_at)))
 
     def record_absent(self, job: WorkerJob, *, now: float) -> bool:
         """Record the workers that a job lacks; whether it lacks them for good, which is said once."""

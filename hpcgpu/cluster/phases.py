@@ -50,6 +50,10 @@ class Work:
         Workers that it lacks.
     lost_at : float or None
         Since when the absent workers count as lost for good, which was said.
+    walltime : float
+        Seconds that it may run, or was to run before its end came nearer.
+    retires_at : float or None
+        When its workers retired first because its walltime ends, or it has lost others.
     stable : bool
         Whether it has run well for so long that earlier failures no longer count.
     wait_known : bool
@@ -70,6 +74,8 @@ class Work:
     idle_since: float | None = None
     absence: Absence = field(default_factory=Absence)
     lost_at: float | None = None
+    walltime: float = 0.0
+    retires_at: float | None = None
     stable: bool = False
     wait_known: bool = False
 

@@ -438,7 +438,7 @@ class Reconciler:
             ends = group.walltime_ends(job)
             if self.state.client is not None and ends is not None and self.state.now >= max(ends, job.retry_at):
                 self.state.messages.log(f"the walltime of job {job.name} ends soon: its workers retire")
-                self.drainer.drain([job.name], Drain.WALLTIME, deadline=group.waits_until(job))
+                self.drainer.drain([job.name], Drain.WALLTIME, deadline=group.waits_until(job, now=self.state.now))
 
     def _decide_size(self, group: WorkerGroup) -> None:
         state, now = self.state, self.state.now
@@ -465,7 +465,7 @@ class Reconciler:
             why = Drain.ZERO if group.limits.fixed and not group.limits.maximum else Drain.UNWANTED
             self.drainer.drain(names, Drain.DELETED if group in state.registry.deleted else why)
         for job in group.replaceable(decision.target, now=now) if state.client is not None else ():
-            self.drainer.drain([job.name], Drain.WALLTIME, deadline=group.waits_until(job))
+            self.drainer.drain([job.name], Drain.WALLTIME, deadline=group.waits_until(job, now=now))
 
     def _tell_of_absent(self, job: WorkerJob) -> None:
         """Report a running job that lacks workers for good; it is replaced, unless too many have failed in a row."""

@@ -13,7 +13,7 @@ from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.visible import VARIABLE
 from hpcgpu.errors import LaunchError
 from hpcgpu.fabric import authentication, choice, interfaces
-from hpcgpu.runtime import devices
+from hpcgpu.runtime import devices, warned
 from hpcgpu.runtime.leaving import Leaving
 from hpcgpu.runtime.reach import wait_for_scheduler
 from hpcgpu.store.directory import ClusterDirectory, Contact
@@ -42,7 +42,7 @@ def worker_command(
     if arguments.nodes > 1:
         name = f"{name}-{own.node}"
     names = [name, *(f"{name}-{gpu}" for gpu in range(len(os.environ.get(VARIABLE, "").split(","))))]  # of dask-cuda
-    Leaving(
+    leaving = Leaving(
         own=own,
         batch=batch,
         directory=directory,
@@ -50,7 +50,11 @@ def worker_command(
         names=names,
         walltime=arguments.walltime,
         margin=arguments.walltime_margin,
-    ).begin()
+    )
+    leaving.begin()
+    if own.warned:
+        program = "dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker"
+        warned.listen(program, leaving if contact.job_id != own.job_id else None)
     command = [*arguments.command, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
     command += ["--preload", "hpcgpu.runtime.worker"]
     os.environ["HPCGPU_GPUS"] = str(arguments.gpus or 0)  # for the preload

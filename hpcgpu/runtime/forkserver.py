@@ -30,7 +30,7 @@ from typing import Any
 
 from hpcgpu.errors import NotTrusted
 from hpcgpu.posix.ownership import check_place
-from hpcgpu.runtime import scratch
+from hpcgpu.runtime import scratch, warned
 
 __all__ = [
     "METHOD",
@@ -167,7 +167,7 @@ class Warm:
         from multiprocessing import forkserver
 
         with contextlib.suppress(ProcessLookupError):
-            os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)  # type: ignore[attr-defined]
+            os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
 
 
 def _start(*, gpus: bool, at_end: contextlib.ExitStack) -> Warm:
@@ -223,6 +223,7 @@ def _become_a_new_program(passed: Sequence[int]) -> None:
     from multiprocessing import forkserver, resource_tracker
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    warned.stay()
     for file in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
         if file > 2 and file not in passed:
             with contextlib.suppress(OSError):

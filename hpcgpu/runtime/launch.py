@@ -29,7 +29,7 @@ from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.visible import VARIABLE
 from hpcgpu.errors import Damaged, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric.gpus import gpus_on_node
-from hpcgpu.runtime import forkserver, stage
+from hpcgpu.runtime import forkserver, stage, warned
 from hpcgpu.runtime.becoming import become
 from hpcgpu.runtime.commands import scheduler_command, worker_command
 from hpcgpu.runtime.gpus import visible_gpus
@@ -84,6 +84,8 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
     import_from_working_directory()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until Dask has its own handler
     if arguments.kind == "worker":
+        if own.warned:
+            warned.expect()
         try:
             importlib.import_module("dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker")
             warm = forkserver.begin(gpus=bool(arguments.gpus), at_end=at_end) if forks else None

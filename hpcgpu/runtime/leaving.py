@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from hpcgpu.batch.base import BatchSystem, OwnJob
+from hpcgpu.batch.base import BatchSystem, JobState, OwnJob
 from hpcgpu.errors import BatchError, BatchUnavailable
 from hpcgpu.runtime.own import told
 from hpcgpu.runtime.reach import scheduler_of
@@ -33,6 +33,8 @@ __all__ = ["Leaving"]
 _AGAIN, _AGAIN_SELDOM = 5.0, 30.0
 #: Seconds between two looks at what still runs on workers that retire.
 _FINISHING_INTERVAL = 1.0
+#: Seconds over which the nodes of a job that is warned spread their queries of the queue.
+_SPREAD = 1.0
 #: Seconds between two queries of a queue that has not answered for long.
 _QUERY_SELDOM = 1800.0
 
@@ -76,6 +78,25 @@ class Leaving:
         _sleep_until(leaves)
         _say("the walltime of this job ends soon: its workers retire")
         asyncio.run(self.retire(end - LAST * (end - leaves)))
+
+    def warned(self) -> float | None:
+        """Return the end of this job, epoch seconds, if it goes on after a signal; None if it ends now."""
+        time.sleep(random.random() * _SPREAD)
+        try:
+            status = self.batch.poll([self.own.job_id]).get(self.own.job_id)
+        except BatchError:
+            return None
+        if status is None or status.state is not JobState.RUNNING:
+            return None
+        return inf if status.end is None else status.end
+
+    def begin_at_once(self, end: float) -> None:
+        """Retire in a thread of this process, as this job will end."""
+        left = end - time.time()
+        when = f"within {left:.0f} s" if left < inf else "soon"
+        _say(f"the batch system warns that this job will end {when}, such as at preemption: its workers retire")
+        latest = end - LAST * left if left < inf else inf
+        threading.Thread(target=lambda: asyncio.run(self.retire(latest)), name="hpcgpu-warned", daemon=True).start()
 
     def query(self) -> float | None:
         """Return the end of this job, epoch seconds; None if it has no end.
@@ -140,7 +161,7 @@ class Leaving:
                         return
                     if not waits:
                         waits = True
-                        _say("its workers retire once what runs on them has ended, or shortly before the walltime ends")
+                        _say("its workers retire once what runs on them has ended, or shortly before it ends")
                     await asyncio.sleep(_FINISHING_INTERVAL)
 
 

@@ -19,7 +19,7 @@ from dask import config
 
 from hpcgpu.fabric import authenticated_tcp, authentication, tls
 from hpcgpu.fabric.report import NODE
-from hpcgpu.runtime import calls, dashboard, hostcopy
+from hpcgpu.runtime import calls, dashboard, hostcopy, warned
 from hpcgpu.runtime.forkserver import METHOD, NANNY_MODULE, NANNY_PRELOAD
 from hpcgpu.runtime.own import JOB, told
 from hpcgpu.runtime.readings import METRIC, SENT, Device
@@ -54,6 +54,7 @@ def dask_setup(server: Worker | Nanny) -> None:
         server.startup_information[NODE] = lambda worker: os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         server.startup_information[JOB] = lambda worker: told()
         calls.count(server)
+        warned.stay()
         server.metrics[SENT] = lambda worker: worker.transfer_outgoing_bytes_total
         gpus = int(os.environ.get(GPUS, "0"))
         server.startup_information[GPUS] = lambda worker: gpus

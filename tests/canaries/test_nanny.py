@@ -45,6 +45,43 @@ assert multiprocessing.util.get_temp_dir() == {str(tmp_path)!r}, "it does not re
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+#: A program of Dask that starts no worker. `waits` stands for the function that waits for signals.
+PROGRAM = """
+import importlib
+program = importlib.import_module("{module}")
+async def waits():
+    print("asked", flush=True)
+    return 15
+assert callable(program.wait_for_signals)
+program.wait_for_signals = waits
+class Server:
+    def __init__(self, *arguments, **options): pass
+    def __await__(self):
+        import asyncio
+        return asyncio.sleep(600).__await__()
+    async def close(self, **options): print("closes", flush=True)
+    finished = close
+program.{server} = Server
+program.{command}(["tls://127.0.0.1:1", "--nthreads", "1"])
+"""
+
+
+def asked(module: str, server: str, command: str) -> str:
+    program = PROGRAM.format(module=module, server=server, command=command)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120).stdout
+
+
+@canary
+def test_distributed_waits_for_signals_by_the_function_that_hpcgpu_replaces() -> None:
+    assert asked("distributed.cli.dask_worker", "Nanny", "main") == "asked\ncloses\n"
+
+
+@canary
+def test_dask_cuda_waits_for_signals_by_the_function_that_hpcgpu_replaces() -> None:
+    pytest.importorskip("dask_cuda")
+    assert asked("dask_cuda.cli", "CUDAWorker", "worker") == "asked\ncloses\n"
+
+
 @canary
 async def test_a_nanny_sets_before_it_starts_a_worker_what_hpcgpu_gives_the_fork_server() -> None:
     configured = dask.config.get("distributed.nanny.pre-spawn-environ")

@@ -4,19 +4,23 @@ worker groups.
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bed import SlurmBed
+from bed import call as bed_call
 from distributed import Client, Event, get_worker
 
 from hpcgpu import ClusterError, SlurmGPUCluster
 from tests.conftest import told
-from tests.helpers import a_refused_request_pauses, kill_program, poll_now, set_grace, tasks, waiting
+from tests.helpers import a_refused_request_pauses, kill_program, poll_now, set_grace, tasks, travels, waiting
 from tests.slurm.helpers import CPU, in_queue, submits
 
 pytestmark = pytest.mark.shows("Scaling, failures of jobs, walltime, preemption")
@@ -113,6 +117,74 @@ def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, unt
         Event("go", client=client).set()
         assert future.result(timeout=250) != job.name
         subprocess.run(["scancel", blocker], check=True)
+
+
+@travels
+async def waits_for(name: str, dask_worker: Any) -> str:
+    """A call that runs until `let_go` is called on its worker."""
+    dask_worker.begun = True
+    while not hasattr(dask_worker, name):
+        await asyncio.sleep(0.1)
+    return str(dask_worker.name)
+
+
+@travels
+def let_go(name: str, dask_worker: Any) -> None:
+    """End the call."""
+    setattr(dask_worker, name, True)
+
+
+@travels
+def where(index: int) -> str:
+    """The worker that runs a task."""
+    time.sleep(0.1)
+    return str(get_worker().name)
+
+
+@travels
+def has_begun(dask_worker: Any) -> bool:
+    """Whether the call runs."""
+    return hasattr(dask_worker, "begun")
+
+
+@pytest.fixture
+def grace(bed: SlurmBed) -> Iterator[None]:
+    """A partition that gives preempted jobs four minutes."""
+    bed.set_partition("gpu", "GraceTime=240")
+    yield
+    bed.set_partition("gpu", "GraceTime=0")
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_work_and_data_have_the_time_of_grace_when_their_job_is_preempted(
+    bed: SlurmBed, grace: None, until: Until, nodes: int
+) -> None:
+    """Slurm warns the processes of a job step by SIGTERM. Of other jobs the manager sees the new end."""
+    options = CPU | {"nodes_per_job": nodes, "walltime": "1h", "jobs": 1}
+    with ThreadPoolExecutor(1) as threads, SlurmGPUCluster(**options) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(nodes)
+        cluster.settle()
+        [job] = cluster.workers.values()
+        names = {str(name): address for address, name in job.workers.items()}
+        name, address = next(iter(names.items()))
+        [sent] = client.scatter([b"data"], workers=[address])
+        call = threads.submit(client.run, waits_for, "go", workers=[address])
+        until(lambda: client.run(has_begun, workers=[address])[address], "it runs")
+        node = bed_call("squeue", "-h", "-j", str(job.job_id), "-o", "%B").strip()
+        preempts = ["-p", "urgent", "-w", node, "--exclusive", "--output=/dev/null", "--wrap=sleep 600"]
+        blocker = bed_call("sbatch", "--parsable", *preempts).strip()
+        try:
+            until(lambda: cluster.workers and job.name not in cluster.workers, "another job takes its place")
+            assert nodes == 1 or "the batch system warns that this job will end" in job.log.read_text()
+            until(lambda: not set(names.values()) & set(client.who_has(sent)[sent.key]), "data moves")
+            assert client.submit(where, 1).result() not in names, "its workers take no new tasks"
+            assert not call.done() and job.name in in_queue(bed)
+            client.run(let_go, "go", workers=[address])
+            assert call.result() == {address: name}
+            until(lambda: job.name not in in_queue(bed), "then it ends")
+            assert client.gather(sent) == b"data"
+        finally:
+            subprocess.run(["scancel", blocker], check=True)
 
 
 def test_a_job_that_takes_too_much_memory_is_told_with_its_limit(bed: SlurmBed, until: Until) -> None:

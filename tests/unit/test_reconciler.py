@@ -678,6 +678,20 @@ async def test_a_task_is_waited_for_until_the_walltime_ends_and_the_user_hears_w
     ]
 
 
+async def test_work_has_most_of_the_time_that_is_left_when_the_queue_says_late_that_a_job_ends(site: Site) -> None:
+    site.client.working = {"demo-0": {"calls": ["train"], "tasks": []}}
+    began = site.now
+    site.says("demo-0", JobState.RUNNING, start=began - HOUR, end=began + 48 * HOUR, node="n")
+    site.says("demo-1", JobState.RUNNING, start=began - HOUR, end=began + 48 * HOUR, node="n")
+    await site.reconciler.observe_queue()
+    site.says("demo-0", JobState.RUNNING, start=began - HOUR, end=began + 60, node="n")  # it is preempted
+    await site.reconciler.observe_queue()
+    site.reconciler.decide()
+    assert site.job("demo-0").draining and not site.job("demo-1").draining
+    await passes_until(site, lambda: site.warned)
+    assert 44 <= site.now - began <= 48 and "ends although work runs on it, as its walltime ends" in site.warned[0]
+
+
 async def test_a_job_of_a_deleted_group_takes_no_tasks_while_its_data_fits_nowhere_else(site: Site) -> None:
     site.client.full = True
     site.registry.delete_group(site.group)

@@ -300,6 +300,7 @@ class Slurm(CommandBatch):
             node=int(environ.get("SLURM_NODEID", "0")),
             end=end,
             start=_epoch(environ.get("SLURM_JOB_START_TIME", "")),
+            warned="SLURM_STEP_ID" in environ,  # a script itself is not warned
         )
 
     def _squeue(self, arguments: list[str], *, attempts: int | None = None) -> dict[str, JobStatus]:
