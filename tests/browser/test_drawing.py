@@ -10,6 +10,7 @@ import pytest
 from browser import new_page, why_not
 from drawing import Drawing
 
+from hpcgpu.remote.snapshot import Snapshot
 from tests.conftest import wait_until
 
 MARKUP = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"
@@ -235,10 +236,21 @@ def test_the_pictures_of_the_page_are_those_of_today(picture: Drawing, theme: st
     drawing.kept(picture.whole, f"widget-{theme}.png")
 
 
-@pytest.mark.parametrize("width", [800, 620, 400])
-def test_in_a_narrow_output_everything_wraps_and_nothing_is_cut(picture: Drawing, width: int) -> None:
+def stretched() -> Snapshot:
+    """A cluster with names and reasons as long as they may be, and many groups."""
+    name, long = "a-name-that-is-as-long-as-that-of-a-cluster-may-be", "a_reason_of_a_site_without_any_space_in_it_" * 4
+    node = "node-of-a-site.with-a-long.domain.example.org"
+    jobs = [drawing.job(number, name=f"{name}-{number}", node=node, reason=f"waits: {long}") for number in range(4)]
+    groups = [drawing.group(name=f"group-of-a-long-name-{number}" * 3, reason=long) for number in range(12)]
+    devices = [dataclasses.replace(drawing.gpu(1, index), worker=f"{name}-1-{index}", node=node) for index in range(2)]
+    return drawing.snapshot(name=name, jobs=jobs, groups=groups, warnings=[long], devices=devices)
+
+
+@pytest.mark.parametrize("width", [1280, 840, 800, 620, 400])
+@pytest.mark.parametrize("long", [False, True])
+def test_in_a_narrow_output_everything_wraps_and_nothing_is_cut(picture: Drawing, width: int, long: bool) -> None:
     picture.page.set_viewport_size({"width": width, "height": 900})
-    picture.draw(drawing.snapshot())
+    picture.draw(stretched() if long else drawing.snapshot())
     cut = "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.className)"
     parts = picture.whole.locator(".hpcgpu-scroll, .hpcgpu-controls, .hpcgpu-gpus, .hpcgpu-gpu, td:last-child")
     assert parts.count() > 3 and parts.evaluate_all(cut) == []

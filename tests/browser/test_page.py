@@ -19,6 +19,8 @@ from tests.helpers import CPU, ON_CPUS, hpcgpu
 pytestmark = pytest.mark.shows("Notebooks and the page of JupyterLab")
 
 ROOT = Path(__file__).parents[2]
+#: As long as a name may be.
+NAME = "a-name-that-is-as-long-as-that-of-a-cluster-may-be"
 #: What the wheel installs into an environment.
 INSTALLED = {"JUPYTER_CONFIG_PATH": str(ROOT / "jupyter-config"), "JUPYTER_PATH": str(ROOT / "jupyter-data")}
 
@@ -33,6 +35,10 @@ def clusters_page(lab: Jupyter, page: Any) -> Any:
     """Open the page by its card in the launcher, in a tab of JupyterLab."""
     page.goto(lab.lab(), wait_until="domcontentloaded")
     page.locator(".jp-LauncherCard", has_text="GPU clusters").click()
+    return in_its_tab(lab, page)
+
+
+def in_its_tab(lab: Jupyter, page: Any) -> Any:
     page.locator(".lm-TabBar-tab.lm-mod-current", has_text="GPU clusters").wait_for()
     frame = page.locator("#hpcgpu-clusters iframe")
     assert frame.get_attribute("src") == f"{lab.url}hpcgpu/" and len(page.context.pages) == 1
@@ -54,31 +60,40 @@ def test_the_launcher_opens_a_page_that_starts_and_stops_a_cluster_and_leads_to_
     lab.request("hpcgpu/api/profiles", {"name": "mine", "options": {**CPU, "system": "local"}})
     clusters = clusters_page(lab, page)
     clusters.get_by_text("No clusters.").wait_for()
-    clusters.get_by_label("Name").fill("made")
+    clusters.get_by_label("Name").fill(NAME)
     clusters.get_by_label("Profile or saved form").select_option("mine")
     clusters.get_by_label("Walltime").fill("never")
     clusters.get_by_role("button", name="Start").click()
-    clusters.get_by_text("made was not started: ").wait_for()
+    clusters.get_by_text(f"{NAME} was not started: ").wait_for()
     assert "walltime" in clusters.get_by_role("status").last.inner_text()
     clusters.get_by_label("Walltime").fill("1h")
     clusters.get_by_role("button", name="Start", exact=True).click()
 
     picture = clusters.locator(".hpcgpu")
-    picture.locator("tr", has_text="made-0").get_by_text("running").wait_for()
-    clusters.locator("main > table tr", has_text="made").get_by_text("running").wait_for()
+    picture.locator("tr", has_text=f"{NAME}-0").get_by_text("running").wait_for()
+    clusters.locator("main > table tr", has_text=NAME).get_by_text("running").wait_for()
     assert "waits" not in clusters.get_by_role("status").last.inner_text(), "it runs"
-    clusters.get_by_text('client = hpcgpu.connect("made")').wait_for()
+    clusters.get_by_text(f'client = hpcgpu.connect("{NAME}")').wait_for()
     with page.context.expect_page() as opened:
         picture.get_by_role("link", name="dashboard").click()
     dashboard = opened.value
-    assert dashboard.url == f"{lab.url}hpcgpu/dashboard/made/status"
-    plots_follow_the_work(dask_in(dashboard), "made")
+    assert dashboard.url == f"{lab.url}hpcgpu/dashboard/{NAME}/status"
+    plots_follow_the_work(dask_in(dashboard), NAME)
+    dashboard.close()
+
+    # JupyterLab opens the tab again after a reload
+    wait_until(lambda: "hpcgpu:clusters" in str(lab.request("lab/api/workspaces/test")), "it has saved its layout")
+    page.goto(f"{lab.url}lab/workspaces/test", wait_until="domcontentloaded")
+    page.locator(".lm-TabBar-tab", has_text="GPU clusters").click()
+    clusters = in_its_tab(lab, page)
+    picture = clusters.locator(".hpcgpu")
+    picture.locator("tr", has_text=f"{NAME}-0").get_by_text("running").wait_for()
 
     picture.get_by_role("button", name="Stop").click()
     picture.get_by_role("button", name="Stop the cluster").click()
     clusters.get_by_text("No clusters.").wait_for()
     wait_until(lambda: not live(queue), "its jobs end")
-    assert not (home / "clusters" / "made" / "dashboard.token").exists() and page.errors == []
+    assert not (home / "clusters" / NAME / "dashboard.token").exists() and page.errors == []
 
 
 def test_the_form_can_say_the_first_program_of_the_readme(lab: Jupyter, page: Any, home: Path) -> None:
@@ -144,13 +159,15 @@ def test_the_button_new_of_dask_labextension_makes_a_cluster_and_its_panel_opens
     if find_spec("dask_labextension") is None:  # importing it needs an event loop
         pytest.skip("dask-labextension is not installed")
     monkeypatch.setenv("DASK_CONFIG", str(home / "dask-config"))
-    done = hpcgpu("jupyter-config", *ON_CPUS, "--jobs", "1")
+    done = hpcgpu("jupyter-config", *ON_CPUS, "--jobs", "1", "--scheduler", "walltime=3h")
     assert done.returncode == 0, done.stderr
     lab = jupyter("/user/ada/", environment={**INSTALLED, "HOME": str(home)})
     page.goto(lab.lab(), wait_until="domcontentloaded")
     page.locator("[data-id='dask-dashboard-launcher']").first.click()
     page.locator(".dask-DaskClusterManager").get_by_text("NEW", exact=True).click()
     page.locator(".dask-ClusterListing").get_by_text("Number of Workers: 1").wait_for()
+    [made] = lab.request("hpcgpu/api/clusters")["clusters"]
+    assert 2.5 < made["time_left"] / 3600 <= 3, "its scheduler job has the option"
     page.get_by_role("button", name="Task Stream", exact=True).click()
     plot = page.frame_locator("iframe[src*='individual-task-stream']").frame_locator("iframe")
     plot.locator(".bk-Figure").wait_for()
