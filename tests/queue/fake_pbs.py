@@ -127,7 +127,11 @@ def advance(state: State) -> None:
                 job["state"] = "H"  # its comment stays
             else:
                 job["state"] = "Q"
-                if not (comment := _never(state, job)):
+                begins = state["reservations"].get(job["queue"], [0.0])[0]
+                comment = (
+                    "Not Running: Queue not started." if begins > time.time() else _never(state, job)
+                )  # [recorded]
+                if not comment:
                     job["local"] = queue.submit(
                         _wrapped(state, number, job), job_name=job["variables"].get("HPCGPU_PBS_JOB", job["name"])
                     )

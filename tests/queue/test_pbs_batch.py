@@ -659,6 +659,22 @@ def test_a_history_that_fails_does_not_take_away_what_the_queue_said(batch: PBS,
     batch.cancel([job_id])
 
 
+def test_a_job_that_waits_for_its_reservation_says_so_and_when_it_begins(batch: PBS, pbs: Site) -> None:
+    begins, ends = (float(time.time() // 60 * 60 + seconds) for seconds in (3600, 7200))
+    pbs.change(lambda state: state["queues"].update(R7={}))
+    pbs.set(reservations={"R7": (begins, ends)})
+    path = script(pbs, "true", "-q R7")
+    job_id = batch.submit(path, job_name="ada-1")
+    for _ in range(2):
+        status = batch.poll([job_id])[job_id]
+        times = [time.strftime("%a %F %H:%M", time.localtime(moment)) for moment in (begins, ends)]
+        own = f"Not Running: Queue not started; reservation R7 from {times[0]} to {times[1]}"
+        assert explain(status) == f"it waits for the start of its reservation [{own}]"
+        assert status.expected_start == begins and outlook(status) is Outlook.WAIT
+    assert len(pbs.calls("pbs_rstat")) == 1, "it is asked once a minute"
+    batch.cancel([job_id])
+
+
 def test_a_job_that_a_route_drops_is_told_with_what_to_check(batch: PBS, pbs: Site) -> None:
     pbs.change(lambda state: state["queues"].update(rt={"route": "gpu"}))
     path = script(pbs, "true", "-q rt")

@@ -88,6 +88,8 @@ _HELD_AT_ONCE, _HOLD_PAUSE = 100, 20.0
 _NODES_LAST = 600.0
 #: Seconds for which what pbs_rstat said of the end of reservations is believed: an operator may change it.
 _RESERVATIONS_LAST = 60.0
+#: What PBS says of a job in the queue of a reservation that has not begun [recorded], in lower case.
+_CLOSED = "queue not started"
 
 
 def parse_job_id(stdout: str) -> str | None:
@@ -395,15 +397,24 @@ class PBS(CommandBatch):
         return {job_id: job for job_id, job in jobs.items() if job_id in ids}
 
     def _within_reservations(self, found: dict[str, JobStatus], queues: Mapping[str, str]) -> dict[str, JobStatus]:
-        """End running jobs with their reservation: PBS deletes them then, whatever walltime they have [recorded]."""
-        running = {i: s for i, s in found.items() if s.state is JobState.RUNNING and is_reservation(queues[i])}
-        if running and time.monotonic() - self._reserved_asked >= _RESERVATIONS_LAST:
+        """End running jobs with their reservation: PBS deletes them then, whatever walltime they have [recorded].
+
+        Of a job that waits for its reservation PBS only says that the queue is not started.
+        """
+        inside = {i: s for i, s in found.items() if is_reservation(queues[i])}
+        running = {i: s for i, s in inside.items() if s.state is JobState.RUNNING}
+        waiting = {i: s for i, s in inside.items() if s.state is JobState.PENDING and _CLOSED in s.reason.lower()}
+        if (running or waiting) and time.monotonic() - self._reserved_asked >= _RESERVATIONS_LAST:
             self._reserved_asked = time.monotonic()
             self._reserved = reservations(queues.values(), timeout=self.timeout) or self._reserved
         for job_id, status in running.items():
             if reservation := self._reserved.get(queues[job_id]):
                 end = reservation.end if status.end is None else min(status.end, reservation.end)
                 found[job_id] = replace(status, end=end, closes=reservation.end)
+        for job_id, status in waiting.items():
+            if reservation := self._reserved.get(queues[job_id]):
+                reason = f"{status.reason.rstrip('.')}; reservation {queues[job_id]} {reservation.lasts}"
+                found[job_id] = replace(status, reason=reason, expected_start=reservation.start)
         return found
 
     def _shortage(self, job: Mapping[str, str]) -> Shortage | None:

@@ -28,6 +28,7 @@ _COMMENTS = [
         "no node of its queue is large enough: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and "
         "`nodes_per_job`",
     ),
+    (r"Not Running: .*; reservation \w+ from ", Outlook.WAIT, "it waits for the start of its reservation"),
     # Before the holds, as it is held too.
     (
         r".*too many failed attempts",

@@ -29,8 +29,13 @@ class Reservation:
     end: float
 
     def __str__(self) -> str:
+        return f"it is a reservation {self.lasts}, when PBS deletes its jobs"
+
+    @property
+    def lasts(self) -> str:
+        """From when to when, as a text."""
         start, end = (time.strftime("%a %F %H:%M", time.localtime(moment)) for moment in (self.start, self.end))
-        return f"it is a reservation from {start} to {end}, when PBS deletes its jobs"
+        return f"from {start} to {end}"
 
 
 def is_reservation(queue: str) -> bool:
