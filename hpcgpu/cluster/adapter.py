@@ -204,9 +204,10 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         self._state.changed.set()
 
     def _correct_state(self) -> asyncio.Future[Any]:
-        """Submit the jobs that were planned; returns what waits for all that is under way."""
+        """Submit the jobs that were planned; returns what waits for that, but not for jobs that drain."""
         self.reconciler.submitter.submit_planned()
-        return asyncio.gather(*self._state.tasks, return_exceptions=True)
+        submits = [job.submit_task for job in self._state.registry.worker_jobs if job.submit_task is not None]
+        return asyncio.gather(*submits, return_exceptions=True)
 
     async def scale_down(self, workers: Iterable[str]) -> None:
         """Drain the jobs all of whose workers are named. Names of jobs count too.
@@ -218,7 +219,8 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         """
         self._check_usable()
         self.reconciler.scale_down({str(worker) for worker in workers})
-        await self._correct_state()
+        self.reconciler.submitter.submit_planned()
+        await asyncio.gather(*self._state.tasks, return_exceptions=True)
 
     def _check_usable(self) -> None:
         """Raise `ClusterError` if the cluster has failed, or if this program has closed it."""

@@ -46,6 +46,8 @@ class Registry:
         self.restarts = restarts
         self.jobs: dict[str, Job] = {}
         self.groups: dict[str, WorkerGroup] = {}
+        #: Groups that were deleted while this program manages the cluster, also those without jobs.
+        self.former: list[WorkerGroup] = []
         self.sequence = 0
         self._home: dict[str, WorkerJob] = {}
 
@@ -74,6 +76,7 @@ class Registry:
     def delete_group(self, group: WorkerGroup) -> None:
         """Forget a group as soon as its last job has ended."""
         self.groups = {name: kept for name, kept in self.groups.items() if kept is not group}
+        self.former.append(group)
 
     @property
     def deleted(self) -> list[WorkerGroup]:

@@ -119,7 +119,8 @@ class Periodic:
             await _woken(state.decide_now, decision_interval(len(state.registry.active)))
             state.decide_now.clear()
             try:
-                if any(group.adaptive is not None for group in state.registry.groups.values()):
+                registry = state.registry
+                if registry.former or any(group.adaptive is not None for group in registry.groups.values()):
                     await self.reconciler.observe_load()
                 self.reconciler.decide()
                 self.look()

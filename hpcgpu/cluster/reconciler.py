@@ -6,6 +6,7 @@ again and again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -25,6 +26,7 @@ from hpcgpu.display.words import MANY, counted, listed
 from hpcgpu.errors import BatchError
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.posix.threads import in_thread
+from hpcgpu.runtime.wire import WaitingWork
 from hpcgpu.scaling import units
 from hpcgpu.scaling.model import Limits
 from hpcgpu.scaling.replacement import STABLE, Outcome
@@ -136,6 +138,22 @@ class Reconciler:
             if group.limits is before.get(group.name):
                 group.take_load(load["workers"], now=state.now)
                 group.demand = wanted[group.name]
+        self._tell_of_former_groups(load["waiting"])
+
+    def _tell_of_former_groups(self, waiting: Iterable[WaitingWork]) -> None:
+        """Report, once for each group, tasks that wait because only a deleted group had the resources for them."""
+        registry = self.state.registry
+        for kind in waiting:
+            needs = kind["resources"]
+            if not needs or any(group.can_run(needs) for group in registry.groups.values()):
+                continue
+            if group := next((group for group in registry.former if group.can_run(needs)), None):
+                registry.former.remove(group)  # it is told
+                resources = listed([f"{amount:g} {name}" for name, amount in needs.items()], " and ")
+                self.state.messages.warn(
+                    f"tasks that need {resources} wait: only the workers of group {group.name} had that, and the group "
+                    "was deleted. Add a group with these `resources` by `add_worker_group`, or cancel the tasks"
+                )
 
     def observe_silence(self) -> None:
         """Report once that the scheduler has not answered for long although its job runs."""

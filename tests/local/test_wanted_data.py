@@ -15,9 +15,10 @@ import pytest
 from distributed import Client, Event, Queue, Variable
 
 from hpcgpu import LocalGPUCluster
+from hpcgpu import connect as connect_to
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, told
-from tests.helpers import ADAPT, CPU, decisions, drain_now, names, tasks
+from tests.helpers import ADAPT, CPU, decisions, drain_now, messages, names, tasks
 
 Until = Callable[..., None]
 
@@ -231,6 +232,8 @@ def test_a_deleted_group_takes_no_new_tasks_and_goes_once_its_data_is_released(
         assert runs.result() == big, "what ran has ended"
         cluster.scale(jobs=1)
         assert plain.result() == 3 and waits.status == "pending"
+        said = "tasks that need 1 BIG wait: only the workers of group big had that, and the group was deleted"
+        until(lambda: messages(cluster).count(said) == 1, "it is said")
         runs.release()
         assert client.submit(counted, 4, file=str(home / "executions")).result() == 4
         assert (home / "executions").read_text() == "1\n3\n4\n"
@@ -252,6 +255,27 @@ def test_a_deleted_group_keeps_data_that_fits_nowhere_else(queue: LocalQueue, ho
         future.release()
         until(lambda: len(live(queue)) == 1, "the job goes once its data is released")
         assert plain.status == "pending"
+        plain.cancel()
+
+
+def test_a_program_that_takes_over_goes_on_draining_a_deleted_group(
+    queue: LocalQueue, home: Path, until: Until
+) -> None:
+    with LocalGPUCluster(**CPU, name="kept", shutdown_on_close=False) as cluster:
+        cluster.add_worker_group("big", gpus_per_node=0, cores=1, jobs=1)
+        cluster.wait_for_workers(1)
+        client = connect_to("kept", quiet=True)
+        future = client.submit(counted, 1, file=str(home / "executions"))
+        assert future.result() == 1
+        with told("of the deleted group big continues until its data is released"):
+            cluster.delete_worker_group("big")
+    with client, LocalGPUCluster.from_name("kept") as cluster:
+        plain = client.submit(counted, 2, file=str(home / "executions"))
+        assert cluster.workers == {} and len(live(queue)) == 2 and future.result() == 1
+        until(lambda: "continues until its data is released" in messages(cluster), "it drains on")
+        assert plain.status == "pending", "it takes no new tasks"
+        future.release()
+        until(lambda: len(live(queue)) == 1, "the job goes once its data is released")
         plain.cancel()
 
 
