@@ -7,6 +7,8 @@ Pure: the time is an argument, and so is chance. A batch system is a service tha
 - a poll comes after `poll_interval` seconds while somebody waits for a change, and later the longer nothing has
   changed;
 - it comes after four times `poll_interval` while nobody waits for a change;
+- where something has just happened, such as a submit, a click or a worker that left, it comes after 1 s, then after 2
+  and 6 s more, and every `poll_interval` until forty seconds are over (with a `poll_interval` of ten);
 - each poll that fails doubles the pause, up to eight times `poll_interval`;
 - a job that changes its state, or a new job, resets the pause to `poll_interval`;
 - one part in ten is chance: programs that begin together do not poll together for ever.
@@ -47,7 +49,15 @@ _JITTER = 0.1
 _SOON = 1.0
 
 
-def pause(poll_interval: float, *, waiting: bool, unchanged: float, failures: int, chance: float = 0.5) -> float:
+def pause(
+    poll_interval: float,
+    *,
+    waiting: bool,
+    unchanged: float,
+    failures: int,
+    expected: float | None = None,
+    chance: float = 0.5,
+) -> float:
     """Return the seconds until the next poll.
 
     Parameters
@@ -60,11 +70,15 @@ def pause(poll_interval: float, *, waiting: bool, unchanged: float, failures: in
         Seconds since a job last changed its state.
     failures : int
         Polls in a row that failed.
+    expected : float, optional
+        Seconds since something happened of which the queue should soon know.
     chance : float, default 0.5
         From 0 to 1.
     """
     fastest, slowest = poll_interval, poll_interval * _SLOWEST
     seconds = min(max(unchanged * _PART, fastest), slowest) if waiting else slowest
+    if expected is not None and expected < slowest:
+        seconds = min(max(2 * expected, _SOON), fastest)
     if failures:
         seconds = max(seconds, poll_interval * min(2.0 ** min(failures, 10), _SLOWEST_AFTER_FAILURES))
     return seconds * (1 - _JITTER + 2 * _JITTER * chance)
@@ -91,6 +105,7 @@ class Cadence:
     _states: Mapping[str, Hashable] = field(default_factory=dict, init=False)
     _changed: float | None = field(default=None, init=False)
     _waiting: bool = field(default=True, init=False)
+    _expected: float | None = field(default=None, init=False)
 
     def due(self, *, now: float) -> bool:
         """Whether it is time to poll."""
@@ -118,13 +133,23 @@ class Cadence:
         self._plan(now)
 
     def soon(self, *, now: float) -> None:
-        """Poll soon: a job was submitted, cancelled, or has connected."""
-        self._changed = now
+        """Poll soon, and again until the queue knows it too: a job was submitted, cancelled, has connected or left.
+
+        What happens within `poll_interval` after that adds no more polls, and a queue that does not answer gets none.
+        """
+        if self.failures or (self._expected is not None and now - self._expected < self.poll_interval):
+            return
+        self._changed = self._expected = now
         self.next_poll = min(self.next_poll, now + min(_SOON, self.poll_interval))
 
     def _plan(self, now: float) -> None:
         unchanged = now - self._changed if self._changed is not None else 0.0
         seconds = pause(
-            self.poll_interval, waiting=self._waiting, unchanged=unchanged, failures=self.failures, chance=self.chance()
+            self.poll_interval,
+            waiting=self._waiting,
+            unchanged=unchanged,
+            failures=self.failures,
+            expected=now - self._expected if self._expected is not None else None,
+            chance=self.chance(),
         )
         self.next_poll = now + seconds

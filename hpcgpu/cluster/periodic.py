@@ -68,6 +68,7 @@ class Periodic:
             if state.listening or cadence.failures:
                 interval = max(0.0, cadence.next_poll - state.now)
             if await _woken(state.poll_now, interval):
+                cadence.soon(now=state.now)
                 await asyncio.sleep(min(1.0, self.options.poll_interval))  # let the queue learn of what just happened
             state.poll_now.clear()
             try:

@@ -282,11 +282,12 @@ class Observer:
         self.directory = directory
         kept = _kept(directory)
         self._cadence = Cadence(kept.options.cluster.poll_interval if kept is not None else POLL_INTERVAL)
-        self._polled = float("-inf")
         self._submits: dict[str, Submit] = {}
         self._past: list[Submit] = []
         self._statuses: dict[str, JobStatus] = {}
         self._journal_size = -1
+        #: The workers, where the scheduler answered; None before it was asked.
+        self._workers: frozenset[str] | None = None
         self._problem = ""
         self._one_at_a_time = threading.Lock()
 
@@ -307,6 +308,7 @@ class Observer:
                 answer = run(_query(contact, directory))
             except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
                 problem.append(f"the scheduler at {contact.client} does not answer: {no_answer(error)}")
+        self._look_soon(answer, now=now)
         # what a manager said that has left is not true now
         manager = answer["manager"] if answer is not None and answer["manager"]["present"] else None
         groups = manager["groups"] if manager is not None else []
@@ -333,15 +335,24 @@ class Observer:
 
     def soon(self) -> None:
         """Let the next snapshot poll the queue: something has just changed."""
+        self._cadence.soon(now=time.time())
         self._cadence.next_poll = float("-inf")
 
+    def _look_soon(self, answer: SchedulerState | None, *, now: float) -> None:
+        """Look at the queue soon if workers, or the scheduler, have come or gone: their jobs start or end."""
+        workers = frozenset([*answer["workers"], "the scheduler"] if answer is not None else [])
+        if self._workers is not None and workers != self._workers:
+            self._cadence.soon(now=now)
+        self._workers = workers
+
     def _poll(self, batch: BatchSystem, *, now: float) -> None:
-        """Query the queue for all jobs, if it is time to, or if the journal has changed."""
+        """Query the queue for all jobs, if it is time to; soon after the journal has changed."""
         size = self.directory.journal_size
-        news = size != self._journal_size and not self._problem and now - self._polled >= self._cadence.poll_interval
-        if not news and not self._cadence.due(now=now):
+        if self._journal_size not in (-1, size):
+            self._cadence.soon(now=now)
+        if not self._cadence.due(now=now):
             return
-        self._journal_size, self._polled = size, now
+        self._journal_size = size
         try:
             submits = submitted(self.directory, batch)
             statuses = {i: one for i, one in self._statuses.items() if i in submits and one.state.ended}

@@ -17,6 +17,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster import requests
 from hpcgpu.cluster.notebook import _Control
 from hpcgpu.remote.lookup import locate, stop
+from hpcgpu.remote.snapshot import Observer
 from tests.helpers import CPU, GPU, printed
 from tests.helpers import hpcgpu as hpcgpu_command
 
@@ -48,6 +49,24 @@ def test_a_snapshot_is_the_same_for_the_program_that_manages_the_cluster_and_for
     closed = cluster.snapshot()
     assert (closed.state, closed.gpus) == ("closed", 0) and closed.gpu_hours > 0
     assert hpcgpu.snapshot("seen").state == "closed"
+
+
+def test_a_job_that_has_ended_is_not_shown_as_running_long_after_however_seldom_the_queue_is_polled(
+    queue: LocalQueue, until: Until
+) -> None:
+    with LocalGPUCluster(**CPU | {"poll_interval": "5m"}, name="rare", jobs=1) as cluster:
+        cluster.wait_for_workers(1)
+        observer = Observer(cluster.directory)
+
+        def states() -> list[str]:
+            return [job.state for job in observer.snapshot().jobs if job.name == "rare-0"]
+
+        until(lambda: states() == ["running"], lambda: f"it is seen from outside: {states()}")
+        [job] = [job for job in cluster.snapshot().jobs if job.name == "rare-0"]
+        queue.cancel([job.id])
+        until(lambda: "running" not in states(), lambda: f"the page and other programs see its end: {states()}")
+        own = lambda: [job.state for job in cluster.snapshot().jobs if job.name == "rare-0"]  # noqa: E731
+        until(lambda: "running" not in own(), lambda: f"the program itself sees its end: {own()}")
 
 
 def test_another_program_scales_a_cluster_while_its_own_program_computes_and_keeps_it(

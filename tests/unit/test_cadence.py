@@ -75,6 +75,33 @@ def test_what_was_just_submitted_is_asked_about_soon() -> None:
     assert quick.next_poll == 0.75
 
 
+def test_what_just_happened_is_asked_about_until_the_queue_knows_it_too_and_not_for_ever() -> None:
+    cadence = steady()
+    cadence.answered({"1": "running"}, now=0.0, waiting=False)
+    cadence.soon(now=20.0)
+    assert polls(cadence, {"1": "running"}, begin=20.0, seconds=200.0, waiting=False) == [
+        *[21.0, 23.0, 29.0, 39.0, 49.0, 59.0],
+        *[69.0, 109.0, 149.0, 189.0],
+    ]
+
+
+def test_events_without_end_cost_the_queue_a_few_polls_more() -> None:
+    cadence, times = steady(), []
+    for second in range(600):
+        cadence.soon(now=float(second))
+        if cadence.due(now=float(second)):
+            times.append(second)
+            cadence.answered({"1": str(second)}, now=float(second), waiting=True)
+    assert 60 < len(times) <= 600 / 10 * 4
+
+
+def test_a_queue_that_does_not_answer_is_asked_no_sooner_whatever_happens() -> None:
+    cadence = steady()
+    cadence.failed(now=0.0)
+    cadence.soon(now=1.0)
+    assert cadence.next_poll == 20.0
+
+
 @pytest.mark.parametrize("chance", [0.0, 0.3, 1.0])
 def test_chance_moves_a_poll_by_a_tenth_at_most(chance: float) -> None:
     assert 9.0 <= pause(10.0, waiting=True, unchanged=0.0, failures=0, chance=chance) <= 11.0
