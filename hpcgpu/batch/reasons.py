@@ -9,7 +9,7 @@ import re
 
 from hpcgpu.batch.base import JobState, JobStatus, Outlook, Reasons
 
-__all__ = ["FORGOTTEN", "OWN_CANCEL", "Outlook", "advice", "explain", "outlook"]
+__all__ = ["FORGOTTEN", "OWN_CANCEL", "Outlook", "advice", "cancel_of_ours", "explain", "outlook"]
 
 #: Why a job ended that this tool cancelled: the queue does not know whose wish that was.
 OWN_CANCEL = "hpcgpu cancelled it"
@@ -29,6 +29,33 @@ _ENDS = {
     JobState.COMPLETING: "it is ending",
     JobState.UNKNOWN: "the batch system gives no information about it",
 }
+
+
+#: What queues call the end of a job that they were told to cancel: by what its processes made of the signal.
+_CANCELS = frozenset({JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED})
+#: Seconds by which the clocks of the queue and of this machine may differ.
+_CLOCKS = 5.0
+
+
+def cancel_of_ours(state: JobState, *, decided: bool, ended: float | None = None, over: float | None = None) -> bool:
+    """Whether a job ended because hpcgpu cancelled it, whatever the queue calls that.
+
+    Parameters
+    ----------
+    state : JobState
+        What the queue calls it.
+    decided : bool
+        Whether the journal has that this job is to be cancelled.
+    ended : float or None, optional
+        When it ended, epoch seconds, by the clock of the queue.
+    over : float or None, optional
+        When all jobs of the cluster were cancelled, epoch seconds; None if they were not.
+    """
+    if state not in _CANCELS or decided or over is None:
+        return state in _CANCELS and decided
+    if state is JobState.CANCELLED:
+        return ended is None or ended >= over - _CLOCKS
+    return ended is not None and ended >= over  # one that failed just before may be why the cluster was closed
 
 
 def _pending(status: JobStatus) -> tuple[Outlook, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.monitor import View
-from hpcgpu.batch.reasons import OWN_CANCEL, explain
+from hpcgpu.batch.reasons import OWN_CANCEL, cancel_of_ours, explain
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.phases import Active, Drain, Draining, Ended, Phase, Planned, Queued, Running, Submitting, Work
 from hpcgpu.display.jobinfo import JobInfo
@@ -263,8 +263,8 @@ class Job:
             reason = "the queue has not reported it yet"
         elif state is JobState.RUNNING and not status.suspended:
             reason = self.shortage(now=now) or self.idleness(now=now)
-        elif state is JobState.CANCELLED and self.job_id in self.dispatcher.cancelled:
-            reason = OWN_CANCEL
+        elif cancel_of_ours(state, decided=self.job_id in self.dispatcher.cancelled):
+            state, reason = JobState.CANCELLED, OWN_CANCEL
         else:
             reason = explain(status, kind=self.kind)
         return JobInfo(
@@ -335,10 +335,9 @@ class Job:
 
     def _how_it_ended(self) -> str:
         status, dispatcher = self.queue_status, self.dispatcher
-        # by this program, or by another that stopped the whole cluster
-        own = self.job_id in dispatcher.cancelled or dispatcher.directory.closing
-        if own and status.state is JobState.CANCELLED:
-            return f"{status.state.value}: {OWN_CANCEL}"
+        decided = self.job_id in dispatcher.cancelled  # by this program, or by another that stopped the whole cluster
+        if cancel_of_ours(status.state, decided=decided, ended=status.end, over=dispatcher.directory.over()):
+            return f"{JobState.CANCELLED.value}: {OWN_CANCEL}"
         if status.state is JobState.FAILED and self.killed_for_memory:
             status = replace(status, state=JobState.OUT_OF_MEMORY)
         text = f"{self.queue_status.state.value}: {explain(status, kind=self.kind)}"

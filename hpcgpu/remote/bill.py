@@ -12,7 +12,7 @@ from typing import TypedDict, cast
 from dask.utils import format_bytes
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.batch.reasons import FORGOTTEN, explain
+from hpcgpu.batch.reasons import FORGOTTEN, cancel_of_ours, explain
 from hpcgpu.store.journal import Submit
 from hpcgpu.store.usage import JobUsage
 
@@ -203,11 +203,10 @@ def _first(started: float | None, began: float | None) -> float | None:
 
 def _cancelled(submit: Submit, times: _Times, over: float | None) -> str:
     """Return why hpcgpu cancelled a job; empty if somebody else did, or if it was not cancelled."""
-    if times.state != JobState.CANCELLED.value:
+    named = next((state for state in JobState if state.value == times.state), JobState.UNKNOWN)
+    if not cancel_of_ours(named, decided=submit.cancelled, ended=times.ended, over=over):
         return ""
-    if submit.cancelled:
-        return _UNNEEDED
-    return "with the cluster" if over is not None and (times.ended is None or times.ended >= over - _CLOCKS) else ""
+    return _UNNEEDED if submit.cancelled else "with the cluster"
 
 
 def bill(  # noqa: PLR0913  # what is known of one job, from four places
@@ -242,6 +241,7 @@ def bill(  # noqa: PLR0913  # what is known of one job, from four places
     """
     over = over if over is not None and submit.time <= over else None
     times = _times(submit, used, status, over)
+    own = _cancelled(submit, times, over)
     end = now if times.alive else times.ended
     ran = max(0.0, end - times.started) if times.started is not None and end is not None else None
     if times.started is None and (times.known or times.alive):  # it never started
@@ -259,8 +259,8 @@ def bill(  # noqa: PLR0913  # what is known of one job, from four places
         name=submit.name,
         kind=submit.kind,
         group=submit.group if submit.kind == "worker" else "",
-        state=times.state,
-        reason=_cancelled(submit, times, over) or times.reason,
+        state=JobState.CANCELLED.value if own else times.state,
+        reason=own or times.reason,
         gpus=gpus,
         submitted=submit.time,
         started=times.started,

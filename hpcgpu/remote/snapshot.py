@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypedDict, cast
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
 from hpcgpu.batch.cadence import POLL_INTERVAL, Cadence
-from hpcgpu.batch.reasons import FORGOTTEN, OWN_CANCEL, explain
+from hpcgpu.batch.reasons import FORGOTTEN, OWN_CANCEL, cancel_of_ours, explain
 from hpcgpu.display.jobinfo import JobInfo, JobJSON
 from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.posix.threads import run
@@ -464,7 +464,7 @@ def _ended(submit: Submit, how: End, log: Path, kept: saved.Saved | None) -> Job
 
 
 def _whose(job: JobInfo, ours: Collection[str], over: float | None) -> JobInfo:
-    """Say of a cancelled job that hpcgpu cancelled it, where the journal has that.
+    """Say of a job that hpcgpu cancelled it, where the journal has that, whatever the queue calls its end.
 
     Parameters
     ----------
@@ -474,9 +474,8 @@ def _whose(job: JobInfo, ours: Collection[str], over: float | None) -> JobInfo:
     over : float or None
         When the cluster was closed or stopped, epoch seconds. The clocks of the queue and of this machine may differ.
     """
-    with_all = over is not None and (job.ended is None or job.ended >= over - _CLOCKS)
-    own = job.state == JobState.CANCELLED.value and (job.name in ours or with_all)
-    return replace(job, reason=OWN_CANCEL) if own else job
+    own = cancel_of_ours(JobState(job.state), decided=job.name in ours, ended=job.ended, over=over)
+    return replace(job, state=JobState.CANCELLED.value, reason=OWN_CANCEL) if own else job
 
 
 def _kept(directory: ClusterDirectory) -> saved.Saved | None:

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
+from hpcgpu.batch.base import BatchSystem, JobStatus
 from hpcgpu.batch.cadence import Cadence
 from hpcgpu.batch.monitor import Monitor
-from hpcgpu.batch.reasons import OWN_CANCEL, explain
+from hpcgpu.batch.reasons import OWN_CANCEL, cancel_of_ours, explain
 from hpcgpu.errors import BatchError, CertificateError, LaunchError
 from hpcgpu.fabric import certificates
 from hpcgpu.store import credentials
@@ -156,7 +156,7 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout:
                 f"hpcgpu: cannot query the queue about the scheduler job: {reported}" * bool(reported), file=sys.stderr
             )
         if status is not None and status.state.ended:
-            own = status.state is JobState.CANCELLED and directory.closing
+            own = cancel_of_ours(status.state, decided=False, ended=status.end, over=directory.over())
             why = OWN_CANCEL if own else explain(status, kind="scheduler")
             raise LaunchError(f"the scheduler job {status.job_id} has ended ({why}): this worker job ends too")
         if now - began > timeout:

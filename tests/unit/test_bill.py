@@ -136,6 +136,20 @@ def test_it_says_who_cancelled_a_job(changes: dict[str, Any], over: float | None
     assert (job.state, job.reason) == ("cancelled", reason)
 
 
+@pytest.mark.parametrize("called", [JobState.FAILED, JobState.COMPLETED])
+def test_a_cancel_of_our_own_is_no_failure_whatever_the_queue_calls_it(called: JobState) -> None:
+    end = status(called, start=HOUR, end=5 * HOUR)
+    job = bill(submit(cancelled=True), used(), end, 1, now=9e9)
+    assert (job.state, job.reason) == ("cancelled", "the cluster no longer needed it")
+    job = bill(submit(), used(), end, 1, now=9e9, over=4 * HOUR)
+    assert (job.state, job.reason) == ("cancelled", "with the cluster")
+    assert bill(submit(), used(), end, 1, now=9e9).state == called.value
+    assert (
+        bill(submit(), used(), status(JobState.TIMEOUT, start=HOUR, end=5 * HOUR), 1, now=9e9, over=HOUR * 4).state
+        == "timeout"
+    )
+
+
 def test_a_job_without_gpus_costs_no_gpu_hours_and_says_what_it_did() -> None:
     job = bill(submit(), used(done=5, sent=6, spilled=7), ENDED, 0, now=9 * HOUR)
     assert parts(job) == (0, 0, 0, 0) and (job.tasks_done, job.sent, job.spilled) == (5, 6, 7)

@@ -119,14 +119,20 @@ def test_a_job_of_somebody_else_that_has_the_id_by_now_is_not_shown() -> None:
         ("demo-1", "cancelled", 90.0, None, False),
         ("demo-1", "cancelled", 90.0, 200.0, False),  # somebody else cancelled it, long before the cluster was stopped
         ("demo-1", "cancelled", 201.0, 200.0, True),
-        ("demo-0", "failed", 90.0, 80.0, False),
+        ("demo-0", "failed", 90.0, None, True),  # a queue may call it so: its process ended with an error on SIGTERM
+        ("demo-0", "completed", 90.0, None, True),
+        ("demo-1", "failed", 201.0, 200.0, True),
+        ("demo-1", "failed", 199.0, 200.0, False),  # that may be why the cluster was closed
+        ("demo-0", "out_of_memory", 90.0, 80.0, False),
+        ("demo-0", "running", None, 80.0, False),
     ],
 )
 def test_a_cancel_of_our_own_is_not_blamed_on_others(
-    name: str, state: str, ended: float, over: float | None, ours: bool
+    name: str, state: str, ended: float | None, over: float | None, ours: bool
 ) -> None:
     job = JobInfo(
         id="7", kind="worker", name=name, state=state, reason="others", waited=0.0, node="", workers=0, log=Path("log"),
         ended=ended,
     )  # fmt: skip
-    assert snapshot._whose(job, {"demo-0"}, over).reason == ("hpcgpu cancelled it" if ours else "others")
+    shown = snapshot._whose(job, {"demo-0"}, over)
+    assert (shown.state, shown.reason) == (("cancelled", "hpcgpu cancelled it") if ours else (state, "others"))
