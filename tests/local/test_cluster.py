@@ -160,6 +160,7 @@ def test_a_job_that_dies_is_noticed_explained_and_replaced_under_a_new_name(  # 
             cluster.wait_for_workers(2)
         assert {w["name"] for w in cluster.scheduler_info["workers"].values()} == {"dies-1-0", "dies-1-1"}
         logs = cluster.get_logs()
+        assert all(re.fullmatch(r"[\w.()\[\] -]+", title) for title in logs), "a notebook shows titles as HTML"
         assert f"dies-0 (job {victim.id})" in logs and "Start worker at" in logs[f"dies-0 (job {victim.id})"]
 
 
