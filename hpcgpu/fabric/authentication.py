@@ -25,7 +25,6 @@ from typing import Any, Protocol
 
 from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import ending, endpoints, interfaces
-from hpcgpu.fabric.strangers import Strangers
 from hpcgpu.posix import checked
 
 __all__ = [
@@ -334,6 +333,8 @@ def _connector() -> Any:
 def _listener() -> Any:
     from distributed.comm.core import CommClosedError
     from distributed_ucxx.ucxx import UCXXListener
+
+    from hpcgpu.fabric.strangers import Strangers
 
     class AuthenticatedListener(UCXXListener):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **named: Any) -> None:
