@@ -13,7 +13,7 @@ from hpcgpu.errors import ClusterError
 from hpcgpu.scaling.forecast import expected_wait
 from hpcgpu.scaling.model import Decision, Limits
 
-__all__ = ["AdaptiveState", "GPUAdaptive", "Orders"]
+__all__ = ["AdaptiveState", "GPUAdaptive"]
 
 _LOG_LENGTH = 1000
 
