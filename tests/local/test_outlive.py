@@ -106,7 +106,7 @@ def test_leaving_a_detached_cluster_again_leaves_its_jobs(queue: LocalQueue) -> 
 
 
 def test_idle_timeout_ends_an_abandoned_cluster(queue: LocalQueue, until: Until) -> None:
-    LocalGPUCluster(name="idle", jobs=1, idle_timeout="10s", **CPU).detach()
+    LocalGPUCluster(name="idle", jobs=1, idle_timeout="20s", **CPU).detach()
     until(lambda: live(queue) == [], "scheduler and worker end by themselves")
     with pytest.raises(
         ClusterError, match=r"cluster idle has ended and cannot be taken over: scheduler job .* completed"
