@@ -104,9 +104,6 @@ class Strangers:
     def add(self, connection: Connection, address: str) -> None:
         """Keep a new connection from this address. If there are too many, one is closed."""
         if self._is_full():
-            for closed in [other for other in self._address if other.closed()]:
-                self.remove(closed)
-        if self._is_full():
             most = self._most_from()
             self.refuse(most, f"more than {self._most} at a time do not authenticate themselves")
             self._close(next(iter(self._from[most])))
@@ -151,6 +148,11 @@ class Strangers:
         return max(next(iter(self._from[self._most_from()].values())) + _YOUNG - now, 0.0)
 
     def _is_full(self) -> bool:
+        """Whether there are too many; those that are closed by now are forgotten first."""
+        if len(self._address) < self._most:
+            return False
+        for closed in [connection for connection in self._address if connection.closed()]:
+            self.remove(closed)
         return len(self._address) >= self._most
 
     def _most_from(self) -> str:

@@ -183,3 +183,19 @@ async def test_a_flood_from_one_address_does_not_keep_members_of_another_out(
         await asyncio.gather(*floods)
         for writer in silent:
             writer.close()
+
+
+class Ended:
+    """A connection that was answered and closed."""
+
+    def close(self) -> None: ...
+
+    def closed(self) -> bool:
+        return True
+
+
+def test_connections_that_were_answered_and_closed_are_no_flood() -> None:
+    asked = Strangers()
+    for _ in range(most_at_a_time()):
+        asked.add(Ended(), "192.0.2.1")
+    assert asked.flooding() is None and asked.wait(time.monotonic()) == 0.0
