@@ -84,10 +84,10 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
     import_from_working_directory()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until Dask has its own handler
     if arguments.kind == "worker":
-        if own.warned:
-            warned.expect()
         try:
-            importlib.import_module("dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker")
+            program = importlib.import_module("dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker")
+            if own.warned:
+                warned.expect(program)
             warm = forkserver.begin(gpus=bool(arguments.gpus), at_end=at_end) if forks else None
             watch_directory(directory)  # a thread: after the fork
             command = worker_command(arguments, directory, batch, own)

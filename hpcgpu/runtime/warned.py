@@ -4,7 +4,8 @@ Slurm warns by SIGTERM, and sends it to all processes of a job step. It sends th
 time is over, so the queue is asked which it is. The processes of a script are not warned: they are no step. The manager
 sees the new end of such a job in the queue.
 
-Without this the workers would die of that signal at once, and the first process of the job would end them.
+Without this the workers would die of that signal at once, and the first process of the job would end them. So it is
+with dask-cuda before 26.8, which waits for signals in another way.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+from types import ModuleType
 from typing import Any
 
 from hpcgpu.runtime.leaving import Leaving
@@ -24,9 +26,16 @@ __all__ = ["expect", "listen", "stay"]
 _STAY = "HPCGPU_WARNED"
 
 
-def expect() -> None:
-    """Let the fork server and the workers that this process starts stay when Slurm warns them."""
-    os.environ[_STAY] = "1"
+def expect(program: ModuleType) -> None:
+    """Let the fork server and the workers that this process starts stay when Slurm warns them.
+
+    Parameters
+    ----------
+    program : module
+        Dask's program.
+    """
+    if hasattr(program, "wait_for_signals"):
+        os.environ[_STAY] = "1"
 
 
 def stay() -> None:
@@ -48,6 +57,8 @@ def listen(module: str, leaving: Leaving | None) -> None:
         None for workers that end with their scheduler's job.
     """
     program: Any = importlib.import_module(module)
+    if not hasattr(program, "wait_for_signals"):
+        return
     wait_for_signals = program.wait_for_signals
 
     async def waits() -> int:

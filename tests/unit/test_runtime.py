@@ -17,7 +17,7 @@ from collections import namedtuple
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -37,7 +37,7 @@ from hpcgpu.errors import ClusterExists, LaunchError
 from hpcgpu.fabric.choice import Node
 from hpcgpu.options.common import WorkerOptions
 from hpcgpu.posix.printable import printable
-from hpcgpu.runtime import commands, devices, forkserver, place, reach
+from hpcgpu.runtime import commands, devices, forkserver, place, reach, warned
 from hpcgpu.runtime import scheduler as scheduler_preload
 from hpcgpu.runtime.calls import _function_name
 from hpcgpu.runtime.extension import Extension, _wanted
@@ -608,3 +608,14 @@ def test_workers_are_spawned_if_every_user_could_reach_the_socket_of_the_fork_se
     said = capsys.readouterr().err
     assert "workers are spawned, and each imports its modules itself: " in said and "CVE-2022-42919" in said
     assert not list(tmp_path.iterdir())
+
+
+def test_a_release_of_dask_cuda_that_waits_for_signals_in_another_way_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = ModuleType("a_program_of_dask")
+    monkeypatch.setitem(sys.modules, program.__name__, program)
+    monkeypatch.delenv("HPCGPU_WARNED", raising=False)
+    warned.expect(program)
+    warned.listen(program.__name__, None)
+    assert "HPCGPU_WARNED" not in os.environ and not hasattr(program, "wait_for_signals")
