@@ -172,7 +172,7 @@ class Drainer:
         state, began, pause = self.state, self.state.now, _FINISHING_INTERVAL
         over, told = list[WorkerJob](), set[WorkerJob]()
         while jobs:
-            late = deadline is not None and state.now > deadline
+            late = deadline is not None and state.now >= deadline
             left = None if deadline is None else max(0.0, deadline - state.now)
             closed, stuck = list(jobs), list[WorkerJob]()
             if state.client is not None and not (state.scheduler is not None and state.scheduler.ended):
