@@ -18,10 +18,15 @@ from hpcgpu.runtime.leaving import Leaving
 from hpcgpu.runtime.reach import wait_for_scheduler
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
-__all__ = ["scheduler_command", "worker_command"]
+__all__ = ["scheduler_command", "worker_command", "worker_program"]
 
 #: Memory pool of the scheduler's GPU where workers have one, as dask-cuda's documentation has it for UCX.
 _SCHEDULER_POOL = "1GB"
+
+
+def worker_program(arguments: argparse.Namespace) -> str:
+    """Return the module of Dask's program that runs the workers of a node."""
+    return "dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker"
 
 
 def worker_command(
@@ -53,8 +58,7 @@ def worker_command(
     )
     leaving.begin()
     if own.warned:
-        program = "dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker"
-        warned.listen(program, leaving if contact.job_id != own.job_id else None)
+        warned.listen(worker_program(arguments), leaving if contact.job_id != own.job_id else None)
     command = [*arguments.command, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
     command += ["--preload", "hpcgpu.runtime.worker"]
     os.environ["HPCGPU_GPUS"] = str(arguments.gpus or 0)  # for the preload

@@ -31,7 +31,7 @@ from hpcgpu.errors import Damaged, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric.gpus import gpus_on_node
 from hpcgpu.runtime import forkserver, stage, warned
 from hpcgpu.runtime.becoming import become
-from hpcgpu.runtime.commands import scheduler_command, worker_command
+from hpcgpu.runtime.commands import scheduler_command, worker_command, worker_program
 from hpcgpu.runtime.gpus import visible_gpus
 from hpcgpu.runtime.own import remember
 from hpcgpu.runtime.place import import_from_working_directory, remove_secrets, temporary_place
@@ -85,9 +85,8 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until Dask has its own handler
     if arguments.kind == "worker":
         try:
-            program = importlib.import_module("dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker")
-            if own.warned:
-                warned.expect(program)
+            program = importlib.import_module(worker_program(arguments))
+            warned.expect(program if own.warned else None)
             warm = forkserver.begin(gpus=bool(arguments.gpus), at_end=at_end) if forks else None
             watch_directory(directory)  # a thread: after the fork
             command = worker_command(arguments, directory, batch, own)

@@ -26,16 +26,18 @@ __all__ = ["expect", "listen", "stay"]
 _STAY = "HPCGPU_WARNED"
 
 
-def expect(program: ModuleType) -> None:
-    """Let the fork server and the workers that this process starts stay when Slurm warns them.
+def expect(program: ModuleType | None) -> None:
+    """Let the fork server and the workers that this process starts stay when Slurm warns them, if it does.
 
     Parameters
     ----------
-    program : module
-        Dask's program.
+    program : module or None
+        Dask's program. None if Slurm does not warn this job: a job that warned workers start is not warned itself.
     """
     if hasattr(program, "wait_for_signals"):
         os.environ[_STAY] = "1"
+    else:
+        os.environ.pop(_STAY, None)
 
 
 def stay() -> None:
