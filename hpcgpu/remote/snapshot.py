@@ -35,8 +35,6 @@ __all__ = ["GPUInfo", "Observer", "Snapshot", "SnapshotJSON", "assemble", "gpu_s
 
 #: Jobs that have ended which are shown: the last ones.
 _PAST = 1000
-#: Seconds by which the clocks of the queue and of this machine may differ.
-_CLOCKS = 5.0
 #: Seconds for one answer of the scheduler.
 _TIMEOUT = 10.0
 
