@@ -152,6 +152,21 @@ def travels(function: Any) -> Any:
     return function
 
 
+@travels
+async def waits_for(name: str, dask_worker: Any) -> str:
+    """A call that runs until `let_go` is called on its worker."""
+    dask_worker.begun = True
+    while not hasattr(dask_worker, name):
+        await asyncio.sleep(0.1)
+    return str(dask_worker.name)
+
+
+@travels
+def let_go(name: str, dask_worker: Any) -> None:
+    """End the call."""
+    setattr(dask_worker, name, True)
+
+
 def other(tmp_path: Path, name: str, version: str) -> dict[str, str]:
     """The environment variables of a Python that has another version of a distribution, as its metadata tell."""
     info = tmp_path / f"other-{name}" / f"{name}-{version}.dist-info"

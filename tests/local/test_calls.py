@@ -18,25 +18,11 @@ from hpcgpu import LocalGPUCluster
 from hpcgpu import connect as connect_to
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, told
-from tests.helpers import ADAPT, CPU, GPU, decisions, hpcgpu, travels
+from tests.helpers import ADAPT, CPU, GPU, decisions, hpcgpu, let_go, travels, waits_for
 
 pytestmark = pytest.mark.shows("Scaling, failures of jobs, walltime, preemption")
 
 Until = Callable[..., None]
-
-
-@travels
-async def waits_for(name: str, dask_worker: Any) -> str:
-    """A call that runs until `let_go` is called on its worker."""
-    while not hasattr(dask_worker, name):
-        await asyncio.sleep(0.1)
-    return str(dask_worker.name)
-
-
-@travels
-def let_go(name: str, dask_worker: Any) -> None:
-    """End the call."""
-    setattr(dask_worker, name, True)
 
 
 @travels

@@ -4,7 +4,6 @@ worker groups.
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import time
@@ -20,7 +19,17 @@ from distributed import Client, Event, get_worker
 
 from hpcgpu import ClusterError, SlurmGPUCluster
 from tests.conftest import told
-from tests.helpers import a_refused_request_pauses, kill_program, poll_now, set_grace, tasks, travels, waiting
+from tests.helpers import (
+    a_refused_request_pauses,
+    kill_program,
+    let_go,
+    poll_now,
+    set_grace,
+    tasks,
+    travels,
+    waiting,
+    waits_for,
+)
 from tests.slurm.helpers import CPU, in_queue, submits
 
 pytestmark = pytest.mark.shows("Scaling, failures of jobs, walltime, preemption")
@@ -117,21 +126,6 @@ def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, unt
         Event("go", client=client).set()
         assert future.result(timeout=250) != job.name
         subprocess.run(["scancel", blocker], check=True)
-
-
-@travels
-async def waits_for(name: str, dask_worker: Any) -> str:
-    """A call that runs until `let_go` is called on its worker."""
-    dask_worker.begun = True
-    while not hasattr(dask_worker, name):
-        await asyncio.sleep(0.1)
-    return str(dask_worker.name)
-
-
-@travels
-def let_go(name: str, dask_worker: Any) -> None:
-    """End the call."""
-    setattr(dask_worker, name, True)
 
 
 @travels
