@@ -100,8 +100,9 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     Connect:  hpcgpu.connect("demo") in Python
     """
     from hpcgpu.cluster.discovery import cluster_class
-    from hpcgpu.cluster.unattended import request
+    from hpcgpu.cluster.unattended import in_scheduler_job
     from hpcgpu.errors import ClusterError
+    from hpcgpu.scaling.model import Limits
 
     if adapt and maximum_jobs is None:
         raise click.UsageError("--adapt needs --maximum-jobs")
@@ -128,9 +129,8 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
     _leave(cluster)
     try:
-        scaling = (
-            request(directory, "default", {"minimum_jobs": minimum_jobs, "maximum_jobs": maximum_jobs}) if adapt else ""
-        )
+        limits = Limits(minimum=minimum_jobs, maximum=maximum_jobs or 0)
+        scaling = in_scheduler_job(directory, "default", limits) if adapt else ""
     except ClusterError as error:
         raise ClusterError(
             f"{error}. The cluster runs without adaptive scaling, with {counted(minimum_jobs, 'worker job')}. To "

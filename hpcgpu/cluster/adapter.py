@@ -42,6 +42,7 @@ from hpcgpu.options.common import Options
 from hpcgpu.remote import lost
 from hpcgpu.runtime.reach import no_answer
 from hpcgpu.scaling import units
+from hpcgpu.scaling.wanted import Command
 from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["Adapter"]
@@ -69,7 +70,6 @@ class Adapter(SpecCluster):  # type: ignore[misc]
     system: ClassVar[str]
     directory: ClusterDirectory
     _callbacks = Callbacks()
-    _serves_requests: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         self.reconciler = reconciler
         self._messages = messages
         self._status = Status.created
-        self._periodic = Periodic(reconciler, options.cluster, serves_requests=self._serves_requests)
+        self._periodic = Periodic(reconciler, options.cluster)
         self._notices = Notices(self._state, options.cluster, self._callbacks, self)
         self._periodic.look = self._notices.look
-        self._starter = Starter(reconciler, self._periodic, options, security)
+        self._starter = Starter(reconciler, self._periodic, options, security, self._order)
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._watch_worker_status_task: asyncio.Task[None] | None = None
@@ -245,6 +245,21 @@ class Adapter(SpecCluster):  # type: ignore[misc]
             self.loop.add_callback(act)
         else:
             self.sync(acted)
+
+    def _act(self, act: Callable[[], None]) -> None:
+        """Change the cluster, in the event loop; raise `ClusterError` if another program has taken it over."""
+        self._check_usable()
+        try:
+            self._state.dispatcher.check_manager()
+        except Superseded as error:
+            why = str(error)
+            self._in_loop(lambda: self._state.supersede(why))
+            raise ClusterError(why) from error
+        self._in_loop(act)
+
+    def _order(self, command: Command, adaptive: GPUAdaptive | None = None) -> None:
+        """Let the manager do what the user orders."""
+        self._act(lambda: self.reconciler.order(command, adaptive))
 
     # Starting
 

@@ -6,12 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from hpcgpu.cluster.groups import WorkerGroup
 from hpcgpu.errors import ClusterError
 from hpcgpu.scaling.forecast import expected_wait
 from hpcgpu.scaling.model import Decision, Limits
+from hpcgpu.scaling.wanted import Command, Resume, Scale
 
 __all__ = ["AdaptiveState", "GPUAdaptive"]
 
@@ -54,18 +54,6 @@ class AdaptiveState:
     paused: str
 
 
-class Orders(Protocol):
-    """What adaptive scaling requests of the manager of its cluster."""
-
-    def resume(self, group: WorkerGroup) -> None:
-        """Submit jobs again after a pause because of failures, and count failures from zero."""
-        ...
-
-    def stop_adaptive(self, group: WorkerGroup) -> None:
-        """End adaptive scaling of a group, which keeps the jobs that it has."""
-        ...
-
-
 class GPUAdaptive:
     """Adaptive scaling of one group of workers, by whole jobs. `GPUCluster.adapt` makes it.
 
@@ -77,7 +65,7 @@ class GPUAdaptive:
     target_duration : float
         Seconds in which the known work should be done.
     order : callable
-        Calls a function with the manager, where the manager may be changed.
+        Passes a command on to the manager of the cluster.
 
     Attributes
     ----------
@@ -95,7 +83,7 @@ class GPUAdaptive:
         group: WorkerGroup,
         limits: Limits,
         target_duration: float,
-        order: Callable[[Callable[[Orders], None]], None],
+        order: Callable[[Command], None],
     ) -> None:
         self.group = group
         self.target_duration = target_duration
@@ -170,9 +158,9 @@ class GPUAdaptive:
         ClusterError
             The cluster has failed or is closed, or another program manages it.
         """
-        self._order(lambda manager: manager.resume(self.group))
+        self._order(Resume(self.group.name))
 
     def stop(self) -> None:
         """End adaptive scaling. The group keeps the jobs that it has."""
         if self.running:
-            self._order(lambda manager: manager.stop_adaptive(self.group))
+            self._order(Scale(self.group.name, sum(job.active for job in self.group.jobs)))

@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from hpcgpu.batch.base import JobState
@@ -47,9 +46,7 @@ def _called() -> str:
     return f"{name} {command}".rstrip()
 
 
-async def attach(
-    state: ClusterState, options: Options, scheduler: SchedulerJob, *, serves_requests: bool = True
-) -> None:
+async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob) -> None:
     """Take over the jobs that the cluster has.
 
     Parameters
@@ -59,8 +56,6 @@ async def attach(
     options : Options
     scheduler : SchedulerJob
         Becomes that of the cluster.
-    serves_requests : bool, default True
-        Whether this program does what other programs request.
 
     Raises
     ------
@@ -72,7 +67,7 @@ async def attach(
     directory, dispatcher = state.dispatcher.directory, state.dispatcher
     # a queue that does not answer must not cost the cluster its manager
     await in_thread(live_jobs, directory, dispatcher.batch)
-    dispatcher.manager = directory.take_over(program(), serves=serves_requests).number
+    dispatcher.manager = directory.take_over(program()).number
     jobs: dict[str, Submit] = await in_thread(submitted, directory, dispatcher.batch)
     used = [units.sequence(submit.name, state.name) for submit in directory.submits()]
     state.registry.sequence = max([-1, *(number for number in used if number is not None)]) + 1
@@ -89,9 +84,8 @@ async def attach(
             state.scheduler = scheduler
             state.registry.add(scheduler)
         else:
-            _attach_worker_job(state, submit, job_id, directory.sizes())
+            _attach_worker_job(state, submit, job_id, directory.wanted().sizes)
     _count_earlier(state, directory, jobs)
-    _restore_sizes(state, directory.sizes())
     await _check(state, scheduler, directory, security=bool(options.cluster.security))
     state.messages.log(f"took over {counted(len(jobs), 'job')}")
 
@@ -113,7 +107,7 @@ async def _check(state: ClusterState, scheduler: SchedulerJob, directory: Cluste
         )
 
 
-def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: Mapping[str, int | None]) -> None:
+def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: Mapping[str, int]) -> None:
     """Take over a worker job, after the queue was polled for it."""
     views = state.dispatcher.monitor.views
     known = views[job_id].status.state if job_id in views else JobState.UNKNOWN
@@ -140,18 +134,3 @@ def _count_earlier(state: ClusterState, directory: ClusterDirectory, jobs: Mappi
             continue
         if how.start is not None and how.end is not None:
             group.count_earlier(how.end - how.start)
-
-
-def _restore_sizes(state: ClusterState, sizes: Mapping[str, int | None]) -> None:
-    """Set the size of each group to the jobs that it has, or to the smaller size that the user set last.
-
-    The last manager may not have reached that size.
-
-    A job that is drained counts where there is nothing else in its place: it was to be replaced.
-    """
-    registry, cancelled = state.registry, state.dispatcher.cancelled
-    for group in registry.groups.values():
-        there = sum(job.group is group for job in registry.active.values())
-        draining = sum(job.group is group and job.job_id not in cancelled for job in registry.draining)
-        wanted = sizes.get(group.name)
-        group.resize(replace(group.limits, maximum=there if wanted is None else min(there + draining, wanted)))

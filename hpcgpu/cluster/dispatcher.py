@@ -17,6 +17,7 @@ from hpcgpu.display.words import MANY, listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Damaged, NameLost, Superseded
 from hpcgpu.posix.paths import remedy
 from hpcgpu.posix.threads import in_thread
+from hpcgpu.scaling.wanted import Wanted
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.gone import Gone
@@ -191,9 +192,9 @@ class Dispatcher:
             self.check_manager()
             self._note(self.directory.keep, names)
 
-    def resize(self, group: str, jobs: int | None) -> None:
-        """Write into the journal how many worker jobs the user wants in a group."""
-        self._note(self.directory.resize, group, jobs)
+    def want(self, wanted: Wanted) -> None:
+        """Write what the user wants of the worker groups into the cluster directory."""
+        self._note(self.directory.want, wanted)
 
     def detach(self) -> None:
         """Write into the journal that the cluster outlives this program."""
@@ -219,9 +220,9 @@ class Dispatcher:
         return End(state=state.value, start=view.status.start, end=view.missing_since or view.status.end)
 
     def _note(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Write an entry into the journal; a full disk is only reported.
+        """Write into the cluster directory; a full disk is only reported.
 
-        Nothing is written into the journal of a later cluster of this name.
+        Nothing is written into the directory of a later cluster of this name.
         """
         try:
             if self.directory.is_of(self.token):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from typing import TypeVar
 
 from hpcgpu.batch.base import JobState
@@ -282,7 +281,7 @@ class Drainer:
                     "again"
                 )
             if job.group.limits.fixed:
-                job.group.resize(replace(job.group.limits, maximum=job.group.limits.maximum + 1))
+                job.group.kept += 1
 
 
 def _ended_under(job: WorkerJob, calls: list[tuple[str, str]], tasks: list[str], why: Drain, waited: float) -> str:

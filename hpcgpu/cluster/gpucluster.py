@@ -23,7 +23,6 @@ from hpcgpu.batch.base import BatchSystem
 from hpcgpu.cluster import notebook, starting
 from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.dispatcher import Dispatcher
-from hpcgpu.cluster.groups import WorkerGroup
 from hpcgpu.cluster.log import MessageLog
 from hpcgpu.cluster.notify import Callbacks
 from hpcgpu.cluster.ownership import Ownership
@@ -31,13 +30,13 @@ from hpcgpu.cluster.reading import Readable
 from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT, Reconciler
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.configuration.resolve import resolve, resolve_group
-from hpcgpu.errors import BatchError, ClusterError, ClusterExists, OptionError, Superseded
+from hpcgpu.errors import BatchError, ClusterExists, OptionError
 from hpcgpu.options import values
 from hpcgpu.options.arguments import checked
 from hpcgpu.options.common import DEFAULT, Options, WorkerOptions
 from hpcgpu.remote.lookup import locate
 from hpcgpu.scaling import units
-from hpcgpu.scaling.model import Limits
+from hpcgpu.scaling.wanted import Adapt, AddGroup, DeleteGroup, Scale
 from hpcgpu.scripts import container, render
 from hpcgpu.software.check import EnvironmentCheck
 from hpcgpu.store import claims, credentials, saved
@@ -140,6 +139,7 @@ class GPUCluster(Readable):
         registry = starting.registry_of(options, groups or {}, dispatcher)
         messages = MessageLog(lambda: self._status == Status.starting)
         state = ClusterState(options.cluster.name, registry.dispatcher, registry, ownership, messages, time.time)
+        state.wanted = starting.wanted_first(registry.groups, options.cluster.jobs)
         reconciler = Reconciler(state, EnvironmentCheck(options.cluster.environment_check))
         ended = ownership.attached and not directory.tls.is_dir()  # `attach` says so
         security = credentials.security(directory) if options.cluster.security and not ended else Security()
@@ -311,7 +311,7 @@ class GPUCluster(Readable):
         """
         group = self._state.registry.group_named(worker_group)
         target = units.jobs_for(group.options, n=n, memory=memory, cores=cores, jobs=jobs, gpus=gpus)
-        self._resize(group, Limits(maximum=target, fixed=True), None)
+        self._order(Scale(group.name, target))
         return NoOpAwaitable() if self.asynchronous else None
 
     scale_up = scale
@@ -415,7 +415,7 @@ class GPUCluster(Readable):
             target_duration = dask.config.get("distributed.adaptive.target-duration")
         seconds = values.duration("target_duration", target_duration)
         adaptive = GPUAdaptive(group, limits, seconds, self._order)
-        self._resize(group, limits, adaptive)
+        self._order(Adapt(group.name, limits, seconds), adaptive)
         return adaptive
 
     def add_worker_group(self, name: str, *, jobs: int = 0, **options: Any) -> None:
@@ -453,12 +453,12 @@ class GPUCluster(Readable):
         container.provide(self.directory.path, worker)
         path = self.directory.write(script, text)
 
-        def act(manager: Reconciler) -> None:
-            group = self._state.registry.add_group(name, worker, path)
+        def act() -> None:
+            self._state.registry.add_group(name, worker, path)
             self._save_groups()
-            manager.resize(group, Limits(maximum=target, fixed=True), None)
+            self.reconciler.order(AddGroup(name, target))
 
-        self._order(act)
+        self._act(act)
 
     def delete_worker_group(self, name: str) -> None:
         """Drain all jobs of a group, and delete the group.
@@ -473,16 +473,15 @@ class GPUCluster(Readable):
             The cluster has failed, or was closed.
         """
         self._check_usable()
-        group = self._state.registry.group_named(name)
+        self._state.registry.group_named(name)
         if name == DEFAULT:
             raise OptionError("the default group cannot be deleted: scale(jobs=0) ends its jobs")
 
-        def act(manager: Reconciler) -> None:
-            self._state.registry.delete_group(group)
-            manager.resize(group, Limits(maximum=0, fixed=True), None)
+        def act() -> None:
+            self.reconciler.order(DeleteGroup(name))
             self._save_groups()
 
-        self._order(act)
+        self._act(act)
 
     def _save_groups(self) -> None:
         groups = {name: group.options for name, group in self._state.registry.groups.items() if name != DEFAULT}
@@ -493,17 +492,3 @@ class GPUCluster(Readable):
 
     def _memory_per_worker(self) -> int:
         return units.memory_per_worker(self.options.worker)
-
-    def _resize(self, group: WorkerGroup, limits: Limits, adaptive: GPUAdaptive | None) -> None:
-        self._order(lambda manager: manager.resize(group, limits, adaptive))
-
-    def _order(self, act: Callable[[Reconciler], None]) -> None:
-        """Let the manager do something, in the event loop; raise if another program has taken the cluster over."""
-        self._check_usable()
-        try:
-            self._state.dispatcher.check_manager()
-        except Superseded as error:
-            why = str(error)
-            self._in_loop(lambda: self._state.supersede(why))
-            raise ClusterError(why) from error
-        self._in_loop(lambda: act(self.reconciler))

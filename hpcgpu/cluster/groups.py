@@ -22,6 +22,7 @@ from hpcgpu.scaling.forecast import usual_wait
 from hpcgpu.scaling.model import Decision, Demand, History, Hysteresis, JobView, Limits
 from hpcgpu.scaling.replacement import Failures
 from hpcgpu.scaling.walltime import LAST_OF_MANAGER, margin
+from hpcgpu.scaling.wanted import WantedGroup
 
 if TYPE_CHECKING:
     from hpcgpu.cluster.adaptive import GPUAdaptive
@@ -59,7 +60,10 @@ class WorkerGroup:
         self.options = options
         self.script = script
         self.failures = Failures(restarts)
-        self.limits = Limits(maximum=0, fixed=True, gpus_per_job=self.gpus_per_job)
+        self.wanted = WantedGroup(limits=Limits(maximum=0, fixed=True))
+        #: Jobs beyond the wanted size whose data fits nowhere else, and places of jobs that may run although no queue
+        #: knows them any more. The next command of the user forgets them.
+        self.kept = self.unknown = 0
         self.demand = Demand()
         #: Whether the scheduler did not answer when it was last queried for its load.
         self.silent = False
@@ -95,10 +99,17 @@ class WorkerGroup:
         """All its jobs, also those that have ended."""
         return [job for job in self._registry.worker_jobs if job.group is self]
 
-    def resize(self, limits: Limits) -> None:
-        """Set new limits."""
-        self.limits, self._hysteresis = replace(limits, gpus_per_job=self.gpus_per_job), Hysteresis()
+    def want(self, wanted: WantedGroup) -> None:
+        """Take over what the user wants."""
+        self.wanted, self.kept, self.unknown, self._hysteresis = wanted, 0, 0, Hysteresis()
         self._stage = self._told = budget.Stage.FREE
+
+    @property
+    def limits(self) -> Limits:
+        """What the user allows now."""
+        limits = self.wanted.limits
+        maximum = max(0, limits.maximum + self.kept - self.unknown) if limits.fixed else limits.maximum
+        return replace(limits, maximum=maximum, gpus_per_job=self.gpus_per_job)
 
     def budget_words(self, *, now: float) -> str:
         """Return what the user must know of the budget; empty if there is none, or much of it is left."""

@@ -33,8 +33,7 @@ def done_by_manager(directory: ClusterDirectory, what: str, arguments: dict[str,
     deadline = time.monotonic() + BEGINS
     while True:
         contact, manager = directory.contact(), directory.manager()
-        # the manager in the scheduler job takes no requests: it does what ``adapt.json`` says
-        if manager is None or manager.lives is False or not manager.serves:
+        if manager is None or manager.lives is False:
             return False
         if contact is not None and _passed_on(directory, contact, what, arguments):
             return True

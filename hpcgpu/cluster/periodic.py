@@ -32,12 +32,9 @@ class Periodic:
     ----------
     reconciler : Reconciler
     options : ClusterOptions
-    serves_requests : bool, default True
-        Whether it does what other programs request. The manager in the scheduler job gets its orders from a file.
     """
 
-    def __init__(self, reconciler: Reconciler, options: ClusterOptions, *, serves_requests: bool = True) -> None:
-        self.serves_requests = serves_requests
+    def __init__(self, reconciler: Reconciler, options: ClusterOptions) -> None:
         self.reconciler = reconciler
         self.options = options
         reconciler.state.dispatcher.monitor.cadence.poll_interval = options.poll_interval
@@ -153,7 +150,7 @@ class Periodic:
     async def _serve_requests(self, client: RpcClient, serve: Callable[[ScalingRequest], str]) -> None:
         """Do what other programs request through the scheduler, and answer them."""
         state = self.reconciler.state
-        while self.serves_requests and state.ownership.owner and not state.closing:
+        while state.ownership.owner and not state.closing:
             try:
                 request = await client.next_request(state.dispatcher.manager)
                 if request is not None:

@@ -6,7 +6,7 @@ again and again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -30,6 +30,7 @@ from hpcgpu.runtime.wire import WaitingWork
 from hpcgpu.scaling import units
 from hpcgpu.scaling.model import Limits
 from hpcgpu.scaling.replacement import STABLE, Outcome
+from hpcgpu.scaling.wanted import Command, DeleteGroup, Resume, Scale, Wanted, WantedGroup, apply
 from hpcgpu.software.check import EnvironmentCheck, environments
 from hpcgpu.store.gone import is_there
 
@@ -125,7 +126,7 @@ class Reconciler:
         state = self.state
         if state.client is None:
             return
-        before = {name: group.limits for name, group in state.registry.groups.items()}
+        before = {name: group.wanted for name, group in state.registry.groups.items()}
         try:
             load = await state.client.load()
         except (OSError, TimeoutError):
@@ -135,7 +136,7 @@ class Reconciler:
         groups = sorted(state.registry.groups.values(), key=lambda group: group.adaptive is None)
         wanted = demands(load, groups)
         for group in groups:
-            if group.limits is before.get(group.name):
+            if group.wanted is before.get(group.name):
                 group.take_load(load["workers"], now=state.now)
                 group.demand = wanted[group.name]
         self._tell_of_former_groups(load["waiting"])
@@ -360,7 +361,7 @@ class Reconciler:
         if phase.presumed:
             there = sum(other.group is group for other in state.registry.active.values())
             if group.limits.fixed and there < group.limits.maximum:  # its place goes with it, and no other's
-                group.resize(replace(group.limits, maximum=group.limits.maximum - 1))
+                group.unknown += 1
             return Outcome.EXPECTED
         outcome = job.outcome
         group.failures.job_ended(outcome, job.queue_status.node, now=state.now)
@@ -396,43 +397,64 @@ class Reconciler:
 
     # Decide
 
-    def resize(self, group: WorkerGroup, limits: Limits, adaptive: GPUAdaptive | None) -> None:
-        """Give a group the limits that the user sets."""
+    def order(self, command: Command, adaptive: GPUAdaptive | None = None) -> None:
+        """Do what the user orders: the one place where the wanted state changes.
+
+        Parameters
+        ----------
+        command : Command
+        adaptive : GPUAdaptive, optional
+            What the user gets of `Adapt`.
+
+        Raises
+        ------
+        OptionError
+            The command does not fit the worker groups that there are.
+        """
         state = self.state
         if not state.managed:
             return
-        self._start_anew(group)
+        wanted = apply(state.wanted, command)
+        group = state.registry.groups[command.group]
+        state.wanted = wanted
+        state.dispatcher.want(wanted)
+        group.failures.start_anew()
+        state.failures.requested_anew(group.name)
+        match command:
+            case Resume():
+                group.wanted = wanted.groups[group.name]
+                if group.adaptive is not None:
+                    group.adaptive.note("resumed by the user", now=state.now)
+            case DeleteGroup():
+                state.registry.delete_group(group)
+                self._want(group, WantedGroup(limits=Limits(maximum=0, fixed=True)), None)
+            case _:
+                self._want(group, wanted.groups[group.name], adaptive)
+        self.decide()
+        state.decide_now.set()
+        state.heartbeat_now.set()
+
+    def _want(self, group: WorkerGroup, wanted: WantedGroup, adaptive: GPUAdaptive | None) -> None:
         group.adaptive, group.failures.adaptive = adaptive, adaptive is not None
-        group.resize(limits)
-        state.dispatcher.resize(group.name, limits.maximum if limits.fixed else None)
-        if adaptive is not None and state.client is not None:
+        group.want(wanted)
+        if adaptive is not None and self.state.client is not None:
             group.forget_load()
         for job in group.jobs:
             job.forget_idleness()
-        self.decide()
-        state.decide_now.set()
-        state.heartbeat_now.set()
 
-    def _start_anew(self, group: WorkerGroup) -> None:
-        """Forget the failures of a group, also those that no exception has reported yet."""
-        group.failures.start_anew()
-        self.state.failures.requested_anew(group.name)
+    def restore(self, wanted: Wanted, order: Callable[[Command], None]) -> None:
+        """Take over what the user wants of a cluster that exists: the last manager may not have reached it.
 
-    def resume(self, group: WorkerGroup) -> None:
-        """Submit jobs again after a pause because of failures, and count failures from zero."""
-        state = self.state
-        if not state.managed:
-            return
-        self._start_anew(group)
-        if group.adaptive is not None:
-            group.adaptive.note("resumed by the user", now=state.now)
-        self.decide()
-        state.decide_now.set()
-        state.heartbeat_now.set()
-
-    def stop_adaptive(self, group: WorkerGroup) -> None:
-        """End adaptive scaling of a group, which keeps the jobs that it has."""
-        self.resize(group, Limits(maximum=sum(job.active for job in group.jobs), fixed=True), None)
+        A group of which nothing is recorded keeps the jobs that it has.
+        """
+        registry, groups = self.state.registry, dict[str, WantedGroup]()
+        for name, group in registry.groups.items():
+            there = sum(job.active for job in group.jobs)
+            groups[name] = wanted.groups.get(name) or WantedGroup(limits=Limits(maximum=there, fixed=True))
+            limits, duration = groups[name].limits, groups[name].target_duration
+            adaptive = GPUAdaptive(group, limits, duration, order) if duration is not None else None
+            self._want(group, groups[name], adaptive)
+        self.state.wanted = replace(wanted, groups=groups)
 
     def decide(self) -> None:
         """Bring each group to the size that it should have: the one place where jobs are requested and released."""
@@ -503,9 +525,9 @@ class Reconciler:
         for name, job in self.state.registry.active.items():
             named = workers.intersection(units.workers_of(name, job.group.options))
             if name in workers or (named and set(job.workers.values()) <= workers):
-                if job.group.limits.fixed:
-                    job.group.resize(replace(job.group.limits, maximum=job.group.limits.maximum - 1))
                 self.drainer.drain([name], Drain.UNWANTED)
+                if job.group.limits.fixed:
+                    self.order(Scale(job.group.name, max(0, job.group.limits.maximum - 1)))
 
     # For people
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hpcgpu.cluster.discovery import cluster_class
 from hpcgpu.cluster.passing_on import BEGINS, done_by_manager
-from hpcgpu.cluster.unattended import request as request_adapt
+from hpcgpu.cluster.unattended import in_scheduler_job
 from hpcgpu.display.table import JobTable
-from hpcgpu.options.common import DEFAULT
+from hpcgpu.options.common import DEFAULT, WorkerOptions
 from hpcgpu.remote.snapshot import snapshot
 from hpcgpu.scaling import units
+from hpcgpu.scaling.model import Limits
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory
-from hpcgpu.store.managers import AdaptArguments
 
 __all__ = ["adapt", "scale", "scale_and_wait"]
 
@@ -41,6 +42,7 @@ def scale(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **size: i
     BatchError
         The batch system does not answer.
     """
+    _check(directory, worker_group, size)
     if not done_by_manager(directory, "scale", {**size, "worker_group": worker_group}):
         _take_over_and_scale(directory, worker_group=worker_group, quiet=True, **size)
 
@@ -50,6 +52,7 @@ def scale_and_wait(directory: ClusterDirectory, *, jobs: int, worker_group: str 
 
     For a manager that does it, the wait is short: it may have much else to do.
     """
+    _check(directory, worker_group, {"jobs": jobs})
     if not done_by_manager(directory, "scale", {"jobs": jobs, "worker_group": worker_group}):
         return _take_over_and_scale(directory, worker_group=worker_group, jobs=jobs)
     deadline = time.monotonic() + BEGINS
@@ -78,28 +81,34 @@ def adapt(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **limits:
     OptionError, ClusterError
         The limits cannot be, or it was not possible.
     """
+    in_jobs = limits_in_jobs(saved.read(directory).worker(worker_group), limits)  # refused before anything changes
     if done_by_manager(directory, "adapt", {**limits, "worker_group": worker_group}):
         return f"{directory.path.name}: {directory.manager()} scales it by its work from now on"
-    return request_adapt(directory, worker_group, _in_jobs(directory, worker_group, limits))
+    return in_scheduler_job(directory, worker_group, in_jobs)
 
 
-def _in_jobs(directory: ClusterDirectory, group: str, limits: Mapping[str, Any]) -> AdaptArguments:
-    """Return the limits in jobs, which is how the scheduler job takes them."""
+def _check(directory: ClusterDirectory, worker_group: str, size: Mapping[str, Any]) -> None:
+    """Raise `OptionError` for a size that cannot be, or a group that is not there, before anything changes."""
+    units.jobs_for(saved.read(directory).worker(worker_group), **size)
+
+
+def limits_in_jobs(worker: WorkerOptions, limits: Mapping[str, Any]) -> Limits:
+    """Return limits of adaptive scaling that a command or a page gives.
+
+    Raises
+    ------
+    OptionError
+        They cannot be.
+    """
     given = units.limits(
-        saved.read(directory).worker(group),
+        worker,
         minimum={unit: limits.get(f"minimum_{unit}") for unit in ("jobs", "gpus")},
         maximum={unit: limits.get(f"maximum_{unit}") for unit in ("jobs", "gpus")},
         backlog=None,
         idle_timeout=limits.get("idle_timeout"),
         maximum_gpu_hours=limits.get("maximum_gpu_hours"),
     )
-    return AdaptArguments(
-        minimum_jobs=given.minimum,
-        maximum_jobs=given.maximum,
-        idle_timeout=limits.get("idle_timeout"),
-        interactive=limits.get("interactive"),
-        maximum_gpu_hours=limits.get("maximum_gpu_hours"),
-    )
+    return replace(given, interactive=bool(limits.get("interactive")))
 
 
 def _take_over_and_scale(
@@ -108,16 +117,7 @@ def _take_over_and_scale(
     """Manage the cluster until it has this size, then leave it to itself; return its jobs.
 
     Any other program stops managing it.
-
-    Raises
-    ------
-    OptionError
-        The size cannot be, or there is no such group. Nothing is changed then.
     """
-    units.jobs_for(saved.read(directory).worker(worker_group), **size)  # refused before anything changes
-    requested = directory.adapt() or {}
-    if requested.pop(worker_group, None) is not None:  # the manager in the scheduler job must not undo it
-        directory.request_adapt(requested)
     there = directory.contact() is not None
     attach = cluster_class(directory.system).from_name
     cluster = attach(directory.path, shutdown_on_close=False, wait=there, quiet=quiet)

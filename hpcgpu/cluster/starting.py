@@ -20,6 +20,7 @@ from hpcgpu.batch import registry
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.cluster.attaching import attach, program
 from hpcgpu.cluster.dispatcher import Dispatcher
+from hpcgpu.cluster.groups import WorkerGroup
 from hpcgpu.cluster.inprocess import InProcessScheduler
 from hpcgpu.cluster.jobs import Registry
 from hpcgpu.cluster.periodic import Periodic
@@ -37,7 +38,7 @@ from hpcgpu.posix.ownership import check_place
 from hpcgpu.remote.lookup import batch_of, live_jobs, system_of, unended
 from hpcgpu.remote.unfinished import unfinished
 from hpcgpu.runtime import scratch
-from hpcgpu.scaling.model import Limits
+from hpcgpu.scaling.wanted import AddGroup, Command, Wanted, apply
 from hpcgpu.scripts import container, render
 from hpcgpu.store import claims, credentials, saved
 from hpcgpu.store.directory import ClusterDirectory
@@ -53,6 +54,7 @@ __all__ = [
     "existing",
     "registry_of",
     "tell_differences",
+    "wanted_first",
     "warn_of_doubts",
     "warn_of_end",
 ]
@@ -67,13 +69,23 @@ class Starter:
     periodic : Periodic
     options : Options
     security : Security
+    order : callable
+        Passes a command of the user on to the manager, from any thread.
     """
 
-    def __init__(self, reconciler: Reconciler, periodic: Periodic, options: Options, security: Security) -> None:
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        periodic: Periodic,
+        options: Options,
+        security: Security,
+        order: Callable[[Command], None],
+    ) -> None:
         self.reconciler = reconciler
         self.periodic = periodic
         self.options = options
         self.security = security
+        self.order = order
         #: The jobs of the start are in the queue; if the caller waits for the scheduler, their submit may be under way.
         self.submitted = asyncio.Event()
 
@@ -81,7 +93,8 @@ class Starter:
         """Return when the scheduler can be reached."""
         state = self.reconciler.state
         if state.ownership.attached:
-            await attach(state, self.options, self._scheduler_job(), serves_requests=self.periodic.serves_requests)
+            await attach(state, self.options, self._scheduler_job())
+            self.reconciler.restore(state.dispatcher.directory.wanted(), self.order)
             self.reconciler.drainer.go_on()
         else:
             await self._submit_scheduler()
@@ -111,7 +124,7 @@ class Starter:
 
     async def _submit_scheduler(self) -> None:
         state = self.reconciler.state
-        state.dispatcher.resize(DEFAULT, self.options.cluster.jobs)
+        state.dispatcher.want(state.wanted)
         if self.options.scheduler is None:
             state.scheduler = InProcessScheduler(self.options, self.security, state.dispatcher.directory)
         else:
@@ -285,8 +298,16 @@ def registry_of(options: Options, groups: Mapping[str, WorkerOptions], dispatche
     for name, worker in {DEFAULT: options.worker, **groups}.items():
         script = render.script_name(options.system, "worker", *([name] if name != DEFAULT else []))
         jobs.add_group(name, worker, directory.path / script)
-    jobs.groups[DEFAULT].resize(Limits(maximum=settings.jobs, fixed=True))
     return jobs
+
+
+def wanted_first(groups: Mapping[str, WorkerGroup], jobs: int) -> Wanted:
+    """Return what is wanted of a cluster before the first command: so many jobs in its default group."""
+    wanted = Wanted()
+    for name, group in groups.items():
+        wanted = apply(wanted, AddGroup(name, jobs if name == DEFAULT else 0))
+        group.want(wanted.groups[name])
+    return wanted
 
 
 def attachable(directory: ClusterDirectory, system: str) -> saved.Saved:

@@ -17,6 +17,7 @@ from hpcgpu.cluster.scheduler import Scheduler
 from hpcgpu.cluster.scheduler_client import SchedulerClient
 from hpcgpu.errors import ClusterError
 from hpcgpu.scaling.replacement import ClusterFailures
+from hpcgpu.scaling.wanted import Wanted
 
 __all__ = ["ClusterState", "Messages"]
 
@@ -49,6 +50,8 @@ class ClusterState:
     clock : callable
         Returns epoch seconds.
     failures : ClusterFailures
+    wanted : Wanted
+        What the user wants.
     scheduler : Scheduler or None
         None before it was requested.
     client : SchedulerClient or None
@@ -76,6 +79,7 @@ class ClusterState:
     messages: Messages
     clock: Callable[[], float]
     failures: ClusterFailures = field(default_factory=ClusterFailures)
+    wanted: Wanted = field(default_factory=Wanted)
     scheduler: Scheduler | None = None
     client: SchedulerClient | None = None
     known_workers: set[str] = field(default_factory=set)

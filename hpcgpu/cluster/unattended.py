@@ -12,42 +12,35 @@ import signal
 import sys
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
+
+from dask import config
+from dask.utils import parse_timedelta
 
 from hpcgpu.cluster.discovery import cluster_class
 from hpcgpu.errors import ClusterError, ClusterWarning, HpcgpuError
 from hpcgpu.runtime.reach import no_answer, scheduler_of
-from hpcgpu.scaling import units
+from hpcgpu.scaling.model import Limits
+from hpcgpu.scaling.wanted import Adapt, AddGroup, apply
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
-from hpcgpu.store.managers import AdaptArguments
 
 if TYPE_CHECKING:
     from hpcgpu.cluster.gpucluster import GPUCluster
 
-__all__ = ["main", "request"]
+__all__ = ["in_scheduler_job", "main"]
 
 #: Seconds that the scheduler may take to start the manager: it queries the queue first.
 _TIMEOUT = 120.0
 
 
-def request(directory: ClusterDirectory, group: str, arguments: AdaptArguments) -> str:
+def in_scheduler_job(directory: ClusterDirectory, group: str, limits: Limits) -> str:
     """Let the scheduler job scale a group of workers, from now on or from its start; return a message on the outcome.
-
-    Parameters
-    ----------
-    directory : ClusterDirectory
-    group : str
-        Of workers.
-    arguments : AdaptArguments
-        Of `hpcgpu.cluster.gpucluster.GPUCluster.adapt`: ``minimum_jobs``, ``maximum_jobs``, ``idle_timeout``,
-        ``maximum_gpu_hours``.
 
     Raises
     ------
-    OptionError
-        Limits that cannot be, or no such group.
     ClusterError
         The cluster was closed, or jobs cannot be submitted from its scheduler's node.
     """
@@ -59,18 +52,12 @@ def request(directory: ClusterDirectory, group: str, arguments: AdaptArguments) 
             f"cluster {name} has no scheduler job: its scheduler runs in the program that made it (scheduler='local'). "
             "Call `adapt` in that program"
         )
-    units.limits(
-        kept.worker(group),
-        minimum={"jobs": arguments.get("minimum_jobs")},
-        maximum={"jobs": arguments.get("maximum_jobs")},
-        backlog=None,
-        idle_timeout=arguments.get("idle_timeout"),
-        maximum_gpu_hours=arguments.get("maximum_gpu_hours"),
-    )
     if not directory.detached:
         directory.detach()
-    earlier = directory.adapt() or {}
-    directory.request_adapt({**earlier, group: arguments})
+    duration = parse_timedelta(config.get("distributed.adaptive.target-duration"))
+    earlier = directory.wanted()
+    known = earlier if group in earlier.groups else apply(earlier, AddGroup(group, 0))  # of `hpcgpu render`: none is
+    directory.want(replace(apply(known, Adapt(group, limits, duration)), unattended=True))
     contact = directory.contact()  # after the request: a scheduler that starts now reads it
     if contact is None:
         return f"{name}: adaptive scaling begins when its scheduler job does"
@@ -79,7 +66,7 @@ def request(directory: ClusterDirectory, group: str, arguments: AdaptArguments) 
     except (OSError, TimeoutError) as error:
         problem = f"its scheduler at {contact.client} does not answer: {no_answer(error)}"
     if problem:
-        directory.request_adapt(earlier)
+        directory.want(earlier)
         raise ClusterError(
             f"the scheduler job of cluster {name} cannot scale it: {problem}. Let a program on a login node do it, "
             f"by from_name({name!r}).adapt(...)"
@@ -113,14 +100,9 @@ def main(path: Path) -> None:
 
 def _scale(directory: ClusterDirectory, end: threading.Event, ended: threading.Event) -> None:
     """Scale until `end`; `ended` is set if the scheduler has ended."""
-    found = cluster_class(directory.system)
-    # its orders are in a file
-    unattended = cast("type[GPUCluster]", type(found.__name__, (found,), {"_serves_requests": False}))
-    cluster = unattended.from_name(directory.path, shutdown_on_close=False)
+    cluster = cluster_class(directory.system).from_name(directory.path, shutdown_on_close=False)
     printed = 0
     try:
-        for group, arguments in (directory.adapt() or {}).items():
-            cluster.adapt(worker_group=group, **arguments)
         while not end.wait(1.0) and cluster.managing:
             printed = _print_new(cluster, printed)
     finally:

@@ -28,7 +28,7 @@ def unfinished(directory: ClusterDirectory, *, now: float, managed: bool = False
     left : bool, default False
         Whether the program that manages it is about to leave it.
     """
-    sizes, submits = directory.sizes(), directory.submits()
+    sizes, submits = directory.wanted().sizes, directory.submits()
     if managed or not sizes or not (left or _abandoned(directory, now=now)):
         return ""
     word, missing = directory.in_shell, list[str]()
@@ -41,7 +41,7 @@ def unfinished(directory: ClusterDirectory, *, now: float, managed: bool = False
         return "" if in_program else f"its scheduler job was not submitted. To remove it, run: hpcgpu stop {word}"
     for group, asked in sizes.items():
         have = sum(_counts(submit, group) for submit in there)
-        if asked is not None and have < asked:
+        if have < asked:
             of = "" if group == DEFAULT else f" of group {group!r}"
             which = "" if group == DEFAULT else f" --worker-group {group}"
             verb = "was" if asked == 1 else "were"

@@ -242,7 +242,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         return RequestAnswer(taken=True, error=error)
 
     async def manage(self) -> str:
-        """Start the manager that runs in the scheduler job, as ``adapt.json`` in the cluster directory requests.
+        """Start the manager that runs in the scheduler job.
 
         See `hpcgpu.cluster.unattended`.
 

@@ -87,7 +87,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
         gpu_page.add(scheduler, extension.usage.now, directory.path.name)
     except Exception as error:  # of a release of Dask or Bokeh that we do not know: the page is not worth a cluster
         print(f"hpcgpu: the dashboard has no page /hpcgpu: {error!r}", file=sys.stderr, flush=True)
-    if directory.adapt() is not None:  # after the contact: later requests find it, and go to the scheduler
+    if directory.wanted().unattended:  # after the contact: later requests find it, and go to the scheduler
         if problem := await extension.unattended.start():
             print(f"hpcgpu: adaptive scaling is off: {problem}", file=sys.stderr, flush=True)
             await extension.heartbeat(about=f"adaptive scaling is off: {problem}")

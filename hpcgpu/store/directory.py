@@ -20,10 +20,11 @@ from typing import Any, Self
 
 from hpcgpu.errors import Damaged
 from hpcgpu.posix import checked, ownership, records
+from hpcgpu.scaling.wanted import Wanted
 from hpcgpu.store.contact import Contact, Contacts
 from hpcgpu.store.identity import About
 from hpcgpu.store.journal import Journal, Submit
-from hpcgpu.store.managers import AdaptArguments, ManagerRecord, Managers
+from hpcgpu.store.managers import ManagerRecord, Managers
 
 __all__ = ["DASHBOARD_TOKEN", "ClusterDirectory", "Contact", "ManagerRecord", "Submit"]
 
@@ -101,7 +102,7 @@ class ClusterDirectory(Contacts, Journal, Managers):
         shapes: dict[str, Any] = {
             "cluster.json": About,
             "contact.json": Contact,
-            "adapt.json": dict[str, AdaptArguments],
+            "wanted.json": Wanted,
         }
         shapes |= {path.name: ManagerRecord for path in sorted(self.path.glob("manager-*.json"))}
         for name, shape in shapes.items():

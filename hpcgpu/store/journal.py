@@ -55,7 +55,6 @@ class _Event:
     group: str = "default"
     id: str = ""
     names: list[str] = field(default_factory=list)
-    jobs: int | None = None
     why: str = ""
     state: str = ""
     start: float | None = None
@@ -141,17 +140,6 @@ class Journal(Files):
     def keep(self, names: Iterable[str]) -> None:
         """Record that these jobs stay after all: they had started already, or their data fits nowhere else."""
         self._append({"event": "keep", "names": list(names)})
-
-    def resize(self, group: str, jobs: int | None) -> None:
-        """Record how many worker jobs the user wants in a group; None where the work decides."""
-        self._append({"event": "size", "group": group, "jobs": jobs})
-
-    def sizes(self) -> dict[str, int | None]:
-        """Return by group how many worker jobs the user wants, as far as that was said."""
-        sizes = [
-            (str(record.get("group")), record.get("jobs")) for record in self._journal() if record["event"] == "size"
-        ]
-        return {group: jobs if isinstance(jobs, int) else None for group, jobs in sizes}
 
     def detach(self) -> None:
         """Record that the cluster must outlive the program that made it."""

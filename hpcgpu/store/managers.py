@@ -1,4 +1,4 @@
-"""Who manages a cluster, and what the manager is requested to do.
+"""Who manages a cluster, and what the user wants of it.
 
 The manager is the program with the highest number, ``manager-NUMBER.json``.
 """
@@ -11,27 +11,16 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict
 
 from hpcgpu.errors import Damaged
 from hpcgpu.posix import processes, records
 from hpcgpu.posix.printable import printable
+from hpcgpu.scaling.wanted import Wanted
 from hpcgpu.store.files import Files
 
-__all__ = ["AdaptArguments", "ManagerRecord", "Managers"]
-
-
-class AdaptArguments(TypedDict, total=False):
-    """Arguments of ``adapt`` for one worker group, as ``adapt.json`` keeps them."""
-
-    minimum_jobs: int | None
-    maximum_jobs: int | None
-    idle_timeout: float | str | None
-    interactive: bool | None
-    maximum_gpu_hours: float | None
+__all__ = ["ManagerRecord", "Managers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +37,6 @@ class ManagerRecord:
         Its identity there; see `hpcgpu.posix.processes`.
     left : bool
         Whether it has left the cluster to itself, though it may live.
-    serves : bool
-        Whether it does what other programs request. The manager in the scheduler job does what ``adapt.json`` says.
     """
 
     number: int = 0
@@ -57,7 +44,6 @@ class ManagerRecord:
     host: str = ""
     process: list[int] = field(default_factory=list)
     left: bool = False
-    serves: bool = True
 
     @property
     def lives(self) -> bool | None:
@@ -75,18 +61,16 @@ class ManagerRecord:
 class Managers(Files):
     """The managers of the cluster of one directory."""
 
-    def take_over(self, program: str, *, serves: bool = True) -> ManagerRecord:
+    def take_over(self, program: str) -> ManagerRecord:
         """Become the cluster's manager: no earlier one submits or cancels from now on.
 
         Parameters
         ----------
         program : str
             Who this is, for people.
-        serves : bool, default True
-            Whether it does what other programs request.
         """
         process = processes.identity(os.getpid())
-        record = ManagerRecord(program=program, host=socket.gethostname(), process=process, serves=serves)
+        record = ManagerRecord(program=program, host=socket.gethostname(), process=process)
         # Written before a number is taken: on a full disk the present manager must remain.
         draft = self.write(f".manager-{secrets.token_hex(4)}", json.dumps(asdict(record)))
         try:
@@ -124,16 +108,16 @@ class Managers(Files):
     def _manager_file(self, number: int) -> Path:
         return self.path / f"manager-{number:06}.json"
 
-    # Scaling without a living client
+    # What the user wants
 
-    def request_adapt(self, limits: Mapping[str, AdaptArguments]) -> None:
-        """Record how the manager in the scheduler job must scale: the arguments of ``adapt``, by worker group."""
-        self.write("adapt.json", json.dumps(limits))
+    def want(self, wanted: Wanted) -> None:
+        """Record what the user wants of the worker groups, ``wanted.json``; the manager alone does it, if one lives."""
+        self.write("wanted.json", json.dumps(asdict(wanted)))
 
-    def adapt(self) -> dict[str, AdaptArguments] | None:
-        """Return the request to the manager in the scheduler job; None if there is none."""
+    def wanted(self) -> Wanted:
+        """Return what the user wants; nothing if that was never recorded, or cannot be read."""
         self.refresh()
         try:
-            return records.read(self.path / "adapt.json", dict[str, AdaptArguments])
+            return records.read(self.path / "wanted.json", Wanted)
         except (OSError, Damaged):
-            return None
+            return Wanted()

@@ -80,9 +80,9 @@ def test_another_program_scales_a_cluster_while_its_own_program_computes_and_kee
         cluster.wait_for_workers(1)
         requests.adapt(locate("served"), minimum_jobs=1, maximum_jobs=3)
         assert cluster.adaptive is not None and (cluster.adaptive.minimum, cluster.adaptive.maximum) == (1, 3)
-        with pytest.raises(ClusterError, match="minimum"):
+        with pytest.raises(OptionError, match="minimum"):
             requests.adapt(locate("served"), minimum_jobs=5, maximum_jobs=3)
-        with pytest.raises(ClusterError, match="no worker group named 'other'"):
+        with pytest.raises(OptionError, match="no worker group named 'other'"):
             requests.scale(locate("served"), jobs=1, worker_group="other")
         assert "another program requests scale" in cluster.get_logs()["Cluster"]
 

@@ -16,6 +16,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.remote.lookup import locate
 from hpcgpu.remote.unfinished import unfinished
 from hpcgpu.runtime.extension import Extension
+from hpcgpu.scaling.wanted import Scale, apply
 from tests.conftest import live
 from tests.helpers import CPU
 
@@ -23,6 +24,7 @@ from tests.helpers import CPU
 KILLED = """
 import os, signal
 from hpcgpu.cli import main
+from hpcgpu.scaling.wanted import Scale, apply
 from hpcgpu.store.directory import ClusterDirectory
 real = ClusterDirectory.submitted
 def submitted(self, name, job_id):
@@ -98,7 +100,8 @@ def test_a_start_that_does_not_wait_leaves_a_cluster_for_good(queue: LocalQueue)
 
 def test_nothing_is_missing_while_a_program_may_still_submit_it(queue: LocalQueue) -> None:
     with LocalGPUCluster(name="managed", jobs=0, **CPU) as cluster:
-        cluster.directory.resize("default", 3)  # as if the submits were under way
+        wanted = apply(cluster.directory.wanted(), Scale("default", 3))
+        cluster.directory.want(wanted)  # as if the submits were under way
         assert unfinished(cluster.directory, now=time.time()) == ""
         assert "3 worker jobs were asked for" in unfinished(cluster.directory, now=time.time(), left=True)
 

@@ -15,6 +15,7 @@ import pytest
 
 from hpcgpu.errors import NotTrusted, OptionError
 from hpcgpu.posix import checked, ownership
+from hpcgpu.scaling.wanted import AddGroup, Wanted, apply
 from hpcgpu.scripts import bundle
 from hpcgpu.store import claims, usage
 from hpcgpu.store.directory import ClusterDirectory, Contact
@@ -137,7 +138,7 @@ READERS: dict[str, Callable[[ClusterDirectory], object]] = {
     "contact.json": lambda directory: directory.contact(),
     "cluster.json": lambda directory: directory.token() and not directory.damage(),
     "journal.jsonl": lambda directory: directory.submits(),
-    "adapt.json": lambda directory: directory.adapt(),
+    "wanted.json": lambda directory: directory.wanted().groups,
     "manager-000001.json": lambda directory: (found := directory.manager()) and found.program == "me",
     "dashboard.token": lambda directory: directory.dashboard_token(),
 }
@@ -151,7 +152,7 @@ def test_a_file_that_another_machine_replaces_is_read_anew(
     directory.write(usage.FILE, usage.line(JobUsage(id="7", name="demo-0")))
     directory.publish(Contact(token=directory.token(), job_id="7", workers="tls://a:1", client="tls://a:1"))
     directory.intend("demo-0", "worker")
-    directory.request_adapt({"default": {"maximum_jobs": 1}})
+    directory.want(apply(Wanted(), AddGroup("default", 1)))
     directory.take_over("me")
     stale = Replaced(directory.path / name, monkeypatch)
     assert READERS[name](directory)

@@ -239,12 +239,11 @@ def test_a_scheduler_job_that_the_queue_forgot_is_gone(
         connection.wait_for_contact(directory, quiet=True)
 
 
-def test_the_journal_knows_which_jobs_are_not_wanted_any_more_and_how_many_are(tmp_path: Path) -> None:
+def test_the_journal_knows_which_jobs_are_not_wanted_any_more(tmp_path: Path) -> None:
     directory = claims.claim(tmp_path / "demo", lambda submits: [], system="slurm")
     for number in range(3):
         directory.intend(f"demo-{number}", "worker")
         directory.submitted(f"demo-{number}", str(number))
-    directory.resize("default", 1)
     directory.cancel(["demo-1", "demo-2"])
     directory.keep(["demo-2"])  # it had started already
     directory.intend("demo-1", "worker")  # another job of that name
@@ -254,9 +253,6 @@ def test_the_journal_knows_which_jobs_are_not_wanted_any_more_and_how_many_are(t
         ("2", False),
         (None, False),
     ]
-    assert directory.sizes() == {"default": 1}
-    directory.resize("default", None)  # the work decides from now on
-    assert directory.sizes() == {"default": None}
 
 
 def test_what_is_given_up_is_written_by_the_manager_alone_and_a_full_disk_does_not_keep_a_job(tmp_path: Path) -> None:

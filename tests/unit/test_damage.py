@@ -24,11 +24,14 @@ from hpcgpu.posix.records import parse
 from hpcgpu.remote import lookup, snapshot
 from hpcgpu.remote.logs import Reader
 from hpcgpu.remote.lookup import find, locate, stop
+from hpcgpu.scaling.model import Limits
+from hpcgpu.scaling.wanted import Adapt, AddGroup, Wanted, apply
 from hpcgpu.store import claims, credentials, saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 #: Every how many bytes a file is cut, or one is changed; 1 for all.
 STRIDE = int(os.environ.get("HPCGPU_FUZZ_STRIDE", "97"))
+WANTED = apply(apply(Wanted(), AddGroup("default", 1)), Adapt("default", Limits(maximum=2), 5.0))
 JOBS = {"7": "bad-scheduler", "8": "bad-0", "9": "good-scheduler"}
 
 
@@ -71,7 +74,7 @@ def complete(directory: ClusterDirectory) -> None:
         if job.startswith(name):
             directory.intend(job, "scheduler" if "scheduler" in job else "worker")
             directory.submitted(job, job_id)
-    directory.request_adapt({"default": {"maximum_jobs": 2}})
+    directory.want(WANTED)
     directory.publish(
         Contact(token=directory.token(), job_id="7", workers="tls://127.0.0.1:1", client="tls://127.0.0.1:1")
     )
@@ -112,7 +115,7 @@ FILES = (
     "journal.jsonl",
     "contact.json",
     "options.json",
-    "adapt.json",
+    "wanted.json",
     "manager-000001.json",
     "dashboard.token",
     "tls/ucx.key",
@@ -272,13 +275,15 @@ def test_what_is_read_has_the_shape_that_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ['{"default": {"maximum_jobs": "2"}}', '{"default": {"maximum_jobs": [2]}}', '{"default": 3}', "[]"]
+    "content",
+    ['{"groups": {"default": {"limits": {"maximum": "2"}}}}', '{"groups": {"default": 3}}', '{"groups": 3}', "[]"],
 )
-def test_a_request_to_adapt_of_another_shape_is_damage_and_is_not_followed(root: Path, content: str) -> None:
+def test_a_wanted_state_of_another_shape_is_damage_and_is_not_followed(root: Path, content: str) -> None:
     directory = ClusterDirectory(root / "good")
-    assert directory.adapt() == {"default": {"maximum_jobs": 2}}
-    (root / "good" / "adapt.json").write_text('{"default": {"maximum_jobs": 2, "of_a_later_release": 1}}')
-    assert directory.adapt() == {"default": {"maximum_jobs": 2}} and not directory.damage()
-    (root / "good" / "adapt.json").write_text(content)
-    assert directory.adapt() is None
-    assert any("adapt.json is damaged" in sentence for sentence in directory.damage())
+    assert directory.wanted() == WANTED
+    later = json.loads((root / "good" / "wanted.json").read_text()) | {"of_a_later_release": 1}
+    (root / "good" / "wanted.json").write_text(json.dumps(later))
+    assert directory.wanted() == WANTED and not directory.damage()
+    (root / "good" / "wanted.json").write_text(content)
+    assert directory.wanted() == Wanted()
+    assert any("wanted.json is damaged" in sentence for sentence in directory.damage())

@@ -36,6 +36,7 @@ from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, Submi
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.scaling import units
 from hpcgpu.scaling.model import Limits
+from hpcgpu.scaling.wanted import Adapt, AddGroup, Command, DeleteGroup, Scale, Wanted, WantedGroup, apply
 from hpcgpu.software.check import EnvironmentCheck
 from hpcgpu.store import claims
 from hpcgpu.store.directory import Contact
@@ -186,6 +187,7 @@ class Site:
         self.registry = Registry("demo", dispatcher, self.directory.logs, self.options.cluster.worker_restarts)
         self.group = self.registry.add_group(DEFAULT, self.options.worker, path / "worker")
         self.state = ClusterState("demo", dispatcher, self.registry, Ownership(True, True), self, lambda: self.now)
+        self.state.wanted = apply(Wanted(), AddGroup(DEFAULT, 0))
         self.reconciler = Reconciler(self.state, EnvironmentCheck("off"))
         self.scheduler = SchedulerJob(dispatcher, path / "scheduler", "demo-scheduler", self.directory.logs, 60.0)
 
@@ -213,12 +215,12 @@ class Site:
         self.warned.clear()
 
     async def scale(self, jobs: int) -> None:
-        self.reconciler.resize(self.group, Limits(maximum=jobs, fixed=True), None)
+        self.reconciler.order(Scale(DEFAULT, jobs))
         await self.settled()
 
-    def order(self, act: Callable[[Reconciler], None]) -> None:
-        """What `GPUAdaptive` requests of its manager."""
-        act(self.reconciler)
+    def order(self, command: Command) -> None:
+        """What `GPUAdaptive` orders."""
+        self.reconciler.order(command)
 
     async def settled(self) -> None:
         """Let all that is under way come to its end."""
@@ -388,7 +390,7 @@ async def test_after_too_many_failures_nothing_is_replaced_until_the_user_asks(s
 async def test_a_paused_adaptive_group_says_how_it_is_resumed_and_then_has_no_failure_left(site: Site) -> None:
     limits = Limits(minimum=2, maximum=2)
     adaptive = GPUAdaptive(site.group, limits, 5.0, site.order)
-    site.reconciler.resize(site.group, limits, adaptive)
+    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), adaptive)
     for _ in range(site.options.cluster.worker_restarts + 1):
         await site.passes(120, step=10)
         await site.ends(max(site.registry.active), JobState.FAILED)
@@ -401,14 +403,14 @@ async def test_a_paused_adaptive_group_says_how_it_is_resumed_and_then_has_no_fa
     assert adaptive.log[-1][1] != "resumed by the user" and "resumed by the user" in [text for _, text in adaptive.log]
 
 
-async def test_the_size_at_which_adaptive_scaling_stops_is_in_the_journal(site: Site) -> None:
+async def test_the_size_at_which_adaptive_scaling_stops_is_recorded(site: Site) -> None:
     limits = Limits(minimum=1, maximum=5)
     adaptive = GPUAdaptive(site.group, limits, 5.0, site.order)
-    site.reconciler.resize(site.group, limits, adaptive)
-    assert site.directory.sizes() == {"default": None}
+    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), adaptive)
+    assert site.directory.wanted().sizes == {}
     adaptive.stop()
     await site.settled()
-    assert site.directory.sizes() == {"default": 2} and len(site.registry.active) == 2
+    assert site.directory.wanted().sizes == {"default": 2} and len(site.registry.active) == 2
     assert not adaptive.running
 
 
@@ -548,7 +550,7 @@ async def test_a_scheduler_that_is_silent_though_its_job_runs_is_told_once(site:
 
 async def test_another_manager_is_left_alone_with_the_cluster(site: Site) -> None:
     site.directory.take_over("another program")
-    site.reconciler.resize(site.group, Limits(maximum=5, fixed=True), None)
+    site.reconciler.order(Scale(DEFAULT, 5))
     await site.settled()
     assert site.state.ownership.state is Owner.SUPERSEDED and len(site.queue.jobs) == 3
     assert site.warned[0].startswith("cluster demo was taken over by another program; this program no longer scales it")
@@ -573,7 +575,7 @@ async def test_a_cluster_that_lost_its_name_cancels_its_jobs(site: Site) -> None
 
 
 async def test_a_cluster_that_lost_its_name_says_so_and_nothing_else(site: Site) -> None:
-    site.group.resize(Limits(maximum=1, fixed=True))
+    site.group.want(WantedGroup(limits=Limits(maximum=1, fixed=True)))
     identity = site.directory.path / "cluster.json"
     identity.write_text(identity.read_text().replace(site.directory.token(), "1"))
     site.client.stream_ended = asyncio.Event().wait  # type: ignore[attr-defined]
@@ -648,7 +650,7 @@ async def passes_until(site: Site, until: Callable[[], object]) -> None:
 async def test_a_call_that_does_not_end_is_waited_for_ten_minutes_and_the_user_hears_which(site: Site) -> None:
     began = site.now
     site.client.working = {name: {"calls": ["train"], "tasks": []} for name in ("demo-0", "demo-1")}
-    site.reconciler.resize(site.group, Limits(maximum=1, fixed=True), None)
+    site.reconciler.order(Scale(DEFAULT, 1))
     await passes_until(site, lambda: site.warned)
     assert 600 <= site.now - began < 610
     [job] = [job for job in site.registry.worker_jobs if job.draining]
@@ -694,8 +696,7 @@ async def test_work_has_most_of_the_time_that_is_left_when_the_queue_says_late_t
 
 async def test_a_job_of_a_deleted_group_takes_no_tasks_while_its_data_fits_nowhere_else(site: Site) -> None:
     site.client.full = True
-    site.registry.delete_group(site.group)
-    site.reconciler.resize(site.group, Limits(maximum=0, fixed=True), None)
+    site.reconciler.order(DeleteGroup(DEFAULT))
     await passes_until(site, lambda: len(site.warned) == 2)
     assert all(job.draining for job in site.registry.worker_jobs)
     assert set(site.client.refusing) == {"demo-0", "demo-1"} and not site.client.resumed
@@ -716,7 +717,7 @@ async def test_jobs_that_lose_their_data_end_when_their_work_has_ended_and_take_
     site.client.full = True
     site.client.working = {name: {"calls": ["train"], "tasks": []} for name in ("demo-0", "demo-1")}
     if zero:
-        site.reconciler.resize(site.group, Limits(maximum=0, fixed=True), None)
+        site.reconciler.order(Scale(DEFAULT, 0))
     else:
         site.reconciler.drainer.drain(["demo-0", "demo-1"], Drain.BUDGET, deadline=site.now + 60)
     began = site.now
@@ -758,7 +759,7 @@ async def test_a_drained_job_is_never_shown_as_running(site: Site) -> None:
 async def test_a_job_that_starts_just_before_it_is_cancelled_counts_again(site: Site) -> None:
     await site.scale(3)
     site.says("demo-2", JobState.RUNNING, start=site.now)  # the last poll did not know of it
-    site.reconciler.resize(site.group, Limits(maximum=2, fixed=True), None)
+    site.reconciler.order(Scale(DEFAULT, 2))
     phase = site.job("demo-2").phase
     assert isinstance(phase, Draining) and isinstance(phase.before, Queued)
     await site.settled()
@@ -769,7 +770,7 @@ async def test_a_job_that_starts_just_before_it_is_cancelled_counts_again(site: 
 
 async def test_a_job_that_can_never_start_pauses_adaptive_scaling(site: Site) -> None:
     limits = Limits(minimum=3, maximum=3)
-    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, site.order))
+    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), GPUAdaptive(site.group, limits, 5.0, site.order))
     await site.settled()
     site.says("demo-2", JobState.PENDING, reason="QOSMaxWallDurationPerJobLimit")
     await site.passes(30)
@@ -1050,7 +1051,7 @@ async def test_a_job_whose_submit_is_cut_short_by_the_end_is_not_shown_as_being_
         return submit(script, **arguments)
 
     monkeypatch.setattr(site.queue, "submit", slow)
-    site.reconciler.resize(site.group, Limits(maximum=3, fixed=True), None)
+    site.reconciler.order(Scale(DEFAULT, 3))
     while not begun.is_set():
         await asyncio.sleep(0.001)
     site.state.closing = True
@@ -1220,6 +1221,7 @@ async def taken_over(site: Site, path: Path) -> Site:
     other.scheduler = SchedulerJob(dispatcher, path / "scheduler", "demo-scheduler", site.directory.logs, 60.0)
     cluster = replace(site.options.cluster, security="")
     await attach(other.state, replace(site.options, cluster=cluster), other.scheduler)
+    other.reconciler.restore(site.directory.wanted(), other.order)
     await other.scheduler.reach()
     other.state.client = other.client
     return other
@@ -1233,6 +1235,25 @@ async def test_the_gpu_hours_of_jobs_that_have_ended_count_for_the_next_manager_
     before = site.group.gpu_seconds(now=site.now)
     other = await taken_over(site, tmp_path)
     assert other.group.gpu_seconds(now=site.now) == before + 3600 * site.group.gpus_per_job
+
+
+async def test_the_next_manager_goes_on_with_what_the_user_wants(tmp_path: Path) -> None:
+    first = Site(tmp_path)
+    await first.begin(3)
+    limits = Limits(minimum=1, maximum=5, idle_timeout=60.0)
+    first.reconciler.order(Adapt(DEFAULT, limits, 5.0), GPUAdaptive(first.group, limits, 5.0, first.order))
+    second = await taken_over(first, tmp_path)
+    assert second.group.adaptive is not None and second.group.adaptive.running
+    assert (second.group.limits.minimum, second.group.limits.maximum) == (1, 5)
+    second.reconciler.order(Scale(DEFAULT, 4))
+    await second.settled()
+    assert len(second.registry.active) == 4
+    lost = max(second.registry.active)
+    second.says(lost, JobState.CANCELLED)  # while nobody manages the cluster
+    third = await taken_over(second, tmp_path)
+    third.reconciler.decide()
+    await third.settled()
+    assert len(third.registry.active) == 4 and lost not in third.registry.active, "one is submitted in its place"
 
 
 async def test_a_job_that_started_just_before_its_cancellation_is_kept_by_the_next_manager(
@@ -1286,7 +1307,7 @@ async def adapts(site: Site, maximum: int) -> GPUAdaptive:
     """Let the group scale adaptively; the scheduler answers once."""
     limits = Limits(maximum=maximum)
     adaptive = GPUAdaptive(site.group, limits, 5.0, site.order)
-    site.reconciler.resize(site.group, limits, adaptive)
+    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), adaptive)
     await site.loaded()
     return adaptive
 
@@ -1382,7 +1403,7 @@ async def test_a_job_that_can_never_start_and_is_not_cancelled_is_told_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = Limits(minimum=3, maximum=3)
-    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, site.order))
+    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), GPUAdaptive(site.group, limits, 5.0, site.order))
     await site.settled()
     site.says("demo-2", JobState.PENDING, reason="QOSMaxWallDurationPerJobLimit")
     refuses(site, monkeypatch)
@@ -1633,7 +1654,7 @@ async def test_adapt_releases_no_job_because_there_was_no_work_before_it_was_cal
     monkeypatch.setattr(site.client, "load", busy)  # now there is
     limits = Limits(maximum=2, idle_timeout=0.0)
     adaptive = GPUAdaptive(site.group, limits, 5.0, site.order)
-    site.reconciler.resize(site.group, limits, adaptive)
+    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), adaptive)
     await site.settled()
     assert len(site.registry.active) == 2
     assert adaptive.state.reason == (
@@ -1656,7 +1677,7 @@ async def test_adapt_submits_no_job_for_work_that_was_there_before_it_was_called
     await site.polled()
     monkeypatch.setattr(site.client, "load", load)  # it was quickly done
     limits = Limits(minimum=3, maximum=8)
-    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, site.order))
+    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), GPUAdaptive(site.group, limits, 5.0, site.order))
     await site.settled()
     assert len(site.registry.active) == 3, "the minimum counts at once"
     await site.loaded()
@@ -1679,7 +1700,7 @@ async def test_an_answer_to_a_query_from_before_adapt_was_called_does_not_count(
     query = asyncio.ensure_future(site.loaded())
     await asked.wait()
     limits = Limits(maximum=8)
-    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, site.order))
+    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), GPUAdaptive(site.group, limits, 5.0, site.order))
     answer.set()
     await query
     assert len(site.registry.active) == 2
@@ -1807,7 +1828,7 @@ async def test_many_jobs_that_can_never_start_are_cancelled_by_one_command(tmp_p
     site = Site(tmp_path)
     await site.begin(0)
     limits = Limits(minimum=30, maximum=30)
-    site.reconciler.resize(site.group, limits, GPUAdaptive(site.group, limits, 5.0, site.order))
+    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), GPUAdaptive(site.group, limits, 5.0, site.order))
     await site.settled()
     cancelled: list[int] = []
     cancel = site.queue.cancel

@@ -1,0 +1,51 @@
+"""What the user wants of a cluster: commands, the file, and what the next manager makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcgpu.errors import OptionError
+from hpcgpu.scaling.model import Limits
+from hpcgpu.scaling.wanted import Adapt, AddGroup, Command, DeleteGroup, Resume, Scale, Wanted, apply
+from hpcgpu.store import claims
+
+LIMITS = Limits(minimum=1, maximum=8, idle_timeout=60.0, gpu_seconds=3600.0, interactive=True)
+
+
+def after(*commands: Command) -> Wanted:
+    wanted = Wanted()
+    for command in commands:
+        wanted = apply(wanted, command)
+    return wanted
+
+
+def test_each_command_has_a_number_and_leaves_the_other_groups_as_they_were() -> None:
+    wanted = after(AddGroup("default", 2), AddGroup("big", 1), Adapt("default", LIMITS, 5.0), Scale("big", 3))
+    assert wanted.generation == 4
+    assert wanted.groups["default"].generation == 3 and wanted.groups["default"].limits == LIMITS
+    assert wanted.sizes == {"big": 3}, "the work decides on the other one"
+    assert after(AddGroup("default", 2), Adapt("default", LIMITS, 5.0), Scale("default", 1)).sizes == {"default": 1}
+    resumed = apply(wanted, Resume("default"))
+    assert resumed.groups["default"].limits == LIMITS and resumed.groups["default"].generation == 5
+    assert set(apply(wanted, DeleteGroup("big")).groups) == {"default"}
+
+
+@pytest.mark.parametrize("command", [Scale("big", 1), Adapt("big", LIMITS, 5.0), Resume("big"), DeleteGroup("big")])
+def test_a_command_for_a_group_that_is_not_there_is_refused(command: Command) -> None:
+    with pytest.raises(OptionError, match="no worker group named 'big': the groups are default"):
+        apply(after(AddGroup("default", 2)), command)
+
+
+def test_a_group_is_added_once() -> None:
+    with pytest.raises(OptionError, match="there is a worker group named 'default' already"):
+        after(AddGroup("default", 2), AddGroup("default", 1))
+
+
+def test_what_is_wanted_is_kept_in_the_cluster_directory(tmp_path: Path) -> None:
+    directory = claims.claim(tmp_path / "demo", lambda submits: [], system="local")
+    assert directory.wanted() == Wanted()
+    wanted = after(AddGroup("default", 2), AddGroup("big", 1), Adapt("default", LIMITS, 5.0))
+    directory.want(wanted)
+    assert directory.wanted() == wanted
