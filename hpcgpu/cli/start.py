@@ -100,9 +100,6 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     Connect:  hpcgpu.connect("demo") in Python
     """
     from hpcgpu.cluster.discovery import cluster_class
-    from hpcgpu.cluster.unattended import in_scheduler_job
-    from hpcgpu.errors import ClusterError
-    from hpcgpu.scaling.model import Limits
 
     if adapt and maximum_jobs is None:
         raise click.UsageError("--adapt needs --maximum-jobs")
@@ -128,14 +125,7 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
         )
     jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
     _leave(cluster)
-    try:
-        limits = Limits(minimum=minimum_jobs, maximum=maximum_jobs or 0)
-        scaling = in_scheduler_job(directory, "default", limits) if adapt else ""
-    except ClusterError as error:
-        raise ClusterError(
-            f"{error}. The cluster runs without adaptive scaling, with {counted(minimum_jobs, 'worker job')}. To "
-            f"end it, run: hpcgpu stop {directory.in_shell}"
-        ) from error
+    scaling = _adapt(directory, minimum_jobs, maximum_jobs) if adapt and maximum_jobs is not None else ""
     if as_json:
         show_json(_started(name, directory, link, jobs))
         return
@@ -149,6 +139,25 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     if scaling:
         say(scaling)
     click.echo(f'Connect in Python: hpcgpu.connect("{directory.found_as}"). End it: hpcgpu stop {word}')
+
+
+def _adapt(directory: ClusterDirectory, minimum: int, maximum: int) -> str:
+    """Let the scheduler job scale the cluster; return a message on the outcome."""
+    from hpcgpu.cluster.unattended import in_scheduler_job
+    from hpcgpu.errors import ClusterError
+    from hpcgpu.scaling.model import Limits
+    from hpcgpu.scaling.units import target_duration
+    from hpcgpu.scaling.wanted import Adapt
+
+    try:
+        return in_scheduler_job(
+            directory, Adapt("default", Limits(minimum=minimum, maximum=maximum), target_duration())
+        )
+    except ClusterError as error:
+        raise ClusterError(
+            f"{error}. The cluster runs without adaptive scaling, with {counted(minimum, 'worker job')}. To "
+            f"end it, run: hpcgpu stop {directory.in_shell}"
+        ) from error
 
 
 def _leave(cluster: GPUCluster) -> None:

@@ -29,7 +29,6 @@ from hpcgpu.cluster.periodic import Periodic
 from hpcgpu.cluster.plan import Planner
 from hpcgpu.cluster.reconciler import Reconciler
 from hpcgpu.cluster.scheduler_client import RpcClient
-from hpcgpu.cluster.serving import serve
 from hpcgpu.cluster.starting import Starter
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.waiting import what_jobs_wait_for
@@ -83,12 +82,13 @@ class Adapter(SpecCluster):  # type: ignore[misc]
     ) -> None:
         self.options = options
         self.reconciler = reconciler
+        reconciler.send = self._order
         self._messages = messages
         self._status = Status.created
         self._periodic = Periodic(reconciler, options.cluster)
         self._notices = Notices(self._state, options.cluster, self._callbacks, self)
         self._periodic.look = self._notices.look
-        self._starter = Starter(reconciler, self._periodic, options, security, self._order)
+        self._starter = Starter(reconciler, self._periodic, options, security)
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._watch_worker_status_task: asyncio.Task[None] | None = None
@@ -340,7 +340,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         self.reconciler.compare_environments(client.known, client.known)  # some joined before there was a comparison
         await self.reconciler.observe_load()
         self.reconciler.drainer.go_on()
-        self._periodic.watch_scheduler(client, lambda request: serve(self, request))
+        self._periodic.watch_scheduler(client)
 
     async def _compare_with_scheduler(self, client: RpcClient) -> None:
         """Raise or warn if the software of this program and of the scheduler is incompatible.

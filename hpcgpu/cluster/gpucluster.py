@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-import dask
 from distributed.core import Status
 from distributed.deploy.spec import NoOpAwaitable
 from distributed.security import Security
@@ -31,7 +30,6 @@ from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT, Reconciler
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.configuration.resolve import resolve, resolve_group
 from hpcgpu.errors import BatchError, ClusterExists, OptionError
-from hpcgpu.options import values
 from hpcgpu.options.arguments import checked
 from hpcgpu.options.common import DEFAULT, Options, WorkerOptions
 from hpcgpu.remote.lookup import locate
@@ -392,28 +390,22 @@ class GPUCluster(Readable):
         group = self._state.registry.group_named(worker_group)
         limits = units.limits(
             group.options,
-            minimum={
-                "n": minimum,
-                "jobs": minimum_jobs,
-                "gpus": minimum_gpus,
-                "cores": minimum_cores,
-                "memory": minimum_memory,
-            },
-            maximum={
-                "n": maximum,
-                "jobs": maximum_jobs,
-                "gpus": maximum_gpus,
-                "cores": maximum_cores,
-                "memory": maximum_memory,
-            },
+            minimum=minimum,
+            maximum=maximum,
+            minimum_jobs=minimum_jobs,
+            maximum_jobs=maximum_jobs,
+            minimum_gpus=minimum_gpus,
+            maximum_gpus=maximum_gpus,
+            minimum_cores=minimum_cores,
+            maximum_cores=maximum_cores,
+            minimum_memory=minimum_memory,
+            maximum_memory=maximum_memory,
             backlog=backlog,
             idle_timeout=idle_timeout,
+            interactive=notebook.interactive() if interactive is None else interactive,
             maximum_gpu_hours=maximum_gpu_hours,
         )
-        limits = replace(limits, interactive=notebook.interactive() if interactive is None else interactive)
-        if target_duration is None:
-            target_duration = dask.config.get("distributed.adaptive.target-duration")
-        seconds = values.duration("target_duration", target_duration)
+        seconds = units.target_duration(target_duration)
         adaptive = GPUAdaptive(group, limits, seconds, self._order)
         self._order(Adapt(group.name, limits, seconds), adaptive)
         return adaptive

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import ClusterError
 from hpcgpu.runtime.reach import no_answer, scheduler_of
 from hpcgpu.runtime.wire import RequestAnswer
+from hpcgpu.scaling.wanted import Adapt, Scale, to_json
 from hpcgpu.store.directory import ClusterDirectory, Contact
 
 __all__ = ["BEGINS", "done_by_manager"]
@@ -20,7 +20,7 @@ _TIMEOUT = 45.0
 BEGINS = 10.0
 
 
-def done_by_manager(directory: ClusterDirectory, what: str, arguments: dict[str, Any]) -> bool:
+def done_by_manager(directory: ClusterDirectory, command: Scale | Adapt) -> bool:
     """Let the manager do it; return whether there is one that could.
 
     A manager that nobody can find any more does not hold up the cluster: a warning says so.
@@ -35,7 +35,7 @@ def done_by_manager(directory: ClusterDirectory, what: str, arguments: dict[str,
         contact, manager = directory.contact(), directory.manager()
         if manager is None or manager.lives is False:
             return False
-        if contact is not None and _passed_on(directory, contact, what, arguments):
+        if contact is not None and _passed_on(directory, contact, command):
             return True
         late = time.monotonic() > deadline
         if contact is not None and late and manager.lives is None:
@@ -47,15 +47,15 @@ def done_by_manager(directory: ClusterDirectory, what: str, arguments: dict[str,
         if contact is None or late:
             raise ClusterError(
                 f"{manager} manages cluster {directory.path.name}, and takes no requests now. Other programs can send "
-                f"requests while it is connected to the scheduler. Try again later, or call `{what}` in that program"
+                f"requests while it is connected to the scheduler. Try again later, or call {command} in that program"
             )
         time.sleep(0.5)  # it is about to connect
 
 
-def _passed_on(directory: ClusterDirectory, contact: Contact, what: str, arguments: dict[str, Any]) -> bool:
+def _passed_on(directory: ClusterDirectory, contact: Contact, command: Scale | Adapt) -> bool:
     """Request it of the manager through the scheduler; return whether there is one that takes requests."""
     try:
-        answer = asyncio.run(_request(directory, contact, what, arguments))
+        answer = asyncio.run(_request(directory, contact, command))
     except (OSError, TimeoutError, ValueError) as error:  # ValueError: a damaged address, or certificate
         raise ClusterError(
             f"cluster {directory.path.name} cannot be changed now, because its scheduler at {contact.client} does not "
@@ -66,10 +66,8 @@ def _passed_on(directory: ClusterDirectory, contact: Contact, what: str, argumen
     return answer["taken"]
 
 
-async def _request(
-    directory: ClusterDirectory, contact: Contact, what: str, arguments: dict[str, Any]
-) -> RequestAnswer:
+async def _request(directory: ClusterDirectory, contact: Contact, command: Scale | Adapt) -> RequestAnswer:
     async with scheduler_of(directory, contact) as scheduler:
-        call = scheduler.hpcgpu_request(what=what, arguments=arguments)
+        call = scheduler.hpcgpu_request(command=to_json(command))
         answer: RequestAnswer = await asyncio.wait_for(call, _TIMEOUT)
         return answer

@@ -10,9 +10,10 @@ from contextlib import suppress
 from hpcgpu.cluster.groups import group_states
 from hpcgpu.cluster.reconciler import Reconciler
 from hpcgpu.cluster.scheduler_client import RpcClient
-from hpcgpu.errors import NameLost, Superseded
+from hpcgpu.errors import HpcgpuError, NameLost, Superseded
 from hpcgpu.options.common import ClusterOptions
 from hpcgpu.runtime.wire import ScalingRequest
+from hpcgpu.scaling.wanted import from_json
 
 __all__ = ["Periodic", "decision_interval"]
 
@@ -47,13 +48,13 @@ class Periodic:
         """Begin to poll."""
         self.reconciler.state.spawn(self._watch_queue(), self.tasks)
 
-    def watch_scheduler(self, client: RpcClient, serve: Callable[[ScalingRequest], str]) -> None:
+    def watch_scheduler(self, client: RpcClient) -> None:
         """Begin to decide, to listen to the scheduler, to send it heartbeats, and to serve other programs' requests."""
         state = self.reconciler.state
         state.spawn(self._watch_stream(client), self.tasks)
         state.spawn(self._keep_deciding(), self.tasks)
         state.spawn(self._keep_in_contact(client), self.tasks)
-        state.spawn(self._serve_requests(client, serve), self.tasks)
+        state.spawn(self._serve_requests(client), self.tasks)
 
     async def _watch_queue(self) -> None:
         """Poll for all jobs, and record those that have started and ended. Of a lost cluster, cancel them."""
@@ -147,17 +148,14 @@ class Periodic:
             await _woken(state.heartbeat_now, interval)
             state.heartbeat_now.clear()
 
-    async def _serve_requests(self, client: RpcClient, serve: Callable[[ScalingRequest], str]) -> None:
+    async def _serve_requests(self, client: RpcClient) -> None:
         """Do what other programs request through the scheduler, and answer them."""
         state = self.reconciler.state
         while state.ownership.owner and not state.closing:
             try:
                 request = await client.next_request(state.dispatcher.manager)
                 if request is not None:
-                    error = serve(request)
-                    done = f"refused: {error}" if error else "done"
-                    state.messages.log(f"another program requests {request['what']} {request['arguments']}: {done}")
-                    state.heartbeat_now.set()
+                    error = self._serve(request)
                     await client.answer_request(request["number"], error)
                 self._record_error("serving requests", None)
             except (OSError, TimeoutError):
@@ -165,6 +163,24 @@ class Periodic:
             except Exception as error:
                 self._record_error("serving requests", error)
                 await asyncio.sleep(_REOPEN_LAST)
+
+    def _serve(self, request: ScalingRequest) -> str:
+        """Do what another program requests; return what is wrong with it, or nothing."""
+        state = self.reconciler.state
+        try:
+            command = from_json(request["command"])
+            state.dispatcher.check_manager()
+            if not state.managed:
+                return state.failures.lost or f"cluster {state.name} is closed"
+            self.reconciler.order(command)
+        except Superseded as error:
+            state.supersede(str(error))
+            return str(error)
+        except (HpcgpuError, ValueError) as error:
+            state.messages.log(f"a request of another program is refused: {error}")
+            return str(error)
+        state.messages.log(f"another program requests {command}: done")
+        return ""
 
     def _record_error(self, doing: str, error: Exception | None) -> None:
         """Tell of an error once, however often it comes. No error ends a task: the jobs need one to look after them."""

@@ -64,6 +64,8 @@ class Reconciler:
         self.environment = environment
         self.submitter = Submitter(state)
         self.drainer = Drainer(state)
+        #: Passes a command of the user on to `order`, from any thread.
+        self.send: Callable[[Command], None] = self.order
         self._silent_since: float | None = None
         self._silence_told = False
         #: Whether the cluster is lost, and the queue has not cancelled its jobs yet.
@@ -404,7 +406,7 @@ class Reconciler:
         ----------
         command : Command
         adaptive : GPUAdaptive, optional
-            What the user gets of `Adapt`.
+            What the user gets of `Adapt`. Default: a new one.
 
         Raises
         ------
@@ -427,14 +429,16 @@ class Reconciler:
                     group.adaptive.note("resumed by the user", now=state.now)
             case DeleteGroup():
                 state.registry.delete_group(group)
-                self._want(group, WantedGroup(limits=Limits(maximum=0, fixed=True)), None)
+                self._want(group, WantedGroup(limits=Limits(maximum=0, fixed=True)))
             case _:
                 self._want(group, wanted.groups[group.name], adaptive)
         self.decide()
         state.decide_now.set()
         state.heartbeat_now.set()
 
-    def _want(self, group: WorkerGroup, wanted: WantedGroup, adaptive: GPUAdaptive | None) -> None:
+    def _want(self, group: WorkerGroup, wanted: WantedGroup, adaptive: GPUAdaptive | None = None) -> None:
+        if adaptive is None and wanted.target_duration is not None:
+            adaptive = GPUAdaptive(group, wanted.limits, wanted.target_duration, self.send)
         group.adaptive, group.failures.adaptive = adaptive, adaptive is not None
         group.want(wanted)
         if adaptive is not None and self.state.client is not None:
@@ -442,7 +446,7 @@ class Reconciler:
         for job in group.jobs:
             job.forget_idleness()
 
-    def restore(self, wanted: Wanted, order: Callable[[Command], None]) -> None:
+    def restore(self, wanted: Wanted) -> None:
         """Take over what the user wants of a cluster that exists: the last manager may not have reached it.
 
         A group of which nothing is recorded keeps the jobs that it has.
@@ -451,9 +455,7 @@ class Reconciler:
         for name, group in registry.groups.items():
             there = sum(job.active for job in group.jobs)
             groups[name] = wanted.groups.get(name) or WantedGroup(limits=Limits(maximum=there, fixed=True))
-            limits, duration = groups[name].limits, groups[name].target_duration
-            adaptive = GPUAdaptive(group, limits, duration, order) if duration is not None else None
-            self._want(group, groups[name], adaptive)
+            self._want(group, groups[name])
         self.state.wanted = replace(wanted, groups=groups)
 
     def decide(self) -> None:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from hpcgpu.cluster.discovery import cluster_class
 from hpcgpu.cluster.passing_on import BEGINS, done_by_manager
 from hpcgpu.cluster.unattended import in_scheduler_job
 from hpcgpu.display.table import JobTable
-from hpcgpu.options.common import DEFAULT, WorkerOptions
+from hpcgpu.options.common import DEFAULT
 from hpcgpu.remote.snapshot import snapshot
 from hpcgpu.scaling import units
-from hpcgpu.scaling.model import Limits
+from hpcgpu.scaling.wanted import Adapt, Scale
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -42,9 +41,9 @@ def scale(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **size: i
     BatchError
         The batch system does not answer.
     """
-    _check(directory, worker_group, size)
-    if not done_by_manager(directory, "scale", {**size, "worker_group": worker_group}):
-        _take_over_and_scale(directory, worker_group=worker_group, quiet=True, **size)
+    command = _sized(directory, worker_group, size)
+    if not done_by_manager(directory, command):
+        _take_over_and_scale(directory, command, quiet=True)
 
 
 def scale_and_wait(directory: ClusterDirectory, *, jobs: int, worker_group: str = DEFAULT) -> JobTable:
@@ -52,9 +51,9 @@ def scale_and_wait(directory: ClusterDirectory, *, jobs: int, worker_group: str 
 
     For a manager that does it, the wait is short: it may have much else to do.
     """
-    _check(directory, worker_group, {"jobs": jobs})
-    if not done_by_manager(directory, "scale", {"jobs": jobs, "worker_group": worker_group}):
-        return _take_over_and_scale(directory, worker_group=worker_group, jobs=jobs)
+    command = _sized(directory, worker_group, {"jobs": jobs})
+    if not done_by_manager(directory, command):
+        return _take_over_and_scale(directory, command)
     deadline = time.monotonic() + BEGINS
     while time.monotonic() < deadline:
         wanted = [one for one in directory.submits() if one.group == worker_group and one.kind == "worker"]
@@ -81,39 +80,19 @@ def adapt(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **limits:
     OptionError, ClusterError
         The limits cannot be, or it was not possible.
     """
-    in_jobs = limits_in_jobs(saved.read(directory).worker(worker_group), limits)  # refused before anything changes
-    if done_by_manager(directory, "adapt", {**limits, "worker_group": worker_group}):
+    worker = saved.read(directory).worker(worker_group)
+    command = Adapt(worker_group, units.limits(worker, **limits), units.target_duration())
+    if done_by_manager(directory, command):
         return f"{directory.path.name}: {directory.manager()} scales it by its work from now on"
-    return in_scheduler_job(directory, worker_group, in_jobs)
+    return in_scheduler_job(directory, command)
 
 
-def _check(directory: ClusterDirectory, worker_group: str, size: Mapping[str, Any]) -> None:
-    """Raise `OptionError` for a size that cannot be, or a group that is not there, before anything changes."""
-    units.jobs_for(saved.read(directory).worker(worker_group), **size)
+def _sized(directory: ClusterDirectory, worker_group: str, size: Mapping[str, Any]) -> Scale:
+    """Return the command; raise `OptionError` for a size that cannot be, or a group that is not there."""
+    return Scale(worker_group, units.jobs_for(saved.read(directory).worker(worker_group), **size))
 
 
-def limits_in_jobs(worker: WorkerOptions, limits: Mapping[str, Any]) -> Limits:
-    """Return limits of adaptive scaling that a command or a page gives.
-
-    Raises
-    ------
-    OptionError
-        They cannot be.
-    """
-    given = units.limits(
-        worker,
-        minimum={unit: limits.get(f"minimum_{unit}") for unit in ("jobs", "gpus")},
-        maximum={unit: limits.get(f"maximum_{unit}") for unit in ("jobs", "gpus")},
-        backlog=None,
-        idle_timeout=limits.get("idle_timeout"),
-        maximum_gpu_hours=limits.get("maximum_gpu_hours"),
-    )
-    return replace(given, interactive=bool(limits.get("interactive")))
-
-
-def _take_over_and_scale(
-    directory: ClusterDirectory, *, worker_group: str = DEFAULT, quiet: bool | None = None, **size: Any
-) -> JobTable:
+def _take_over_and_scale(directory: ClusterDirectory, command: Scale, *, quiet: bool | None = None) -> JobTable:
     """Manage the cluster until it has this size, then leave it to itself; return its jobs.
 
     Any other program stops managing it.
@@ -122,7 +101,7 @@ def _take_over_and_scale(
     attach = cluster_class(directory.system).from_name
     cluster = attach(directory.path, shutdown_on_close=False, wait=there, quiet=quiet)
     try:
-        cluster.scale(**size, worker_group=worker_group)
+        cluster.scale(jobs=command.jobs, worker_group=command.group)
         cluster.settle()
         return cluster.jobs
     finally:

@@ -38,7 +38,7 @@ from hpcgpu.posix.ownership import check_place
 from hpcgpu.remote.lookup import batch_of, live_jobs, system_of, unended
 from hpcgpu.remote.unfinished import unfinished
 from hpcgpu.runtime import scratch
-from hpcgpu.scaling.wanted import AddGroup, Command, Wanted, apply
+from hpcgpu.scaling.wanted import AddGroup, Wanted, apply
 from hpcgpu.scripts import container, render
 from hpcgpu.store import claims, credentials, saved
 from hpcgpu.store.directory import ClusterDirectory
@@ -69,23 +69,13 @@ class Starter:
     periodic : Periodic
     options : Options
     security : Security
-    order : callable
-        Passes a command of the user on to the manager, from any thread.
     """
 
-    def __init__(
-        self,
-        reconciler: Reconciler,
-        periodic: Periodic,
-        options: Options,
-        security: Security,
-        order: Callable[[Command], None],
-    ) -> None:
+    def __init__(self, reconciler: Reconciler, periodic: Periodic, options: Options, security: Security) -> None:
         self.reconciler = reconciler
         self.periodic = periodic
         self.options = options
         self.security = security
-        self.order = order
         #: The jobs of the start are in the queue; if the caller waits for the scheduler, their submit may be under way.
         self.submitted = asyncio.Event()
 
@@ -94,7 +84,7 @@ class Starter:
         state = self.reconciler.state
         if state.ownership.attached:
             await attach(state, self.options, self._scheduler_job())
-            self.reconciler.restore(state.dispatcher.directory.wanted(), self.order)
+            self.reconciler.restore(state.dispatcher.directory.wanted())
             self.reconciler.drainer.go_on()
         else:
             await self._submit_scheduler()

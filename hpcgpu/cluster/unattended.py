@@ -16,13 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dask import config
-from dask.utils import parse_timedelta
-
 from hpcgpu.cluster.discovery import cluster_class
 from hpcgpu.errors import ClusterError, ClusterWarning, HpcgpuError
 from hpcgpu.runtime.reach import no_answer, scheduler_of
-from hpcgpu.scaling.model import Limits
 from hpcgpu.scaling.wanted import Adapt, AddGroup, apply
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
@@ -36,7 +32,7 @@ __all__ = ["in_scheduler_job", "main"]
 _TIMEOUT = 120.0
 
 
-def in_scheduler_job(directory: ClusterDirectory, group: str, limits: Limits) -> str:
+def in_scheduler_job(directory: ClusterDirectory, command: Adapt) -> str:
     """Let the scheduler job scale a group of workers, from now on or from its start; return a message on the outcome.
 
     Raises
@@ -54,10 +50,9 @@ def in_scheduler_job(directory: ClusterDirectory, group: str, limits: Limits) ->
         )
     if not directory.detached:
         directory.detach()
-    duration = parse_timedelta(config.get("distributed.adaptive.target-duration"))
-    earlier = directory.wanted()
+    earlier, group = directory.wanted(), command.group
     known = earlier if group in earlier.groups else apply(earlier, AddGroup(group, 0))  # of `hpcgpu render`: none is
-    directory.want(replace(apply(known, Adapt(group, limits, duration)), unattended=True))
+    directory.want(replace(apply(known, command), unattended=True))
     contact = directory.contact()  # after the request: a scheduler that starts now reads it
     if contact is None:
         return f"{name}: adaptive scaling begins when its scheduler job does"

@@ -229,14 +229,14 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             warnings=self._warnings,
         )
 
-    async def request(self, what: str, arguments: dict[str, Any]) -> RequestAnswer:
+    async def request(self, command: dict[str, Any]) -> RequestAnswer:
         """Let the manager of the cluster scale it, if there is one that takes requests."""
         now = time.monotonic()
         present = self._present and now - self._heard < _SILENT
         if not present or not self.requests.taken_by(self._manager, now=now):
             return RequestAnswer(taken=False, error="")
         try:
-            error = await self.requests.request(what, arguments)
+            error = await self.requests.request(command)
         except TimeoutError:
             error = "the program that manages the cluster does not answer. It may still do what was requested"
         return RequestAnswer(taken=True, error=error)

@@ -36,7 +36,7 @@ class Requests:
         """Whether this manager takes requests: it waits for one, or will again in a moment."""
         return manager == self._taker and now - self._asked < 2 * REQUEST_WAIT
 
-    async def request(self, what: str, arguments: Mapping[str, Any]) -> str:
+    async def request(self, command: Mapping[str, Any]) -> str:
         """Hand a request to the manager; return what is wrong with it, or nothing.
 
         Raises
@@ -47,7 +47,7 @@ class Requests:
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            self._waiting.put_nowait(ScalingRequest(number=number, what=what, arguments=dict(arguments)))
+            self._waiting.put_nowait(ScalingRequest(number=number, command=dict(command)))
             return await asyncio.wait_for(answer, _ANSWER)
         except asyncio.QueueFull:
             return f"{_WAITING} earlier requests wait for the manager already"

@@ -150,10 +150,8 @@ class ScalingRequest(TypedDict):
     """What another program requests of the manager."""
 
     number: int
-    #: ``scale`` or ``adapt``.
-    what: str
-    #: Arguments of that method of `hpcgpu.GPUCluster`.
-    arguments: dict[str, Any]
+    #: As `hpcgpu.scaling.wanted.to_json` writes it.
+    command: dict[str, Any]
 
 
 class ManagerState(TypedDict):

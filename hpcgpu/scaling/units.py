@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from dask import config
 from dask.utils import format_bytes, parse_bytes
 
 from hpcgpu.display.words import counted
@@ -17,7 +18,16 @@ from hpcgpu.options.values import duration, natural, positive
 from hpcgpu.options.values import memory as parse_memory
 from hpcgpu.scaling.model import Limits
 
-__all__ = ["job_of", "jobs_for", "limits", "memory_per_worker", "sequence", "threads_per_worker", "workers_of"]
+__all__ = [
+    "job_of",
+    "jobs_for",
+    "limits",
+    "memory_per_worker",
+    "sequence",
+    "target_duration",
+    "threads_per_worker",
+    "workers_of",
+]
 
 
 def threads_per_worker(worker: WorkerOptions) -> int:
@@ -65,39 +75,42 @@ def jobs_for(worker: WorkerOptions, *, call: str = "scale: {}", **given: Any) ->
 def limits(
     worker: WorkerOptions,
     *,
-    minimum: Mapping[str, Any],
-    maximum: Mapping[str, Any],
     backlog: int | None = None,
     idle_timeout: float | str | None = None,
+    interactive: bool | None = None,
     maximum_gpu_hours: float | None = None,
+    **sizes: Any,
 ) -> Limits:
     """Return the limits of adaptive scaling in jobs: the minimum rounded up, the maximum down.
 
     Parameters
     ----------
     worker : WorkerOptions
-    minimum, maximum : mapping
-        Units of `jobs_for`, with None for those not given.
-    backlog, idle_timeout, maximum_gpu_hours
+    backlog, idle_timeout, interactive, maximum_gpu_hours
         See `hpcgpu.cluster.gpucluster.GPUCluster.adapt`.
+    **sizes
+        ``minimum``, ``maximum``, ``minimum_jobs`` and so on, as it takes them; None is as if it was not given.
 
     Raises
     ------
     OptionError
         A number is not valid, there is no maximum, or it is below the minimum or below one job.
     """
-    most = {unit: value for unit, value in maximum.items() if value is not None}
+    given = {name: value for name, value in sizes.items() if value is not None}
+    least, most = (
+        {unit: given.pop(f"{end}{suffix}") for unit, suffix in _UNITS.items() if f"{end}{suffix}" in given}
+        for end in ("minimum", "maximum")
+    )
+    if given:
+        raise OptionError(f"adapt: there is no argument {next(iter(given))!r}")
     if not most:
         raise OptionError("adapt: give a maximum, such as maximum_jobs=4")
-    least = max(
-        (jobs_for(worker, **{u: v}, call=f"adapt: minimum{_UNITS[u]}") for u, v in minimum.items() if v is not None),
-        default=0,
-    )
+    smallest = max((jobs_for(worker, **{u: v}, call=f"adapt: minimum{_UNITS[u]}") for u, v in least.items()), default=0)
     largest = min(_jobs_within(worker, unit, value) for unit, value in most.items())
-    if largest < least:
-        given = ", ".join(f"maximum{_UNITS[unit]}={value!r}" for unit, value in most.items())
+    if largest < smallest:
+        words = ", ".join(f"maximum{_UNITS[unit]}={value!r}" for unit, value in most.items())
         raise OptionError(
-            f"adapt: the minimum ({counted(least, 'job')}) is above the maximum ({counted(largest, 'job')}: {given})"
+            f"adapt: the minimum ({counted(smallest, 'job')}) is above the maximum ({counted(largest, 'job')}: {words})"
         )
     if backlog is not None:
         positive("adapt: backlog", backlog)
@@ -108,12 +121,19 @@ def limits(
         if not worker.gpus_per_node:
             raise OptionError("adapt: maximum_gpu_hours needs workers with GPUs, but gpus_per_node is 0")
     return Limits(
-        minimum=least,
+        minimum=smallest,
         maximum=largest,
         backlog=backlog,
         idle_timeout=duration("adapt: idle_timeout", idle_timeout) if idle_timeout is not None else None,
+        interactive=bool(interactive),
         gpu_seconds=maximum_gpu_hours * 3600 if maximum_gpu_hours is not None else None,
     )
+
+
+def target_duration(given: float | str | None = None) -> float:
+    """Return the seconds in which the known work should be done: as given, or as Dask is configured."""
+    configured = config.get("distributed.adaptive.target-duration") if given is None else given
+    return duration("target_duration", configured)
 
 
 def _jobs_within(worker: WorkerOptions, unit: str, value: Any) -> int:

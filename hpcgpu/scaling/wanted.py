@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from hpcgpu.errors import OptionError
+from hpcgpu.posix.records import convert
 from hpcgpu.scaling.model import Limits
 
-__all__ = ["Adapt", "AddGroup", "Command", "DeleteGroup", "Resume", "Scale", "Wanted", "WantedGroup", "apply"]
+__all__ = [
+    "Adapt",
+    "AddGroup",
+    "Command",
+    "DeleteGroup",
+    "Resume",
+    "Scale",
+    "Wanted",
+    "WantedGroup",
+    "apply",
+    "from_json",
+    "to_json",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +88,9 @@ class Scale:
     group: str
     jobs: int
 
+    def __str__(self) -> str:
+        return f"scale(jobs={self.jobs}, worker_group={self.group!r})"
+
 
 @dataclass(frozen=True)
 class Adapt:
@@ -82,6 +99,10 @@ class Adapt:
     group: str
     limits: Limits
     target_duration: float
+
+    def __str__(self) -> str:
+        size = f"minimum_jobs={self.limits.minimum}, maximum_jobs={self.limits.maximum}"
+        return f"adapt({size}, worker_group={self.group!r})"
 
 
 @dataclass(frozen=True)
@@ -92,6 +113,28 @@ class Resume:
 
 
 Command = AddGroup | DeleteGroup | Scale | Adapt | Resume
+#: The commands that a program sends to the manager of a cluster.
+_SENT = {"scale": Scale, "adapt": Adapt}
+
+
+def to_json(command: Scale | Adapt) -> dict[str, Any]:
+    """Return a command as a program sends it."""
+    return {"command": type(command).__name__.lower(), **asdict(command)}
+
+
+def from_json(sent: Mapping[str, Any]) -> Scale | Adapt:
+    """Return a command that a program has sent.
+
+    Raises
+    ------
+    ValueError
+        It is no command, or has another shape.
+    """
+    shape = _SENT.get(str(sent.get("command")))
+    if shape is None:
+        raise ValueError(f"the program that manages the cluster does not know the command {str(sent)[:60]}")
+    command: Scale | Adapt = convert(dict(sent), shape)
+    return command
 
 
 def apply(wanted: Wanted, command: Command) -> Wanted:

@@ -22,7 +22,8 @@ __all__ = ["FORMAT", "About", "Identity"]
 
 #: Of the files that this version writes, and reads. 2: the answer of ``hpcgpu_load`` has `at_once`. 3: the scheduler
 #: answers with what has changed since its last answer. 4: a manager reports its worker groups with its heartbeats.
-#: 5: the load of a worker has its calls. 6: the proof of a dashboard signs the address that was reached.
+#: 5: the load of a worker has its calls. 6: the proof of a dashboard signs the address that was reached. 7: what the
+#: user wants of the worker groups is in ``wanted.json``, and a request to the manager is a command.
 FORMAT = 7
 
 

@@ -22,6 +22,8 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster import unattended
 from hpcgpu.cluster.discovery import discover
 from hpcgpu.configuration.resolve import resolve
+from hpcgpu.scaling.model import Limits
+from hpcgpu.scaling.wanted import Adapt
 from hpcgpu.store import claims, saved
 from tests.conftest import live, told
 from tests.helpers import CPU, ON_CPUS, block_queue, command, hpcgpu, printed, start_program
@@ -265,7 +267,9 @@ def test_the_scheduler_job_scales_the_cluster_without_any_client(queue: LocalQue
     assert hpcgpu("adapt", "alone", "--minimum-jobs", "1", "--maximum-jobs", "3").returncode == 0
     until(lambda: len(live(queue)) == 2, "the minimum is there")
     assert hpcgpu("scale", "alone", "--jobs", "0").returncode == 0
-    assert status("alone")["manager"] == "", "the manager in the scheduler job has stepped down"
+    until(lambda: len(live(queue)) == 1, "it has no worker job left")
+    until(lambda: "adaptive" not in status("alone")["manager"], "the scheduler job keeps it at that size")
+    assert "unattended" in status("alone")["manager"]
     assert hpcgpu("stop", "alone").returncode == 0
     assert live(queue) == []
 
@@ -274,7 +278,7 @@ def test_a_program_that_scales_a_cluster_hears_that_the_scheduler_job_does_now(q
     cluster = LocalGPUCluster(name="given", jobs=1, **CPU)
     cluster.wait_for_workers(1)
     with told("cluster given was taken over by"):
-        unattended.request(cluster.directory, "default", {"minimum_jobs": 1, "maximum_jobs": 2})
+        unattended.in_scheduler_job(cluster.directory, Adapt("default", Limits(minimum=1, maximum=2), 5.0))
         until(lambda: not cluster.managing, "it notices")
     cluster.close()
     assert len(live(queue)) == 2

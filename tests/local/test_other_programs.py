@@ -238,5 +238,5 @@ def test_the_command_lets_the_program_of_a_cluster_adapt_it_and_leaves_it_to_it(
         assert cluster.managing and not cluster.directory.detached
         assert cluster.adaptive is not None and (cluster.adaptive.minimum, cluster.adaptive.maximum) == (1, 3)
         done = hpcgpu_command("adapt", "stays", "--minimum-jobs", "3", "--maximum-jobs", "2")
-        assert done.returncode == 1 and "minimum" in done.stderr
+        assert done.returncode == 2 and "minimum" in done.stderr
         assert cluster.managing

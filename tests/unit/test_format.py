@@ -151,7 +151,7 @@ ANSWERS = {
     ],
     "SchedulerState": ["gpus", "manager", "workers"],
     "RequestAnswer": ["error", "taken"],
-    "ScalingRequest": ["arguments", "number", "what"],
+    "ScalingRequest": ["command", "number"],
 }
 
 

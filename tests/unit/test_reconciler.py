@@ -580,7 +580,7 @@ async def test_a_cluster_that_lost_its_name_says_so_and_nothing_else(site: Site)
     identity.write_text(identity.read_text().replace(site.directory.token(), "1"))
     site.client.stream_ended = asyncio.Event().wait  # type: ignore[attr-defined]
     periodic = Periodic(site.reconciler, site.options.cluster)
-    periodic.watch_scheduler(site.client, lambda request: "")  # type: ignore[arg-type]
+    periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
     site.state.decide_now.set()
     await asyncio.wait_for(site.state.poll_now.wait(), 60)
     periodic.watch_queue()
@@ -912,7 +912,7 @@ async def test_scaling_goes_on_after_an_error(site: Site, monkeypatch: pytest.Mo
     monkeypatch.setattr(site.reconciler, "decide", flaky)
     monkeypatch.setattr(site.client, "stream_ended", asyncio.Event().wait, raising=False)
     periodic = Periodic(site.reconciler, site.options.cluster)
-    periodic.watch_scheduler(site.client, lambda request: "")  # type: ignore[arg-type]
+    periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
     site.state.decide_now.set()
     await asyncio.wait_for(decided.wait(), 60)
     for task in periodic.tasks:
@@ -935,7 +935,7 @@ async def test_the_scheduler_hears_of_this_program_also_after_an_error(
     monkeypatch.setattr(site.client, "heartbeat", heartbeat)
     monkeypatch.setattr(site.client, "stream_ended", asyncio.Event().wait, raising=False)
     periodic = Periodic(site.reconciler, site.options.cluster)
-    periodic.watch_scheduler(site.client, lambda request: "")  # type: ignore[arg-type]
+    periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
     await asyncio.wait_for(heard.wait(), 60)
     for task in periodic.tasks:
         task.cancel()
@@ -950,7 +950,7 @@ async def test_nothing_goes_on_after_the_end_though_it_wakes_just_then(site: Sit
     never = asyncio.Event()
     site.client.stream_ended = never.wait  # type: ignore[attr-defined]
     periodic.watch_queue()
-    periodic.watch_scheduler(site.client, lambda request: "")  # type: ignore[arg-type]
+    periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
     await asyncio.sleep(0.05)
     for event in (state.poll_now, state.decide_now, state.heartbeat_now):
         event.set()
@@ -1221,7 +1221,7 @@ async def taken_over(site: Site, path: Path) -> Site:
     other.scheduler = SchedulerJob(dispatcher, path / "scheduler", "demo-scheduler", site.directory.logs, 60.0)
     cluster = replace(site.options.cluster, security="")
     await attach(other.state, replace(site.options, cluster=cluster), other.scheduler)
-    other.reconciler.restore(site.directory.wanted(), other.order)
+    other.reconciler.restore(site.directory.wanted())
     await other.scheduler.reach()
     other.state.client = other.client
     return other
@@ -1533,7 +1533,7 @@ async def test_workers_are_heard_of_again_also_after_an_error_that_nobody_expect
     monkeypatch.setattr(site.client, "listen", listen, raising=False)
     monkeypatch.setattr(asyncio, "sleep", quick)
     periodic = Periodic(site.reconciler, site.options.cluster)
-    periodic.watch_scheduler(site.client, lambda request: "")  # type: ignore[arg-type]
+    periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
     await asyncio.wait_for(there.wait(), 60)
     for task in periodic.tasks:
         task.cancel()

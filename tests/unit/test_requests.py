@@ -13,9 +13,9 @@ from hpcgpu.runtime.requests import Requests
 
 async def test_a_request_is_answered_by_the_manager_that_takes_it() -> None:
     passed = Requests()
-    answer = asyncio.ensure_future(passed.request("scale", {"jobs": 2}))
+    answer = asyncio.ensure_future(passed.request({"command": "scale"}))
     taken = await passed.next_request(1)
-    assert taken is not None and (taken["what"], taken["arguments"]) == ("scale", {"jobs": 2})
+    assert taken is not None and taken["command"] == {"command": "scale"}
     assert passed.taken_by(1, now=time.monotonic()) and not passed.taken_by(2, now=time.monotonic())
     await passed.answer_request(taken["number"], "no")
     assert await answer == "no"
@@ -27,7 +27,7 @@ async def test_an_earlier_manager_that_is_gone_takes_no_request() -> None:
     await asyncio.sleep(0)
     lives = asyncio.ensure_future(passed.next_request(2))
     await asyncio.sleep(0)
-    answer = asyncio.ensure_future(passed.request("scale", {}))
+    answer = asyncio.ensure_future(passed.request({"command": "scale"}))
     assert await gone is None
     taken = await lives
     assert taken is not None
@@ -39,6 +39,6 @@ async def test_a_request_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(requests, "_ANSWER", 0.05)
     passed = Requests()
     with pytest.raises(TimeoutError):
-        await passed.request("scale", {})
+        await passed.request({"command": "scale"})
     monkeypatch.setattr(requests, "REQUEST_WAIT", 0.05)
     assert await passed.next_request(1) is None, "its program does not wait any more"

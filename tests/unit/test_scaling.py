@@ -17,54 +17,52 @@ def workers(**options: Any) -> WorkerOptions:
 
 
 @pytest.mark.parametrize(
-    ("minimum", "maximum", "jobs"),
+    ("given", "jobs"),
     [
-        ({"n": 5}, {"n": 11}, (2, 2)),
-        ({"jobs": 1}, {"jobs": 16}, (1, 16)),
-        ({"gpus": 1}, {"gpus": 9}, (1, 2)),
-        ({"cores": 9}, {"cores": 31}, (2, 3)),
-        ({"memory": "65GiB"}, {"memory": "190GiB"}, (2, 2)),
-        ({}, {"jobs": 3, "gpus": 100}, (0, 3)),
+        ({"minimum": 5, "maximum": 11}, (2, 2)),
+        ({"minimum_jobs": 1, "maximum_jobs": 16}, (1, 16)),
+        ({"minimum_gpus": 1, "maximum_gpus": 9}, (1, 2)),
+        ({"minimum_cores": 9, "maximum_cores": 31}, (2, 3)),
+        ({"minimum_memory": "65GiB", "maximum_memory": "190GiB"}, (2, 2)),
+        ({"maximum_jobs": 3, "maximum_gpus": 100}, (0, 3)),
     ],
 )
-def test_the_minimum_is_rounded_up_and_the_maximum_down(
-    minimum: dict[str, Any], maximum: dict[str, Any], jobs: tuple[int, int]
-) -> None:
-    found = limits(workers(), minimum=minimum, maximum=maximum)
+def test_the_minimum_is_rounded_up_and_the_maximum_down(given: dict[str, Any], jobs: tuple[int, int]) -> None:
+    found = limits(workers(), **given)
     assert (found.minimum, found.maximum) == jobs
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"minimum": {}, "maximum": {}}, "adapt: give a maximum, such as maximum_jobs=4"),
-        ({"minimum": {}, "maximum": {"jobs": 0}}, "adapt: maximum_jobs=0 is less than one job, which has 1 job"),
-        ({"minimum": {}, "maximum": {"n": 3}}, "adapt: maximum=3 is less than one job, which has 4 workers"),
+        ({}, "adapt: give a maximum, such as maximum_jobs=4"),
+        ({"maximum_jobs": 0}, "adapt: maximum_jobs=0 is less than one job, which has 1 job"),
+        ({"maximum": 3}, "adapt: maximum=3 is less than one job, which has 4 workers"),
         (
-            {"minimum": {"jobs": 3}, "maximum": {"gpus": 8}},
+            {"minimum_jobs": 3, "maximum_gpus": 8},
             "the minimum (3 jobs) is above the maximum (2 jobs: maximum_gpus=8)",
         ),
-        ({"minimum": {"jobs": -1}, "maximum": {"jobs": 1}}, "adapt: minimum_jobs must be 0 or more, not -1"),
+        ({"minimum_jobs": -1, "maximum_jobs": 1}, "adapt: minimum_jobs must be 0 or more, not -1"),
         (
-            {"minimum": {}, "maximum": {"jobs": float("inf")}},
+            {"maximum_jobs": float("inf")},
             "adapt: maximum_jobs=inf is not a limit: write the largest number that you want",
         ),
-        ({"minimum": {}, "maximum": {"jobs": 1}, "backlog": 0}, "adapt: backlog must be 1 or more, not 0"),
-        ({"minimum": {}, "maximum": {"jobs": 1}, "idle_timeout": "soon"}, "adapt: idle_timeout='soon' is not a time"),
+        ({"maximum_jobs": 1, "backlog": 0}, "adapt: backlog must be 1 or more, not 0"),
+        ({"maximum_jobs": 1, "idle_timeout": "soon"}, "adapt: idle_timeout='soon' is not a time"),
         (
-            {"minimum": {}, "maximum": {"jobs": 1}, "maximum_gpu_hours": 0},
+            {"maximum_jobs": 1, "maximum_gpu_hours": 0},
             "maximum_gpu_hours must be a number above 0, not 0",
         ),
         (
-            {"minimum": {}, "maximum": {"jobs": 1}, "maximum_gpu_hours": "3"},
+            {"maximum_jobs": 1, "maximum_gpu_hours": "3"},
             "maximum_gpu_hours must be a number above 0, not '3'",
         ),
         (
-            {"minimum": {}, "maximum": {"cores": 3}},
+            {"maximum_cores": 3},
             "maximum_cores=3 is less than one job, which has 8 threads of workers (nthreads)",
         ),
         (
-            {"minimum": {}, "maximum": {"n": "8"}},
+            {"maximum": "8"},
             "adapt: maximum must be a whole number, not '8': write it without quotes",
         ),
     ],
@@ -77,7 +75,7 @@ def test_limits_that_cannot_be_are_refused(given: dict[str, Any], message: str) 
 
 def test_a_budget_of_gpu_hours_needs_gpus() -> None:
     with pytest.raises(OptionError, match="needs workers with GPUs"):
-        limits(resolve("slurm", {"gpus_per_node": 0}).worker, minimum={}, maximum={"jobs": 1}, maximum_gpu_hours=1)
+        limits(resolve("slurm", {"gpus_per_node": 0}).worker, maximum_jobs=1, maximum_gpu_hours=1)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from hpcgpu.errors import OptionError
 from hpcgpu.scaling.model import Limits
-from hpcgpu.scaling.wanted import Adapt, AddGroup, Command, DeleteGroup, Resume, Scale, Wanted, apply
+from hpcgpu.scaling.wanted import (
+    Adapt,
+    AddGroup,
+    Command,
+    DeleteGroup,
+    Resume,
+    Scale,
+    Wanted,
+    apply,
+    from_json,
+    to_json,
+)
 from hpcgpu.store import claims
 
 LIMITS = Limits(minimum=1, maximum=8, idle_timeout=60.0, gpu_seconds=3600.0, interactive=True)
@@ -49,3 +61,22 @@ def test_what_is_wanted_is_kept_in_the_cluster_directory(tmp_path: Path) -> None
     wanted = after(AddGroup("default", 2), AddGroup("big", 1), Adapt("default", LIMITS, 5.0))
     directory.want(wanted)
     assert directory.wanted() == wanted
+
+
+@pytest.mark.parametrize("command", [Scale("big", 3), Adapt("default", LIMITS, 5.0)])
+def test_a_command_arrives_as_it_was_sent(command: Scale | Adapt) -> None:
+    assert from_json(json.loads(json.dumps(to_json(command)))) == command
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ({"command": "stop", "group": "default"}, "does not know the command {'command': 'stop'"),
+        ({}, "does not know the command {}"),
+        ({"command": "scale", "group": "default"}, "'jobs' is missing"),
+        ({"command": "scale", "group": "default", "jobs": "3"}, "'jobs' is '3'"),
+    ],
+)
+def test_what_is_no_command_is_refused(sent: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_json(sent)
