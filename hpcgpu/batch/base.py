@@ -161,7 +161,7 @@ class BatchSystem(ABC):
     name : str
         Name of its `System`.
     remembers : bool
-        It remembers its ended jobs for so long that a job which it does not know never existed.
+        It keeps its record of a job so long that a job without a record was never submitted.
     """
 
     name: str

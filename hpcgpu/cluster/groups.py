@@ -234,7 +234,7 @@ class WorkerGroup:
         return end - LAST_OF_MANAGER * (end - min(end, max(begins, job.work.retires_at)))
 
     def record_absent(self, job: WorkerJob, *, now: float) -> bool:
-        """Record the workers that a job lacks; whether it lacks them for good, which is said once."""
+        """Record which workers a job lacks; return True once, when they are lost for good."""
         work = job.work
         if not work.absence and work.absence.names and len(job.workers) == len(work.absence.names):
             return False  # all are there, as before

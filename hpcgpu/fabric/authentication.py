@@ -153,7 +153,7 @@ class Listener:
         self._hello = b""
 
     def challenge(self, hello: bytes) -> bytes:
-        """Return our proof, and what the connector must prove its own on.
+        """Return our proof and our nonce, from which the connector makes its proof.
 
         Raises
         ------
@@ -164,7 +164,8 @@ class Listener:
             raise AuthenticationError("the peer does not authenticate itself")
         if hello[-_PLACE:] not in self._own:
             raise AuthenticationError(
-                "it was made to an address that this process does not have: somebody may be intercepting the connection"
+                "the other side connected to an address that this process does not have: somebody may be intercepting "
+                "the connection"
             )
         self._hello = hello
         return _MAGIC + self._nonce + _proof(self._key, b"listener ", hello, self._nonce)

@@ -1,7 +1,7 @@
 """What the manager needs of the Dask scheduler beyond distributed's own RPCs; added to it by our preload.
 
-It tells the load, moves tasks that wait for resources, lets running tasks finish on workers that leave, does not count
-a worker that its job's end took against the tasks it ran, and ends a scheduler whose manager is gone.
+It reports the load, moves tasks that wait for resources, lets running tasks finish on workers that are drained, and
+ends a scheduler whose manager is gone. If the end of a job kills a worker, this is no failure of the tasks that it ran.
 """
 
 from __future__ import annotations

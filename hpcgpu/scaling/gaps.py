@@ -41,8 +41,8 @@ _FIRST = 2.0
 _FIRST_OF_A_PERSON = 300.0
 _FIRST_OF_A_PERSON_OTHERS = 60.0
 _PAUSES_OF_A_PERSON = 3
-#: And for this share of what a start costs, the last job from the beginning, and others once a gap has ended: the last
-#: gaps say little of a pause that is rare.
+#: A job is kept at least for this share of what a start costs, because the last gaps do not show how long a rare pause
+#: is. For the last job this holds from the beginning, for the others once a gap has ended.
 _LEAST_SHARE = 0.05
 #: A second for which a job is missing costs as much as this many seconds of it: the others work on, so that the work
 #: takes a little longer. No start costs more than the second number, however long the queue is.

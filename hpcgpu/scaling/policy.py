@@ -109,7 +109,7 @@ class _Group:
 
     @cached_property
     def lasting(self) -> list[JobView]:
-        """Jobs that do not end before a replacement could start, so that this one is submitted in time."""
+        """Jobs that stay long enough for a replacement to start: the others are replaced now."""
         return [job for job in self.staying if job.leaves is None or job.leaves - (self.wait or 0.0) > self.now]
 
     @cached_property

@@ -35,11 +35,24 @@ def threads_per_worker(worker: WorkerOptions) -> int:
     return worker.nthreads or (1 if worker.gpus_per_node else worker.cores or 1)
 
 
-def memory_per_worker(worker: WorkerOptions) -> int:
-    """Return the bytes of memory of one Dask worker: its share of the node's."""
+def memory_per_worker(worker: WorkerOptions, name: str = "memory") -> int:
+    """Return the bytes of memory of one Dask worker: its share of the node's.
+
+    Parameters
+    ----------
+    worker : WorkerOptions
+    name : str, optional
+        The argument whose value is converted, for the message.
+
+    Raises
+    ------
+    OptionError
+        The memory of a node is not known.
+    """
     if worker.memory is None:
         raise OptionError(
-            "memory= needs the option memory (memory per node): set it for the workers, or give jobs= instead"
+            f"{name} cannot be converted to jobs, because the memory of a node is not known: set the option memory of "
+            "the workers, or give a number of jobs instead"
         )
     return worker.memory // max(1, worker.gpus_per_node)
 
@@ -150,15 +163,12 @@ def _brings(worker: WorkerOptions, unit: str, jobs: int, name: str) -> int:
     """Return how much of a unit this number of jobs has."""
     if unit == "gpus" and worker.gpus_per_node == 0:
         raise OptionError(f"{name} needs workers with GPUs, but gpus_per_node is 0")
-    if unit == "memory" and worker.memory is None:
-        raise OptionError(
-            f"{name} needs the option memory (memory per node): set it for the workers, or give jobs= instead"
-        )
     if unit == "jobs":
         return jobs
     workers = jobs * worker.workers_per_job
-    each = {"cores": threads_per_worker, "memory": memory_per_worker}.get(unit)
-    return workers * each(worker) if each is not None else workers
+    if unit == "memory":
+        return workers * memory_per_worker(worker, name)
+    return workers * threads_per_worker(worker) if unit == "cores" else workers
 
 
 def _amount(name: str, unit: str, value: Any) -> int:

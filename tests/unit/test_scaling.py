@@ -94,6 +94,17 @@ def test_sizes_that_cannot_be_are_refused(given: dict[str, Any], message: str) -
     assert message in str(caught.value)
 
 
+def test_an_amount_of_memory_needs_the_memory_of_a_node() -> None:
+    unknown = resolve("slurm", {"gpus_per_node": 4}).worker
+    message = (
+        "cannot be converted to jobs, because the memory of a node is not known: set the option memory of the workers"
+    )
+    with pytest.raises(OptionError, match=f"^scale: memory {message}"):
+        jobs_for(unknown, memory="1TB")
+    with pytest.raises(OptionError, match=f"^adapt: maximum_memory {message}"):
+        limits(unknown, maximum_memory="1TB")
+
+
 @pytest.mark.parametrize("nothing", [{"memory": "0GB"}, {"memory": 0}, {"n": 0}, {"n": 0.0}, {"cores": 0}])
 def test_nothing_is_a_size_too(nothing: dict[str, Any]) -> None:
     assert jobs_for(workers(), **nothing) == 0
