@@ -100,7 +100,7 @@ def _request(name: str, why: str) -> Use:
 
 
 _CALLS = "test_the_cluster_calls_what_hpcgpu_overrides"
-_STREAM = "test_the_cluster_hears_of_workers_by_the_stream_that_hpcgpu_renews"
+_STREAM = "test_the_scheduler_reports_workers_by_the_stream_that_hpcgpu_reads"
 _SILENT = "test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbeats"
 _MOVES = "test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_for_it"
 _UNREADABLE = "test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces"
@@ -115,8 +115,8 @@ _DASHBOARD = "test_each_server_of_a_scheduler_starts_by_the_method_that_hpcgpu_r
 
 USES: tuple[Use, ...] = (
     # distributed: the cluster
-    _cluster("cluster.Cluster._start", "connects to the scheduler without SpecCluster's own start", canary=_CALLS),
-    _cluster("cluster.Cluster._close", "closes this end; hpcgpu itself ends the jobs", canary=_CALLS),
+    _cluster("cluster.Cluster._start", "starts the cluster by the manager", canary=_CALLS),
+    _cluster("cluster.Cluster._close", "ends the cluster by the manager", canary=_CALLS),
     _cluster(
         "spec.SpecCluster._correct_state",
         "a job has several workers, which SpecCluster does not scale",
@@ -124,33 +124,16 @@ USES: tuple[Use, ...] = (
         canary=_CALLS,
     ),
     _cluster("cluster.Cluster._get_logs", "returns the logs of jobs, of the scheduler and of workers", canary=_CALLS),
-    _cluster("cluster.Cluster.scheduler_info", "the list of workers, which hpcgpu refreshes", canary=_STREAM),
+    _cluster("cluster.Cluster.scheduler_info", "the list of workers, which hpcgpu gives it", canary=_CALLS),
     _cluster("cluster.Cluster._log", "keeps lines in the logs of the cluster", canary=_CALLS),
-    _cluster("cluster.Cluster._wait_for_workers", "fails when the workers can no longer come", canary=_CALLS),
-    _cluster("spec.SpecCluster._threads_per_worker", "the method scale(cores=) of SpecCluster calls it", canary=_CALLS),
-    _cluster("spec.SpecCluster._memory_per_worker", "the method scale(memory=) of SpecCluster calls it", canary=_CALLS),
     _cluster("cluster.Cluster._loop_runner", "stops the event loop of a closed cluster", canary=_CALLS),
     _cluster("cluster.Cluster._adaptive", "read by the notebook's display and by close", canary=_CALLS),
     _cluster("cluster.Cluster._cluster_info", "says whether Cluster.__init__ has run", canary=_CALLS),
-    _cluster(
-        "cluster.Cluster._update_worker_status", "joins workers with jobs", "dask/distributed#9102", canary=_STREAM
-    ),
-    _cluster("cluster.Cluster._watch_worker_status", "reads the stream of events about workers", canary=_STREAM),
-    _cluster(
-        "cluster.Cluster._watch_worker_status_comm",
-        "is closed with the cluster, so hpcgpu keeps it up to date",
-        canary=_STREAM,
-    ),
-    _cluster(
-        "cluster.Cluster._watch_worker_status_task",
-        "says that the stream ended: Cluster does not renew it",
-        canary=_STREAM,
-    ),
     Use(
         "distributed.scheduler.Scheduler.subscribe_worker_status",
         "distributed",
         Kind.PROTOCOL,
-        "renews the stream",
+        "says when workers come and go",
         ("hpcgpu.cluster",),
         _STREAM,
     ),

@@ -6,38 +6,33 @@ manages its jobs, and `hpcgpu.cluster.adapter` makes that a SpecCluster.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from distributed.core import Status
 from distributed.deploy.spec import NoOpAwaitable
-from distributed.security import Security
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.cluster import notebook, starting
 from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.dispatcher import Dispatcher
-from hpcgpu.cluster.log import MessageLog
+from hpcgpu.cluster.manager import Manager
 from hpcgpu.cluster.notify import Callbacks
 from hpcgpu.cluster.ownership import Ownership
 from hpcgpu.cluster.reading import Readable
-from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT, Reconciler
-from hpcgpu.cluster.state import ClusterState
+from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT
 from hpcgpu.configuration.resolve import resolve, resolve_group
 from hpcgpu.errors import BatchError, ClusterExists, OptionError
 from hpcgpu.options.arguments import checked
-from hpcgpu.options.common import DEFAULT, Options, WorkerOptions
+from hpcgpu.options.common import DEFAULT, Options
 from hpcgpu.remote.lookup import locate
 from hpcgpu.scaling import units
 from hpcgpu.scaling.wanted import Adapt, AddGroup, DeleteGroup, Scale
 from hpcgpu.scripts import container, render
-from hpcgpu.software.check import EnvironmentCheck
-from hpcgpu.store import claims, credentials, saved
+from hpcgpu.store import claims, saved
 from hpcgpu.store.directory import ClusterDirectory
 
 __all__ = ["GPUCluster"]
@@ -85,15 +80,15 @@ class GPUCluster(Readable):
             raise OptionError(f"{cls} takes options by their names: write {cls}(name={str(given[0])[:60]!r}, ...)")
         self._callbacks = Callbacks.taken(options, on_ending)
         asked: Options = resolve(self.system, {"scheduler": scheduler, **options})
-        self.batch: BatchSystem = batch_system(self.system)
-        self.batch.check()
+        batch: BatchSystem = batch_system(self.system)
+        batch.check()
         self._check(asked)
-        if (there := starting.existing(asked, self.batch)) is None:
+        if (there := starting.existing(asked, batch)) is None:
             starting.warn_of_doubts(asked)
             try:
-                directory, manager = starting.claim(asked, self.batch)
+                directory, number = starting.claim(asked, batch)
             except ClusterExists:  # it was made since the check above
-                if (there := starting.existing(asked, self.batch)) is None:
+                if (there := starting.existing(asked, batch)) is None:
                     raise
         if there is not None:
             kept = asked.cluster
@@ -103,49 +98,34 @@ class GPUCluster(Readable):
             starting.tell_differences(asked, self.options, self._log)
             return
         ends = asked.cluster.shutdown_on_close
+        self.directory = directory
         try:
-            dispatcher = Dispatcher(self.batch, directory, manager)
-            self._begin(asked, dispatcher, Ownership(ends, ends), asynchronous=asynchronous, loop=loop)
+            manager = Manager(
+                asked,
+                Dispatcher(batch, directory, number),
+                Ownership(ends, ends),
+                callbacks=self._callbacks,
+                cluster=self,
+            )
+            super().__init__(manager, asynchronous=asynchronous, loop=loop)
         except BaseException:
             # Ctrl-C, SIGTERM's SystemExit and errors alike: the event loop's thread may still be submitting.
             self._undo_start()
             raise
+
+    @property
+    def batch(self) -> BatchSystem:
+        """Its batch system."""
+        return self._state.dispatcher.batch
 
     @classmethod
     def _check(cls, options: Options) -> None:
         """Refuse options that cannot work on this machine."""
         starting.check(options)
 
-    def _begin(
-        self,
-        options: Options,
-        dispatcher: Dispatcher,
-        ownership: Ownership,
-        *,
-        asynchronous: bool,
-        loop: Any,
-        groups: Mapping[str, WorkerOptions] | None = None,
-    ) -> None:
-        """Manage the cluster from now on; starts it, unless a loop runs here that will.
-
-        Parameters
-        ----------
-        groups : mapping, optional
-            Further worker groups of a cluster to which it attaches.
-        """
-        self.directory = directory = dispatcher.directory
-        registry = starting.registry_of(options, groups or {}, dispatcher)
-        messages = MessageLog(lambda: self._status == Status.starting)
-        state = ClusterState(options.cluster.name, registry.dispatcher, registry, ownership, messages, time.time)
-        state.wanted = starting.wanted_first(registry.groups, options.cluster.jobs)
-        reconciler = Reconciler(state, EnvironmentCheck(options.cluster.environment_check))
-        ended = ownership.attached and not directory.tls.is_dir()  # `attach` says so
-        security = credentials.security(directory) if options.cluster.security and not ended else Security()
-        super().__init__(reconciler, options, security, messages, asynchronous=asynchronous, loop=loop)
-
     def _undo_start(self) -> None:
         """Clean up after a constructor that raises."""
-        if not hasattr(self, "reconciler"):
+        if not hasattr(self, "manager"):
             return
         dispatcher = self._state.dispatcher
         with suppress(BatchError):
@@ -225,29 +205,28 @@ class GPUCluster(Readable):
         **given: Any,
     ) -> None:
         """Become the manager of a cluster that exists; what is `given` replaces its own options."""
-        kept = starting.attachable(directory, self.system)
-        name, parent = directory.path.name, directory.path.parent
-        settings = replace(kept.options.cluster, cluster_directory=parent, name=name, jobs=0, wait=wait)
-        settings = replace(settings, **{option: value for option, value in given.items() if value not in (None, "")})
-        self.batch = batch_system(self.system)
-        self.batch.check()
-        options = replace(kept.options, cluster=settings)
-        ownership = Ownership(ends_jobs, not directory.detached, attached=True)
+        self.directory = directory
+        manager = Manager.of_existing(
+            directory,
+            batch_system(self.system),
+            ends_jobs=ends_jobs,
+            wait=wait,
+            callbacks=self._callbacks,
+            cluster=self,
+            **given,
+        )
         try:
-            # 0: a cluster that exists is taken over once that is known to succeed, see `hpcgpu.cluster.attaching`
-            dispatcher = Dispatcher(self.batch, directory, 0)
-            self._begin(options, dispatcher, ownership, asynchronous=asynchronous, loop=loop, groups=kept.groups)
+            super().__init__(manager, asynchronous=asynchronous, loop=loop)
         except BaseException:
-            ownership.ends_jobs = False
-            if hasattr(self, "reconciler"):
-                with suppress(Exception):
-                    self.close(timeout=CLOSE_TIMEOUT)
+            manager.state.ownership.ends_jobs = False
+            with suppress(Exception):
+                self.close(timeout=CLOSE_TIMEOUT)
             raise
 
     @property
     def managing(self) -> bool:
         """Whether this program manages the cluster's jobs: it is open, has not failed, and nobody has taken it over."""
-        return self.status in (Status.starting, Status.running) and self._state.managed
+        return self.manager.managing
 
     def detach(self) -> Awaitable[None] | None:
         """Leave the cluster: its jobs continue without this program. `from_name` attaches to it again.
@@ -448,7 +427,7 @@ class GPUCluster(Readable):
         def act() -> None:
             self._state.registry.add_group(name, worker, path)
             self._save_groups()
-            self.reconciler.order(AddGroup(name, target))
+            self.manager.order(AddGroup(name, target))
 
         self._act(act)
 
@@ -470,7 +449,7 @@ class GPUCluster(Readable):
             raise OptionError("the default group cannot be deleted: scale(jobs=0) ends its jobs")
 
         def act() -> None:
-            self.reconciler.order(DeleteGroup(name))
+            self.manager.order(DeleteGroup(name))
             self._save_groups()
 
         self._act(act)
@@ -478,9 +457,3 @@ class GPUCluster(Readable):
     def _save_groups(self) -> None:
         groups = {name: group.options for name, group in self._state.registry.groups.items() if name != DEFAULT}
         saved.write(self.directory, self.options, groups)
-
-    def _threads_per_worker(self) -> int:
-        return units.threads_per_worker(self.options.worker)
-
-    def _memory_per_worker(self) -> int:
-        return units.memory_per_worker(self.options.worker)

@@ -24,7 +24,6 @@ from hpcgpu.cluster import notebook, waiting
 from hpcgpu.cluster.adapter import Adapter
 from hpcgpu.cluster.groups import group_states
 from hpcgpu.cluster.scheduler_client import RpcClient
-from hpcgpu.display.progress import Progress
 from hpcgpu.display.table import JobTable
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import report
@@ -151,10 +150,10 @@ class Readable(Adapter):
         if timeout is not None:
             timeout = values.time_limit("wait_for_workers: timeout", timeout)
         self._check_usable()
-        return self.sync(self._wait_for_workers, n_workers, timeout=timeout)  # type: ignore[no-any-return]
+        return self.sync(self._wait_until_connected, n_workers, timeout=timeout)  # type: ignore[no-any-return]
 
-    async def _wait_for_workers(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
-        if self._starting is not None and not self._starting.done():
+    async def _wait_until_connected(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
+        if self.manager.starting:
             begun = time.monotonic()
             try:
                 await asyncio.wait_for(self._start(), None if timeout is None else parse_timedelta(timeout))
@@ -175,10 +174,7 @@ class Readable(Adapter):
         """
         if self.left and self.same_directory:
             return JobTable(self._now(self._snapshot([]), soon=True).jobs)
-        state = self._state
-        jobs, answered = list(state.registry.jobs.values()), state.dispatcher.monitor.answered_at
-        age = state.now - answered if answered is not None and any(job.alive for job in jobs) else 0.0
-        return JobTable((job.info(now=state.now) for job in jobs), age, state.now)
+        return self.manager.jobs
 
     @property
     def same_directory(self) -> bool:
@@ -269,7 +265,7 @@ class Readable(Adapter):
         notebook.show(self, self._live)
 
     async def _start(self) -> None:
-        if self._starting is None and not self.options.cluster.quiet and (widget := notebook.widget_of(self)):
+        if not self.manager.begun and not self.options.cluster.quiet and (widget := notebook.widget_of(self)):
             self._live = widget
             self._cell = notebook.show(self, widget, now=True)
         await super()._start()
@@ -322,19 +318,7 @@ class Readable(Adapter):
             The cluster has failed, or a job was refused.
         """
         self._check_usable()
-        return self.sync(self._settle)  # type: ignore[no-any-return]
-
-    async def _settle(self) -> None:
-        with Progress(self.options.cluster.quiet) as progress:
-            while tasks := [task for task in self._state.tasks if not task.done()]:
-                names = ", ".join(job.name for job in self._state.registry.draining)
-                what = f"{names} to finish running tasks and to move data" if names else "the queue"
-                progress.update(f"cluster {self.name}: waiting for {what}")
-                await asyncio.wait(tasks, timeout=0.5)
-        if not self._state.closing:
-            await self._state.poll()  # `jobs` now shows the result
-            await self.reconciler.refresh()
-        self._state.check()
+        return self.sync(self.manager.settle)  # type: ignore[no-any-return]
 
     async def _get_logs(self, cluster: bool, scheduler: bool, workers: bool | Iterable[str]) -> Logs:
         return await in_thread(self._read_logs, cluster, scheduler, workers)
@@ -342,7 +326,7 @@ class Readable(Adapter):
     def _read_logs(self, cluster: bool, scheduler: bool, workers: bool | Iterable[str]) -> Logs:
         logs, jobs = Logs(), dict(self._state.registry.jobs)
         if cluster:
-            logs["Cluster"] = Log(self._messages.text())
+            logs["Cluster"] = Log(self.manager.messages.text())
         chosen = None if isinstance(workers, bool) else {units.job_of(w, jobs) or str(w) for w in workers}
         for job in jobs.values():
             wanted = scheduler if job.kind == "scheduler" else (workers if chosen is None else job.name in chosen)

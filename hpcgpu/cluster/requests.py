@@ -6,11 +6,13 @@ cluster, this one does for a moment, or the scheduler job does.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from hpcgpu.cluster.discovery import cluster_class
+from hpcgpu.batch import batch_system
+from hpcgpu.cluster.manager import Manager
 from hpcgpu.cluster.passing_on import BEGINS, done_by_manager
 from hpcgpu.cluster.unattended import in_scheduler_job
 from hpcgpu.display.table import JobTable
@@ -97,15 +99,20 @@ def _take_over_and_scale(directory: ClusterDirectory, command: Scale, *, quiet: 
 
     Any other program stops managing it.
     """
-    there = directory.contact() is not None
-    attach = cluster_class(directory.system).from_name
-    cluster = attach(directory.path, shutdown_on_close=False, wait=there, quiet=quiet)
-    try:
-        cluster.scale(jobs=command.jobs, worker_group=command.group)
-        cluster.settle()
-        return cluster.jobs
-    finally:
-        if cluster.managing:
-            cluster.detach()
-        else:
-            cluster.close()
+
+    async def act() -> JobTable:
+        there = directory.contact() is not None
+        batch = batch_system(directory.system)
+        manager = Manager.of_existing(directory, batch, ends_jobs=False, wait=there, quiet=quiet)
+        try:
+            await manager.start()
+            manager.order(command)
+            await manager.settle()
+            return manager.jobs
+        finally:
+            if manager.managing:
+                await manager.detach()
+            else:
+                await manager.close()
+
+    return asyncio.run(act())

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Protocol
 
+from distributed.core import rpc
 from distributed.objects import SchedulerInfo
+from distributed.security import Security
+from distributed.utils import log_errors
 
+from hpcgpu.batch import registry
 from hpcgpu.display.words import MANY
 from hpcgpu.runtime.changes import Known
 from hpcgpu.runtime.requests import REQUEST_WAIT
 from hpcgpu.runtime.wire import GPUState, GroupState, Load, LoadChanges, ScalingRequest, WorkerChanges, WorkerRuns
-
-if TYPE_CHECKING:
-    from distributed.deploy.cluster import Cluster
 
 __all__ = ["RpcClient", "SchedulerClient", "Workers"]
 
@@ -100,135 +101,187 @@ class _Info(SchedulerInfo):  # type: ignore[misc]
 
 
 class RpcClient:
-    """The scheduler of a `distributed.deploy.cluster.Cluster`, over its RPC and its stream of events.
+    """The scheduler, over distributed's RPC and its stream of events about workers.
 
     Parameters
     ----------
-    cluster : distributed.deploy.cluster.Cluster
+    address : str
+    security : Security
+    joined : callable
+        Is called with the workers that have come, and with all.
+    left : callable
+        Is called with the address of a worker that has gone.
+
+    Attributes
+    ----------
+    rpc : distributed.core.rpc
+    info : SchedulerInfo
+        What the scheduler reports of itself and of all workers.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._rpc = cluster.scheduler_comm
+    def __init__(
+        self,
+        address: str,
+        security: Security,
+        joined: Callable[[Workers, Workers], None],
+        left: Callable[[str], None],
+    ) -> None:
+        self.rpc = rpc(address, connection_args=security.get_connection_args("client"))
+        self.info: dict[str, Any] = _Info({"workers": {}})
+        self._joined, self._left = joined, left
+        self._comm: Any = None
+        self._stream: asyncio.Task[None] | None = None
         self._workers, self._loads = Known(), Known()
         self._load = Load(workers={}, waiting=[])
 
     @property
     def address(self) -> str:
         """Where the scheduler is."""
-        return str(self._cluster.scheduler_address)
+        return str(self.rpc.address)
 
     @property
     def listening(self) -> bool:
         """Whether the stream is open."""
-        stream = self._cluster._watch_worker_status_task
-        return stream is not None and not stream.done()
+        return self._stream is not None and not self._stream.done()
 
     async def stream_ended(self) -> None:
         """Wait until the stream ends."""
-        if self._cluster._watch_worker_status_task is not None:
-            await asyncio.wait([self._cluster._watch_worker_status_task])
+        if self._stream is not None:
+            await asyncio.wait([self._stream])
 
     async def listen(self) -> Workers:
-        """Open the stream again, as `Cluster._start` did first; return all workers."""
-        cluster = self._cluster
-        comm = await asyncio.wait_for(self._rpc.live_comm(), _TIMEOUT)
+        """Open the stream, once more after it has ended; return all workers."""
+        comm = await asyncio.wait_for(self.rpc.live_comm(), _TIMEOUT)
         comm.name = "Cluster worker status"
         await comm.write({"op": "subscribe_worker_status"})
-        cluster.scheduler_info = _Info(await comm.read())
-        cluster._watch_worker_status_comm = comm
-        cluster._watch_worker_status_task = asyncio.ensure_future(cluster._watch_worker_status(comm))
+        self.info, self._comm = _Info(await comm.read()), comm
+        self._stream = asyncio.ensure_future(self._read(comm))
         return self.known
+
+    async def _read(self, comm: Any) -> None:
+        while True:
+            try:
+                messages = await comm.read()
+            except OSError:
+                break
+            with log_errors():
+                for op, message in messages:
+                    self._record(op, message)
+        await comm.close()
+
+    def _record(self, op: str, message: Any) -> None:
+        workers = self.info["workers"]
+        if op == "add":
+            joined = message.pop("workers")
+            workers.update(joined)
+            self.info.update(message)
+            self._joined(joined, workers)
+        elif op == "remove":
+            workers.pop(message, None)
+            self._left(message)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._comm is not None:
+            await self._comm.close()
+        await self.stream_ended()
+        await self.rpc.close_rpc()
 
     @property
     def known(self) -> Workers:
         """All workers, as the scheduler last reported them."""
-        workers: Workers = self._cluster.scheduler_info["workers"]
+        workers: Workers = self.info["workers"]
         return workers
 
     async def workers(self) -> Workers:
         """Return all workers; the stream falls silent when another manager subscribes."""
-        answer: WorkerChanges = await asyncio.wait_for(self._rpc.hpcgpu_workers(known=self._workers.version), _TIMEOUT)
+        answer: WorkerChanges = await asyncio.wait_for(self.rpc.hpcgpu_workers(known=self._workers.version), _TIMEOUT)
         self._workers.update(answer["workers"])
-        self._cluster.scheduler_info = _Info(answer["scheduler"] | {"workers": dict(self._workers.values)})
+        self.info = _Info(answer["scheduler"] | {"workers": dict(self._workers.values)})
         return self.known
 
     async def running(self) -> int:
         """Return how many workers are ready: one that has just connected is not yet."""
-        return int(await asyncio.wait_for(self._rpc.hpcgpu_running(), _TIMEOUT / 2))
+        return int(await asyncio.wait_for(self.rpc.hpcgpu_running(), _TIMEOUT / 2))
 
     async def load(self) -> Load:
         """Return the load."""
-        answer: LoadChanges = await asyncio.wait_for(self._rpc.hpcgpu_load(known=self._loads.version), _TIMEOUT)
+        answer: LoadChanges = await asyncio.wait_for(self.rpc.hpcgpu_load(known=self._loads.version), _TIMEOUT)
         if self._loads.update(answer["workers"]) or answer["waiting"] != self._load["waiting"]:
             self._load = Load(workers=self._loads.values, waiting=answer["waiting"])
         return self._load
 
     async def environment(self, timeout: float) -> Mapping[str, str]:
         """Return the software that the scheduler has."""
-        answer: Mapping[str, str] = await asyncio.wait_for(self._rpc.hpcgpu_environment(), timeout)
+        answer: Mapping[str, str] = await asyncio.wait_for(self.rpc.hpcgpu_environment(), timeout)
         return answer
 
     async def heartbeat(self, manager: int, about: str, groups: list[GroupState], warnings: list[str]) -> int:
         """Report that this manager is alive, and how it scales."""
-        beat = self._rpc.hpcgpu_heartbeat(manager=manager, about=about, groups=groups, warnings=warnings)
+        beat = self.rpc.hpcgpu_heartbeat(manager=manager, about=about, groups=groups, warnings=warnings)
         return int(await asyncio.wait_for(beat, _TIMEOUT))
 
     async def next_request(self, manager: int) -> ScalingRequest | None:
         """Wait for a request of another program; None if there was none for a while."""
         request: ScalingRequest | None = await asyncio.wait_for(
-            self._rpc.hpcgpu_next_request(manager=manager), _TIMEOUT + REQUEST_WAIT
+            self.rpc.hpcgpu_next_request(manager=manager), _TIMEOUT + REQUEST_WAIT
         )
         return request
 
     async def answer_request(self, number: int, error: str) -> None:
         """Answer a request: what is wrong with it, or nothing."""
-        await asyncio.wait_for(self._rpc.hpcgpu_answer_request(number=number, error=error), _TIMEOUT)
+        await asyncio.wait_for(self.rpc.hpcgpu_answer_request(number=number, error=error), _TIMEOUT)
 
     async def gpus(self) -> list[GPUState]:
         """Return the GPUs of all connected workers."""
-        gpus: list[GPUState] = await asyncio.wait_for(self._rpc.hpcgpu_gpus(), _TIMEOUT)
+        gpus: list[GPUState] = await asyncio.wait_for(self.rpc.hpcgpu_gpus(), _TIMEOUT)
         return gpus
 
     async def ended(self, names: Iterable[str], crashed: Iterable[str]) -> None:
         """Report the workers whose job has ended, and those of them that were lost because it failed."""
-        await asyncio.wait_for(self._rpc.hpcgpu_ended(names=list(names), crashed=list(crashed)), _TIMEOUT)
+        await asyncio.wait_for(self.rpc.hpcgpu_ended(names=list(names), crashed=list(crashed)), _TIMEOUT)
 
     async def end(self, manager: int) -> None:
         """Let the scheduler and its workers end."""
-        await asyncio.wait_for(self._rpc.hpcgpu_end(manager=manager), _TIMEOUT)
+        await asyncio.wait_for(self.rpc.hpcgpu_end(manager=manager), _TIMEOUT)
 
     async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
         """Move data, and close or leave the workers. There is no time limit."""
-        gone: Mapping[str, Any] = await self._rpc.retire_workers(names=list(names), close_workers=close, remove=close)
+        gone: Mapping[str, Any] = await self.rpc.retire_workers(names=list(names), close_workers=close, remove=close)
         return gone.keys()
 
     async def unfinished(self, names: Iterable[str]) -> Mapping[str, int]:
         """Return how many tasks retiring workers still execute."""
-        counts: Mapping[str, int] = await self._rpc.hpcgpu_unfinished(names=list(names))
+        counts: Mapping[str, int] = await self.rpc.hpcgpu_unfinished(names=list(names))
         return counts
 
     async def resume(self, names: Iterable[str]) -> None:
         """Let workers take tasks again."""
-        await self._rpc.hpcgpu_resume(names=list(names))
+        await self.rpc.hpcgpu_resume(names=list(names))
 
     async def lose(self, names: Iterable[str], why: str) -> None:
         """Remove workers, and let clients know why the results that only these had are lost."""
-        await asyncio.wait_for(self._rpc.hpcgpu_lose(names=list(names), why=why), _TIMEOUT)
+        await asyncio.wait_for(self.rpc.hpcgpu_lose(names=list(names), why=why), _TIMEOUT)
 
     async def refuse_tasks(self, names: Iterable[str]) -> None:
         """Let workers take no new tasks."""
-        await asyncio.wait_for(self._rpc.hpcgpu_refuse_tasks(names=list(names)), _TIMEOUT)
+        await asyncio.wait_for(self.rpc.hpcgpu_refuse_tasks(names=list(names)), _TIMEOUT)
 
     async def runs(self, names: Iterable[str]) -> Mapping[str, WorkerRuns]:
         """Return what runs on workers, by name."""
-        runs: Mapping[str, WorkerRuns] = await asyncio.wait_for(self._rpc.hpcgpu_runs(names=list(names)), _TIMEOUT)
+        runs: Mapping[str, WorkerRuns] = await asyncio.wait_for(self.rpc.hpcgpu_runs(names=list(names)), _TIMEOUT)
         return runs
+
+    async def describe(self, name: str, system: str) -> None:
+        """Write into the scheduler's metadata what the cluster is called, where dask-ctl finds it."""
+        module, _, cls = registry.system(system).cluster_class.partition(":")
+        about = {"name": name, "type": f"{module}.{cls}"}
+        await asyncio.wait_for(self.rpc.set_metadata(keys=["cluster-manager-info"], value=about), _TIMEOUT)
 
     async def release(self) -> None:
         """Let the scheduler live without a manager."""
-        await asyncio.wait_for(self._rpc.hpcgpu_release(), _TIMEOUT)
+        await asyncio.wait_for(self.rpc.hpcgpu_release(), _TIMEOUT)
 
     async def goodbye(self, manager: int) -> None:
         """Report that this manager leaves."""
-        await asyncio.wait_for(self._rpc.hpcgpu_goodbye(manager=manager), _TIMEOUT / 2)
+        await asyncio.wait_for(self.rpc.hpcgpu_goodbye(manager=manager), _TIMEOUT / 2)

@@ -10,21 +10,18 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-import threading
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hpcgpu.cluster.discovery import cluster_class
+from hpcgpu.batch import batch_system
+from hpcgpu.cluster.manager import Manager
 from hpcgpu.errors import ClusterError, ClusterWarning, HpcgpuError
 from hpcgpu.runtime.reach import no_answer, scheduler_of
 from hpcgpu.scaling.wanted import Adapt, AddGroup, apply
 from hpcgpu.store import saved
 from hpcgpu.store.directory import ClusterDirectory, Contact
-
-if TYPE_CHECKING:
-    from hpcgpu.cluster.gpucluster import GPUCluster
 
 __all__ = ["in_scheduler_job", "main"]
 
@@ -79,37 +76,39 @@ async def _start(contact: Contact, directory: ClusterDirectory) -> str:
 
 def main(path: Path) -> None:
     """Scale as the cluster directory requests, until the cluster ends."""
-    directory = ClusterDirectory(path)
-    end, ended = threading.Event(), threading.Event()
-    signal.signal(signal.SIGHUP, lambda number, frame: end.set())  # another manager follows
+    # of the cluster: printed below; of its directory: said when it began
+    warnings.simplefilter("ignore", ClusterWarning)
+    asyncio.run(_manage(ClusterDirectory(path)))
 
-    def scheduler_ends(number: int, frame: object) -> None:
+
+async def _manage(directory: ClusterDirectory) -> None:
+    """Manage the cluster until another manager follows (SIGHUP), or the scheduler has ended (SIGTERM)."""
+    loop, end, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def scheduler_ends() -> None:
         ended.set()
         end.set()
 
-    signal.signal(signal.SIGTERM, scheduler_ends)
-    # of the cluster: printed below; of its directory: said when it began
-    warnings.simplefilter("ignore", ClusterWarning)
-    _scale(directory, end, ended)
-
-
-def _scale(directory: ClusterDirectory, end: threading.Event, ended: threading.Event) -> None:
-    """Scale until `end`; `ended` is set if the scheduler has ended."""
-    cluster = cluster_class(directory.system).from_name(directory.path, shutdown_on_close=False)
+    loop.add_signal_handler(signal.SIGHUP, end.set)
+    loop.add_signal_handler(signal.SIGTERM, scheduler_ends)
+    manager = Manager.of_existing(directory, batch_system(directory.system), ends_jobs=False)
     printed = 0
     try:
-        while not end.wait(1.0) and cluster.managing:
-            printed = _print_new(cluster, printed)
+        await manager.start()
+        while not end.is_set() and manager.managing:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(end.wait(), 1.0)
+            printed = _print_new(manager, printed)
     finally:
-        if ended.is_set() and cluster.managing:
-            cluster.reconciler.state.tell("ended", f"the scheduler of cluster {cluster.name} has ended")
-        cluster.close()
-        _print_new(cluster, printed)
+        if ended.is_set() and manager.managing:
+            manager.state.tell("ended", f"the scheduler of cluster {manager.state.name} has ended")
+        await manager.close()
+        _print_new(manager, printed)
 
 
-def _print_new(cluster: GPUCluster, printed: int) -> int:
+def _print_new(manager: Manager, printed: int) -> int:
     """Print what the manager did since the last call; return how much of its log is printed."""
-    text = str(cluster.get_logs(scheduler=False, workers=False)["Cluster"])
+    text = manager.messages.text()
     if len(text) > printed:
         print(text[printed:].strip(), flush=True)
     return len(text)

@@ -22,7 +22,6 @@ __all__ = [
     "job_of",
     "jobs_for",
     "limits",
-    "memory_per_worker",
     "sequence",
     "target_duration",
     "threads_per_worker",

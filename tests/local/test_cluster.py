@@ -28,6 +28,8 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster import unattended
 from hpcgpu.errors import BatchError, BatchUnavailable, ClusterExists, ClusterWarning, SubmitRefused
 from hpcgpu.remote.snapshot import snapshot
+from hpcgpu.scaling.model import Limits
+from hpcgpu.scaling.wanted import Adapt
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running, told
 from tests.helpers import CPU, GPU, block_queue, decide_now, have_their_gpus, in_queue, poll_now, start_program
@@ -391,7 +393,7 @@ def test_the_scheduler_may_run_in_the_client_s_process(queue: LocalQueue) -> Non
             cluster.scheduler_script()
         assert snapshot(cluster.directory.path).manager == str(cluster.directory.manager()) != ""
         with pytest.raises(ClusterError, match=r"has no scheduler job.*Call `adapt` in that program"):
-            unattended.request(cluster.directory, "default", {"maximum_jobs": 2})
+            unattended.in_scheduler_job(cluster.directory, Adapt("default", Limits(maximum=2), 5.0))
         assert not cluster.directory.detached
 
 

@@ -190,7 +190,8 @@ def look(done: subprocess.CompletedProcess[str], user: User) -> None:
         environment = seen["environment"]
         assert environment["GREETING"] == 'it\'s "me" $HOME' and "VIRTUAL_ENV" not in environment
         assert environment["HPCGPU_JOB_NAME"].startswith("inside-")
-    assert "Received signal SIGTERM" in user.log("0"), "to cancel a job reaches the process in the container"
+    log = user.log("0")
+    assert "Received signal SIGTERM" in log, f"to cancel a job reaches the process in the container:\n{log}"
     wait_until(lambda: not user.processes(), "no process of the cluster is left")
 
 

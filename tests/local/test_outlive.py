@@ -324,7 +324,7 @@ def test_a_scheduler_that_is_busy_does_not_cost_the_cluster_its_life(
     first = LocalGPUCluster(name="busy", jobs=1, **CPU)
     first.wait_for_workers(1)
     first.detach()
-    monkeypatch.setattr("hpcgpu.cluster.adapter._ENVIRONMENT_TIMEOUT", 0.0)
+    monkeypatch.setattr("hpcgpu.cluster.manager._ENVIRONMENT_TIMEOUT", 0.0)
     with LocalGPUCluster.from_name("busy") as again:
         again.wait_for_workers(1)
         assert "software was not compared, because the scheduler did not answer" in again.get_logs()["Cluster"]

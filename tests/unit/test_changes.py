@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import msgpack
 import pytest
 from distributed import Scheduler, Worker
-from distributed.core import rpc
+from distributed.security import Security
 
 from hpcgpu.cluster.periodic import decision_interval
-from hpcgpu.cluster.scheduler_client import RpcClient
+from hpcgpu.cluster.scheduler_client import RpcClient, Workers
 from hpcgpu.runtime.changes import Known, Told
 from hpcgpu.runtime.extension import Extension
 from hpcgpu.runtime.wire import WorkerLoad
@@ -80,7 +80,6 @@ async def manager(*names: str) -> AsyncIterator[tuple[RpcClient, Callable[[str],
     async with (
         Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
         AsyncExitStack() as stack,
-        rpc(scheduler.address) as comm,
     ):
         extension = Extension(scheduler, None)
         scheduler.add_plugin(extension)
@@ -90,8 +89,9 @@ async def manager(*names: str) -> AsyncIterator[tuple[RpcClient, Callable[[str],
 
         for name in names:
             await join(name)
-        cluster: Any = SimpleNamespace(scheduler_comm=comm, scheduler_info={})
-        yield RpcClient(cluster), join, extension
+        client = RpcClient(scheduler.address, Security(), lambda joined, known: None, lambda address: None)
+        yield client, join, extension
+        await client.close()
 
 
 async def test_the_manager_knows_workers_and_their_load_though_only_changes_are_told() -> None:
@@ -114,14 +114,46 @@ async def test_the_manager_knows_workers_and_their_load_though_only_changes_are_
         await third.close(nanny=False)
         assert await names() == {"demo-0", "demo-1"}
         assert (await client.load())["workers"].keys() == {"demo-0", "demo-1"}
-        assert {"type", "id", "address", "services"} <= client._cluster.scheduler_info.keys()
+        assert {"type", "id", "address", "services"} <= client.info.keys()
+
+
+async def test_the_manager_hears_at_once_of_workers_that_come_and_go_also_when_its_stream_had_ended() -> None:
+    seen: list[str] = []
+    changed = asyncio.Event()
+
+    def joined(workers: Workers, known: Workers) -> None:
+        assert workers.items() <= known.items()
+        seen.extend(f"+{worker['name']}" for worker in workers.values())
+        changed.set()
+
+    def left(address: str) -> None:
+        seen.append(f"-{address in client.known}")
+        changed.set()
+
+    async def until(number: int) -> None:
+        async with asyncio.timeout(60):
+            while len(seen) < number:
+                changed.clear()
+                await changed.wait()
+
+    async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        client = RpcClient(scheduler.address, Security(), joined, left)
+        assert not client.listening and await client.listen() == {} and client.listening
+        async with Worker(scheduler.address, name="demo-0", dashboard=False) as worker:
+            await until(1)
+            await client._comm.close()
+            await asyncio.wait_for(client.stream_ended(), 60)
+            assert not client.listening and (await client.listen())[worker.address]["name"] == "demo-0"
+        await until(2)
+        await client.close()
+        assert seen == ["+demo-0", "-False"] and not client.listening
 
 
 async def test_a_notebook_shows_the_first_of_many_workers() -> None:
     async with manager("demo-0") as (client, _, _):
         [worker] = (await client.workers()).values()
-        client._cluster.scheduler_info["workers"] |= {f"tcp://10.0.0.{i}:1": worker for i in range(999)}
-        page = client._cluster.scheduler_info._repr_html_()
+        client.info["workers"] |= {f"tcp://10.0.0.{i}:1": worker for i in range(999)}
+        page = client.info._repr_html_()
         assert page.count("Local directory") == 20 and "1000" in page and "(shown below: 20)" in page
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hpcgpu.batch.base import JobState
 
-__all__ = ["EXITS", "Ending"]
+__all__ = ["EXITS"]
 
 
 class Ending(NamedTuple):

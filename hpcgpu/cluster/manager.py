@@ -1,0 +1,424 @@
+"""Manages one cluster: starts it or takes it over, keeps its jobs as the user wants them, leaves it or ends it.
+
+The same class in the user's program, in the scheduler job, and in a program that takes a cluster over. It knows nothing
+of Dask's cluster classes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from distributed.core import Status
+from distributed.security import Security
+
+from hpcgpu.batch.base import BatchSystem
+from hpcgpu.cluster import starting
+from hpcgpu.cluster.adaptive import GPUAdaptive
+from hpcgpu.cluster.closing import Closing
+from hpcgpu.cluster.dispatcher import Dispatcher
+from hpcgpu.cluster.exit import guard, unguard
+from hpcgpu.cluster.log import MessageLog
+from hpcgpu.cluster.notify import Callbacks, Notices
+from hpcgpu.cluster.ownership import Ownership
+from hpcgpu.cluster.periodic import Periodic
+from hpcgpu.cluster.reconciler import Reconciler
+from hpcgpu.cluster.scheduler_client import RpcClient, Workers
+from hpcgpu.cluster.state import ClusterState
+from hpcgpu.cluster.waiting import what_jobs_wait_for
+from hpcgpu.display.progress import Progress
+from hpcgpu.display.table import JobTable
+from hpcgpu.display.warn import warn
+from hpcgpu.display.words import listed
+from hpcgpu.errors import BatchError, ClusterError, Damaged, NameLost, Superseded
+from hpcgpu.options.common import Options, WorkerOptions
+from hpcgpu.remote import lost
+from hpcgpu.runtime.reach import no_answer
+from hpcgpu.scaling.wanted import Command
+from hpcgpu.software.check import EnvironmentCheck
+from hpcgpu.store import credentials
+from hpcgpu.store.directory import ClusterDirectory
+
+__all__ = ["Manager"]
+
+#: Seconds that the scheduler may take to report its software.
+_ENVIRONMENT_TIMEOUT = 30.0
+_ENDS = (Status.closing, Status.closed)
+
+
+class Manager:
+    """The manager of one cluster. All its coroutines run in one event loop.
+
+    Parameters
+    ----------
+    options : Options
+    dispatcher : Dispatcher
+    ownership : Ownership
+    groups : mapping of str to WorkerOptions, optional
+        Further worker groups of a cluster that it takes over.
+    callbacks : Callbacks, optional
+        Functions of the user's program.
+    cluster : object, optional
+        What `Callbacks.on_ending` is called with.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        dispatcher: Dispatcher,
+        ownership: Ownership,
+        *,
+        groups: Mapping[str, WorkerOptions] | None = None,
+        callbacks: Callbacks | None = None,
+        cluster: object = None,
+    ) -> None:
+        directory = dispatcher.directory
+        self.options = options
+        self.messages = MessageLog(lambda: self._status == Status.starting)
+        registry = starting.registry_of(options, groups or {}, dispatcher)
+        name = options.cluster.name
+        self.state = ClusterState(name, dispatcher, registry, ownership, self.messages, time.time)
+        self.state.wanted = starting.wanted_first(registry.groups, options.cluster.jobs)
+        self.reconciler = Reconciler(self.state, EnvironmentCheck(options.cluster.environment_check))
+        ended = ownership.attached and not directory.tls.is_dir()  # `attach` says so
+        self.security = credentials.security(directory) if options.cluster.security and not ended else Security()
+        self._status = Status.created
+        self._periodic = Periodic(self.reconciler, options.cluster)
+        self._notices = Notices(self.state, options.cluster, callbacks or Callbacks(), cluster)
+        self._periodic.look = self._notices.look
+        self._starter = starting.Starter(self.reconciler, self._periodic, options, self.security)
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        if ownership.ends_at_exit:
+            guard(dispatcher)
+
+    @classmethod
+    def of_existing(
+        cls,
+        directory: ClusterDirectory,
+        batch: BatchSystem,
+        *,
+        ends_jobs: bool,
+        wait: bool = True,
+        callbacks: Callbacks | None = None,
+        cluster: object = None,
+        **given: Any,
+    ) -> Manager:
+        """Return the manager that is to take over a cluster, from its `start` on.
+
+        Parameters
+        ----------
+        directory : ClusterDirectory
+        batch : BatchSystem
+            Its batch system.
+        ends_jobs : bool
+            Whether `close` ends its jobs.
+        wait : bool, default True
+            Whether `start` waits for the scheduler.
+        callbacks, cluster
+            See `Manager`.
+        **given
+            Options that replace those of its start, such as ``quiet``, where they are not None or empty.
+
+        Raises
+        ------
+        HpcgpuError
+            It cannot be taken over; see `hpcgpu.cluster.gpucluster.GPUCluster.from_name`.
+        """
+        kept = starting.attachable(directory, batch.name)
+        name, parent = directory.path.name, directory.path.parent
+        settings = replace(kept.options.cluster, cluster_directory=parent, name=name, jobs=0, wait=wait)
+        settings = replace(settings, **{option: value for option, value in given.items() if value not in (None, "")})
+        batch.check()
+        # 0: it is taken over once that is known to succeed, see `hpcgpu.cluster.attaching`
+        dispatcher = Dispatcher(batch, directory, 0)
+        ownership = Ownership(ends_jobs, not directory.detached, attached=True)
+        options = replace(kept.options, cluster=settings)
+        return cls(options, dispatcher, ownership, groups=kept.groups, callbacks=callbacks, cluster=cluster)
+
+    @property
+    def status(self) -> Status:
+        """Whether it is starting, running, failed, or closed."""
+        return Status.failed if self.state.failed and self._status not in _ENDS else self._status
+
+    @property
+    def client(self) -> RpcClient | None:
+        """The connection to the scheduler, once there is one."""
+        return self.state.client if isinstance(self.state.client, RpcClient) else None
+
+    @property
+    def managing(self) -> bool:
+        """Whether it manages the jobs: it is open, the cluster has not failed, and nobody has taken it over."""
+        return self.status in (Status.starting, Status.running) and self.state.managed
+
+    def check_usable(self) -> None:
+        """Raise `ClusterError` if the cluster has failed, or if this program has closed it."""
+        if self.state.failures.lost:
+            raise ClusterError(self.state.failures.lost)
+        if self.status in _ENDS:
+            raise ClusterError(self.state.ownership.why or f"cluster {self.state.name} is closed")
+
+    def order(self, command: Command, adaptive: GPUAdaptive | None = None) -> None:
+        """Do what the user orders; see `Reconciler.order`."""
+        self.reconciler.order(command, adaptive)
+
+    async def settle(self) -> None:
+        """Wait until the requested jobs are submitted, and the draining jobs have finished and are cancelled.
+
+        Raises
+        ------
+        ClusterError
+            The cluster has failed, or a job was refused.
+        """
+        state = self.state
+        with Progress(self.options.cluster.quiet) as progress:
+            while tasks := [task for task in state.tasks if not task.done()]:
+                names = ", ".join(job.name for job in state.registry.draining)
+                what = f"{names} to finish running tasks and to move data" if names else "the queue"
+                progress.update(f"cluster {state.name}: waiting for {what}")
+                await asyncio.wait(tasks, timeout=0.5)
+        if not state.closing:
+            await state.poll()  # `jobs` now shows the result
+            await self.reconciler.refresh()
+        state.check()
+
+    @property
+    def jobs(self) -> JobTable:
+        """Every job of the cluster, also those that have ended: the last thousand of them."""
+        state = self.state
+        jobs, answered = list(state.registry.jobs.values()), state.dispatcher.monitor.answered_at
+        age = state.now - answered if answered is not None and any(job.alive for job in jobs) else 0.0
+        return JobTable((job.info(now=state.now) for job in jobs), age, state.now)
+
+    # Start
+
+    @property
+    def begun(self) -> bool:
+        """Whether its start has begun."""
+        return self._starting is not None
+
+    @property
+    def starting(self) -> bool:
+        """Whether it starts now."""
+        return self._starting is not None and not self._starting.done()
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether the jobs stay if whoever waits for the start is interrupted."""
+        return self._starting is not None and self._starter.submitted.is_set() and not self.options.cluster.wait
+
+    async def start(self) -> None:
+        """Start the cluster, or take it over, and wait for its scheduler; with ``wait=False``, for the submits only.
+
+        Raises
+        ------
+        ClusterError
+            It did not start: no job is left then, or those of the other manager stay.
+        """
+        if self.status in _ENDS:
+            self.check_usable()
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start())
+            if not self.options.cluster.wait:
+                submitted = asyncio.ensure_future(self._starter.submitted.wait())
+                await asyncio.wait([submitted, self._starting], return_when=asyncio.FIRST_COMPLETED)
+                submitted.cancel()
+                if not self._starting.done():
+                    self._starting.add_done_callback(self._started_in_background)
+                    return
+        try:
+            await self._show_start(self._starting)
+        except Exception as error:
+            failure = self._why_not_started(error)
+            self.state.failures.lose(failure)
+            await self.close()
+            # all of it is in the message: it need not be shown twice
+            told = isinstance(error, ClusterError | BatchError)
+            raise ClusterError(failure) from (None if told else error)
+
+    async def _show_start(self, start: asyncio.Task[None]) -> None:
+        """Wait until it has started, and show what it waits for."""
+        state = self.state
+        with Progress(self.options.cluster.quiet) as progress:
+            while not start.done():
+                entries = [job for job in state.scheduler.entries if job.job_id] if state.scheduler is not None else []
+                if entries:
+                    progress.update(
+                        f"cluster {state.name}: waiting for the scheduler", what_jobs_wait_for(state, entries)
+                    )
+                else:
+                    what = "looking up its jobs" if state.ownership.attached else "starting the scheduler"
+                    progress.update(f"cluster {state.name}: {what}")
+                await asyncio.wait([start], timeout=0.5)
+            await start
+
+    def _started_in_background(self, start: asyncio.Task[None]) -> None:
+        """Report why a cluster did not start, if nobody waits for it."""
+        if not start.cancelled() and (error := start.exception()) is not None and self._closing is None:
+            failure = self._why_not_started(error)
+            self.state.failures.lose(failure)
+            warn(failure)
+            self._closing = asyncio.ensure_future(self._close())
+
+    def _why_not_started(self, error: BaseException) -> str:
+        """Return why the cluster did not start, or was not taken over; also if another program came first."""
+        state, said = self.state, str(error) or repr(error)
+        if state.ownership.attached:
+            return f"Cluster {state.name} cannot be taken over: {said}"
+        try:
+            state.dispatcher.check_manager()
+            if state.dispatcher.directory.closing and not state.closing:
+                said = "another program stopped it meanwhile, by `hpcgpu stop` or a Stop button"
+        except (Superseded, NameLost) as overtaken:
+            said = str(overtaken)
+        except (OSError, Damaged):  # the error says more than that
+            pass
+        return f"Cluster failed to start: {said}"
+
+    async def _start(self) -> None:
+        self._status = Status.starting
+        state = self.state
+        await self._starter.start()
+        assert state.scheduler is not None
+        address = str(state.scheduler.external_address or state.scheduler.address)
+        state.messages.log(f"the scheduler is at {address}")
+        lost.ask(address, functools.partial(_why_lost, weakref.ref(state)))
+        client = RpcClient(address, self.security, self._workers_joined, self._worker_left)
+        await client.listen()
+        if not state.ownership.attached:
+            await client.describe(state.name, self.options.system)
+        self._status = Status.running
+        state.client = client
+        await self._compare_with_scheduler(client)
+        self.reconciler.observe_workers(client.known)
+        self.reconciler.compare_environments(client.known, client.known)  # some joined before there was a comparison
+        await self.reconciler.observe_load()
+        self.reconciler.drainer.go_on()
+        self._periodic.watch_scheduler(client)
+
+    def _workers_joined(self, joined: Workers, known: Workers) -> None:
+        for address, worker in joined.items():
+            self.reconciler.worker_joined(address, worker["name"])
+        self.reconciler.compare_environments(joined, known)
+        self.state.changed.set()
+
+    def _worker_left(self, address: str) -> None:
+        self.reconciler.worker_left(address)
+
+    async def _compare_with_scheduler(self, client: RpcClient) -> None:
+        """Raise or warn if the software of this program and of the scheduler is incompatible.
+
+        If the scheduler is too busy to answer, nothing is compared.
+        """
+        environment = self.reconciler.environment
+        if environment.mode == "off":
+            return
+        try:
+            environment.scheduler = await client.environment(_ENVIRONMENT_TIMEOUT)
+        except (OSError, TimeoutError) as error:
+            reason = no_answer(error)
+            self.messages.log(f"software was not compared, because the scheduler did not answer: {reason}")
+            return
+        fatal, differing = environment.check({})
+        if fatal:
+            raise ClusterError(fatal)
+        if differing:
+            self.messages.log(differing)
+            warn(differing)
+
+    # End
+
+    async def detach(self) -> None:
+        """Leave the cluster: its jobs continue.
+
+        Raises
+        ------
+        ClusterError
+            They cannot, or are not this program's.
+        """
+        state = self.state
+        if state.scheduler is not None and state.scheduler.in_process:
+            raise ClusterError("scheduler='local': the scheduler runs in this program, and ends with it")
+        if not state.managed:
+            raise ClusterError(
+                state.ownership.why or state.failures.lost or f"cluster {state.name} is {self.status.name}"
+            )
+        submits = [job.submit_task for job in state.registry.worker_jobs if job.submit_task is not None]
+        await asyncio.gather(*submits, return_exceptions=True)
+        state.dispatcher.directory.detach()
+        if self.client is not None:
+            with suppress(TimeoutError, OSError):
+                await self.client.release()
+        state.ownership.detach()
+        unguard(state.dispatcher)
+        await self.close()
+
+    async def close(self) -> None:
+        """End the jobs, or leave them, as `Ownership` says."""
+        if self.status == Status.closed:
+            return
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        """Cancel the jobs, disconnect from the scheduler if it answers, wait until the queue is empty."""
+        state = self.state
+        leaves = state.ownership.leaves_jobs(cancelled=state.dispatcher.closing, lost=bool(state.failures.lost))
+        self._status, state.closing = Status.closing, True
+        for task in [*self._periodic.tasks, *state.tasks, *([self._starting] if self._starting else [])]:
+            task.cancel()
+        for group in state.registry.groups.values():
+            group.adaptive = None
+        if leaves:
+            await self._leave_jobs()
+        else:
+            closing = Closing(state, quiet=self.options.cluster.quiet)
+            await closing.cancel()
+            # at exit distributed waits 10 s for all of this
+            state.tell("ended", state.failures.lost or f"cluster {state.name} was closed")
+            self._notices.deliver_unsent()
+            if state.scheduler is not None:
+                await state.scheduler.close()
+            await closing.wait()
+            await self._disconnect()
+            closing.finish()
+            state.ownership.close()
+        await self._notices.finish()
+        self._status = Status.closed
+        state.changed.set()
+
+    async def _leave_jobs(self) -> None:
+        """Close the connection of this program only."""
+        state, name = self.state, self.state.name
+        unguard(state.dispatcher)
+        with suppress(OSError):
+            state.dispatcher.directory.leave(state.dispatcher.manager)
+        if self.client is not None:
+            with suppress(TimeoutError, OSError):
+                await self.client.goodbye(state.dispatcher.manager)
+        await self._disconnect()
+        left = "" if state.ownership.superseded else f": {listed(state.dispatcher.left())}"
+        self.messages.log(f"closed; its jobs keep running{left}")
+        state.ownership.close(f"cluster {name} was detached from this program: from_name({name!r}) attaches to it")
+
+    async def _disconnect(self) -> None:
+        if self.client is not None:
+            with suppress(TimeoutError, OSError):
+                await asyncio.wait_for(self.client.close(), 5)
+
+
+async def _why_lost(of: weakref.ref[ClusterState]) -> str:
+    """Wait until it is known why a cluster is lost, and return that; empty if this program has closed it."""
+    while (state := of()) is not None and not state.closing:
+        if state.failures.lost:
+            return state.failures.lost.partition("\n")[0]
+        del state
+        await asyncio.sleep(0.1)
+    return ""
