@@ -130,7 +130,7 @@ class Adapter(SpecCluster):  # type: ignore[misc]
     @property
     def shutdown_on_close(self) -> bool:
         """Whether the end of this program closes the cluster; upstream's exit hook reads it."""
-        return self._state.ownership.ends_at_exit and self._state.ownership.owner
+        return self._state.ownership.ends_at_exit and not self._state.phase.left
 
     @shutdown_on_close.setter
     def shutdown_on_close(self, close: bool) -> None:

@@ -108,7 +108,7 @@ class Closing:
             )
         if (
             unreported := ""
-            if state.failed
+            if state.phase.failed
             else "\n".join(text.split("\n", 1)[0] for text in state.failures.unreported)
         ):
             state.messages.warn(unreported)
@@ -128,7 +128,7 @@ class Closing:
         """
         submits = self.state.dispatcher.directory.submits()
         return (
-            bool(self.state.failures.lost)
+            bool(self.state.phase.lost)
             and not self.state.ownership.attached
             and all(submit.refused for submit in submits)
         )

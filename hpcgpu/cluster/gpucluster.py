@@ -18,10 +18,10 @@ from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.cluster import notebook, starting
 from hpcgpu.cluster.adaptive import GPUAdaptive
+from hpcgpu.cluster.cluster_phases import Ownership
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.manager import Manager
 from hpcgpu.cluster.notify import Callbacks
-from hpcgpu.cluster.ownership import Ownership
 from hpcgpu.cluster.reading import Readable
 from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT
 from hpcgpu.configuration.resolve import resolve, resolve_group

@@ -22,11 +22,11 @@ from hpcgpu.batch.base import BatchSystem
 from hpcgpu.cluster import starting
 from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.closing import Closing
+from hpcgpu.cluster.cluster_phases import Kind, Ownership
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.exit import guard, unguard
 from hpcgpu.cluster.log import MessageLog
 from hpcgpu.cluster.notify import Callbacks, Notices
-from hpcgpu.cluster.ownership import Ownership
 from hpcgpu.cluster.periodic import Periodic
 from hpcgpu.cluster.reconciler import Reconciler
 from hpcgpu.cluster.scheduler_client import RpcClient, Workers
@@ -49,7 +49,14 @@ __all__ = ["Manager"]
 
 #: Seconds that the scheduler may take to report its software.
 _ENVIRONMENT_TIMEOUT = 30.0
-_ENDS = (Status.closing, Status.closed)
+#: A phase as distributed calls it.
+_STATUS = {
+    Kind.CREATED: Status.created,
+    Kind.STARTING: Status.starting,
+    Kind.RUNNING: Status.running,
+    Kind.CLOSING: Status.closing,
+    Kind.CLOSED: Status.closed,
+}
 
 
 class Manager:
@@ -80,7 +87,7 @@ class Manager:
     ) -> None:
         directory = dispatcher.directory
         self.options = options
-        self.messages = MessageLog(lambda: self._status == Status.starting)
+        self.messages = MessageLog(lambda: self.status == Status.starting)
         registry = starting.registry_of(options, groups or {}, dispatcher)
         name = options.cluster.name
         self.state = ClusterState(name, dispatcher, registry, ownership, self.messages, time.time)
@@ -88,7 +95,6 @@ class Manager:
         self.reconciler = Reconciler(self.state, EnvironmentCheck(options.cluster.environment_check))
         ended = ownership.attached and not directory.tls.is_dir()  # `attach` says so
         self.security = credentials.security(directory) if options.cluster.security and not ended else Security()
-        self._status = Status.created
         self._periodic = Periodic(self.reconciler, options.cluster)
         self._notices = Notices(self.state, options.cluster, callbacks or Callbacks(), cluster)
         self._periodic.look = self._notices.look
@@ -145,7 +151,11 @@ class Manager:
     @property
     def status(self) -> Status:
         """Whether it is starting, running, failed, or closed."""
-        return Status.failed if self.state.failed and self._status not in _ENDS else self._status
+        phase = self.state.phase
+        if phase.failed and not phase.closing:
+            return Status.failed
+        begun = phase.of(Kind.CREATED, Kind.STARTING, Kind.RUNNING, Kind.CLOSING, Kind.CLOSED)
+        return _STATUS[begun.kind if begun is not None else Kind.CREATED]
 
     @property
     def client(self) -> RpcClient | None:
@@ -155,14 +165,14 @@ class Manager:
     @property
     def managing(self) -> bool:
         """Whether it manages the jobs: it is open, the cluster has not failed, and nobody has taken it over."""
-        return self.status in (Status.starting, Status.running) and self.state.managed
+        return self.state.phase.kind in (Kind.STARTING, Kind.RUNNING)
 
     def check_usable(self) -> None:
         """Raise `ClusterError` if the cluster has failed, or if this program has closed it."""
-        if self.state.failures.lost:
-            raise ClusterError(self.state.failures.lost)
-        if self.status in _ENDS:
-            raise ClusterError(self.state.ownership.why or f"cluster {self.state.name} is closed")
+        if self.state.phase.lost:
+            raise ClusterError(self.state.phase.lost)
+        if self.state.phase.closing:
+            raise ClusterError(self.state.phase.not_ours or f"cluster {self.state.name} is closed")
 
     def order(self, command: Command, adaptive: GPUAdaptive | None = None) -> None:
         """Do what the user orders; see `Reconciler.order`."""
@@ -183,7 +193,7 @@ class Manager:
                 what = f"{names} to finish running tasks and to move data" if names else "the queue"
                 progress.update(f"cluster {state.name}: waiting for {what}")
                 await asyncio.wait(tasks, timeout=0.5)
-        if not state.closing:
+        if not state.phase.closing:
             await state.poll()  # `jobs` now shows the result
             await self.reconciler.refresh()
         state.check()
@@ -221,7 +231,7 @@ class Manager:
         ClusterError
             It did not start: no job is left then, or those of the other manager stay.
         """
-        if self.status in _ENDS:
+        if self.state.phase.closing:
             self.check_usable()
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start())
@@ -236,7 +246,7 @@ class Manager:
             await self._show_start(self._starting)
         except Exception as error:
             failure = self._why_not_started(error)
-            self.state.failures.lose(failure)
+            self.state.lose(failure)
             await self.close()
             # all of it is in the message: it need not be shown twice
             told = isinstance(error, ClusterError | BatchError)
@@ -262,7 +272,7 @@ class Manager:
         """Report why a cluster did not start, if nobody waits for it."""
         if not start.cancelled() and (error := start.exception()) is not None and self._closing is None:
             failure = self._why_not_started(error)
-            self.state.failures.lose(failure)
+            self.state.lose(failure)
             warn(failure)
             self._closing = asyncio.ensure_future(self._close())
 
@@ -273,7 +283,7 @@ class Manager:
             return f"Cluster {state.name} cannot be taken over: {said}"
         try:
             state.dispatcher.check_manager()
-            if state.dispatcher.directory.closing and not state.closing:
+            if state.dispatcher.directory.closing and not state.phase.closing:
                 said = "another program stopped it meanwhile, by `hpcgpu stop` or a Stop button"
         except (Superseded, NameLost) as overtaken:
             said = str(overtaken)
@@ -282,8 +292,8 @@ class Manager:
         return f"Cluster failed to start: {said}"
 
     async def _start(self) -> None:
-        self._status = Status.starting
         state = self.state
+        state.starts()
         await self._starter.start()
         assert state.scheduler is not None
         address = str(state.scheduler.external_address or state.scheduler.address)
@@ -293,7 +303,7 @@ class Manager:
         await client.listen()
         if not state.ownership.attached:
             await client.describe(state.name, self.options.system)
-        self._status = Status.running
+        state.runs()
         state.client = client
         await self._compare_with_scheduler(client)
         self.reconciler.observe_workers(client.known)
@@ -347,7 +357,7 @@ class Manager:
             raise ClusterError("scheduler='local': the scheduler runs in this program, and ends with it")
         if not state.managed:
             raise ClusterError(
-                state.ownership.why or state.failures.lost or f"cluster {state.name} is {self.status.name}"
+                state.phase.not_ours or state.phase.lost or f"cluster {state.name} is {self.status.name}"
             )
         submits = [job.submit_task for job in state.registry.worker_jobs if job.submit_task is not None]
         await asyncio.gather(*submits, return_exceptions=True)
@@ -355,13 +365,13 @@ class Manager:
         if self.client is not None:
             with suppress(TimeoutError, OSError):
                 await self.client.release()
-        state.ownership.detach()
+        state.detaches()
         unguard(state.dispatcher)
         await self.close()
 
     async def close(self) -> None:
         """End the jobs, or leave them, as `Ownership` says."""
-        if self.status == Status.closed:
+        if self.state.phase.kind is Kind.CLOSED:
             return
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
@@ -370,32 +380,31 @@ class Manager:
     async def _close(self) -> None:
         """Cancel the jobs, disconnect from the scheduler if it answers, wait until the queue is empty."""
         state = self.state
-        leaves = state.ownership.leaves_jobs(cancelled=state.dispatcher.closing, lost=bool(state.failures.lost))
-        self._status, state.closing = Status.closing, True
+        leaves = state.ownership.leaves_jobs(state.phase, cancelled=state.dispatcher.closing)
+        state.closes()
         for task in [*self._periodic.tasks, *state.tasks, *([self._starting] if self._starting else [])]:
             task.cancel()
         for group in state.registry.groups.values():
             group.adaptive = None
         if leaves:
-            await self._leave_jobs()
+            left = await self._leave_jobs()
         else:
             closing = Closing(state, quiet=self.options.cluster.quiet)
             await closing.cancel()
             # at exit distributed waits 10 s for all of this
-            state.tell("ended", state.failures.lost or f"cluster {state.name} was closed")
+            state.tell("ended", state.phase.lost or f"cluster {state.name} was closed")
             self._notices.deliver_unsent()
             if state.scheduler is not None:
                 await state.scheduler.close()
             await closing.wait()
             await self._disconnect()
             closing.finish()
-            state.ownership.close()
+            left = ""
         await self._notices.finish()
-        self._status = Status.closed
-        state.changed.set()
+        state.closed(left)
 
-    async def _leave_jobs(self) -> None:
-        """Close the connection of this program only."""
+    async def _leave_jobs(self) -> str:
+        """Close the connection of this program only; return how to come back to the cluster."""
         state, name = self.state, self.state.name
         unguard(state.dispatcher)
         with suppress(OSError):
@@ -404,9 +413,9 @@ class Manager:
             with suppress(TimeoutError, OSError):
                 await self.client.goodbye(state.dispatcher.manager)
         await self._disconnect()
-        left = "" if state.ownership.superseded else f": {listed(state.dispatcher.left())}"
-        self.messages.log(f"closed; its jobs keep running{left}")
-        state.ownership.close(f"cluster {name} was detached from this program: from_name({name!r}) attaches to it")
+        jobs = "" if state.phase.superseded else f": {listed(state.dispatcher.left())}"
+        self.messages.log(f"closed; its jobs keep running{jobs}")
+        return f"cluster {name} was detached from this program: from_name({name!r}) attaches to it"
 
     async def _disconnect(self) -> None:
         if self.client is not None:
@@ -416,9 +425,9 @@ class Manager:
 
 async def _why_lost(of: weakref.ref[ClusterState]) -> str:
     """Wait until it is known why a cluster is lost, and return that; empty if this program has closed it."""
-    while (state := of()) is not None and not state.closing:
-        if state.failures.lost:
-            return state.failures.lost.partition("\n")[0]
+    while (state := of()) is not None and not state.phase.closing:
+        if state.phase.lost:
+            return state.phase.lost.partition("\n")[0]
         del state
         await asyncio.sleep(0.1)
     return ""

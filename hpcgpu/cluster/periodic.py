@@ -60,7 +60,7 @@ class Periodic:
         """Poll for all jobs, and record those that have started and ended. Of a lost cluster, cancel them."""
         reconciler, state = self.reconciler, self.reconciler.state
         # a task that is cancelled just when it wakes may go on
-        while not state.closing and (not state.failures.lost or reconciler.cancelling):
+        while not state.phase.closing and (not state.phase.lost or state.phase.cancelling):
             cadence = state.dispatcher.monitor.cadence
             interval = self.options.poll_interval  # as long as the cluster starts, or its scheduler is lost
             if state.listening or cadence.failures:
@@ -70,7 +70,7 @@ class Periodic:
                 await asyncio.sleep(min(1.0, self.options.poll_interval))  # let the queue learn of what just happened
             state.poll_now.clear()
             try:
-                if reconciler.cancelling:
+                if state.phase.cancelling:
                     await reconciler.cancel_lost()
                     continue
                 state.dispatcher.check_manager()
@@ -114,7 +114,7 @@ class Periodic:
         Whether a walltime ends, a pause is over, there is work for more jobs or for fewer.
         """
         state = self.reconciler.state
-        while state.ownership.owner and not state.closing:
+        while state.phase.owned:
             await _woken(state.decide_now, decision_interval(len(state.registry.active)))
             state.decide_now.clear()
             try:
@@ -133,7 +133,7 @@ class Periodic:
         """Send heartbeats to the scheduler, until it knows of another manager."""
         state = self.reconciler.state
         interval = min(_HEARTBEAT, (self.options.lease or math.inf) / 5)
-        while state.ownership.owner and not state.closing:
+        while state.phase.owned:
             try:
                 manager = state.dispatcher.manager
                 groups = group_states(state.registry.all_groups(), now=state.now)
@@ -151,7 +151,7 @@ class Periodic:
     async def _serve_requests(self, client: RpcClient) -> None:
         """Do what other programs request through the scheduler, and answer them."""
         state = self.reconciler.state
-        while state.ownership.owner and not state.closing:
+        while state.phase.owned:
             try:
                 request = await client.next_request(state.dispatcher.manager)
                 if request is not None:
@@ -169,13 +169,9 @@ class Periodic:
         state = self.reconciler.state
         try:
             command = from_json(request["command"])
-            state.dispatcher.check_manager()
             if not state.managed:
-                return state.failures.lost or f"cluster {state.name} is closed"
+                return state.phase.lost or f"cluster {state.name} is closed"
             self.reconciler.order(command)
-        except Superseded as error:
-            state.supersede(str(error))
-            return str(error)
         except (HpcgpuError, ValueError) as error:
             state.messages.log(f"a request of another program is refused: {error}")
             return str(error)

@@ -200,14 +200,14 @@ class Readable(Adapter):
     @property
     def left(self) -> bool:
         """Whether this program has left the cluster to itself or to another program, and only reads of it."""
-        return self._state.ownership.left
+        return self._state.phase.left
 
     def _now(self, own: Snapshot, *, soon: bool = False) -> Snapshot:
         """Return this snapshot; of a cluster that this program does not manage, what other programs see of it.
 
         If `soon`, the queue is polled now; else as often as the cluster's cadence says.
         """
-        lost = bool(self._state.failures.lost) and not self.directory.closing
+        lost = bool(self._state.phase.lost) and not self.directory.closing
         if not (self.left or lost) or not self.same_directory:  # a later cluster of its name is not it
             return own
         self._observer = self._observer or Observer(self.directory)
@@ -228,7 +228,7 @@ class Readable(Adapter):
 
     def _snapshot(self, gpus: Iterable[GPUState]) -> Snapshot:
         state = self._state
-        now, lost = state.now, state.failures.lost
+        now, lost = state.now, state.phase.lost
         jobs = [job.info(now=now) for job in list(state.registry.jobs.values())]
         states = {Status.running: "running", Status.closed: "closed", Status.closing: "closed", Status.failed: "ended"}
         running, contact, manager = self.status == Status.running, self._contact, state.dispatcher.directory.manager()
@@ -248,7 +248,7 @@ class Readable(Adapter):
             manager="; ".join(filter(None, [str(manager or ""), self.reconciler.about()])) if running else "",
             detached=not state.ownership.ends_at_exit,
             warnings=[text for text in self.reconciler.warnings() if text != lost],
-            problem=lost or state.ownership.why,
+            problem=lost or state.phase.not_ours,
         )
 
     def _repr_html_(self, cluster_status: str | None = None) -> str:
@@ -358,10 +358,10 @@ class Readable(Adapter):
         if not hasattr(self, "_cluster_info"):
             return f"<{type(self).__name__}: not started>"
         if self.status == Status.failed:
-            return f"{type(self).__name__}({self.name!r}, status=failed): {self._state.failures.lost}"
+            return f"{type(self).__name__}({self.name!r}, status=failed): {self._state.phase.lost}"
         if self.left:
-            return f"{type(self).__name__}({self.name!r}, status={self.status.name}): {self._state.ownership.why}"
-        active, failures = self.workers, self._state.failures
+            return f"{type(self).__name__}({self.name!r}, status={self.status.name}): {self._state.phase.not_ours}"
+        active = self.workers
         states = Counter(job.state for job in self.jobs if job.name in active)
         jobs = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
         text = f"{type(self).__name__}({self.name!r}, {self.scheduler_address!r}, status={self.status.name}"
@@ -369,7 +369,7 @@ class Readable(Adapter):
         paused = [group.failures.paused for group in self._state.registry.groups.values() if group.failures.paused]
         told = [
             text.split("\n", 1)[0]
-            for text in (failures.lost, *paused, *self.reconciler.shortages(), *self.reconciler.warnings())
+            for text in (self._state.phase.lost, *paused, *self.reconciler.shortages(), *self.reconciler.warnings())
             if text
         ]
         return "\n".join([text, *told])

@@ -23,7 +23,7 @@ from hpcgpu.cluster.submitting import Submitter
 from hpcgpu.cluster.worker_job import WorkerJob
 from hpcgpu.display.summary import summary
 from hpcgpu.display.words import MANY, counted, listed
-from hpcgpu.errors import BatchError
+from hpcgpu.errors import BatchError, ClusterError, Superseded
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime.wire import WaitingWork
@@ -68,8 +68,6 @@ class Reconciler:
         self.send: Callable[[Command], None] = self.order
         self._silent_since: float | None = None
         self._silence_told = False
-        #: Whether the cluster is lost, and the queue has not cancelled its jobs yet.
-        self.cancelling = False
         self._gone: list[str] = []  # workers of jobs that ended, of which the scheduler does not know yet
         self._crashed: list[str] = []
         self._refusal_told = False
@@ -297,14 +295,13 @@ class Reconciler:
     async def fail(self, failure: str) -> None:
         """Record that the cluster is lost, report it, and cancel its jobs."""
         state = self.state
-        state.failures.lose(failure)
-        state.failed = self.cancelling = True
+        state.lose(failure, cancelling=True)
         state.messages.warn(failure)
         state.tell("ended", failure)
         await self.cancel_lost()
 
     async def cancel_lost(self) -> None:
-        """Cancel the jobs of a lost cluster; `cancelling` is true until the queue has done it."""
+        """Cancel the jobs of a lost cluster; `Phase.cancelling` is true until the queue has done it."""
         state = self.state
         for job in state.registry.active.values():
             job.drain(Drain.UNWANTED)
@@ -320,7 +317,7 @@ class Reconciler:
                     f"queue has cancelled them. {state.dispatcher.advice()}"
                 )
         else:
-            self.cancelling = False
+            state.cancelled_lost()
             for job in state.registry.draining:
                 job.cancelled(now=state.now)
         state.changed.set()
@@ -412,10 +409,17 @@ class Reconciler:
         ------
         OptionError
             The command does not fit the worker groups that there are.
+        ClusterError
+            Another program has taken the cluster over.
         """
         state = self.state
         if not state.managed:
             return
+        try:
+            state.dispatcher.check_manager()
+        except Superseded as error:
+            state.supersede(str(error))
+            raise ClusterError(str(error)) from error
         wanted = apply(state.wanted, command)
         group = state.registry.groups[command.group]
         state.wanted = wanted

@@ -102,8 +102,8 @@ class Starter:
         try:
             while not reached.done():
                 state.check()
-                if state.ownership.superseded:  # the other program waits for the scheduler
-                    raise ClusterError(state.ownership.why)
+                if state.phase.superseded:  # the other program waits for the scheduler
+                    raise ClusterError(state.phase.not_ours)
                 state.check_schedulable(scheduler.entries)
                 await asyncio.wait([reached], timeout=0.5)
             await reached

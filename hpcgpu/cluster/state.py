@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hpcgpu.batch.reasons import explain
+from hpcgpu.cluster.cluster_phases import Kind, Ownership, Phase
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.exit import unguard
 from hpcgpu.cluster.job import Job
 from hpcgpu.cluster.jobs import Registry
-from hpcgpu.cluster.ownership import Ownership
 from hpcgpu.cluster.scheduler import Scheduler
 from hpcgpu.cluster.scheduler_client import SchedulerClient
 from hpcgpu.errors import ClusterError
@@ -58,10 +58,7 @@ class ClusterState:
         None before the scheduler was reached, and when the cluster is closed.
     known_workers : set of str
         Addresses of all connected workers, those of other programs included.
-    failed : bool
-        Whether the cluster was lost after it had begun.
-    closing : bool
-        Whether this program is closing the cluster, or has closed it.
+    phase : Phase
     changed : asyncio.Event
         Something happened that a user may wait for.
     poll_now, decide_now, heartbeat_now : asyncio.Event
@@ -83,8 +80,7 @@ class ClusterState:
     scheduler: Scheduler | None = None
     client: SchedulerClient | None = None
     known_workers: set[str] = field(default_factory=set)
-    failed: bool = False
-    closing: bool = False
+    phase: Phase = Phase(Kind.CREATED)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     poll_now: asyncio.Event = field(default_factory=asyncio.Event)
     decide_now: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,7 +99,55 @@ class ClusterState:
 
         It does unless the cluster is closed or lost, or another program has taken it over.
         """
-        return self.ownership.owner and not self.closing and not self.failures.lost
+        return self.phase.managed
+
+    # The phases
+
+    def starts(self) -> None:
+        """Created -> starting."""
+        self._move(Kind.STARTING)
+
+    def runs(self) -> None:
+        """Starting -> running."""
+        if self.managed:
+            self._move(Kind.RUNNING)
+
+    def lose(self, why: str, *, cancelling: bool = False) -> None:
+        """Any -> lost, unless it is closing. The first reason stays.
+
+        Its first line is kept, which names the log. The exception or warning of now has the rest.
+
+        Parameters
+        ----------
+        why : str
+        cancelling : bool, default False
+            Whether its jobs are to be cancelled.
+        """
+        if self.phase.closing:
+            return
+        if not self.phase.lost:
+            self._move(Kind.LOST, why.split("\n", 1)[0])
+        self.phase = replace(self.phase, cancelling=cancelling)
+
+    def cancelled_lost(self) -> None:
+        """Record that the queue has cancelled the jobs of a lost cluster."""
+        self.phase = replace(self.phase, cancelling=False)
+
+    def detaches(self) -> None:
+        """Any -> detached."""
+        self._move(Kind.DETACHED)
+
+    def closes(self) -> None:
+        """Any -> closing."""
+        self._move(Kind.CLOSING)
+
+    def closed(self, why: str = "") -> None:
+        """Closing -> closed."""
+        self._move(Kind.CLOSED, why)
+
+    def _move(self, kind: Kind, why: str = "") -> None:
+        self.phase = Phase(kind, why, before=self.phase)
+        self.changed.set()
 
     @property
     def listening(self) -> bool:
@@ -120,7 +164,7 @@ class ClusterState:
 
     def check(self) -> None:
         """Raise `ClusterError` with failures that were not reported yet, or with why the cluster is lost."""
-        if text := self.failures.report():
+        if text := self.phase.lost or self.failures.report():
             raise ClusterError(text)
 
     def check_schedulable(self, jobs: Iterable[Job]) -> None:
@@ -143,7 +187,8 @@ class ClusterState:
 
     def supersede(self, why: str) -> None:
         """Leave the cluster to another manager."""
-        if self.ownership.supersede(why):
+        if self.phase.owned:
+            self._move(Kind.SUPERSEDED, why)
             for group in self.registry.groups.values():
                 if group.adaptive is not None:
                     group.adaptive.lose(why, now=self.now)

@@ -63,16 +63,16 @@ async def wait_for_workers(
         while True:
             state.changed.clear()
             state.check()
-            if state.closing:
-                raise ClusterError(state.ownership.why or f"cluster {state.name} is closed")
-            if state.ownership.superseded:
+            if state.phase.closing:
+                raise ClusterError(state.phase.not_ours or f"cluster {state.name} is closed")
+            if state.phase.superseded:
                 _check_followed(state, n_workers)
             wanted = wanted_workers(state) if n_workers is None else n_workers
             there = len(state.known_workers)
-            if (there >= wanted or state.ownership.superseded) and await _ready(state) >= wanted:
+            if (there >= wanted or state.phase.superseded) and await _ready(state) >= wanted:
                 return
-            if state.ownership.superseded:  # what its jobs wait for is the other program's affair
-                progress.update(f"cluster {state.name}: waiting for {counted(wanted, 'worker')}", state.ownership.why)
+            if state.phase.superseded:  # what its jobs wait for is the other program's affair
+                progress.update(f"cluster {state.name}: waiting for {counted(wanted, 'worker')}", state.phase.not_ours)
             elif (now := time.monotonic()) >= look:  # it looks at all jobs, and each worker that connects is a change
                 look = now + _LOOK
                 active = state.registry.active.values()
@@ -94,7 +94,7 @@ def _check_followed(state: ClusterState, n_workers: int | None) -> None:
     """Raise where another program has taken the cluster over, and this one cannot wait for its workers."""
     directory = state.dispatcher.directory
     if n_workers is None or directory.closing or ended_by_itself(directory):
-        raise ClusterError(state.ownership.why)
+        raise ClusterError(state.phase.not_ours)
 
 
 async def _ready(state: ClusterState) -> int:
@@ -102,7 +102,7 @@ async def _ready(state: ClusterState) -> int:
     if not isinstance(state.client, RpcClient):
         return -1
     try:
-        if state.ownership.superseded:  # its stream of events is another program's
+        if state.phase.superseded:  # its stream of events is another program's
             await state.client.workers()
         return await state.client.running()
     except (OSError, TimeoutError):

@@ -200,24 +200,10 @@ class Failures:
 
 @dataclass
 class ClusterFailures:
-    """The failures of a whole cluster, and those that no exception has reported yet.
+    """The failures of a whole cluster that no exception has reported yet."""
 
-    Attributes
-    ----------
-    lost : str
-        Why the cluster is lost; empty while it is not.
-    """
-
-    lost: str = ""
     _unreported: list[tuple[str, str]] = field(default_factory=list)
     _never: dict[str, int] = field(default_factory=dict)
-
-    def lose(self, why: str) -> None:
-        """Record that the cluster is lost.
-
-        The first line is kept, which names the log. The exception or warning of now has the rest.
-        """
-        self.lost = self.lost or why.split("\n", 1)[0]
 
     @property
     def unreported(self) -> list[str]:
@@ -248,9 +234,7 @@ class ClusterFailures:
         return next((name for name in names if self._never.get(name, 0) >= _POLLS_TO_BELIEVE), None)
 
     def report(self) -> str:
-        """Return what the user must learn by an exception now, once; empty if nothing. A lost cluster stays lost."""
-        if self.lost:
-            return self.lost
+        """Return what the user must learn by an exception now, once; empty if nothing."""
         text = "\n".join(self.unreported)
         self._unreported.clear()
         return text

@@ -14,280 +14,23 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
-from hpcgpu.batch.slurm.reasons import REASONS
+from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.cluster import draining
 from hpcgpu.cluster import periodic as periodic_module
 from hpcgpu.cluster import reconciler as reconciler_module
 from hpcgpu.cluster.adaptive import GPUAdaptive
-from hpcgpu.cluster.attaching import attach
 from hpcgpu.cluster.closing import Closing
-from hpcgpu.cluster.dispatcher import Dispatcher
-from hpcgpu.cluster.jobs import Registry
-from hpcgpu.cluster.ownership import Owner, Ownership
+from hpcgpu.cluster.cluster_phases import Kind
 from hpcgpu.cluster.periodic import Periodic
 from hpcgpu.cluster.phases import Drain, Draining, Ended, Queued, Running
-from hpcgpu.cluster.reconciler import Reconciler
-from hpcgpu.cluster.scheduler_job import SchedulerJob
-from hpcgpu.cluster.state import ClusterState
-from hpcgpu.cluster.worker_job import WorkerJob
-from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, SubmitRefused
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.scaling import units
 from hpcgpu.scaling.model import Limits
-from hpcgpu.scaling.wanted import Adapt, AddGroup, Command, DeleteGroup, Scale, Wanted, WantedGroup, apply
-from hpcgpu.software.check import EnvironmentCheck
-from hpcgpu.store import claims
+from hpcgpu.scaling.wanted import Adapt, DeleteGroup, Scale, WantedGroup
 from hpcgpu.store.directory import Contact
 from hpcgpu.store.journal import End
-
-HOUR = 3600.0
-
-
-class Queue(BatchSystem):
-    """A batch queue in which things happen when the test says so."""
-
-    name = "slurm"
-
-    def __init__(self) -> None:
-        self.ids = itertools.count(1)
-        self.jobs: dict[str, JobStatus] = {}
-        self.refusal: Exception | None = None
-        self.silent = False
-        self.excluded: list[str] = []
-
-    def check(self) -> None: ...
-
-    def version(self) -> str:
-        return "1"
-
-    def submit(
-        self,
-        script: Path,
-        *,
-        job_name: str,
-        logs: Path | None = None,
-        after: str | None = None,
-        exclude: Collection[str] = (),
-        wanted: Callable[[], bool] = lambda: True,
-    ) -> str:
-        if self.refusal is not None:
-            raise self.refusal
-        job_id, self.excluded = str(next(self.ids)), list(exclude)  # several are submitted at a time, in threads
-        self.jobs[job_id] = JobStatus(
-            job_id=job_id, state=JobState.PENDING, name=job_name, reason="Priority", words=REASONS
-        )
-        return job_id
-
-    def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        if self.silent:
-            raise BatchUnavailable("squeue does not answer")
-        return {job_id: self.jobs[job_id] for job_id in job_ids if self.jobs[job_id].name}
-
-    def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        return {}
-
-    def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
-        for job_id in job_ids:
-            if not self.jobs[job_id].state.ended and (not only_pending or self.jobs[job_id].state is JobState.PENDING):
-                self.jobs[job_id] = replace(self.jobs[job_id], state=JobState.CANCELLED)
-
-    def find(self, job_name: str) -> list[str]:
-        return [job_id for job_id, status in self.jobs.items() if status.name == job_name and not status.state.ended]
-
-    def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
-        return None
-
-
-class Client:
-    """A Dask scheduler as the reconciler sees it."""
-
-    address = "tls://scheduler"
-
-    def __init__(self) -> None:
-        self.listening = True
-        self.there: dict[str, dict[str, Any]] = {}
-        self.over: list[str] = []
-        self.blamed: list[str] = []
-        self.full = False
-        self.resumed: list[str] = []
-        self.lost: list[tuple[str, str]] = []
-        self.refusing: list[str] = []
-        self.working: dict[str, dict[str, list[str]]] = {}
-        self.asked = 0
-
-    async def workers(self) -> Mapping[str, Mapping[str, Any]]:
-        if not self.listening:
-            raise TimeoutError
-        return self.there
-
-    async def load(self) -> Mapping[str, Any]:
-        load = {
-            "processing": 0,
-            "calls": 0,
-            "computes": False,
-            "occupancy": 0.0,
-            "nbytes": 0,
-            "wanted": 0,
-            "actors": 0,
-            "at_once": 1,
-            "nthreads": 1,
-            "paused": False,
-            "memory_limit": 0,
-        }
-        return {"workers": {worker["name"]: load for worker in self.there.values()}, "waiting": []}
-
-    async def heartbeat(self, manager: int, about: str, groups: object, warnings: object) -> int:
-        return manager
-
-    async def next_request(self, manager: int) -> None:
-        await asyncio.Event().wait()
-
-    async def ended(self, names: Iterable[str], crashed: Iterable[str]) -> None:
-        self.over += names
-        self.blamed += crashed
-
-    async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
-        listed = list(names)
-        addresses = [] if self.full else [address for address, worker in self.there.items() if worker["name"] in listed]
-        for address in addresses if close else ():
-            del self.there[address]
-        return addresses
-
-    async def unfinished(self, names: Iterable[str]) -> Mapping[str, int]:
-        self.asked += 1
-        return {name: len(self.working[name]["calls"] + self.working[name]["tasks"]) for name in self.working}
-
-    async def resume(self, names: Iterable[str]) -> None:
-        self.resumed += names
-
-    async def lose(self, names: Iterable[str], why: str) -> None:
-        self.lost += [(name, why) for name in names]
-
-    async def refuse_tasks(self, names: Iterable[str]) -> None:
-        self.refusing += names
-
-    async def runs(self, names: Iterable[str]) -> Mapping[str, Any]:
-        return self.working
-
-
-class Site:
-    """A cluster under one reconciler."""
-
-    def __init__(self, path: Path, gpus: int = 1) -> None:
-        self.now = 1e9
-        self.queue, self.client = Queue(), Client()
-        self.logged, self.warned = list[str](), list[str]()
-        self.options = resolve(
-            "slurm", {"name": "demo", "gpus_per_node": gpus, "walltime": "48h", "poll_interval": "10ms"}
-        )
-        self.directory = claims.claim(path / "demo", lambda earlier: [], system="slurm")
-        dispatcher = Dispatcher(self.queue, self.directory, self.directory.take_over("test").number, lambda: self.now)
-        self.registry = Registry("demo", dispatcher, self.directory.logs, self.options.cluster.worker_restarts)
-        self.group = self.registry.add_group(DEFAULT, self.options.worker, path / "worker")
-        self.state = ClusterState("demo", dispatcher, self.registry, Ownership(True, True), self, lambda: self.now)
-        self.state.wanted = apply(Wanted(), AddGroup(DEFAULT, 0))
-        self.reconciler = Reconciler(self.state, EnvironmentCheck("off"))
-        self.scheduler = SchedulerJob(dispatcher, path / "scheduler", "demo-scheduler", self.directory.logs, 60.0)
-
-    def log(self, text: str) -> None:
-        self.logged.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warned.append(text)
-
-    async def begin(self, jobs: int) -> None:
-        """Start the scheduler and so many running jobs."""
-        self.registry.add(self.scheduler)
-        self.state.scheduler = self.scheduler
-        await self.scheduler.submit()
-        assert self.scheduler.job_id is not None
-        self.says("demo-scheduler", JobState.RUNNING)
-        self.directory.publish(
-            Contact(token=self.directory.token(), job_id=self.scheduler.job_id, workers="ucx://s", client="tls://s")
-        )
-        await self.scheduler.reach()
-        self.state.client = self.client
-        await self.scale(jobs)
-        for name in list(self.registry.active):
-            await self.starts(name)
-        self.warned.clear()
-
-    async def scale(self, jobs: int) -> None:
-        self.reconciler.order(Scale(DEFAULT, jobs))
-        await self.settled()
-
-    def order(self, command: Command) -> None:
-        """What `GPUAdaptive` orders."""
-        self.reconciler.order(command)
-
-    async def settled(self) -> None:
-        """Let all that is under way come to its end."""
-        while self.state.tasks:
-            await asyncio.wait(self.state.tasks)
-
-    async def passes(self, seconds: float, step: float = 1.0) -> None:
-        """Let time pass: a decision each `step`, a poll each ten of them."""
-        for i in range(int(seconds / step)):
-            self.now += step
-            if i % 10 == 9:
-                await self.reconciler.observe_queue()
-            else:
-                self.reconciler.decide()
-            await self.settled()
-
-    async def loaded(self) -> None:
-        """Query the scheduler for its load, and decide, as happens each second."""
-        await self.reconciler.observe_load()
-        self.reconciler.decide()
-        await self.settled()
-
-    async def polled(self) -> None:
-        await self.reconciler.observe_queue()
-        await self.settled()
-
-    def job(self, name: str) -> WorkerJob:
-        return next(job for job in self.registry.worker_jobs if job.name == name)
-
-    def says(self, name: str, state: JobState, /, **status: Any) -> None:
-        """Let the queue have a job in another state."""
-        job_id = self.registry.jobs[name].job_id
-        assert job_id is not None
-        self.queue.jobs[job_id] = replace(self.queue.jobs[job_id], **{"state": state, "reason": "", **status})
-
-    def forgets(self, name: str) -> None:
-        """Let the queue not know a job any more."""
-        self.says(name, JobState.RUNNING, name="")
-
-    async def starts(self, name: str) -> None:
-        """Let a job start, and all its workers connect."""
-        self.says(name, JobState.RUNNING, start=self.now, end=self.now + 48 * HOUR, node=f"n-{name}")
-        for worker in units.workers_of(name, self.options.worker):
-            self.client.there[f"tls://{worker}"] = {"name": worker}
-            self.reconciler.worker_joined(f"tls://{worker}", worker)
-        await self.polled()
-
-    def loses(self, worker: str) -> None:
-        """Let a worker's connection end."""
-        del self.client.there[f"tls://{worker}"]
-        self.reconciler.worker_left(f"tls://{worker}")
-
-    async def ends(self, name: str, state: JobState, **status: Any) -> None:
-        """Let a job end, and its workers go with it."""
-        self.says(name, state, end=self.now, **status)
-        for address in list(self.job(name).workers):
-            self.loses(address.removeprefix("tls://"))
-        await self.polled()
-
-    @property
-    def shown(self) -> dict[str, tuple[str, str]]:
-        """State and reason of all jobs, as the user sees them."""
-        return {
-            name: (info.state, info.reason)
-            for name, job in self.registry.jobs.items()
-            for info in [job.info(now=self.now)]
-        }
+from tests.unit.simulated import HOUR, Site, taken_over
 
 
 @pytest.fixture
@@ -521,7 +264,7 @@ async def test_the_end_of_the_scheduler_job_ends_the_cluster(site: Site) -> None
     site.says("demo-scheduler", JobState.TIMEOUT)
     site.client.listening = False
     await site.polled()
-    assert site.state.failures.lost.startswith(
+    assert site.state.phase.lost.startswith(
         "the scheduler of cluster demo is gone, and its worker jobs are cancelled: scheduler job 1"
     )
     assert {state for state, _ in site.shown.values()} <= {"timeout", "completing", "cancelled"}
@@ -552,11 +295,11 @@ async def test_another_manager_is_left_alone_with_the_cluster(site: Site) -> Non
     site.directory.take_over("another program")
     site.reconciler.order(Scale(DEFAULT, 5))
     await site.settled()
-    assert site.state.ownership.state is Owner.SUPERSEDED and len(site.queue.jobs) == 3
+    assert site.state.phase.kind is Kind.SUPERSEDED and len(site.queue.jobs) == 3
     assert site.warned[0].startswith("cluster demo was taken over by another program; this program no longer scales it")
     await site.passes(100, step=10)
     assert len(site.queue.jobs) == 3
-    assert site.state.ownership.leaves_jobs(cancelled=False, lost=False)
+    assert site.state.ownership.leaves_jobs(site.state.phase, cancelled=False)
 
 
 async def test_a_cluster_that_lost_its_name_cancels_its_jobs(site: Site) -> None:
@@ -567,7 +310,7 @@ async def test_a_cluster_that_lost_its_name_cancels_its_jobs(site: Site) -> None
     periodic.watch_queue()
     site.state.poll_now.set()
     await asyncio.wait(periodic.tasks, timeout=60)
-    assert "another cluster now has its name and its directory" in site.state.failures.lost
+    assert "another cluster now has its name and its directory" in site.state.phase.lost
     assert site.state.dispatcher.advice() == "Cancel them with the batch system's own command", (
         "not the other one's jobs"
     )
@@ -584,7 +327,7 @@ async def test_a_cluster_that_lost_its_name_says_so_and_nothing_else(site: Site)
     site.state.decide_now.set()
     await asyncio.wait_for(site.state.poll_now.wait(), 60)
     periodic.watch_queue()
-    while not site.state.failures.lost:
+    while not site.state.phase.lost:
         await asyncio.sleep(0.01)
     for task in periodic.tasks:
         task.cancel()
@@ -620,7 +363,7 @@ async def test_a_program_whose_cluster_is_taken_over_while_it_drains_cancels_not
 
     monkeypatch.setattr(site.client, "unfinished", taken_over)
     await site.scale(1)
-    assert site.state.ownership.superseded and len(site.warned) == 1
+    assert site.state.phase.superseded and len(site.warned) == 1
     assert JobState.CANCELLED not in {status.state for status in site.queue.jobs.values()}
     assert [submit.cancelled for submit in site.directory.submits()].count(True) == 1, "the other one completes it"
 
@@ -956,7 +699,7 @@ async def test_nothing_goes_on_after_the_end_though_it_wakes_just_then(site: Sit
         event.set()
     for _ in range(steps):
         await asyncio.sleep(0)
-    state.closing = True
+    state.closes()
     tasks = [*periodic.tasks]
     for task in tasks:
         task.cancel()
@@ -1054,7 +797,7 @@ async def test_a_job_whose_submit_is_cut_short_by_the_end_is_not_shown_as_being_
     site.reconciler.order(Scale(DEFAULT, 3))
     while not begun.is_set():
         await asyncio.sleep(0.001)
-    site.state.closing = True
+    site.state.closes()
     for task in site.state.tasks:
         task.cancel()
     go_on.set()
@@ -1206,25 +949,6 @@ async def test_a_job_whose_workers_come_back_is_kept_and_the_one_that_still_wait
 
 
 # A manager that takes the cluster over
-
-
-async def taken_over(site: Site, path: Path) -> Site:
-    """Return the same cluster under another manager, whose scheduler and queue are the same."""
-    other = Site.__new__(Site)
-    other.__dict__.update(site.__dict__, logged=[], warned=[])
-    number = site.directory.take_over("another program").number
-    dispatcher = Dispatcher(site.queue, site.directory, number, lambda: other.now)
-    other.registry = Registry("demo", dispatcher, site.directory.logs, site.options.cluster.worker_restarts)
-    other.group = other.registry.add_group(DEFAULT, site.options.worker, path / "worker")
-    other.state = ClusterState("demo", dispatcher, other.registry, Ownership(True, True), other, lambda: other.now)
-    other.reconciler = Reconciler(other.state, EnvironmentCheck("off"))
-    other.scheduler = SchedulerJob(dispatcher, path / "scheduler", "demo-scheduler", site.directory.logs, 60.0)
-    cluster = replace(site.options.cluster, security="")
-    await attach(other.state, replace(site.options, cluster=cluster), other.scheduler)
-    other.reconciler.restore(site.directory.wanted())
-    await other.scheduler.reach()
-    other.state.client = other.client
-    return other
 
 
 async def test_the_gpu_hours_of_jobs_that_have_ended_count_for_the_next_manager_too(site: Site, tmp_path: Path) -> None:
@@ -1616,7 +1340,7 @@ async def test_a_lost_cluster_that_is_closed_cancels_no_more(site: Site, monkeyp
     async with asyncio.timeout(60):
         while len(asked) < 3:
             await asyncio.sleep(0.01)
-    site.state.closing = True
+    site.state.closes()
     await asyncio.wait(periodic.tasks, timeout=60)
     assert not periodic.tasks
 

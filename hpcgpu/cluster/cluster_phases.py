@@ -1,0 +1,130 @@
+"""The phases of a cluster, as this program has it, and what becomes of its jobs when this program closes it.
+
+The methods of `hpcgpu.cluster.state.ClusterState` move a cluster from one phase to the next; nothing else does.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["Kind", "Ownership", "Phase"]
+
+
+class Kind(enum.Enum):
+    """What a phase is."""
+
+    CREATED = "nothing was requested yet"
+    STARTING = "its jobs are requested, or looked up; its scheduler was not reached yet"
+    RUNNING = "its scheduler was reached"
+    LOST = "it cannot continue"
+    SUPERSEDED = "another program manages its jobs"
+    DETACHED = "its jobs continue without this program"
+    CLOSING = "this program is closing it"
+    CLOSED = "this program has closed it"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a cluster, with those before it: a lost cluster that is closed is still a lost one.
+
+    Attributes
+    ----------
+    kind : Kind
+    why : str
+        Of a lost cluster: what has happened. Of one that is not this program's any more: what made it another's.
+    cancelling : bool
+        Whether the cluster is lost, and the queue has not cancelled its jobs yet.
+    before : Phase or None
+    """
+
+    kind: Kind
+    why: str = ""
+    cancelling: bool = False
+    before: Phase | None = None
+
+    def of(self, *kinds: Kind) -> Phase | None:
+        """Return the latest phase of one of these kinds that it is in, or was in before."""
+        phase: Phase | None = self
+        while phase is not None and phase.kind not in kinds:
+            phase = phase.before
+        return phase
+
+    @property
+    def managed(self) -> bool:
+        """Whether this program manages the jobs."""
+        return self.kind in (Kind.CREATED, Kind.STARTING, Kind.RUNNING)
+
+    @property
+    def owned(self) -> bool:
+        """Whether the jobs are this program's, those of a lost cluster included."""
+        return self.managed or (self.kind is Kind.LOST and not self.superseded)
+
+    @property
+    def closing(self) -> bool:
+        """Whether this program is closing the cluster, or has closed it."""
+        return self.kind in (Kind.CLOSING, Kind.CLOSED)
+
+    @property
+    def lost(self) -> str:
+        """Why the cluster is lost, or could not start; empty if neither."""
+        phase = self.of(Kind.LOST)
+        return phase.why if phase is not None else ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the cluster was lost after it had begun."""
+        phase = self.of(Kind.LOST)
+        return phase is not None and phase.of(Kind.RUNNING) is not None
+
+    @property
+    def superseded(self) -> bool:
+        """Whether another program has taken the cluster over."""
+        return self.of(Kind.SUPERSEDED) is not None
+
+    @property
+    def left(self) -> bool:
+        """Whether this program has left the jobs to themselves, or to another manager."""
+        return self.of(Kind.SUPERSEDED, Kind.DETACHED) is not None or bool(self.not_ours)
+
+    @property
+    def not_ours(self) -> str:
+        """Why the cluster is not this program's any more; empty while it is."""
+        phase = self.of(Kind.SUPERSEDED) or self.of(Kind.CLOSED)
+        return phase.why if phase is not None else ""
+
+
+@dataclass
+class Ownership:
+    """What becomes of the jobs of a cluster when this program closes it, or ends.
+
+    Attributes
+    ----------
+    ends_jobs : bool
+        Whether `close` ends the jobs while this program owns them.
+    ends_at_exit : bool
+        Whether the end of this program does, without `close`.
+    attached : bool
+        Whether another program started the cluster.
+    """
+
+    ends_jobs: bool
+    ends_at_exit: bool
+    attached: bool = False
+
+    def leaves_jobs(self, phase: Phase, *, cancelled: bool) -> bool:
+        """Return whether closing leaves the jobs to themselves, or to another manager.
+
+        Parameters
+        ----------
+        phase : Phase
+        cancelled : bool
+            Whether the jobs were cancelled before.
+        """
+        if phase.superseded:
+            return True
+        if cancelled:
+            return False
+        if phase.lost:  # what another program started must not suffer from that
+            return self.attached
+        return phase.kind is Kind.DETACHED or not self.ends_jobs

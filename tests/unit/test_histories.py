@@ -1,0 +1,247 @@
+"""Whatever happens to the jobs of a cluster, in whatever order: what must always hold of its manager."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.cluster import draining
+from hpcgpu.cluster.closing import Closing
+from hpcgpu.cluster.phases import Ended
+from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, SubmitRefused
+from hpcgpu.options.common import DEFAULT
+from hpcgpu.scaling.model import Limits
+from hpcgpu.scaling.wanted import Adapt, Command, Resume, Scale
+from tests.unit.simulated import Queue, Site, taken_over
+
+#: Histories that are tried. `HPCGPU_HISTORIES=5000 pytest tests/unit/test_histories.py` tries many.
+HISTORIES = int(os.environ.get("HPCGPU_HISTORIES", "40"))
+
+_ENDS = [
+    JobState.COMPLETED,
+    JobState.FAILED,
+    JobState.CANCELLED,
+    JobState.TIMEOUT,
+    JobState.NODE_FAIL,
+    JobState.PREEMPTED,
+    JobState.OUT_OF_MEMORY,
+]
+_REFUSALS: list[Callable[[], Exception]] = [
+    lambda: SubmitRefused("sbatch: error: invalid partition"),
+    lambda: SubmitLimited("sbatch: error: QOSMaxSubmitJobPerUserLimit"),
+    lambda: BatchUnavailable("sbatch: error: Unable to contact slurm controller"),
+]
+
+
+class Faulty(Queue):
+    """A queue that refuses, is silent, or loses its answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuses_cancels = self.loses_answers = False
+
+    def submit(self, script: Path, **arguments: Any) -> str:
+        job_id = super().submit(script, **arguments)
+        if self.loses_answers:
+            raise AmbiguousSubmit(f"it is not known whether job {arguments['job_name']!r} exists")
+        return job_id
+
+    def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        if self.refuses_cancels:
+            raise BatchUnavailable("scancel: error: Access/permission denied")
+        super().cancel(job_ids, only_pending=only_pending)
+
+
+@dataclass
+class World:
+    """A cluster, its queue, its nodes, and the managers that it has had."""
+
+    site: Site
+    path: Path
+    queue: Faulty
+
+    @property
+    def live(self) -> list[JobStatus]:
+        """The worker jobs that the queue has."""
+        return [job for job in self.queue.jobs.values() if not job.state.ended and job.job_id != "1"]
+
+    def pick(self, index: int, state: JobState) -> str | None:
+        """The name of a job in a state, if there is one and the manager knows it."""
+        known = {job.job_id: job.name for job in self.site.registry.worker_jobs}
+        names = [known[job.job_id] for job in self.live if job.state is state and job.job_id in known]
+        return names[index % len(names)] if names else None
+
+    def nodes(self) -> None:
+        """Workers whose job has ended are gone."""
+        there = {name: job for name, job in self.site.registry.jobs.items() if job.job_id in self.queue.jobs}
+        for worker in list(self.site.client.there.values()):
+            job = there.get(str(worker["name"]))
+            if job is None or self.queue.jobs[job.job_id or ""].state.ended:
+                self.site.loses(str(worker["name"]))
+
+    async def settled(self) -> None:
+        self.nodes()
+        await self.site.settled()
+        self.nodes()
+
+    # What may happen
+
+    async def order(self, command: Command) -> None:
+        self.site.reconciler.order(command)
+
+    async def passes(self, seconds: int) -> None:
+        for _ in range(seconds // 5):
+            self.site.now += 5
+            await self.site.reconciler.observe_queue()
+            await self.site.reconciler.observe_load()
+            self.site.reconciler.decide()
+            await self.settled()
+
+    async def starts(self, index: int) -> None:
+        if name := self.pick(index, JobState.PENDING):
+            await self.site.starts(name)
+
+    async def ends(self, index: int, state: JobState) -> None:
+        if name := self.pick(index, JobState.RUNNING):
+            await self.site.ends(name, state)
+
+    async def cancelled_by_somebody(self, index: int) -> None:
+        if name := self.pick(index, JobState.PENDING):
+            self.site.says(name, JobState.CANCELLED, end=self.site.now)
+
+    async def requeued(self, index: int) -> None:
+        if name := self.pick(index, JobState.RUNNING):
+            for address in list(self.site.job(name).workers):
+                self.site.loses(address.removeprefix("tls://"))
+            self.site.says(name, JobState.PENDING)
+
+    async def loses_worker(self, index: int) -> None:
+        workers = sorted(str(worker["name"]) for worker in self.site.client.there.values())
+        if workers:
+            self.site.loses(workers[index % len(workers)])
+
+    async def silent(self, on: bool) -> None:
+        self.queue.silent = on
+
+    async def refuses_cancels(self, on: bool) -> None:
+        self.queue.refuses_cancels = on
+
+    async def refuses_submits(self, which: int) -> None:
+        self.queue.refusal = _REFUSALS[which]() if which < len(_REFUSALS) else None
+
+    async def loses_answers(self, on: bool) -> None:
+        self.queue.loses_answers = on
+
+    async def scheduler_is_silent(self, on: bool) -> None:
+        self.site.client.listening = not on
+
+    async def data_fits_nowhere(self, on: bool) -> None:
+        self.site.client.full = on
+
+    async def taken_over(self) -> None:
+        if self.queue.silent:  # nothing is taken over then
+            return
+        before = self.site
+        await before.settled()
+        self.site = await taken_over(before, self.path)
+        jobs = dict(self.queue.jobs)
+        with pytest.raises(ClusterError, match="was taken over by"):
+            before.reconciler.order(Scale(DEFAULT, 7))
+        await before.settled()
+        assert self.queue.jobs == jobs, "the earlier manager still acts"
+
+    async def healed(self) -> None:
+        """Nothing goes wrong any more, and the user asks once more for what is wanted."""
+        self.queue.silent = self.queue.refuses_cancels = self.queue.loses_answers = False
+        self.queue.refusal, self.site.client.listening, self.site.client.full = None, True, False
+        await self.passes(1500)
+        self.site.reconciler.order(Resume(DEFAULT))
+        await self.passes(1500)
+
+
+_on = st.booleans()
+_index = st.integers(0, 5)
+_step = st.one_of(
+    st.tuples(st.just("order"), st.integers(0, 4).map(lambda jobs: Scale(DEFAULT, jobs))),
+    st.tuples(
+        st.just("order"),
+        st.tuples(st.integers(0, 2), st.integers(2, 5)).map(
+            lambda size: Adapt(DEFAULT, Limits(minimum=size[0], maximum=size[1]), 5.0)
+        ),
+    ),
+    st.tuples(st.just("order"), st.just(Resume(DEFAULT))),
+    st.tuples(st.just("passes"), st.sampled_from([5, 20, 100, 400])),
+    st.tuples(st.just("starts"), _index),
+    st.tuples(st.just("starts"), _index),
+    st.tuples(st.just("ends"), _index, st.sampled_from(_ENDS)),
+    st.tuples(st.just("cancelled_by_somebody"), _index),
+    st.tuples(st.just("requeued"), _index),
+    st.tuples(st.just("loses_worker"), _index),
+    st.tuples(st.just("silent"), _on),
+    st.tuples(st.just("refuses_cancels"), _on),
+    st.tuples(st.just("refuses_submits"), st.integers(0, 5)),
+    st.tuples(st.just("loses_answers"), _on),
+    st.tuples(st.just("scheduler_is_silent"), _on),
+    st.tuples(st.just("data_fits_nowhere"), _on),
+    st.tuples(st.just("taken_over")),
+)
+
+
+def check(world: World) -> None:
+    """What must hold after each step."""
+    site = world.site
+    journal = {submit.name: submit for submit in site.directory.submits()}
+    names = [job.name for job in world.live]
+    assert len(names) == len(set(names)), f"a job is doubled: {names}"
+    for job in world.live:
+        assert job.name in journal and journal[job.name].job_id in (job.job_id, None), f"no journal knows {job}"
+    for name, (state, _) in site.shown.items():
+        assert state != "pending" or not site.registry.jobs[name].workers, f"{name} is shown as pending, and it works"
+    assert site.directory.wanted() == site.state.wanted
+
+
+async def history(steps: list[tuple[Any, ...]], path: Path) -> None:
+    site = Site(path)
+    queue = site.queue = site.state.dispatcher.batch = site.state.dispatcher.monitor.batch = Faulty()
+    world = World(site, path, queue)
+    await site.begin(2)
+    for name, *arguments in steps:
+        over = {job.name for job in world.site.registry.worker_jobs if isinstance(job.phase, Ended)}
+        await getattr(world, name)(*arguments)
+        await world.settled()
+        check(world)
+        if world.queue.silent and name == "passes":
+            ended = {job.name for job in world.site.registry.worker_jobs if isinstance(job.phase, Ended)}
+            assert ended <= over, "the queue does not answer, and that ends jobs"
+    await world.healed()
+    check(world)
+    limits, ours = world.site.group.limits, [job for job in world.live if world.queue.find(job.name)]
+    uncertain = sum(submit.job_id is None and not submit.refused for submit in world.site.directory.submits())
+    least = limits.maximum if limits.fixed else limits.minimum
+    assert least <= len(ours) <= limits.maximum + uncertain
+    await Closing(world.site.state, quiet=True).cancel()
+    assert not world.live, f"jobs are left: {world.live}"
+
+
+@settings(max_examples=HISTORIES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(_step, min_size=3, max_size=30))
+def test_whatever_happens_no_job_is_lost_or_doubled_and_the_wanted_size_comes_back(
+    steps: list[tuple[Any, ...]],
+) -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(draining, "_FINISHING_INTERVAL", 0.0),
+        mock.patch.object(draining, "_STUCK_INTERVAL", 0.0),
+    ):
+        asyncio.run(asyncio.wait_for(history(steps, Path(folder)), 120))
