@@ -26,10 +26,10 @@ from hpcgpu import ClusterError, GPUCluster
 from hpcgpu import connect as connect_to
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cli.output import OUTPUTS
-from hpcgpu.cluster.phases import Drain
 from hpcgpu.display.progress import Progress
 from hpcgpu.fabric.authentication import ARGUMENT
 from hpcgpu.posix.records import convert
+from hpcgpu.scaling.deciding import Drain
 from tests.conftest import live, told, wait_until
 
 GOLDEN = Path(__file__).parent / "unit" / "golden"
@@ -230,7 +230,7 @@ def let_the_budget_end_soon(patch: pytest.MonkeyPatch) -> None:
     """Let a budget of some GPU seconds be worth a job, and running tasks get a second at its end, instead of 20."""
     patch.setattr("hpcgpu.scaling.policy._USEFUL", 1.0)
     patch.setattr("hpcgpu.scaling.policy._BUDGET_MARGIN", 1.0)
-    patch.setattr("hpcgpu.cluster.reconciler.BUDGET_END", 1.0)
+    patch.setattr("hpcgpu.scaling.deciding.BUDGET_END", 1.0)
 
 
 def decisions(cluster: GPUCluster, until: Callable[..., None], count: int = 8) -> None:

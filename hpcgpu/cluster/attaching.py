@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcgpu.batch.base import JobState
-from hpcgpu.cluster.phases import Drain
 from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT
 from hpcgpu.cluster.scheduler_job import SchedulerJob
 from hpcgpu.cluster.state import ClusterState
@@ -24,6 +23,7 @@ from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.remote.lookup import live_jobs, submitted
 from hpcgpu.scaling import units
+from hpcgpu.scaling.deciding import Drain
 from hpcgpu.store.directory import ClusterDirectory, Submit
 
 __all__ = ["attach", "program"]

@@ -10,13 +10,14 @@ import time
 from contextlib import suppress
 
 from hpcgpu.cluster.exit import unguard
-from hpcgpu.cluster.phases import Drain, Ended
+from hpcgpu.cluster.phases import Ended
 from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.display.progress import Progress, duration, ending
 from hpcgpu.display.words import listed
 from hpcgpu.errors import BatchError, NameLost, Superseded
 from hpcgpu.posix.threads import in_thread
+from hpcgpu.scaling.deciding import Drain
 from hpcgpu.store import claims
 
 __all__ = ["Closing"]

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from hpcgpu.batch.base import JobState
-from hpcgpu.cluster.phases import Drain, Draining, Planned
+from hpcgpu.cluster.phases import Draining, Planned
 from hpcgpu.cluster.scheduler_client import SchedulerClient
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.worker_job import WorkerJob
@@ -19,6 +19,7 @@ from hpcgpu.display.progress import duration
 from hpcgpu.display.words import counted, listed
 from hpcgpu.errors import BatchError, Superseded
 from hpcgpu.scaling import budget
+from hpcgpu.scaling.deciding import Drain
 
 __all__ = ["Drainer", "close_finished", "move_data"]
 

@@ -1,6 +1,6 @@
 """A group of identical worker jobs: what they request, how many there should be, and what has happened to them.
 
-A group collects what is known of its jobs for `hpcgpu.scaling.policy`; the cluster carries out the decisions.
+A group collects what is known of its jobs for `hpcgpu.scaling.deciding`; the reconciler carries out the actions.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,11 +17,12 @@ from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import Outlook, outlook
 from hpcgpu.options.common import DEFAULT, WorkerOptions
 from hpcgpu.runtime.wire import GroupState, Load, WaitingWork, WorkerLoad
-from hpcgpu.scaling import budget, lost_workers, policy, units
+from hpcgpu.scaling import budget, lost_workers, units
+from hpcgpu.scaling.deciding import ObservedGroup, ObservedJob
 from hpcgpu.scaling.forecast import usual_wait
 from hpcgpu.scaling.model import Decision, Demand, History, Hysteresis, JobView, Limits
 from hpcgpu.scaling.replacement import Failures
-from hpcgpu.scaling.walltime import LAST_OF_MANAGER, margin
+from hpcgpu.scaling.walltime import margin
 from hpcgpu.scaling.wanted import WantedGroup
 
 if TYPE_CHECKING:
@@ -130,25 +131,55 @@ class WorkerGroup:
         alive = sum(job.active for job in self.jobs)
         return alive if self.stopped(now=now) else max(alive, self.limits.maximum)
 
-    def decide(self, *, now: float, uncounted: bool = False) -> Decision:
-        """Decide how many jobs there should be.
+    def observed(
+        self, *, now: float, uncounted: bool = False, never: Collection[str] = (), deleted: bool = False
+    ) -> ObservedGroup:
+        """Return what is wanted and known of it, for the next decision.
 
         Parameters
         ----------
         now : float
         uncounted : bool, default False
             Whether a job has ended, and it is not known yet whether that was a failure.
+        never : collection of str, optional
+            Jobs that can never start.
+        deleted : bool, default False
+            Whether the user has deleted it.
         """
         self.failures.time_passed(now=now)
-        views = [self.view(job) for job in self.jobs if job.alive]
-        decision = policy.decide(
-            views, self.demand, self.limits, self._history(now=now, uncounted=uncounted), self._hysteresis, now=now
+        return ObservedGroup(
+            name=self.name,
+            limits=self.limits,
+            jobs=[self._observed(job, never=job.name in never) for job in self.jobs if job.alive],
+            demand=self.demand,
+            history=self._history(now=now, uncounted=uncounted),
+            hysteresis=self._hysteresis,
+            adaptive=self.adaptive is not None,
+            deleted=deleted,
         )
+
+    def _observed(self, job: WorkerJob, *, never: bool) -> ObservedJob:
+        return ObservedJob(
+            view=self.view(job),
+            submitted=job.job_id is not None,
+            retry_at=job.retry_at,
+            whole=bool(job.workers) and not job.work.absence,
+            lost=job.lost_workers,
+            never=never,
+            leaves=self.walltime_ends(job),
+            end=job.queue_status.end,
+            retires_at=job.work.retires_at,
+        )
+
+    def decided(self, decision: Decision, *, now: float) -> None:
+        """Record the last decision on its size."""
+        staying = sum(job.active for job in self.jobs)
         self._hysteresis = decision.hysteresis
         self._stage = budget.stage(self.limits, self.gpu_seconds(now=now), decision)
         self.reason, self.ends = decision.reason, decision.ends
-        self.held = decision.target > sum(not view.retiring for view in views) + decision.submit
-        return decision
+        self.held = decision.target > staying + decision.submit
+        if self.adaptive is not None:
+            self.adaptive.decided(decision, now=now)
 
     def view(self, job: WorkerJob) -> JobView:
         """Return a job as the policy sees it."""
@@ -222,17 +253,6 @@ class WorkerGroup:
         work.walltime = max(work.walltime, status.end - status.start)
         return status.end - margin(work.walltime, self.options.walltime_margin, work.nbytes)
 
-    def waits_until(self, job: WorkerJob, *, now: float) -> float | None:
-        """Return until when what runs on a job is waited for, because its walltime ends.
-
-        That is most of the time that is left where the queue has said late that it ends.
-        """
-        begins, end = self.walltime_ends(job), job.queue_status.end
-        if begins is None or end is None:
-            return None
-        job.work.retires_at = job.work.retires_at or now
-        return end - LAST_OF_MANAGER * (end - min(end, max(begins, job.work.retires_at)))
-
     def record_absent(self, job: WorkerJob, *, now: float) -> bool:
         """Record which workers a job lacks; return True once, when they are lost for good."""
         work = job.work
@@ -251,21 +271,6 @@ class WorkerGroup:
         within = work.absence.patience(self.options.death_timeout)
         self.failures.workers_lost(job.queue_status.node, within=within, now=now)
         return True
-
-    def replaceable(self, target: int, *, now: float) -> list[WorkerJob]:
-        """Return the jobs that lost workers for good and may go now; `target` is how many jobs there should be."""
-        if self.failures.paused:
-            return []
-        staying = [job for job in self.jobs if job.active]
-        short = [job for job in staying if job.lost_workers]
-        comes = bool(self.failures.full) or any(
-            job.job_id and not job.workers and not job.lost_workers for job in staying
-        )
-        whole = sum(bool(job.workers) and not job.work.absence for job in staying)
-        ready = [job for job in short if now >= job.retry_at]
-        idle, working = [job for job in ready if not job.workers], [job for job in ready if job.workers]
-        may_go = lost_workers.may_go(sum(bool(job.workers) for job in short), whole, target, comes=comes)
-        return [*idle, *working[:may_go]]
 
     def gpu_seconds(self, *, now: float) -> float:
         """Return what its jobs have used so far, from their starts and ends."""

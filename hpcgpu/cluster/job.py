@@ -11,11 +11,12 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.monitor import View
 from hpcgpu.batch.reasons import OWN_CANCEL, cancel_of_ours, explain
 from hpcgpu.cluster.dispatcher import Dispatcher
-from hpcgpu.cluster.phases import Active, Drain, Draining, Ended, Phase, Planned, Queued, Running, Submitting, Work
+from hpcgpu.cluster.phases import Active, Draining, Ended, Phase, Planned, Queued, Running, Submitting, Work
 from hpcgpu.display.jobinfo import JobInfo
 from hpcgpu.posix import checked
 from hpcgpu.posix.paths import is_full
 from hpcgpu.posix.printable import printable
+from hpcgpu.scaling.deciding import Drain
 
 __all__ = ["Job"]
 

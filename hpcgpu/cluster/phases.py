@@ -8,23 +8,13 @@ The methods of `hpcgpu.cluster.job.Job` move a job from one phase to the next; n
 from __future__ import annotations
 
 import asyncio
-import enum
 from dataclasses import dataclass, field
 
 from hpcgpu.batch.monitor import View
+from hpcgpu.scaling.deciding import Drain
 from hpcgpu.scaling.lost_workers import Absence
 
-__all__ = ["Active", "Drain", "Draining", "Ended", "Phase", "Planned", "Queued", "Running", "Submitting", "Work"]
-
-
-class Drain(enum.Enum):
-    """Why a job is drained, which says what becomes of data that fits nowhere else."""
-
-    UNWANTED = "it stays"
-    ZERO = "it is lost if the cluster has no other worker, because the user requested zero jobs; otherwise it stays"
-    WALLTIME = "it stays as long as it can"
-    DELETED = "it stays until it is released, and its workers take no new tasks"
-    BUDGET = "it is lost"
+__all__ = ["Active", "Draining", "Ended", "Phase", "Planned", "Queued", "Running", "Submitting", "Work"]
 
 
 @dataclass

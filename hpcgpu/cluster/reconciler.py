@@ -6,7 +6,7 @@ again and again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -16,7 +16,7 @@ from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.draining import Drainer
 from hpcgpu.cluster.groups import WorkerGroup, demands
 from hpcgpu.cluster.job import Job
-from hpcgpu.cluster.phases import Drain, Ended
+from hpcgpu.cluster.phases import Ended
 from hpcgpu.cluster.scheduler_client import Workers
 from hpcgpu.cluster.state import ClusterState
 from hpcgpu.cluster.submitting import Submitter
@@ -28,7 +28,8 @@ from hpcgpu.options.common import DEFAULT
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime.wire import WaitingWork
 from hpcgpu.scaling import units
-from hpcgpu.scaling.model import Limits
+from hpcgpu.scaling.deciding import Drain, End, Submit, decide
+from hpcgpu.scaling.model import Decision, Limits
 from hpcgpu.scaling.replacement import STABLE, Outcome
 from hpcgpu.scaling.wanted import Command, DeleteGroup, Resume, Scale, Wanted, WantedGroup, apply
 from hpcgpu.software.check import EnvironmentCheck, environments
@@ -44,8 +45,6 @@ SILENCE = 60.0
 KEPT_ENDS = 1000
 #: Jobs, of many that fail together, of which a message each tells.
 _TOLD = 3
-#: Seconds for which running tasks are waited for when the budget ends.
-BUDGET_END = 20.0
 
 
 class Reconciler:
@@ -71,6 +70,7 @@ class Reconciler:
         self._gone: list[str] = []  # workers of jobs that ended, of which the scheduler does not know yet
         self._crashed: list[str] = []
         self._refusal_told = False
+        self._never = set[str]()  # jobs of adaptive scaling that can never start, which was reported
 
     @property
     def groups(self) -> dict[str, WorkerGroup]:
@@ -245,7 +245,7 @@ class Reconciler:
         if seen_to_end:
             state.dispatcher.note_ends(seen_to_end)
         self._forget_old_ends()
-        self._release_unschedulable()
+        self._observe_unschedulable()
         if state.client is not None and state.scheduler is not None:  # before that nobody would receive it
             if warning := state.scheduler.end_is_near(now=now):
                 state.messages.warn(warning)
@@ -264,22 +264,27 @@ class Reconciler:
             self.state.dispatcher.forget(job.name)
             self.state.failures.forget(job.name)
 
-    def _release_unschedulable(self) -> None:
-        """Cancel jobs of adaptive scaling that can never start: perhaps nobody is there to read why."""
+    def _observe_unschedulable(self) -> None:
+        """Record and report jobs of adaptive scaling that can never start; the next decision ends them."""
         state = self.state
-        due = {
-            job: f"worker job {job.job_id} ({job.name}) will never start: {explain(job.queue_status)}"
-            for job in state.registry.active.values()
-            if job.group.adaptive is not None and state.now >= job.retry_at and state.failures.unschedulable([job.name])
+        never = {
+            name: job
+            for name, job in state.registry.active.items()
+            if job.group.adaptive is not None and state.failures.unschedulable([name])
         }
-        for job, message in due.items():
+        new = [job for name, job in never.items() if name not in self._never]
+        self._never = {
+            name for name in self._never if (job := state.registry.jobs.get(name)) and job.alive
+        } | never.keys()
+        messages = {
+            job: f"worker job {job.job_id} ({job.name}) will never start: {explain(job.queue_status)}" for job in new
+        }
+        for job, message in messages.items():
             job.group.failures.submit_refused(message, for_good=True, now=state.now)
-        untold = [job for job in due if job.name not in self.drainer.refused]  # else the queue did not cancel it then
-        self.drainer.drain([job.name for job in due], Drain.UNWANTED)
-        for job in _few(untold):
-            message = f"{due[job]}. Adaptive scaling is paused; `cluster.adaptive.resume()` resumes it"
+        for job in _few(new):
+            message = f"{messages[job]}. Adaptive scaling is paused; `cluster.adaptive.resume()` resumes it"
             state.report(message, job.group.name)
-        self._tell_of_others(untold, "will never start either")
+        self._tell_of_others(new, "will never start either")
 
     async def _scheduler_ended(self) -> None:
         """Record that the cluster is lost, and cancel its worker jobs."""
@@ -463,55 +468,66 @@ class Reconciler:
         self.state.wanted = replace(wanted, groups=groups)
 
     def decide(self) -> None:
-        """Bring each group to the size that it should have: the one place where jobs are requested and released."""
-        state = self.state
+        """Bring each group to the size that it should have."""
+        state, now = self.state, self.state.now
         if not state.managed or state.scheduler is None or not state.scheduler.submit_done:
             return  # worker jobs go right behind the scheduler
-        for group in state.registry.all_groups():
-            jobs = [job for job in state.registry.active.values() if job.group is group]
-            # All are examined before anything is reported or done: several that lose workers together are one event.
-            lost = [job for job in jobs if state.listening and group.record_absent(job, now=state.now)]
-            for job in _few(lost):
-                self._tell_of_absent(job)
-            self._tell_of_others(lost, "lack workers")
-            self._drain_before_walltime(group, jobs)
-            self._decide_size(group)
+        groups = {group.name: group for group in state.registry.all_groups()}
+        for group in groups.values():
+            self._record_absent(group)
+        reachable = state.client is not None
+        observed = [
+            group.observed(
+                now=now,
+                # A job is not replaced before it is known whether it failed. At the start only the user requests jobs.
+                uncounted=reachable and any(self._new_end(job) for job in group.jobs),
+                never=self._never,
+                deleted=group in state.registry.deleted,
+            )
+            for group in groups.values()
+        ]
+        actions = decide(observed, reachable=reachable, now=now)
+        for name, decision in actions.sizes.items():
+            self._decided(groups[name], decision)
+        self._act(actions.do, groups)
+
+    def _act(self, actions: Iterable[Submit | End], groups: Mapping[str, WorkerGroup]) -> None:
+        """Carry out what was decided: the one place where jobs are requested and released."""
+        state = self.state
+        for action in actions:
+            if not state.managed:  # another program has taken the cluster over meanwhile
+                return
+            if isinstance(action, Submit):
+                for _ in range(action.jobs):
+                    state.registry.plan(groups[action.group])
+                continue
+            if action.log:
+                state.messages.log(action.log)
+            for name in action.jobs if action.why is Drain.WALLTIME else ():
+                state.registry.active[name].retires(now=state.now)
+            self.drainer.drain(action.jobs, action.why, deadline=action.deadline)
         self.submitter.submit_planned()
 
-    def _drain_before_walltime(self, group: WorkerGroup, jobs: list[WorkerJob]) -> None:
-        """Drain the running jobs whose walltime ends soon."""
-        for job in jobs:
-            ends = group.walltime_ends(job)
-            if self.state.client is not None and ends is not None and self.state.now >= max(ends, job.retry_at):
-                self.state.messages.log(f"the walltime of job {job.name} ends soon: its workers retire")
-                self.drainer.drain([job.name], Drain.WALLTIME, deadline=group.waits_until(job, now=self.state.now))
-
-    def _decide_size(self, group: WorkerGroup) -> None:
+    def _record_absent(self, group: WorkerGroup) -> None:
+        """Record and report the running jobs of a group that lack workers."""
         state, now = self.state, self.state.now
-        # A job is not replaced before it is known whether it failed. At the start only the user requests jobs.
-        uncounted = state.client is not None and any(self._new_end(job) for job in group.jobs)
-        decision = group.decide(now=now, uncounted=uncounted)
-        if group.adaptive is not None:
-            group.adaptive.decided(decision, now=now)
+        jobs = [job for job in state.registry.active.values() if job.group is group]
+        # All are examined before anything is reported or done: several that lose workers together are one event.
+        lost = [job for job in jobs if state.listening and group.record_absent(job, now=now)]
+        for job in _few(lost):
+            self._tell_of_absent(job)
+        self._tell_of_others(lost, "lack workers")
+
+    def _decided(self, group: WorkerGroup, decision: Decision) -> None:
+        """Record the size that was decided on, and report what the user must know of the budget."""
+        state, now = self.state, self.state.now
+        group.decided(decision, now=now)
         if told := group.new_budget_words(now=now):
             state.messages.warn(told)
             state.tell("budget", told)
             if group.adaptive is not None:
                 group.adaptive.note(told, now=now)
             state.heartbeat_now.set()
-        for _ in range(decision.submit):
-            state.registry.plan(group)
-        # Running jobs are drained when the scheduler can be reached, which knows who holds data.
-        chosen = (*decision.cancel, *decision.retire) if state.client is not None else decision.cancel
-        active = state.registry.active
-        names = [name for name in chosen if name in active and now >= active[name].retry_at]
-        if decision.over:
-            self.drainer.drain(names, Drain.BUDGET, deadline=now + BUDGET_END)
-        else:
-            why = Drain.ZERO if group.limits.fixed and not group.limits.maximum else Drain.UNWANTED
-            self.drainer.drain(names, Drain.DELETED if group in state.registry.deleted else why)
-        for job in group.replaceable(decision.target, now=now) if state.client is not None else ():
-            self.drainer.drain([job.name], Drain.WALLTIME, deadline=group.waits_until(job, now=now))
 
     def _tell_of_absent(self, job: WorkerJob) -> None:
         """Report a running job that lacks workers for good; it is replaced, unless too many have failed in a row."""

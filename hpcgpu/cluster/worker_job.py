@@ -80,6 +80,10 @@ class WorkerJob(Job):
         """Whether it lacks workers for good."""
         return self.work.lost_at is not None
 
+    def retires(self, *, now: float) -> None:
+        """Record that its workers begin to retire because it ends."""
+        self.work.retires_at = self.work.retires_at or now
+
     def forget_idleness(self) -> None:
         """Count from now how long it is idle."""
         self.work.idle_since = None

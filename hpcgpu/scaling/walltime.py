@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["LAST", "LAST_OF_MANAGER", "ends_soon", "lifetime", "margin", "query_after"]
+__all__ = ["LAST", "ends_soon", "lifetime", "margin", "query_after", "waits_until"]
 
 #: What still runs on workers that retire is waited for until this share of the time is left in which they retire: then
 #: their results move. The manager retires them earlier than they do it themselves, and its share ends before theirs.
-LAST, LAST_OF_MANAGER = 1 / 3, 1 / 4
+LAST, _LAST_OF_MANAGER = 1 / 3, 1 / 4
 
 #: Bytes per second at which data is reckoned to move to other workers: a slow network's.
 _MOVING_RATE = 100e6
@@ -29,6 +29,23 @@ def margin(walltime: float, asked: float | None = None, nbytes: int = 0) -> floa
     """
     least = asked if asked is not None else min(300.0, max(30.0, walltime / 10))
     return min(walltime / 2, max(least, nbytes / _MOVING_RATE))
+
+
+def waits_until(begins: float, end: float, retires_at: float) -> float:
+    """Return until when the manager waits for what runs on a job whose walltime ends.
+
+    That is most of the time that is left where the queue has said late that it ends.
+
+    Parameters
+    ----------
+    begins : float
+        Epoch seconds at which its workers should retire.
+    end : float
+        Epoch seconds at which its walltime ends.
+    retires_at : float
+        Epoch seconds at which they retired for the first time.
+    """
+    return end - _LAST_OF_MANAGER * (end - min(end, max(begins, retires_at)))
 
 
 def lifetime(remaining: float, asked: float | None = None) -> float:

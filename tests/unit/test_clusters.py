@@ -23,13 +23,13 @@ from hpcgpu.cluster import starting
 from hpcgpu.cluster.dispatcher import Dispatcher
 from hpcgpu.cluster.draining import close_finished, move_data
 from hpcgpu.cluster.jobs import Registry
-from hpcgpu.cluster.phases import Drain
 from hpcgpu.cluster.worker_job import WorkerJob
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterError, ClusterExists, NoCluster, Superseded
 from hpcgpu.remote import connection, lookup
 from hpcgpu.remote.dashboard import place
 from hpcgpu.remote.lookup import live_jobs, locate, stop
+from hpcgpu.scaling.deciding import Drain
 from hpcgpu.scripts.bundle import make
 from hpcgpu.store import claims
 from hpcgpu.store.directory import ClusterDirectory, Contact

@@ -22,10 +22,11 @@ from hpcgpu.cluster.adaptive import GPUAdaptive
 from hpcgpu.cluster.closing import Closing
 from hpcgpu.cluster.cluster_phases import Kind
 from hpcgpu.cluster.periodic import Periodic
-from hpcgpu.cluster.phases import Drain, Draining, Ended, Queued, Running
+from hpcgpu.cluster.phases import Draining, Ended, Queued, Running
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, SubmitRefused
 from hpcgpu.options.common import DEFAULT
 from hpcgpu.scaling import units
+from hpcgpu.scaling.deciding import Drain
 from hpcgpu.scaling.model import Limits
 from hpcgpu.scaling.wanted import Adapt, DeleteGroup, Scale, WantedGroup
 from hpcgpu.store.directory import Contact
@@ -293,7 +294,8 @@ async def test_a_scheduler_that_is_silent_though_its_job_runs_is_told_once(site:
 
 async def test_another_manager_is_left_alone_with_the_cluster(site: Site) -> None:
     site.directory.take_over("another program")
-    site.reconciler.order(Scale(DEFAULT, 5))
+    with pytest.raises(ClusterError, match="was taken over by another program; this program no longer scales it"):
+        site.reconciler.order(Scale(DEFAULT, 5))
     await site.settled()
     assert site.state.phase.kind is Kind.SUPERSEDED and len(site.queue.jobs) == 3
     assert site.warned[0].startswith("cluster demo was taken over by another program; this program no longer scales it")
