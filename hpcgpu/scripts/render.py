@@ -251,25 +251,33 @@ def _environment(system: registry.System, options: Options) -> jinja2.Environmen
             _check_ownership("stage", job.stage)
         if job is not None and isinstance(job.job_script_prologue, Path) and job.job_script_prologue.exists():
             _check_ownership("job_script_prologue", job.job_script_prologue)
+    env = _templates(system.templates, system.syntax)
+    if own is None:
+        return env
+    return env.overlay(loader=jinja2.FileSystemLoader([own, system.templates, registry.common_templates()]))
+
+
+@functools.cache  # to compile the templates takes much longer than to render them
+def _templates(directory: Path, syntax: str) -> jinja2.Environment:
+    scripts: Syntax = registry.load(syntax)
     env = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([*([own] if own else []), system.templates, registry.common_templates()]),
+        loader=jinja2.FileSystemLoader([directory, registry.common_templates()]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,
         keep_trailing_newline=True,
     )
-    syntax = system.scripts()
-    env.globals |= syntax.names
+    env.globals |= scripts.names
     env.filters |= {
         "shell": shell_word,
-        "directive": syntax.quote,
+        "directive": scripts.quote,
         "seconds": lambda value: f"{value:g}",
         "escape_percent": lambda value: str(value).replace("%", "%%"),
         "resources": lambda value: ",".join(f"{name}={amount:g}" for name, amount in value),
         "flag": _flag,
         "sha256": sha256,
-        **syntax.filters,
+        **scripts.filters,
     }
     env.tests["string_list"] = lambda value: isinstance(value, tuple)
     return env
