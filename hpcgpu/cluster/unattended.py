@@ -18,6 +18,7 @@ from pathlib import Path
 from hpcgpu.batch import batch_system
 from hpcgpu.cluster.manager import Manager
 from hpcgpu.errors import ClusterError, ClusterWarning, HpcgpuError
+from hpcgpu.remote.lookup import locate
 from hpcgpu.runtime.reach import no_answer, scheduler_of
 from hpcgpu.scaling.wanted import Adapt, AddGroup, apply
 from hpcgpu.store import saved
@@ -78,7 +79,7 @@ def main(path: Path) -> None:
     """Scale as the cluster directory requests, until the cluster ends."""
     # of the cluster: printed below; of its directory: said when it began
     warnings.simplefilter("ignore", ClusterWarning)
-    asyncio.run(_manage(ClusterDirectory(path)))
+    asyncio.run(_manage(locate(path)))
 
 
 async def _manage(directory: ClusterDirectory) -> None:
