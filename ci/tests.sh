@@ -11,8 +11,10 @@ parts() {
     echo .venv tests --ignore=tests/slurm --ignore=tests/local --ignore=tests/docs --ignore=tests/browser --ignore=tests/site
     printf '%s\n' tests/local/test_*.py | xargs -n 3 echo .venv
     echo .venv tests/docs tests/browser
-    # What is pure takes longest with the oldest releases, and knows none of anybody; types and shell scripts need tools that are not there.
+    # What needs Python alone (the policy, environments that are unpacked) is the same with the oldest releases of others; types and shell
+    # scripts need tools that are not there.
     echo .venv-lowest tests/canaries tests/unit -p no:cacheprovider --ignore=tests/unit/test_policy.py \
+        --ignore=tests/unit/test_stage_attacks.py --ignore=tests/unit/test_stage_unpacking.py \
         --ignore=tests/unit/test_typed.py --ignore=tests/unit/test_scripts.py
 }
 
