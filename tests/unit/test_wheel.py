@@ -1,10 +1,11 @@
-"""A built wheel, installed elsewhere, finds its templates, and the files that a page loads."""
+"""The source distribution, and the wheel made of it, which finds its templates and the files that a page loads."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -17,11 +18,30 @@ PIP = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("wheel")
-    subprocess.run([*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(place), str(ROOT)], check=True)
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sdist")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(place)], check=True, cwd=ROOT)
+    [sdist] = place.glob("hpcgpu-*.tar.gz")
+    return sdist
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path) -> Path:
+    """The wheel that is made of the source distribution, as a release does."""
+    place = sdist.parent
+    subprocess.run([*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(place), str(sdist)], check=True)
     [wheel] = place.glob("hpcgpu-*.whl")
     return wheel
+
+
+def test_the_source_distribution_has_what_the_wheel_is_made_of_and_nothing_else(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    assert {name.partition("/")[0] for name in names} == {
+        *("hpcgpu", "templates", "jupyter-config", "jupyter-data"),
+        *("pyproject.toml", "README.md", "LICENSE", "PKG-INFO", ".gitignore"),
+    }
+    assert [name for name in names if name.endswith(".pyc")] == []
 
 
 def test_a_wheel_enables_the_extension_of_a_jupyter_server_and_the_card_of_jupyterlab(wheel: Path) -> None:
