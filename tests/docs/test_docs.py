@@ -27,7 +27,18 @@ from hpcgpu.options.schema import names
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.rst"))]
-FOLDERS = ["hpcgpu", "templates", "tests", "docs", "ci", "jupyter-config", "jupyter-data", "examples", "benchmarks"]
+FOLDERS = [
+    "hpcgpu",
+    "templates",
+    "tests",
+    "docs",
+    "ci",
+    "conda",
+    "jupyter-config",
+    "jupyter-data",
+    "examples",
+    "benchmarks",
+]
 SYSTEMS = {"SlurmGPUCluster": "slurm", "PBSGPUCluster": "pbs", "LocalGPUCluster": "local"}
 
 
@@ -142,7 +153,9 @@ def test_an_option_is_refused_in_the_words_of_the_page(page: str, system: str, o
     assert f"   {error.value}\n" in (ROOT / "docs" / f"{page}.rst").read_text()
 
 
-@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/development.rst", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/architecture.md", "docs/development.rst", "docs/releasing.rst", "CONTRIBUTING.md"]
+)
 def test_the_files_that_a_page_names_exist(page: str) -> None:
     named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.-]*)`", (ROOT / page).read_text())
     assert named

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import hpcgpu
-
 ROOT = Path(__file__).parents[2]
 #: Lines that a file of the package may have, and lines of code that a function may have: docstring and signature do not
 #: count.
@@ -85,10 +83,3 @@ def test_only_the_helpers_of_the_tests_reach_into_the_manager_of_a_cluster() -> 
         if ".reconciler" in line
     ]
     assert not inside, f"use or add a helper of tests/helpers.py: {', '.join(inside)}"
-
-
-def test_the_changelog_and_the_citation_name_the_version_of_the_package() -> None:
-    citation = (ROOT / "CITATION.cff").read_text()
-    assert f"\nversion: {hpcgpu.__version__}\n" in citation
-    first = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
-    assert first.split()[1] == hpcgpu.__version__
