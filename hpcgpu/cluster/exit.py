@@ -20,6 +20,8 @@ from hpcgpu.display.words import listed
 __all__ = ["guard", "unguard"]
 
 _guarded: set[Dispatcher] = set()
+#: Those whose jobs are being cancelled right now.
+_ending: list[Dispatcher] = []
 _TIMEOUT = 20.0
 
 
@@ -43,6 +45,8 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     if not _guarded:  # all is closed: as if this handler had never been
         os.kill(os.getpid(), number)
         return
+    if _ending:  # a session ends with both signals: the second one must not break off what the first one began
+        return
     _cancel_all()
     sys.exit(128 + number)  # lets `with` blocks and exit hooks run
 
@@ -56,6 +60,7 @@ def _forget_in_child() -> None:
     the child, and the pool that waits for it, would wait for ever.
     """
     _guarded.clear()
+    _ending.clear()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is _on_signal:
             signal.signal(number, signal.SIG_DFL)
@@ -69,9 +74,12 @@ def _cancel_all() -> None:
     for dispatcher in list(_guarded):
         if dispatcher.closing and not dispatcher.left():
             continue
+        _ending.append(dispatcher)
         try:
             dispatcher.cancel_all(_TIMEOUT)
         except Exception as error:  # the other clusters' jobs must nevertheless be cancelled
             with contextlib.suppress(OSError, ValueError):  # stderr may be gone with the terminal
                 left = listed(dispatcher.left())
                 print(f"hpcgpu: could not cancel {left}: {error}. {dispatcher.advice()}", file=sys.stderr)
+        finally:
+            _ending.remove(dispatcher)
