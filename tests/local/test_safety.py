@@ -116,7 +116,9 @@ def test_a_submit_that_is_under_way_when_the_cluster_closes_is_told_and_cancels_
     assert not cluster.directory.closed
     odd.gate.set()
     until(lambda: cluster.directory.submits()[-1].job_id, "the submit is accepted")
-    until(lambda: not live(queue), "it is cancelled")
+    until(lambda: not live(queue), "no job is left")
+    job_id = str(cluster.directory.submits()[-1].job_id)
+    assert queue.poll([job_id])[job_id].state is JobState.CANCELLED, "it did not only end because it found nothing"
 
 
 def test_a_submit_of_which_nothing_is_known_is_told_by_its_name(odd: Odd, queue: LocalQueue) -> None:

@@ -225,6 +225,24 @@ def test_a_name_that_another_cluster_got_meanwhile_keeps_it(queue: Queue, root: 
     assert (directory.path / "logs").is_dir() and [path.name for path in root.iterdir()] == ["demo"]
 
 
+def test_a_name_that_another_cluster_gets_in_the_last_moment_keeps_it(
+    queue: Queue, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, rename = cluster(root), Path.rename
+    [one] = clean.ended([root], lambda path, error: None)
+
+    def overtaken(path: Path, target: Path) -> Path:
+        if path == directory.path:
+            shutil.rmtree(path)
+            cluster(root, closed=False)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", overtaken)
+    with pytest.raises(OSError, match="another cluster has just got its name"):
+        clean.remove(one)
+    assert (directory.path / "logs").is_dir() and [path.name for path in root.iterdir()] == ["demo"]
+
+
 def test_what_could_not_be_removed_whole_is_told_and_removed_by_the_next_call(
     queue: Queue, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,13 +25,13 @@ from hpcgpu.cluster.draining import close_finished, move_data
 from hpcgpu.cluster.jobs import Registry
 from hpcgpu.cluster.worker_job import WorkerJob
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.errors import ClusterError, ClusterExists, NoCluster, Superseded
+from hpcgpu.errors import BatchUnavailable, ClusterError, ClusterExists, NoCluster, Superseded
 from hpcgpu.remote import connection, lookup
 from hpcgpu.remote.dashboard import place
 from hpcgpu.remote.lookup import live_jobs, locate, stop
 from hpcgpu.scaling.deciding import Drain
 from hpcgpu.scripts.bundle import make
-from hpcgpu.store import claims
+from hpcgpu.store import claims, credentials
 from hpcgpu.store.directory import ClusterDirectory, Contact
 from tests.helpers import Clock
 
@@ -75,6 +75,22 @@ def test_one_answer_that_leaves_a_job_out_is_not_believed(directory: ClusterDire
     queue: Any = Queue(forgets={1})
     assert stop(directory, queue, sleep=lambda seconds: None) == []
     assert queue.cancelled and directory.closed
+
+
+def test_a_stop_removes_the_secrets_before_it_cancels_anything(directory: ClusterDirectory) -> None:
+    credentials.create(directory)
+    assert directory.tls.is_dir() and directory.dashboard_token()
+    queue: Any = Queue(forgets=set())
+
+    def cancel(job_ids: Iterable[str]) -> None:
+        assert not directory.tls.exists() and not directory.dashboard_token()
+        raise BatchUnavailable("scancel does not answer")
+
+    queue.poll = lambda job_ids: {"7": JobStatus(job_id="7", name="demo-0", state=JobState.RUNNING)}
+    queue.cancel = cancel
+    with pytest.raises(BatchUnavailable, match="scancel does not answer"):
+        stop(directory, queue, sleep=lambda seconds: None)
+    assert not directory.closed
 
 
 def test_a_stop_cancels_a_job_once_while_it_ends_and_again_if_it_stays(

@@ -307,7 +307,9 @@ def test_a_page_of_another_server_cannot_use_the_cookie(port: int, directory: Cl
     own = ask(port, "/ws", Cookie=cookie, Origin=f"http://127.0.0.1:{port}", **UPGRADE)
     assert own.status == 101
     for origin in ("http://127.0.0.1:1", "http://evil.example", "null"):
-        assert ask(port, "/ws", Cookie=cookie, Origin=origin, **UPGRADE).status == 403
+        for path, more in (("/ws", UPGRADE), ("/status", {})):
+            answer = ask(port, path, Cookie=cookie, Origin=origin, **more)
+            assert answer.status == 403 and b"needs a token" in answer.body, "not tornado's own refusal"
 
 
 def test_who_navigates_gets_a_page_of_ours_and_a_frame_without_an_origin(

@@ -36,6 +36,15 @@ def test_a_damaged_line_of_an_intent_does_not_lose_the_job(directory: ClusterDir
     ]
 
 
+def test_a_line_that_was_cut_short_damages_no_line_after_it(directory: ClusterDirectory) -> None:
+    directory.intend("demo-0", "worker")
+    with (directory.path / "journal.jsonl").open("ab") as journal:
+        journal.write(b'{"time": 1.0, "event": "subm')  # the disk was full
+    directory.submitted("demo-0", "7")
+    assert [(job.name, job.job_id) for job in directory.submits()] == [("demo-0", "7")]
+    assert len(directory.journal_damage()) == 1
+
+
 def test_what_an_earlier_cluster_of_the_name_writes_late_does_not_hide_a_job(directory: ClusterDirectory) -> None:
     directory.intend("demo-0", "worker")
     directory.refused("demo-0")  # the other's

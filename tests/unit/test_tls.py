@@ -520,3 +520,27 @@ def test_a_peer_that_refuses_a_certificate_for_its_dates_has_a_wrong_clock(reaso
     assert "check the clock of the machine at 10.0.0.1:8786" in certificates.refusal(error, "10.0.0.1:8786")
     error.reason = "TLSV1_ALERT_UNKNOWN_CA"
     assert certificates.refusal(error, "10.0.0.1:8786") == ""
+
+
+# What a cluster's own credentials are
+
+
+def test_a_certificate_outlasts_ninety_days_in_the_queue_and_the_walltime_after_them(tmp_path: Path) -> None:
+    directory = claims.claim(tmp_path / "demo", lambda submits: [], system="local", security=True)
+    credentials.create(directory, walltime=7200)
+    made = x509.load_pem_x509_certificate((directory.tls / "cert.pem").read_bytes())
+    now, minute = datetime.datetime.now(datetime.UTC), datetime.timedelta(minutes=1)
+    assert made.not_valid_after_utc > now + 90 * DAY + 120 * minute - minute
+    assert made.not_valid_before_utc < now - DAY + minute, "a node's clock may be behind"
+
+
+async def test_a_process_in_a_job_takes_and_makes_no_connection_that_is_not_encrypted(tmp_path: Path) -> None:
+    directory = claims.claim(tmp_path / "demo", lambda submits: [], system="local", security=True)
+    credentials.create(directory)
+    configured = dask.config.merge(dask.config.config, dask.config.collect_env(credentials.environment(directory)))
+    with dask.config.set(distributed=configured["distributed"]):
+        for role in ("scheduler", "worker", "client"):
+            with pytest.raises(RuntimeError, match="encryption required"):
+                await connect("tcp://127.0.0.1:1", **Security().get_connection_args(role))
+        with pytest.raises(RuntimeError, match="encryption required"):
+            await listen("tcp://127.0.0.1:0", lambda comm: None, **Security().get_listen_args("worker"))

@@ -1,0 +1,147 @@
+"""What the manager owes each job: none is left behind, none is taken away, none waits for the wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.batch.monitor import View, observe
+from hpcgpu.cluster import draining
+from hpcgpu.cluster.cluster_phases import Kind, Ownership, Phase
+from hpcgpu.errors import BatchUnavailable, ClusterError
+from hpcgpu.scaling.walltime import margin
+from hpcgpu.store.directory import Contact
+from tests.unit.simulated import HOUR, Site
+from tests.unit.test_reconciler import refuses
+
+
+async def begun(path: Path) -> Site:
+    """A cluster with two running worker jobs."""
+    site = Site(path)
+    await site.begin(2)
+    return site
+
+
+async def waiting(path: Path) -> Site:
+    """A cluster whose scheduler job waits in the queue."""
+    site = Site(path)
+    site.registry.add(site.scheduler)
+    site.state.scheduler = site.scheduler
+    await site.scheduler.submit()
+    return site
+
+
+def contact(site: Site, job_id: str) -> Contact:
+    return Contact(token=site.directory.token(), job_id=job_id, workers="ucx://s", client="tls://s")
+
+
+def states(site: Site) -> list[JobState]:
+    """Of the worker jobs, as the queue has them."""
+    return [status.state for status in site.queue.jobs.values() if status.name != "demo-scheduler"]
+
+
+async def test_a_running_job_that_the_queue_refused_to_cancel_is_cancelled_once_the_queue_accepts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "_FINISHING_INTERVAL", 0.0)
+    site = await begun(tmp_path)
+    with monkeypatch.context() as patch:
+        refuses(site, patch)
+        await site.scale(1)
+        for closed in site.state.known_workers - site.client.there.keys():
+            site.reconciler.worker_left(closed)
+        await site.passes(10)
+        assert states(site) == [JobState.RUNNING] * 2
+    await site.passes(100)
+    assert set(states(site)) == {JobState.CANCELLED, JobState.RUNNING}
+
+
+async def test_submits_that_are_refused_now_and_then_do_not_pause_a_group(tmp_path: Path) -> None:
+    site = await begun(tmp_path)
+    for _ in range(6):
+        name = max(site.registry.active)
+        site.queue.refusal = BatchUnavailable("the controller is busy")
+        await site.ends(name, JobState.TIMEOUT)
+        assert "was not submitted: the controller is busy" in site.warned.pop()
+        site.queue.refusal = None
+        await site.passes(20)
+        assert len(site.registry.active) == 2 and not site.group.failures.paused
+        await site.starts(max(site.registry.active))
+
+
+async def test_worker_jobs_wait_in_the_queue_for_the_scheduler_job_until_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, after = await waiting(tmp_path), list[str | None]()
+    submit = site.queue.submit
+
+    def noted(*arguments: Any, **named: Any) -> str:
+        after.append(named["after"])
+        return submit(*arguments, **named)
+
+    monkeypatch.setattr(site.queue, "submit", noted)
+    await site.scale(1)
+    assert site.scheduler.job_id is not None and after == [site.scheduler.job_id]
+    site.directory.publish(contact(site, site.scheduler.job_id))
+    await site.scheduler.reach()
+    await site.scale(2)
+    assert after == [site.scheduler.job_id, None]
+
+
+async def test_the_contact_of_an_earlier_scheduler_job_is_not_taken_for_that_of_the_new_one(tmp_path: Path) -> None:
+    site = await waiting(tmp_path)
+    site.directory.publish(contact(site, "earlier"))
+    site.says("demo-scheduler", JobState.FAILED)
+    await site.state.dispatcher.poll()
+    with pytest.raises(ClusterError):  # it looks for a contact first
+        await site.scheduler.reach()
+    assert site.scheduler.contact is None
+
+
+def test_data_that_takes_long_to_move_makes_the_workers_of_a_job_retire_earlier() -> None:
+    assert margin(48 * HOUR) == margin(48 * HOUR, nbytes=30 * 10**9) == 300
+    assert margin(48 * HOUR, nbytes=10**12) == margin(48 * HOUR, 600, 10**12) == 10_000
+    assert margin(48 * HOUR, 600, 10**9) == 600
+    assert margin(HOUR, nbytes=10**12) == HOUR / 2, "a job works for half of its time at least"
+
+
+async def test_a_job_that_holds_much_data_is_drained_earlier_before_its_walltime_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "_FINISHING_INTERVAL", 0.0)
+    site = await begun(tmp_path)
+    load = site.client.load
+
+    async def much_of_one() -> Any:
+        told = await load()
+        workers = {name: {**of, "nbytes": 10**12} if name == "demo-0" else of for name, of in told["workers"].items()}
+        return {**told, "workers": workers}
+
+    site.now += 48 * HOUR - 5000
+    await site.loaded()
+    assert {"demo-0", "demo-1"} <= set(site.registry.active)
+    monkeypatch.setattr(site.client, "load", much_of_one)
+    await site.loaded()
+    assert "demo-0" not in site.registry.active and "demo-1" in site.registry.active
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_cluster_that_is_lost_keeps_its_jobs_if_another_program_started_it(attached: bool) -> None:
+    ownership = Ownership(ends_jobs=True, ends_at_exit=True, attached=attached)
+    lost = Phase(Kind.LOST, "the scheduler job ended", before=Phase(Kind.RUNNING))
+    assert ownership.leaves_jobs(lost, cancelled=False) is attached
+    assert not ownership.leaves_jobs(lost, cancelled=True)
+    assert ownership.leaves_jobs(Phase(Kind.SUPERSEDED, before=lost), cancelled=True)
+
+
+def test_a_job_that_the_queue_forgot_does_not_run_though_the_accounting_has_missed_its_end() -> None:
+    views = {"7": View(JobStatus(job_id="7", name="demo-0", state=JobState.RUNNING), submitted=0.0)}
+    recorded = {"7": JobStatus(job_id="7", name="demo-0", state=JobState.RUNNING)}
+    seen = []
+    for now in (1000.0, 1059.0, 1061.0):
+        views = observe(views, {}, recorded, now=now, grace=60.0)
+        seen.append(views["7"].status.state)
+    assert seen == [JobState.UNKNOWN, JobState.UNKNOWN, JobState.FAILED]
