@@ -23,6 +23,7 @@ import psutil
 import pytest
 from distributed import Client
 from distributed.comm import connect, listen
+from distributed.security import Security
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster
@@ -398,7 +399,7 @@ def test_members_work_together_and_strangers_are_refused_on_every_port(
             anonymous().wrap_socket(stranger)
     for address in named:
         for scheme in ("tcp", "authenticated"):
-            refused(address.replace("authenticated", scheme))
+            refused(address.replace("authenticated", scheme), Security())
     assert not (tmp_path / "pwned").exists()
     works(cluster)
 
@@ -471,6 +472,6 @@ def test_a_scheduler_in_the_program_is_protected_too(queue: LocalQueue) -> None:
     with LocalGPUCluster(**CPU, jobs=1, scheduler="local", security="authenticated") as cluster:
         cluster.wait_for_workers(1)
         assert cluster.scheduler_address.startswith("authenticated://")
-        refused(cluster.scheduler_address.replace("authenticated", "tcp"))
+        refused(cluster.scheduler_address.replace("authenticated", "tcp"), Security())
         with Client(cluster) as client:
             assert client.submit(sum, [1, 2, 3]).result() == 6
