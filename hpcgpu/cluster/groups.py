@@ -148,7 +148,6 @@ class WorkerGroup:
         """
         self.failures.time_passed(now=now)
         return ObservedGroup(
-            name=self.name,
             limits=self.limits,
             jobs=[self._observed(job, never=job.name in never) for job in self.jobs if job.alive],
             demand=self.demand,

@@ -300,9 +300,14 @@ class Manager:
         state.messages.log(f"the scheduler is at {address}")
         lost.ask(address, functools.partial(_why_lost, weakref.ref(state)))
         client = RpcClient(address, self.security, self._workers_joined, self._worker_left)
-        await client.listen()
-        if not state.ownership.attached:
-            await client.describe(state.name, self.options.system)
+        try:
+            await client.listen(None)  # it may be busy: many clients may use it already
+            self.check_usable()
+            if state.phase.superseded:
+                raise ClusterError(state.phase.not_ours)
+        except BaseException:
+            await client.close()
+            raise
         state.runs()
         state.client = client
         await self._compare_with_scheduler(client)

@@ -140,6 +140,8 @@ class Periodic:
                 about, warnings = self.reconciler.about(), self.reconciler.warnings()
                 if await client.heartbeat(manager, about, groups, warnings) > manager:
                     state.poll_now.set()
+                else:  # again and again, as upstream does: `Client.restart` clears it
+                    await client.describe(state.name, state.dispatcher.batch.name)
                 self._record_error("sending a heartbeat", None)
             except (OSError, TimeoutError):
                 pass

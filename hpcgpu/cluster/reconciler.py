@@ -6,7 +6,7 @@ again and again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -472,26 +472,28 @@ class Reconciler:
         state, now = self.state, self.state.now
         if not state.managed or state.scheduler is None or not state.scheduler.submit_done:
             return  # worker jobs go right behind the scheduler
-        groups = {group.name: group for group in state.registry.all_groups()}
-        for group in groups.values():
+        groups = state.registry.all_groups()  # a new group may have the name of a deleted one
+        for group in groups:
             self._record_absent(group)
         reachable = state.client is not None
+        never = {name for name in self._never if state.failures.unschedulable([name])}
         observed = [
             group.observed(
                 now=now,
                 # A job is not replaced before it is known whether it failed. At the start only the user requests jobs.
                 uncounted=reachable and any(self._new_end(job) for job in group.jobs),
-                never=self._never,
+                never=never,
                 deleted=group in state.registry.deleted,
             )
-            for group in groups.values()
+            for group in groups
         ]
-        actions = decide(observed, reachable=reachable, now=now)
-        for name, decision in actions.sizes.items():
-            self._decided(groups[name], decision)
-        self._act(actions.do, groups)
+        for group, decided in zip(groups, decide(observed, reachable=reachable, now=now), strict=True):
+            self._decided(group, decided.size)
+            self._act(group, decided.actions)
+        if state.managed:
+            self.submitter.submit_planned()
 
-    def _act(self, actions: Iterable[Submit | End], groups: Mapping[str, WorkerGroup]) -> None:
+    def _act(self, group: WorkerGroup, actions: Iterable[Submit | End]) -> None:
         """Carry out what was decided: the one place where jobs are requested and released."""
         state = self.state
         for action in actions:
@@ -499,14 +501,13 @@ class Reconciler:
                 return
             if isinstance(action, Submit):
                 for _ in range(action.jobs):
-                    state.registry.plan(groups[action.group])
+                    state.registry.plan(group)
                 continue
             if action.log:
                 state.messages.log(action.log)
             for name in action.jobs if action.why is Drain.WALLTIME else ():
                 state.registry.active[name].retires(now=state.now)
             self.drainer.drain(action.jobs, action.why, deadline=action.deadline)
-        self.submitter.submit_planned()
 
     def _record_absent(self, group: WorkerGroup) -> None:
         """Record and report the running jobs of a group that lack workers."""
@@ -548,7 +549,7 @@ class Reconciler:
             named = workers.intersection(units.workers_of(name, job.group.options))
             if name in workers or (named and set(job.workers.values()) <= workers):
                 self.drainer.drain([name], Drain.UNWANTED)
-                if job.group.limits.fixed:
+                if job.group.limits.fixed and job.group not in self.state.registry.deleted:
                     self.order(Scale(job.group.name, max(0, job.group.limits.maximum - 1)))
 
     # For people

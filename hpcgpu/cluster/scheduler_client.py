@@ -149,9 +149,15 @@ class RpcClient:
         if self._stream is not None:
             await asyncio.wait([self._stream])
 
-    async def listen(self) -> Workers:
-        """Open the stream, once more after it has ended; return all workers."""
-        comm = await asyncio.wait_for(self.rpc.live_comm(), _TIMEOUT)
+    async def listen(self, timeout: float | None = _TIMEOUT) -> Workers:
+        """Open the stream, once more after it has ended; return all workers.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds. None: as long as Dask tries to connect.
+        """
+        comm = await asyncio.wait_for(self.rpc.live_comm(), timeout)
         comm.name = "Cluster worker status"
         await comm.write({"op": "subscribe_worker_status"})
         self.info, self._comm = _Info(await comm.read()), comm

@@ -134,8 +134,9 @@ class ClusterState:
         self.phase = replace(self.phase, cancelling=False)
 
     def detaches(self) -> None:
-        """Any -> detached."""
-        self._move(Kind.DETACHED)
+        """Any -> detached, unless it is not this program's any more."""
+        if self.phase.owned:
+            self._move(Kind.DETACHED)
 
     def closes(self) -> None:
         """Any -> closing."""

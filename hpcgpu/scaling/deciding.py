@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from hpcgpu.scaling import lost_workers, policy, walltime
 from hpcgpu.scaling.model import Decision, Demand, History, Hysteresis, JobView, Limits
 
-__all__ = ["BUDGET_END", "Actions", "Drain", "End", "ObservedGroup", "ObservedJob", "Submit", "decide"]
+__all__ = ["BUDGET_END", "Decided", "Drain", "End", "ObservedGroup", "ObservedJob", "Submit", "decide"]
 
 #: Seconds for which running tasks are waited for when the budget ends.
 BUDGET_END = 20.0
@@ -82,7 +82,6 @@ class ObservedGroup:
 
     Attributes
     ----------
-    name : str
     limits : Limits
     jobs : sequence of ObservedJob
         All that have not ended, oldest first.
@@ -96,7 +95,6 @@ class ObservedGroup:
         Whether the user has deleted it.
     """
 
-    name: str
     limits: Limits
     jobs: Sequence[ObservedJob] = ()
     demand: Demand = Demand()
@@ -108,19 +106,17 @@ class ObservedGroup:
 
 @dataclass(frozen=True)
 class Submit:
-    """Request more jobs of a group."""
+    """Request so many more jobs."""
 
-    group: str
     jobs: int
 
 
 @dataclass(frozen=True)
 class End:
-    """End jobs of a group: those that wait at once, the others when their work is done and their data has moved.
+    """End jobs: those that wait at once, the others when their work is done and their data has moved.
 
     Attributes
     ----------
-    group : str
     jobs : tuple of str
     why : Drain
     deadline : float or None
@@ -129,7 +125,6 @@ class End:
         What the log says of it; empty if nothing.
     """
 
-    group: str
     jobs: tuple[str, ...]
     why: Drain
     deadline: float | None = None
@@ -137,14 +132,14 @@ class End:
 
 
 @dataclass(frozen=True)
-class Actions:
-    """What to do, in this order, and the size of each group on which that rests."""
+class Decided:
+    """What to do for one group, in this order, and the size on which that rests."""
 
-    do: tuple[Submit | End, ...] = ()
-    sizes: Mapping[str, Decision] = field(default_factory=dict)
+    size: Decision
+    actions: tuple[Submit | End, ...]
 
 
-def decide(groups: Iterable[ObservedGroup], *, reachable: bool, now: float) -> Actions:
+def decide(groups: Iterable[ObservedGroup], *, reachable: bool, now: float) -> list[Decided]:
     """Decide what brings each group to the size that it should have.
 
     Parameters
@@ -157,26 +152,22 @@ def decide(groups: Iterable[ObservedGroup], *, reachable: bool, now: float) -> A
 
     Returns
     -------
-    Actions
+    list of Decided
+        One for each group, in their order.
     """
-    do, sizes = list[Submit | End](), dict[str, Decision]()
-    for group in groups:
-        ends = [*_unschedulable(group, now), *(_before_walltime(group, now) if reachable else ())]
-        ending = {name for end in ends for name in end.jobs}
-        views = [replace(job.view, retiring=True) if job.name in ending else job.view for job in group.jobs]
-        decision = sizes[group.name] = policy.decide(
-            views, group.demand, group.limits, group.history, group.hysteresis, now=now
-        )
-        if not reachable:
-            decision = replace(decision, retire=())
-        ends += _to_size(group, decision, now)
-        ending = {name for end in ends for name in end.jobs}
-        do += ends
-        if decision.submit:
-            do.append(Submit(group.name, decision.submit))
-        if reachable:
-            do += _replaced(group, decision.target, ending, now)
-    return Actions(tuple(do), sizes)
+    return [_decide(group, reachable, now) for group in groups]
+
+
+def _decide(group: ObservedGroup, reachable: bool, now: float) -> Decided:
+    ends = [*_unschedulable(group, now), *(_before_walltime(group, now) if reachable else ())]
+    ending = {name for end in ends for name in end.jobs}
+    views = [replace(job.view, retiring=True) if job.name in ending else job.view for job in group.jobs]
+    size = policy.decide(views, group.demand, group.limits, group.history, group.hysteresis, now=now)
+    ends += _to_size(group, size if reachable else replace(size, retire=()), now)
+    ending = {name for end in ends for name in end.jobs}
+    submits = [Submit(size.submit)] if size.submit else []
+    replaced = _replaced(group, size.target, ending, now) if reachable else ()
+    return Decided(size, (*ends, *submits, *replaced))
 
 
 def _unschedulable(group: ObservedGroup, now: float) -> Iterator[End]:
@@ -184,7 +175,7 @@ def _unschedulable(group: ObservedGroup, now: float) -> Iterator[End]:
     if group.adaptive:
         due = tuple(job.name for job in group.jobs if job.never and not job.view.retiring and now >= job.retry_at)
         if due:
-            yield End(group.name, due, Drain.UNWANTED)
+            yield End(due, Drain.UNWANTED)
 
 
 def _before_walltime(group: ObservedGroup, now: float) -> Iterator[End]:
@@ -192,7 +183,7 @@ def _before_walltime(group: ObservedGroup, now: float) -> Iterator[End]:
     for job in group.jobs:
         if not job.view.retiring and job.leaves is not None and now >= max(job.leaves, job.retry_at):
             log = f"the walltime of job {job.name} ends soon: its workers retire"
-            yield End(group.name, (job.name,), Drain.WALLTIME, job.waits_until(now=now), log)
+            yield End((job.name,), Drain.WALLTIME, job.waits_until(now=now), log)
 
 
 def _to_size(group: ObservedGroup, decision: Decision, now: float) -> Iterator[End]:
@@ -202,12 +193,12 @@ def _to_size(group: ObservedGroup, decision: Decision, now: float) -> Iterator[E
     if not names:
         return
     if decision.over:
-        yield End(group.name, names, Drain.BUDGET, now + BUDGET_END)
+        yield End(names, Drain.BUDGET, now + BUDGET_END)
     elif group.deleted:
-        yield End(group.name, names, Drain.DELETED)
+        yield End(names, Drain.DELETED)
     else:
         zero = group.limits.fixed and not group.limits.maximum
-        yield End(group.name, names, Drain.ZERO if zero else Drain.UNWANTED)
+        yield End(names, Drain.ZERO if zero else Drain.UNWANTED)
 
 
 def _replaced(group: ObservedGroup, target: int, ending: set[str], now: float) -> Iterator[End]:
@@ -222,4 +213,4 @@ def _replaced(group: ObservedGroup, target: int, ending: set[str], now: float) -
     still_work = sum(bool(job.view.workers) for job in short)
     may_go = lost_workers.may_go(still_work, sum(job.whole for job in staying), target, comes=comes)
     for job in (*idle, *working[:may_go]):
-        yield End(group.name, (job.name,), Drain.WALLTIME, job.waits_until(now=now))
+        yield End((job.name,), Drain.WALLTIME, job.waits_until(now=now))

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +330,18 @@ def test_a_scheduler_that_is_busy_does_not_cost_the_cluster_its_life(
     with LocalGPUCluster.from_name("busy") as again:
         again.wait_for_workers(1)
         assert "software was not compared, because the scheduler did not answer" in again.get_logs()["Cluster"]
+
+
+def test_a_cluster_whose_scheduler_is_busy_for_a_while_can_be_taken_over(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LocalGPUCluster(name="busy", jobs=0, **CPU).detach()
+    monkeypatch.setattr("hpcgpu.cluster.scheduler_client._TIMEOUT", 0.5)
+    with hpcgpu.connect("busy", quiet=True) as client, ThreadPoolExecutor() as pool:
+        busy = pool.submit(client.run_on_scheduler, time.sleep, 5)
+        with LocalGPUCluster.from_name("busy") as again:
+            busy.result()
+            assert again.status.name == "running"
 
 
 def test_jobs_that_were_left_outlive_the_end_of_the_program(queue: LocalQueue, home: Path) -> None:

@@ -127,6 +127,8 @@ class Client:
     async def heartbeat(self, manager: int, about: str, groups: object, warnings: object) -> int:
         return manager
 
+    async def describe(self, name: str, system: str) -> None: ...
+
     async def next_request(self, manager: int) -> None:
         await asyncio.Event().wait()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from hpcgpu.batch.monitor import View, observe
 from hpcgpu.cluster import draining
 from hpcgpu.cluster.cluster_phases import Kind, Ownership, Phase
 from hpcgpu.errors import BatchUnavailable, ClusterError
+from hpcgpu.options.common import DEFAULT
+from hpcgpu.scaling.model import Limits
 from hpcgpu.scaling.walltime import margin
+from hpcgpu.scaling.wanted import Adapt, AddGroup, DeleteGroup
 from hpcgpu.store.directory import Contact
 from tests.unit.simulated import HOUR, Site
 from tests.unit.test_reconciler import refuses
@@ -145,3 +149,56 @@ def test_a_job_that_the_queue_forgot_does_not_run_though_the_accounting_has_miss
         views = observe(views, {}, recorded, now=now, grace=60.0)
         seen.append(views["7"].status.state)
     assert seen == [JobState.UNKNOWN, JobState.UNKNOWN, JobState.FAILED]
+
+
+async def test_a_group_that_is_added_again_gets_jobs_while_one_of_the_deleted_group_still_runs(tmp_path: Path) -> None:
+    site = await begun(tmp_path)
+    site.client.full = True  # the data of the deleted group fits nowhere
+    site.reconciler.order(DeleteGroup(DEFAULT))
+    await asyncio.sleep(0)
+    again = site.registry.add_group(DEFAULT, site.options.worker, tmp_path / "worker")
+    site.reconciler.order(AddGroup(DEFAULT, 3))
+    await asyncio.sleep(0)
+    site.reconciler.decide()
+    assert sum(job.active for job in again.jobs) == 3
+    assert sum(job.draining for job in site.registry.worker_jobs) == 2
+    site.client.full = False
+    await site.settled()
+
+
+async def test_a_job_that_can_start_after_all_is_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = await begun(tmp_path)
+    await site.scale(0)
+    await site.passes(10)
+    limits = Limits(minimum=1, maximum=1)
+    site.reconciler.order(Adapt(DEFAULT, limits, 5.0))
+    await site.settled()
+    [name] = site.registry.active
+    site.says(name, JobState.PENDING, reason="PartitionTimeLimit")
+    with monkeypatch.context() as patch:
+        refuses(site, patch)
+        for _ in range(3):
+            await site.polled()
+    assert "will never start" in site.warned[0] and name in site.registry.active, "the queue did not cancel it"
+    site.says(name, JobState.PENDING, reason="Priority")  # an operator has raised the limit
+    await site.polled()
+    await site.passes(100)
+    assert name in site.registry.active
+
+
+async def test_a_worker_of_a_deleted_group_that_is_released_changes_no_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "_FINISHING_INTERVAL", 0.0)
+    site = await begun(tmp_path)
+    with monkeypatch.context() as patch:
+        refuses(site, patch)
+        site.reconciler.order(DeleteGroup(DEFAULT))
+        await site.settled()
+    assert len(site.registry.active) == 2, "the queue did not cancel them"
+    [name, _] = site.registry.active
+    site.registry.add_group(DEFAULT, site.options.worker, tmp_path / "worker")
+    site.reconciler.order(AddGroup(DEFAULT, 2))
+    site.reconciler.scale_down({name})
+    assert site.state.wanted.groups[DEFAULT].limits.maximum == 2
+    await site.settled()
