@@ -149,9 +149,9 @@ def test_idle_timeout_counts_calls_and_tasks_that_have_left_their_thread(
     queue: LocalQueue, home: Path, until: Until
 ) -> None:
     with (
+        ThreadPoolExecutor() as threads,  # a call of a failed test ends with the cluster
         LocalGPUCluster(**CPU, jobs=1) as cluster,
         Client(cluster) as client,
-        ThreadPoolExecutor() as threads,
         told("it ended by itself"),
     ):
         cluster.wait_for_workers(1)
