@@ -19,13 +19,13 @@ notebook:
 
 test:
 	@ci/environment.sh test
-	@ci/environment.sh lowest
-	@$(PYTHON) tests/slurm/bed.py install || echo "the tests that need a real Slurm will be skipped"
-	@$(PYTHON) tests/browser/browser.py install || echo "the tests that need a browser will be skipped"
-	@$(PYTHON) tests/local/container_tools.py install || echo "the tests that need Charliecloud and Podman will be skipped"
+	@ci/environment.sh lowest & lowest=$$!; \
+	$(PYTHON) tests/slurm/bed.py install || echo "the tests that need a real Slurm will be skipped"; \
+	$(PYTHON) tests/browser/browser.py install || echo "the tests that need a browser will be skipped"; \
+	$(PYTHON) tests/local/container_tools.py install || echo "the tests that need Charliecloud and Podman will be skipped"; \
+	wait $$lowest
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
-	@$(PYTHON) -m mypy
 	@ci/tests.sh
 
 test-site:

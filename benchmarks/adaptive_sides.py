@@ -11,9 +11,9 @@ from typing import Any
 from adaptive_world import MAXIMUM_JOBS, PER_JOB, STARTUP, TARGET_DURATION, Job, Task, World
 from distributed.deploy.adaptive import Adaptive
 
-from hpcgpu.scaling.model import Demand, History, Hysteresis, JobView, Limits
-from hpcgpu.scaling.policy import decide
-from hpcgpu.scaling.walltime import margin
+from hpcgpu.scaling.adaptive_policy import decide
+from hpcgpu.scaling.policy_data import Demand, History, Hysteresis, JobView, Limits
+from hpcgpu.scaling.walltime_margin import margin
 
 logging.getLogger("distributed.deploy.adaptive").setLevel(logging.WARNING)
 

@@ -157,11 +157,11 @@ class Workers:
     def __init__(self, address: str, first: int) -> None:
         from distributed.core import rpc
 
-        from hpcgpu.software import versions
+        from hpcgpu.software import compare_environments
 
         self.address, self.number = address, first
         self.scheduler = rpc(address)
-        self.environment = versions.collect()
+        self.environment = compare_environments.collect()
         self.comms: dict[str, Any] = {}
         self.addresses: dict[str, str] = {}
 
@@ -170,8 +170,8 @@ class Workers:
         from distributed.comm import connect
         from distributed.versions import get_versions
 
-        from hpcgpu.fabric.report import NODE
-        from hpcgpu.runtime.recipients import GPUS
+        from hpcgpu.dask_worker.gpu_metrics import GPUS
+        from hpcgpu.fabric.connection_report import NODE
 
         self.number += 1
         number = self.number

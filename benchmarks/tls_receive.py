@@ -18,7 +18,7 @@ from pathlib import Path
 from tornado.iostream import SSLIOStream
 
 from hpcgpu.fabric import tls
-from hpcgpu.store import claims, credentials
+from hpcgpu.store import certificates_and_keys, create_directory
 
 MESSAGE, MESSAGES = 512 * 1024, 150
 
@@ -75,7 +75,7 @@ async def receive(place: Path, receiver: type[ssl.SSLSocket]) -> float:
 def main() -> None:
     """Measure and print."""
     place = Path(tempfile.mkdtemp()) / "cluster"
-    credentials.create(claims.claim(place, lambda submits: [], system="local"))
+    certificates_and_keys.create(create_directory.claim(place, lambda submits: [], system="local"))
     print(f"Python {platform.python_version()}, {ssl.OPENSSL_VERSION}; CPU seconds to receive 400 MB")
     for name, receiver in (("ssl.SSLSocket", ssl.SSLSocket), ("hpcgpu.fabric.tls.Socket", tls.Socket)):
         found = [asyncio.run(receive(place, receiver)) for _ in range(5)]

@@ -31,7 +31,7 @@ from distributed import Client, wait
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import ClusterWarning
-from hpcgpu.fabric import report
+from hpcgpu.fabric import connection_report
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "gpu_stub"))
@@ -70,10 +70,12 @@ class Measured:
     def measure(self) -> None:
         """Send and rechunk once more."""
         workers = self.client.sync(self.client.scheduler.identity, n_workers=-1)["workers"]
-        found: list[report.Measurement] = []
+        found: list[connection_report.Measurement] = []
 
         def bench() -> None:
-            found[:] = self.client.sync(report.bench, self.client.scheduler, workers, [TRANSFER], device=False)
+            found[:] = self.client.sync(
+                connection_report.bench, self.client.scheduler, workers, [TRANSFER], device=False
+            )
 
         used = self._timed(bench)[1] / SENT
         self.transports = found[0].link.transports

@@ -141,8 +141,9 @@ class ClusterExists(ClusterError):
 class NoCluster(ClusterError, LookupError):
     """There is no cluster of that name.
 
-    ``hpcgpu list`` shows the clusters that exist. A name is looked up in the option ``cluster_directory``: if the
-    cluster was started with another one, give the path of the cluster's directory instead of its name.
+    ``hpcgpu list`` shows the clusters that exist, and jobs whose cluster directory was removed. A name is looked up in
+    the option ``cluster_directory``: if the cluster was started with another one, give the path of the cluster's
+    directory instead of its name.
     """
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["TESTED", "Release"]
-
 
 @dataclass(frozen=True)
 class Release:
@@ -16,11 +14,11 @@ class Release:
     highest: str
 
     def holds(self, version: str) -> bool:
-        """Whether a version is between both ends."""
+        """Whether a version lies between the oldest and the newest of these releases."""
         return _numbers(self.lowest) <= _numbers(version) <= _numbers(self.highest)
 
     def precedes(self, version: str) -> bool:
-        """Whether a version is older than these."""
+        """Whether a version is older than all of these releases."""
         return _numbers(version) < _numbers(self.lowest)
 
 

@@ -21,8 +21,8 @@ import pytest
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.dask_scheduler.start_manager import LOG
 from hpcgpu.errors import ClusterWarning
-from hpcgpu.runtime.manager_process import LOG
 from tests.packed import Environment
 
 HERE = Path(__file__).parent
@@ -36,6 +36,11 @@ import fake_pbs  # noqa: E402
 Until = Callable[..., None]
 
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no process that a test starts leaves a core dump
+
+# An idle cluster computes for 0.07 s in each second, mostly for Dask's statistics, which no test reads; so for 0.03 s.
+for name, value in {"ADMIN__TICK__INTERVAL": "500ms", "WORKER__PROFILE__ENABLED": "False"}.items():
+    os.environ.setdefault(f"DASK_DISTRIBUTED__{name}", value)
+dask.config.refresh()
 
 # `nohup make test &` ignores these signals, and so would all that the tests start and interrupt.
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -51,10 +56,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def wait_until(condition: Callable[[], object], what: str | Callable[[], str], timeout: float = 150.0) -> None:
     """Wait for a state; the test fails if it does not come, and says `what` was waited for, then."""
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"{what() if callable(what) else what}: not within {timeout:g} s"
-        time.sleep(0.05)
+        waited = time.monotonic() - began
+        assert waited < timeout, f"{what() if callable(what) else what}: not within {timeout:g} s"
+        time.sleep(0.05 if waited < 1 else 0.1)  # tests wait for most of their time, and each look costs
 
 
 @contextmanager
@@ -82,23 +88,19 @@ def until() -> Until:
     return wait_until
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A queue directory and a directory of clusters that no other test sees; here and in the programs that the test
-    starts.
-    """
-    monkeypatch.setenv("HPCGPU_QUEUE_DIRECTORY", str(tmp_path / "queue"))
-    monkeypatch.setenv("DASK_HPCGPU__CLUSTER_DIRECTORY", str(tmp_path / "clusters"))
-    monkeypatch.setenv("DASK_TEMPORARY_DIRECTORY", str(tmp_path / "dask"))
-    with dask.config.set({"hpcgpu.cluster-directory": str(tmp_path / "clusters")}):
-        yield tmp_path
-    broken = [path for path in tmp_path.glob(f"**/{LOG}") if "Traceback" in path.read_text(errors="replace")]
+@contextmanager
+def home_in(place: Path) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch, dask.config.set({"hpcgpu.cluster-directory": str(place / "clusters")}):
+        patch.setenv("HPCGPU_QUEUE_DIRECTORY", str(place / "queue"))
+        patch.setenv("DASK_HPCGPU__CLUSTER_DIRECTORY", str(place / "clusters"))
+        patch.setenv("DASK_TEMPORARY_DIRECTORY", str(place / "dask"))
+        yield place
+    broken = [path for path in place.glob(f"**/{LOG}") if "Traceback" in path.read_text(errors="replace")]
     assert not broken, f"the manager in the scheduler job raised an exception:\n{broken[0].read_text(errors='replace')}"
 
 
-@pytest.fixture
-def queue(home: Path) -> Iterator[LocalQueue]:
-    """The embedded queue with four pretended GPUs; the test fails if it leaves a job."""
+@contextmanager
+def queue_in(home: Path) -> Iterator[LocalQueue]:
     queue = LocalQueue(home / "queue", gpus=4)
     queue.check()
     yield queue
@@ -106,6 +108,35 @@ def queue(home: Path) -> Iterator[LocalQueue]:
     queue.cancel(left)
     wait_until(lambda: not live(queue), "the jobs of a failed test end")
     assert not left, f"the test left the jobs {left}"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A queue directory and a directory of clusters that no other test sees; here and in the programs that the test
+    starts.
+    """
+    with home_in(tmp_path) as home:
+        yield home
+
+
+@pytest.fixture
+def queue(home: Path) -> Iterator[LocalQueue]:
+    """The embedded queue with four pretended GPUs; the test fails if it leaves a job."""
+    with queue_in(home) as queue:
+        yield queue
+
+
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home as in `home`, for the tests of a module that share a cluster and leave it as it was."""
+    with home_in(tmp_path_factory.mktemp("shared")) as home:
+        yield home
+
+
+@pytest.fixture(scope="module")
+def shared_queue(shared_home: Path) -> Iterator[LocalQueue]:
+    with queue_in(shared_home) as queue:
+        yield queue
 
 
 def live(queue: LocalQueue) -> list[str]:
@@ -126,7 +157,14 @@ def running(queue: LocalQueue) -> list[str]:
 @pytest.fixture
 def pbs(queue: LocalQueue, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_pbs.Site]:
     """A PBS that pretends, on the PATH; the test fails if it leaves a job."""
-    of_nodes = ("PYTHONPATH", "DASK_TEMPORARY_DIRECTORY", "LD_LIBRARY_PATH", "UCX_", "DASK_CUDA_TEST_")
+    of_nodes = (
+        "PYTHONPATH",
+        "DASK_DISTRIBUTED__",
+        "DASK_TEMPORARY_DIRECTORY",
+        "LD_LIBRARY_PATH",
+        "UCX_",
+        "DASK_CUDA_TEST_",
+    )
     site = fake_pbs.Site(
         home / "pbs", queue, {name: value for name, value in os.environ.items() if name.startswith(of_nodes)}
     )

@@ -30,6 +30,7 @@ PLACES = {
     "site-24.11": "Slurm 24.11, hosts in containers",
     "site-22.05": "Slurm 22.05, hosts in containers",
     "pbs": "PBS, imitated",
+    "openpbs": "OpenPBS 23.06.06, hosts as namespaces",
     "local": "embedded queue",
 }
 #: Where the tests of a folder run in CI.

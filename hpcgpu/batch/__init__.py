@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from hpcgpu.batch import registry
+from hpcgpu.batch import system_registry
 from hpcgpu.batch.base import BatchSystem
-
-__all__ = ["batch_system"]
 
 
 def batch_system(name: str) -> BatchSystem:
     """Return a client of the batch system of that name, with its defaults."""
-    return registry.system(name).batch()
+    return system_registry.system(name).batch()

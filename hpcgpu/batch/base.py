@@ -1,6 +1,6 @@
 """What every batch system does for a cluster: submit, query, cancel.
 
-This layer knows jobs and queues only. It knows nothing of Dask, GPUs or clusters. All its calls block, so that
+This layer handles jobs and queues only. It does not depend on Dask, GPUs or clusters. All its calls block, so that
 they work at interpreter exit too; the manager runs them in threads.
 """
 
@@ -15,14 +15,12 @@ from pathlib import Path
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.posix.printable import printable
 
-__all__ = ["BatchSystem", "JobState", "JobStatus", "Outlook", "OwnJob", "Reasons"]
-
 
 class JobState(enum.Enum):
     """State of a job, in words that all batch systems share.
 
-    Slurm's own names (``man squeue``, JOB STATE CODES) where they mean the same; `UNKNOWN` for whatever a future
-    release invents.
+    They are Slurm's own names (``man squeue``, JOB STATE CODES) where the meaning is the same. `UNKNOWN` stands for a
+    state that a future release adds.
     """
 
     PENDING = "pending"
@@ -46,6 +44,11 @@ class JobState(enum.Enum):
 _ALIVE = frozenset({JobState.PENDING, JobState.RUNNING, JobState.COMPLETING, JobState.UNKNOWN})
 
 
+def state_named(word: str) -> JobState:
+    """Return the state of this name, such as ``failed``; `JobState.UNKNOWN` for any other word."""
+    return next((state for state in JobState if state.value == word), JobState.UNKNOWN)
+
+
 class Outlook(enum.Enum):
     """What to expect of a job that waits."""
 
@@ -64,7 +67,7 @@ class Reasons:
     pending : callable
         Returns what to expect of a pending job with this reason, and a sentence; None if the reason is not known.
     failed : mapping
-        A sentence by the first word of the reason of a failed job, with what a colon adds to it or without.
+        Sentences by the first word of the reason of a failed job, with or without the part after its colon.
     refused : sequence of (str, str)
         A pattern for the words of a refused submit, and what to check then; the first match counts.
     """
@@ -76,7 +79,7 @@ class Reasons:
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """What the batch system reports of one job at one moment. Its words are made `printable`.
+    """What the batch system reports about one job at one moment. Its words are made `printable`.
 
     Attributes
     ----------
@@ -86,14 +89,14 @@ class JobStatus:
     name : str
         The job's name, as submitted.
     reason : str
-        Why the job waits or ended, in the batch system's own words; empty if it says nothing.
+        Why the job waits or ended, in the batch system's own words; empty if it gives no reason.
     node : str
         The node list, empty before the job runs.
     start, end : float or None
         Epoch seconds of its start and of its end; for a running job `end` is when its walltime is over. None for a
         pending job.
     closes : float or None
-        Epoch seconds at which its queue ends, as a reservation's does: another job in its place would end then too.
+        Epoch seconds at which its queue ends, as a reservation's does: a job that replaces it would end then too.
     expected_start : float or None
         Epoch seconds at which the batch system expects to start a pending job, if it has an estimate.
     exit_code : int or None
@@ -101,7 +104,7 @@ class JobStatus:
     suspended : bool
         The batch system has stopped the processes of the running job, and may let them continue.
     forgotten : bool
-        The batch system no longer knows the job: whether and how it ended is a guess.
+        The batch system no longer has a record of the job: whether and how it ended is a guess.
     words : Reasons
         What the reason means.
     """
@@ -161,7 +164,7 @@ class BatchSystem(ABC):
     name : str
         Name of its `System`.
     remembers : bool
-        It keeps its record of a job so long that a job without a record was never submitted.
+        It keeps the record of a job so long that a job without a record was certainly never submitted.
     """
 
     name: str
@@ -186,9 +189,9 @@ class BatchSystem(ABC):
         """
 
     def identity(self) -> str:
-        """Return which queue this is: two queues of one batch system, of two clusters of a site, have different ones.
+        """Return an identifier of this queue: two clusters of a site with one batch system have different ones.
 
-        Empty if it is not known. It is queried once, for a few seconds at most.
+        Empty if it is not known. The batch system is queried for it once, for a few seconds at most.
         """
         return ""
 
@@ -212,23 +215,23 @@ class BatchSystem(ABC):
         job_name : str
             Name of this job, unique among the user's live jobs: an ambiguous submit is looked up by it.
         logs : Path, optional
-            Directory of the job's log, for a batch system that names the log at the submit, see `log_name`. Default: as
-            the script says.
+            Directory of the job's log, for a batch system that names the log at the submit, see `log_name`. Default:
+            the one in the script.
         after : str, optional
             Id of a job that must have started before this one may.
         exclude : collection of str, optional
-            Nodes to avoid, where the batch system can.
+            Nodes to avoid, if the batch system can do that.
         wanted : callable, optional
-            Whether the job is still wanted; called before each attempt.
+            Returns whether the job is still wanted; called before each attempt.
 
         Raises
         ------
         SubmitRefused
-            Refused for good.
+            The batch system refused the job permanently.
         Cancelled
             Not wanted any more, and certainly not submitted.
         SubmitLimited
-            Refused while this user has so many jobs.
+            The batch system refused the job because this user has too many jobs at present.
         AmbiguousSubmit
             It is not known whether the job exists.
         BatchUnavailable
@@ -236,7 +239,7 @@ class BatchSystem(ABC):
         """
 
     def estimate(self, script: Path, *, queue: str | None = None, walltime: float | None = None) -> Estimate:
-        """Return what the batch system says of a job script, without submitting it.
+        """Return what the batch system reports about a job script, without submitting it.
 
         Parameters
         ----------
@@ -259,7 +262,7 @@ class BatchSystem(ABC):
 
     @abstractmethod
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        """Status of the given jobs, by one call for all. Jobs that the queue no longer knows are left out.
+        """Return the status of the given jobs, by one call for all. Jobs that the queue no longer shows are left out.
 
         Raises
         ------
@@ -269,7 +272,7 @@ class BatchSystem(ABC):
 
     @abstractmethod
     def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        """Look up jobs that `poll` no longer knows in the accounting, where there is one; the rest is left out."""
+        """Look up jobs that `poll` no longer finds in the accounting, if there is one; leave out unknown jobs."""
 
     @abstractmethod
     def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
@@ -279,22 +282,22 @@ class BatchSystem(ABC):
         ----------
         job_ids : iterable of str
         only_pending : bool, default False
-            Spare jobs that run when the queue processes the command; without a race.
+            Spare jobs that already run when the queue processes the command, without a race.
         """
 
     @abstractmethod
     def find(self, job_name: str) -> list[str]:
-        """Ids of the user's live (not ended) jobs of that name, newest last."""
+        """Return the ids of the user's live (not ended) jobs of that name, newest last."""
 
     def marked(self, wanted: Callable[[Path], bool]) -> dict[str, Path]:
-        """Return the scripts of this user's live jobs that hpcgpu has written, by id, as the queue itself keeps them.
+        """Return the scripts of this user's live jobs that hpcgpu has written, by job id, from the queue's own records.
 
-        That is how jobs are found whose cluster directory was removed.
+        This finds the jobs of a cluster whose directory was removed.
 
         Parameters
         ----------
         wanted : callable
-            Says of the path of a script whether it matters. The others are left out.
+            Takes the path of a script, and returns whether it matters. Other scripts are left out.
 
         Raises
         ------

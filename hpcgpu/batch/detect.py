@@ -6,10 +6,8 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcgpu.batch.registry import System, systems
+from hpcgpu.batch.system_registry import System, systems
 from hpcgpu.errors import BatchError
-
-__all__ = ["Detected", "detect"]
 
 
 @dataclass(frozen=True)

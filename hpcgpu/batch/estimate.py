@@ -1,4 +1,4 @@
-"""What a batch system says of a job before it is submitted."""
+"""What a batch system reports about a job before it is submitted."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from dataclasses import dataclass
 
 from hpcgpu.posix.printable import printable
 
-__all__ = ["Estimate"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a batch system says of one job that is not submitted. Its words are made `printable`.
+    """What a batch system reports about one job that is not submitted. Its words are made `printable`.
 
     Attributes
     ----------
     start : float or None
-        Epoch seconds at which the batch system expects to start it; None if it does not say.
+        Epoch seconds at which the batch system expects to start it; None if it gives no time.
     place : str
         The nodes on which it would start; empty if they are not known.
     limits : tuple of str
@@ -26,7 +24,7 @@ class Estimate:
     tested : bool
         The batch system tried the submit and accepted it: nodes, account and the like are right.
     queue : str
-        The queue to which it would go, as that test says; empty if it does not.
+        The queue to which it would go, by that test; empty if the test does not name it.
     """
 
     start: float | None = None

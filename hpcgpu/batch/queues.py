@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpcgpu.batch.command import run
+from hpcgpu.batch.run_command import run
 from hpcgpu.errors import BatchError
-
-__all__ = ["Accounts", "Machine", "Queue", "Queues", "Rules", "answer"]
 
 
 @dataclass(frozen=True)
@@ -18,19 +16,19 @@ class Queue:
     Attributes
     ----------
     name : str
-        Of the queue; empty where it is not known.
+        Name of the queue; empty if it is not known.
     gpus : int
-        Of this type in a node.
+        GPUs of this type in a node.
     cores : int
-        Of a node.
+        Cores of a node.
     memory : int
-        MiB of a node; of nodes that differ a little, the least.
+        MiB of a node; if nodes differ a little, the smallest amount.
     gpu_type, limit, features : str
         Empty where there is none.
     others : int
         GPUs of other types in the same node.
     largest : int
-        MiB of the node with the most memory, where they differ a little.
+        MiB of the node with the most memory, if nodes differ a little.
     """
 
     name: str
@@ -44,17 +42,17 @@ class Queue:
     largest: int = 0
 
     def has(self, gpu_type: str) -> bool:
-        """Return whether its GPUs may be of this type; true where the type is not known."""
+        """Return whether its GPUs may be of this type; true if the type is not known."""
         return self.gpu_type in ("", gpu_type)
 
     def serves(self, names: Collection[str], known: Collection[str]) -> bool:
-        """Return whether jobs of these queues may run on it; true where that is not known. `known`: of all queues."""
+        """Return whether jobs of these queues may run on it; true if that is not known. `known` has all queues."""
         return not self.name or self.name in names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What a batch system says of one queue, beside its nodes.
+    """What a batch system reports about one queue, beside its nodes.
 
     Attributes
     ----------
@@ -62,10 +60,10 @@ class Rules:
         Jobs that name no queue go to it.
     limit : float or None
         The longest walltime of a job in seconds; None if there is none, or if it is not known.
-    said : str
+    limit_words : str
         The same in the batch system's words.
     closed : str
-        Why it takes no jobs or starts none, in the batch system's words; empty if it does.
+        Why it takes no jobs or starts none, in the batch system's words; empty if it takes and starts jobs.
     routes : tuple of str
         The queues that it hands its jobs on to.
     allowed, denied : mapping of str to frozenset of str
@@ -77,14 +75,14 @@ class Rules:
     of_job : bool
         `most` and `least` count all nodes of a job together.
     only_routed : str
-        Why it takes only jobs that another queue hands on, in the batch system's words; empty if it takes others.
+        Why it takes only jobs that another queue hands on, in the batch system's words; empty if it takes others too.
     reserved : str
-        From when to when it lasts, if it is the queue of a reservation.
+        Its start and its end, if it is the queue of a reservation.
     """
 
     default: bool = False
     limit: float | None = None
-    said: str = ""
+    limit_words: str = ""
     closed: str = ""
     routes: tuple[str, ...] = ()
     allowed: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -106,14 +104,14 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Accounts:
-    """What this user may name in a job, in lower case. Without arguments: the batch system does not say.
+    """What this user may name in a job, in lower case. Without arguments: the batch system does not report it.
 
     Attributes
     ----------
     qos : mapping of str to frozenset of str, optional
         By account, the QOS that this user may use with it; None if it is not known.
     limits : mapping of str to (float or None)
-        By QOS, the longest walltime in seconds, None if it has none. Of all QOS; empty if they are not known.
+        By QOS, the longest walltime in seconds, None if it has none. It has all QOS; it is empty if they are not known.
     beyond : frozenset of str
         The QOS whose jobs may have a longer walltime than their queue.
     enforced : frozenset of str
@@ -134,12 +132,12 @@ class Accounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Queues:
-    """What a batch system says of its queues.
+    """What a batch system reports about its queues.
 
     Attributes
     ----------
     gpus : sequence of Queue
-        Those with GPUs.
+        Those nodes that have GPUs.
     without : sequence of Queue
         Nodes without GPUs, or with GPUs that the batch system does not list.
     by_default : bool
@@ -159,7 +157,7 @@ class Queues:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the batch system of this machine says, and who asks.
+    """What the batch system of this machine reports, and which user it is for.
 
     Attributes
     ----------
@@ -209,7 +207,7 @@ def answer(argv: Sequence[str]) -> str:
     BatchError
         It failed.
     """
-    result = run(argv, timeout=60, extra_env={"LC_ALL": "C"})
+    result = run(argv, extra_env={"LC_ALL": "C"})
     if result.returncode != 0:
         raise BatchError(f"`{' '.join(argv)}` failed: {result.words}")
     return result.stdout

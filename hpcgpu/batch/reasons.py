@@ -9,12 +9,16 @@ import re
 
 from hpcgpu.batch.base import JobState, JobStatus, Outlook, Reasons
 
-__all__ = ["FORGOTTEN", "OWN_CANCEL", "Outlook", "advice", "cancel_of_ours", "explain", "outlook"]
-
-#: Why a job ended that this tool cancelled: the queue does not know whose wish that was.
+#: Reason of a job that hpcgpu cancelled: the queue does not record why it was cancelled.
 OWN_CANCEL = "hpcgpu cancelled it"
-#: Of a job that has ended where the batch system keeps no history.
+#: Reason of a job that has ended, if the batch system keeps no history.
 FORGOTTEN = "the queue has forgotten how it ended"
+#: What may have become of a job that the queue accepted and does not show. A routing queue of PBS may drop a job
+#: without a message: the history does not have the job either (seen on OpenPBS 23.06.06).
+DROPPED = (
+    "a queue that passes jobs on dropped it, because no queue behind it takes it. Check its log, `queue`, and the "
+    "limits of the queues behind that one, `walltime` first"
+)
 
 _SUSPENDED = "the batch system has suspended it: nothing in it runs until the batch system resumes it"
 _ENDS = {
@@ -31,21 +35,21 @@ _ENDS = {
 }
 
 
-#: What queues call the end of a job that they were told to cancel: by what its processes made of the signal.
+#: States that queues report for a cancelled job: the state depends on how its processes handle the signal.
 _CANCELS = frozenset({JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED})
 #: Seconds by which the clocks of the queue and of this machine may differ.
 _CLOCKS = 5.0
 
 
 def cancel_of_ours(state: JobState, *, decided: bool, ended: float | None = None, over: float | None = None) -> bool:
-    """Whether a job ended because hpcgpu cancelled it, whatever the queue calls that.
+    """Whether a job ended because hpcgpu cancelled it, whatever state the queue reports.
 
     Parameters
     ----------
     state : JobState
-        What the queue calls it.
+        The state that the queue reports.
     decided : bool
-        Whether the journal has that this job is to be cancelled.
+        Whether the journal records the decision to cancel this job.
     ended : float or None, optional
         When it ended, epoch seconds, by the clock of the queue.
     over : float or None, optional
@@ -55,7 +59,7 @@ def cancel_of_ours(state: JobState, *, decided: bool, ended: float | None = None
         return state in _CANCELS and decided
     if state is JobState.CANCELLED:
         return ended is None or ended >= over - _CLOCKS
-    return ended is not None and ended >= over  # one that failed just before may be why the cluster was closed
+    return ended is not None and ended >= over  # a job that failed just before may be why the cluster was closed
 
 
 def _pending(status: JobStatus) -> tuple[Outlook, str]:

@@ -1,1 +1,1 @@
-"""Checks of environment, GPUs, filesystem and network; what `hpcgpu check` runs. Imports neither Dask nor CUDA."""
+"""The checks of `hpcgpu check`: environment, GPUs, filesystem and network. Imports neither Dask nor CUDA."""

@@ -5,7 +5,9 @@ Every command imports what it needs when it runs: ``--help`` and completion stay
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import sys
 from typing import Any
 
@@ -14,22 +16,24 @@ import click
 from hpcgpu import __version__
 from hpcgpu.cli.check import check
 from hpcgpu.cli.clean import clean
-from hpcgpu.cli.clusters import adapt, list_clusters, scale, status, stop
 from hpcgpu.cli.configuration import completion, config
 from hpcgpu.cli.dashboard import dashboard
 from hpcgpu.cli.fabric import bench_fabric
 from hpcgpu.cli.jupyter import jupyter_config
+from hpcgpu.cli.list_clusters import list_clusters
 from hpcgpu.cli.logs import logs
 from hpcgpu.cli.options import system_option
 from hpcgpu.cli.plan import plan
 from hpcgpu.cli.profiles import profiles
 from hpcgpu.cli.render import render
 from hpcgpu.cli.report import report
+from hpcgpu.cli.scale_and_adapt import adapt, scale
 from hpcgpu.cli.start import run, start
+from hpcgpu.cli.status import status
+from hpcgpu.cli.stop import stop
 from hpcgpu.cli.top import top
+from hpcgpu.posix.full_disk import remedy
 from hpcgpu.posix.printable import printable
-
-__all__ = ["main"]
 
 
 class _Impossible(click.ClickException):
@@ -39,7 +43,7 @@ class _Impossible(click.ClickException):
 
 
 def _words(error: Exception) -> str:
-    """Return what an error says, and below it where it is explained, as a traceback shows them."""
+    """Return the message of an error, and below it its notes, as a traceback shows them."""
     return printable("\n".join([str(error), *getattr(error, "__notes__", ())]), None, lines=True)
 
 
@@ -58,9 +62,9 @@ class _Group(click.Group):
         except OSError as error:  # a directory that cannot be made, a file that cannot be read
             if error.errno == errno.EPIPE:  # `| head`: click ends quietly
                 raise
-            raise click.ClickException(
-                f"{error.filename}: {error.strerror}" if error.filename else str(error)
-            ) from error
+            words = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise click.ClickException(f"{words}. {remedy(error)}" if full else words) from error
 
 
 @click.group("hpcgpu", cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -77,6 +81,7 @@ def main() -> None:
     Exit status of all commands: 0 on success, 1 if the cluster or the queue failed, 2 if the command or an option is
     not valid.
     """
+    atexit.register(gc.freeze)  # else Python visits each object of Dask once more before it ends
 
 
 @main.command()

@@ -1,4 +1,4 @@
-"""`hpcgpu check`: what a user sends to support."""
+"""`hpcgpu check`: users send its output to support."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.cli.clusters import json_option, show_json
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
+from hpcgpu.cli.printing import json_option, show_json, width
 from hpcgpu.cli.start import chosen_system, interruptible
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpcgpu.checks.lines import LineJSON
-    from hpcgpu.cli.output import CheckJSON
-
-__all__ = ["check"]
+    from hpcgpu.cli.json_types import CheckJSON
 
 
 @click.command(cls=ClusterCommand)
@@ -41,15 +36,13 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
               hpcgpu check --in-job --json > report.json
     Exit status: 0 if nothing failed, 1 if something did.
     """
-    from rich.console import Console
-
     from hpcgpu.batch import batch_system
     from hpcgpu.checks import lines as report
-    from hpcgpu.checks.jobs import check_jobs
-    from hpcgpu.checks.login import login_lines
+    from hpcgpu.checks.check_jobs import check_jobs
+    from hpcgpu.checks.login_node import login_lines
     from hpcgpu.configuration.resolve import resolve
     from hpcgpu.options import values
-    from hpcgpu.software.versions import collect, overview
+    from hpcgpu.software.compare_environments import collect, overview
 
     limit = None if timeout is None else values.duration("--timeout", timeout)
     options = resolve(chosen_system(system, arguments.get("profile")), arguments)
@@ -78,18 +71,13 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
         kept, environments = result.kept, result.environments
     failed = any(line.grade == "failure" for line in lines)
     if as_json:
-        found = {place: dict(of_place) for place, of_place in environments.items()}
-        show_json(_json(not failed, [line.as_json() for line in lines], found, kept))
+        checked: CheckJSON = {"ok": not failed, "lines": lines, "environments": environments, "kept": kept}
+        show_json(checked)
         sys.exit(int(failed))
-    console = Console()
-    click.echo(report.text(lines, console.width if console.is_terminal else 1000))
+    click.echo(report.text(lines, width()))
     click.echo(f"\n{overview(environments)}\n")
     if kept is not None:
         click.echo(f"Scripts and logs of the jobs: {kept}")
     if not in_job:
         click.echo("`hpcgpu check --in-job` also runs checks in a job of each kind.")
     sys.exit(int(failed))
-
-
-def _json(ok: bool, lines: list[LineJSON], environments: dict[str, dict[str, str]], kept: Path | None) -> CheckJSON:
-    return {"ok": ok, "lines": lines, "environments": environments, "kept": str(kept) if kept else None}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgpu.cli.clusters import age, say, show
+from hpcgpu.cli.printing import age, echo, show
 from hpcgpu.display.words import counted
 
 if TYPE_CHECKING:
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpcgpu.errors import NotTrusted
-    from hpcgpu.remote.clean import Ended
-
-__all__ = ["clean"]
+    from hpcgpu.existing_clusters.clean import Ended
 
 
 @click.command()
@@ -38,34 +36,34 @@ def clean(older_than: str, dry_run: bool, yes: bool) -> None:
     from dask.utils import format_bytes
 
     from hpcgpu.configuration.resolve import cluster_directories
+    from hpcgpu.existing_clusters.clean import remove, remove_leftovers
     from hpcgpu.options.values import duration
-    from hpcgpu.remote.clean import remove, remove_leftovers
 
     limit, roots = duration("--older-than", older_than), cluster_directories()
     chosen = _chosen(roots, limit)
     if not chosen:
         left = [] if dry_run else remove_leftovers(roots)
         for error in left:
-            say(f"not completely removed: {error.filename}: {error.strerror}", err=True)
+            echo(f"not completely removed: {error.filename}: {error.strerror}", err=True)
         click.echo("Nothing else to remove." if left else "Nothing to remove.")
         sys.exit(1 if left else 0)
     what = f"{counted(len(chosen), 'directory', 'directories')}, {format_bytes(sum(one.size for one in chosen))}"
     if dry_run:
-        say(f"Would remove {what}.")
+        echo(f"Would remove {what}.")
         return
     if not yes:
         click.confirm(f"Remove {what}?", abort=True)
     left, removed = remove_leftovers(roots), 0
     for error in left:
-        say(f"not completely removed: {error.filename}: {error.strerror}", err=True)
+        echo(f"not completely removed: {error.filename}: {error.strerror}", err=True)
     for one in chosen:
         try:
             remove(one)
             removed += 1
         except OSError as error:
-            say(f"{one.directory.path.name}: not completely removed: {error.filename}: {error.strerror}", err=True)
+            echo(f"{one.directory.path.name}: not completely removed: {error.filename}: {error.strerror}", err=True)
     not_removed = f", and not {len(chosen) - removed} of {len(chosen)}" if removed < len(chosen) else ""
-    say(f"Removed {counted(removed, 'directory', 'directories')}{not_removed}.")
+    echo(f"Removed {counted(removed, 'directory', 'directories')}{not_removed}.")
     sys.exit(1 if left or not_removed else 0)
 
 
@@ -73,11 +71,12 @@ def _chosen(roots: Sequence[Path], older_than: float) -> list[Ended]:
     """Show what is to be removed, and what is old enough but stays."""
     from dask.utils import format_bytes
 
-    from hpcgpu.remote.clean import Queues, ended, why_not
-    from hpcgpu.remote.lookup import close_ended, find
+    from hpcgpu.existing_clusters.clean import Queues, ended, why_not
+    from hpcgpu.existing_clusters.close_ended import close_ended
+    from hpcgpu.existing_clusters.lookup import find
 
     def refuse(path: Path, error: NotTrusted) -> None:
-        say(f"{path.name}: not removed: {error}", err=True)
+        echo(f"{path.name}: not removed: {error}", err=True)
 
     close_ended(find(roots, lambda path, error: None))
     now, chosen, queues = time.time(), [], Queues()
@@ -86,7 +85,7 @@ def _chosen(roots: Sequence[Path], older_than: float) -> list[Ended]:
         if not why:
             chosen.append(one)
         elif now - one.changed >= older_than:
-            say(f"{one.directory.path.name}: not removed: {why}", err=True)
+            echo(f"{one.directory.path.name}: not removed: {why}", err=True)
     rows = [
         (one.directory.path.name, f"{age(now - one.changed)} ago", format_bytes(one.size), str(one.directory.path))
         for one in chosen

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.cli.clusters import json_option, show, show_json
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
+from hpcgpu.cli.printing import json_option, show, show_json
 
 if TYPE_CHECKING:
-    from hpcgpu.cli.output import OptionJSON
-
-__all__ = ["completion", "config"]
+    from hpcgpu.cli.json_types import OptionJSON
 
 
 @click.command(cls=ClusterCommand)
@@ -30,8 +28,8 @@ def config(system: str, everything: bool, template: bool, as_json: bool, argumen
               hpcgpu config --template > ~/.config/dask/hpcgpu.yaml
     """
     from hpcgpu.cli.start import chosen_system
-    from hpcgpu.configuration.effective import effective
-    from hpcgpu.configuration.effective import template as text
+    from hpcgpu.configuration.effective_options import effective
+    from hpcgpu.configuration.effective_options import template as text
 
     if template:
         click.echo(text(), nl=False)

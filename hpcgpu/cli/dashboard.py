@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgpu.cli.clusters import cluster_name, say
+from hpcgpu.cli.cluster_name import cluster_name
+from hpcgpu.cli.printing import echo
 from hpcgpu.posix.user import user_name
 
 if TYPE_CHECKING:
-    from hpcgpu.remote.dashboard import Place
+    from hpcgpu.client.dashboard_route import DashboardEndpoint
     from hpcgpu.store.directory import ClusterDirectory
-
-__all__ = ["dashboard"]
 
 
 @click.command()
@@ -28,8 +27,8 @@ __all__ = ["dashboard"]
 def dashboard(name: str, forward: bool, port: int | None) -> None:
     """Print the link to a cluster's dashboard, with its token.
 
-    Anyone with the link can read the dashboard until the cluster ends. No link is printed while the dashboard
-    does not prove that it is the cluster's.
+    Anyone with the link can read the dashboard until the cluster ends. The link is printed only after the dashboard
+    has proved that it belongs to the cluster.
 
     Also prints an ssh command that forwards a port of your own computer to it, and the link to use after that. With
     --forward, this command itself forwards a port of 127.0.0.1 on this machine, for a browser or an editor that can
@@ -41,9 +40,9 @@ def dashboard(name: str, forward: bool, port: int | None) -> None:
     """
     import asyncio
 
-    from hpcgpu.remote.dashboard import listening, ssh_command
-    from hpcgpu.remote.lookup import locate
-    from hpcgpu.runtime.dashboard import link_with_token
+    from hpcgpu.client.dashboard_route import listening, ssh_command
+    from hpcgpu.existing_clusters.lookup import locate
+    from hpcgpu.runtime.dashboard_access import link_with_token
 
     if port is not None and not forward:
         raise click.UsageError("--port needs --forward")
@@ -54,7 +53,7 @@ def dashboard(name: str, forward: bool, port: int | None) -> None:
         _forward(directory, port, there)
         return
     click.echo(link_with_token(directory, contact))
-    say(
+    echo(
         "If your browser does not reach that address, run this on your own computer:\n"
         f"  {ssh_command(there, user_name(), socket.getfqdn())}\n"
         f"and open:\n  {there.link(there.port)}",
@@ -62,17 +61,17 @@ def dashboard(name: str, forward: bool, port: int | None) -> None:
     )
 
 
-def _forward(directory: ClusterDirectory, port: int | None, there: Place) -> None:
+def _forward(directory: ClusterDirectory, port: int | None, there: DashboardEndpoint) -> None:
     import asyncio
 
-    from hpcgpu.remote.dashboard import forward
+    from hpcgpu.client.dashboard_route import forward
 
     def ready(local: int) -> None:
         click.echo(there.link(local))
         click.echo(f"Forwards 127.0.0.1:{local} to {there.host}:{there.port}, until Ctrl-C.", err=True)
 
     def serve(local: int) -> None:
-        asyncio.run(forward(directory, local, ready=ready, refused=lambda why: say(why, err=True)))
+        asyncio.run(forward(directory, local, ready=ready, refused=lambda why: echo(why, err=True)))
 
     with contextlib.suppress(KeyboardInterrupt):
         try:

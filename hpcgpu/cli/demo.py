@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +13,12 @@ from typing import Any
 
 from rich.console import Console
 
-from hpcgpu.batch import registry
+from hpcgpu.batch import system_registry
 from hpcgpu.batch.detect import detect
 from hpcgpu.cli.system_name import AUTO
 from hpcgpu.display.words import listed
 from hpcgpu.errors import BatchError
-from hpcgpu.fabric.gpus import gpus_on_node
-
-__all__ = ["run", "table"]
+from hpcgpu.fabric.node_gpus import gpus_on_node
 
 
 @dataclass
@@ -39,8 +36,8 @@ class Stages:
         self.seconds[name] = time.monotonic() - started
 
 
-def offered_gpus(system: registry.System) -> int:
-    """Return how many GPUs the batch system offers: of this machine their number, of another one 1 or 0."""
+def offered_gpus(system: system_registry.System) -> int:
+    """Return how many GPUs the batch system offers: for this machine their number, for other nodes 1 or 0."""
     if system.one_machine:
         return gpus_on_node() or 0
     try:
@@ -50,7 +47,7 @@ def offered_gpus(system: registry.System) -> int:
     return int(found is not None and found.by_default)
 
 
-def plan(system: registry.System, gpus: int) -> tuple[dict[str, Any], str]:
+def plan(system: system_registry.System, gpus: int) -> tuple[dict[str, Any], str]:
     """Choose the options.
 
     Parameters
@@ -64,7 +61,7 @@ def plan(system: registry.System, gpus: int) -> tuple[dict[str, Any], str]:
     options : dict
         Of the cluster.
     sentence : str
-        What it runs on, for people.
+        What the demo runs on, for people.
     """
     if not gpus:
         what = "This machine has no GPU" if system.one_machine else "It offers no GPUs"
@@ -110,7 +107,7 @@ def month(number: int) -> Any:
 
 
 def analyse(stages: Stages, on_gpu: bool) -> tuple[Any, Any]:
-    """Join each flight with its plane and rank the manufacturers; return the cluster's answer and pandas' own."""
+    """Join each flight with its plane and rank the manufacturers; return the results of the cluster and of pandas."""
     import dask.dataframe as dd
     import pandas as pd
 
@@ -150,9 +147,9 @@ def run(system: str) -> int:
         detected = detect()
         for silent in detected.silent:
             console.print(f"{silent}.", markup=False)
-        found = detected.system or registry.fallback()
+        found = detected.system or system_registry.fallback()
     else:
-        found = registry.system(system)
+        found = system_registry.system(system)
     options, sentence = plan(found, offered_gpus(found))
     console.print(f"This runs on {sentence}", markup=False)
     stages = Stages(console)
@@ -180,14 +177,14 @@ def run(system: str) -> int:
 
 
 def _start(system: str, options: dict[str, Any], stages: Stages) -> Any:
-    from hpcgpu.cluster.discovery import cluster_class
+    from hpcgpu.cluster.dask_ctl import cluster_class
 
     with stages.time("start the scheduler job"):
         return cluster_class(system)(**options, shutdown_on_close=True)
 
 
 def _bytes_received(dask_worker: Any) -> int:
-    """Return what this worker received from others."""
+    """Return the bytes that this worker received from others."""
     return int(sum(entry["total"] for entry in dask_worker.transfer_incoming_log))
 
 
@@ -208,7 +205,3 @@ def _report(stages: Stages, cluster: Any, jobs: Any, answer: Any, rows: int, whe
     for name, seconds in stages.seconds.items():
         show(f"  {seconds:6.1f} s  {name}", markup=False)
     show(f"Logs and scripts: {cluster.directory.path}", markup=False)
-
-
-if __name__ == "__main__":
-    sys.exit(run(AUTO))

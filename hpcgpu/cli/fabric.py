@@ -7,10 +7,9 @@ from typing import cast
 
 import click
 
-from hpcgpu.cli.clusters import cluster_name, json_option, show_json
+from hpcgpu.cli.cluster_name import cluster_name
+from hpcgpu.cli.printing import json_option, show_json, width
 from hpcgpu.display.words import counted
-
-__all__ = ["bench_fabric"]
 
 #: Bytes of a message.
 _SIZES = (2**20, 2**24, 2**28)
@@ -39,19 +38,18 @@ def bench_fabric(name: str, sizes: tuple[str, ...], host_only: bool, as_json: bo
     """
     from dask.utils import parse_bytes
     from distributed import Client
-    from rich.console import Console
 
     from hpcgpu import connect
-    from hpcgpu.fabric import report
+    from hpcgpu.fabric import connection_report
 
     try:
-        asked = [int(parse_bytes(size)) for size in sizes] or list(_SIZES)
+        nbytes = [int(parse_bytes(size)) for size in sizes] or list(_SIZES)
     except ValueError as error:
         raise click.UsageError(f"--size: {error}") from error
     with cast(Client, connect(name, quiet=True, environment_check="off", set_as_default=False)) as client:
         workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
         try:
-            found = client.sync(report.bench, client.scheduler, workers, asked, device=not host_only)
+            found = client.sync(connection_report.bench, client.scheduler, workers, nbytes, device=not host_only)
         except OSError as error:
             raise click.ClickException(str(error)) from error
     if not found:
@@ -60,7 +58,6 @@ def bench_fabric(name: str, sizes: tuple[str, ...], host_only: bool, as_json: bo
             f"hpcgpu scale {shlex.quote(name)} --jobs 2"
         )
     if as_json:
-        show_json([one.as_json() for one in found])
+        show_json(found)
         return
-    console = Console()
-    click.echo(report.bench_table(found, console.width if console.is_terminal else 1000))
+    click.echo(connection_report.bench_table(found, width()))

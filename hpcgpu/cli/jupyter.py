@@ -9,8 +9,6 @@ import click
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
 from hpcgpu.cli.start import chosen_system
 
-__all__ = ["jupyter_config"]
-
 
 @click.command("jupyter-config", cls=ClusterCommand)
 @system_option

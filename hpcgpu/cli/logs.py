@@ -7,10 +7,8 @@ import time
 
 import click
 
-from hpcgpu.cli.clusters import cluster_name
+from hpcgpu.cli.cluster_name import cluster_name
 from hpcgpu.posix.printable import printable
-
-__all__ = ["logs"]
 
 
 @click.command()
@@ -26,8 +24,8 @@ def logs(name: str, job: str | None, follow: bool) -> None:
     Examples: hpcgpu logs demo
               hpcgpu logs demo --job 4711 --follow
     """
-    from hpcgpu.remote.logs import Reader
-    from hpcgpu.remote.lookup import locate
+    from hpcgpu.existing_clusters.logs import Reader
+    from hpcgpu.existing_clusters.lookup import locate
 
     reader = Reader(locate(name), job)
     ended = not follow
@@ -35,8 +33,8 @@ def logs(name: str, job: str | None, follow: bool) -> None:
         for heading, text in reader.new_output():
             shown = f"{heading}\n{text}" if heading else text
             shown = printable(shown, None, lines=True) if sys.stdout.isatty() else shown
-            click.echo(shown, nl=not text.endswith("\n"), color=True)  # to a pipe as it is
+            click.echo(shown, nl=not text.endswith("\n"), color=True)  # unchanged to a pipe
         if ended:
             return
-        ended = reader.ended()  # what was written until then is read once more
+        ended = reader.ended()  # then the output up to that time is read once more
         time.sleep(0.5)

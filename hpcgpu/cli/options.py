@@ -1,8 +1,8 @@
 """The options of a cluster on the command line, from their one definition in `hpcgpu.options`.
 
-A command that starts a cluster has the options that all batch systems share, and the own ones of the system that
-``--system`` names. While none is named it takes those of all systems; what the chosen one does not have is refused when
-the options are read.
+A command that starts a cluster has the options that all batch systems share, and the own options of the system in
+``--system``. Without ``--system`` it accepts the options of all systems. If the chosen system lacks an option, the
+option is refused when the options are read.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ import click
 
 from hpcgpu.cli.system_name import AUTO, SystemName
 
-__all__ = ["ClusterCommand", "cluster_options", "system_option"]
-
-#: Options that the commands decide themselves.
+#: Options that the commands set themselves.
 _FIXED = ("name", "shutdown_on_close")
 _TRUTH = {"true": True, "false": False}
 
@@ -44,7 +42,7 @@ class _GroupedOption(click.Option):
 
 
 class ClusterCommand(click.Command):
-    """A command with the options of a cluster, those of one batch system under a heading of their own."""
+    """A command with the options of a cluster; the options of one batch system have a heading of their own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[__name__] = _named_system(self, args)
@@ -71,7 +69,7 @@ class ClusterCommand(click.Command):
 
 def _named_system(command: click.Command, args: Sequence[str]) -> str | None:
     """Return the batch system that the arguments of a command name; None if it is not certain which."""
-    from hpcgpu.batch.registry import names
+    from hpcgpu.batch.system_registry import names
 
     known = names()
     given = list(args[: args.index("--")] if "--" in args else args)
@@ -108,8 +106,8 @@ def _cluster_params(system: str | None) -> list[click.Parameter]:
 
 def _fields(system: str | None) -> dict[str, tuple[Field[Any], str]]:
     """Return the options of cluster and worker jobs by name, with their heading in the help."""
-    from hpcgpu.options.common import ClusterOptions, WorkerOptions
-    from hpcgpu.options.schema import names
+    from hpcgpu.options.declare import names
+    from hpcgpu.options.options_and_defaults import ClusterOptions, WorkerOptions
 
     shared = names(ClusterOptions) | names(WorkerOptions)
     fields = {name: (f, "Options") for name, f in shared.items()}
@@ -121,18 +119,18 @@ def _fields(system: str | None) -> dict[str, tuple[Field[Any], str]]:
 
 
 def _own_options(system: str | None) -> Iterator[tuple[str, Mapping[str, Field[Any]]]]:
-    """Yield title and own options of a batch system, None: of all."""
-    from hpcgpu.batch.registry import systems
-    from hpcgpu.configuration.classes import option_classes
+    """Yield title and own options of a batch system; with None, of all batch systems."""
+    from hpcgpu.batch.system_registry import systems
+    from hpcgpu.configuration.option_classes import option_classes
 
     for one in systems():
         if system in (None, one.name):
-            yield one.title, option_classes(one.name).own()
+            yield one.title, option_classes(one.name).added()
 
 
 def _elsewhere(system: str | None, flag: str) -> str:
     """Return which other batch system has an option; empty if none has."""
-    from hpcgpu.configuration.classes import elsewhere, option_classes
+    from hpcgpu.configuration.option_classes import elsewhere, option_classes
 
     name = flag.removeprefix("--").replace("-", "_")
     reason = elsewhere(name, option_classes(system)) if system is not None else ""
@@ -158,7 +156,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def arguments_of(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Join the options of a YAML file with those of the command line, which count first; the scheduler's one by one."""
+    """Merge a YAML file's options with those of the command line, which take precedence; the scheduler's one by one."""
     if config is None:
         return dict(given)
     import yaml
@@ -178,7 +176,7 @@ def arguments_of(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def _option(f: Field[Any]) -> _GroupedOption:
-    from hpcgpu.options.schema import accepted
+    from hpcgpu.options.declare import accepted
 
     flag, doc = f"--{f.name.replace('_', '-')}", f.metadata["doc"]
     kind = _kind(f)
@@ -196,7 +194,7 @@ def _kind(f: Field[Any]) -> str:
     """Return how an option is written: flag, switch (true, false or a word), list, dict, int, number (or a text) or
     text.
     """
-    from hpcgpu.options.schema import accepted
+    from hpcgpu.options.declare import accepted
 
     kind = accepted(f)
     if kind.startswith("bool |"):
@@ -222,8 +220,8 @@ def _typed(f: Field[Any], value: Any) -> Any:
 
 
 def _scheduler(system: str | None, given: Sequence[str]) -> dict[str, Any] | str:
-    from hpcgpu.options.common import SchedulerOptions
-    from hpcgpu.options.schema import names
+    from hpcgpu.options.declare import names
+    from hpcgpu.options.options_and_defaults import SchedulerOptions
 
     if list(given) == ["local"]:
         return "local"

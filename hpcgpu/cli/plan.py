@@ -6,11 +6,9 @@ from typing import Any
 
 import click
 
-from hpcgpu.cli.clusters import json_option, show_fitted, show_json
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
+from hpcgpu.cli.printing import echo, json_option, show_json, width
 from hpcgpu.cli.start import chosen_system
-
-__all__ = ["plan"]
 
 
 @click.command(cls=ClusterCommand)
@@ -27,10 +25,10 @@ def plan(system: str, as_json: bool, arguments: dict[str, Any]) -> None:
     \b
     Example: hpcgpu plan --jobs 4 --gpus-per-node 4 --walltime 2h --queue gpu,short
     """
-    from hpcgpu.cluster.discovery import cluster_class
+    from hpcgpu.cluster.dask_ctl import cluster_class
 
     found = cluster_class(chosen_system(system, arguments.get("profile"))).plan(**arguments)
     if as_json:
-        show_json(found.as_json())
+        show_json(found)
     else:
-        show_fitted(found.text)
+        echo(found.text(width()))

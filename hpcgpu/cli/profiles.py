@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgpu.cli.clusters import json_option, show, show_json
+from hpcgpu.cli.printing import json_option, show, show_json
 from hpcgpu.cli.system_name import AUTO, SystemName
 from hpcgpu.display.words import counted
 
 if TYPE_CHECKING:
-    from hpcgpu.cli.output import ProfileCheckJSON, ProfileJSON
-
-__all__ = ["profiles"]
+    from hpcgpu.cli.json_types import ProfileCheckJSON, ProfileJSON
 
 
 @click.group()
@@ -36,7 +34,7 @@ def list_profiles(as_json: bool) -> None:
     \b
     Example: hpcgpu profiles list
     """
-    from hpcgpu.options.profiles import load, names
+    from hpcgpu.profiles.site_profiles import load, names
 
     found = [load(name) for name in names()]
     if as_json:
@@ -64,7 +62,7 @@ def show_profile(name: str) -> None:
     \b
     Example: hpcgpu profiles show polaris
     """
-    from hpcgpu.options.profiles import load
+    from hpcgpu.profiles.site_profiles import load
 
     click.echo(load(name).path.read_text(), nl=False)
 
@@ -88,14 +86,14 @@ def new(name: str, output: Path | None, system: str, force: bool) -> None:
     \b
     Example: hpcgpu profiles new mysite
     """
-    from hpcgpu.batch import registry
+    from hpcgpu.batch import system_registry
     from hpcgpu.batch.detect import Detected, detect
-    from hpcgpu.options.profiles import user_directory
     from hpcgpu.options.values import new_name
-    from hpcgpu.profiles.draft import draft
+    from hpcgpu.profiles.draft_profile import draft
+    from hpcgpu.profiles.site_profiles import user_directory
 
     new_name("NAME", name)
-    found = Detected(registry.system(system)) if system != AUTO else detect()
+    found = Detected(system_registry.system(system)) if system != AUTO else detect()
     if found.system is None:
         raise click.ClickException(
             ". ".join(
@@ -135,8 +133,8 @@ def check(name: str, as_json: bool) -> None:
     Example: hpcgpu profiles check perlmutter
     Exit status: 0 if no line is a failure, 1 if one is or if the batch system does not answer.
     """
-    from hpcgpu.checks.profile import check_profile
-    from hpcgpu.options.profiles import load
+    from hpcgpu.checks.check_profile import check_profile
+    from hpcgpu.profiles.site_profiles import load
 
     profile = load(name)
     found = check_profile(profile)
@@ -146,7 +144,7 @@ def check(name: str, as_json: bool) -> None:
             "name": name,
             "path": str(profile.path),
             "ok": not failed,
-            "options": [one.as_json() for one in found],
+            "options": found,
         }
         show_json(result)
         sys.exit(bool(failed))

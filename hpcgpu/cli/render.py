@@ -10,8 +10,6 @@ import click
 from hpcgpu.cli.options import ClusterCommand, cluster_options
 from hpcgpu.cli.system_name import SystemName
 
-__all__ = ["render"]
-
 
 @click.command(cls=ClusterCommand)
 @click.argument("system", type=SystemName())
@@ -41,7 +39,7 @@ def render(
               hpcgpu render pbs --config site.yaml -o ~/clusters/demo
               hpcgpu render slurm --single-job --nodes 4 --gpus-per-node 4 -o train -- python train.py
     """
-    from hpcgpu.batch import registry
+    from hpcgpu.batch import system_registry
     from hpcgpu.scripts.bundle import make, make_single
 
     if not single_job:
@@ -55,4 +53,4 @@ def render(
     if nodes is not None:
         arguments["nodes_per_job"] = nodes
     script = make_single(system, arguments, output, program)
-    click.echo(f"{registry.system(system).command} {script}")
+    click.echo(f"{system_registry.system(system).command} {script}")

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import click
 
-from hpcgpu.cli.clusters import cluster_name, json_option, say, show_json, width
-
-__all__ = ["report"]
+from hpcgpu.cli.cluster_name import cluster_name
+from hpcgpu.cli.printing import all_option, echo, json_option, show_json, width
 
 
 @click.command()
 @cluster_name
-@click.option("--all", "every", is_flag=True, help="Show each job, also of clusters with more than 20.")
+@all_option
 @json_option
 @click.option(
     "--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write the report to this file, as a page."
@@ -30,15 +29,15 @@ def report(name: str, every: bool, as_json: bool, page: Path | None) -> None:
               hpcgpu report demo --html demo.html
               hpcgpu report demo --json | jq .gpu_hours
     """
-    from hpcgpu.remote.lookup import locate
-    from hpcgpu.remote.report import report as report_of
+    from hpcgpu.existing_clusters.lookup import locate
+    from hpcgpu.report.cluster_report import report as report_of
 
     found = report_of(locate(name))
     if page is not None:
         page.write_text(found.page(), encoding="utf-8")
-        say(f"written to {page}", err=True)
+        echo(f"written to {page}", err=True)
     if as_json:
         show_json(found.as_json())
     elif page is None:
         how = f"\n`hpcgpu report {shlex.quote(name)} --all` shows each job." if not every and found.shortened else ""
-        say(found.text(width(), every=every) + how)
+        echo(found.text(width(), every=every) + how)

@@ -3,61 +3,58 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.cli.clusters import json_option, say, show_jobs, show_json
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
+from hpcgpu.cli.printing import echo, json_option, show_jobs, show_json
 from hpcgpu.cli.system_name import AUTO
 from hpcgpu.display.words import counted
 
 if TYPE_CHECKING:
-    from hpcgpu.cli.output import StartedJSON
+    from hpcgpu.cli.json_types import StartedJSON
     from hpcgpu.cluster.gpucluster import GPUCluster
-    from hpcgpu.display.jobinfo import JobInfo
     from hpcgpu.store.directory import ClusterDirectory
 
-__all__ = ["chosen_system", "interruptible", "run", "start"]
 
-
-def chosen_system(asked: str, profile: str | None = None) -> str:
-    """Return the batch system that was asked for, that the profile is for, or that this machine has.
+def chosen_system(given: str, profile: str | None = None) -> str:
+    """Return the requested batch system, that of the profile, or that of this machine.
 
     Raises
     ------
     BatchError
-        A batch system is installed, and none answers: a cluster on this machine only is not what somebody expects
-        there.
+        A batch system is installed, but none answers: there, nobody expects a cluster on this machine only.
     """
-    from hpcgpu.batch import registry
+    from hpcgpu.batch import system_registry
     from hpcgpu.batch.detect import detect
     from hpcgpu.errors import BatchError
-    from hpcgpu.options import profiles
+    from hpcgpu.profiles import site_profiles
 
-    if asked != AUTO:
-        return asked
+    if given != AUTO:
+        return given
     if profile is not None:
-        return profiles.load(profile).system
+        return site_profiles.load(profile).system
     found = detect()
     if found.system is not None:
         for sentence in found.silent:
-            say(f"hpcgpu: {sentence}", err=True)
+            echo(f"hpcgpu: {sentence}", err=True)
         return found.system.name
-    alone = registry.fallback()
+    alone = system_registry.fallback()
     if found.silent:
         advice = (
             f"Try again later, or choose one with --system; --system {alone.name} is {alone.title}, on this machine "
             "only"
         )
         raise BatchError(f"no batch system answers. {'. '.join(found.silent)}. {advice}")
-    known = " nor ".join(one.title for one in registry.systems() if one.command)
+    known = " nor ".join(one.title for one in system_registry.systems() if one.command)
     click.echo(f"hpcgpu: neither {known} is installed here: hpcgpu uses {alone.title}, on this machine only", err=True)
     return alone.name
 
@@ -90,8 +87,9 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     """Start a cluster that continues after this command, until `hpcgpu stop`, its --idle-timeout or its walltime ends
     it.
 
-    Waits for the scheduler; with --no-wait, only until the queue has accepted the jobs. If it refuses one, all are
-    cancelled. Ctrl-C or SIGTERM during the wait cancels all its jobs.
+    Waits for the scheduler; with --no-wait, only until the queue has accepted the jobs. If the queue refuses a job, or
+    says that it never starts the scheduler job, all jobs are cancelled. Ctrl-C or SIGTERM during the wait also cancels
+    all jobs.
 
     \b
     Examples: hpcgpu start demo --jobs 2 --gpus-per-node 4 --walltime 2h --idle-timeout 30m
@@ -99,7 +97,7 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
               hpcgpu start demo --gpus-per-node 4 --adapt --maximum-jobs 8
     Connect:  hpcgpu.connect("demo") in Python
     """
-    from hpcgpu.cluster.discovery import cluster_class
+    from hpcgpu.cluster.dask_ctl import cluster_class
 
     if adapt and maximum_jobs is None:
         raise click.UsageError("--adapt needs --maximum-jobs")
@@ -127,7 +125,8 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     _leave(cluster)
     scaling = _adapt(directory, minimum_jobs, maximum_jobs) if adapt and maximum_jobs is not None else ""
     if as_json:
-        show_json(_started(name, directory, link, jobs))
+        started: StartedJSON = {"name": name, "directory": str(directory.path), "dashboard": link, "jobs": jobs}
+        show_json(started)
         return
     word = directory.in_shell
     show_jobs(jobs, how=f"hpcgpu status {word} --all")
@@ -137,22 +136,21 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     )
     click.echo(f"directory  {directory.path}")
     if scaling:
-        say(scaling)
+        echo(scaling)
     click.echo(f'Connect in Python: hpcgpu.connect("{directory.found_as}"). End it: hpcgpu stop {word}')
 
 
 def _adapt(directory: ClusterDirectory, minimum: int, maximum: int) -> str:
     """Let the scheduler job scale the cluster; return a message on the outcome."""
-    from hpcgpu.cluster.unattended import in_scheduler_job
     from hpcgpu.errors import ClusterError
-    from hpcgpu.scaling.model import Limits
-    from hpcgpu.scaling.units import target_duration
-    from hpcgpu.scaling.wanted import Adapt
+    from hpcgpu.orders.manager_in_scheduler_job import in_scheduler_job
+    from hpcgpu.scaling.policy_data import Limits
+    from hpcgpu.scaling.sizes_to_jobs import target_duration
+    from hpcgpu.scaling.wanted_state import Adapt
 
+    limits = Limits(minimum=minimum, maximum=maximum, interactive=os.isatty(0))  # a terminal means an interactive user
     try:
-        return in_scheduler_job(
-            directory, Adapt("default", Limits(minimum=minimum, maximum=maximum), target_duration())
-        )
+        return in_scheduler_job(directory, Adapt("default", limits, target_duration()))
     except ClusterError as error:
         raise ClusterError(
             f"{error}. The cluster runs without adaptive scaling, with {counted(minimum, 'worker job')}. To "
@@ -161,10 +159,10 @@ def _adapt(directory: ClusterDirectory, minimum: int, maximum: int) -> str:
 
 
 def _leave(cluster: GPUCluster) -> None:
-    """Detach the cluster, unless jobs of the start are missing: nobody would submit them, and the lease stays."""
-    from hpcgpu.display.progress import duration
+    """Detach the cluster. If jobs of the start are missing, keep the lease: nobody would submit these jobs."""
+    from hpcgpu.display.words import duration
     from hpcgpu.errors import ClusterError
-    from hpcgpu.remote.unfinished import unfinished
+    from hpcgpu.existing_clusters.unsubmitted_jobs import unfinished
 
     if not (rest := unfinished(cluster.directory, now=time.time(), left=True)):
         cluster.detach()
@@ -178,27 +176,31 @@ def _leave(cluster: GPUCluster) -> None:
     )
 
 
-def _started(name: str, directory: ClusterDirectory, link: str, jobs: list[JobInfo]) -> StartedJSON:
-    return {"name": name, "directory": str(directory.path), "dashboard": link, "jobs": [job.as_json() for job in jobs]}
-
-
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Let SIGTERM, and the SIGHUP of a closed terminal, interrupt the block as Ctrl-C does.
 
     Later signals do not disturb the cleanup.
     """
-    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def interrupt(number: int, frame: object) -> None:
-        for other in earlier:
+        for other in numbers:
             signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt
 
+    with _handled(interrupt, *numbers):
+        yield
+
+
+@contextlib.contextmanager
+def _handled(handle: Callable[[int, object], None], *numbers: int) -> Iterator[None]:
+    """Handle these signals in the block. A signal that is ignored stays ignored, such as SIGHUP under nohup."""
+    earlier = {number: signal.getsignal(number) for number in numbers}
     try:
         for number, handler in earlier.items():
-            if handler is not signal.SIG_IGN:  # nohup
-                signal.signal(number, interrupt)
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, handle)
         yield
     finally:
         for number, handler in earlier.items():
@@ -221,8 +223,8 @@ def run(system: str, name: str | None, program: tuple[str, ...], arguments: dict
     Example: hpcgpu run --jobs 2 --gpus-per-node 4 --walltime 1h -- python train.py --epochs 10
     Exit status: the program's, 128 + N if signal N ended it; 127 if it cannot be started.
     """
-    from hpcgpu.cluster.discovery import cluster_class
-    from hpcgpu.store import credentials
+    from hpcgpu.cluster.dask_ctl import cluster_class
+    from hpcgpu.store import certificates_and_keys
 
     if shutil.which(program[0]) is None:
         click.echo(f"hpcgpu: {program[0]!r} cannot be run: there is no such program", err=True)
@@ -232,31 +234,21 @@ def run(system: str, name: str | None, program: tuple[str, ...], arguments: dict
     ) as cluster:
         if cluster.options.cluster.jobs:
             cluster.wait_for_workers()
-        environment = credentials.environment(cluster.directory) | {"DASK_SCHEDULER_ADDRESS": cluster.scheduler_address}
+        environment = certificates_and_keys.environment(cluster.directory) | {
+            "DASK_SCHEDULER_ADDRESS": cluster.scheduler_address
+        }
         code = _run(program, environment)
     sys.exit(code)
 
 
 def _run(program: tuple[str, ...], environment: dict[str, str]) -> int:
-    """Run a program with more in its environment, hand signals on to it, and return its exit code as a shell does."""
-    import os
-
+    """Run a program with more variables, pass signals on to it, and return its exit code as a shell does."""
     process = subprocess.Popen(program, env=os.environ | environment)
-    earlier = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-
-    def hand_on(number: int, frame: object) -> None:
-        process.send_signal(number)
-
-    for number in earlier:
-        signal.signal(number, hand_on)
-    try:
+    with _handled(lambda number, frame: process.send_signal(number), signal.SIGTERM, signal.SIGHUP):
         while True:
             try:
                 code = process.wait()
                 break
             except KeyboardInterrupt:
-                continue  # the terminal sent it to the program too, which decides what it means
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+                continue  # the terminal sent the signal to the program too, which handles it
     return 128 - code if code < 0 else code

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 else:
     _ParamType = click.ParamType  # before click 8.4 it has no type arguments
 
-__all__ = ["AUTO", "SystemName"]
 
-#: Instead of a name: the system that this machine has.
+#: In place of a name: the system of this machine.
 AUTO = "auto"
 
 
@@ -33,8 +32,8 @@ class SystemName(_ParamType):
         self.auto = auto
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name, or fail with those that there are."""
-        from hpcgpu.batch.registry import incomplete
+        """Return the name, or fail with a list of the valid names."""
+        from hpcgpu.batch.system_registry import incomplete
 
         if value not in self._names():
             listed = f"{value!r} is not one of {', '.join(map(repr, self._names()))}."
@@ -51,6 +50,6 @@ class SystemName(_ParamType):
         return [CompletionItem(name) for name in self._names() if name.startswith(incomplete)]
 
     def _names(self) -> list[str]:
-        from hpcgpu.batch.registry import names
+        from hpcgpu.batch.system_registry import names
 
         return [AUTO] * self.auto + names()

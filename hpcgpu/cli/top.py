@@ -14,27 +14,26 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgpu.cli.clusters import cluster_name
+from hpcgpu.cli.cluster_name import cluster_name
 from hpcgpu.posix.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from hpcgpu.display.jobinfo import JobInfo
-    from hpcgpu.remote.snapshot import GPUInfo, Snapshot
+    from hpcgpu.display.job_info import JobInfo
+    from hpcgpu.existing_clusters.snapshot import GPUInfo, Snapshot
 
-__all__ = ["picture", "top"]
 
 #: Seconds between two pictures.
 _INTERVAL = 2.0
-#: Seconds from which on the age of a picture is shown.
+#: Age of a picture, in seconds, from which the age is shown.
 _OLD = 10.0
-#: Width of what is not for a terminal: no line is cut.
+#: Width of output that is not for a terminal: no line is cut.
 _WIDE = 1000
 #: Characters of a bar.
 _BAR = 6
-#: Lines that a key moves, as in `less` and `vi`. The escape sequences are the arrows, page up and page down.
+#: Lines by which a key scrolls, as in `less` and `vi`. The escape sequences are the arrows, page up and page down.
 _MOVES = {"k": -1, "\x1b[A": -1, "j": 1, "\x1b[B": 1, "b": -10, "\x1b[5~": -10, " ": 10, "\x1b[6~": 10, "g": -(10**9)}
 #: The order of the jobs: those that cost GPU hours first.
 _ORDER = {"running": 0, "completing": 1, "pending": 2, "unknown": 3}
@@ -53,8 +52,8 @@ def top(name: str) -> None:
     """
     from rich.console import Console
 
-    from hpcgpu.remote.lookup import locate
-    from hpcgpu.remote.snapshot import Observer
+    from hpcgpu.existing_clusters.lookup import locate
+    from hpcgpu.existing_clusters.snapshot import Observer
 
     observer, console = Observer(locate(name)), Console(highlight=False)
     if not (console.is_terminal and sys.stdin.isatty()) or console.is_dumb_terminal:
@@ -72,7 +71,7 @@ def _live(console: Console, take: Callable[[], Snapshot], first: Snapshot) -> No
 
     latest, error, end = first, "", threading.Event()
 
-    def watch() -> None:  # in a thread: the keys must work while the queue or the scheduler takes its time
+    def watch() -> None:  # in a thread: the keys must work while the queue or the scheduler is slow
         nonlocal latest, error
         while not end.wait(_INTERVAL):
             try:
@@ -98,7 +97,7 @@ def _live(console: Console, take: Callable[[], Snapshot], first: Snapshot) -> No
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Read single keys, which are not shown; yields what waits for one, and returns nothing after a time."""
+    """Read single keys without echo; yields a function that waits for a key, and returns "" after a timeout."""
     import termios
     import tty
 
@@ -152,12 +151,10 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _head(found: Snapshot, *, now: float, error: str) -> list[str]:
-    from hpcgpu.display.progress import duration
-    from hpcgpu.display.words import counted
+    from hpcgpu.display.words import counted, duration
 
-    idle = sum(gpu.idle_since is not None for gpu in found.devices)
-    known = [gpu.utilization for gpu in found.devices if gpu.utilization is not None]
-    use = [f"{idle} idle"] * bool(found.devices) + [f"{sum(known) / len(known):.0f} % in use" for _ in known[:1]]
+    use = [f"{found.idle} idle"] * bool(found.devices)
+    use += [] if found.utilization is None else [f"{found.utilization:.0f} % in use"]
     left = [] if found.time_left is None else [f"time left {duration(found.time_left)}"]
     lines = [
         f"{found.name} on {found.system}: {found.state}",
@@ -187,7 +184,7 @@ def _head(found: Snapshot, *, now: float, error: str) -> list[str]:
 
 
 def _job_lines(found: Snapshot, *, now: float, width: int) -> list[Text]:
-    """Return a line for each job that has not ended, below it why it waits, or its GPUs."""
+    """Return a line for each job that has not ended, and below it the reason for the wait, or the job's GPUs."""
     gpus: dict[str, list[GPUInfo]] = {}
     for gpu in found.devices:
         gpus.setdefault(gpu.job, []).append(gpu)
@@ -203,7 +200,7 @@ def _job_lines(found: Snapshot, *, now: float, width: int) -> list[Text]:
 
 
 def _cells(job: JobInfo) -> tuple[str, ...]:
-    from hpcgpu.display.progress import duration
+    from hpcgpu.display.words import duration
 
     clock = f" for {duration(job.waited)}" if job.state == "pending" else ""
     clock = f", {duration(job.time_left)} left" if job.time_left is not None else clock
@@ -213,7 +210,7 @@ def _cells(job: JobInfo) -> tuple[str, ...]:
 def _lines_of_job(job: JobInfo, widths: list[int], *, now: float, width: int) -> list[Text]:
     from rich.text import Text
 
-    from hpcgpu.display.table import why
+    from hpcgpu.display.job_table import why
 
     style = {"pending": "yellow", "unknown": "yellow", "running": "green"}.get(job.state, "")
     line = Text(no_wrap=True, overflow="ellipsis")
@@ -226,19 +223,19 @@ def _gpu_line(gpu: GPUInfo, width: int, *, now: float) -> Text:
     from dask.utils import format_bytes
     from rich.text import Text
 
-    from hpcgpu.display.progress import duration
+    from hpcgpu.display.text_columns import bar
+    from hpcgpu.display.words import duration
 
-    use = f"{_bar(gpu.utilization / 100)} {gpu.utilization:3.0f} %" if gpu.utilization is not None else "use not known"
+    use = (
+        f"{bar(gpu.utilization / 100, _BAR)} {gpu.utilization:3.0f} %"
+        if gpu.utilization is not None
+        else "use not known"
+    )
     memory = ""
     if gpu.memory_used is not None and gpu.memory_total:
-        memory = f"{_bar(gpu.memory_used / gpu.memory_total)} {format_bytes(gpu.memory_used):>10}"
+        memory = f"{bar(gpu.memory_used / gpu.memory_total, _BAR)} {format_bytes(gpu.memory_used):>10}"
     power = f"{gpu.power:3.0f} W" if gpu.power is not None else ""
     idle = f"idle {duration(max(0.0, now - gpu.idle_since))}" if gpu.idle_since is not None else ""
     parts = [f"{gpu.worker:{width}}", use, memory, power, idle, gpu.model.removeprefix("NVIDIA ")]
     text = printable("    " + "  ".join(filter(None, parts)))
     return Text(text, style="yellow" if idle else "", no_wrap=True, overflow="ellipsis")
-
-
-def _bar(share: float) -> str:
-    full = round(max(0.0, min(1.0, share)) * _BAR)
-    return "█" * full + "░" * (_BAR - full)

@@ -1,1 +1,1 @@
-"""What the user holds, and what manages its jobs."""
+"""The user's cluster object: a SpecCluster that reads the state of its manager, and sends it commands."""

@@ -1,7 +1,7 @@
-"""What the user holds: a Dask cluster whose scheduler and workers are jobs of a batch queue.
+"""The user's cluster object: a Dask cluster whose scheduler and workers are jobs of a batch queue.
 
-It begins, attaches, scales and detaches. `hpcgpu.cluster.reading` has what it shows. `hpcgpu.cluster.reconciler`
-manages its jobs, and `hpcgpu.cluster.adapter` makes that a SpecCluster.
+This module starts, attaches, scales and detaches. `hpcgpu.cluster.read_only` shows the cluster,
+`hpcgpu.manager.reconciler` manages its jobs, and `hpcgpu.cluster.spec_cluster` makes it a SpecCluster.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from distributed.deploy.spec import NoOpAwaitable
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem
-from hpcgpu.cluster import notebook, starting
-from hpcgpu.cluster.adaptive import GPUAdaptive
-from hpcgpu.cluster.cluster_phases import Ownership
-from hpcgpu.cluster.dispatcher import Dispatcher
-from hpcgpu.cluster.manager import Manager
-from hpcgpu.cluster.notify import Callbacks
-from hpcgpu.cluster.reading import Readable
-from hpcgpu.cluster.reconciler import CLOSE_TIMEOUT
+from hpcgpu.cluster import show_in_notebook
+from hpcgpu.cluster.adaptive_state import GPUAdaptive
+from hpcgpu.cluster.read_only import ClusterInspection
 from hpcgpu.configuration.resolve import resolve, resolve_group
 from hpcgpu.errors import BatchError, ClusterExists, OptionError
-from hpcgpu.options.arguments import checked
-from hpcgpu.options.common import DEFAULT, Options
-from hpcgpu.remote.lookup import locate
-from hpcgpu.scaling import units
-from hpcgpu.scaling.wanted import Adapt, AddGroup, DeleteGroup, Scale
+from hpcgpu.existing_clusters.lookup import locate
+from hpcgpu.jobs.adaptive_record import AdaptiveRecord
+from hpcgpu.jobs.submit_and_cancel import Dispatcher
+from hpcgpu.manager import start_cluster
+from hpcgpu.manager.cluster_phases import Ownership
+from hpcgpu.manager.manager import Manager
+from hpcgpu.manager.notify import Callbacks
+from hpcgpu.manager.reconciler import CLOSE_TIMEOUT
+from hpcgpu.options.method_arguments import checked
+from hpcgpu.options.options_and_defaults import DEFAULT, Options
+from hpcgpu.scaling import sizes_to_jobs
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, DeleteGroup, Scale
 from hpcgpu.scripts import container, render
-from hpcgpu.store import claims, saved
+from hpcgpu.store import create_directory, saved_options
 from hpcgpu.store.directory import ClusterDirectory
 
-__all__ = ["GPUCluster"]
 
-
-class GPUCluster(Readable):
+class GPUCluster(ClusterInspection):
     """A Dask cluster of batch jobs; use the subclass of your batch system.
 
     Parameters
@@ -78,30 +78,30 @@ class GPUCluster(Readable):
         if given:
             cls = type(self).__name__
             raise OptionError(f"{cls} takes options by their names: write {cls}(name={str(given[0])[:60]!r}, ...)")
-        self._callbacks = Callbacks.taken(options, on_ending)
-        asked: Options = resolve(self.system, {"scheduler": scheduler, **options})
+        self._callbacks = Callbacks.from_options(options, on_ending)
+        requested: Options = resolve(self.system, {"scheduler": scheduler, **options})
         batch: BatchSystem = batch_system(self.system)
         batch.check()
-        self._check(asked)
-        if (there := starting.existing(asked, batch)) is None:
-            starting.warn_of_doubts(asked)
+        self._check(requested)
+        if (there := start_cluster.existing(requested, batch)) is None:
+            start_cluster.warn_of_options(requested)
             try:
-                directory, number = starting.claim(asked, batch)
-            except ClusterExists:  # it was made since the check above
-                if (there := starting.existing(asked, batch)) is None:
+                directory, number = start_cluster.claim(requested, batch)
+            except ClusterExists:  # another program made it after the check above
+                if (there := start_cluster.existing(requested, batch)) is None:
                     raise
         if there is not None:
-            kept = asked.cluster
+            kept = requested.cluster
             self._attach(
                 there, kept.shutdown_on_close, wait=kept.wait, asynchronous=asynchronous, loop=loop, notify=kept.notify
             )
-            starting.tell_differences(asked, self.options, self._log)
+            start_cluster.warn_of_differences(requested, self.options, self.manager.messages.log)
             return
-        ends = asked.cluster.shutdown_on_close
+        ends = requested.cluster.shutdown_on_close
         self.directory = directory
         try:
             manager = Manager(
-                asked,
+                requested,
                 Dispatcher(batch, directory, number),
                 Ownership(ends, ends),
                 callbacks=self._callbacks,
@@ -121,7 +121,7 @@ class GPUCluster(Readable):
     @classmethod
     def _check(cls, options: Options) -> None:
         """Refuse options that cannot work on this machine."""
-        starting.check(options)
+        start_cluster.check(options)
 
     def _undo_start(self) -> None:
         """Clean up after a constructor that raises."""
@@ -135,7 +135,7 @@ class GPUCluster(Readable):
         with suppress(BatchError, OSError):
             dispatcher.check_manager()
             if all(submit.refused for submit in self.directory.submits()):
-                claims.abandon(self.directory, dispatcher.token)
+                create_directory.abandon(self.directory, dispatcher.token)
 
     # Clusters that exist
 
@@ -189,9 +189,9 @@ class GPUCluster(Readable):
         ClusterError
             It was closed, or none of its jobs is left.
         """
-        self, told = cls.__new__(cls), dict[str, Any](notify=notify, quiet=quiet)
-        self._callbacks = Callbacks.taken(told, on_ending)
-        self._attach(locate(name), shutdown_on_close, wait=wait, asynchronous=asynchronous, loop=loop, **told)
+        self, options = cls.__new__(cls), dict[str, Any](notify=notify, quiet=quiet)
+        self._callbacks = Callbacks.from_options(options, on_ending)
+        self._attach(locate(name), shutdown_on_close, wait=wait, asynchronous=asynchronous, loop=loop, **options)
         return self
 
     def _attach(
@@ -204,7 +204,7 @@ class GPUCluster(Readable):
         loop: Any,
         **given: Any,
     ) -> None:
-        """Become the manager of a cluster that exists; what is `given` replaces its own options."""
+        """Become the manager of a cluster that exists. The options in `given` replace its own."""
         self.directory = directory
         manager = Manager.of_existing(
             directory,
@@ -242,7 +242,7 @@ class GPUCluster(Readable):
         self._check_usable()
         detached: Awaitable[None] | None = self.sync(self._detach)
         if not self.asynchronous:
-            self._loop_runner.stop()
+            super().close()  # this program has left the cluster, so this ends only the event loop
         return detached
 
     # Scaling
@@ -284,10 +284,10 @@ class GPUCluster(Readable):
         OptionError
             A negative number, no unit at all, or no such group.
         ClusterError
-            The cluster has failed.
+            The cluster has failed or is closed, or another program manages it.
         """
         group = self._state.registry.group_named(worker_group)
-        target = units.jobs_for(group.options, n=n, memory=memory, cores=cores, jobs=jobs, gpus=gpus)
+        target = sizes_to_jobs.jobs_for(group.options, n=n, memory=memory, cores=cores, jobs=jobs, gpus=gpus)
         self._order(Scale(group.name, target))
         return NoOpAwaitable() if self.asynchronous else None
 
@@ -321,7 +321,7 @@ class GPUCluster(Readable):
         maximum_gpu_hours: float | None = None,
         worker_group: str = DEFAULT,
     ) -> GPUAdaptive:
-        """Let the work decide the size of a group of workers, in whole jobs; see the page on scaling.
+        """Let the amount of work determine the size of a worker group, in whole jobs; see the page on scaling.
 
         Jobs stay while they are needed to hold results that clients still want.
 
@@ -343,14 +343,14 @@ class GPUCluster(Readable):
             How long a job without work is kept, seconds or "5m". Default: as long as it would have paid in the
             gaps between work so far; in the first gaps 2 s, or minutes if `interactive`.
         interactive : bool, optional
-            Whether a person works with the cluster, who reads and thinks between two pieces of work. Default: whether
+            Whether a person works with the cluster, and reads and thinks between two pieces of work. Default: whether
             this Python is a notebook, IPython or a prompt.
         target_duration : float or str, optional
             The time in which the known work should be done: a longer time means fewer jobs. Default: dask's
             ``distributed.adaptive.target-duration``.
         maximum_gpu_hours : float, optional
             Budget of the group's GPUs, counted from the starts and ends of its jobs, also before this call. You are
-            told when 80 % are used. When it is used up, all its jobs end: running tasks get 20 s, and the futures of
+            warned when 80 % are used. When it is used up, all its jobs end: running tasks get 20 s, and the futures of
             results that no other worker can hold raise an error.
         worker_group : str, optional
             See `add_worker_group`.
@@ -364,10 +364,10 @@ class GPUCluster(Readable):
         OptionError
             Numbers that are not allowed, or there is no such group.
         ClusterError
-            The cluster has failed.
+            The cluster has failed or is closed, or another program manages it.
         """
         group = self._state.registry.group_named(worker_group)
-        limits = units.limits(
+        limits = sizes_to_jobs.limits(
             group.options,
             minimum=minimum,
             maximum=maximum,
@@ -381,13 +381,12 @@ class GPUCluster(Readable):
             maximum_memory=maximum_memory,
             backlog=backlog,
             idle_timeout=idle_timeout,
-            interactive=notebook.interactive() if interactive is None else interactive,
+            interactive=show_in_notebook.interactive() if interactive is None else interactive,
             maximum_gpu_hours=maximum_gpu_hours,
         )
-        seconds = units.target_duration(target_duration)
-        adaptive = GPUAdaptive(group, limits, seconds, self._order)
-        self._order(Adapt(group.name, limits, seconds), adaptive)
-        return adaptive
+        seconds = sizes_to_jobs.target_duration(target_duration)
+        self._order(Adapt(group.name, limits, seconds))
+        return GPUAdaptive(group, group.adaptive or AdaptiveRecord(limits, seconds), self._order)
 
     def add_worker_group(self, name: str, *, jobs: int = 0, **options: Any) -> None:
         """Add a group of worker jobs with other options: GPUs of another type, much memory, another queue.
@@ -408,7 +407,7 @@ class GPUCluster(Readable):
         OptionError
             An unknown option, a value that is not allowed, or a group of that name exists.
         ClusterError
-            The cluster has failed.
+            The cluster has failed or is closed, or another program manages it.
         """
         self._check_usable()
         if name in self._state.registry.groups:
@@ -417,10 +416,10 @@ class GPUCluster(Readable):
                 f"worker_group={name!r})"
             )
         worker = resolve_group(name, options, self.options)
-        starting.warn_of_end(self.options.scheduler, worker)
+        start_cluster.warn_of_end(self.options.scheduler, worker)
         script = render.script_name(self.system, "worker", name)
         text = render.render(self.system, "worker", replace(self.options, worker=worker), self.directory.path, name)
-        target = units.jobs_for(worker, jobs=jobs, call="add_worker_group: {}")
+        target = sizes_to_jobs.jobs_for(worker, jobs=jobs, call="add_worker_group: {}")
         container.provide(self.directory.path, worker)
         path = self.directory.write(script, text)
 
@@ -441,7 +440,7 @@ class GPUCluster(Readable):
         OptionError
             There is no such group, or it is the default group.
         ClusterError
-            The cluster has failed, or was closed.
+            The cluster has failed or is closed, or another program manages it.
         """
         self._check_usable()
         self._state.registry.group_named(name)
@@ -456,4 +455,4 @@ class GPUCluster(Readable):
 
     def _save_groups(self) -> None:
         groups = {name: group.options for name, group in self._state.registry.groups.items() if name != DEFAULT}
-        saved.write(self.directory, self.options, groups)
+        saved_options.write(self.directory, self.options, groups)

@@ -6,16 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from hpcgpu.cluster.gpucluster import GPUCluster
-from hpcgpu.configuration.classes import option_classes
+from hpcgpu.configuration.option_classes import option_classes
 from hpcgpu.errors import OptionError
-from hpcgpu.fabric import interfaces
+from hpcgpu.fabric import interface_addresses
 from hpcgpu.options import documentation
-from hpcgpu.options.common import Options
+from hpcgpu.options.options_and_defaults import Options
 
 if TYPE_CHECKING:
     from hpcgpu.configuration import typed
-
-__all__ = ["LocalGPUCluster", "PBSGPUCluster", "SlurmGPUCluster"]
 
 
 class SlurmGPUCluster(GPUCluster):
@@ -98,7 +96,7 @@ class LocalGPUCluster(GPUCluster):
             ("interface", options.worker.interface),
             ("client_interface", options.cluster.client_interface),
         ]:
-            if name is not None and (problem := interfaces.missing(name, interfaces.addresses())):
+            if name is not None and (problem := interface_addresses.missing(name, interface_addresses.addresses())):
                 raise OptionError(f"{option}: {problem}")
 
 

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcgpu.batch import registry
-from hpcgpu.configuration.classes import OptionClasses, elsewhere, option_classes
-from hpcgpu.configuration.sections import check_names, configured, described, layered, plain
+from hpcgpu.batch import system_registry
+from hpcgpu.configuration.config_sections import check_names, configured, described, layered, plain
+from hpcgpu.configuration.option_classes import OptionClasses, elsewhere, option_classes
 from hpcgpu.errors import OptionError
-from hpcgpu.options import profiles, values
-from hpcgpu.options.common import ClusterOptions, JobOptions, Options, SchedulerOptions, WorkerOptions
-from hpcgpu.options.schema import names
-from hpcgpu.options.spelling import ALIASES, FOREIGN, unknown
-
-__all__ = ["cluster_directories", "of_profile", "resolve", "resolve_group"]
+from hpcgpu.options import values
+from hpcgpu.options.declare import names
+from hpcgpu.options.options_and_defaults import ClusterOptions, JobOptions, Options, SchedulerOptions, WorkerOptions
+from hpcgpu.options.unknown_options import ALIASES, FOREIGN, unknown
+from hpcgpu.profiles import site_profiles
 
 _T = TypeVar("_T")
 _J = TypeVar("_J", bound=JobOptions)
@@ -34,13 +33,13 @@ class _Given:
     Attributes
     ----------
     options : mapping
-        Of the cluster and its worker jobs, by name.
+        Options of the cluster and its worker jobs, by name.
     origins : mapping
-        By name, what a message on the option begins with: where its value comes from.
+        The origin of each option's value, by name: the beginning of a message about the option.
     scheduler : mapping or "local"
-        Of the scheduler job.
+        Options of the scheduler job.
     scheduler_sections : mapping
-        Of the scheduler's options those that dask's configuration holds, and in which section.
+        The section of each scheduler option that dask's configuration sets, by name.
     """
 
     options: Mapping[str, Any]
@@ -55,7 +54,7 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
     Parameters
     ----------
     system : str
-        The batch system, which names the section of the configuration: ``hpcgpu.slurm.queue`` counts before
+        Name of the batch system and of its section of the configuration: ``hpcgpu.slurm.queue`` overrides
         ``hpcgpu.queue``.
     arguments : mapping
         Keyword arguments as the user gave them; None counts as not given. ``scheduler`` is a dict of
@@ -70,8 +69,8 @@ def resolve(system: str, arguments: Mapping[str, Any]) -> Options:
     return _read(classes, _joined(classes, arguments))
 
 
-def of_profile(profile: profiles.Profile) -> Options:
-    """Read the options of a profile alone, also where it leaves some to the user.
+def of_profile(profile: site_profiles.Profile) -> Options:
+    """Read the options of a profile alone, even if the user must still set some options.
 
     Raises
     ------
@@ -114,7 +113,7 @@ def _read(classes: OptionClasses, given: _Given) -> Options:
 
 
 def _joined(classes: OptionClasses, arguments: Mapping[str, Any]) -> _Given:
-    """Join arguments, configuration and profile; what is unknown is refused."""
+    """Join arguments, configuration and profile, and refuse unknown options."""
     system = classes.system.name
     own = ("cluster", "worker")
     given = _canonical(classes, {k: v for k, v in arguments.items() if v is not None and k != "scheduler"}, "", own)
@@ -147,20 +146,20 @@ def _joined(classes: OptionClasses, arguments: Mapping[str, Any]) -> _Given:
     )
 
 
-def _profile(site: Any, classes: OptionClasses) -> profiles.Profile:
+def _profile(site: Any, classes: OptionClasses) -> site_profiles.Profile:
     """Return a site profile, which must be for this batch system."""
-    profile = profiles.load(site)
+    profile = site_profiles.load(site)
     if profile.system != classes.system.name:
-        other = registry.system(profile.system)
+        other = system_registry.system(profile.system)
         raise OptionError(f"profile {site!r} is for {other.title}: use {other.cluster_class.rpartition(':')[2]}")
     return profile
 
 
 def cluster_directories() -> list[Path]:
-    """Return the directories in which clusters have theirs, as the configuration of each batch system says."""
+    """Return the directories that hold cluster directories, from the configuration of each batch system."""
     name = "cluster_directory"
     roots = []
-    for system in registry.names():
+    for system in system_registry.names():
         config, sections = configured(system)
         own = {k: v for k, v in config.items() if k == name}
         roots.append(_build(ClusterOptions, own, {name: f"dask config {sections.get(name)}: "}).cluster_directory)
@@ -170,16 +169,16 @@ def cluster_directories() -> list[Path]:
 def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> WorkerOptions:
     """Read the options of another group of workers.
 
-    It takes account, walltime, environment and the like from the default group.
+    The group inherits account, walltime, environment and similar options from the default group.
 
     Parameters
     ----------
     name : str
-        Of the group.
+        Name of the group.
     arguments : mapping
         Options of a worker job; None counts as not given.
     base : Options
-        Of the cluster.
+        Options of the cluster.
 
     Raises
     ------
@@ -207,7 +206,7 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
 def _scheduler_options(
     classes: OptionClasses, given: _Given, cluster: ClusterOptions, worker: WorkerOptions
 ) -> SchedulerOptions:
-    """Options of the scheduler job: its own, what it inherits, and one GPU where the workers have GPUs."""
+    """Return the options of the scheduler job: its own, inherited ones, and one GPU if the workers have GPUs."""
     own = {k: v for k, v in given.scheduler.items() if v is not None}
     own = _canonical(classes, own, "scheduler: ", ("scheduler",), given.scheduler_sections)
     sections = {name: f"dask config {section}: " for name, section in given.scheduler_sections.items()}
@@ -252,7 +251,7 @@ def _inherited(own: Mapping[str, Any], built: JobOptions, worker: WorkerOptions)
 
 
 def _nodes_of(own: Mapping[str, Any], built: SchedulerOptions, worker: WorkerOptions) -> dict[str, Any]:
-    """Return what the scheduler job inherits of the options that choose nodes: none if it has one of its own."""
+    """Return the options for the choice of nodes that the scheduler job inherits: none if it sets one itself."""
     gpus = built.gpus_per_node if "gpus_per_node" in own else min(1, worker.gpus_per_node)
     inherited: dict[str, Any] = {"gpus_per_node": gpus}
     choosing = {name: f.metadata["nodes"] for name, f in names(type(built)).items() if f.metadata["nodes"]}
@@ -264,7 +263,7 @@ def _nodes_of(own: Mapping[str, Any], built: SchedulerOptions, worker: WorkerOpt
 
 
 def _python_inside(job: _J, own: Mapping[str, Any], above: JobOptions | None = None) -> _J:
-    """Return the options of a job with the image's Python, if the job has a container and its user names no Python.
+    """Return the options of a job. A container's Python is the image's, unless the user names a Python.
 
     Parameters
     ----------
@@ -272,7 +271,7 @@ def _python_inside(job: _J, own: Mapping[str, Any], above: JobOptions | None = N
     own : mapping
         Its own options, as the user wrote them.
     above : JobOptions, optional
-        Those that it inherits from. Their Python is the image's if they have a container too.
+        The options that the job inherits from. If they have a container too, their Python is the image's.
     """
     if not job.container or "python" in own or (above is not None and above.container):
         return job
@@ -302,7 +301,7 @@ def _canonical(
 ) -> dict[str, Any]:
     """Replace aliases by the option's name, and refuse unknown options.
 
-    `sections` maps those that dask's configuration holds to their sections.
+    `sections` maps each option that dask's configuration sets to its section.
     """
     known: dict[str, set[str]] = {
         "cluster": set(names(ClusterOptions)),
@@ -324,16 +323,15 @@ def _canonical(
             if reason := elsewhere(name, classes):
                 raise OptionError(where + reason)
             if isinstance(value, Mapping) and section is not None and key not in FOREIGN:
-                raise OptionError(
-                    f"{where}unknown section {key!r}: the sections are {', '.join(registry.names())} and scheduler"
-                )
+                known_sections = ", ".join(system_registry.names())
+                raise OptionError(f"{where}unknown section {key!r}: the sections are {known_sections} and scheduler")
             raise OptionError(where + unknown(key, allowed, {o: n for o, n in known.items() if o not in owners}))
         result[name] = value
     return result
 
 
 def _build(cls: type[_T], given: Mapping[str, Any], origins: Mapping[str, str]) -> _T:
-    """Read options; `origins` says by name what to put before it in a message: where its value comes from."""
+    """Read options; `origins` has the origin of each value by the option's name, for the beginning of a message."""
     fields = names(cls)
     parsed = {}
     for name, value in given.items():
@@ -341,7 +339,7 @@ def _build(cls: type[_T], given: Mapping[str, Any], origins: Mapping[str, str]) 
         try:
             parsed[name] = parse(where + name, value)
         except OptionError:
-            # refuse it again by a message that names the file, which takes time to find
+            # raise the error again with the name of the file: to find the file takes time
             if where.startswith("dask config "):
                 section = where.removeprefix("dask config ").removesuffix(": ")
                 parse(f"{described(section, section, name, value)}: {name}", value)
@@ -350,7 +348,7 @@ def _build(cls: type[_T], given: Mapping[str, Any], origins: Mapping[str, str]) 
 
 
 def _user() -> str:
-    """Return the user's name as far as it can stand in a cluster's name."""
+    """Return the ASCII letters and digits of the user's name, for a cluster's name."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # no entry in the password database, as in some containers

@@ -1,6 +1,6 @@
 """Writes the options of a batch system as type checkers and editors read them.
 
-``python -m hpcgpu.configuration.signatures abacus > hpcgpu_abacus/typed.py`` does so for a system that a plugin adds.
+``python -m hpcgpu.configuration.signatures abacus > hpcgpu_abacus/typed.py`` writes those of a system of a plugin.
 `hpcgpu.configuration.typed` is made in the same way.
 """
 
@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field
 from typing import Any
 
-from hpcgpu.batch import registry
-from hpcgpu.configuration.classes import option_classes
-from hpcgpu.options.schema import accepted, names
-from hpcgpu.options.spelling import ALIASES
+from hpcgpu.batch import system_registry
+from hpcgpu.configuration.option_classes import option_classes
+from hpcgpu.options.declare import accepted, added, names
+from hpcgpu.options.options_and_defaults import ClusterOptions, JobOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.unknown_options import ALIASES
 
-__all__ = ["module", "of_system", "typed_dict"]
+#: The option whose allowed values differ between batch systems.
+_DIFFERS = "gpu_request"
 
 _HEAD = '''"""What users may write for each option, as type checkers and editors read it.
 
@@ -29,11 +31,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypedDict
-{imports}
-__all__ = [
-{exported}
-]
-'''
+{imports}'''
 
 
 def module(made: str, classes: Mapping[str, str], imports: str = "") -> str:
@@ -42,16 +40,27 @@ def module(made: str, classes: Mapping[str, str], imports: str = "") -> str:
     Parameters
     ----------
     made : str
-        How it is made, for its docstring.
+        How the module is generated, for its docstring.
     classes : mapping
         Source by name.
     imports : str, optional
-        Further lines that import.
+        Further import lines.
     """
-    exported = "\n".join(f'    "{name}",' for name in sorted(classes))
-    return _HEAD.format(made=made, imports=f"\n{imports}\n" if imports else "", exported=exported) + "".join(
-        classes.values()
-    )
+    return _HEAD.format(made=made, imports=f"\n{imports}\n" if imports else "") + "".join(classes.values())
+
+
+def shared() -> dict[str, str]:
+    """Return the sources of the classes that all batch systems share, by name."""
+    job = typed_dict("JobArguments", _alike(JobOptions))
+    worker = typed_dict("WorkerArguments", added(WorkerOptions, JobOptions), "JobArguments")
+    scheduler = typed_dict("SchedulerArguments", added(SchedulerOptions, JobOptions), "JobArguments")
+    cluster = typed_dict("ClusterArguments", names(ClusterOptions))
+    return {
+        "JobArguments": job,
+        "WorkerArguments": worker,
+        "SchedulerArguments": scheduler,
+        "ClusterArguments": cluster,
+    }
 
 
 def of_system(system: str, prefix: str) -> dict[str, str]:
@@ -61,10 +70,26 @@ def of_system(system: str, prefix: str) -> dict[str, str]:
     found = option_classes(system)
     worker, scheduler, cluster = (f"{prefix}{kind}Arguments" for kind in ("Worker", "Scheduler", ""))
     return {
-        worker: typed_dict(worker, names(found.worker)),
-        scheduler: typed_dict(scheduler, names(found.scheduler)),
+        worker: _job_arguments(worker, found.worker, WorkerOptions, "WorkerArguments"),
+        scheduler: _job_arguments(scheduler, found.scheduler, SchedulerOptions, "SchedulerArguments"),
         cluster: typed_dict(cluster, {}, f"ClusterArguments, {worker}"),
     }
+
+
+def _alike(cls: type[JobOptions]) -> dict[str, Field[Any]]:
+    """Return the options of a dataclass that have the same values on all batch systems."""
+    return {name: f for name, f in names(cls).items() if name != _DIFFERS}
+
+
+def _job_arguments(name: str, cls: type[JobOptions], base: type[JobOptions], typed_base: str) -> str:
+    """Return the source of the class of a job: the options that the batch system adds to the shared class.
+
+    A `TypedDict` cannot change the type of an option: if a plugin redefines one, its class lists all of them.
+    """
+    further = added(cls, base) | {_DIFFERS: names(cls)[_DIFFERS]}
+    if further.keys() & _alike(base).keys():
+        return typed_dict(name, names(cls))
+    return typed_dict(name, further, typed_base)
 
 
 def typed_dict(
@@ -78,9 +103,9 @@ def typed_dict(
 
 
 def _main(system: str) -> None:
-    prefix = registry.system(system).cluster_class.rpartition(":")[2].removesuffix("GPUCluster")
+    prefix = system_registry.system(system).cluster_class.rpartition(":")[2].removesuffix("GPUCluster")
     made = f"Made by: python -m hpcgpu.configuration.signatures {system}"
-    imports = "from hpcgpu.configuration.typed import ClusterArguments"
+    imports = "from hpcgpu.configuration.typed import ClusterArguments, SchedulerArguments, WorkerArguments"
     sys.stdout.write(module(made, of_system(system, prefix), imports))
 
 

@@ -10,19 +10,57 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-__all__ = [
-    "ClusterArguments",
-    "LocalArguments",
-    "LocalSchedulerArguments",
-    "LocalWorkerArguments",
-    "PBSArguments",
-    "PBSSchedulerArguments",
-    "PBSWorkerArguments",
-    "RunnerArguments",
-    "SlurmArguments",
-    "SlurmSchedulerArguments",
-    "SlurmWorkerArguments",
-]
+
+class JobArguments(TypedDict, total=False):
+    queue: str | int | None
+    account: str | int | None
+    walltime: str | timedelta | None
+    cores: int | None
+    memory: str | float | None
+    gpus_per_node: int | None
+    gpu_type: str | int | None
+    job_extra_directives: list[str] | tuple[str, ...] | None
+    job_directives_skip: list[str] | tuple[str, ...] | None
+    job_script_prologue: list[str] | tuple[str, ...] | str | Path | None
+    env: Mapping[str, str | float] | None
+    python: str | Path | None
+    container: str | Path | None
+    container_runtime: str | int | None
+    container_mounts: list[str] | tuple[str, ...] | None
+    container_args: list[str] | tuple[str, ...] | None
+    stage: str | Path | None
+    shebang: str | None
+    local_directory: str | Path | None
+    interface: str | None
+    ucx_env: Mapping[str, str | float] | None
+    partition: str | int | None
+    project: str | int | None
+
+
+class WorkerArguments(JobArguments, total=False):
+    nodes_per_job: int | None
+    nthreads: int | None
+    resources: Mapping[str, float] | None
+    death_timeout: str | float | timedelta | None
+    walltime_margin: str | float | timedelta | None
+    worker_start: Literal["forkserver", "spawn"] | None
+    worker_extra_args: list[str] | tuple[str, ...] | None
+    device_memory_limit: str | float | None
+    rmm_pool_size: str | float | None
+    rmm_maximum_pool_size: str | float | None
+    rmm_managed_memory: bool | None
+    rmm_async: bool | None
+    rmm_release_threshold: str | float | None
+    enable_cudf_spill: bool | None
+    pre_import: str | int | None
+    enable_tcp_over_ucx: bool | None
+    enable_infiniband: bool | None
+    enable_nvlink: bool | None
+    enable_rdmacm: bool | None
+
+
+class SchedulerArguments(JobArguments, total=False):
+    dashboard_address: str | None
 
 
 class ClusterArguments(TypedDict, total=False):
@@ -50,251 +88,53 @@ class ClusterArguments(TypedDict, total=False):
     n_jobs: int | None
 
 
-class SlurmWorkerArguments(TypedDict, total=False):
-    queue: str | int | None
-    account: str | int | None
-    walltime: str | timedelta | None
-    cores: int | None
-    memory: str | float | None
-    gpus_per_node: int | None
-    gpu_type: str | int | None
+class SlurmWorkerArguments(WorkerArguments, total=False):
     gpu_request: Literal["gres", "gpus-per-node", "gpus", "none"] | None
-    job_extra_directives: list[str] | tuple[str, ...] | None
-    job_directives_skip: list[str] | tuple[str, ...] | None
-    job_script_prologue: list[str] | tuple[str, ...] | str | Path | None
-    env: Mapping[str, str | float] | None
-    python: str | Path | None
-    container: str | Path | None
-    container_runtime: str | int | None
-    container_mounts: list[str] | tuple[str, ...] | None
-    container_args: list[str] | tuple[str, ...] | None
-    stage: str | Path | None
-    shebang: str | None
-    local_directory: str | Path | None
-    interface: str | None
-    ucx_env: Mapping[str, str | float] | None
-    nodes_per_job: int | None
-    nthreads: int | None
-    resources: Mapping[str, float] | None
-    death_timeout: str | float | timedelta | None
-    walltime_margin: str | float | timedelta | None
-    worker_start: Literal["forkserver", "spawn"] | None
-    worker_extra_args: list[str] | tuple[str, ...] | None
-    device_memory_limit: str | float | None
-    rmm_pool_size: str | float | None
-    rmm_maximum_pool_size: str | float | None
-    rmm_managed_memory: bool | None
-    rmm_async: bool | None
-    rmm_release_threshold: str | float | None
-    enable_cudf_spill: bool | None
-    pre_import: str | int | None
-    enable_tcp_over_ucx: bool | None
-    enable_infiniband: bool | None
-    enable_nvlink: bool | None
-    enable_rdmacm: bool | None
     qos: str | int | None
     reservation: str | int | None
     constraint: str | Path | None
     prefer: str | Path | None
-    partition: str | int | None
-    project: str | int | None
 
 
-class SlurmSchedulerArguments(TypedDict, total=False):
-    queue: str | int | None
-    account: str | int | None
-    walltime: str | timedelta | None
-    cores: int | None
-    memory: str | float | None
-    gpus_per_node: int | None
-    gpu_type: str | int | None
+class SlurmSchedulerArguments(SchedulerArguments, total=False):
     gpu_request: Literal["gres", "gpus-per-node", "gpus", "none"] | None
-    job_extra_directives: list[str] | tuple[str, ...] | None
-    job_directives_skip: list[str] | tuple[str, ...] | None
-    job_script_prologue: list[str] | tuple[str, ...] | str | Path | None
-    env: Mapping[str, str | float] | None
-    python: str | Path | None
-    container: str | Path | None
-    container_runtime: str | int | None
-    container_mounts: list[str] | tuple[str, ...] | None
-    container_args: list[str] | tuple[str, ...] | None
-    stage: str | Path | None
-    shebang: str | None
-    local_directory: str | Path | None
-    interface: str | None
-    ucx_env: Mapping[str, str | float] | None
-    dashboard_address: str | None
     qos: str | int | None
     reservation: str | int | None
     constraint: str | Path | None
     prefer: str | Path | None
-    partition: str | int | None
-    project: str | int | None
 
 
 class SlurmArguments(ClusterArguments, SlurmWorkerArguments, total=False):
     pass
 
 
-class PBSWorkerArguments(TypedDict, total=False):
-    queue: str | int | None
-    account: str | int | None
-    walltime: str | timedelta | None
-    cores: int | None
-    memory: str | float | None
-    gpus_per_node: int | None
-    gpu_type: str | int | None
-    gpu_request: Literal["none"] | None
-    job_extra_directives: list[str] | tuple[str, ...] | None
-    job_directives_skip: list[str] | tuple[str, ...] | None
-    job_script_prologue: list[str] | tuple[str, ...] | str | Path | None
-    env: Mapping[str, str | float] | None
-    python: str | Path | None
-    container: str | Path | None
-    container_runtime: str | int | None
-    container_mounts: list[str] | tuple[str, ...] | None
-    container_args: list[str] | tuple[str, ...] | None
-    stage: str | Path | None
-    shebang: str | None
-    local_directory: str | Path | None
-    interface: str | None
-    ucx_env: Mapping[str, str | float] | None
-    nodes_per_job: int | None
-    nthreads: int | None
-    resources: Mapping[str, float] | None
-    death_timeout: str | float | timedelta | None
-    walltime_margin: str | float | timedelta | None
-    worker_start: Literal["forkserver", "spawn"] | None
-    worker_extra_args: list[str] | tuple[str, ...] | None
-    device_memory_limit: str | float | None
-    rmm_pool_size: str | float | None
-    rmm_maximum_pool_size: str | float | None
-    rmm_managed_memory: bool | None
-    rmm_async: bool | None
-    rmm_release_threshold: str | float | None
-    enable_cudf_spill: bool | None
-    pre_import: str | int | None
-    enable_tcp_over_ucx: bool | None
-    enable_infiniband: bool | None
-    enable_nvlink: bool | None
-    enable_rdmacm: bool | None
+class PBSWorkerArguments(WorkerArguments, total=False):
     select_extra: str | None
     resource_list: Mapping[str, str | int] | None
     place: str | int | None
     pbs_shape: Literal["select", "flat"] | None
     pbs_launcher: str | None
-    partition: str | int | None
-    project: str | int | None
-
-
-class PBSSchedulerArguments(TypedDict, total=False):
-    queue: str | int | None
-    account: str | int | None
-    walltime: str | timedelta | None
-    cores: int | None
-    memory: str | float | None
-    gpus_per_node: int | None
-    gpu_type: str | int | None
     gpu_request: Literal["none"] | None
-    job_extra_directives: list[str] | tuple[str, ...] | None
-    job_directives_skip: list[str] | tuple[str, ...] | None
-    job_script_prologue: list[str] | tuple[str, ...] | str | Path | None
-    env: Mapping[str, str | float] | None
-    python: str | Path | None
-    container: str | Path | None
-    container_runtime: str | int | None
-    container_mounts: list[str] | tuple[str, ...] | None
-    container_args: list[str] | tuple[str, ...] | None
-    stage: str | Path | None
-    shebang: str | None
-    local_directory: str | Path | None
-    interface: str | None
-    ucx_env: Mapping[str, str | float] | None
-    dashboard_address: str | None
+
+
+class PBSSchedulerArguments(SchedulerArguments, total=False):
     select_extra: str | None
     resource_list: Mapping[str, str | int] | None
     place: str | int | None
     pbs_shape: Literal["select", "flat"] | None
-    partition: str | int | None
-    project: str | int | None
+    gpu_request: Literal["none"] | None
 
 
 class PBSArguments(ClusterArguments, PBSWorkerArguments, total=False):
     pass
 
 
-class LocalWorkerArguments(TypedDict, total=False):
-    queue: str | int | None
-    account: str | int | None
-    walltime: str | timedelta | None
-    cores: int | None
-    memory: str | float | None
-    gpus_per_node: int | None
-    gpu_type: str | int | None
+class LocalWorkerArguments(WorkerArguments, total=False):
     gpu_request: Literal["none"] | None
-    job_extra_directives: list[str] | tuple[str, ...] | None
-    job_directives_skip: list[str] | tuple[str, ...] | None
-    job_script_prologue: list[str] | tuple[str, ...] | str | Path | None
-    env: Mapping[str, str | float] | None
-    python: str | Path | None
-    container: str | Path | None
-    container_runtime: str | int | None
-    container_mounts: list[str] | tuple[str, ...] | None
-    container_args: list[str] | tuple[str, ...] | None
-    stage: str | Path | None
-    shebang: str | None
-    local_directory: str | Path | None
-    interface: str | None
-    ucx_env: Mapping[str, str | float] | None
-    nodes_per_job: int | None
-    nthreads: int | None
-    resources: Mapping[str, float] | None
-    death_timeout: str | float | timedelta | None
-    walltime_margin: str | float | timedelta | None
-    worker_start: Literal["forkserver", "spawn"] | None
-    worker_extra_args: list[str] | tuple[str, ...] | None
-    device_memory_limit: str | float | None
-    rmm_pool_size: str | float | None
-    rmm_maximum_pool_size: str | float | None
-    rmm_managed_memory: bool | None
-    rmm_async: bool | None
-    rmm_release_threshold: str | float | None
-    enable_cudf_spill: bool | None
-    pre_import: str | int | None
-    enable_tcp_over_ucx: bool | None
-    enable_infiniband: bool | None
-    enable_nvlink: bool | None
-    enable_rdmacm: bool | None
-    partition: str | int | None
-    project: str | int | None
 
 
-class LocalSchedulerArguments(TypedDict, total=False):
-    queue: str | int | None
-    account: str | int | None
-    walltime: str | timedelta | None
-    cores: int | None
-    memory: str | float | None
-    gpus_per_node: int | None
-    gpu_type: str | int | None
+class LocalSchedulerArguments(SchedulerArguments, total=False):
     gpu_request: Literal["none"] | None
-    job_extra_directives: list[str] | tuple[str, ...] | None
-    job_directives_skip: list[str] | tuple[str, ...] | None
-    job_script_prologue: list[str] | tuple[str, ...] | str | Path | None
-    env: Mapping[str, str | float] | None
-    python: str | Path | None
-    container: str | Path | None
-    container_runtime: str | int | None
-    container_mounts: list[str] | tuple[str, ...] | None
-    container_args: list[str] | tuple[str, ...] | None
-    stage: str | Path | None
-    shebang: str | None
-    local_directory: str | Path | None
-    interface: str | None
-    ucx_env: Mapping[str, str | float] | None
-    dashboard_address: str | None
-    partition: str | int | None
-    project: str | int | None
 
 
 class LocalArguments(ClusterArguments, LocalWorkerArguments, total=False):

@@ -14,28 +14,18 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from hpcgpu.display.jobinfo import JobInfo
-from hpcgpu.display.summary import summary
-from hpcgpu.display.words import MANY
+from hpcgpu.display.job_info import JobInfo
+from hpcgpu.display.job_summary import summary
+from hpcgpu.display.words import MANY, duration
 from hpcgpu.posix.printable import printable
 
-__all__ = ["Progress", "duration", "ending", "waiting_for"]
-
 _NUMBERS = re.compile(r"(for|within) [\d hmins]+|\d+ s (ago|after)")
-
-
-def duration(seconds: float) -> str:
-    """Return a duration for people: ``42 s``, ``3 min``, ``2 h 05 min``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def waiting_for(jobs: Iterable[JobInfo]) -> str:
     """Describe the jobs that a program waits for: name, state, how long, why; the first three in full.
 
-    Of more than twenty, say how many are in each state and why.
+    For more than twenty jobs, describe how many are in each state, and why.
     """
     listed = list(jobs)
     if len(listed) > MANY:
@@ -58,6 +48,12 @@ def ending(ids: Sequence[str]) -> str:
     return f"{'jobs' if len(ids) > 1 else 'job'} {' '.join(ids[:5])}{more}"
 
 
+def ipython() -> Any:
+    """Return the shell of IPython or of a Jupyter kernel; None in another program."""
+    module = sys.modules.get("IPython")
+    return module.get_ipython() if module is not None else None
+
+
 class _Cell:
     """A line in the output of a notebook's cell, which changes in place. It needs IPython alone, no widget.
 
@@ -77,7 +73,7 @@ class _Cell:
         if line == self._line:
             return
         content, self._line = {"text/plain": f"hpcgpu: {line}"}, line
-        with contextlib.suppress(Exception):  # a kernel that is ending; what is waited for must not fail because of it
+        with contextlib.suppress(Exception):  # the kernel may be ending, and the wait must not fail
             if self._handle is None:
                 self._handle = self._display(content, raw=True, display_id=True)
             else:
@@ -85,10 +81,8 @@ class _Cell:
 
 
 def _cell() -> _Cell | None:
-    """Return the output of the cell that runs, None outside of a notebook. It imports nothing there."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is None or getattr(shell, "kernel", None) is None:
+    """Return the output of the running cell; None outside of a notebook, where nothing is imported."""
+    if getattr(ipython(), "kernel", None) is None:
         return None
     from IPython.display import display
 
@@ -116,7 +110,7 @@ class Progress:
         self._cell = None if quiet else _cell()
         self._what, self._begun = "", clock()
         self._printed = ("", -1e9)
-        #: What is left of what was waited for, where the wait ends before its time; empty if nothing is.
+        #: What remains if the wait ends early; empty if nothing remains.
         self.left = ""
 
     def __enter__(self) -> Progress:
@@ -127,7 +121,7 @@ class Progress:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-        if self._cell is not None and self._what:  # it stays in the cell, so it must be true from now on
+        if self._cell is not None and self._what:  # the line stays in the cell, so it must remain true
             how = "done" if kind is None and not self.left else "not done"
             how += f", {printable(self.left)} left" * bool(self.left)
             self._cell.show(f"{self._what}: {how}, after {duration(self.clock() - self._begun)}")
@@ -135,8 +129,9 @@ class Progress:
     def update(self, what: str, detail: str = "") -> None:
         """Show ``what: detail``.
 
-        In a notebook the cell has one line, which changes. Away from both a line is printed when `what` changes, when
-        `detail` changes in more than its numbers (but not more often than each 10 s), and each minute.
+        In a notebook the cell has one line, which changes. If neither a terminal nor a notebook is there, a line is
+        printed when `what` changes, when `detail` changes in more than its numbers (at most every 10 s), and every
+        minute.
         """
         if self.quiet:
             return

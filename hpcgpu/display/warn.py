@@ -8,20 +8,18 @@ from types import FrameType
 
 from hpcgpu.errors import ClusterWarning
 
-__all__ = ["warn"]
-
-#: Modules that call this package without a line of the user: the event loop in its thread, the command line.
+#: Modules that call this package without a line of the user's code: the event loop in its thread, the command line.
 _NO_USER = ("asyncio", "threading", "tornado", "click")
-#: The file of a warning that no line of the user led to.
+#: The file of a warning that no line of the user's code caused.
 _NOWHERE = "hpcgpu"
 _before = warnings.formatwarning
 
 
 def warn(message: str) -> None:
-    """Warn about a cluster, at the line of the user's program that led to it.
+    """Warn about a cluster, at the line of the user's program that caused the warning.
 
-    `warnings.warn` prints the source line that it finds by a fixed number of frames: from the event loop's thread that
-    is a line of this package, which does not help the user.
+    `warnings.warn` finds the source line by a fixed number of frames. In the event loop's thread this is a line of this
+    package, which does not help the user.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _package(frame) in ("hpcgpu", "distributed"):
@@ -36,7 +34,7 @@ def warn(message: str) -> None:
 def _format(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Leave out the line of a warning that has none; `warnings.formatwarning` may be replaced."""
+    """Format a warning without a source line if it has none; another package may have replaced `formatwarning`."""
     if filename == _NOWHERE:
         return f"{category.__name__}: {message}\n"
     return _before(message, category, filename, lineno, line)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["MANY", "counted", "listed"]
-
 #: More jobs than this are summarised.
 MANY = 20
-#: Of these so many are named.
+#: If there are more, this many are named.
 _NAMED = 5
 
 
@@ -29,8 +27,16 @@ def counted(number: float, noun: str, plural: str = "") -> str:
 
 
 def listed(words: Iterable[str], separator: str = " ") -> str:
-    """Return words in a row; of more than twenty the first five, and how many there are besides."""
+    """Return words in a row; for more than twenty, the first five and the number of the others."""
     every = list(words)
     if len(every) <= MANY:
         return separator.join(every)
     return f"{separator.join(every[:_NAMED])} and {len(every) - _NAMED} more"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for people: ``42 s``, ``3 min``, ``2 h 05 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"

@@ -1,1 +1,1 @@
-"""Which protocol and which interface the workers of a cluster use. Runs inside jobs, where this can be seen."""
+"""Protocol and network interface of a cluster's workers. Runs inside jobs, where the network can be examined."""

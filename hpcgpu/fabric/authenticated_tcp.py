@@ -1,11 +1,12 @@
 """TCP connections of Dask that are authenticated, but not encrypted: scheme ``authenticated``.
 
 Both sides do the mutual challenge of `hpcgpu.fabric.authentication` before distributed reads a message, because reading
-a message unpickles it. What follows is distributed's own TCP, at its speed: neither encrypted nor signed.
+a message unpickles it. After the challenge the connection is distributed's own TCP, at full speed: neither encrypted
+nor signed.
 
-The scheme is one of its own, and not ``tcp``. So a process that has no key, or that does not know the scheme, can
-neither listen nor connect without the challenge by mistake. A process that has the key refuses ``tcp``, as one that
-has TLS does: no option, argument or member can bring it to listen or to connect without the challenge.
+The scheme is not ``tcp`` but a separate one. So a process without the key, or without this scheme, cannot skip the
+challenge by mistake when it listens or connects. A process that has the key refuses ``tcp``, like a process that has
+TLS: no option, argument or member of the cluster can make it listen or connect without the challenge.
 """
 
 from __future__ import annotations
@@ -26,16 +27,15 @@ from tornado.iostream import IOStream, StreamClosedError
 
 from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import authentication
-from hpcgpu.fabric.authentication import OWN_HOST, place
-from hpcgpu.fabric.strangers import Strangers, time_limit
-
-__all__ = ["Backend", "install"]
+from hpcgpu.fabric.authentication import OWN_HOST, signed_address
+from hpcgpu.fabric.listening import Comm, GuardedListener
+from hpcgpu.fabric.strangers import time_limit
 
 _SCHEME = "authenticated"
 
 
 class _Stream:
-    """A stream, as the challenge uses it: messages of known size, and not a byte more is read."""
+    """A stream for the challenge: it reads messages of known size, and no byte more."""
 
     def __init__(self, stream: IOStream) -> None:
         self._stream = stream
@@ -51,7 +51,7 @@ class _Stream:
 
 
 def _key(connection_args: Mapping[str, Any], address: str) -> bytes:
-    """Return the key of a connection. It is not that of UCX, so no message of one can be used with the other."""
+    """Return the key of a connection. It differs from UCX's key, so no message of one works with the other."""
     key = authentication.key_of(connection_args)
     if key is None:
         raise FatalCommClosedError(
@@ -63,29 +63,30 @@ def _key(connection_args: Mapping[str, Any], address: str) -> bytes:
 
 class _Connector(tcp.TCPConnector):  # type: ignore[misc]
     prefix = f"{_SCHEME}://"
+    comm_class = Comm
 
     async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
         where = self.prefix + address
         key = _key(connection_args, where)
         comm = await super().connect(address, deserialize, **connection_args)
         try:
-            dialled = place(*comm.stream.socket.getpeername()[:2])
+            dialled = signed_address(*comm.stream.socket.getpeername()[:2])
             await asyncio.wait_for(authentication.connect(_Stream(comm.stream), key, dialled), time_limit())
         except AuthenticationError as error:
             comm.abort()
             raise FatalCommClosedError(f"{where}: {error}") from error
-        except (StreamClosedError, AttributeError) as error:  # a stream that was closed has no socket
+        except (StreamClosedError, AttributeError) as error:  # a closed stream has no socket
             comm.abort()
             raise CommClosedError(
                 f"{where}: the other side closed the connection before it was authenticated: its log says why"
             ) from error
-        except BaseException:  # distributed cancels what takes long
+        except BaseException:  # distributed cancels a connection that takes long
             comm.abort()
             raise
-        return comm
+        return comm.add_to_handshake(connection_args)
 
 
-class _Listener(tcp.TCPListener):  # type: ignore[misc]
+class _Listener(GuardedListener, tcp.TCPListener):  # type: ignore[misc]
     prefix = f"{_SCHEME}://"
 
     def __init__(self, address: str, *arguments: Any, **named: Any) -> None:
@@ -93,80 +94,74 @@ class _Listener(tcp.TCPListener):  # type: ignore[misc]
         if named.get("default_host") is None and OWN_HOST in os.environ:
             named["default_host"] = os.environ[OWN_HOST]
         super().__init__(address, *arguments, **named)
-        self._strangers = Strangers()
 
-    async def start(self) -> None:
-        await super().start()
-        self._strangers.hold_back(self.tcp_server)
-
-    def stop(self) -> None:
-        super().stop()
-        self._strangers.close()
-
-    async def _prepare_stream(self, stream: IOStream, address: str) -> IOStream | None:
-        if self.tcp_server is None:  # stopped after this connection was accepted
-            stream.close()
-            return None
+    async def admit(self, stream: IOStream, address: str) -> IOStream | None:
         side, limit = _Stream(stream), time_limit()
         self._strangers.add(stream, parse_host_port(address.partition("://")[2])[0])
         try:
-            own = place(*stream.socket.getsockname()[:2])
+            own = signed_address(*stream.socket.getsockname()[:2])
             await asyncio.wait_for(authentication.accept(side, self._key, [own]), limit)
         except TimeoutError:
             why = f"it did not authenticate itself within {limit:g} s"
         except AuthenticationError as error:
             why = str(error)
-        except (StreamClosedError, OSError, AttributeError, ValueError):  # AttributeError: it was closed meanwhile
+        except (StreamClosedError, OSError, AttributeError, ValueError):  # AttributeError: it is closed by now
             by_peer = side.begun and stream in self._strangers
             why = "it closed the connection before it was authenticated" if by_peer else ""
         else:
-            return None if stream.closed() else stream
+            return stream
         finally:
             self._strangers.remove(stream)
         stream.close()
-        if why:  # who only looks whether somebody listens is no error
+        if why:  # a peer that only tests whether the port listens is no error
             self._strangers.refuse(address, why)
         return None
 
 
 class Backend(tcp.TCPBackend):  # type: ignore[misc]
-    """The scheme, as distributed has it registered."""
+    """The scheme, registered with distributed."""
 
-    _connector_class = _Connector
-    _listener_class = _Listener
+    def get_connector(self) -> _Connector:
+        """Return what makes connections."""
+        return _Connector()
 
-
-class _NeverPlain:
-    """A connector or listener of plain TCP that refuses who has the key of a cluster.
-
-    What a process may do that has the key and TLS, Dask's option ``distributed.comm.require-encryption`` says.
-    """
-
-    def _check_encryption(self, address: str, connection_args: Mapping[str, Any]) -> None:
-        super()._check_encryption(address, connection_args)  # type: ignore[misc]
-        encrypts = authentication.ARGUMENT not in connection_args and dask.config.get(
-            "distributed.comm.require-encryption", None
-        )
-        if not encrypts and authentication.key_of(connection_args) is not None:
-            raise RuntimeError(
-                f"the connections of this cluster are authenticated, refusing communication from/to tcp://{address}"
-            )
-
-
-class _PlainConnector(_NeverPlain, tcp.TCPConnector):  # type: ignore[misc]
-    pass
-
-
-class _PlainListener(_NeverPlain, tcp.TCPListener):  # type: ignore[misc]
-    pass
+    def get_listener(self, *arguments: Any, **named: Any) -> _Listener:
+        """Return what listens on an address."""
+        return _Listener(*arguments, **named)
 
 
 class _PlainBackend(tcp.TCPBackend):  # type: ignore[misc]
-    _connector_class = _PlainConnector
-    _listener_class = _PlainListener
+    """Plain TCP, which a process with the key of a cluster refuses."""
+
+    def get_connector(self) -> _PlainConnector:
+        return _PlainConnector()
+
+    def get_listener(self, loc: str, *arguments: Any, **named: Any) -> Any:
+        _refuse_plain(loc, named)
+        return super().get_listener(loc, *arguments, **named)
+
+
+class _PlainConnector(tcp.TCPConnector):  # type: ignore[misc]
+    async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
+        _refuse_plain(address, connection_args)
+        return await super().connect(address, deserialize, **connection_args)
+
+
+def _refuse_plain(address: str, connection_args: Mapping[str, Any]) -> None:
+    """Raise if this process has the key of a cluster whose connections are authenticated.
+
+    If the process also has TLS, Dask's option ``distributed.comm.require-encryption`` decides instead.
+    """
+    encrypts = authentication.ARGUMENT not in connection_args and dask.config.get(
+        "distributed.comm.require-encryption", None
+    )
+    if not encrypts and authentication.key_of(connection_args) is not None:
+        raise RuntimeError(
+            f"the connections of this cluster are authenticated, refusing communication from/to tcp://{address}"
+        )
 
 
 def install() -> None:
-    """Let distributed know the scheme, and refuse plain TCP to who has a key, from now on."""
+    """Register the scheme with distributed, and refuse plain TCP in a process that has a key, from now on."""
     backends[_SCHEME] = Backend()
     backends["tcp"] = _PlainBackend()

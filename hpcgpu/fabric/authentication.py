@@ -1,11 +1,11 @@
-"""Mutual authentication of UCX connections, which UCX itself does not have.
+"""Mutual authentication of UCX connections; UCX itself has none.
 
-A peer outside the cluster is refused before anything is read from it.
+A peer outside the cluster is refused before distributed reads anything from it.
 
-Each side proves that it knows the cluster's key, by three raw messages of fixed size, before distributed reads a frame;
-reading one unpickles. The key is never sent. Nonces are fresh on both sides. The roles and the address that the
-connector used are part of what is signed. So nobody can replay or reflect a message, or relay it from an address where
-a member of the cluster listened before. What follows on the connection is neither encrypted nor signed.
+Each side proves that it knows the cluster's key, by three raw messages of fixed size, before distributed reads a frame,
+because reading a frame unpickles it. The key is never sent. Nonces are fresh on both sides. The signed text contains
+the roles and the address that the connector used. So nobody can replay or reflect a message, or relay it from an
+address where a member of the cluster listened before. All later data on the connection is neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -24,27 +24,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpcgpu.errors import AuthenticationError
-from hpcgpu.fabric import ending, endpoints, interfaces
-from hpcgpu.posix import checked
-
-__all__ = [
-    "ARGUMENT",
-    "OWN_HOST",
-    "VARIABLE",
-    "Connector",
-    "Listener",
-    "accept",
-    "connect",
-    "install",
-    "key_of",
-    "place",
-]
+from hpcgpu.fabric import interface_addresses, ucx_endpoints, ucx_exit
+from hpcgpu.posix import checked_files
 
 #: Variable of a process in a job: path of the file that holds the key.
 VARIABLE = "HPCGPU_UCX_KEY"
-#: Variable of a worker's process: the address of its node by which others reach it, where it listens on all.
+#: Variable of a worker's process that listens on all addresses: the address by which others reach its node.
 OWN_HOST = "HPCGPU_OWN_HOST"
-#: Name under which `hpcgpu.store.credentials.security` passes the key on to connections.
+#: Name under which `hpcgpu.store.certificates_and_keys.security` passes the key on to connections.
 ARGUMENT = "hpcgpu_ucx_key"
 
 _MAGIC = b"hpcgpu ucx 2\0\0\0\0"
@@ -54,12 +41,12 @@ _PROOF = 32
 _PLACE = 18
 _HELLO = len(_MAGIC) + _NONCE + _PLACE
 _CHALLENGE = len(_MAGIC) + _NONCE + _PROOF
-#: Seconds that the other side may take for all of it.
+#: Seconds that the other side may take for the whole authentication.
 TIMEOUT = 10.0
 
 
 class _Stranger:
-    """A UCX connection, as `Strangers` counts it."""
+    """A UCX connection that `Strangers` can count."""
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
@@ -77,7 +64,7 @@ class _Endpoint(Protocol):
     async def recv(self, buffer: Any) -> Any: ...
 
 
-def place(host: str, port: int) -> bytes:
+def signed_address(host: str, port: int) -> bytes:
     """Return an address in the form that is signed: 16 bytes of IPv6 and 2 bytes of the port.
 
     IPv4 is mapped to IPv6. All loopback addresses are the same, because they mean the machine itself.
@@ -100,7 +87,7 @@ def _proof(key: bytes, role: bytes, hello: bytes, listener_nonce: bytes) -> byte
 
 
 class Connector:
-    """The side that connects, without I/O: `hello` is sent, the answer goes to `respond`, whose result is sent.
+    """The side that connects, without I/O: send `hello`, pass the answer to `respond`, send its result.
 
     Parameters
     ----------
@@ -137,7 +124,7 @@ class Connector:
 class Listener:
     """The side that listens, without I/O.
 
-    The first message goes to `challenge`, whose result is sent. The answer goes to `check`.
+    Pass the first message to `challenge` and send its result. Pass the answer to `check`.
 
     Parameters
     ----------
@@ -204,12 +191,12 @@ async def accept(endpoint: _Endpoint, key: bytes, own: Collection[bytes]) -> Non
 
 async def _receive(endpoint: _Endpoint, size: int) -> bytes:
     buffer = bytearray(size)
-    await endpoint.recv(buffer)  # a longer message is an error to UCX, of a shorter one the rest stays zero
+    await endpoint.recv(buffer)  # a longer message is an error of UCX; a shorter one leaves zeros at the end
     return bytes(buffer)
 
 
 def _key_of_process() -> bytes | None:
-    """Return the key of a process in a job; None if it has none, as without ``security``."""
+    """Return the key of a process in a job; None if it has none, for example without ``security``."""
     path = os.environ.get(VARIABLE)
     return _read_key(path) if path else None
 
@@ -218,7 +205,7 @@ def _key_of_process() -> bytes | None:
 def _read_key(path: str) -> bytes:
     """Read a key, once: a process still connects to its peers after the cluster's files are removed."""
     try:
-        key = bytes.fromhex(checked.read(Path(path)).decode())
+        key = bytes.fromhex(checked_files.read(Path(path)).decode())
     except ValueError:
         key = b""
     if len(key) != _KEY:
@@ -230,7 +217,7 @@ def _read_key(path: str) -> bytes:
 
 
 def key_of(connection_args: Mapping[str, Any]) -> bytes | None:
-    """Return the key of a connection: of its security, else of the process; None where there is none."""
+    """Return the key of a connection: its security's key, else that of the process; None if there is none."""
     key = connection_args.get(ARGUMENT)
     return bytes(key) if key is not None else _key_of_process()
 
@@ -246,40 +233,20 @@ def install() -> None:
     if importlib.util.find_spec("distributed_ucxx") is not None and not getattr(
         backends.get("ucx"), "authenticates", False
     ):
-        backends["ucx"] = _backend()
+        backends["ucx"] = _LazyBackend()
 
 
-def _backend() -> Any:
-    from distributed.comm.registry import Backend
+class _LazyBackend:
+    """Passes every call to the backend of distributed-ucxx, with connectors and listeners that authenticate."""
 
-    class LazyBackend(Backend):  # type: ignore[misc]
-        """Hands every call on to the backend of distributed-ucxx, with connectors and listeners that authenticate."""
+    authenticates = True
 
-        authenticates = True
+    @functools.cached_property
+    def _real(self) -> Any:
+        return _authenticated()
 
-        @functools.cached_property
-        def _real(self) -> Any:
-            return _authenticated()
-
-        def get_connector(self) -> Any:
-            return self._real.get_connector()
-
-        def get_listener(self, *arguments: Any, **connection_args: Any) -> Any:
-            return self._real.get_listener(*arguments, **connection_args)
-
-        def get_address_host(self, loc: str) -> Any:
-            return self._real.get_address_host(loc)
-
-        def get_address_host_port(self, loc: str) -> Any:
-            return self._real.get_address_host_port(loc)
-
-        def resolve_address(self, loc: str) -> Any:
-            return self._real.resolve_address(loc)
-
-        def get_local_address_for(self, loc: str) -> Any:
-            return self._real.get_local_address_for(loc)
-
-    return LazyBackend()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
 
 
 def _broken() -> Any:
@@ -302,7 +269,7 @@ def _connector() -> Any:
             host, port = parse_host_port(address)
             try:
                 ipaddress.ip_address(host.split("%")[0])
-            except ValueError:  # what is signed must be what is dialled
+            except ValueError:  # the signed address must be the address that is dialled
                 [(*_, found), *_] = await asyncio.get_running_loop().getaddrinfo(
                     host, port, family=socket.AF_INET, type=socket.SOCK_STREAM
                 )
@@ -310,13 +277,13 @@ def _connector() -> Any:
             address = unparse_host_port(host, port)
             try:
                 comm = await super().connect(address, deserialize, **connection_args)
-            # distributed-ucxx lets some through, and distributed tries again what is an OSError
+            # distributed-ucxx lets some errors through, and distributed retries after an OSError
             except ucxx.exceptions.UCXError as error:
                 raise CommClosedError(f"ucx://{address}: {str(error) or type(error).__name__}") from error
             if key is None:
                 return comm
             try:
-                await asyncio.wait_for(connect(comm.ep, key, place(host, port)), TIMEOUT)
+                await asyncio.wait_for(connect(comm.ep, key, signed_address(host, port)), TIMEOUT)
             except AuthenticationError as error:
                 comm.abort()
                 raise FatalCommClosedError(f"ucx://{address}: {error}") from error
@@ -340,22 +307,22 @@ def _listener() -> Any:
     class AuthenticatedListener(UCXXListener):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
-            self._strangers = Strangers()
+            self._named, self._strangers = named, Strangers()
 
         def stop(self) -> None:
             super().stop()
             self._strangers.close()
 
         async def on_connection(self, comm: Any, handshake_overrides: dict[str, Any] | None = None) -> None:
-            key = key_of(self.connection_args)
+            key = key_of(self._named)
             if key is not None:
-                peer, stranger = endpoints.query(comm.ep).peer or "an unknown address", _Stranger(comm)
+                peer, stranger = ucx_endpoints.query(comm.ep).peer or "an unknown address", _Stranger(comm)
                 self._strangers.add(stranger, peer.rpartition(":")[0])
                 try:
-                    own = {place(host, self.port) for host in interfaces.every_address()}
+                    own = {signed_address(host, self.port) for host in interface_addresses.every_address()}
                     await asyncio.wait_for(accept(comm.ep, key, own), TIMEOUT)
                 except (AuthenticationError, *_broken()) as error:
-                    if stranger in self._strangers:  # else it was told that there are too many
+                    if stranger in self._strangers:  # else there were too many, which is logged already
                         why = str(error) or (
                             "the peer sent nothing" if isinstance(error, TimeoutError) else type(error).__name__
                         )
@@ -373,11 +340,11 @@ def _authenticated() -> Any:
     from dask import config
     from distributed_ucxx.ucxx import UCXXBackend
 
-    from hpcgpu.fabric import settings
+    from hpcgpu.fabric import ucx_settings
 
-    # before ucxx is imported: a client has not got it from a job
-    os.environ.update(settings.memory_type_cache(os.environ, config.get("distributed-ucxx", None) or {}))
-    ending.spare_ucx()
+    # before ucxx is imported: a client has no job that sets it
+    os.environ.update(ucx_settings.memory_type_cache(os.environ, config.get("distributed-ucxx", None) or {}))
+    ucx_exit.spare_ucx()
     connector, listener = _connector(), _listener()
 
     class AuthenticatedBackend(UCXXBackend):  # type: ignore[misc]

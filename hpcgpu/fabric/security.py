@@ -12,12 +12,8 @@ from typing import Any
 from distributed.security import Security
 
 from hpcgpu.fabric import authenticated_tcp, authentication, tls
-from hpcgpu.fabric.gpus import gpus_on_node
-
-__all__ = ["HAS_GPU", "ClusterSecurity"]
-
-#: What a client says of itself when it connects.
-HAS_GPU = "hpcgpu-has-gpu"
+from hpcgpu.fabric.listening import HAS_GPU
+from hpcgpu.fabric.node_gpus import gpus_on_node
 
 
 @functools.cache
@@ -27,15 +23,16 @@ def _holds_gpu_objects() -> bool:
 
 
 class ClusterSecurity(Security):  # type: ignore[misc]
-    """Security that also authenticates UCX connections, and whose TCP connections are those of `hpcgpu.fabric.tls`, or,
-    without `files`, of `hpcgpu.fabric.authenticated_tcp`.
+    """Security that also authenticates UCX connections.
+
+    Its TCP connections are those of `hpcgpu.fabric.tls`; without `files`, those of `hpcgpu.fabric.authenticated_tcp`.
 
     Parameters
     ----------
     ucx_key : bytes
         See `hpcgpu.fabric.authentication`.
     **files
-        Of `distributed.security.Security`.
+        Arguments of `distributed.security.Security`.
     """
 
     def __init__(self, ucx_key: bytes, **files: Any) -> None:
@@ -51,14 +48,14 @@ class ClusterSecurity(Security):  # type: ignore[misc]
         A client's arguments say whether it can hold GPU objects.
         """
         arguments = {**self._read(super().get_connection_args, role), authentication.ARGUMENT: self._ucx_key}
-        return {**arguments, "handshake_overrides": {HAS_GPU: _holds_gpu_objects()}} if role == "client" else arguments
+        return {**arguments, HAS_GPU: _holds_gpu_objects()} if role == "client" else arguments
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
         """Return the arguments of a listener in this role."""
         return {**self._read(super().get_listen_args, role), authentication.ARGUMENT: self._ucx_key}
 
     def _read(self, arguments: Callable[[str], dict[str, Any]], role: str) -> dict[str, Any]:
-        """Return what reads the files. Python's ssl does not say which file is not there."""
+        """Return the arguments that distributed makes from the files. Python's ssl does not name a missing file."""
         try:
             return arguments(role)
         except FileNotFoundError as error:

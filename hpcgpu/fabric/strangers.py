@@ -1,14 +1,15 @@
 """Connections to a listener whose other side has not yet proved that it belongs to the cluster.
 
-Everybody who reaches a port can make them, as many as he likes. So a listener
+Anybody who reaches a port can open any number of such connections. So a listener
 
 - keeps a limited number of them at a time, and gives each a limited time,
-- takes few of them in one turn of the event loop, so that what the process is for goes on,
+- accepts few of them in one turn of the event loop, so that the process goes on with its own work,
 - writes a limited number of lines about them into its log, which is in the home directory of the cluster's owner.
 
-If there are too many, the oldest of the address that has most of them is closed, and of those who come from there few
-are let in and the others closed at once. So who floods a port keeps out himself, and a member from the same address
-tries again. If they come from many addresses, as when a thousand workers start, they wait in the kernel in their order.
+If there are too many, the listener closes the oldest connection of the address that has most. It accepts few new
+connections from that address and closes the others at once. So an address that floods a port shuts out only itself, and
+a member of the cluster at the same address tries again. If the connections come from many addresses, as when a thousand
+workers start, they wait in the kernel in their order.
 """
 
 from __future__ import annotations
@@ -17,33 +18,31 @@ import logging
 import resource
 import socket
 import time
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import dask
 from dask.utils import parse_timedelta
 from tornado.ioloop import IOLoop
-from tornado.tcpserver import TCPServer
-
-__all__ = ["Connection", "Refusals", "Strangers", "most_at_a_time", "time_limit"]
 
 logger = logging.getLogger("distributed.hpcgpu")
 
-#: Connections at a time. A member of the cluster needs milliseconds to prove itself, and tries again if it is refused.
+#: Most connections at a time. A member of the cluster authenticates itself in milliseconds, and retries if refused.
 _MOST = 200
-#: Seconds for which a connection is not closed for one from elsewhere, and in which it must be authenticated.
+#: Seconds for which a new connection is kept even if others wait; seconds that it has to authenticate itself.
 _YOUNG, _LIMIT = 0.5, 10.0
-#: Connections of one address that are more than a node of a cluster begins at a time.
+#: Connections from one address: a node of a cluster begins no more than these at a time.
 _FLOOD = 32
-#: Connections that are let in in one turn of the event loop, as each costs about a millisecond of it; and looked at.
+#: Connections in one turn of the event loop: those that are let in, at about a millisecond each, and all accepted ones.
 _LET_IN, _SEEN = 8, 256
-#: Seconds until it is looked again whether there is room.
+#: Most seconds until connections are accepted again.
 _PAUSE = 0.05
-#: Lines in the log, and the seconds that they are for.
+#: Most lines in the log within a period, and the seconds of that period.
 _LINES, _PERIOD = 10, 60.0
 
 
 class Connection(Protocol):
-    """What is counted."""
+    """A connection that `Strangers` counts."""
 
     def close(self) -> None: ...
 
@@ -57,23 +56,23 @@ def most_at_a_time() -> int:
 
 
 def time_limit() -> float:
-    """Return the seconds that a peer has to prove itself; peers of the cluster wait no longer for a connection."""
+    """Return the seconds that a peer has to authenticate itself; the cluster's peers wait no longer to connect."""
     return min(float(parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))), _LIMIT)
 
 
 class Refusals:
-    """Which refused connections are told: ten within a minute."""
+    """Decides which refused connections are logged: ten within a minute."""
 
     def __init__(self) -> None:
         self._until, self._lines, self._left_out = 0.0, 0, 0
 
-    def told(self, now: float) -> int | None:
-        """Return how many were not told since the last that was; None if this one is not told either.
+    def count(self, now: float) -> int | None:
+        """Return how many refusals were not logged since the last logged one; None if this one is not logged either.
 
         Parameters
         ----------
         now : float
-            Seconds of a clock that does not go back.
+            Seconds on a monotonic clock.
         """
         if now >= self._until:
             self._until, self._lines = now + _PERIOD, 0
@@ -89,7 +88,7 @@ class Strangers:
     """The connections of one listener that are not authenticated yet, oldest first; closed ones may be among them."""
 
     def __init__(self) -> None:
-        #: Of each address, without the port, its connections and when they came.
+        #: The connections of each address, without the port, and when each began.
         self._from: dict[str, dict[Connection, float]] = {}
         self._address: dict[Connection, str] = {}
         self._most = most_at_a_time()
@@ -119,36 +118,34 @@ class Strangers:
                 del self._from[address]
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all connections."""
         for connection in list(self._address):
             self._close(connection)
 
     def refuse(self, address: str, why: str) -> None:
-        """Say in the log why a connection was refused, unless many were refused just now."""
-        before = self._refusals.told(time.monotonic())
+        """Log why a connection was refused, unless many were refused just now."""
+        before = self._refusals.count(time.monotonic())
         if before is not None:
             more = f" ({before} more were refused since the last message)" if before else ""
             logger.warning("refused a connection from %s: %s%s", address, why, more)
 
-    def hold_back(self, server: TCPServer) -> None:
-        """Let a server that listens take few connections in one turn of the event loop."""
-        for listening in server._sockets.values():
-            IOLoop.current().remove_handler(listening)
-            _Door(server, listening, self)
+    def hold_back(self, sockets: Iterable[socket.socket]) -> list[socket.socket]:
+        """Return these listening sockets as sockets that accept few connections in one turn of the event loop."""
+        return [_LimitedAcceptor(listening, self) for listening in sockets]
 
     def flooding(self) -> str | None:
-        """Return the address from which too many come, if there is one."""
+        """Return the address that has too many connections, if there is one."""
         most = self._most_from() if self._is_full() else None
         return most if most is not None and len(self._from[most]) > _FLOOD else None
 
     def wait(self, now: float) -> float:
-        """Return the seconds for which all are left in the kernel, as they come from many addresses."""
+        """Return the seconds for which new connections stay in the kernel, if too many come from many addresses."""
         if not self._is_full() or self.flooding() is not None:
             return 0.0
         return max(next(iter(self._from[self._most_from()].values())) + _YOUNG - now, 0.0)
 
     def _is_full(self) -> bool:
-        """Whether there are too many; those that are closed by now are forgotten first."""
+        """Whether there are too many connections; closed ones are removed first."""
         if len(self._address) < self._most:
             return False
         for closed in [connection for connection in self._address if connection.closed()]:
@@ -163,34 +160,51 @@ class Strangers:
         connection.close()
 
 
-class _Door:
-    """Takes the connections of a socket that listens, in the place of tornado, which takes 128 in one turn."""
+class _LimitedAcceptor(socket.socket):
+    """A listening socket that lets in only few connections in one turn of the event loop.
 
-    def __init__(self, server: TCPServer, listening: socket.socket, strangers: Strangers) -> None:
-        self._server, self._listening, self._strangers = server, listening, strangers
-        self._loop = IOLoop.current()
-        self._loop.add_handler(listening, self._accept, IOLoop.READ)
+    In one turn tornado accepts up to 128 connections, or fewer if no more wait. So after a few connections, `accept`
+    says that no more wait.
+    """
 
-    def _accept(self, listening: socket.socket, _: int) -> None:
-        if wait := self._strangers.wait(time.monotonic()):
-            self._loop.update_handler(listening, 0)
-            self._loop.call_later(min(wait, _PAUSE), self._open)
-            return
-        flooding, let_in = self._strangers.flooding(), 0
-        for _ in range(_SEEN):
-            try:
-                connection, address = listening.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            if flooding is not None and address[0] == flooding and let_in >= _LET_IN:
-                connection.close()
-                self._strangers.refuse(flooding, "too many from there do not authenticate themselves")
-                continue
-            let_in += 1
-            self._server._handle_connection(connection, address)
-            if let_in >= _LET_IN and flooding is None:
-                return
+    def __init__(self, listening: socket.socket, strangers: Strangers) -> None:
+        super().__init__(fileno=listening.detach())
+        self.setblocking(False)
+        self._strangers, self._loop = strangers, IOLoop.current()
+        self._seen = self._let_in = 0
+        self._flooding: str | None = None
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return a new connection and its address.
+
+        Raises
+        ------
+        BlockingIOError
+            There is no connection, or enough were accepted in this turn.
+        """
+        if not self._seen:
+            if wait := self._strangers.wait(time.monotonic()):
+                self._loop.update_handler(self, 0)
+                self._loop.call_later(min(wait, _PAUSE), self._open)
+                raise BlockingIOError
+            self._flooding = self._strangers.flooding()
+        try:
+            return self._next()
+        except BlockingIOError:
+            self._seen = self._let_in = 0
+            raise
+
+    def _next(self) -> tuple[socket.socket, Any]:
+        while self._seen < _SEEN and (self._let_in < _LET_IN or self._flooding is not None):
+            connection, address = super().accept()
+            self._seen += 1
+            if self._flooding is None or address[0] != self._flooding or self._let_in < _LET_IN:
+                self._let_in += 1
+                return connection, address
+            connection.close()
+            self._strangers.refuse(self._flooding, "too many from there do not authenticate themselves")
+        raise BlockingIOError
 
     def _open(self) -> None:
-        if self._listening.fileno() != -1:  # the server has not stopped
-            self._loop.update_handler(self._listening, IOLoop.READ)
+        if self.fileno() != -1:  # the server has not stopped
+            self._loop.update_handler(self, IOLoop.READ)

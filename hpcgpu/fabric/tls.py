@@ -1,20 +1,19 @@
-"""Dask's TLS connections, with what is missing upstream: `install` puts our backend in the place of distributed's.
+"""Dask's TLS connections, with fixes that upstream lacks: `install` replaces distributed's backend by ours.
 
-1. **OpenSSL's error queue is empty before we read or write.** OpenSSL asks for that (SSL_get_error(3)), and CPython
-does not see to it
-   (python/cpython#148594): some errors leave entries behind, and every later read in that thread that finds nothing to
-   read yet reports them, on connections that are in order. Since OpenSSL 3.4, a peer that closes without close_notify
-   leaves such an entry.
-2. **A connection ends with close_notify**, so that peers which do not clear the queue, such as a client without hpcgpu,
-get no such entry. 3. **Handshakes have a time limit**: a peer that connects and sends nothing would hold a file
-descriptor forever. A peer that leaves right
-   after the handshake, to see whether a scheduler answers, is not an error.
+1. **OpenSSL's error queue is empty before we read or write.** OpenSSL requires this (SSL_get_error(3)), but CPython
+   does not do it (python/cpython#148594). Some errors leave entries in the queue. Every later read in that thread that
+   finds no data yet reports them, also on an intact connection. Since OpenSSL 3.4, a peer that closes without
+   close_notify leaves such an entry.
+2. **A connection ends with close_notify.** So peers that do not clear the queue, such as a client without hpcgpu, get
+   no such entry.
+3. **Handshakes have a time limit.** Without it, a peer that connects and sends nothing would hold a file descriptor
+   forever. A peer that leaves right after the handshake only tests whether a scheduler answers; this is no error.
 4. **If a certificate has expired or is not yet valid, the error says so.**
 
-The queue is cleared without private names and without OpenSSL's library, which may be hidden in Python: a handshake
-clears the queue before all else (``state_machine`` in ssl/statem/statem.c), and a server whose client says nothing,
-asked to go on with its handshake, does nothing more. That takes 1 µs. `ssl.SSLContext.sslsocket_class`, which is
-public, gives connections our class of socket.
+The queue is cleared without private names and without OpenSSL's library, which may be hidden in Python. A handshake
+clears the queue first (``state_machine`` in ssl/statem/statem.c). So `clear_errors` continues the handshake of a server
+whose client sends nothing: nothing else happens. That takes 1 µs. `ssl.SSLContext.sslsocket_class`, which is public,
+gives connections our class of socket.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from distributed.comm import tcp
 from distributed.comm.addressing import parse_host_port
 from distributed.comm.core import CommClosedError, FatalCommClosedError
 from distributed.comm.registry import backends
+from tornado.iostream import IOStream, SSLIOStream
 
-from hpcgpu.fabric import certificates
-from hpcgpu.fabric.strangers import Strangers, time_limit
-
-__all__ = ["Socket", "clear_errors", "install"]
+from hpcgpu.fabric import certificate_errors
+from hpcgpu.fabric.listening import Comm, GuardedListener
+from hpcgpu.fabric.strangers import time_limit
 
 
 class _Idle(threading.local):
-    """A server whose client never comes; one for each thread, as OpenSSL's objects are not for two at a time."""
+    """A server without a client; one for each thread, because two threads may not use one OpenSSL object at a time."""
 
     def __init__(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -63,15 +62,15 @@ def _result(end: OSError | int) -> int:
 
 
 class Socket(ssl.SSLSocket):
-    """A TLS socket that does not see errors of other sockets, leaves none for them, and sends close_notify."""
+    """A TLS socket that reads no errors of other sockets, leaves no errors for them, and sends close_notify."""
 
     #: The process that made the connection: a forked child that closes its copy must not end it.
     _process: int | None = None
-    #: How the connection ended while data was returned that came before: the next `recv_into` says so.
+    #: How the connection ended, if earlier data had to be returned first: the next `recv_into` reports it.
     _end: OSError | int | None = None
 
     def do_handshake(self, block: bool = False) -> None:
-        """As that of `ssl.SSLSocket`; OpenSSL itself clears the queue first."""
+        """Do as `ssl.SSLSocket.do_handshake`; OpenSSL itself clears the queue first."""
         self._process = os.getpid()
         try:
             super().do_handshake(block)
@@ -80,7 +79,7 @@ class Socket(ssl.SSLSocket):
             raise
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        """As that of `ssl.SSLSocket`, but fill the buffer as far as data is there, not only with one record of 16 KiB.
+        """Do as `ssl.SSLSocket.recv_into`, but return all data that is there, not only one record of 16 KiB.
 
         Tornado and asyncio take several times as long for one call as OpenSSL takes for one record.
         """
@@ -95,7 +94,7 @@ class Socket(ssl.SSLSocket):
                     with view[count:wanted] as rest:
                         received = super().recv_into(rest, len(rest), flags)
                 except OSError as error:
-                    if not isinstance(error, ssl.SSLWantReadError):  # that is the most frequent, and leaves no entry
+                    if not isinstance(error, ssl.SSLWantReadError):  # the most frequent one; it leaves no entry
                         clear_errors()
                         self._end = error if count else None
                     if not count:
@@ -104,11 +103,11 @@ class Socket(ssl.SSLSocket):
                 count += received
                 if received == 0 and count:
                     self._end = 0
-                if received == 0 or count == wanted or self.gettimeout() != 0:  # one that waits has what it waited for
+                if received == 0 or count == wanted or self.gettimeout() != 0:  # a blocking socket has data now
                     return count
 
     def send(self, *arguments: Any, **keywords: Any) -> int:
-        """As that of `ssl.SSLSocket`."""
+        """Do as `ssl.SSLSocket.send`."""
         clear_errors()
         try:
             return super().send(*arguments, **keywords)
@@ -117,37 +116,43 @@ class Socket(ssl.SSLSocket):
             raise
 
     def shutdown(self, how: int) -> None:
-        """Say that nothing more comes, then do as `ssl.SSLSocket`, which would forget to."""
-        self._say_end()
+        """Send close_notify, which `ssl.SSLSocket` does not do, then do as it does."""
+        self._send_close_notify()
         super().shutdown(how)
 
     def close(self) -> None:
-        """Say that nothing more comes, then do as `ssl.SSLSocket`."""
-        self._say_end()
+        """Send close_notify, then do as `ssl.SSLSocket`."""
+        self._send_close_notify()
         super().close()
 
-    def _say_end(self) -> None:
-        """Send close_notify, if that needs no waiting. The peer's own is not waited for."""
+    def _send_close_notify(self) -> None:
+        """Send close_notify on a socket that does not block; do not wait for the peer's close_notify."""
         if self._process == os.getpid() and self.fileno() != -1 and self.gettimeout() == 0:
             clear_errors()
-            # as a rule SSLWantReadError: it is sent, the peer's has not come
+            # usually SSLWantReadError: ours is sent, the peer's has not come
             with contextlib.suppress(OSError, ValueError):
                 self.unwrap()
             clear_errors()
 
 
+def _use_socket(connection_args: dict[str, Any]) -> None:
+    """Give the connections of a context our class of socket. Without a context, distributed makes no connection."""
+    if (context := connection_args.get("ssl_context")) is not None:
+        context.sslsocket_class = Socket
+
+
 def _explain(error: BaseException, context: ssl.SSLContext, peer: str) -> str:
-    return certificates.explain(
+    return certificate_errors.explain(
         error.__cause__, context.get_ca_certs(), peer=peer, now=time.time(), host=socket.gethostname()
     )
 
 
-class TLS(tcp.TLS):  # type: ignore[misc]
+class TLS(Comm, tcp.TLS):  # type: ignore[misc]
     """A connection that this side made. Under TLS 1.3 the first read fails if the peer refuses our certificate."""
 
-    def _read_extra(self) -> None:
-        super()._read_extra()
-        self._context = self.stream.socket.context  # a connection that broke has no stream
+    def __init__(self, stream: Any, *arguments: Any, **named: Any) -> None:
+        super().__init__(stream, *arguments, **named)
+        self._context = stream.socket.context  # a broken connection has no stream
 
     async def read(self, deserializers: Any = None) -> Any:
         try:
@@ -161,63 +166,67 @@ class TLS(tcp.TLS):  # type: ignore[misc]
 class _Connector(tcp.TLSConnector):  # type: ignore[misc]
     comm_class = TLS
 
-    def _get_connect_args(self, **connection_args: Any) -> dict[str, Any]:
-        arguments: dict[str, Any] = super()._get_connect_args(**connection_args)
-        arguments["ssl_options"].sslsocket_class = Socket
-        return arguments
-
     async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
+        _use_socket(connection_args)
         try:
-            return await super().connect(address, deserialize, **connection_args)
+            return (await super().connect(address, deserialize, **connection_args)).add_to_handshake(connection_args)
         except CommClosedError as error:
             if why := _explain(error, connection_args["ssl_context"], self.prefix + address):
                 raise FatalCommClosedError(why) from error
             raise
 
 
-class _Listener(tcp.TLSListener):  # type: ignore[misc]
-    def _get_server_args(self, **connection_args: Any) -> dict[str, Any]:
-        arguments: dict[str, Any] = super()._get_server_args(**connection_args)
-        arguments["ssl_options"].sslsocket_class = Socket
-        return arguments
-
+class _Listener(GuardedListener, tcp.TLSListener):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **named: Any) -> None:
+        _use_socket(named)
         super().__init__(*arguments, **named)
-        self._strangers, self._limit = Strangers(), time_limit()
+        self._limit = time_limit()
 
-    async def start(self) -> None:
-        await super().start()
-        self._strangers.hold_back(self.tcp_server)
-
-    def stop(self) -> None:
-        super().stop()
-        self._strangers.close()
-
-    async def _prepare_stream(self, stream: Any, address: str) -> Any:
-        self._strangers.add(stream, parse_host_port(address.partition("://")[2])[0])
+    async def admit(self, stream: IOStream, address: str) -> IOStream | None:
         try:
-            await asyncio.wait_for(stream.wait_for_handshake(), self._limit)
+            encrypted = self._wrap(stream)
+        except OSError as error:  # the peer has reset the connection already
+            stream.close()
+            self._strangers.refuse(address, f"TLS handshake failed: {error}")
+            return None
+        self._strangers.add(encrypted, parse_host_port(address.partition("://")[2])[0])
+        try:
+            await asyncio.wait_for(encrypted.wait_for_handshake(), self._limit)
         except TimeoutError:
             why = f"no TLS handshake within {self._limit:g} s"
         except OSError as error:
-            closed_here = stream not in self._strangers
+            closed_here = encrypted not in self._strangers
             why = "" if closed_here else f"TLS handshake failed: {getattr(error, 'real_error', None) or error}"
         else:
-            # distributed asks a stream that was closed meanwhile for its address, and tornado logs the traceback.
-            return None if stream.closed() else stream
+            return encrypted
         finally:
-            self._strangers.remove(stream)
-        stream.close()
+            self._strangers.remove(encrypted)
+        encrypted.close()
         if why:
             self._strangers.refuse(address, why)
         return None
 
+    def _wrap(self, stream: IOStream) -> SSLIOStream:
+        """Return a TLS stream over the socket of another stream.
+
+        tornado can also do this when it accepts a connection. Then each connection that its peer has reset would log a
+        traceback.
+        """
+        stream.socket.getpeername()  # raises after a reset; `wrap_socket` would raise too, but leave a socket open
+        wrapped = self.server_args["ssl_options"].wrap_socket(
+            stream.socket, server_side=True, do_handshake_on_connect=False
+        )
+        return SSLIOStream(wrapped, max_buffer_size=stream.max_buffer_size, read_chunk_size=stream.read_chunk_size)
+
 
 class _Backend(tcp.TLSBackend):  # type: ignore[misc]
-    _connector_class = _Connector
-    _listener_class = _Listener
+    def get_connector(self) -> _Connector:
+        return _Connector()
+
+    def get_listener(self, *arguments: Any, **named: Any) -> _Listener:
+        return _Listener(*arguments, **named)
 
 
 def install() -> None:
-    """Let distributed make its TLS connections so, from now on."""
+    """Let distributed make its TLS connections with this backend from now on."""
     backends["tls"] = _Backend()

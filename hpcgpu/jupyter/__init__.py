@@ -1,14 +1,12 @@
 """The extension of the Jupyter server: clusters and their dashboards behind Jupyter's own login.
 
 The package installs ``etc/jupyter/jupyter_server_config.d/hpcgpu.json``, which names this module: a server loads it at
-its start. Importing it costs nothing, and without the extra ``jupyter`` it does nothing.
+its start. The import is cheap. Without the extra ``jupyter`` the module does nothing.
 """
 
 from __future__ import annotations
 
 from typing import Any
-
-__all__: list[str] = []
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:

@@ -1,29 +1,28 @@
-"""The API: clusters, their state and logs, and what changes them."""
+"""The API: clusters, their state and logs, and the requests that change them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
-from hpcgpu.batch import registry
-from hpcgpu.cluster import requests
+from hpcgpu.batch import system_registry
 from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.display.words import listed
 from hpcgpu.errors import HpcgpuError, OptionError
-from hpcgpu.jupyter import starting
-from hpcgpu.jupyter.handling import Handler, answering, cluster, failure
+from hpcgpu.existing_clusters.logs import end_of
+from hpcgpu.existing_clusters.lookup import directories, renamed, unclosed
+from hpcgpu.existing_clusters.stop import stop_all
+from hpcgpu.jupyter import start_from_form
+from hpcgpu.jupyter.base_handler import Handler, answering, cluster, failure
 from hpcgpu.jupyter.snapshots import Snapshots
-from hpcgpu.options import profiles
+from hpcgpu.orders import change_size
 from hpcgpu.posix.threads import in_thread
-from hpcgpu.remote.logs import end_of
-from hpcgpu.remote.lookup import directories, renamed, stop_all, unclosed
-from hpcgpu.remote.snapshot import SnapshotJSON
+from hpcgpu.profiles import site_profiles
 from hpcgpu.store.directory import ClusterDirectory
 
-__all__ = ["Clusters", "Logs", "OneCluster", "Profiles", "Request"]
-
-#: What `scale` and `adapt` take.
+#: The arguments of `scale` and `adapt`.
 _SIZES = ("jobs", "gpus")
 _LIMITS = ("minimum_jobs", "maximum_jobs", "minimum_gpus", "maximum_gpus", "idle_timeout", "maximum_gpu_hours")
 
@@ -32,7 +31,7 @@ class _WithSnapshots(Handler):
     def initialize(self, snapshots: Snapshots) -> None:
         self.snapshots = snapshots
 
-    async def snapshot(self, directory: ClusterDirectory) -> SnapshotJSON:
+    async def snapshot(self, directory: ClusterDirectory) -> dict[str, Any]:
         """Return a snapshot with the dashboard's address on this server."""
         taken = await self.snapshots.get(directory)
         link = f"{self.base_url.rstrip('/')}/hpcgpu/dashboard/{directory.path.name}/status"
@@ -40,11 +39,11 @@ class _WithSnapshots(Handler):
 
 
 class Clusters(_WithSnapshots):
-    """All clusters of this user that are not closed; and a new one."""
+    """All clusters of this user that are not closed; starts new clusters too."""
 
     @answering
     async def get(self) -> Any:
-        """Return the clusters without their jobs and GPUs, and what is wrong with those that cannot be read."""
+        """Return the clusters without their jobs and GPUs, and the problems of clusters that cannot be read."""
         found, refused = await in_thread(_open_clusters)
         rows = await asyncio.gather(*(self._row(directory) for directory in found))
         return {"clusters": sorted([*rows, *refused], key=lambda row: row["name"])}
@@ -59,8 +58,8 @@ class Clusters(_WithSnapshots):
     @answering
     async def post(self) -> Any:
         """Start a cluster by name and options, as ``hpcgpu start --no-wait`` does."""
-        argv = starting.arguments(self.body())
-        started = await in_thread(starting.run, argv)
+        argv = start_from_form.arguments(self.body())
+        started = await in_thread(start_from_form.run, argv)
         self.set_status(201)
         return started
 
@@ -90,11 +89,11 @@ class OneCluster(_WithSnapshots):
 
 
 class Request(_WithSnapshots):
-    """What changes a cluster."""
+    """Requests that change a cluster."""
 
     @answering
     async def post(self, name: str, what: str) -> Any:
-        """Scale it, let it adapt, or stop it."""
+        """Scale, adapt or stop the cluster."""
         directory, given = await cluster(name, any_format=what == "stop"), self.body()
         try:
             if what == "stop":
@@ -107,7 +106,8 @@ class Request(_WithSnapshots):
 
 
 def _resize(directory: ClusterDirectory, what: str, given: dict[str, Any]) -> None:
-    change, allowed = (requests.scale, _SIZES) if what == "scale" else (_adapt, _LIMITS)
+    adapt = partial(change_size.adapt, interactive=True)  # a person has clicked
+    change, allowed = (change_size.scale, _SIZES) if what == "scale" else (adapt, _LIMITS)
     if unknown := set(given) - {*allowed, "worker_group"}:
         known = listed((*allowed, "worker_group"))
         raise OptionError(f"a request to {what} cannot have {listed(map(ascii, sorted(unknown)))}. It can have {known}")
@@ -116,17 +116,12 @@ def _resize(directory: ClusterDirectory, what: str, given: dict[str, Any]) -> No
     change(directory, **given)
 
 
-def _adapt(directory: ClusterDirectory, **limits: Any) -> None:
-    """Scale it by its work; a person who clicks works with it."""
-    requests.adapt(directory, interactive=True, **limits)
-
-
 class Logs(Handler):
     """The end of a job's log."""
 
     @answering
     async def get(self, name: str) -> Any:
-        """Return its last lines."""
+        """Return the last lines of the log."""
         directory = await cluster(name)
         return {"text": await in_thread(end_of, directory, self.get_argument("job"))}
 
@@ -136,27 +131,27 @@ class Profiles(Handler):
 
     @answering
     async def get(self) -> Any:
-        """Return them."""
+        """Return the profiles."""
         return await in_thread(_profiles)
 
     @answering
     async def post(self) -> Any:
-        """Save a form as a profile of the user's."""
+        """Save a form as a profile of the user."""
         content = self.body()
-        await in_thread(starting.save, content)
+        await in_thread(start_from_form.save, content)
         self.set_status(201)
         return {"name": content["name"]}
 
 
 def _profiles() -> dict[str, Any]:
     found, problems = list[dict[str, Any]](), list[str]()
-    for name in profiles.names():
+    for name in site_profiles.names():
         try:
-            one = profiles.load(name)
+            one = site_profiles.load(name)
         except OptionError as error:
             problems.append(str(error))
             continue
-        yours = one.path.parent == profiles.user_directory()
+        yours = one.path.parent == site_profiles.user_directory()
         about = {"name": name, "system": one.system, "about": one.about, "needs": list(one.needs), "yours": yours}
         found.append(about | {"options": json.loads(json.dumps(dict(one.options), default=str))})
-    return {"profiles": found, "systems": registry.names(), "problems": problems}
+    return {"profiles": found, "systems": system_registry.names(), "problems": problems}

@@ -1,4 +1,4 @@
-"""What the extension adds to a Jupyter server, by address."""
+"""The handlers that the extension adds to a Jupyter server, by address."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 from jupyter_server.utils import url_path_join
 
 from hpcgpu import widget
+from hpcgpu.client import jupyter_link
 from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.errors import HpcgpuError
 from hpcgpu.jupyter.api import Clusters, Logs, OneCluster, Profiles, Request
-from hpcgpu.jupyter.dashboard import Dashboard
+from hpcgpu.jupyter.dashboard_proxy import Dashboard
 from hpcgpu.jupyter.page import Page, Static
 from hpcgpu.jupyter.snapshots import Snapshots
-from hpcgpu.remote import jupyter_server
-from hpcgpu.runtime import frame
-
-__all__ = ["load"]
+from hpcgpu.runtime import dashboard_frame
 
 _NAME = r"([^/]+)"
 
 
 def load(server: Any) -> None:
-    """Add the handlers, and let the kernels of this server know of them."""
+    """Add the handlers, and announce them to the kernels of this server."""
     application = server.web_app
     base = application.settings["base_url"]
     snapshots = {"snapshots": Snapshots()}
-    folders = {"folders": [Path(__file__).parent / "static", Path(widget.__file__).parent / "static", frame.SCRIPTS]}
+    folders = {
+        "folders": [Path(__file__).parent / "static", Path(widget.__file__).parent / "static", dashboard_frame.SCRIPTS]
+    }
     handlers: list[tuple[Any, ...]] = [
         (r"/?", Page),
         (r"/static/([A-Za-z0-9_-]+\.(?:js|css|svg))", Static, folders),
@@ -40,9 +40,9 @@ def load(server: Any) -> None:
     ]
     here = url_path_join(base, "hpcgpu")
     routes = [(here + pattern, *rest) for pattern, *rest in handlers]
-    routes += [(url_path_join(base, prefix) + rf"/{_NAME}(/.*|)", Dashboard) for prefix in jupyter_server.PREFIXES]
+    routes += [(url_path_join(base, prefix) + rf"/{_NAME}(/.*|)", Dashboard) for prefix in jupyter_link.PREFIXES]
     application.add_handlers(".*$", routes)
     roots: list[Path] = []
-    with contextlib.suppress(HpcgpuError):  # the configuration is wrong: the API says so
+    with contextlib.suppress(HpcgpuError):  # the configuration is wrong: the API reports it
         roots = cluster_directories()
-    jupyter_server.announce(base, roots)
+    jupyter_link.announce(base, roots)

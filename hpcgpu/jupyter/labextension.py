@@ -1,8 +1,8 @@
-"""The configuration with which dask-labextension makes our clusters, and with which the code connects that it writes.
+"""The configuration of dask-labextension: it makes our clusters, and the code that it writes connects to them.
 
 dask-labextension makes a cluster in the Jupyter server: the button "New" must not wait until the scheduler job runs.
-The code that it writes into a notebook is ``Client("tls://...")``: Dask then asks the function that is configured as
-``distributed.client.security-loader`` for the credentials, and ours finds them by the address.
+The code that it writes into a notebook is ``Client("tls://...")``. Dask then calls the function in the option
+``distributed.client.security-loader`` for the credentials. Our function finds them by the address.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from typing import Any
 import dask
 import yaml
 
-from hpcgpu.batch import registry
+from hpcgpu.batch import system_registry
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterError
 
-__all__ = ["configuration", "write"]
-
-#: Dask reads the files of a directory in the order of their names: it comes after dask-labextension's own.
+#: Dask reads the files of a directory in the order of their names; this name comes after dask-labextension's own.
 _FILE = "labextension_hpcgpu.yaml"
-_KEY, _LOADER = "distributed.client.security-loader", "hpcgpu.remote.connection.security_for"
+_KEY, _LOADER = "distributed.client.security-loader", "hpcgpu.client.connect.security_for"
 
 
 def configuration(system: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is written, for clusters of a batch system with these options.
+    """Return the configuration for clusters of a batch system with these options.
 
     Raises
     ------
@@ -36,7 +34,7 @@ def configuration(system: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = {**arguments, "wait": False, "quiet": True}
     resolve(system, given)
-    module, _, name = registry.system(system).cluster_class.partition(":")
+    module, _, name = system_registry.system(system).cluster_class.partition(":")
     factory = {"module": module, "class": name, "args": [], "kwargs": given}
     return {
         "labextension": {"factory": factory, "default": {"workers": None, "adapt": None}},

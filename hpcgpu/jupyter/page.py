@@ -10,11 +10,9 @@ from string import Template
 from jupyter_server.base.handlers import JupyterHandler
 from tornado import web
 
-from hpcgpu.jupyter.handling import RESOURCE, logged_in
+from hpcgpu.jupyter.base_handler import RESOURCE, logged_in
 
-__all__ = ["Page", "Static"]
-
-#: All that the page shows is text from its own scripts; nothing comes from elsewhere, nothing stands in the page.
+#: The page loads only its own scripts and styles, nothing from other hosts, and has no inline scripts.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'"
@@ -48,7 +46,7 @@ class Page(JupyterHandler):  # type: ignore[misc]
 
 
 class Static(JupyterHandler):  # type: ignore[misc]
-    """Scripts and styles of the page, and those that the widget has too."""
+    """Scripts and styles of the page, also those that it shares with the widget."""
 
     auth_resource = RESOURCE
 

@@ -1,17 +1,17 @@
-"""Snapshots of clusters for all pages that show them: many pages cost the queue and the scheduler no more than one."""
+"""Snapshots of clusters, shared by all pages: many pages query the queue and the scheduler no more often than one."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
+from hpcgpu.existing_clusters.snapshot import Observer
 from hpcgpu.posix.threads import in_thread
-from hpcgpu.remote.snapshot import Observer, SnapshotJSON
 from hpcgpu.store.directory import ClusterDirectory
 
-__all__ = ["Snapshots"]
-
-#: Seconds for which a snapshot is shown again. The queue is polled less often, see `hpcgpu.remote.snapshot.Observer`.
+#: Seconds for which a snapshot is shown again. The queue is polled less often: see
+#: `hpcgpu.existing_clusters.snapshot.Observer`.
 _FRESH = 2.0
 
 
@@ -19,11 +19,11 @@ class _Observed:
     def __init__(self, directory: ClusterDirectory) -> None:
         self.observer = Observer(directory)
         self.taken = float("-inf")
-        self.task: asyncio.Task[SnapshotJSON] | None = None
+        self.task: asyncio.Task[dict[str, Any]] | None = None
         self.changed = False
         self._one_at_a_time = asyncio.Lock()
 
-    async def take(self) -> SnapshotJSON:
+    async def take(self) -> dict[str, Any]:
         async with self._one_at_a_time:
             if self.changed:
                 self.changed = False
@@ -34,12 +34,12 @@ class _Observed:
 
 
 class Snapshots:
-    """The snapshots of all clusters, each taken when somebody wants it, and for all who want it."""
+    """The snapshots of all clusters. Each is taken on request, for all pages that request it."""
 
     def __init__(self) -> None:
         self._observed: dict[tuple[str, float], _Observed] = {}
 
-    async def get(self, directory: ClusterDirectory) -> SnapshotJSON:
+    async def get(self, directory: ClusterDirectory) -> dict[str, Any]:
         """Return a snapshot that is at most some seconds old.
 
         Raises
@@ -53,9 +53,9 @@ class Snapshots:
         return await asyncio.shield(one.task)
 
     def changed(self, directory: ClusterDirectory) -> None:
-        """Let the next snapshot be a new one: a request has just changed something."""
+        """Let the next snapshot be a new one, because a request has just changed the cluster."""
         for one in [one for (path, _), one in self._observed.items() if path == str(directory.path)]:
-            one.changed, one.task = True, None  # a snapshot that is under way began before the change
+            one.changed, one.task = True, None  # a snapshot in progress began before the change
 
     async def _of(self, directory: ClusterDirectory) -> _Observed:
         key = (str(directory.path), await in_thread(lambda: directory.created))  # a later cluster may have its name

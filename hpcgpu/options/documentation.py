@@ -1,6 +1,6 @@
 """Gives the cluster classes the signature and the parameter list of their options.
 
-Both come from the one definition in `hpcgpu.options.schema`.
+Both come from the one definition in `hpcgpu.options.declare`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ import textwrap
 from dataclasses import MISSING, Field
 from typing import Any
 
-from hpcgpu.options.common import ClusterOptions, SchedulerOptions, WorkerOptions
-from hpcgpu.options.schema import accepted, names
-
-__all__ = ["describe", "kind_of", "parameters"]
-
+from hpcgpu.options.declare import accepted, names
+from hpcgpu.options.options_and_defaults import ClusterOptions, SchedulerOptions, WorkerOptions
 
 #: What the constructors raise.
 RAISES = """Raises

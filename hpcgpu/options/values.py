@@ -21,44 +21,6 @@ from hpcgpu.errors import OptionError
 from hpcgpu.posix import paths
 from hpcgpu.posix.archives import DECOMPRESSORS
 
-__all__ = [
-    "archive",
-    "boolean",
-    "boolean_or",
-    "choice",
-    "command",
-    "container_mounts",
-    "container_runtimes",
-    "directory",
-    "duration",
-    "duration_or_none",
-    "environment",
-    "existing_directory",
-    "filled",
-    "image",
-    "interface",
-    "lines",
-    "listen_address",
-    "memory",
-    "natural",
-    "new_name",
-    "notification",
-    "path",
-    "path_on_node",
-    "positive",
-    "profile_name",
-    "program",
-    "prologue",
-    "resources",
-    "shebang",
-    "size_or_fraction",
-    "text",
-    "time_limit",
-    "ucx_environment",
-    "walltime",
-    "word",
-]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,49}")
 _WORD = re.compile(r"(?!-)[A-Za-z0-9_.,:@+=%/-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -68,9 +30,9 @@ _WALLTIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(
 _LAUNCHERS = frozenset(
     ("apptainer", "singularity", "podman", "podman-hpc", "docker", "ch-run", "shifter", "enroot", "srun", "env")
 )
-#: Of jobs, nodes, cores: more is a slip.
+#: The most jobs, nodes or cores; a larger number is a typing error.
 _MOST = 1_000_000
-#: Seconds of a time at most.
+#: The longest time, in seconds.
 _LONGEST = 10 * 366 * 86400
 
 
@@ -104,7 +66,7 @@ def filled(name: str, value: str | Path) -> str:
 def word(name: str, value: str | int) -> str:
     """A name that the batch system knows: queue, account, feature; several may be joined by commas.
 
-    A whole number is one too: dask reads an account made of digits as such from the environment.
+    A whole number is accepted too: dask reads an account of digits as a number from the environment.
     """
     number = isinstance(value, int) and not isinstance(value, bool)
     line = text(name, str(value) if number else cast("str", value))
@@ -227,12 +189,12 @@ def _integer(name: str, value: Any, least: int) -> int:
 
 
 def positive(name: str, value: int) -> int:
-    """A count from 1."""
+    """A whole number from 1."""
     return _integer(name, value, 1)
 
 
 def natural(name: str, value: int) -> int:
-    """A count from 0."""
+    """A whole number from 0."""
     return _integer(name, value, 0)
 
 
@@ -289,7 +251,7 @@ def duration_or_none(name: str, value: str | float | timedelta) -> float | None:
 
 
 def time_limit(name: str, value: str | float | timedelta) -> float:
-    """Seconds to wait at most, as `duration` reads them; 0 means that nothing is waited for."""
+    """The longest time to wait in seconds, as `duration` reads it; 0 means no wait."""
     return 0.0 if value == 0 and not isinstance(value, bool) else duration(name, value)
 
 
@@ -358,7 +320,7 @@ def prologue(name: str, value: list[str] | tuple[str, ...] | str | Path) -> tupl
 
 
 def environment(name: str, value: Mapping[str, str | float]) -> tuple[tuple[str, str], ...]:
-    """Environment variables; a value may hold anything but NUL, which no environment can."""
+    """Environment variables; a value may have any character but NUL, which no environment can contain."""
     if not isinstance(value, Mapping):
         raise OptionError(f"{name} must be a dict of names and values, not {value!r}")
     for key, content in value.items():
@@ -466,7 +428,7 @@ def archive(name: str, value: str | Path) -> Path:
 
 
 def notification(name: str, value: str | Callable[[Any], object]) -> str:
-    """A command for sh, on one line. A function is for the cluster classes, which take it out of the options."""
+    """A command for sh, on one line. Only the cluster classes accept a function, and remove it from the options."""
     if callable(value):
         raise OptionError(f"{name} must be a command here, not a function: only the cluster classes take a function")
     return filled(name, value)

@@ -1,1 +1,1 @@
-"""Files, processes and text of the operating system: who owns what, whole writes, what may reach a terminal."""
+"""Files, processes and text of the operating system: ownership, whole writes, text that is safe on a terminal."""

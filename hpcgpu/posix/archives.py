@@ -2,7 +2,5 @@
 
 from __future__ import annotations
 
-__all__ = ["DECOMPRESSORS"]
-
 #: Programs that decompress, by the end of the archive's name. Each reads stdin and writes stdout.
 DECOMPRESSORS = {".tar.zst": "zstd", ".tar.gz": "gzip", ".tar": ""}

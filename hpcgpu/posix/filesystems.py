@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["filesystem", "of_all_nodes", "of_this_machine"]
-
 #: Filesystems that only one machine has.
 _OF_ONE_MACHINE = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "overlay", "zfs"})
 _MOUNTS = Path("/proc/self/mounts")
@@ -34,5 +32,5 @@ def of_this_machine(path: Path) -> bool:
 
 
 def _plain(mountpoint: str) -> str:
-    """Return a path as it is: the kernel writes spaces and some others as octal numbers."""
+    """Return the true path of a mount point: the kernel writes spaces and some other characters as octal numbers."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), mountpoint)

@@ -1,14 +1,14 @@
-"""Who can change what is at a path.
+"""Checks who can change the content of a path.
 
 Only files that this user or root alone can change are executed, unpickled or used as credentials.
 
-One rule for all. A path is walked from the root, through symbolic links, as the kernel walks it. Each place on the way
-must belong to this user, to root, or to a user listed in ``HPCGPU_TRUSTED_UIDS``, and nobody else may write to it. The
-sticky bit keeps others from renaming and removing what is not theirs (``man 7 inode``), so that a directory above may
-be like ``/tmp``.
+One rule applies to all paths. A path is walked from the root, through symbolic links, as the kernel walks it. Each
+place on the way must belong to this user, to root, or to a user listed in ``HPCGPU_TRUSTED_UIDS``, and nobody else may
+write to it. The sticky bit prevents others from renaming and removing files of this user (``man 7 inode``), so a
+directory above may be like ``/tmp``.
 
-What modes do not show is not seen here: ACLs of NFSv4, GPFS and Lustre servers. POSIX ACLs are: the mode then shows
-their mask in the place of the group (``man 5 acl``). The result is true at the time of the check.
+This module sees modes only. Modes do not show the ACLs of NFSv4, GPFS and Lustre servers. They do show POSIX ACLs: the
+mode then has the ACL's mask in the place of the group (``man 5 acl``). The result is true at the time of the check.
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ from pathlib import Path
 
 from hpcgpu.errors import ClusterWarning, NotTrusted
 
-__all__ = ["Weakness", "check", "check_owner", "check_place", "check_tree", "private_directory", "weaknesses"]
-
-#: User ids, separated by commas, that may own directories above ours: of a project's owner, for one.
+#: Ids of other users, separated by commas, who may own directories above the user's own: a project's owner, for
+#: example.
 VARIABLE = "HPCGPU_TRUSTED_UIDS"
 _LINKS = 40  # symbolic links in one path, as many as the kernel follows
 
 
 @dataclass(frozen=True)
 class Weakness:
-    """A place by which others can change what is at a path.
+    """A place through which other users can change the content of a path.
 
     Attributes
     ----------
     place : Path
     why : str
-        Whose it is and its mode.
+        The owner and the mode of the place.
     advice : str
         What to do.
     by_group : bool
-        Whether only members of a group can, and only by putting something else in its place: `why` names the owner.
+        Whether only members of a group can do so, and only by replacing the place: `why` names the owner.
     """
 
     place: Path
@@ -66,13 +65,13 @@ def check(path: Path, *, group_may_write: bool = False) -> None:
     path : Path
         A file, or a directory all of whose content is trusted.
     group_may_write : bool, default False
-        Whether it is a file that people write: it may belong to a listed user, such as the one who installs a site's
-        software, and it is only a warning that its group may write to it, as under umask 002.
+        Whether people write this file. It may then belong to a listed user, such as the one who installs a site's
+        software. If its group may write to it, as under umask 002, this is only a warning.
 
     Raises
     ------
     NotTrusted
-        Somebody else can.
+        Somebody else can change it, or could have made it.
     OSError
         It is not there.
     """
@@ -80,17 +79,17 @@ def check(path: Path, *, group_may_write: bool = False) -> None:
 
 
 def check_tree(path: Path, files: Iterable[Path]) -> None:
-    """Do the same for a directory and for files in it.
+    """Refuse a directory, or files in it, that somebody else can change.
 
-    Whose a file is counts always. Its mode does not where nobody else can enter the directory: a script may have
-    written it under another umask.
+    The owner of a file always counts. Its mode does not count if nobody else can enter the directory: a script may have
+    written the file under another umask.
 
     Parameters
     ----------
     path : Path
         The directory.
     files : iterable of Path
-        At any depth; one that is gone by now is left out.
+        Files at any depth; a file that no longer exists is left out.
 
     Raises
     ------
@@ -110,12 +109,12 @@ def check_tree(path: Path, files: Iterable[Path]) -> None:
 
 
 def check_owner(path: Path) -> None:
-    """Refuse what somebody else has made at a path, even a symbolic link that leads nowhere. There may be nothing.
+    """Refuse a path that somebody else has made, even a symbolic link that leads nowhere. It need not exist.
 
     Raises
     ------
     NotTrusted
-        Somebody else has.
+        Somebody else has made the path.
     """
     with contextlib.suppress(FileNotFoundError):
         about = os.lstat(path)
@@ -125,14 +124,14 @@ def check_owner(path: Path) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Do the same for a directory in which private directories are made.
+    """Refuse a directory if other users can replace the private directories that are made in it.
 
     It may be like ``/tmp``, and a group may write to it.
 
     Raises
     ------
     NotTrusted
-        Somebody else can put something else in the place of what is made there.
+        Somebody else can replace what is made there.
     OSError
         It is not there.
     """
@@ -161,7 +160,7 @@ def _judge(path: Path, found: list[Weakness]) -> None:
                 f"{path} is not used, because other users can change it: {weakness.why}. {weakness.advice}"
             )
     named = "; ".join(f"{weakness.why}. {weakness.advice}" for weakness in found)
-    if named and named not in _warned:  # once each, however many clusters are below
+    if named and named not in _warned:  # one warning for each, however many clusters are below
         _warned.add(named)
         warnings.warn(f"members of a group can replace {path}: {named}", ClusterWarning, stacklevel=4)
 
@@ -170,9 +169,9 @@ _warned: set[str] = set()
 
 
 def weaknesses(path: Path, *, shared: bool = False, group_may_write: bool = False) -> list[Weakness]:
-    """Return the places by which others can change what is at a path; none if it can be trusted.
+    """Return the places through which others can change the content of a path; none if the path can be trusted.
 
-    The last one is the first that does not depend on a group: nothing below it is looked at.
+    The list ends with the first place that does not depend on a group. Places below it are not checked.
 
     Parameters
     ----------
@@ -181,7 +180,7 @@ def weaknesses(path: Path, *, shared: bool = False, group_may_write: bool = Fals
     shared : bool, default False
         Whether it is a directory that may be like ``/tmp``.
     group_may_write : bool, default False
-        Whether its group is a group as that of the directories above.
+        Whether a group that may write to the path itself counts as for the directories above.
 
     Raises
     ------
@@ -193,7 +192,7 @@ def weaknesses(path: Path, *, shared: bool = False, group_may_write: bool = Fals
         weakness = _weakness(place, about, above=shared or not last, listed=may_group or not last)
         if weakness is not None:
             found.append(replace(weakness, by_group=weakness.by_group and (may_group or not last)))
-            if not found[-1].by_group:  # what is somebody else's may lead to a filesystem that does not answer
+            if not found[-1].by_group:  # a link of another user may lead to a filesystem that does not answer
                 break
     return found
 
@@ -217,7 +216,7 @@ def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
 
 
 def _weakness(place: Path, about: os.stat_result, *, above: bool, listed: bool = False) -> Weakness | None:
-    link = stat.S_ISLNK(about.st_mode)  # its mode says nothing; who owns it made it
+    link = stat.S_ISLNK(about.st_mode)  # a link's mode has no meaning; its owner made it
     what = f"{place} belongs to {_user(about.st_uid)} and has mode {stat.S_IMODE(about.st_mode):04o}"
     trusted = {0, os.geteuid()} | (_listed() | _unmapped() if listed else set())
     if about.st_uid not in trusted:
@@ -249,7 +248,7 @@ def _chmod(place: Path, about: os.stat_result, change: str) -> str:
 
 
 def _private_group(place: Path, about: os.stat_result) -> bool:
-    """Whether the group is the owner's own, as most systems give each user one, and no ACL names others."""
+    """Whether the group is the private group that most systems give each user, and no ACL names others."""
     try:
         owner, group = pwd.getpwuid(about.st_uid), grp.getgrgid(about.st_gid)
     except KeyError:

@@ -5,14 +5,12 @@ What queues, logs and other users' files contain is data, never a command to a t
 
 from __future__ import annotations
 
-__all__ = ["printable"]
-
 
 def printable(text: str, limit: int | None = 2000, *, lines: bool = False) -> str:
-    r"""Return a text in which what a terminal or a reader could be deceived by is escaped, as ``\x1b`` or ``\u202e``.
+    r"""Return a text with characters that could deceive a terminal or a reader escaped, as ``\x1b`` or ``\u202e``.
 
-    These are control characters, escape sequences with them, marks that change the direction of writing, and all else
-    that `str.isprintable` does not know as such.
+    These are control characters, escape sequences with them, marks that change the direction of writing, and all other
+    characters that `str.isprintable` rejects.
 
     Parameters
     ----------
@@ -26,7 +24,7 @@ def printable(text: str, limit: int | None = 2000, *, lines: bool = False) -> st
         shown = _escaped(text, lines)
         if limit is None or len(shown) <= limit:
             return shown
-    half = limit // 2 - 20  # what stands between takes less than 40
+    half = limit // 2 - 20  # the note between both halves takes less than 40
     return (
         f"{_escaped(text[:half], lines)[:half]} … ({len(text) - 2 * half} characters left out) … "
         f"{_escaped(text[-half:], lines)[-half:]}"

@@ -9,17 +9,15 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-__all__ = ["in_thread", "run"]
-
 _T = TypeVar("_T")
 
 
 async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
     """Run a blocking function in a daemon thread of its own.
 
-    Not an executor: its threads are joined before atexit callbacks run, and a hanging queue command would keep the
-    interpreter from cancelling the other jobs. At interpreter exit no thread can be started; the function then runs
-    here.
+    An executor is not suitable: its threads are joined before atexit callbacks run, and a hanging queue command would
+    keep the interpreter from cancelling the other jobs. At interpreter exit no thread can be started; the function then
+    runs in the calling thread.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_T] = loop.create_future()
@@ -49,7 +47,7 @@ async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
 
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine to its end; in a thread where an event loop runs already, as in a cell of a notebook."""
+    """Run a coroutine to its end; in another thread if an event loop already runs, as in a notebook's cell."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

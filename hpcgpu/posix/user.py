@@ -7,11 +7,9 @@ import grp
 import os
 import pwd
 
-__all__ = ["group_names", "user_name"]
-
 
 def user_name() -> str:
-    """Return the user's name; the number of one whom the password database does not have, as in some containers."""
+    """Return the user's name, or the user's id if the password database has no entry, as in some containers."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

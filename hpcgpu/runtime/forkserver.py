@@ -1,93 +1,86 @@
-"""Workers that start from one warm process of their node: Python's fork server (option `worker_start`).
+"""Workers that are forks of one process of their node: Python's fork server (option `worker_start`).
 
-Most of what a worker does at its start is to import the same modules as the workers beside it. The job's first process
-imports Dask for itself, then forks the fork server, while it waits for the scheduler. The fork server imports what is
-missing, and each worker is a fork of it. So a node imports each module once.
+At its start, a worker mostly imports the same modules as the other workers of its node. The job's first process imports
+Dask for itself, then forks the fork server, while it waits for the scheduler. The fork server imports the other
+modules, and each worker is a fork of it. So a node imports each module once.
 
-A forked worker must be what a spawned one is. What a process reads once, at its own start, is in the environment of the
-job's first process: the seed of hashes, settings of the allocator, thread counts. If they are not there, this process
-starts itself again (`prepare`). What a process reads later comes from the nanny
-(`hpcgpu.runtime.nanny`). The fork server has one thread and no GPU library that talks to a driver. `Warm.trouble` asks
-a first fork whether that is so. If it is not, workers are spawned, and the log says why.
+A forked worker must behave like a spawned one. The settings that a process reads once, at its start, must be in the
+environment of the job's first process: the seed of hashes, settings of the allocator, thread counts. If they are
+missing, this process starts itself again (`prepare`). The settings that a process reads later come from the nanny
+(`hpcgpu.dask_worker.nanny_preload`). The fork server must have one thread and no GPU library that talks to a driver. A
+first fork checks this, and `NodeForkServer.trouble` returns what it reports. If the check fails, workers are spawned,
+and the log contains the reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import importlib.util
+import json
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import socket
 import sys
 import threading
 import types
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hpcgpu.errors import NotTrusted
 from hpcgpu.posix.ownership import check_place
-from hpcgpu.runtime import scratch, warned
-
-__all__ = [
-    "METHOD",
-    "NANNY_MODULE",
-    "NANNY_PRELOAD",
-    "NANNY_PRELOAD_VARIABLE",
-    "begin",
-    "configured_environment",
-    "finish",
-    "pre_spawn_environment",
-    "prepare",
-    "why_not",
-]
+from hpcgpu.runtime import preemption, scratch
 
 METHOD = "distributed.worker.multiprocessing-method"
 NANNY_PRELOAD = "distributed.nanny.preload"
 NANNY_PRELOAD_VARIABLE = "DASK_DISTRIBUTED__NANNY__PRELOAD"
-NANNY_MODULE = "hpcgpu.runtime.nanny"
+NANNY_MODULE = "hpcgpu.dask_worker.nanny_preload"
 
-#: Names of variables that the job's script has set as Dask's defaults have them, and that nobody else has set.
+#: Names of variables that only the job's script has set, to Dask's defaults.
 _PRESET = "HPCGPU_PRESET"
-#: Is in the environment of a first process that has started again.
+#: Set in the environment of a first process that has started again.
 _AGAIN = "HPCGPU_STARTED_AGAIN"
-#: What every worker imports. Those that are not installed are left out.
+#: Modules that every worker imports. Those that are not installed are left out.
 _MODULES = (
     "distributed",
     "distributed.dashboard.worker",
-    "hpcgpu.software.versions",
+    "hpcgpu.software.compare_environments",
     "hpcgpu.fabric.authentication",
-    "hpcgpu.fabric.report",
+    "hpcgpu.fabric.connection_report",
     "hpcgpu.fabric.tls",
-    "hpcgpu.runtime.dashboard",
+    "hpcgpu.runtime.dashboard_access",
     "hpcgpu.runtime.hostcopy",
-    "hpcgpu.runtime.recipients",
+    "hpcgpu.dask_worker.gpu_metrics",
 )
 _GPU_MODULES = ("dask_cuda.initialize", "cuda.core", "rmm", "pynvml")
-#: What a fork server must not have: a fork cannot use the GPU if its parent has talked to the driver, nor UCX.
+#: Libraries that a fork server must not load: if a parent has talked to the driver, its fork cannot use GPU or UCX.
 _HARMFUL_MODULES = ("numba.cuda", "cudf", "cupy", "torch", "ucxx")
 _HARMFUL_LIBRARIES = ("libcuda.so", "libnvidia-ml.so", "libucp.so")
-#: Where the socket of the fork server is. The path of a socket has at most 107 characters, so this one is short.
-_PLACE = Path("/tmp")
-#: Seconds that the fork server may take to import what it imports. Shared filesystems are slow.
+#: Directory of the fork server's socket. The path of a socket has at most 107 characters, so this path is short.
+_SOCKET_PARENT = Path("/tmp")
+#: Bytes of the program that the fork server receives at a time.
+_MOST_TEXT = 2**16
+#: Seconds that the imports of the fork server may take. Shared filesystems are slow.
 _TIMEOUT = 120.0
 
 
 def pre_spawn_environment(configured: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what a nanny sets before it starts a worker: its `pre_spawn_env`.
+    """Return the variables that a nanny sets before it starts a worker. Dask documents the option that names them.
 
     Parameters
     ----------
     configured : mapping
         The option ``distributed.nanny.pre-spawn-environ`` of Dask.
     environ : mapping
-        The environment of the nanny. What is set there counts more.
+        The environment of the nanny. Its values take precedence.
     """
     found = {name: environ.get(name, str(value)) for name, value in configured.items() if value is not None}
-    if found.get("PYTHONHASHSEED") in (None, "0"):  # as Nanny.__init__: all workers must hash alike
+    if found.get("PYTHONHASHSEED") in (None, "0"):  # all workers must hash alike
         found["PYTHONHASHSEED"] = "6640"
     return found
 
@@ -123,16 +116,19 @@ def configured_environment() -> dict[str, Any]:
     return merged
 
 
-class Warm:
-    """The fork server of this process, which imports, and what a first fork of it reports.
+class NodeForkServer:
+    """The fork server of this process, and the report of its first fork.
 
     Parameters
     ----------
+    fork : _Fork
+        The fork that is the fork server.
     environment : dict of str
-        What the fork server was started with, of what nannies set before they start a worker.
+        The variables that nannies set before they start a worker, with their values in the fork server.
     """
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, fork: _Fork, environment: dict[str, str]) -> None:
+        self._fork = fork
         self.environment = environment
         self._found: str | None = None
         self._thread = threading.Thread(target=self._examine, name="examines the fork server", daemon=True)
@@ -151,7 +147,7 @@ class Warm:
             self._found = f"the fork server does not run: {str(error) or type(error).__name__}"
 
     def trouble(self) -> str:
-        """Wait until the fork server is warm. Return why workers cannot be forks of it; empty if they can."""
+        """Wait until the fork server has imported. Return why workers cannot be forks of it; empty if they can."""
         from dask import config
 
         self._thread.join(_TIMEOUT)
@@ -164,17 +160,14 @@ class Warm:
 
     def stop(self) -> None:
         """End the fork server, which nobody uses. It may still be importing."""
-        from multiprocessing import forkserver
-
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        self._fork.kill()
 
 
-def _start(*, gpus: bool, at_end: contextlib.ExitStack) -> Warm:
-    check_place(_PLACE)
-    # The directory of the socket. One that multiprocessing makes would be left by a process that ends without Python's
-    # own tidying up (`become`), or is killed.
-    place = at_end.enter_context(scratch.made(_PLACE))
+def _start(*, gpus: bool, at_end: contextlib.ExitStack) -> NodeForkServer:
+    check_place(_SOCKET_PARENT)
+    # The directory of the socket. A directory of multiprocessing would stay if this process is killed, or ends without
+    # Python's own cleanup (`become`).
+    place = at_end.enter_context(scratch.made(_SOCKET_PARENT))
     multiprocessing.current_process()._config["tempdir"] = str(place)  # type: ignore[attr-defined]
     if multiprocessing.connection.arbitrary_address("AF_UNIX").startswith("\0"):  # type: ignore[attr-defined]
         raise NotTrusted(
@@ -183,33 +176,70 @@ def _start(*, gpus: bool, at_end: contextlib.ExitStack) -> Warm:
         )
     from multiprocessing import forkserver, resource_tracker, util
 
-    forkserver.set_forkserver_preload([*_MODULES, *(_GPU_MODULES if gpus else ()), "hpcgpu.runtime.warm"])
-    resource_tracker.ensure_running()  # a program of its own: not a fork
-    start_program = util.spawnv_passfds
-    util.spawnv_passfds = _fork  # type: ignore[assignment]
+    forkserver.set_forkserver_preload([*_MODULES, *(_GPU_MODULES if gpus else ()), "hpcgpu.runtime.forkserver_imports"])
+    fork = _Fork()
     try:
-        forkserver.ensure_running()
-    finally:
-        util.spawnv_passfds = start_program
-    return Warm(pre_spawn_environment(configured_environment(), os.environ))
+        resource_tracker.ensure_running()  # a separate program, not a fork
+        start_program = util.spawnv_passfds
+        util.spawnv_passfds = fork.run  # type: ignore[assignment]
+        try:
+            forkserver.ensure_running()
+        finally:
+            util.spawnv_passfds = start_program
+    except BaseException:
+        fork.kill()
+        raise
+    return NodeForkServer(fork, pre_spawn_environment(configured_environment(), os.environ))
 
 
-def _fork(path: object, arguments: Sequence[str], passed: Sequence[int]) -> int:
-    """Do in a fork of this process what a new Python would do. Return the process."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    process = os.fork()
-    if process:
-        # Libraries that can be forked with threads, such as OpenBLAS, have ended their own for the fork.
+class _Fork:
+    """A fork of this process. It waits for the program of the fork server, and then runs this program.
+
+    The fork is made before multiprocessing starts anything in this process, so it inherits nothing that
+    multiprocessing has started.
+    """
+
+    def __init__(self) -> None:
+        self._socket, there = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.process = os.fork()
+        if not self.process:
+            self._socket.close()
+            _run_received(there)
+        there.close()
+        # Libraries that support fork although they have threads, such as OpenBLAS, have ended their threads for the
+        # fork.
         threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
         if threads > 1:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
+            self.kill()
             raise OSError(f"the first process of the job has {threads} threads, but may have only one before a fork")
-        return process
+
+    def run(self, path: object, arguments: Sequence[str], passed: Sequence[int]) -> int:
+        """Let the fork do the work of a new Python, with these open files. Return the process id of the fork."""
+        with self._socket:
+            socket.send_fds(self._socket, [json.dumps([arguments[-1], list(passed)]).encode()], passed)
+        return self.process
+
+    def kill(self) -> None:
+        """End the fork."""
+        self._socket.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # multiprocessing has already waited for the fork
+            os.waitpid(self.process, 0)
+
+
+def _run_received(there: socket.socket) -> NoReturn:
+    """Run a program and end, in a fork. Without a program, end at once."""
     try:
-        _become_a_new_program(passed)
-        exec(arguments[-1], vars(sys.modules["__main__"]))
+        text, files, *_ = socket.recv_fds(there, _MOST_TEXT, 16)
+        while more := there.recv(_MOST_TEXT):
+            text += more
+        if text:
+            code, passed = json.loads(text)
+            _become_a_new_program(files, passed)
+            exec(code, vars(sys.modules["__main__"]))
     except SystemExit:
         os._exit(0)
     except BaseException:
@@ -218,18 +248,18 @@ def _fork(path: object, arguments: Sequence[str], passed: Sequence[int]) -> int:
         os._exit(1)
 
 
-def _become_a_new_program(passed: Sequence[int]) -> None:
-    """Leave behind what a fork has of its parent, and a new program has not."""
-    from multiprocessing import forkserver, resource_tracker
-
+def _become_a_new_program(files: Sequence[int], numbers: Sequence[int]) -> None:
+    """Drop what a fork inherits but a new program would not have. Give the open files these numbers."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    warned.stay()
+    preemption.stay()
+    kept = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]
     for file in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
-        if file > 2 and file not in passed:
+        if file > 2 and file not in kept:
             with contextlib.suppress(OSError):
                 os.close(file)
-    forkserver._forkserver.__init__()  # type: ignore[misc]  # its lock is held
-    resource_tracker._resource_tracker.__init__()  # type: ignore[misc]  # its pipe is closed
+    for file, number in zip(kept, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = ["-c"]
 
@@ -239,8 +269,8 @@ def _use(command: Sequence[str], *, gpus: bool) -> list[str]:
     from dask import config
     from distributed import utils
 
-    utils._forkserver_preload_set = True  # else distributed imports all that workers may need here, and sets its own
-    if not gpus:  # `dask worker` has an argument, and does not look at the configuration
+    utils._forkserver_preload_set = True  # else distributed imports its own list of modules here
+    if not gpus:  # `dask worker` has an argument, and does not read the configuration
         return [*command[:-1], "--preload-nanny", NANNY_MODULE, command[-1]]
     preloads = config.get(NANNY_PRELOAD)
     preloads = [preloads] if isinstance(preloads, str) else list(preloads)
@@ -260,7 +290,7 @@ def _harmful_libraries() -> list[str]:
 
 
 def _harm(server: int) -> str:
-    if "hpcgpu.runtime.warm" not in sys.modules:
+    if "hpcgpu.runtime.forkserver_imports" not in sys.modules:
         return "the fork server did not import the modules that workers need"
     if loaded := [name for name in _HARMFUL_MODULES if name in sys.modules]:
         return f"{loaded[0]} is imported by the modules that workers need, and must not be imported before a fork"
@@ -273,28 +303,27 @@ def _harm(server: int) -> str:
 
 
 def prepare(arguments: argparse.Namespace) -> bool:
-    """Return whether the workers of this job are to be forks. Say why not if their user wants them to be.
+    """Return whether this job's workers are to be forks. If they are not although the user wants it, print why.
 
-    This process starts again if it has not started with what nannies set before they start a worker: its workers are to
-    be forks of it, and some variables are read at the start of a process only. The job's script has set the defaults of
-    Dask, so that this is rare. A library that has talked to the driver, to count GPUs, is not there when this process
-    has started again either. It starts again once at most: a library may be there each time, by ``LD_PRELOAD``. Then
-    `Warm.trouble` finds it.
+    Some variables are read only at the start of a process. So this process starts again if it started without the
+    variables that nannies set before they start a worker. That is rare, because the job's script sets the defaults of
+    Dask. The new start also drops a library that has talked to the driver to count GPUs. The process starts again once
+    at most: with ``LD_PRELOAD`` a library is loaded each time. Then `NodeForkServer.trouble` reports it.
 
     Parameters
     ----------
     arguments : argparse.Namespace
-        Of `hpcgpu.runtime.launch`.
+        Arguments of `hpcgpu.runtime.launch`.
     """
     if arguments.worker_start != "forkserver":
         return False
     from dask import config
 
     started, preset = dict(os.environ), os.environ.pop(_PRESET, "").split()
-    for name in preset:  # the script does not know the configuration of Dask in the job
+    for name in preset:  # the script cannot know Dask's configuration in the job
         os.environ.pop(name, None)
     if why := why_not(arguments.command, config.get(METHOD, None)):
-        _say(why)
+        _log(why)
         return False
     environment = pre_spawn_environment(configured_environment(), os.environ)
     os.environ.update(environment)  # as nannies do in this process when they start a worker
@@ -308,33 +337,33 @@ def prepare(arguments: argparse.Namespace) -> bool:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except OSError as error:
         del os.environ[_AGAIN]
-        _say(f"{sys.executable} cannot be started again: {error.strerror}")
+        _log(f"{sys.executable} cannot be started again: {error.strerror}")
         return False
 
 
-def begin(*, gpus: bool, at_end: contextlib.ExitStack) -> Warm | None:
-    """Fork the fork server of a worker job. Say why if its workers cannot be forks.
+def begin(*, gpus: bool, at_end: contextlib.ExitStack) -> NodeForkServer | None:
+    """Fork the fork server of a worker job. If its workers cannot be forks, print why.
 
     Parameters
     ----------
     gpus : bool
         Whether the workers have GPUs.
     at_end : contextlib.ExitStack
-        Gets what the job must do at its end.
+        Collects what the job must do at its end.
     """
     try:
         return _start(gpus=gpus, at_end=at_end)
     except (OSError, NotTrusted) as error:
-        _say(str(error))
+        _log(str(error))
         return None
 
 
-def finish(warm: Warm | None, command: Sequence[str], *, gpus: bool) -> list[str]:
-    """Wait for the fork server, and let nannies use it. Say why if they cannot.
+def finish(fork_server: NodeForkServer | None, command: Sequence[str], *, gpus: bool) -> list[str]:
+    """Wait for the fork server, and let nannies use it. If they cannot, print why.
 
     Parameters
     ----------
-    warm : Warm or None
+    fork_server : NodeForkServer or None
         From `begin`.
     command : sequence of str
         The worker command. Its last word is the address of the scheduler.
@@ -346,14 +375,14 @@ def finish(warm: Warm | None, command: Sequence[str], *, gpus: bool) -> list[str
     list of str
         The worker command.
     """
-    if warm is None:
+    if fork_server is None:
         return list(command)
-    if why := warm.trouble():
-        warm.stop()
-        _say(why)
+    if why := fork_server.trouble():
+        fork_server.stop()
+        _log(why)
         return list(command)
     return _use(command, gpus=gpus)
 
 
-def _say(why: str) -> None:
+def _log(why: str) -> None:
     print(f"hpcgpu: workers are spawned, and each imports its modules itself: {why}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""Results that live in GPU memory, for clients that have no GPU: a serializer that sends a copy in host memory.
+"""A serializer that sends results from GPU memory as copies in host memory, for clients without a GPU.
 
-A client on a login node cannot hold device memory, and a scheduler that got a result over UCX cannot pass device memory
-on over TCP: by default its connection breaks (`distributed.comm.tcp` takes the buffer of each frame, and a
+A client on a login node cannot hold device memory. A scheduler that received a result over UCX cannot send device
+memory over TCP: by default its connection breaks (`distributed.comm.tcp` takes the buffer of each frame, and a
 `rmm.DeviceBuffer` has none).
 """
 
@@ -18,13 +18,11 @@ import cloudpickle
 from distributed.protocol import serialize
 from distributed.protocol.serialize import register_serialization_family
 
-__all__ = ["SERIALIZERS", "host_copy", "register", "with_advice"]
-
 _ARRAYS, _OTHERS = "hpcgpu-host", "hpcgpu-host-pickle"
-#: Serializers of what goes to a client without a GPU: objects in GPU memory, what Dask knows, objects that hold such
-#: ones; the last turns failures into messages.
+#: Serializers for a client without a GPU, in this order: objects in GPU memory, types that Dask supports, objects that
+#: hold GPU objects; the last one turns failures into messages.
 SERIALIZERS = [_ARRAYS, "dask", _OTHERS, "error"]
-#: Libraries of GPU objects, and how their objects are copied to the host.
+#: Libraries of GPU objects, and the functions that copy their objects to the host.
 _COPIES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "cupy": ("get", lambda x: x.get()),
     "cupyx": ("get", lambda x: x.get()),
@@ -38,14 +36,14 @@ class _OnDevice(TypeError):
 
 
 def host_copy(value: Any) -> Any:
-    """Return the copy in host memory of an object in GPU memory; the very same object if it is none.
+    """Return the copy in host memory of an object in GPU memory; any other object is returned itself.
 
     CuPy arrays become NumPy's, CuPy's sparse matrices SciPy's, cuDF's frames, series and indices pandas'.
 
     Raises
     ------
     TypeError
-        It is another object in GPU memory; the message says what to do.
+        No copy of this kind of GPU object is supported; the message says what to do.
     """
     kind = type(value)
     method, copy = _COPIES.get(kind.__module__.split(".", 1)[0], ("", None))
@@ -61,9 +59,9 @@ def host_copy(value: Any) -> Any:
 
 
 def _has_interface(value: Any) -> bool:
-    """Whether it is in GPU memory.
+    """Whether an object is in GPU memory.
 
-    torch has the attribute for each tensor. It raises for those on the CPU, and for those with gradients.
+    Each tensor of torch has the attribute. It raises for tensors on the CPU and for tensors with gradients.
     """
     try:
         if getattr(value, "is_cuda", None) is not None:
@@ -94,7 +92,7 @@ def _dumps(value: Any) -> tuple[dict[str, Any], list[Any]]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles the objects in GPU memory that an object holds, wherever it holds them, as their host copies."""
+    """Pickles all GPU objects inside an object, at any depth, as their host copies."""
 
     def reducer_override(self, value: Any) -> Any:
         copy = host_copy(value)
@@ -127,7 +125,7 @@ def _loads(header: dict[str, Any], frames: list[Any]) -> Any:
 
 
 def register() -> None:
-    """Make the serializers known in this process."""
+    """Register the serializers in this process."""
     register_serialization_family(_ARRAYS, _dumps, _loads)
     register_serialization_family(_OTHERS, _pickle, _loads)
 
@@ -137,10 +135,10 @@ def with_advice(error: BaseException) -> BaseException:
 
     Otherwise return the error itself.
 
-    Dask's own text speaks of different environments alone.
+    Dask's own text names only different environments as the cause.
     """
     cause = error.__cause__
-    if not isinstance(error, RuntimeError) or "deserialization of the task graph" not in str(error) or cause is None:
+    if not isinstance(error, RuntimeError) or cause is None:  # the scheduler raises it from the error of the graph
         return error
     words = f"{type(cause).__module__}.{type(cause).__qualname__}: {cause}"
     found = _GPU_WORDS.search(words)

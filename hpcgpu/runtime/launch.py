@@ -1,13 +1,13 @@
 """First step of every job, ``python -m hpcgpu.runtime.launch``.
 
-It checks what the job got, then becomes the stock Dask command.
+It checks the resources of the job, then becomes the stock Dask command.
 
-It fails at once and says why when that command could not succeed. The command runs in this very process, so that
-signals from the batch system reach Dask and nothing stands between. A worker imports Dask while it waits for the
-scheduler: on a busy shared filesystem that takes longer than all the rest.
+If that command could not succeed, this step fails at once and prints why. The command runs in the same process, so that
+signals from the batch system reach Dask directly. A worker imports Dask while it waits for the scheduler: on a busy
+shared filesystem the import takes longer than all other steps.
 
-The story of a job is `prepare`, from top to bottom. Each step is a function of its own, here or in the module that it
-is about: `gpus`, `place`, `reach` (is the scheduler there?), `commands`, `becoming`.
+`prepare` contains all steps of a job, in order. Each step is a function of its own, here or in the module of its
+subject: `gpus_of_job`, `prepare_job`, `scheduler_connection`, `dask_commands`, `run_dask`.
 """
 
 from __future__ import annotations
@@ -21,30 +21,29 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem, OwnJob
-from hpcgpu.batch.visible import VARIABLE
+from hpcgpu.batch.visible_gpus import VARIABLE
 from hpcgpu.errors import Damaged, LaunchError, NotTrusted, OtherFormat
-from hpcgpu.fabric.gpus import gpus_on_node
-from hpcgpu.runtime import forkserver, stage, warned
-from hpcgpu.runtime.becoming import become
-from hpcgpu.runtime.commands import scheduler_command, worker_command, worker_program
-from hpcgpu.runtime.gpus import visible_gpus
-from hpcgpu.runtime.own import remember
-from hpcgpu.runtime.place import import_from_working_directory, remove_secrets, temporary_place
-from hpcgpu.runtime.purged import watch_directory
-from hpcgpu.runtime.reach import check_alone
-from hpcgpu.store import credentials
+from hpcgpu.fabric.node_gpus import gpus_on_node
+from hpcgpu.runtime import forkserver, preemption, stage
+from hpcgpu.runtime.dask_commands import scheduler_command, worker_command, worker_program
+from hpcgpu.runtime.end_without_directory import watch_directory
+from hpcgpu.runtime.gpus_of_job import visible_gpus
+from hpcgpu.runtime.job_identity import remember
+from hpcgpu.runtime.prepare_job import import_from_working_directory, remove_secrets, temporary_place
+from hpcgpu.runtime.run_dask import become
+from hpcgpu.runtime.scheduler_connection import check_alone
+from hpcgpu.store import certificates_and_keys, removed_directory
 from hpcgpu.store.directory import ClusterDirectory
-
-__all__ = ["job_arguments", "main"]
 
 
 def main(argv: Sequence[str]) -> None:
-    """Check, complete the command, become it."""
+    """Check the job, complete the Dask command, and become it."""
     stage.release_at_exit()
     arguments = _parse(argv)
     at_end = contextlib.ExitStack()
@@ -58,18 +57,29 @@ def main(argv: Sequence[str]) -> None:
         file=sys.stderr,
         flush=True,
     )
-    become(command, place, at_end)
+    try:
+        become(command, place, at_end)
+    except Exception:  # Dask does not name a missing file
+        if not removed_directory.missing(arguments.directory):
+            raise
+        traceback.print_exc()
+        print(
+            f"hpcgpu: the cluster directory {arguments.directory} is missing: was it removed? This job ends",
+            file=sys.stderr,
+            flush=True,
+        )
+        sys.exit(1)
 
 
 def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tuple[list[str], Path]:
     """Return the full command of the job, and the directory for its temporary files.
 
-    `at_end` gets what the job must do at its end.
+    `at_end` collects what the job must do at its end.
 
     Raises
     ------
     LaunchError
-        The job cannot do what it is for.
+        The job cannot become a scheduler or a worker.
     NotTrusted, OtherFormat, Damaged
         Its cluster directory cannot be used.
     """
@@ -86,11 +96,11 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
     if arguments.kind == "worker":
         try:
             program = importlib.import_module(worker_program(arguments))
-            warned.expect(program if own.warned else None)
-            warm = forkserver.begin(gpus=bool(arguments.gpus), at_end=at_end) if forks else None
+            preemption.expect(program if own.warned else None)
+            fork_server = forkserver.begin(gpus=bool(arguments.gpus), at_end=at_end) if forks else None
             watch_directory(directory)  # a thread: after the fork
             command = worker_command(arguments, directory, batch, own)
-            command = forkserver.finish(warm, command, gpus=bool(arguments.gpus))
+            command = forkserver.finish(fork_server, command, gpus=bool(arguments.gpus))
         except BaseException:
             at_end.close()
             raise
@@ -110,10 +120,10 @@ def open_directory(path: Path) -> ClusterDirectory:
             f"{path} is not a cluster directory, or this node does not see it: it must be on a filesystem that "
             "login and compute nodes share (option cluster_directory)"
         )
-    directory = ClusterDirectory.there(path)
+    directory = ClusterDirectory.existing(path)
     if directory.closing or (directory.encrypted and not directory.tls.is_dir()):
         raise LaunchError(f"the cluster in {directory.path} is closed: this job ends")
-    if problem := credentials.problem(directory, now=time.time()):
+    if problem := certificates_and_keys.problem(directory, now=time.time()):
         raise LaunchError(problem)
     return directory
 
@@ -135,20 +145,21 @@ def choose_gpus(arguments: argparse.Namespace) -> None:
 
 
 def configure(directory: ClusterDirectory) -> None:
-    """Describe the cluster to Dask and to our preloads, which read it from the environment."""
+    """Set the environment from which Dask and our preloads read about the cluster."""
     os.environ["HPCGPU_CLUSTER_DIRECTORY"] = str(directory.path)
-    os.environ.update(credentials.environment(directory))
+    os.environ.update(certificates_and_keys.environment(directory))
 
 
 def guard_dashboard() -> None:
-    """Let the dashboards of this process require their token."""
-    from hpcgpu.runtime.dashboard import guard_servers_of_this_process  # imports Dask
+    """Let the dashboard of this scheduler require its token, and show text as text."""
+    from hpcgpu.runtime import dashboard_access  # imports Dask
 
-    guard_servers_of_this_process()
+    dashboard_access.guard_servers_of_this_process()
+    dashboard_access.escape_text()
 
 
 def job_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of what runs first in a job, whichever it is."""
+    """Add the arguments that all first steps of a job share."""
     parser.add_argument("kind", choices=["scheduler", "worker"])
     parser.add_argument("system", help="batch system")
     parser.add_argument("directory", type=Path, help="cluster directory")

@@ -1,8 +1,9 @@
-"""Temporary files of Dask where nobody else has been: a fresh directory for each process of ours that is a Dask server.
+"""Temporary files of Dask: each of our Dask servers gets a fresh directory that no other user can have written to.
 
 Dask uses any directory ``dask-scratch-space`` that it can write to, puts it on `sys.path`, and unpickles what it has
-spilled there (`distributed.diskutils`, `distributed.core.Server`). On a node of several users somebody else may have
-made it. The directory of a process that was killed stays until the next one of this user starts on the node.
+spilled there (`distributed.diskutils`, `distributed.core.Server`). On a node with several users, another user may have
+made that directory. The directory of a process that was killed stays until the next one of this user starts on the
+node.
 """
 
 from __future__ import annotations
@@ -22,11 +23,9 @@ from hpcgpu.errors import LaunchError, NotTrusted
 from hpcgpu.posix.ownership import check_place, private_directory, weaknesses
 from hpcgpu.posix.paths import expand
 
-__all__ = ["expanded", "made", "place", "refusal"]
-
 
 def expanded(path: str, environ: Mapping[str, str]) -> str:
-    """Return a path with its variables, such as ``$TMPDIR``, replaced: they are often known in the job only."""
+    """Return a path with its variables replaced: some, such as ``$TMPDIR``, are often set only in the job."""
     try:
         found = expand(path, environ)
     except ValueError as error:
@@ -38,15 +37,15 @@ def expanded(path: str, environ: Mapping[str, str]) -> str:
     return found
 
 
-def place(local_directory: str | None = None) -> Path:
+def temporary_directory(local_directory: str | None = None) -> Path:
     """Return the directory for temporary files, and make it if necessary.
 
-    It is the one given, that of Dask's configuration, or that of the node.
+    It is the given one, else that of Dask's configuration, else that of the node.
 
     Raises
     ------
     NotTrusted
-        Others can change what is made in it.
+        Others can change its content.
     OSError
         It cannot be made.
     """
@@ -64,21 +63,21 @@ def place(local_directory: str | None = None) -> Path:
         except (NotTrusted, OSError) as error:
             refused.append(error)
             continue
-        for why in refused:  # the node's, not the user's choice: no reason to end
+        for why in refused:  # the node's directory, not the user's choice: no reason to fail
             print(f"hpcgpu: Dask's temporary files are in {base}: {why}", file=sys.stderr, flush=True)
         return base
     raise refused[0]
 
 
 def refusal(given: str | None, error: NotTrusted | OSError) -> str:
-    """Return why `place` refused a directory, and what to write instead.
+    """Return why `temporary_directory` refused a directory, and what to write instead.
 
     Parameters
     ----------
     given : str, optional
         The option `local_directory`.
     error : NotTrusted or OSError
-        What `place` raised.
+        What `temporary_directory` raised.
     """
     what = f"local_directory={given!r}" if given is not None else "temporary files of Dask"
     if isinstance(error, OSError):
@@ -91,12 +90,12 @@ def refusal(given: str | None, error: NotTrusted | OSError) -> str:
 
 @contextlib.contextmanager
 def made(base: Path) -> Iterator[Path]:
-    """Make a directory for this process alone, which is removed in the end.
+    """Make a directory that only this process uses, and remove it in the end.
 
     Parameters
     ----------
     base : Path
-        From `place`.
+        From `temporary_directory`.
     """
     prefix = f"hpcgpu-{os.getuid()}-{socket.gethostname()}-"
     _sweep(base, prefix)
@@ -109,16 +108,16 @@ def made(base: Path) -> Iterator[Path]:
 
 
 def _make(base: Path, prefix: str) -> tuple[Path, int]:
-    """Make a directory and lock it: it is in use as long as this process lives."""
+    """Make a directory and lock it: the lock marks it as in use as long as this process lives."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except FileNotFoundError:  # another process of this user swept it away before it was locked
+        except FileNotFoundError:  # another process of this user removed it before it was locked
             continue
-        with contextlib.suppress(OSError):  # a filesystem without locks: nobody can lock it to remove it either
+        with contextlib.suppress(OSError):  # a filesystem without locks: no process can lock it to remove it either
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if path.exists():  # else it was swept away while this process waited for the lock
+        if path.exists():  # else it was removed while this process waited for the lock
             return path, lock
         os.close(lock)
 
@@ -126,12 +125,12 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
 def _sweep(base: Path, prefix: str) -> None:
     """Remove files that killed processes of this user left here.
 
-    Nothing is removed where others could make us remove something else.
+    If others could redirect the removal to other files, nothing is removed.
     """
     if weaknesses(base, shared=True):
         return
     for path in base.glob(f"{prefix}*"):
-        # of a host whose name begins like this one's
+        # of a host whose name begins like this host's name
         if not re.fullmatch("[a-z0-9_]{8}", path.name.removeprefix(prefix)):
             continue
         with contextlib.suppress(OSError):

@@ -8,9 +8,9 @@ node, and becomes the Python of that environment. It makes these files in a dire
         environment/                     each process that uses it holds a shared lock, as long as it lives
         whole                            written last: the hash of the archive, and the id of the node's boot
 
-The kernel releases the lock of a process that is killed. So a process that gets the exclusive lock is the last user,
-however the others ended, and removes the directory. If the last user is killed, the next job with this archive uses
-the directory; or a job that unpacks another archive there removes it, when nobody has used it for a day.
+The kernel releases the lock of a killed process. So a process that gets the exclusive lock is the last user, however
+the others ended, and removes the directory. If the last user is killed, the next job with this archive uses the
+directory. A job that unpacks another archive there removes the directory, if nobody has used it for a day.
 """
 
 from __future__ import annotations
@@ -45,17 +45,15 @@ from hpcgpu.posix.ownership import check, check_place, private_directory
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime.scratch import expanded
 
-__all__ = ["lock", "main", "release", "release_at_exit"]
-
-#: Process, number of the open file that has the lock, and directory of the environment that a process runs in.
+#: The process, its open file (descriptor) that holds the lock, and the directory of the process's environment.
 _STAGED = "HPCGPU_STAGED"
 
-#: Seconds after which an environment goes that nobody uses.
-_KEPT = 86400.0
+#: Seconds after which an unused environment is removed.
+_KEPT_UNUSED = 86400.0
 #: Seconds for the first import in an environment, and for conda-unpack.
 _TRIAL = 600.0
-#: Seconds until a job that waits for another one says so, and until it tries another directory.
-_SILENCE, _PATIENCE = 5.0, 3600.0
+#: Seconds after which a job that waits for another one prints that, and after which it tries another directory.
+_SILENCE, _TIMEOUT = 5.0, 3600.0
 #: Lines of tar's errors that are shown. A full disk has one for each file.
 _LINES = 5
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
@@ -64,7 +62,7 @@ _BLOCK = 1 << 20
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Unpack the environment if it is not there, and run its Python with what follows ``--``."""
+    """Unpack the environment if it is not there, and run its Python with the arguments after ``--``."""
     split = list(argv).index("--")
     arguments = _parser().parse_args(argv[:split])
     os.umask(0o077)
@@ -83,7 +81,7 @@ def main(argv: Sequence[str]) -> NoReturn:
 
 def release_at_exit() -> None:
     """Release the environment at the end of this process, when its children have ended."""
-    if _held() is not None:
+    if _locked_environment() is not None:
         Finalize(None, release, exitpriority=-100)
 
 
@@ -92,14 +90,14 @@ def release() -> None:
 
     Its files can be missing afterwards, so this is the last thing that a process does.
     """
-    held = _held()
-    if held is None:
+    locked = _locked_environment()
+    if locked is None:
         return
     del os.environ[_STAGED]
-    used, environment = held
+    used, environment = locked
     with contextlib.suppress(OSError), contextlib.ExitStack() as at_end:
         at_end.callback(os.close, used)
-        # Closed before the gate opens: the next job must not find it in use.
+        # Close the lock before the gate opens: the next job must not find the environment in use.
         with _gate(environment.parent, make=False), at_end.pop_all():
             # The site may have removed it, and another job may have unpacked it again.
             if os.path.samestat(os.fstat(used), os.lstat(environment)):
@@ -109,12 +107,12 @@ def release() -> None:
 
 def lock() -> tuple[int, ...]:
     """Return the open file of the environment's lock, for a process that may live longer than this one."""
-    held = _held()
-    return (held[0],) if held is not None else ()
+    locked = _locked_environment()
+    return (locked[0],) if locked is not None else ()
 
 
 def use(archive: Path, sha256: str, places: Sequence[Path]) -> tuple[int, Path]:
-    """Return the open file that locks an environment, and its directory. It exists while that file is open.
+    """Return the open file that locks an environment, and the directory, which exists while the file is open.
 
     Parameters
     ----------
@@ -122,8 +120,8 @@ def use(archive: Path, sha256: str, places: Sequence[Path]) -> tuple[int, Path]:
     sha256 : str
         The hash that the archive must have.
     places : sequence of Path
-        Directories, the best one first. It uses the first one that is on the node's own disk, and where nobody else can
-        change what it unpacks.
+        Directories, the best one first. This uses the first one that is on the node's own disk and where nobody else
+        can change the unpacked files.
 
     Raises
     ------
@@ -138,7 +136,7 @@ def use(archive: Path, sha256: str, places: Sequence[Path]) -> tuple[int, Path]:
         raise _unreadable(archive, error) from error
     refused = []
     name = f"{_prefix()}{sha256[:16]}"
-    # Where others have made the directory whose name they can guess, it gets a name that they cannot.
+    # If another user has made the directory with the predictable name, this one gets a random name.
     taken = (_own_name(base / name) for base in places if _of_others(base / name))
     for place in itertools.chain((base / name for base in places), taken):
         base = place.parent
@@ -162,7 +160,7 @@ def candidates(local_directory: str | None) -> list[Path]:
 
 
 def _prefix() -> str:
-    """Return how the names of this user's environments on this node begin."""
+    """Return the prefix of the names of this user's environments on this node."""
     return f"hpcgpu-environment-{os.geteuid()}-{socket.gethostname()}-"
 
 
@@ -174,7 +172,7 @@ def _of_others(place: Path) -> bool:
 
 
 def _own_name(place: Path) -> Path:
-    """Return the place of an environment whose name others have taken: where an earlier job has it, or a new one."""
+    """Return the place of an environment whose usual name others have taken: that of an earlier job, or a new one."""
     for path in sorted(place.parent.glob(f"{place.name}-*")):
         with contextlib.suppress(OSError):
             about = os.lstat(path)
@@ -193,7 +191,7 @@ def _use(archive: Path, sha256: str, place: Path) -> tuple[int, Path]:
         raise NotTrusted(f"{base} is on {filesystem(base) or 'an unknown filesystem'}, not on the node's own disk")
     with _gate(place, make=True) as gate:
         environment = place / "environment"
-        if _whole(place) != _mark(sha256):
+        if _mark_of_complete(place) != _mark(sha256):
             _sweep(place)
             _check_unused(place)
             try:
@@ -209,7 +207,7 @@ def _use(archive: Path, sha256: str, place: Path) -> tuple[int, Path]:
 
 def _lock_environment(environment: Path) -> int:
     used = os.open(environment, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    fcntl.flock(used, fcntl.LOCK_SH)  # whoever wants it alone has the gate
+    fcntl.flock(used, fcntl.LOCK_SH)  # a process that wants the exclusive lock holds the gate
     return used
 
 
@@ -220,9 +218,10 @@ def _gate(place: Path, *, make: bool, wait: bool = True) -> Iterator[int]:
     Raises
     ------
     NotTrusted
-        It is not this user's alone.
+        Another user can write to it.
     OSError
-        It is not there, or cannot be made; or another process holds it, and this one does not wait, or no longer.
+        It is missing or cannot be made; or another process holds it, and this process does not wait, or no longer
+        waits.
     """
     while True:
         if make:
@@ -240,7 +239,7 @@ def _gate(place: Path, *, make: bool, wait: bool = True) -> Iterator[int]:
                 raise NotTrusted(f"{place} belongs to uid {about.st_uid} and has mode {about.st_mode & 0o7777:04o}")
             _lock(gate, place, wait=wait)
             if _is(place, about):
-                with contextlib.suppress(OSError):  # without room, unpacking says so
+                with contextlib.suppress(OSError):  # on a full disk, unpacking reports it
                     (place / "holder").write_text(f"{os.getpid()}\n")
                 yield gate
                 return
@@ -262,7 +261,7 @@ def _lock(gate: int, place: Path, *, wait: bool) -> None:
 
     A job whose filesystem hangs must not stop the others for ever. flock has no limit of time, so this looks again.
     """
-    began, said = time.monotonic(), False
+    began, reported = time.monotonic(), False
     while True:
         try:
             return fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -270,11 +269,11 @@ def _lock(gate: int, place: Path, *, wait: bool) -> None:
             if not wait:
                 raise
         waited = time.monotonic() - began
-        if waited > _PATIENCE:
-            why = f"{_holder(place)} has worked there for more than {_PATIENCE:g} s. If it hangs, cancel its job"
+        if waited > _TIMEOUT:
+            why = f"{_holder(place)} has worked there for more than {_TIMEOUT:g} s. If it hangs, cancel its job"
             raise TimeoutError(errno.ETIMEDOUT, why, str(place))
-        if waited > _SILENCE and not said:
-            said = True
+        if waited > _SILENCE and not reported:
+            reported = True
             print(f"hpcgpu: waiting for {_holder(place)}, which works in {place}", file=sys.stderr, flush=True)
         time.sleep(0.1)
 
@@ -282,16 +281,16 @@ def _lock(gate: int, place: Path, *, wait: bool) -> None:
 def _holder(place: Path) -> str:
     try:
         return f"process {int((place / 'holder').read_text())} of another job of yours"
-    except (OSError, ValueError):  # it has just begun, or its disk is full
+    except (OSError, ValueError):  # the other process has just begun, or the disk is full
         return "another job of yours"
 
 
 def _mark(sha256: str) -> str:
-    """Return what says that an environment is whole. After a crash of the node, files can lack their content."""
+    """Return the mark of a complete environment. After a crash of the node, files can lack their content."""
     return f"{sha256} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}\n"
 
 
-def _whole(place: Path) -> str:
+def _mark_of_complete(place: Path) -> str:
     try:
         return (place / "whole").read_text() if (place / "environment" / "bin" / "python").exists() else ""
     except OSError:
@@ -313,44 +312,47 @@ def _unpack(archive: Path, sha256: str, environment: Path, gate: int) -> None:
     free = shutil.disk_usage(environment.parent).free
     began = time.monotonic()
     environment.mkdir(mode=0o700)
-    found, code, said = _extract(archive, environment, gate)
+    if filesystem(environment) in {"tmpfs", "ramfs"}:  # before unpacking: it may take more memory than the job has
+        print(f"hpcgpu: unpacking {archive} into {environment}, which is memory", file=sys.stderr, flush=True)
+    found, code, output = _extract(archive, environment, gate)
     host = socket.gethostname()
     if found != sha256:
         raise LaunchError(
             f"stage: {archive} has changed since the job script was written: its sha256 is {found}, the script has "
             f"{sha256}. Start a new cluster, or render the scripts again"
         )
-    if any(words in line for line in said for words in _NO_ROOM):
-        needed = next((int(line.split()[3]) for line in said if line.startswith(_TOTAL)), 0)
+    if any(words in line for line in output for words in _NO_ROOM):
+        needed = next((int(line.split()[3]) for line in output if line.startswith(_TOTAL)), 0)
         raise LaunchError(
             f"stage: {archive} does not fit into {environment.parent.parent} on {host}: it needs {_size(needed)}, and "
             f"{_size(free)} are free. Set local_directory to a larger disk of the node, or pack fewer packages"
         )
+    if code == -signal.SIGKILL:
+        raise LaunchError(
+            f"stage: what unpacked {archive} on {host} was killed, as happens where memory is short. Request more "
+            f"memory; if {environment} is in memory, set local_directory to a disk of the node"
+        )
     if code:
-        errors = [line for line in said if not line.startswith(_TOTAL)]
+        errors = [line for line in output if not line.startswith(_TOTAL)]
         raise LaunchError(
             f"stage: {archive} cannot be unpacked on {host}: {'; '.join(errors) or f'exit status {code}'}. The archive "
             "may be damaged: pack the environment again"
         )
     _make_it_run(archive, environment, gate)
-    memory = ", which is memory," if filesystem(environment) in {"tmpfs", "ramfs"} else ""
-    print(
-        f"hpcgpu: unpacked {archive} into {environment}{memory} in {time.monotonic() - began:.1f} s",
-        file=sys.stderr,
-        flush=True,
-    )
+    took = f"{time.monotonic() - began:.1f} s"
+    print(f"hpcgpu: unpacked {archive} into {environment} in {took}", file=sys.stderr, flush=True)
 
 
 def _extract(archive: Path, environment: Path, gate: int) -> tuple[str, int, list[str]]:
-    """Return the hash of an archive, the exit status of what unpacked it, and what that said."""
+    """Extract an archive; return its hash, and the exit status and the errors of the programs that unpacked it."""
     decompressor = next(program for end, program in DECOMPRESSORS.items() if archive.name.endswith(end))
     tar = [_program("tar", archive), "--extract", "--no-same-owner", "--no-same-permissions", "--totals"]
     tar += ["--directory", str(environment), "--file", "-"]
     commands = [[_program(decompressor, archive), "-dc"], tar] if decompressor else [tar]
-    said: list[str] = []
+    output: list[str] = []
     running: list[subprocess.Popen[bytes]] = []
     messages, write = os.pipe()
-    reader = threading.Thread(target=_keep, args=(messages, said))
+    reader = threading.Thread(target=_collect_output, args=(messages, output))
     reader.start()
     try:
         with archive.open("rb") as source:
@@ -360,7 +362,8 @@ def _extract(archive: Path, environment: Path, gate: int) -> tuple[str, int, lis
                     stdin=running[-1].stdout if running else subprocess.PIPE,
                     stdout=subprocess.DEVNULL if command is tar else subprocess.PIPE,
                     stderr=write,
-                    # Also of the gate: if this process is killed, nobody comes in while they still write.
+                    # The programs hold the gate too: if this process is killed, no other process enters while they
+                    # still write.
                     pass_fds=[gate],
                     env={**os.environ, "LC_ALL": "C"},
                 )
@@ -376,9 +379,10 @@ def _extract(archive: Path, environment: Path, gate: int) -> tuple[str, int, lis
         if running and running[0].stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 running[0].stdin.close()
-        code = max((process.wait() for process in running), key=abs, default=0)
+        codes = [process.wait() for process in running]
+        code = -signal.SIGKILL if -signal.SIGKILL in codes else max(codes, key=abs, default=0)
         reader.join()
-    return found, code, said
+    return found, code, output
 
 
 def _unreadable(archive: Path, error: OSError) -> LaunchError:
@@ -389,7 +393,7 @@ def _unreadable(archive: Path, error: OSError) -> LaunchError:
 
 
 def _feed(source: IO[bytes], sink: IO[bytes]) -> str:
-    """Copy a file to a process, as far as that reads it, and return the hash of the whole file."""
+    """Copy a file to a process until it stops reading, and return the hash of the whole file."""
     digest = hashlib.sha256()
     while block := source.read(_BLOCK):
         digest.update(block)
@@ -404,16 +408,16 @@ def _feed(source: IO[bytes], sink: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _keep(messages: int, said: list[str]) -> None:
-    """Read what the programs say, and keep the first lines and the total."""
+def _collect_output(messages: int, output: list[str]) -> None:
+    """Read the programs' output; keep the first lines and the number of lines."""
     with open(messages, errors="replace") as lines:
         for line in lines:
-            if line.strip() and (len(said) < _LINES or line.startswith(_TOTAL)):
-                said.append(printable(line.strip()))
+            if line.strip() and (len(output) < _LINES or line.startswith(_TOTAL)):
+                output.append(printable(line.strip()))
 
 
 def _program(name: str, archive: Path) -> str:
-    """Return the path of a program; the environment of this Python may have it."""
+    """Return the path of a program, possibly in the environment of this Python."""
     path = f"{os.environ.get('PATH', os.defpath)}:{Path(sys.executable).parent}"
     if found := shutil.which(name, path=path):
         return found
@@ -427,7 +431,7 @@ def _program(name: str, archive: Path) -> str:
 def _make_it_run(archive: Path, environment: Path, gate: int) -> None:
     """Run conda-unpack if the environment has it, and check that its Python can import hpcgpu."""
     python, host = environment / "bin" / "python", socket.gethostname()
-    environment.chmod(0o700)  # the archive's own top may have another mode
+    environment.chmod(0o700)  # the top directory in the archive may have another mode
     _check_entered(archive, environment)
     if not python.is_symlink() and not python.exists():
         raise LaunchError(
@@ -447,7 +451,7 @@ def _make_it_run(archive: Path, environment: Path, gate: int) -> None:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                pass_fds=[gate],  # as above: conda-unpack writes
+                pass_fds=[gate],  # conda-unpack writes too, so it holds the gate
                 timeout=_TRIAL,
             )
         except subprocess.TimeoutExpired as error:
@@ -480,7 +484,7 @@ def _check_entered(archive: Path, environment: Path) -> None:
 
 
 def _target(link: Path) -> Path:
-    """Return where the chain of links that begins here leads."""
+    """Return the target of the chain of links that begins here."""
     for _ in range(40):
         if not link.is_symlink():
             break
@@ -497,14 +501,14 @@ def _sweep(own: Path) -> None:
             continue
         with contextlib.suppress(OSError, NotTrusted), _gate(place, make=False, wait=False):
             mark = place / "whole"
-            if time.time() - (mark if mark.exists() else place).stat().st_mtime < _KEPT:
+            if time.time() - (mark if mark.exists() else place).stat().st_mtime < _KEPT_UNUSED:
                 continue
             _check_unused(place)
             _remove(place)
 
 
 def _clear(place: Path) -> None:
-    """Remove what is in the directory of an environment, the mark first: half of it is not whole."""
+    """Remove the content of an environment's directory, the mark first: without the mark it counts as incomplete."""
     (place / "whole").unlink(missing_ok=True)
     environment = place / "environment"
     if not environment.exists():
@@ -521,15 +525,15 @@ def _clear(place: Path) -> None:
 
 
 def _remove(place: Path) -> None:
-    """Remove the directory of an environment, by whoever holds it."""
+    """Remove the directory of an environment; the caller holds its gate."""
     with contextlib.suppress(OSError):
         _clear(place)
         (place / "holder").unlink(missing_ok=True)
         place.rmdir()
 
 
-def _held() -> tuple[int, Path] | None:
-    """Return the lock and the environment of this process. Its children have the variable, but not the lock."""
+def _locked_environment() -> tuple[int, Path] | None:
+    """Return the lock and the environment of this process. Its children inherit the variable, but not the lock."""
     process, _, rest = os.environ.get(_STAGED, "").partition(":")
     used, _, environment = rest.partition(":")
     return (int(used), Path(environment)) if process == str(os.getpid()) else None

@@ -1,13 +1,11 @@
-"""What is expected of the queue and of the work that is known. Pure functions."""
+"""Estimates for waits in the queue and for the known work. Pure functions."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
 
-from hpcgpu.scaling.model import Demand, JobView
-
-__all__ = ["expected_startup", "expected_wait", "left", "usual_wait"]
+from hpcgpu.scaling.policy_data import Demand, JobView
 
 #: Number of recent jobs in an estimate.
 _RECENT = 10
@@ -16,7 +14,7 @@ _RECENT = 10
 def expected_wait(waits: Sequence[float], jobs: Iterable[JobView], now: float) -> float | None:
     """Return how long a job that is submitted now would wait.
 
-    It is the median of the last ten waits, and at least that of the oldest pending job.
+    It is the median of the last ten waits, but not less than the present wait of the oldest pending job.
 
     None when nothing is known.
     """
@@ -33,18 +31,19 @@ def usual_wait(waits: Sequence[float]) -> float | None:
 
 
 def expected_startup(startups: Sequence[float]) -> float | None:
-    """Return how long a job runs before its workers are there; None when nothing is known."""
+    """Return how long a job runs before its workers are connected; None when nothing is known."""
     return statistics.median(startups[-_RECENT:]) if startups else None
 
 
-def left(demand: Demand, connected: float, after: float) -> float:
-    """Return how much of the work that waits will not have begun after a time, in seconds of one job.
+def work_left(demand: Demand, connected: float, after: float) -> float:
+    """Return how much of the waiting work will not have begun after a given time, in seconds of one job.
 
     Parameters
     ----------
     demand : Demand
     connected : float
-        Jobs that work on it. Their threads become free one after the other, as what they run is not of one age.
+        Jobs that work on it. Their threads become free one after the other, because their tasks began at different
+        times.
     after : float
         Seconds.
     """

@@ -1,7 +1,7 @@
 """Scripts that stand alone: a cluster directory that a person without Python launches, and one job that runs all.
 
-The directory is made as that of any other cluster: `hpcgpu list`, `hpcgpu stop`, `hpcgpu.connect` and ``from_name``
-know it.
+The directory is like that of any other cluster, so `hpcgpu list`, `hpcgpu stop`, `hpcgpu.connect` and ``from_name``
+find it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.batch import registry
+from hpcgpu.batch import system_registry
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.options.common import Options
+from hpcgpu.options.options_and_defaults import Options
 from hpcgpu.posix.ownership import private_directory
 from hpcgpu.posix.paths import written
+from hpcgpu.scaling.wanted_state import Detach, Wanted, apply
 from hpcgpu.scripts import container, render
-from hpcgpu.store import claims, credentials, saved
+from hpcgpu.store import certificates_and_keys, create_directory, saved_options
 from hpcgpu.store.directory import ClusterDirectory
 
-__all__ = ["make", "make_single"]
-
-#: Seconds without work after which a cluster ends that nobody manages.
+#: Seconds without work after which a cluster without a manager ends.
 _IDLE_TIMEOUT = 3600.0
 
 
@@ -35,14 +34,14 @@ def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirect
     system : str
         Name of the batch system.
     arguments : mapping
-        Options of the cluster. Its name is that of the directory; ``idle_timeout`` is an hour where not given.
+        Options of the cluster. Its name is that of the directory; ``idle_timeout`` is an hour by default.
     path : Path
-        A directory that is not there, is empty, or holds such scripts that were never launched.
+        A directory that does not exist, is empty, or holds scripts of this function that nobody has launched.
 
     Raises
     ------
     OptionError
-        An option that cannot be, or a directory that holds something else.
+        An option has a value that is not allowed, or the directory holds something else.
     """
     render.check_launch(system)
     path = path.expanduser().absolute()
@@ -57,16 +56,16 @@ def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirect
 
     def complete(directory: ClusterDirectory) -> None:
         if options.cluster.security:
-            credentials.create(directory)
-        saved.write(directory, options)
-        directory.detach()
+            certificates_and_keys.create(directory)
+        saved_options.write(directory, options)
+        directory.want(apply(Wanted(), Detach()))
         container.provide(directory.path, options.worker, options.scheduler)
         for name, text in files.items():
             script = directory.write(name, text)
             if name.endswith(".sh"):
                 script.chmod(0o700)
 
-    return claims.claim(path, None, system=system, security=options.cluster.security, complete=complete)
+    return create_directory.claim(path, None, system=system, security=options.cluster.security, complete=complete)
 
 
 def make_single(system: str, arguments: Mapping[str, Any], path: Path, program: Sequence[str]) -> Path:
@@ -103,9 +102,9 @@ def make_single(system: str, arguments: Mapping[str, Any], path: Path, program: 
     text = render.render_single(system, options, path / path.name, program)
     private_directory(path)
     render.make_log_directory(options)
-    script = path / f"{path.name}.{registry.system(system).suffix}"
+    script = path / f"{path.name}.{system_registry.system(system).suffix}"
     try:
-        # env may hold what is nobody's business
+        # the option `env` may hold secrets
         with os.fdopen(os.open(script, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o700), "w") as file:
             file.write(text)
     except FileExistsError as error:
@@ -121,13 +120,13 @@ def _resolve(system: str, arguments: Mapping[str, Any], path: Path) -> Options:
 def _make_room(path: Path) -> None:
     """Mark scripts that may be replaced without loss as closed.
 
-    They are then renamed, because somebody may have changed them.
+    The scripts are then renamed and not removed, because somebody may have changed them.
     """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not (path / "launch.sh").exists() or not (path / "cluster.json").exists():
         raise OptionError(f"{path} already exists and is not a cluster directory: choose another directory")
-    directory = ClusterDirectory.there(path)
+    directory = ClusterDirectory.existing(path)
     if directory.submits() or directory.contact() is not None or any(directory.logs.glob("*")):
         raise OptionError(
             f"the scripts in {path} were launched before, and their journal and logs are kept: choose another directory"

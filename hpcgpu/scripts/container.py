@@ -42,11 +42,9 @@ from pathlib import Path
 
 import jinja2
 
-from hpcgpu.batch import registry
+from hpcgpu.batch import system_registry
 from hpcgpu.errors import OptionError
-from hpcgpu.options.common import JobOptions, Options, WorkerOptions
-
-__all__ = ["HOST_COPY", "RUNTIMES", "Container", "provide", "shell_path"]
+from hpcgpu.options.options_and_defaults import JobOptions, Options, WorkerOptions
 
 _APPTAINER = '%s exec{{ " --nv" if gpus }} "${mounts[@]/#/--bind=}" --pwd "$PWD"{{ arguments }} "$image"'
 # keep-groups: directories of projects are often open to a supplementary group alone (podman-run(1)).
@@ -92,7 +90,7 @@ _HOST_PYTHON = (
 )
 
 
-#: Charliecloud gives the node's /tmp to the container. PBS's TMPDIR is another for each job, so that no image has it.
+#: Charliecloud gives the node's /tmp to the container. PBS's TMPDIR differs from job to job, so no image has it.
 _TEMPORARY = """\
 temporary=$TMPDIR
 if [[ $TMPDIR/ != /tmp/* && -d $TMPDIR && ! -d $image$TMPDIR ]]; then
@@ -122,7 +120,7 @@ class Container:
         There is no such runtime, or it cannot use a value.
     """
 
-    def __init__(self, system: registry.System, options: Options, job: JobOptions, directory: Path) -> None:
+    def __init__(self, system: system_registry.System, options: Options, job: JobOptions, directory: Path) -> None:
         assert job.container is not None
         self.job = job
         self.image = job.container
@@ -157,17 +155,18 @@ class Container:
 
     @property
     def program(self) -> str:
-        """What must be installed on the node: the first word of the command that is not for ``env``."""
+        """The program that must be installed on the node: the first word of the command that is not for ``env``."""
         words = self.command("").split()
         return next(word for word in words if word != "env" and not re.match(r"-|[A-Za-z_][A-Za-z_0-9]*=", word))
 
     def command(self, launcher: str) -> str:
-        """Return what stands before the command that runs in the container.
+        """Return the command line that precedes the command in the container.
 
         Parameters
         ----------
         launcher : str
-            What starts a process on each node of a job of several nodes; it ends with a space. Empty for one node.
+            The command that starts a process on each node of a job of several nodes; it ends with a space. Empty for
+            one node.
         """
         environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
         try:
@@ -182,7 +181,7 @@ class Container:
             )
         except jinja2.TemplateError as error:
             raise OptionError(f"container_runtimes[{self.job.container_runtime!r}]: {error}") from error
-        if re.search(r"\blauncher\b", self._template):  # it starts the processes of all nodes itself
+        if re.search(r"\blauncher\b", self._template):  # the template starts the processes of all nodes
             launcher = ""
         return f"{launcher}{line.strip()} \\\n    "
 
@@ -239,7 +238,7 @@ def provide(directory: Path, *jobs: JobOptions | None) -> None:
         return
     target.mkdir(mode=0o700)
     _copy(Path(__file__).parents[1], target / "hpcgpu")
-    _copy(registry.common_templates(), target / "hpcgpu" / "templates")
+    _copy(system_registry.common_templates(), target / "hpcgpu" / "templates")
     try:
         about = distribution("hpcgpu")
     except PackageNotFoundError:

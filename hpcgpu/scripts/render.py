@@ -16,24 +16,13 @@ from typing import Any
 
 import jinja2
 
-from hpcgpu.batch import registry
-from hpcgpu.batch.directives import Directives, Syntax
+from hpcgpu.batch import system_registry
+from hpcgpu.batch.directive_syntax import Directives, Syntax
 from hpcgpu.errors import NotTrusted, OptionError
-from hpcgpu.fabric import settings
-from hpcgpu.options.common import JobOptions, Options
+from hpcgpu.fabric import ucx_settings
+from hpcgpu.options.options_and_defaults import JobOptions, Options
 from hpcgpu.posix.ownership import check, private_directory
 from hpcgpu.scripts.container import HOST_COPY, Container
-
-__all__ = [
-    "check_launch",
-    "check_single",
-    "command",
-    "make_log_directory",
-    "render",
-    "render_bundle",
-    "render_single",
-    "script_name",
-]
 
 
 def shell_word(value: object) -> str:
@@ -67,7 +56,7 @@ def script_name(system: str, kind: str, group: str = "default") -> str:
 
     It is ``worker.sbatch``, or ``worker-GROUP.sbatch`` for a group of workers with a name.
     """
-    return f"{kind if group == 'default' else f'{kind}-{group}'}.{registry.system(system).suffix}"
+    return f"{kind if group == 'default' else f'{kind}-{group}'}.{system_registry.system(system).suffix}"
 
 
 def render(
@@ -87,7 +76,7 @@ def render(
     group : str, default "default"
         The group of workers that ``options.worker`` belongs to.
     command : str, optional
-        What the job runs, by the name of its template: ``"check"``. Default: that of its kind.
+        Name of the template of the command that the job runs: ``"check"``. Default: the template of the job's kind.
 
     Raises
     ------
@@ -99,7 +88,7 @@ def render(
         raise OptionError("scheduler='local': the scheduler runs in this process, so there is no scheduler job")
     script = directory / script_name(system, kind, group)
     return _job_script(
-        registry.system(system), kind, options, job, directory, script, command=f"{command or kind}_command.j2"
+        system_registry.system(system), kind, options, job, directory, script, command=f"{command or kind}_command.j2"
     )
 
 
@@ -116,7 +105,7 @@ def render_bundle(system: str, options: Options, directory: Path) -> dict[str, s
     directory : Path
         The cluster's directory.
     """
-    found = registry.system(system)
+    found = system_registry.system(system)
     jobs = {script_name(system, kind): render(system, kind, options, directory) for kind in ("scheduler", "worker")}
     context = _context(found, "bundle", options, directory) | {
         "scheduler_script": script_name(system, "scheduler"),
@@ -136,27 +125,27 @@ def render_single(system: str, options: Options, directory: Path, program: Seque
     system : str
         Name of a batch system, see `check_single`.
     options : Options
-        ``options.worker.nodes_per_job`` nodes are requested.
+        ``options.worker.nodes_per_job`` is the number of requested nodes.
     directory : Path
         The beginning of the path of the cluster's directory; the job's id follows.
     program : sequence of str
         Its command line.
     """
-    script = directory.with_name(f"{directory.name}.{registry.system(system).suffix}")
+    script = directory.with_name(f"{directory.name}.{system_registry.system(system).suffix}")
     own = {"scheduler": options.scheduler, "program": program}
-    return _job_script(registry.system(system), "single", options, options.worker, directory, script, **own)
+    return _job_script(system_registry.system(system), "single", options, options.worker, directory, script, **own)
 
 
 def make_log_directory(options: Options) -> None:
     """Make the directory of the option `log_directory`, if it is given.
 
-    Batch systems write logs there by names that can be known before. They empty what a link of that name leads to, and
-    wait for a FIFO. So it must be a directory in which nobody else can put one.
+    Batch systems write logs there, under names that others can predict. They follow a symbolic link of that name and
+    empty its target, and they block on a FIFO. So other users must not be able to create files in this directory.
 
     Raises
     ------
     OptionError
-        It cannot be made or written, or others can change it.
+        The directory cannot be made or written, or others can change it.
     """
     if (path := options.cluster.log_directory) is None:
         return
@@ -177,16 +166,15 @@ def make_log_directory(options: Options) -> None:
 
 def check_launch(system: str) -> None:
     """Raise `OptionError` for a batch system whose templates have no ``launch.sh``."""
-    if not (registry.system(system).templates / "launch.sh.j2").exists():
-        raise OptionError(f"{registry.system(system).title} has no scripts that start a cluster without Python")
+    if not (system_registry.system(system).templates / "launch.sh.j2").exists():
+        raise OptionError(f"{system_registry.system(system).title} has no scripts that start a cluster without Python")
 
 
 def check_single(system: str) -> None:
     """Raise `OptionError` for a batch system whose templates have no script for one job that runs all."""
-    if not (registry.system(system).templates / f"single.{registry.system(system).suffix}.j2").exists():
-        raise OptionError(
-            f"{registry.system(system).title} has no script that runs scheduler, workers and a program in one job"
-        )
+    found = system_registry.system(system)
+    if not (found.templates / f"single.{found.suffix}.j2").exists():
+        raise OptionError(f"{found.title} has no script that runs scheduler, workers and a program in one job")
 
 
 def command(system: str, kind: str, options: Options, directory: Path) -> str:
@@ -203,7 +191,7 @@ def command(system: str, kind: str, options: Options, directory: Path) -> str:
     """
     job = options.worker if kind == "worker" else options.scheduler
     assert job is not None
-    found = registry.system(system)
+    found = system_registry.system(system)
     text = (
         _environment(found, options)
         .get_template(f"{kind}_command.j2")
@@ -213,7 +201,13 @@ def command(system: str, kind: str, options: Options, directory: Path) -> str:
 
 
 def _job_script(
-    system: registry.System, kind: str, options: Options, job: JobOptions, directory: Path, script: Path, **own: Any
+    system: system_registry.System,
+    kind: str,
+    options: Options,
+    job: JobOptions,
+    directory: Path,
+    script: Path,
+    **own: Any,
 ) -> str:
     syntax = system.scripts()
     directives = Directives(syntax, job.job_directives_skip, job.job_extra_directives)
@@ -235,7 +229,7 @@ def _job_script(
 
 
 def _check_ownership(option: str, *paths: Path) -> None:
-    """Refuse what jobs would run and others can change."""
+    """Refuse files that jobs would run and that other users can change."""
     try:
         for path in paths:
             check(path, group_may_write=True)
@@ -243,7 +237,7 @@ def _check_ownership(option: str, *paths: Path) -> None:
         raise OptionError(f"{option}: {error}") from error
 
 
-def _environment(system: registry.System, options: Options) -> jinja2.Environment:
+def _environment(system: system_registry.System, options: Options) -> jinja2.Environment:
     own = options.cluster.template_directory
     _check_ownership("template_directory", *([own, *own.rglob("*")] if own else ()))
     for job in (options.worker, options.scheduler):
@@ -254,14 +248,14 @@ def _environment(system: registry.System, options: Options) -> jinja2.Environmen
     env = _templates(system.templates, system.syntax)
     if own is None:
         return env
-    return env.overlay(loader=jinja2.FileSystemLoader([own, system.templates, registry.common_templates()]))
+    return env.overlay(loader=jinja2.FileSystemLoader([own, system.templates, system_registry.common_templates()]))
 
 
-@functools.cache  # to compile the templates takes much longer than to render them
+@functools.cache  # compiling the templates takes much longer than rendering them
 def _templates(directory: Path, syntax: str) -> jinja2.Environment:
-    scripts: Syntax = registry.load(syntax)
+    scripts: Syntax = system_registry.load(syntax)
     env = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([directory, registry.common_templates()]),
+        loader=jinja2.FileSystemLoader([directory, system_registry.common_templates()]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -283,7 +277,7 @@ def _templates(directory: Path, syntax: str) -> jinja2.Environment:
     return env
 
 
-def _context(system: registry.System, kind: str, options: Options, directory: Path) -> dict[str, Any]:
+def _context(system: system_registry.System, kind: str, options: Options, directory: Path) -> dict[str, Any]:
 
     def container(job: JobOptions) -> Container:
         return Container(system, options, job, directory)
@@ -291,21 +285,23 @@ def _context(system: registry.System, kind: str, options: Options, directory: Pa
     return {
         "system": system.name,
         "container": container,
-        # what starts a process on each node, and in the container
+        # the command that starts a process on each node, and in the container
         "enter": lambda job, launcher: container(job).command(launcher) if job.container else launcher,
         # how Python starts one of our modules: in a container the image may lack hpcgpu
-        "start": lambda job: f'"$directory"/{HOST_COPY}/hpcgpu/runtime/inside.py' if job.container else "-P -m",
+        "start": lambda job: (
+            f'"$directory"/{HOST_COPY}/hpcgpu/runtime/container_entry.py' if job.container else "-P -m"
+        ),
         "kind": kind,
         "cluster": options.cluster,
         "directory": directory,
         "logs": options.cluster.log_directory or directory / "logs",
         "rmm_pool": options.worker.rmm_pool_size is not None,
-        "ucx_environment": lambda job: settings.environment(options.worker, job.ucx_env),
+        "ucx_environment": lambda job: ucx_settings.environment(options.worker, job.ucx_env),
     }
 
 
 def _flag(flag: str, value: object) -> str:
-    """Return an option of the worker command; a boolean one has its opposite by ``--disable-`` or by being left out."""
+    """Return an option of the worker command; a boolean that is False becomes ``--disable-NAME``, or is left out."""
     if value is True:
         return flag
     if value is False:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from hpcgpu.posix import records
+from hpcgpu.posix import json_records
 from hpcgpu.posix.printable import printable
-from hpcgpu.store.identity import Identity
-
-__all__ = ["Contact", "Contacts"]
+from hpcgpu.store.cluster_json import Identity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +17,7 @@ class Contact:
     Attributes
     ----------
     token : str
-        Ties it to the cluster; no secret.
+        Ties the contact to the cluster; no secret.
     job_id : str
         The scheduler job, empty when the scheduler runs in the client's process.
     workers, client : str
@@ -29,8 +27,8 @@ class Contact:
     fabric : str
         Why workers talk over this protocol.
     network, interface : str
-        What was found for them on the scheduler's node: ``"infiniband"``, ``"slingshot"`` or nothing, and the interface
-        of it; see `hpcgpu.fabric.choice.TransportChoice`.
+        The network for workers on the scheduler's node, ``"infiniband"``, ``"slingshot"`` or nothing, and its
+        interface; see `hpcgpu.fabric.choose_transport.TransportChoice`.
     """
 
     token: str
@@ -51,10 +49,10 @@ class Contacts(Identity):
         self.write("contact.json", json.dumps(asdict(contact), indent=1))
 
     def contact(self) -> Contact | None:
-        """Return the contact, or None while there is none of this cluster's."""
+        """Return the contact of this cluster, or None while there is none."""
         self.refresh()
         try:
-            contact = records.read(self.path / "contact.json", Contact)
+            contact = json_records.read(self.path / "contact.json", Contact)
             contact = Contact(**{field: printable(value) for field, value in asdict(contact).items()})
             return contact if contact.token == self.token() else None
         except (OSError, ValueError):  # not there yet, damaged, or a stale handle of NFS

@@ -1,32 +1,32 @@
 """The cluster directory: what clients and jobs of one cluster share through the filesystem.
 
-Everything is written under another name and renamed, which is atomic on NFS too; no locks. Nothing here knows Dask or a
-batch system. What is read is checked: a file that holds something else raises `hpcgpu.posix.records.Damaged`, or counts
-as not there where that is safe.
+Every file is written under another name and then renamed, which is atomic on NFS too. There are no locks. This module
+uses neither Dask nor a batch system. Each file is checked when it is read: a file that holds something else raises
+`hpcgpu.posix.json_records.Damaged`, or counts as missing if that is safe.
 
-Each part is a class of its own, in a module of its own: who the directory belongs to (`identity`), the journal of
-submits (`journal`), the contact of the scheduler (`contact`), the manager (`managers`). How a cluster gets its
-directory, and its name, is in `claims`.
+Each part is a class in a module of its own: the cluster that the directory belongs to (`cluster_json`), the journal of
+submits (`journal`), the contact of the scheduler (`contact`), the manager (`managers`). `create_directory`
+explains how a cluster gets its directory and its name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
 from hpcgpu.errors import Damaged
-from hpcgpu.posix import checked, ownership, records
-from hpcgpu.scaling.wanted import Wanted
+from hpcgpu.posix import checked_files, json_records, ownership
+from hpcgpu.scaling.wanted_state import Wanted
+from hpcgpu.store.cluster_json import About
 from hpcgpu.store.contact import Contact, Contacts
-from hpcgpu.store.identity import About
-from hpcgpu.store.journal import Journal, Submit
+from hpcgpu.store.journal import Journal
 from hpcgpu.store.managers import ManagerRecord, Managers
-
-__all__ = ["DASHBOARD_TOKEN", "ClusterDirectory", "Contact", "ManagerRecord", "Submit"]
 
 #: The file with the secret that the dashboard requires.
 DASHBOARD_TOKEN = "dashboard.token"
@@ -47,7 +47,7 @@ class ClusterDirectory(Contacts, Journal, Managers):
         self.tls = path / "tls"
 
     @classmethod
-    def there(cls, path: Path, *, any_format: bool = False) -> Self:
+    def existing(cls, path: Path, *, any_format: bool = False) -> Self:
         """Return the directory of an existing cluster.
 
         Only this user may have made it: its content is executed, and gives access.
@@ -56,7 +56,7 @@ class ClusterDirectory(Contacts, Journal, Managers):
         ----------
         path : Path
         any_format : bool, default False
-            Whether it may be of another version of hpcgpu. Only its journal's submits can be relied on then.
+            Whether another version of hpcgpu may have made it. Then only the submits in its journal are reliable.
 
         Raises
         ------
@@ -72,21 +72,50 @@ class ClusterDirectory(Contacts, Journal, Managers):
         return self
 
     def _files(self) -> Iterator[Path]:
-        """Yield what must be this user's. Logs are the batch system's, and only shown."""
+        """Yield the files that must belong to this user. The batch system writes the logs; hpcgpu only shows them."""
         yield from (file for file in self.path.iterdir() if file != self.logs)
         if self.tls.is_dir():
             yield from self.tls.iterdir()
 
+    # What the user wants. `wanted.json` has all of it except `Wanted.closing`, which is a line of the journal. Programs
+    # that do not manage the cluster also close it. In a file that the manager replaces, their close could be lost.
+
+    def want(self, wanted: Wanted) -> None:
+        """Record what the user wants. If a manager lives, only it may call this. `begin_close` records a close."""
+        kept = {name: value for name, value in asdict(wanted).items() if name != "closing"}
+        self.write("wanted.json", json.dumps(kept))
+
+    def wanted(self) -> Wanted:
+        """Return what the user wants.
+
+        If `wanted.json` cannot be read, the cluster counts as detached, so that no job ends by mistake.
+        """
+        return replace(self._kept(), closing=self.closing)
+
+    @property
+    def detached(self) -> bool:
+        """Whether the cluster outlives its managers; True if `wanted.json` cannot be read."""
+        return self._kept().detached
+
+    def _kept(self) -> Wanted:
+        self.refresh()
+        try:
+            return json_records.read(self.path / "wanted.json", Wanted)
+        except (FileNotFoundError, NotADirectoryError):
+            return Wanted()
+        except (OSError, Damaged):
+            return Wanted(detached=True)
+
     def dashboard_token(self) -> str:
         """Return the secret that the dashboard requires; empty if there is none (any more)."""
         try:
-            return checked.read(self.path / DASHBOARD_TOKEN).decode().strip()
+            return checked_files.read(self.path / DASHBOARD_TOKEN).decode().strip()
         except (OSError, ValueError):
             return ""
 
     @property
     def only_scripts(self) -> bool:
-        """Whether it holds scripts of ``hpcgpu render`` that nobody has launched, and nothing is wrong with it."""
+        """Whether it holds undamaged scripts of ``hpcgpu render`` that nobody has launched."""
         return (
             (self.path / "launch.sh").exists()
             and not self.other_format()
@@ -97,7 +126,7 @@ class ClusterDirectory(Contacts, Journal, Managers):
         )
 
     def damage(self) -> list[str]:
-        """Return what is wrong with the files that this module writes, one sentence each."""
+        """Return one sentence for each damage to the files that this module writes."""
         found = [f"{self.path / 'journal.jsonl'}: {problem}" for problem in self.journal_damage()]
         shapes: dict[str, Any] = {
             "cluster.json": About,
@@ -107,7 +136,7 @@ class ClusterDirectory(Contacts, Journal, Managers):
         shapes |= {path.name: ManagerRecord for path in sorted(self.path.glob("manager-*.json"))}
         for name, shape in shapes.items():
             try:
-                records.read(self.path / name, shape)
+                json_records.read(self.path / name, shape)
             except Damaged as error:
                 found.append(str(error))
             except OSError as error:
@@ -115,22 +144,19 @@ class ClusterDirectory(Contacts, Journal, Managers):
                     found.append(f"{self.path / name} cannot be read: {error.strerror}")
         return found
 
-    def first(self, event: str) -> bool:
-        """Record that somebody is told of an event; return whether nobody was before, also if that is not known."""
+    def claim_notice(self, event: str) -> bool:
+        """Record that a notice of an event is sent; return True if it is the first one, or if that is not known."""
         try:
             os.close(os.open(self.path / f"told-{event}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
             return False
-        except OSError:  # a full disk, or no directory any more: twice is better than never
+        except OSError:  # a full disk, or the directory is removed: two notices are better than none
             return True
         return True
 
     def remove_secrets(self) -> None:
         """Remove what gives access to the cluster; logs, scripts and journal stay."""
         self.withdraw()
-        self._remove_keys()
-
-    def _remove_keys(self) -> None:
         shutil.rmtree(self.tls, ignore_errors=True)
         with contextlib.suppress(OSError):
             (self.path / DASHBOARD_TOKEN).unlink()

@@ -1,8 +1,8 @@
 """The journal of a cluster, ``journal.jsonl``: the intent is on disk before a job is submitted, its id after it.
 
-Each line is an event. A line that is damaged costs itself alone. In every format of the directory (see
-`hpcgpu.store.identity`) the lines ``intent``, ``submitted``, ``closing`` and ``closed`` are as they are here: so any
-version of hpcgpu can cancel the jobs of any cluster.
+Each line is an event. A damaged line loses only its own event. The lines ``intent``, ``submitted``, ``closing`` and
+``closed`` are the same in every format of the directory (see `hpcgpu.store.cluster_json`), so any version of hpcgpu can
+cancel the jobs of any cluster.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcgpu.errors import Damaged
-from hpcgpu.posix import checked, records
-from hpcgpu.store.files import Files
+from hpcgpu.posix import checked_files, json_records
+from hpcgpu.store.atomic_files import Files
 
-__all__ = ["End", "Journal", "Submit"]
-
-
-#: Characters that are kept of why a job was refused.
+#: The most characters that are kept of the reason of a refusal.
 _WHY = 1000
 
 
@@ -36,7 +33,7 @@ class End:
     state : str
         A `JobState`.
     start, end : float or None
-        Epoch seconds, as far as the queue said.
+        Epoch seconds, if the queue reported them.
     """
 
     state: str = ""
@@ -71,7 +68,7 @@ class _Event:
 
 @dataclass
 class Submit:
-    """What the journal says of one job: the intent, and what became of it.
+    """What the journal records of one job: the intent, and its outcome.
 
     Attributes
     ----------
@@ -81,15 +78,17 @@ class Submit:
     job_id : str or None
         None while it is not known.
     refused : bool
-        It certainly does not exist.
+        The job certainly does not exist.
     why : str
-        The words with which it was refused.
+        The batch system's words of the refusal.
     ended : bool
-        It was seen to have ended.
+        The job has ended, and hpcgpu has seen that.
+    before_close : bool
+        The job ended before the cluster was closed or stopped, so it ended for another reason.
     cancelled : bool
-        A manager decided to end it, and did not revoke that: it is no longer wanted.
+        A manager decided to end the job, and did not revoke the decision: the job is no longer wanted.
     how : End or None
-        How it ended, if the queue said that when it was seen to have ended.
+        How the job ended, if the queue reported it.
     """
 
     name: str
@@ -100,6 +99,7 @@ class Submit:
     refused: bool = False
     why: str = ""
     ended: bool = False
+    before_close: bool = False
     cancelled: bool = False
     how: End | None = None
 
@@ -120,7 +120,7 @@ class Journal(Files):
         self._append({"event": "refused", "name": name, "why": why[:_WHY]})
 
     def ended(self, jobs: Mapping[str, str | None], how: Mapping[str, End] | None = None) -> None:
-        """Record that jobs were seen to have ended: their ids by name, None where it is not known; and how, by name."""
+        """Record that jobs have ended: their ids by name, None for an unknown id, and how each ended, by name."""
         self._append(
             *(
                 {"event": "ended", "name": name}
@@ -140,15 +140,6 @@ class Journal(Files):
     def keep(self, names: Iterable[str]) -> None:
         """Record that these jobs stay after all: they had started already, or their data fits nowhere else."""
         self._append({"event": "keep", "names": list(names)})
-
-    def detach(self) -> None:
-        """Record that the cluster must outlive the program that made it."""
-        self._append({"event": "detached"})
-
-    @property
-    def detached(self) -> bool:
-        """Whether the cluster must outlive its managers."""
-        return any(record["event"] == "detached" for record in self._journal())
 
     def close(self) -> None:
         """Record that none of the cluster's jobs is alive."""
@@ -171,13 +162,13 @@ class Journal(Files):
         except OSError:
             return 0
 
-    def over(self) -> float | None:
+    def ended_at(self) -> float | None:
         """Return when the cluster's jobs were cancelled for good, epoch seconds; None if they were not."""
         times = {one["event"]: float(one.get("time", 0.0)) for one in self._journal()}
         return times.get("closing", times.get("closed"))
 
     def times(self) -> list[float]:
-        """Return when something was recorded of its jobs, epoch seconds."""
+        """Return the times of all events of its jobs, epoch seconds."""
         return [float(record.get("time", 0.0)) for record in self._journal()]
 
     @property
@@ -186,13 +177,14 @@ class Journal(Files):
         return any(record["event"] == "closed" for record in self._journal())
 
     def submits(self) -> list[Submit]:
-        """Return what the journal says of each job, in order."""
+        """Return what the journal records of each job, in order."""
         jobs: dict[str, Submit] = {}
         earlier: list[Submit] = []
+        over = False
         for record in self._journal():
             if record["event"] == "intent":
                 group, time_ = record.get("group", "default"), record.get("time", 0.0)
-                # of a manager that had been taken over already
+                # a line of a manager that another program had already replaced
                 if record["name"] in jobs and jobs[record["name"]].job_id is not None:
                     earlier.append(jobs.pop(record["name"]))
                 jobs[record["name"]] = Submit(record["name"], record["kind"], group, time_)
@@ -207,22 +199,23 @@ class Journal(Files):
                     kind = "scheduler" if name.endswith("-scheduler") else "worker"
                     jobs[name] = Submit(name, kind, time=record.get("time", 0.0))
                 jobs[name].job_id, jobs[name].refused = record["id"], False
+            elif record["event"] in ("closing", "closed"):
+                over = True
             elif record.get("name") not in jobs:
                 continue
             elif record["event"] == "refused":
                 jobs[record["name"]].refused = jobs[record["name"]].job_id is None
                 jobs[record["name"]].why = str(record.get("why", ""))
-            elif record["event"] == "ended":  # a later cluster of this name may have a job of the same name
-                if record.get("id") in (None, jobs[record["name"]].job_id):
-                    job = jobs[record["name"]]
-                    job.ended, state = True, record.get("state", "")
-                    job.how = End(state=state, start=record.get("start"), end=record.get("end")) if state else None
+            elif record["event"] == "ended":
+                _end(jobs[record["name"]], record, over)
         return [*earlier, *jobs.values()]
 
     def _append(self, *new: dict[str, Any]) -> None:
         now = round(time.time(), 3)
         line = "".join(json.dumps({"time": now, **record}) + "\n" for record in new).encode()
-        descriptor = os.open(self.path / "journal.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        # In a directory that somebody has emptied, a new journal would look like a cluster, and its jobs would not end.
+        create = os.O_CREAT if (self.path / "cluster.json").exists() else 0
+        descriptor = os.open(self.path / "journal.jsonl", os.O_RDWR | create | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a full disk cut the last line short
@@ -237,21 +230,28 @@ class Journal(Files):
         return (record for record in self._lines() if not isinstance(record, str))
 
     def journal_damage(self) -> list[str]:
-        """Return what is wrong with lines of it, a sentence for each."""
+        """Return a sentence for each damaged line."""
         return [record for record in self._lines() if isinstance(record, str)]
 
     def _lines(self) -> Iterator[dict[str, Any] | str]:
         """Yield each line of the journal, or what is wrong with it: a crash or a full disk may have cut it short."""
         try:
-            lines = checked.read(self.path / "journal.jsonl").split(b"\n")
+            lines = checked_files.read(self.path / "journal.jsonl").split(b"\n")
         except (FileNotFoundError, NotADirectoryError):
             return
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                records.parse(line, _Event, f"line {number}")
+                json_records.parse(line, _Event, f"line {number}")
             except Damaged as error:
                 yield str(error)
             else:
                 yield json.loads(line)
+
+
+def _end(job: Submit, record: dict[str, Any], over: bool) -> None:
+    """Record the end of a job. A later cluster of this name may have a job of the same name, with another id."""
+    if record.get("id") in (None, job.job_id):
+        job.ended, job.before_close, state = True, not over, record.get("state", "")
+        job.how = End(state=state, start=record.get("start"), end=record.get("end")) if state else None

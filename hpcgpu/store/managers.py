@@ -1,4 +1,4 @@
-"""Who manages a cluster, and what the user wants of it.
+"""Who manages a cluster.
 
 The manager is the program with the highest number, ``manager-NUMBER.json``.
 """
@@ -15,12 +15,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from hpcgpu.errors import Damaged
-from hpcgpu.posix import processes, records
+from hpcgpu.posix import json_records, process_identity
 from hpcgpu.posix.printable import printable
-from hpcgpu.scaling.wanted import Wanted
-from hpcgpu.store.files import Files
-
-__all__ = ["ManagerRecord", "Managers"]
+from hpcgpu.store.atomic_files import Files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +28,12 @@ class ManagerRecord:
     ----------
     number : int
     program : str
-        What it is, where, and since when: for people.
+        A description for people: the program, its host and its start.
     host : str
     process : list of int
-        Its identity there; see `hpcgpu.posix.processes`.
+        Its identity on that host; see `hpcgpu.posix.process_identity`.
     left : bool
-        Whether it has left the cluster to itself, though it may live.
+        Whether it has stopped managing the cluster, although it may still run.
     """
 
     number: int = 0
@@ -47,12 +44,12 @@ class ManagerRecord:
 
     @property
     def lives(self) -> bool | None:
-        """Whether that program runs and manages it; None where that is not known: it is on another machine."""
+        """Whether that program runs and manages the cluster; None if it is on another machine, and so not known."""
         if self.left:
             return False
         if self.host != socket.gethostname() or len(self.process) != 2:
             return None
-        return processes.alive(self.process)
+        return process_identity.alive(self.process)
 
     def __str__(self) -> str:
         return self.program or f"manager number {self.number}"
@@ -67,9 +64,9 @@ class Managers(Files):
         Parameters
         ----------
         program : str
-            Who this is, for people.
+            A description of the new manager, for people.
         """
-        process = processes.identity(os.getpid())
+        process = process_identity.identity(os.getpid())
         record = ManagerRecord(program=program, host=socket.gethostname(), process=process)
         # Written before a number is taken: on a full disk the present manager must remain.
         draft = self.write(f".manager-{secrets.token_hex(4)}", json.dumps(asdict(record)))
@@ -87,7 +84,7 @@ class Managers(Files):
             draft.unlink(missing_ok=True)
 
     def leave(self, number: int) -> None:
-        """Record that this manager has left the cluster to itself."""
+        """Record that this manager no longer manages the cluster."""
         record = self.manager()
         if record is not None and record.number == number:
             text = json.dumps(asdict(replace(record, left=True)))
@@ -102,22 +99,8 @@ class Managers(Files):
             return None
         number, record = max(numbers), ManagerRecord()
         with contextlib.suppress(OSError, Damaged):  # its number alone counts
-            record = records.read(self._manager_file(number), ManagerRecord)
+            record = json_records.read(self._manager_file(number), ManagerRecord)
         return replace(record, number=number, program=printable(record.program, 300))
 
     def _manager_file(self, number: int) -> Path:
         return self.path / f"manager-{number:06}.json"
-
-    # What the user wants
-
-    def want(self, wanted: Wanted) -> None:
-        """Record what the user wants of the worker groups, ``wanted.json``; the manager alone does it, if one lives."""
-        self.write("wanted.json", json.dumps(asdict(wanted)))
-
-    def wanted(self) -> Wanted:
-        """Return what the user wants; nothing if that was never recorded, or cannot be read."""
-        self.refresh()
-        try:
-            return records.read(self.path / "wanted.json", Wanted)
-        except (OSError, Damaged):
-            return Wanted()

@@ -289,6 +289,53 @@ class Notebook:
         return self.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".jp-Cell-outputArea")
 
 
+#: What a script tries. `base` is the path of the Jupyter server, `mark` a name that the server must never hear of.
+ATTACK = """async ([base, mark]) => {
+  const done = [];
+  async function attempt(name, action) {
+    try {
+      const result = await action();
+      if (result) done.push(`${name}: ${result}`);
+    } catch {}
+  }
+  const heard = (socket) => new Promise((told) => {
+    socket.onopen = () => told("open");
+    socket.onclose = socket.onerror = () => told("");
+  });
+  const loaded = (element, address) => new Promise((told) => {
+    element.onload = () => told("loaded");
+    element.onerror = () => told("");
+    element.src = address;
+    document.body.append(element);
+  });
+  const write = { method: "PUT", body: JSON.stringify({ type: "file", format: "text", content: mark }) };
+  await attempt("origin", () => (self.origin === "null" ? "" : self.origin));
+  await attempt("cookies", () => document.cookie);
+  await attempt("storage", () => { localStorage.x = 1; return "written" });
+  await attempt("parent", () => parent !== window && parent.document.title);
+  await attempt("top", () => top !== window && top.document.title);
+  await attempt("list files", async () => (await fetch(`${base}api/contents`)).status);
+  await attempt("write a file", async () => (await fetch(`${base}api/contents/${mark}`, write)).status);
+  await attempt("kernel", async () => (await fetch(`${base}api/kernels`, { method: "POST" })).status);
+  await attempt("kernel, unseen", async () => {
+    await fetch(`${base}api/kernels?${mark}`, { method: "POST", mode: "no-cors", credentials: "include" });
+    return "sent";
+  });
+  const secure = location.protocol === "https:" ? "wss" : "ws";
+  const paths = ["api/events/subscribe", "terminals/websocket/1", "hpcgpu/dashboard/demo/../../../api/kernels/x"];
+  for (const path of paths)
+    await attempt(`socket ${path}`, () => heard(new WebSocket(`${secure}://${location.host}${base}${path}?${mark}`)));
+  await attempt("image", () => loaded(new Image(), `${base}static/favicons/favicon.ico?${mark}`));
+  await attempt("script", () => loaded(document.createElement("script"), `${base}files/${mark}.js`));
+  await attempt("frame in it", async () => {
+    const frame = document.createElement("iframe");
+    await loaded(frame, "about:blank");
+    return frame.contentWindow.origin === "null" ? "" : frame.contentWindow.origin;
+  });
+  await attempt("beacon", () => { navigator.sendBeacon(`${base}api/kernels?${mark}`, "{}") });
+  await attempt("navigate the top", () => { top.location = `${base}tree?${mark}` });
+  return done;
+}"""
 #: Counts what the plots of a dashboard show.
 _SHOWN = """() => [...(globalThis.Bokeh?.documents ?? [])].flatMap((all) => [...all._all_models.values()])
     .filter((model) => model.type === "ColumnDataSource").reduce((sum, model) => sum + (model.get_length() ?? 0), 0)"""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import hpcgpu.widget
-from hpcgpu.display.jobinfo import JobInfo
-from hpcgpu.remote.snapshot import GPUInfo, Snapshot
-from hpcgpu.runtime.wire import GroupState
+from hpcgpu.dask_scheduler.rpc_types import GroupState
+from hpcgpu.display.job_info import JobInfo
+from hpcgpu.existing_clusters.snapshot import GPUInfo, Snapshot
 
 STATIC = Path(hpcgpu.widget.__file__).parent / "static"
 NOW = 1_790_000_000.0
@@ -143,7 +143,7 @@ class Drawing:
         self.page = page
         page.set_content(f"<body {theme}><div id='place'></div></body>")
         page.add_style_tag(content=(STATIC / "widget.css").read_text())
-        page.add_script_tag(content=(STATIC / "draw.js").read_text() + SCRIPT, type="module")
+        page.add_script_tag(content=(STATIC / "panel.js").read_text() + SCRIPT, type="module")
         page.wait_for_function("() => window.ready")
         self.whole = page.locator(".hpcgpu")
 

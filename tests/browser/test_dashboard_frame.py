@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
-from browser import TIMEOUT, Front, Jupyter, Servers, dask_in, plots_follow_the_work
+from browser import ATTACK, TIMEOUT, Front, Jupyter, Servers, dask_in, plots_follow_the_work
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, wait_until
@@ -25,69 +26,38 @@ CELL = (
     "<img src=x onerror=window.ran=`image`>"
     "<iframe srcdoc=&lt;script&gt;parent.document.title=`frame`&lt;/script&gt;></iframe>"
 )
-_FAIL = """
-import sys, hpcgpu
+#: Shows a text wherever Dask shows texts of others.
+_SHOW = """
+import logging, sys, time, hpcgpu
 from distributed import wait
+
+def log(text, name):
+    logging.getLogger(name).warning(text)
+
+def rename(text, dask_scheduler):
+    [worker] = dask_scheduler.workers.values()
+    worker.name = text
 
 def unescape():  # as in a table of Dask that nobody has looked at yet
     from bokeh.models.widgets.tables import HTMLTemplateFormatter
     from distributed.dashboard.components import scheduler as pages
     pages.HTMLTemplateFormatter = HTMLTemplateFormatter
 
-with hpcgpu.connect(sys.argv[1], quiet=True) as client:
-    if sys.argv[2] == "unescaped":
+_, cluster, escaped, text = sys.argv
+exec(compile("def stay():\\n import time\\n while True: time.sleep(0.1)", f"/{text}.py", "exec"))
+with hpcgpu.connect(cluster, quiet=True) as client:
+    if escaped == "unescaped":
         client.run_on_scheduler(unescape)
-    failed = client.submit(float, sys.argv[3])
+    failed = client.submit(float, text, key=text)
     wait(failed)
-    client.publish_dataset(failed=failed)
+    client.run_on_scheduler(log, text, "distributed.scheduler")
+    client.run(log, text, "distributed.worker")
+    running = client.submit(stay, key=text + "-runs")
+    client.publish_dataset(failed=failed, running=running)
+    while not any(client.processing().values()):
+        time.sleep(0.1)
+    client.run_on_scheduler(rename, text)  # its own name is what the manager knows
 """
-#: What a script tries. `base` is the path of the Jupyter server, `mark` a name that the server must never hear of.
-ATTACK = """async ([base, mark]) => {
-  const done = [];
-  async function attempt(name, action) {
-    try {
-      const result = await action();
-      if (result) done.push(`${name}: ${result}`);
-    } catch {}
-  }
-  const heard = (socket) => new Promise((told) => {
-    socket.onopen = () => told("open");
-    socket.onclose = socket.onerror = () => told("");
-  });
-  const loaded = (element, address) => new Promise((told) => {
-    element.onload = () => told("loaded");
-    element.onerror = () => told("");
-    element.src = address;
-    document.body.append(element);
-  });
-  const write = { method: "PUT", body: JSON.stringify({ type: "file", format: "text", content: mark }) };
-  await attempt("origin", () => (self.origin === "null" ? "" : self.origin));
-  await attempt("cookies", () => document.cookie);
-  await attempt("storage", () => { localStorage.x = 1; return "written" });
-  await attempt("parent", () => parent !== window && parent.document.title);
-  await attempt("top", () => top !== window && top.document.title);
-  await attempt("list files", async () => (await fetch(`${base}api/contents`)).status);
-  await attempt("write a file", async () => (await fetch(`${base}api/contents/${mark}`, write)).status);
-  await attempt("kernel", async () => (await fetch(`${base}api/kernels`, { method: "POST" })).status);
-  await attempt("kernel, unseen", async () => {
-    await fetch(`${base}api/kernels?${mark}`, { method: "POST", mode: "no-cors", credentials: "include" });
-    return "sent";
-  });
-  const secure = location.protocol === "https:" ? "wss" : "ws";
-  const paths = ["api/events/subscribe", "terminals/websocket/1", "hpcgpu/dashboard/demo/../../../api/kernels/x"];
-  for (const path of paths)
-    await attempt(`socket ${path}`, () => heard(new WebSocket(`${secure}://${location.host}${base}${path}?${mark}`)));
-  await attempt("image", () => loaded(new Image(), `${base}static/favicons/favicon.ico?${mark}`));
-  await attempt("script", () => loaded(document.createElement("script"), `${base}files/${mark}.js`));
-  await attempt("frame in it", async () => {
-    const frame = document.createElement("iframe");
-    await loaded(frame, "about:blank");
-    return frame.contentWindow.origin === "null" ? "" : frame.contentWindow.origin;
-  });
-  await attempt("beacon", () => { navigator.sendBeacon(`${base}api/kernels?${mark}`, "{}") });
-  await attempt("navigate the top", () => { top.location = `${base}tree?${mark}` });
-  return done;
-}"""
 
 
 @pytest.fixture
@@ -100,9 +70,9 @@ def demo(queue: LocalQueue, home: Path) -> Iterator[str]:
     wait_until(lambda: not live(queue), "its jobs end")
 
 
-def fail(cluster: str, escaped: str) -> None:
-    """Let a task fail with a text of somebody else."""
-    subprocess.run([sys.executable, "-c", _FAIL, cluster, escaped, CELL], check=True, timeout=TIMEOUT)
+def show(cluster: str, escaped: str) -> None:
+    """Let the texts of a cluster be somebody else's: an exception, a key, a log, a file, the name of a worker."""
+    subprocess.run([sys.executable, "-c", _SHOW, cluster, escaped, CELL], check=True, timeout=TIMEOUT)
 
 
 def server(jupyter: Servers, home: Path, base: str, *arguments: str) -> Jupyter:
@@ -117,29 +87,58 @@ def log_in(lab: Jupyter, page: Any) -> None:
     page.get_by_text("demo").first.wait_for()
 
 
-def test_text_of_others_is_text_in_the_table_of_exceptions(jupyter: Servers, page: Any, home: Path, demo: str) -> None:
-    fail(demo, "escaped")
+#: What a text makes that is taken for HTML.
+MADE = "img[src=x], iframe[srcdoc]"
+
+
+def test_text_of_others_is_text(jupyter: Servers, page: Any, home: Path, demo: str) -> None:
+    show(demo, "escaped")
     lab = server(jupyter, home, "/")
     log_in(lab, page)
-    page.goto(f"{lab.url}hpcgpu/dashboard/demo/exceptions")
+    here = f"{lab.url}hpcgpu/dashboard/demo"
+    known = page.request.get(f"{here}/json/identity.json", headers={"Accept": "*/*"}).json()
+    [worker] = (quote(address, safe="") for address in known["workers"])
+    for path in (
+        "exceptions",
+        "workers",
+        "info/main/workers.html",
+        "info/main/logs.html",
+        "info/main/exceptions.html",
+        f"info/logs/{worker}.html",
+        f"info/call-stacks/{worker}.html",
+        f"info/task/{quote(CELL, safe='')}.html",
+    ):
+        page.goto(f"{here}/{path}", wait_until="commit")  # some have a style sheet of another host
+        dask = dask_in(page)
+        dask.get_by_text("onerror=window.ran").first.wait_for(state="attached")
+        assert dask.locator(MADE).count() == 0, path
+        assert dask.evaluate("window.ran") is None and "frame" not in (dask.title(), page.title()), path
+
+
+def is_made_and_runs_not(page: Any) -> Any:
+    """Wait until a page of Dask takes the text for HTML, and return its frame: no script of the text runs there."""
     dask = dask_in(page)
-    dask.get_by_text("could not convert string to float").first.wait_for()
-    assert dask.locator("code img, code iframe").count() == 0
-    assert dask.evaluate("window.ran") is None and "frame" not in (dask.title(), page.title())
+    dask.locator(MADE).first.wait_for(state="attached")
+    dask.evaluate("""() => new Promise((done) => {  // an image like that one fails, and then its script would have run
+      const image = document.body.appendChild(new Image());
+      image.onerror = done;
+      image.src = "x";
+    })""")
+    assert dask.evaluate("window.ran") is None and dask.title() != "frame"
+    return dask
 
 
 @pytest.mark.parametrize("base", ["/", "/user/ada/"])
 def test_a_script_on_a_page_of_dask_has_no_powers(
     jupyter: Servers, page: Any, home: Path, demo: str, base: str
 ) -> None:
-    fail(demo, "unescaped")
+    show(demo, "unescaped")
     lab = server(jupyter, home, base)
     log_in(lab, page)
     for prefix in ("hpcgpu/dashboard/demo", "proxy/hpcgpu/demo"):
         page.goto(f"{lab.url}{prefix}/exceptions")
-        dask = dask_in(page)
-        dask.wait_for_function("window.ran", timeout=1000 * TIMEOUT)  # so scripts do run there
-        assert dask.evaluate(ATTACK, [base, "planted"]) == []
+        dask = is_made_and_runs_not(page)
+        assert dask.evaluate(ATTACK, [base, "planted"]) == [], "nor would one that did run"
         assert page.url == f"{lab.url}{prefix}/exceptions" and "frame" not in (dask.title(), page.title())
     assert lab.request("api/kernels") == [] and not list(lab.notebooks.iterdir())
     assert "planted" not in lab.log
@@ -256,7 +255,6 @@ def test_when_the_login_has_ended_the_page_leads_to_it_and_back(
 
 def test_the_same_without_jupyter(page: Any, home: Path, demo: str) -> None:
     """`hpcgpu dashboard`: a script that sends away what it sees would be one of the owner's browser, too."""
-    fail(demo, "unescaped")
     printed = hpcgpu("dashboard", "demo")
     link = printed.stdout.strip()
     here = link.partition("/status")[0]
@@ -266,9 +264,9 @@ def test_the_same_without_jupyter(page: Any, home: Path, demo: str) -> None:
     dask_in(page).get_by_role("link", name="Info", exact=True).click()
     page.wait_for_url(f"{here}/info/main/workers.html", wait_until="commit")  # its style sheet is of another host
     dask_in(page).get_by_text("tls://").first.wait_for()
+    show(demo, "unescaped")
     page.goto(f"{here}/exceptions")
-    dask = dask_in(page)
-    dask.wait_for_function("window.ran", timeout=1000 * TIMEOUT)
+    dask = is_made_and_runs_not(page)
     assert dask.evaluate(ATTACK, ["/", "planted"]) == []
     reads = "async () => { try { return (await fetch('/json/identity.json')).status } catch { return 'refused' } }"
     assert dask.evaluate(reads) == "refused" and page.url == f"{here}/exceptions"

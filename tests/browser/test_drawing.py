@@ -10,7 +10,7 @@ import pytest
 from browser import new_page, why_not
 from drawing import Drawing
 
-from hpcgpu.remote.snapshot import Snapshot
+from hpcgpu.existing_clusters.snapshot import Snapshot
 from tests.conftest import wait_until
 
 MARKUP = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"
@@ -111,7 +111,7 @@ def test_the_timeline_counts_what_waited_ran_and_had_ended(picture: Drawing) -> 
     picture.draw(drawing.snapshot(jobs=jobs))
     steps = picture.page.evaluate(
         "given => window.history_of(given.jobs, given.now)",
-        {"jobs": [one.as_json() for one in jobs], "now": now},
+        {"jobs": drawing.snapshot(jobs=jobs).as_json()["jobs"], "now": now},
     )
     assert [(s["time"] - now, s["waiting"], s["running"], s["ended"]) for s in steps] == [
         (-100, 2, 0, 0),

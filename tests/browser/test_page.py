@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from browser import Jupyter, Servers, dask_in, plots_follow_the_work
+from browser import ATTACK, Jupyter, Servers, dask_in, plots_follow_the_work
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, wait_until
@@ -124,7 +124,7 @@ def test_the_form_can_say_the_first_program_of_the_readme(lab: Jupyter, page: An
     ]
     assert isinstance(call, ast.Call)
     assert written == {str(one.arg).replace("_", "-"): ast.literal_eval(one.value) for one in call.keywords}
-    for width in (800, 620):
+    for width in (800, 620, 400):
         page.set_viewport_size({"width": width, "height": 900})
         assert cut(page) == []
 
@@ -148,6 +148,8 @@ def test_names_of_others_are_text(lab: Jupyter, page: Any, home: Path) -> None:
     page.goto(f"{lab.url}hpcgpu/?token={lab.token}")
     page.get_by_role("button", name=name).wait_for()
     page.get_by_text("other users can change it").wait_for()
+    page.set_viewport_size({"width": 400, "height": 900})
+    assert cut(page) == []
     page.get_by_role("button", name=name).click()
     page.get_by_text("is not a valid name").wait_for()
     assert page.locator("img").count() == 0 and page.title() == "GPU clusters" and page.errors == []
@@ -171,6 +173,9 @@ def test_the_button_new_of_dask_labextension_makes_a_cluster_and_its_panel_opens
     page.get_by_role("button", name="Task Stream", exact=True).click()
     plot = page.frame_locator("iframe[src*='individual-task-stream']").frame_locator("iframe")
     plot.locator(".bk-Figure").wait_for()
+    frame = page.locator("iframe[src*='individual-task-stream']").element_handle().content_frame()
+    dask = frame.locator("iframe").element_handle().content_frame()
+    assert dask.evaluate(ATTACK, ["/user/ada/", "planted"]) == [] and "planted" not in lab.log
     assert "/user/ada/proxy/hpcgpu/" in page.locator("iframe[src*='individual-task-stream']").get_attribute("src")
     page.locator(".dask-ClusterListing").get_by_role("button", name="Shutdown").click()
     wait_until(lambda: not live(queue), "its jobs end")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from test_notebook import WITH, started
 from test_page import INSTALLED
 
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.remote.lookup import locate
+from hpcgpu.existing_clusters.lookup import locate
 from tests.conftest import Until
 from tests.helpers import GPU, block_queue, in_queue
 
@@ -26,6 +26,15 @@ ERROR = "Error displaying widget"
 #: The constructor waits for the scheduler job.
 WAITS = GPU | {"scheduler": {"gpus_per_node": 1}, "quiet": False}
 START = f"from hpcgpu import LocalGPUCluster\ncluster = LocalGPUCluster(name='flights', jobs=1, **{WAITS!r})"
+#: How often the view is put into its cell again: JupyterLab empties the cell, shows "Loading", and then its error.
+COUNT_REDRAWS = """(view) => {
+    const place = view.parentElement;
+    window.redraws = 0;
+    new MutationObserver((records) => {
+        window.redraws += records.filter((record) => [...record.addedNodes].includes(place)).length;
+    }).observe(place.parentElement, { childList: true });
+}"""
+KERNEL_IDLE = "() => window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
 OUTPUTS = "JSON.stringify(window.jupyterapp.shell.currentWidget.content.widgets[0].model.outputs.toJSON())"
 
 
@@ -62,6 +71,32 @@ def opened_again(page: Any, server: Jupyter, cell: int) -> Iterator[Any]:
     again.close()
 
 
+class HeldRestore:
+    """Holds the messages by which JupyterLab restores its widgets from a kernel, until `release`."""
+
+    def __init__(self, page: Any) -> None:
+        self._held: list[Callable[[], None]] | None = []
+        page.context.route_web_socket(re.compile("/api/kernels/.*/channels"), self._connect)
+
+    def _connect(self, socket: Any) -> None:
+        kernel = socket.connect_to_server()
+
+        def forward(message: str | bytes) -> None:
+            content = message if isinstance(message, bytes) else message.encode()
+            if self._held is not None and b'"msg_type":"comm_' in content:
+                self._held.append(lambda: kernel.send(message))
+            else:
+                kernel.send(message)
+
+        socket.on_message(forward)
+
+    def release(self) -> None:
+        assert self._held
+        held, self._held = self._held, None
+        for send in held:
+            send()
+
+
 def stop(output: Any, queue: LocalQueue, until: Until) -> None:
     output.get_by_role("button", name="Stop").click()
     output.get_by_role("button", name="Stop the cluster").click()
@@ -82,6 +117,8 @@ def test_a_tab_that_is_opened_again_while_the_constructor_waits_shows_the_cluste
         row.get_by_text("pending").wait_for()
         queue.cancel([blocker])
         row.get_by_text("running").wait_for()
+        # the kernel answers again: its widget takes the place of the server's view, and of a question in it
+        output.locator("link[href$='widget.css']").wait_for(state="detached")
         stop(output, queue, until)
 
 
@@ -151,19 +188,30 @@ def test_a_notebook_with_another_kernel_shows_the_cluster_while_it_lives_and_lat
     page.goto("about:blank")
     [kernel] = server.request("api/kernels")
     server.request(f"api/kernels/{kernel['id']}", method="DELETE")
+    restore = HeldRestore(page)
     with opened_again(page, server, 1) as output:
         output.locator(".hpcgpu-state").get_by_text("running").wait_for()
         output.get_by_label("Size of the cluster").fill("2")
         output.get_by_role("button", name="Scale").click()
         output.get_by_text("Scale: done.").wait_for()
         output.locator("tr", has_text="flights-1").get_by_text("running").wait_for()
+        output.get_by_label("Size of the cluster").fill("7")
+        output.get_by_role("button", name="Stop").click()
+        question = output.get_by_role("alertdialog", name="Stop the cluster?")
+        question.wait_for()
+        output.locator(".hpcgpu").evaluate(COUNT_REDRAWS)
+        restore.release()
+        output.page.wait_for_function("() => window.redraws >= 3")
+        assert question.is_visible()
+        assert output.get_by_text("Scale: done.").is_visible()
+        assert output.get_by_label("Size of the cluster").input_value() == "7"
+        assert question.get_by_role("button", name="Stop the cluster").evaluate("(it) => it === document.activeElement")
+        question.get_by_role("button", name="Cancel").click()
         stop(output, queue, until)
     shutil.rmtree(locate("flights").path)
     with opened_again(page, server, 1) as output:
         output.get_by_text("This is a picture: it does not change").wait_for()
         assert output.get_by_text("The last known state, of").is_visible()
-        output.page.wait_for_function(
-            "() => window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
-        )
+        output.page.wait_for_function(KERNEL_IDLE)
         assert output.get_by_role("button").count() == 0
         assert output.get_by_text("This is a picture: it does not change").is_visible()

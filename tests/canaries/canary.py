@@ -1,4 +1,4 @@
-"""What makes a test a canary of the things in `hpcgpu.upstream` that name it."""
+"""What makes a test a canary of the things in `uses` that name it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from importlib import metadata
 from typing import Any
 
 import pytest
-
-from hpcgpu.upstream import USES, Use
+from uses import USES, Use
 
 
 def canary(test: Callable[..., Any]) -> Callable[..., Any]:
     """Let a test that fails say who changed what, and which module of hpcgpu relies on it."""
     uses = [use for use in USES if use.canary == test.__name__]
-    assert uses, f"nothing in hpcgpu/upstream.py names {test.__name__}"
+    assert uses, f"nothing in tests/canaries/uses.py names {test.__name__}"
     if not inspect.iscoroutinefunction(test):
 
         @functools.wraps(test)

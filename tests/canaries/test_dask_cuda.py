@@ -12,9 +12,9 @@ import pytest
 from canary import canary
 
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.fabric import settings
-from hpcgpu.runtime import devices
-from hpcgpu.scaling.units import workers_of
+from hpcgpu.fabric import ucx_settings
+from hpcgpu.runtime import cpu_affinity
+from hpcgpu.scaling.worker_names import workers_of
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ def test_dask_cuda_takes_the_wrong_gpu_by_the_function_that_hpcgpu_replaces(made
     start()
     wrong = [worker["affinity"] for worker in made]
     assert wrong == [4, 6, 4, 6], (
-        f"dask-cuda takes the GPUs {wrong} of 4, 5, 6, 7: if it is right, remove hpcgpu/runtime/devices.py"
+        f"dask-cuda takes the GPUs {wrong} of 4, 5, 6, 7: if it is right, remove hpcgpu/runtime/cpu_affinity.py"
     )
     made.clear()
-    devices.correct_device_index()
+    cpu_affinity.correct_device_index()
     start()
     for what in ("affinity", "memory"):
         assert [worker[what] for worker in made] == [4, 5, 6, 7], (
@@ -96,6 +96,6 @@ def test_the_scheduler_gets_the_ucx_settings_that_dask_cuda_gives_workers() -> N
     theirs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(theirs) == 81, f"get_ucx_config: {done.stderr}"
     for flags, expected in zip(choices, theirs, strict=True):
-        variables = settings.environment(resolve("slurm", flags).worker, ())
+        variables = ucx_settings.environment(resolve("slurm", flags).worker, ())
         ours = {key.removeprefix("DASK_DISTRIBUTED_UCXX__"): value for key, value in variables.items()}
         assert ours == expected, f"get_ucx_config({flags})"

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
@@ -14,24 +15,31 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import distributed.node
 import distributed.scheduler
 import distributed.versions
 import pytest
 from canary import canary
 from distributed import Client, Scheduler, Worker
 from distributed.active_memory_manager import ActiveMemoryManagerExtension
+from distributed.client import FutureCancelledError
+from distributed.comm.registry import backends
 from distributed.core import Status, rpc
-from distributed.node import ServerNode
 from distributed.protocol.serialize import deserialize, serialize
 from distributed.scheduler import KilledWorker
 
-import hpcgpu.remote.connection
-import hpcgpu.runtime.extension
+import hpcgpu.client.connect
+import hpcgpu.dask_scheduler.scheduler_extension
+from hpcgpu.dask_scheduler import data_recipients, lost_results
+from hpcgpu.dask_scheduler.scheduler_extension import Extension
+from hpcgpu.dask_worker import count_calls
+from hpcgpu.dask_worker.gpu_metrics import GPUS
+from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import strangers
-from hpcgpu.fabric.security import HAS_GPU
-from hpcgpu.runtime import calls, dashboard, hostcopy, recipients
-from hpcgpu.runtime.extension import Extension
-from hpcgpu.store import claims
+from hpcgpu.fabric.listening import HAS_GPU
+from hpcgpu.fabric.security import ClusterSecurity
+from hpcgpu.runtime import dashboard_access, hostcopy
+from hpcgpu.store import create_directory
 
 TIMEOUT = 60.0
 
@@ -53,7 +61,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """What hpcgpu replaces in this process is put back."""
     places = (
         (ActiveMemoryManagerExtension, "_find_recipient"),
-        (ServerNode, "start_http_server"),
+        (distributed.node, "HTTPServer"),
         (pages, "HTMLTemplateFormatter"),
         (distributed.scheduler, "error_message"),
         (distributed.versions, "error_message"),
@@ -61,6 +69,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     for place, name in places:
         if hasattr(place, name):  # else the canary says so
             monkeypatch.setattr(place, name, getattr(place, name))
+    monkeypatch.setattr(dashboard_access, "_of_process", [])
 
 
 @asynccontextmanager
@@ -75,8 +84,9 @@ async def workers(scheduler: Scheduler, *names: str, gpus: tuple[int, ...] = ())
         made = []
         for number, name in enumerate(names):
             worker = Worker(scheduler.address, nthreads=1, name=name, dashboard=False)
+            worker.startup_information["facts"] = lambda worker: {"of": "all"}
             if gpus:
-                worker.startup_information[recipients.GPUS] = lambda worker, count=gpus[number]: count
+                worker.startup_information[GPUS] = lambda worker, count=gpus[number]: count
             made.append(await stack.enter_async_context(worker))
         yield made
 
@@ -102,51 +112,33 @@ async def blocked() -> None:
 
 
 @canary
-async def test_the_scheduler_removes_lost_workers_by_the_method_that_hpcgpu_replaces() -> None:
-    async with scheduler() as s, workers(s, "left", "lost") as (left, lost), client(s) as c:
-        removed: list[str] = []
-        original = s.remove_worker
-
-        async def remove(address: str, *, stimulus_id: str, expected: bool = False, close: bool = True) -> Any:
-            removed.append(address)
-            return await original(address, stimulus_id=stimulus_id, expected=True, close=close)
-
-        s.remove_worker = s.handlers["unregister"] = remove
-        task = c.submit(blocked, workers=["lost"], allow_other_workers=True)
-        await until(lambda: s.workers[lost.address].processing)
-        lost.batched_stream.comm.abort()
-        await until(lambda: lost.address not in s.workers)
-        assert removed == [lost.address], (
-            "a worker whose connection broke is removed in another way than by Scheduler.remove_worker"
-        )
-        assert s.tasks[task.key].suspicious == 0, "Scheduler.remove_worker charges the loss though it is expected"
-        await left.close(nanny=False)
-        await until(lambda: left.address not in s.workers)
-        assert removed[-1] == left.address, (
-            "a worker that closes is removed in another way than by Scheduler.handlers['unregister']"
-        )
-
-
-@canary
-async def test_a_lost_worker_can_be_charged_to_its_tasks_later() -> None:
+async def test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_says_so() -> None:
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
-        async with scheduler() as s, workers(s, "other", "lost") as (_, lost), client(s) as c:
-            extension = Extension(s, None)
+        async with scheduler() as s, workers(s, "left", "lost") as (left, lost), client(s) as c:
+            extension = hpcgpu.dask_scheduler.scheduler_extension.install(s)
             task = c.submit(blocked, workers=["lost"], allow_other_workers=True)
             await until(lambda: s.workers[lost.address].processing)
             lost.batched_stream.comm.abort()
-            await until(lambda: lost.address not in s.workers and s.tasks[task.key].state == "processing")
-            assert s.tasks[task.key].suspicious == 0
+            await until(lambda: lost.address not in s.workers)
+            await until(lambda: s.tasks[task.key].state == "processing" and s.workers[left.address].processing)
+            assert task.status == "pending", "Scheduler.allowed_failures, which hpcgpu sets, does not keep a task"
             await extension.ended(["lost"], crashed=["lost"])
-            assert s.tasks[task.key].suspicious == 1
             error = await asyncio.wait_for(task.exception(), TIMEOUT)
-            assert isinstance(error, KilledWorker), f"the task that is charged fails with {error!r}"
+            assert isinstance(error, KilledWorker), (
+                f"the task that is charged fails with {error!r}: no event had the processing-tasks of the lost worker"
+            )
+            assert error.allowed_failures == 0
+            leaves = c.submit(blocked, key="leaves")
+            await until(lambda: s.workers[left.address].processing)
+            await s.remove_worker(left.address, stimulus_id="test", expected=True)
+            await extension.ended(["left"], crashed=["left"])
+            assert leaves.key not in extension._suspicious, "an expected end is no loss"
 
 
 @canary
 async def test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbeats() -> None:
     async with scheduler() as s, workers(s, "other", "frozen") as (other, frozen), client(s) as c:
-        extension = Extension(s, None)
+        extension = hpcgpu.dask_scheduler.scheduler_extension.install(s)
         task = c.submit(blocked, workers=["frozen"], allow_other_workers=True)
         await until(lambda: s.workers[frozen.address].processing)
         frozen.periodic_callbacks["heartbeat"].stop()
@@ -154,26 +146,11 @@ async def test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbea
         await extension.remove_silent()
         assert frozen.address in s.workers, "its job runs: it may only be slow"
         await extension.ended(["other", "frozen"], crashed=["frozen"])
-        assert s.tasks[task.key].suspicious == 0, "it may still work"
+        assert not extension._suspicious, "it may still work"
         await extension.remove_silent()
         assert list(s.workers) == [other.address], "a worker with heartbeats stays until its connection ends"
         assert s.tasks[task.key].processing_on.address == other.address
-        assert s.tasks[task.key].suspicious == 1, "the loss is charged, as its job crashed"
-
-
-@canary
-async def test_a_task_that_has_not_begun_moves_to_another_worker() -> None:
-    async with scheduler() as s, workers(s, "busy") as (busy,), client(s) as c:
-        tasks = c.map(held, range(2), pure=False, workers=["busy"], allow_other_workers=True)
-        await until(lambda: len(busy.state.executing) == 1 and len(s.workers[busy.address].processing) == 2)
-        async with workers(s, "free") as (free,):
-            [executing] = busy.state.executing
-            [waiting] = [task.key for task in tasks if task.key != executing.key]
-            s.set_restrictions({waiting: {free.address}})
-            s._reschedule(waiting, busy.address, stimulus_id="canary")
-            await until(lambda: s.tasks[waiting].processing_on is s.workers[free.address])
-            RELEASE.set()
-            await asyncio.wait_for(c.gather(tasks, direct=False), TIMEOUT)
+        assert extension._suspicious == {task.key: 1}, "the loss is charged, as its job crashed"
 
 
 @canary
@@ -191,7 +168,7 @@ async def test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_f
                 stealing = s.extensions["stealing"]
                 stealing.balance()
                 assert not stealing.in_flight, (
-                    "distributed itself moves tasks that wait for resources: hpcgpu.runtime.resources need not"
+                    "distributed itself moves tasks that wait for resources: hpcgpu need not do it"
                 )
                 victim, thief = s.workers[busy.address], s.workers[free.address]
                 for task in list(victim.processing):
@@ -209,25 +186,16 @@ async def test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_f
 
 
 @canary
-async def test_the_scheduler_estimates_how_long_a_task_takes() -> None:
-    async with scheduler() as s, client(s) as c:
-        task = c.submit(blocked)
-        await until(lambda: task.key in s.tasks)
-        with dask.config.set({"distributed.scheduler.unknown-task-duration": "7s"}):
-            assert s._get_prefix_duration(s.tasks[task.key].prefix) > 0
-        assert [ts.key for ts in (*s.queued, *s.unrunnable)] == [task.key], (
-            "tasks without workers are neither queued nor unrunnable"
-        )
-
-
-@canary
-async def test_a_worker_that_was_to_leave_can_be_told_to_stay() -> None:
-    async with scheduler() as s, workers(s, "stays", "other") as (stays, _):
-        await s.retire_workers(workers=[stays.address], close_workers=False, remove=False)
-        state = s.workers[stays.address]
-        assert state.status is Status.closing_gracefully, f"a worker that retires is {state.status.name}"
-        await Extension(s, None).resume(["stays"])
-        await until(lambda: state.status is Status.running and stays.status is Status.running)
+async def test_results_that_are_lost_are_reported_by_what_hpcgpu_sets_and_sends() -> None:
+    async with scheduler() as s, workers(s, "one"), client(s) as c:
+        result = c.submit(abs, -1, key="result")
+        assert await asyncio.wait_for(result.result(), TIMEOUT) == 1
+        [sent] = await c.scatter([[1, 2, 3]])
+        await lost_results.lose(s, set(s.workers.values()), "the money is spent")
+        with pytest.raises(ClusterError, match="the money is spent"):  # by TaskState.exception_blame
+            await asyncio.wait_for(result.result(), TIMEOUT)
+        with pytest.raises(FutureCancelledError, match=r"(?s)hpcgpu-lost.*the money is spent"):  # by cancelled-keys
+            await asyncio.wait_for(sent.result(), TIMEOUT)
 
 
 class Unreadable:
@@ -244,12 +212,11 @@ def unreadable() -> None:
 @canary
 async def test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces() -> None:
     async with scheduler() as s, client(s) as c:
-        hpcgpu.runtime.extension.install(s)
+        hpcgpu.dask_scheduler.scheduler_extension.install(s)
         with pytest.raises(RuntimeError) as caught:
             await asyncio.wait_for(c.submit(len, Unreadable()).result(), TIMEOUT)
         assert "the graph holds GPU objects (cupy)" in str(caught.value), (
-            "distributed.scheduler.error_message is not asked, or the text is not 'deserialization of the task "
-            f"graph': {caught.value}"
+            f"distributed.scheduler.error_message is not called: {caught.value}"
         )
 
 
@@ -259,28 +226,39 @@ async def test_the_scheduler_compares_versions_by_the_function_that_hpcgpu_repla
 ) -> None:
     async with scheduler() as s:
         compared: list[list[str]] = []
-        original = hpcgpu.runtime.extension._all_version_differences
+        original = hpcgpu.dask_scheduler.scheduler_extension._all_version_differences
 
         def compare(scheduler: Any, workers: dict[str, Any], *arguments: Any, **options: Any) -> Any:
             compared.append(sorted(s.workers[address].name for address in workers))
             return original(scheduler, workers, *arguments, **options)
 
-        monkeypatch.setattr(hpcgpu.runtime.extension, "_all_version_differences", compare)
-        hpcgpu.runtime.extension.install(s)
+        monkeypatch.setattr(hpcgpu.dask_scheduler.scheduler_extension, "_all_version_differences", compare)
+        hpcgpu.dask_scheduler.scheduler_extension.install(s)
         async with workers(s, "one", "two", "three"):
             assert [len(names) for names in compared] == [1, 1, 1], (
                 "Scheduler.add_worker does not compare WorkerState.versions by distributed.versions.error_message, "
                 f"after it has called the plugins: it compared {compared}"
             )
-    monkeypatch.setattr(hpcgpu.runtime.extension, "_all_version_differences", original)
+            one, two, three = s.workers.values()
+            assert one.versions is two.versions and one.extra["facts"] is three.extra["facts"]
+            assert one.identity()["facts"] == {"of": "all"}
+    monkeypatch.setattr(hpcgpu.dask_scheduler.scheduler_extension, "_all_version_differences", original)
     ones, others = {"packages": {"msgpack": "1"}}, {"packages": {"msgpack": "2"}}
     differ = distributed.versions.error_message(ones, {"a": ones, "b": others, "c": ones}, ones)
     assert differ == original(ones, {"a": ones, "b": others, "c": ones}, ones) and "msgpack" in differ["warning"]
 
 
 @canary
-async def test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replaces() -> None:
-    async with scheduler() as s, workers(s, "one") as (one,):
+async def test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for scheme in ("tcp", "tls", "ucx"):
+        monkeypatch.setitem(backends, scheme, backends.get(scheme))
+    security = ClusterSecurity(bytes(range(32)))
+    async with (
+        scheduler(protocol="authenticated", security=security) as s,
+        Worker(s.address, nthreads=1, dashboard=False, security=security) as one,
+    ):
         seen: list[tuple[str, Any, str]] = []
 
         class Noting(Extension):
@@ -289,25 +267,24 @@ async def test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replac
                 return ["dask", "pickle", "error"]
 
         Noting(s, None)
-        arguments = {"handshake_overrides": {HAS_GPU: True}}
-        async with client(s) as c:
+        arguments = {**security.get_connection_args("client"), HAS_GPU: True}
+        async with Client(s.address, asynchronous=True, set_as_default=False, security=security) as c:
             future = c.submit(abs, -7, key="seven")
             assert await c.gather(future, direct=False) == 7
             assert await c.run(abs, -8) == {one.address: 8}
             async with rpc(s.address, connection_args=arguments) as raw:
                 assert (await raw.gather(keys=["seven"]))["data"] == {"seven": 7}
-        assert [(name, has) for name, has, _ in seen] == [("gather", None), ("broadcast", None), ("gather", True)], (
-            f"handlers.gather and handlers.broadcast saw {seen}; the third has handshake_overrides, which "
-            "Comm.remote_info holds"
+        assert [(name, has) for name, has, _ in seen] == [("gather", False), ("broadcast", False), ("gather", True)], (
+            f"handlers.gather and handlers.broadcast saw {seen}; a client says what it has in Comm.remote_info"
         )
-        assert all(address.startswith("tcp://") for *_, address in seen)
+        assert all(address.startswith("authenticated://") for *_, address in seen)
 
 
 @canary
 async def test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces() -> None:
     async with scheduler(idle_timeout="1 hour") as s, workers(s, "one") as (one,):
         extension = Extension(s, None)
-        calls.count(one)
+        count_calls.count(one)
         ws = s.workers[one.address]
         one.ended = ended = asyncio.Event()
 
@@ -317,21 +294,30 @@ async def test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces(
         async with client(s) as c:
             running = asyncio.ensure_future(c.run(wait))
             await until(lambda: extension.calls.running(ws) == 1)
-            await until(lambda: s.idle_since is None)
-            assert s.periodic_callbacks["idle-timeout"].callback() is None, "Scheduler.check_idle"
+            s.idle_since = time.time() - 7200
+            extension.see_work()
+            s.check_idle()
+            assert s.status is Status.running, "Scheduler.idle_since, which hpcgpu sets, does not keep the scheduler"
             ended.set()
             await running
             assert extension.calls.running(ws) == 0, "Scheduler.broadcast"
-            await until(s.check_idle)
             ended.clear()
             await c.run(wait, wait=False)
-            assert one.metrics[calls.METRIC](one) == 1, "_ongoing_background_tasks, _ongoing_tasks"
+            assert one.metrics[count_calls.METRIC](one) == 1, "a call is not continued in a new task"
             await until(lambda: extension.calls.running(ws) == 1)
             ended.set()
-            await until(lambda: one.metrics[calls.METRIC](one) == 0)
+            await until(lambda: one.metrics[count_calls.METRIC](one) == 0)
+            ws.last_seen = time.time()
+            await s.check_worker_ttl()
+            assert s.workers, "WorkerState.last_seen, which hpcgpu sets, does not keep a worker"
             ws.last_seen = 0.0
-            await s.periodic_callbacks["worker-ttl"].callback()
-            assert not s.workers, "Scheduler.check_worker_ttl removes a worker without a nanny that is silent"
+            await s.check_worker_ttl()
+            assert not s.workers, "a worker whose WorkerState.last_seen is long ago is not removed"
+            await until(s.check_idle)
+            s.idle_since = time.time() - 7200
+            extension.see_work()
+            s.check_idle()
+            await until(lambda: s.status is not Status.running)
 
 
 class OnDevice:
@@ -356,23 +342,29 @@ def test_a_host_copy_is_read_by_distributed_alone(monkeypatch: pytest.MonkeyPatc
 
 @canary
 async def test_data_of_a_retiring_worker_goes_where_the_method_that_hpcgpu_replaces_says() -> None:
-    recipients.install()
-    recipients.install()  # once more changes nothing
+    data_recipients.install()
+    data_recipients.install()  # once more changes nothing
     with dask.config.set({"distributed.scheduler.active-memory-manager.measure": "managed"}):
         async with (
             scheduler() as s,
             workers(s, "retires", "cpu", "gpu", gpus=(1, 0, 1)) as (retires, _, gpu),
             client(s) as c,
         ):
-            assert s.workers[gpu.address].extra[recipients.GPUS] == 1, (
-                "Worker.startup_information does not reach the scheduler"
-            )
+            assert s.workers[gpu.address].extra[GPUS] == 1, "Worker.startup_information does not reach the scheduler"
             filling = c.submit(bytes, 10_000, workers=["gpu"])  # distributed itself takes the worker that has least
             data = c.submit(bytes, 1000, workers=["retires"])
             await asyncio.wait_for(c.gather([filling, data], direct=False), TIMEOUT)
             await s.retire_workers(workers=[retires.address])
             [holder] = s.tasks[data.key].who_has
             assert holder.name == "gpu", f"the data went to {holder.name!r}: _find_recipient did not choose"
+
+
+def policy(page: urllib.request.Request) -> str:
+    try:
+        with urllib.request.urlopen(page, timeout=TIMEOUT) as answer:
+            return str(answer.headers["Content-Security-Policy"])
+    except urllib.error.HTTPError as error:
+        return str(error.headers["Content-Security-Policy"])
 
 
 def code(url: str) -> int:
@@ -384,47 +376,48 @@ def code(url: str) -> int:
 
 
 @canary
-async def test_each_server_of_a_scheduler_starts_by_the_method_that_hpcgpu_replaces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_scheduler_and_worker_serve_their_dashboards_by_the_class_that_hpcgpu_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = claims.claim(tmp_path / "demo", lambda submits: [], system="local")
+    directory = create_directory.claim(tmp_path / "demo", lambda submits: [], system="local")
     monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(directory.path))
     monkeypatch.setattr(strangers, "_MOST", 1)
-    dashboard.guard_servers_of_this_process()
+    dashboard_access.guard_servers_of_this_process()
     served = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
     async with contextlib.AsyncExitStack() as stack:
         s = await stack.enter_async_context(scheduler(**served))
         worker = await stack.enter_async_context(Worker(s.address, nthreads=1, **served))
         for server in (s, worker):
             url = f"http://127.0.0.1:{server.http_server.port}"
-            assert isinstance(server.http_server.request_callback, dashboard.Guard)
-            limits = server.http_server.conn_params
-            assert limits.header_timeout < 60 and limits.max_header_size < 2**16
+            assert isinstance(server.http_server, dashboard_access.GuardedServer)
             for path, expected in (("/health", 200), ("/info/metrics", 403), ("/", 403)):
                 assert await asyncio.to_thread(code, url + path) == expected, f"{path} of {type(server).__name__}"
             token = f"{url}/sitemap.json?token={directory.dashboard_token()}"
             assert await asyncio.to_thread(code, token) in (200, 302, 403)
+            page = urllib.request.Request(
+                f"{url}/info/main/workers.html", headers={"Authorization": f"token {directory.dashboard_token()}"}
+            )
+            assert "sandbox" in await asyncio.to_thread(policy, page), "write_headers is not called"
             silent = [await asyncio.open_connection("127.0.0.1", server.http_server.port) for _ in range(2)]
             ended = await asyncio.wait_for(silent[0][0].read(), 60)
             assert ended == b"", f"handle_stream of {type(server).__name__} is not called: strangers are not limited"
+            assert "more than 1 at a time do not authenticate themselves" in caplog.text, "handle_stream is not called"
+            caplog.clear()
             for _, writer in silent:
                 writer.close()
 
 
 @pytest.mark.skipif(pages is None, reason="there is no Bokeh, and so no dashboard")
 @canary
-async def test_the_table_of_exceptions_makes_its_cells_by_the_class_that_hpcgpu_replaces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_table_of_exceptions_makes_its_cells_by_the_class_that_hpcgpu_replaces() -> None:
     models = pytest.importorskip("bokeh.models")
-    monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(claims.claim(tmp_path / "demo", list, system="local").path))
 
     def templates(made: Any) -> list[str]:
         return [one.template for one in made.root.select({"type": models.HTMLTemplateFormatter})]
 
     async with scheduler() as unguarded:
         assert any("<%= value" in text for text in templates(pages.ExceptionsTable(unguarded))), "Dask escapes it now"
-    dashboard.guard_servers_of_this_process()
+    dashboard_access.escape_text()
     async with scheduler(dashboard=True, dashboard_address="127.0.0.1:0") as guarded:
         for made in (pages.ExceptionsTable(guarded), pages.WorkerTable(guarded)):
             assert templates(made) and not any("<%=" in text for text in templates(made))
@@ -435,7 +428,7 @@ async def test_a_client_shows_the_link_of_the_property_that_hpcgpu_replaces(monk
     async with scheduler() as s, Client(s.address, asynchronous=True, set_as_default=False) as client:
         assert client.cluster is None and client.scheduler.address == s.address
         assert client.dashboard_link.startswith("http://")
-        monkeypatch.setitem(hpcgpu.remote.connection._connected_to, s.address, Path("/clusters/demo"))
-        monkeypatch.setattr(hpcgpu.remote.jupyter_server, "dashboard_link", lambda path: f"/hpcgpu/{path.name}")
+        monkeypatch.setitem(hpcgpu.client.connect._connected_to, s.address, Path("/clusters/demo"))
+        monkeypatch.setattr(hpcgpu.client.jupyter_link, "dashboard_link", lambda path: f"/hpcgpu/{path.name}")
         assert client.dashboard_link == "/hpcgpu/demo"
         assert 'href="/hpcgpu/demo"' in client._repr_html_()

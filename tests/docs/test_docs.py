@@ -22,8 +22,8 @@ from hpcgpu.batch.slurm.options import SlurmWorkerOptions
 from hpcgpu.cli import main
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.options.common import ClusterOptions
-from hpcgpu.options.schema import names
+from hpcgpu.options.declare import names
+from hpcgpu.options.options_and_defaults import ClusterOptions
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.rst"))]

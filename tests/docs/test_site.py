@@ -17,13 +17,15 @@ import pytest
 
 import hpcgpu
 from hpcgpu import errors
-from hpcgpu.cluster.discovery import cluster_class
+from hpcgpu.cluster.dask_ctl import cluster_class
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.options import profiles
+from hpcgpu.profiles import site_profiles
 from hpcgpu.scripts.render import render
-from hpcgpu.sphinx import starting_lines
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+
+from directives import starting_lines  # noqa: E402
 
 
 class _Page(HTMLParser):
@@ -82,9 +84,9 @@ def test_every_page_is_in_the_table_of_contents(built: Path) -> None:
     assert [p.stem for p in (ROOT / "docs").glob("*.rst") if p.stem != "index" and f"{p.stem}.html" not in listed] == []
 
 
-@pytest.mark.parametrize("name", profiles.shipped())
+@pytest.mark.parametrize("name", site_profiles.shipped())
 def test_the_lines_that_start_a_cluster_with_a_profile_are_accepted(built: Path, name: str) -> None:
-    profile = profiles.load(name)
+    profile = site_profiles.load(name)
     lines = starting_lines(profile)
     call = ast.parse(lines).body[1]
     assert isinstance(call, ast.Assign) and isinstance(call.value, ast.Call) and isinstance(call.value.func, ast.Name)

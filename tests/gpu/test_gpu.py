@@ -12,7 +12,7 @@ from distributed import Client
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.software.versions import collect
+from hpcgpu.software.compare_environments import collect
 from tests.helpers import hpcgpu, travels
 
 pytestmark = pytest.mark.gpu

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.fabric.gpus import gpus_on_node
-from hpcgpu.software.versions import collect
+from hpcgpu.fabric.node_gpus import gpus_on_node
+from hpcgpu.software.compare_environments import collect
 from tests.docs.test_examples import run
 
 pytestmark = pytest.mark.gpu

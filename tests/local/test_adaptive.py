@@ -18,7 +18,7 @@ import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import BatchUnavailable, SubmitLimited
-from hpcgpu.store import saved
+from hpcgpu.store import saved_options
 from tests.conftest import live, told
 from tests.helpers import ADAPT, CPU, GPU, drain_now, in_queue, kill_program, messages
 
@@ -50,7 +50,7 @@ wait_for, killer, slow = tasks()
 def test_adaptive_scales_up_for_work_and_down_without_it(queue: LocalQueue, until: Until) -> None:
     with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client:
         adaptive = cluster.adapt(minimum_jobs=0, maximum_jobs=2, **ADAPT)
-        assert cluster.adaptive is adaptive and (adaptive.minimum, adaptive.maximum) == (0, 2)
+        assert cluster.adaptive == adaptive and (adaptive.minimum, adaptive.maximum) == (0, 2)
         futures = client.map(slow, range(30))
         assert client.gather(futures) == list(range(30))
         assert len([job for job in cluster.jobs if job.kind == "worker"]) == 2
@@ -77,7 +77,7 @@ def test_a_running_task_is_let_finish_before_its_job_goes(queue: LocalQueue, unt
         cluster.wait_for_workers(2)
         futures = client.map(wait_for, ["go", "go", "go", "go"], pure=False)
         until(lambda: sum(len(t) for t in client.processing().values()) >= 2, "tasks run")
-        until(lambda: all(job.work.processing for job in cluster.workers.values()), "the load is known")
+        until(lambda: all(job.work.load.processing for job in cluster.workers.values()), "the load is known")
         cluster.scale(jobs=1)
         until(lambda: len(cluster.workers) == 1, "a job is chosen")
         [stays] = cluster.workers
@@ -105,7 +105,7 @@ def test_tasks_that_a_leaving_job_has_not_begun_go_to_others(queue: LocalQueue, 
 def test_jobs_that_are_cancelled_from_outside_do_not_count_against_a_task(
     queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (0.0,) * 5)
+    monkeypatch.setattr("hpcgpu.scaling.replace_failed_jobs._BACKOFF", (0.0,) * 5)
     options = CPU | {"worker_restarts": 20}
     with (
         LocalGPUCluster(**options, jobs=1, env=FAILURES) as cluster,
@@ -254,7 +254,7 @@ def test_a_job_that_took_too_much_memory_is_told_with_its_limit(queue: LocalQueu
 def test_a_submit_that_is_refused_for_now_is_tried_again(
     grumpy: Grumpy, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (0.0, 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr("hpcgpu.scaling.replace_failed_jobs._BACKOFF", (0.0, 0.0, 0.0, 0.0, 0.0))
     with LocalGPUCluster(**CPU) as cluster:
         grumpy.refusal = BatchUnavailable("the controller is away")
         with told(r"was not submitted: the controller is away\nhpcgpu tries again at once"):
@@ -352,7 +352,7 @@ def test_a_group_that_cannot_be_is_refused(queue: LocalQueue) -> None:
         for name, options, message in GROUPS_THAT_CANNOT_BE:
             with pytest.raises(OptionError, match=message):
                 cluster.add_worker_group(name, **options)
-        assert not saved.read(cluster.directory).groups
+        assert not saved_options.read(cluster.directory).groups
 
 
 GROUPS_THAT_CANNOT_BE: list[tuple[str, dict[str, Any], str]] = [
@@ -366,7 +366,7 @@ GROUPS_THAT_CANNOT_BE: list[tuple[str, dict[str, Any], str]] = [
 def test_a_group_inherits_account_walltime_and_environment(queue: LocalQueue) -> None:
     with LocalGPUCluster(**CPU, walltime="1h", account="m1", env={"A": "1"}) as cluster:
         cluster.add_worker_group("big", gpus_per_node=0, cores=3, env={"B": "2"})
-        options = saved.read(cluster.directory).groups["big"]
+        options = saved_options.read(cluster.directory).groups["big"]
         assert (options.walltime, options.account, dict(options.env), options.cores) == (
             3600,
             "m1",

@@ -30,7 +30,7 @@ from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.fabric import authenticated_tcp, authentication
 from hpcgpu.fabric.authentication import ARGUMENT
-from hpcgpu.store import credentials
+from hpcgpu.store import certificates_and_keys
 from tests.helpers import CPU, converse_with, echo_server
 from tests.local.test_listeners import Bomb, anonymous, frames, refused, speaks_http, works
 
@@ -147,7 +147,7 @@ async def test_a_stranger_that_knows_the_protocol_gets_a_challenge_and_no_furthe
     messages: list[Any] = []
     async with echo(messages) as address:
         port = int(address.rpartition(":")[2])
-        stranger = authentication.Connector(bytes(32), authentication.place("127.0.0.1", port))
+        stranger = authentication.Connector(bytes(32), authentication.signed_address("127.0.0.1", port))
         bomb = frames(pickle.dumps(Bomb(tmp_path / "pwned")))
         assert len(await raw(address, stranger.hello(), bytes(32), bomb, answer=80)) == 80
         assert len(await raw(address, stranger.hello(), stranger.hello()[:32], bomb, answer=80)) == 80
@@ -193,7 +193,7 @@ def member(address: str) -> authentication.Connector:
     """The challenge of a member that connects to this address, to be sent byte by byte."""
     host, port = address.split("://")[1].split(":")
     key = authenticated_tcp._key({ARGUMENT: KEY}, address)
-    return authentication.Connector(key, authentication.place(host, int(port)))
+    return authentication.Connector(key, authentication.signed_address(host, int(port)))
 
 
 async def test_a_whole_conversation_that_was_recorded_is_refused_when_it_is_played_again(
@@ -266,7 +266,7 @@ async def test_messages_of_the_wrong_length_are_refused(tmp_path: Path) -> None:
 async def test_an_answer_for_ucx_is_none_for_tcp() -> None:
     async with echo([]) as address:
         port = int(address.rpartition(":")[2])
-        of_ucx = authentication.Connector(KEY, authentication.place("127.0.0.1", port))
+        of_ucx = authentication.Connector(KEY, authentication.signed_address("127.0.0.1", port))
         challenge = await raw(address, of_ucx.hello(), bytes(32), answer=80)
         with pytest.raises(hpcgpu.errors.AuthenticationError):
             of_ucx.respond(challenge)
@@ -441,7 +441,9 @@ def test_a_program_that_knows_nothing_of_hpcgpu_connects_with_what_is_in_its_env
 ) -> None:
     schemes = {found.name for found in entry_points(group="distributed.comm.backends")}
     assert "authenticated" in schemes, "hpcgpu was installed before it had this entry point: install it again"
-    environment = credentials.environment(cluster.directory) | {"DASK_SCHEDULER_ADDRESS": cluster.scheduler_address}
+    environment = certificates_and_keys.environment(cluster.directory) | {
+        "DASK_SCHEDULER_ADDRESS": cluster.scheduler_address
+    }
     program = "from distributed import Client; print(Client().submit(sum, [1, 2, 3]).result())"
     ran = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True, timeout=300

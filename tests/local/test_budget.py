@@ -13,7 +13,7 @@ from distributed.client import FutureCancelledError
 import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.events import Notice
+from hpcgpu.manager.notified_events import Notice
 from tests.conftest import live, told
 from tests.helpers import ADAPT, GPU, let_the_budget_end_soon, messages
 from tests.helpers import hpcgpu as command
@@ -153,7 +153,7 @@ def test_results_move_to_another_group_before_the_jobs_end(queue: LocalQueue, un
 def test_work_that_the_rest_of_the_budget_cannot_pay_is_told(
     queue: LocalQueue, until: Until, fake_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.scaling.policy._USEFUL", 300.0)
+    monkeypatch.setattr("hpcgpu.scaling.adaptive_policy._USEFUL", 300.0)
     notices: list[Notice] = []
     with (
         LocalGPUCluster(**ONE | {"jobs": 0}, name="poor", notify=notices.append) as cluster,

@@ -88,7 +88,7 @@ def ends_when_idle(dask_scheduler: Any) -> None:
 @travels
 def idle_since(dask_scheduler: Any) -> float | None:
     """Since when the scheduler has no work, as it finds now."""
-    found: float | None = dask_scheduler.check_idle()
+    found: float | None = None if dask_scheduler.plugins["hpcgpu"].works() else dask_scheduler.check_idle()
     return found
 
 
@@ -107,17 +107,18 @@ def expects_heartbeats(dask_scheduler: Any) -> None:
     check.start()
 
 
-def test_adapt_ends_no_job_on_which_a_call_runs(queue: LocalQueue, until: Until) -> None:
-    with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client, ThreadPoolExecutor(4) as threads:
+def test_adapt_ends_no_job_on_which_a_call_runs(queue: LocalQueue, home: Path, until: Until) -> None:
+    with ThreadPoolExecutor(4) as threads, LocalGPUCluster(**CPU) as cluster, Client(cluster) as client:
         cluster.adapt(minimum_jobs=2, maximum_jobs=2, **ADAPT)
         cluster.wait_for_workers(2)
         first, second = client.scheduler_info()["workers"]
         client.run(waits_for, "test_go", workers=[first], wait=False)  # its answer comes before its end
         # this one holds the event loop of its worker, which sends no heartbeats
-        call = threads.submit(client.run, time.sleep, 5, workers=[second])
+        call = threads.submit(client.run, travels(waits_for_file), str(home), workers=[second])
         [called] = [job.name for job in cluster.workers.values() if first in job.workers]
         adaptive = cluster.adapt(minimum_jobs=0, maximum_jobs=2, **ADAPT)
         until(lambda: "2 calls run on the workers of 2 jobs" in adaptive.state.reason, "the reason says it")
+        (home / "go").touch()
         assert call.result() == {second: None}
         until(lambda: list(cluster.workers) == [called], "the job without a call ends")
         until(lambda: "1 call runs on the workers of 1 job" in adaptive.state.reason, "the other stays")
@@ -126,13 +127,13 @@ def test_adapt_ends_no_job_on_which_a_call_runs(queue: LocalQueue, until: Until)
 
 
 def test_a_job_that_is_released_by_hand_waits_for_its_calls(queue: LocalQueue, until: Until) -> None:
-    with LocalGPUCluster(**CPU, jobs=2) as cluster, Client(cluster) as client, ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(4) as threads, LocalGPUCluster(**CPU, jobs=2) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(2)
         called, _ = sorted(cluster.workers)
         [address] = cluster.workers[called].workers
         call = threads.submit(client.run, waits_for, "test_go", workers=[address])
         cluster.adapt(minimum_jobs=2, maximum_jobs=2)  # reads the load
-        until(lambda: cluster.workers[called].work.calls, "it is known")
+        until(lambda: cluster.workers[called].work.load.calls, "it is known")
         cluster.scale(jobs=1)
         until(lambda: list(cluster.workers) == [called] and len(live(queue)) == 2, "the other job is chosen")
         cluster.scale(jobs=0)

@@ -77,7 +77,7 @@ def test_gpus_are_looked_at(queue: LocalQueue, fake_gpus: None, home: Path) -> N
 @pytest.mark.parametrize(("visible", "seen"), [(None, True), ("", False), ("NoDevFiles", False), ("1,0", True)])
 def test_only_a_gpu_that_a_process_sees_is_its_own(fake_gpus: None, visible: str | None, seen: bool) -> None:
     code = (
-        "from hpcgpu.software.versions import collect; print('GPU' in "
+        "from hpcgpu.software.compare_environments import collect; print('GPU' in "
         f"collect({'{}' if visible is None else {'CUDA_VISIBLE_DEVICES': visible}}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)

@@ -19,12 +19,12 @@ from fake_pbs import Site
 
 from hpcgpu import LocalGPUCluster, connect
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster import unattended
-from hpcgpu.cluster.discovery import discover
+from hpcgpu.cluster.dask_ctl import discover
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.scaling.model import Limits
-from hpcgpu.scaling.wanted import Adapt
-from hpcgpu.store import claims, saved
+from hpcgpu.orders import manager_in_scheduler_job
+from hpcgpu.scaling.policy_data import Limits
+from hpcgpu.scaling.wanted_state import Adapt
+from hpcgpu.store import create_directory, saved_options
 from tests.conftest import live, told
 from tests.helpers import CPU, ON_CPUS, block_queue, command, hpcgpu, printed, start_program
 
@@ -222,11 +222,10 @@ with Client() as client:
 """
 
 
-@pytest.mark.parametrize("code", [0, 7])
-def test_run_passes_the_exit_code_on_and_leaves_no_job(code: int, queue: LocalQueue, home: Path) -> None:
+def test_run_passes_the_exit_code_on_and_leaves_no_job(queue: LocalQueue, home: Path) -> None:
     (home / "program.py").write_text(PROGRAM)
-    done = hpcgpu("run", *ON_CPUS, "--jobs", "2", "--quiet", "--", sys.executable, str(home / "program.py"), str(code))
-    assert (done.returncode, done.stdout) == (code, "sum 6 workers 2\n"), done.stderr
+    done = hpcgpu("run", *ON_CPUS, "--jobs", "2", "--quiet", "--", sys.executable, str(home / "program.py"), "7")
+    assert (done.returncode, done.stdout) == (7, "sum 6 workers 2\n"), done.stderr
     assert live(queue) == []
 
 
@@ -261,7 +260,7 @@ def test_the_scheduler_job_scales_the_cluster_without_any_client(queue: LocalQue
     with connect("alone", quiet=True) as client:
         assert client.submit(sum, [1, 2, 3]).result() == 6, "a worker job came for it"
     until(lambda: "adaptive, 0 to 2 jobs" in status("alone")["manager"], "it is told who scales")
-    assert "unattended" in status("alone")["manager"]
+    assert "hpcgpu in the scheduler job" in status("alone")["manager"]
     until(lambda: len(live(queue)) == 1, "the idle worker job is given up")
     assert "manager in the scheduler job" in hpcgpu("logs", "alone").stdout
     assert hpcgpu("adapt", "alone", "--minimum-jobs", "1", "--maximum-jobs", "3").returncode == 0
@@ -269,7 +268,7 @@ def test_the_scheduler_job_scales_the_cluster_without_any_client(queue: LocalQue
     assert hpcgpu("scale", "alone", "--jobs", "0").returncode == 0
     until(lambda: len(live(queue)) == 1, "it has no worker job left")
     until(lambda: "adaptive" not in status("alone")["manager"], "the scheduler job keeps it at that size")
-    assert "unattended" in status("alone")["manager"]
+    assert "hpcgpu in the scheduler job" in status("alone")["manager"]
     assert hpcgpu("stop", "alone").returncode == 0
     assert live(queue) == []
 
@@ -278,7 +277,9 @@ def test_a_program_that_scales_a_cluster_hears_that_the_scheduler_job_does_now(q
     cluster = LocalGPUCluster(name="given", jobs=1, **CPU)
     cluster.wait_for_workers(1)
     with told("cluster given was taken over by"):
-        unattended.in_scheduler_job(cluster.directory, Adapt("default", Limits(minimum=1, maximum=2), 5.0))
+        manager_in_scheduler_job.in_scheduler_job(
+            cluster.directory, Adapt("default", Limits(minimum=1, maximum=2), 5.0)
+        )
         until(lambda: not cluster.managing, "it notices")
     cluster.close()
     assert len(live(queue)) == 2
@@ -332,7 +333,7 @@ def test_a_manager_in_the_scheduler_job_that_dies_is_told(queue: LocalQueue, hom
     managers = [
         process
         for process in psutil.process_iter(["cmdline"])
-        if "hpcgpu.cluster.unattended" in (process.info["cmdline"] or [])
+        if "hpcgpu.orders.manager_in_scheduler_job" in (process.info["cmdline"] or [])
     ]
     [manager] = [process for process in managers if str(home) in " ".join(process.info["cmdline"])]
     manager.kill()
@@ -363,7 +364,9 @@ def test_words_of_the_queue_are_shown_and_neither_obeyed_nor_read_as_markup(
         (fakes / name).write_text(f'#!/bin/sh\ncat "{home}/words" >&2\nexit 1\n')
         (fakes / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(fakes), prepend=os.pathsep)
-    directory = claims.claim(home / "clusters" / f"evil{EVIL.replace('/', '')}", lambda submits: [], system="slurm")
+    directory = create_directory.claim(
+        home / "clusters" / f"evil{EVIL.replace('/', '')}", lambda submits: [], system="slurm"
+    )
     directory.intend("evil-0", "worker")
     directory.submitted("evil-0", "7")
     for arguments in (
@@ -381,8 +384,10 @@ def test_words_of_the_queue_are_shown_and_neither_obeyed_nor_read_as_markup(
 
 
 def test_logs_are_shown_on_a_terminal_and_kept_as_they_are_in_a_pipe(home: Path) -> None:
-    directory = claims.claim(home / "clusters" / "logged", lambda submits: [], system="local")
-    saved.write(directory, resolve("local", {"name": "logged", "cluster_directory": str(home / "clusters")}), {})
+    directory = create_directory.claim(home / "clusters" / "logged", lambda submits: [], system="local")
+    saved_options.write(
+        directory, resolve("local", {"name": "logged", "cluster_directory": str(home / "clusters")}), {}
+    )
     directory.intend("logged-0", "worker")
     directory.submitted("logged-0", "1")
     text = f"first\tline\n{EVIL} second\n"

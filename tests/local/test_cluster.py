@@ -25,11 +25,12 @@ from distributed.exceptions import WorkerStartTimeoutError
 
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster import unattended
 from hpcgpu.errors import BatchError, BatchUnavailable, ClusterExists, ClusterWarning, SubmitRefused
-from hpcgpu.remote.snapshot import snapshot
-from hpcgpu.scaling.model import Limits
-from hpcgpu.scaling.wanted import Adapt
+from hpcgpu.existing_clusters.snapshot import snapshot
+from hpcgpu.manager.scheduler_client import SchedulerClient
+from hpcgpu.orders import manager_in_scheduler_job
+from hpcgpu.scaling.policy_data import Limits
+from hpcgpu.scaling.wanted_state import Adapt
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running, told
 from tests.helpers import CPU, GPU, block_queue, decide_now, have_their_gpus, in_queue, poll_now, start_program
@@ -169,7 +170,8 @@ def test_a_job_that_dies_is_noticed_explained_and_replaced_under_a_new_name(  # 
 def test_jobs_that_fail_again_and_again_are_not_replaced_for_ever(
     queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (0.0,) * 5)  # tests/unit/test_replacement.py
+    # The times themselves: tests/unit/test_replace_failed_jobs.py
+    monkeypatch.setattr("hpcgpu.scaling.replace_failed_jobs._BACKOFF", (0.0,) * 5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClusterWarning)
         with LocalGPUCluster(jobs=1, **CPU, worker_restarts=2, worker_extra_args=["--no-such-option"]) as cluster:
@@ -324,23 +326,31 @@ def test_pending_jobs_of_a_lost_cluster_are_cancelled_when_the_queue_answers_aga
     queue.cancel([blocker])
 
 
-def test_news_go_on_when_another_manager_took_the_scheduler_s_stream(queue: LocalQueue, until: Until) -> None:  # row 12
+def test_a_second_manager_does_not_silence_the_first(
+    queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:  # row 12
     with LocalGPUCluster(**CPU) as cluster:
 
-        async def usurp() -> None:
+        async def listen() -> Any:
             comm = await cluster.scheduler_comm.live_comm()
-            await comm.write({"op": "subscribe_worker_status"})
+            await comm.write({"op": "hpcgpu_listen"})
             await comm.read()
-            await comm.close()
+            return comm
 
-        cluster.sync(usurp)
+        async def no_answer(client: SchedulerClient) -> None:
+            raise OSError("here only the stream reports workers")
+
+        second = cluster.sync(listen)
+        monkeypatch.setattr(SchedulerClient, "workers", no_answer)
         cluster.scale(1)
-        until(lambda: len(cluster.scheduler_info["workers"]) == 1, "the worker is seen")
+        until(lambda: len(cluster.scheduler_info["workers"]) == 1, "the stream reports the worker")
+        cluster.sync(second.close)
 
 
 def test_jobs_keep_the_cluster_s_name_whatever_the_scheduler_s_metadata_say(queue: LocalQueue) -> None:  # row 13
     with LocalGPUCluster(**CPU, name="mine") as cluster:
-        cluster.name = "other"
+        cluster._cluster_info["name"] = "other"  # as Cluster._start takes it from them
+        assert cluster.name == "mine"
         cluster.scale(1)
         cluster.settle()
         assert set(cluster.worker_spec) == {"mine-0"}
@@ -393,7 +403,7 @@ def test_the_scheduler_may_run_in_the_client_s_process(queue: LocalQueue) -> Non
             cluster.scheduler_script()
         assert snapshot(cluster.directory.path).manager == str(cluster.directory.manager()) != ""
         with pytest.raises(ClusterError, match=r"has no scheduler job.*Call `adapt` in that program"):
-            unattended.in_scheduler_job(cluster.directory, Adapt("default", Limits(maximum=2), 5.0))
+            manager_in_scheduler_job.in_scheduler_job(cluster.directory, Adapt("default", Limits(maximum=2), 5.0))
         assert not cluster.directory.detached
 
 

@@ -20,8 +20,8 @@ import hpcgpu
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import BatchError, NotTrusted
-from hpcgpu.store import claims
-from hpcgpu.store.directory import Contact
+from hpcgpu.store import create_directory
+from hpcgpu.store.contact import Contact
 from tests.helpers import CPU
 
 pytestmark = pytest.mark.shows("Attacks of other users through files and directories")
@@ -94,7 +94,7 @@ def trap() -> Iterator[Trap]:
 @pytest.fixture
 def foreign(home: Path, trap: Trap) -> Path:
     """The directory of a cluster that somebody else has made, with a scheduler of theirs."""
-    directory = claims.claim(home / "clusters" / "gift", lambda submits: [], system="local", security=False)
+    directory = create_directory.claim(home / "clusters" / "gift", lambda submits: [], system="local", security=False)
     address = f"tcp://127.0.0.1:{trap.listener.getsockname()[1]}"
     directory.publish(Contact(token=directory.token(), job_id="1", workers=address, client=address))
     directory.intend("gift-scheduler", "scheduler")
@@ -138,7 +138,7 @@ def test_the_commands_refuse_it_too(queue: LocalQueue, foreign: Path, trap: Trap
 
 @needs_root
 def test_the_list_shows_own_clusters_and_says_why_it_leaves_one_out(queue: LocalQueue, foreign: Path) -> None:
-    claims.claim(foreign.parent / "own", lambda submits: [], system="local")
+    create_directory.claim(foreign.parent / "own", lambda submits: [], system="local")
     done = subprocess.run(
         [sys.executable, "-m", "hpcgpu", "list", "--json"], check=True, capture_output=True, text=True
     )
@@ -149,7 +149,7 @@ def test_the_list_shows_own_clusters_and_says_why_it_leaves_one_out(queue: Local
 
 @needs_root
 def test_stop_all_says_which_cluster_it_has_not_stopped_and_fails(queue: LocalQueue, foreign: Path) -> None:
-    claims.claim(foreign.parent / "own", lambda submits: [], system="local")
+    create_directory.claim(foreign.parent / "own", lambda submits: [], system="local")
     done = subprocess.run(
         [sys.executable, "-m", "hpcgpu", "stop", "--all"], check=False, capture_output=True, text=True
     )

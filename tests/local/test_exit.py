@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.store import claims
+from hpcgpu.store import create_directory
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import running
 
@@ -24,15 +24,15 @@ PROGRAM = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.dispatcher import Dispatcher
-from hpcgpu.cluster.exit import guard
+from hpcgpu.jobs.submit_and_cancel import Dispatcher
+from hpcgpu.manager.program_exit import cancel_at_exit
 from hpcgpu.store.directory import ClusterDirectory
 
 {before}
 queue, directory, manager, script = sys.argv[1:]
 dispatcher = Dispatcher(LocalQueue(Path(queue), gpus=4), ClusterDirectory(Path(directory)), int(manager))
 asyncio.run(dispatcher.submit(Path(script), name="demo-0", kind="worker"))
-guard(dispatcher)
+cancel_at_exit(dispatcher)
 {after}
 print("up", flush=True)
 sys.stdin.readline()
@@ -41,7 +41,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def directory(home: Path) -> ClusterDirectory:
-    return claims.claim(home / "clusters" / "demo", lambda earlier: [], system="local")
+    return create_directory.claim(home / "clusters" / "demo", lambda earlier: [], system="local")
 
 
 @contextmanager

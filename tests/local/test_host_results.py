@@ -22,7 +22,7 @@ from distributed import Client
 import hpcgpu
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.store import credentials
+from hpcgpu.store import certificates_and_keys
 from tests.helpers import CPU, GPU, travels
 
 _PRETENDED = {
@@ -171,9 +171,9 @@ def test_every_kind_of_client_gets_them(cluster: LocalGPUCluster, libraries: str
         "client = "
         f"Client({cluster.scheduler_address!r})\nprint(type(client.submit(array).result(timeout=250)).__module__)\nclient.close()\n"
     )
-    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | credentials.environment(
-        cluster.directory
-    )
+    bare = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    } | certificates_and_keys.environment(cluster.directory)
     done = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True, timeout=250)
     assert done.stdout == "numpy\n", done.stderr
 

@@ -30,16 +30,18 @@ from typing import Any
 
 import psutil
 import pytest
+from bokeh.models.widgets.tables import HTMLTemplateFormatter
 from cryptography import x509
 from distributed import Client
+from distributed.dashboard.components import scheduler as scheduler_pages
 from distributed.security import Security
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.fabric import interfaces
-from hpcgpu.store import claims, credentials
+from hpcgpu.fabric import interface_addresses
+from hpcgpu.store import certificates_and_keys, create_directory
 from tests.helpers import CPU
 
 pytestmark = pytest.mark.shows("Strangers are refused at every port")
@@ -152,8 +154,8 @@ def frames(payload: bytes) -> bytes:
 
 def other_credentials(tmp_path: Path) -> ssl.SSLContext:
     """A client's TLS with credentials of another cluster."""
-    stranger = claims.claim(tmp_path / "stranger", lambda submits: [], system="local")
-    credentials.create(stranger)
+    stranger = create_directory.claim(tmp_path / "stranger", lambda submits: [], system="local")
+    certificates_and_keys.create(stranger)
     context = anonymous()
     context.load_cert_chain(stranger.tls / "cert.pem", stranger.tls / "key.pem")
     return context
@@ -243,16 +245,16 @@ def test_http_is_on_no_more_addresses_than_clients_need(cluster: LocalGPUCluster
     assert dashboard in http, "clients reach the dashboard"
     others = [address for address in http if address != dashboard]
     assert others and all(ip == "127.0.0.1" for ip, _ in others), "workers' pages are for their node alone"
-    present = interfaces.addresses()
-    assert dashboard[0] == present[interfaces.default_interface(present) or "lo"]
+    present = interface_addresses.addresses()
+    assert dashboard[0] == present[interface_addresses.default_interface(present) or "lo"]
     with urllib.request.urlopen(f"http://{link}/health", timeout=10) as answer:
         assert answer.read() == b"ok"
 
 
 def test_the_scheduler_listens_where_it_is_reached_and_nowhere_else(queue: LocalQueue) -> None:
-    present = interfaces.addresses()
+    present = interface_addresses.addresses()
     for options, address in (
-        ({}, present[interfaces.default_interface(present) or "lo"]),
+        ({}, present[interface_addresses.default_interface(present) or "lo"]),
         ({"interface": "lo"}, "127.0.0.1"),
     ):
         with LocalGPUCluster(**CPU, **options, client_interface="lo") as cluster:
@@ -280,8 +282,14 @@ def test_the_dashboard_can_be_kept_to_its_node_or_opened(queue: LocalQueue) -> N
                 assert answer.read() == b"ok", "the link leads there"
 
 
-def test_a_scheduler_in_the_program_shows_itself_to_its_own_machine_only(queue: LocalQueue) -> None:
+def test_a_scheduler_in_the_program_shows_itself_to_its_own_machine_only_and_text_as_text(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_pages, "HTMLTemplateFormatter", HTMLTemplateFormatter)
     with LocalGPUCluster(**CPU, scheduler="local") as cluster:
+        table = scheduler_pages.ExceptionsTable(cluster.scheduler)
+        made = [one.template for one in table.root.select({"type": HTMLTemplateFormatter})]
+        assert made and not any("<%=" in template for template in made)
         assert cluster.dashboard_link.startswith("http://127.0.0.1:")
         assert (
             request(cluster.dashboard_link)[0] == 403
@@ -361,6 +369,27 @@ def test_the_link_with_the_token_opens_the_dashboard_and_its_websocket(cluster: 
     for headers in ({}, {"Cookie": "a=b"}, {"Cookie": cookie, "Origin": "http://elsewhere"}):
         with pytest.raises(HTTPClientError, match="403"):
             asyncio.run(first_message(**headers))
+
+
+def test_the_dashboard_leads_to_the_pages_of_its_workers_and_to_no_other_address(cluster: LocalGPUCluster) -> None:
+    """Dask's `/proxy` opens websockets to any address, and sends it the cookie or the token that it was asked with."""
+    page = cluster.dashboard_link.removesuffix("/status")
+
+    async def open_websocket(port: int, host: str) -> None:
+        url = f"{page.replace('http', 'ws', 1)}/proxy/{port}/{host}/x"
+        (await websocket_connect(HTTPRequest(url, headers=authorization(cluster)))).close()
+
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        elsewhere.setblocking(False)
+        for host in ("127.0.0.1", "localhost", "%3127.0.0.1"):
+            with pytest.raises(HTTPClientError, match="400"):
+                asyncio.run(open_websocket(elsewhere.getsockname()[1], host))
+        with pytest.raises(BlockingIOError):
+            elsewhere.accept()
+    with Client(cluster, set_as_default=False) as client:
+        [worker] = client.scheduler_info()["workers"].values()
+    code, text = request(f"{page}/proxy/{worker['services']['dashboard']}/{worker['host']}/x", **authorization(cluster))
+    assert "No worker has this address" not in text, (code, text)
 
 
 def test_the_token_is_shown_nowhere_but_where_it_is_asked_for(cluster: LocalGPUCluster) -> None:
@@ -470,7 +499,9 @@ def test_a_flood_is_bounded_at_every_port_and_members_come_in_meanwhile(queue: L
 def test_credentials_are_nobody_else_s_even_under_a_careless_umask(tmp_path: Path) -> None:
     earlier = os.umask(0)
     try:
-        directory = claims.claim(tmp_path / "careless", lambda submits: [], system="local", complete=credentials.create)
+        directory = create_directory.claim(
+            tmp_path / "careless", lambda submits: [], system="local", complete=certificates_and_keys.create
+        )
     finally:
         os.umask(earlier)
     for path in (directory.path, directory.tls):

@@ -228,6 +228,19 @@ def test_cancel_right_after_the_start(site: Site) -> None:
     assert {site.ended(job).state for job in jobs} == {JobState.CANCELLED}
 
 
+@pytest.mark.parametrize("killed_in", ["os.kill", "LocalQueue._write"])
+def test_who_is_killed_while_he_cancels_leaves_no_job_that_nobody_can_end(site: Site, killed_in: str) -> None:
+    job = site.submit(f"echo started\n{FOREVER}")
+    wait_for(lambda: "started" in site.log(job))
+    program = (
+        "import os; from pathlib import Path; from hpcgpu.batch.local.queue import LocalQueue; "
+        f"{killed_in} = lambda *_: os._exit(9); LocalQueue(Path({str(site.queue.directory)!r})).cancel([{job!r}])"
+    )
+    assert subprocess.run([sys.executable, "-P", "-c", program], cwd=ROOT).returncode == 9
+    site.queue.cancel([job])
+    assert site.ended(job).state is JobState.CANCELLED
+
+
 def test_only_pending_spares_running_jobs(site: Site) -> None:
     running, pending = (site.submit(FOREVER, "--gpus=2") for _ in range(2))
     site.queue.cancel([running, pending, "99", "no-id"], only_pending=True)

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from hpcgpu import ClusterError, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cli import main
-from hpcgpu.store import claims
+from hpcgpu.store import create_directory
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running
 from tests.helpers import CPU, in_queue, printed, start_program
@@ -139,7 +139,7 @@ def test_a_cluster_whose_directory_was_replaced_cancels_its_jobs(queue: LocalQue
     cluster = LocalGPUCluster(name="replaced", jobs=1, **CPU)
     try:
         cluster.directory.path.rename(home / "elsewhere")
-        claims.claim(cluster.directory.path, lambda earlier: [], system="local")
+        create_directory.claim(cluster.directory.path, lambda earlier: [], system="local")
         with pytest.warns(match="another cluster now has its name and its .*The jobs of this one are cancelled"):
             until(lambda: cluster.status.name == "failed", "it notices")
         until(lambda: in_queue(queue, "replaced") == [], "its jobs end")

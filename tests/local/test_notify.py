@@ -12,8 +12,8 @@ import pytest
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.closing import Closing
-from hpcgpu.cluster.events import Notice
+from hpcgpu.manager.closing import Closing
+from hpcgpu.manager.notified_events import Notice
 from hpcgpu.posix.threads import in_thread
 from tests.conftest import live, told
 from tests.helpers import CPU, ON_CPUS, hpcgpu, in_queue, start_program

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pty
 import subprocess
 import sys
 import warnings
@@ -14,11 +15,13 @@ import pytest
 import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError, Snapshot
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster import requests
-from hpcgpu.cluster.notebook import _Control
-from hpcgpu.remote.lookup import locate, stop
-from hpcgpu.remote.snapshot import Observer
-from tests.helpers import CPU, GPU, printed
+from hpcgpu.cluster.show_in_notebook import _Control
+from hpcgpu.existing_clusters.lookup import locate
+from hpcgpu.existing_clusters.snapshot import Observer
+from hpcgpu.existing_clusters.stop import stop
+from hpcgpu.orders import change_size
+from tests.conftest import told
+from tests.helpers import CPU, GPU, command, printed
 from tests.helpers import hpcgpu as hpcgpu_command
 
 Until = Callable[..., None]
@@ -78,19 +81,19 @@ def test_another_program_scales_a_cluster_while_its_own_program_computes_and_kee
         assert out.split() == ["done"]
         assert cluster.managing, "the other program did not take it over"
         cluster.wait_for_workers(1)
-        requests.adapt(locate("served"), minimum_jobs=1, maximum_jobs=3)
+        change_size.adapt(locate("served"), minimum_jobs=1, maximum_jobs=3)
         assert cluster.adaptive is not None and (cluster.adaptive.minimum, cluster.adaptive.maximum) == (1, 3)
         with pytest.raises(OptionError, match="minimum"):
-            requests.adapt(locate("served"), minimum_jobs=5, maximum_jobs=3)
+            change_size.adapt(locate("served"), minimum_jobs=5, maximum_jobs=3)
         with pytest.raises(OptionError, match="no worker group named 'other'"):
-            requests.scale(locate("served"), jobs=1, worker_group="other")
+            change_size.scale(locate("served"), jobs=1, worker_group="other")
         assert "another program requests scale" in cluster.get_logs()["Cluster"]
 
 
 _SCALE = """
 import sys
-from hpcgpu.cluster.requests import scale
-from hpcgpu.remote.lookup import locate
+from hpcgpu.orders.change_size import scale
+from hpcgpu.existing_clusters.lookup import locate
 scale(locate(sys.argv[1]), jobs=1)
 print("done")
 """
@@ -103,11 +106,11 @@ def test_no_request_takes_a_cluster_that_waits_away_from_its_program(
         first.wait_for_workers(4)  # all GPUs of the queue
         with LocalGPUCluster(**GPU | {"wait": False, "scheduler": {"gpus_per_node": 1}}, name="behind") as cluster:
             with pytest.raises(ClusterError, match=r"manages cluster behind.*takes no requests now"):
-                requests.scale(locate("behind"), jobs=2)
+                change_size.scale(locate("behind"), jobs=2)
             with monkeypatch.context() as patch:  # this program is on another login node, and cannot see that one
                 patch.setattr("socket.gethostname", lambda: "login2")
                 with pytest.raises(ClusterError, match=r"manages cluster behind.*takes no requests now"):
-                    requests.scale(locate("behind"), jobs=2)
+                    change_size.scale(locate("behind"), jobs=2)
             assert cluster.managing and not cluster.directory.detached
 
 
@@ -136,14 +139,14 @@ def test_a_cluster_without_a_manager_is_scaled_and_left_to_itself(queue: LocalQu
     _Control(cluster).scale(jobs=1, worker_group="default")  # as a click in the notebook that detached it
     until(lambda: _of("alone").workers == 1, "its worker connects")
     with pytest.raises(OptionError, match="no worker group named 'other'"):
-        requests.adapt(locate("alone"), maximum_jobs=2, worker_group="other")
-    requests.adapt(locate("alone"), minimum_gpus=None, maximum_jobs=2)
+        change_size.adapt(locate("alone"), maximum_jobs=2, worker_group="other")
+    change_size.adapt(locate("alone"), minimum_gpus=None, maximum_jobs=2)
     until(lambda: _of("alone").groups and _of("alone").groups[0]["maximum"] == 2, "its scheduler job scales it")
     for wrong in ({"jobs": "many"}, {"jobs": 1, "worker_group": "other"}):
         with pytest.raises(OptionError):
-            requests.scale(locate("alone"), **wrong)  # type: ignore[arg-type]
+            change_size.scale(locate("alone"), **wrong)  # type: ignore[arg-type]
     assert _of("alone").groups[0]["maximum"] == 2, "what is refused does not end that"
-    requests.scale(locate("alone"), jobs=0)
+    change_size.scale(locate("alone"), jobs=0)
     until(lambda: _of("alone").workers == 0, "the scheduler job no longer scales it")
     LocalGPUCluster.from_name("alone").close()
 
@@ -204,7 +207,7 @@ def test_a_program_whose_cluster_was_taken_over_goes_on_reading(queue: LocalQueu
                     _ = adaptive.state
             with pytest.raises(ClusterError, match="taken over by"):
                 first.wait_for_workers()
-            requests.scale(locate("over"), jobs=2)  # as a click does, by the Jupyter server
+            change_size.scale(locate("over"), jobs=2)  # as a click does, by the Jupyter server
             until(lambda: first.snapshot().workers == 2, "what it shows follows")
             assert _about(first.snapshot()) == _about(_of("over"))
             control.scale(jobs=1, worker_group="default")  # as a click does, without that server
@@ -216,20 +219,39 @@ def test_a_program_whose_cluster_was_taken_over_goes_on_reading(queue: LocalQueu
         assert _about(first.snapshot()) == _about(_of("over")) and first.snapshot().state == "closed"
         states = {job.kind: job.state for job in first.snapshot().jobs}
         assert "running" not in states.values() and len(first.snapshot().jobs) == 4, "no job is shown as running"
+        assert "status=closed): it has ended" in repr(first) and not first.snapshot().problem
     told = [str(one.message) for one in caught if "taken over" in str(one.message)]
     assert len(told) == 1 and f"process {program.pid} " in told[0], "the notice comes once, and names the program"
 
 
+def test_a_cluster_that_hpcgpu_stop_ended_is_shown_to_its_program_as_to_all_others(queue: LocalQueue) -> None:
+    cluster = LocalGPUCluster(**CPU, name="stopped", jobs=1)
+    cluster.wait_for_workers(1)
+    with told("cluster stopped was stopped by another program, such as `hpcgpu stop`$"):
+        done = hpcgpu_command("stop", "stopped")
+        assert done.returncode == 0, done.stderr
+    own = cluster.snapshot()
+    assert _about(own) == _about(_of("stopped")) and (own.state, own.groups) == ("closed", [])
+    for jobs in (own.jobs, cluster.jobs):
+        assert [(job.state, job.reason) for job in jobs] == [("cancelled", "hpcgpu cancelled it")] * 2
+    cluster.close()
+
+
 def test_the_command_scales_a_cluster_and_leaves_it_to_its_program(queue: LocalQueue, until: Until) -> None:
-    with LocalGPUCluster(**CPU, name="stays", jobs=1) as cluster:
+    with LocalGPUCluster(**CPU, name="stays", jobs=1, worker_restarts=0) as cluster:
         cluster.wait_for_workers(1)
-        done = hpcgpu_command("scale", "stays", "--jobs", "2", "--json")
+        with told("a worker job failed; it is not replaced until you scale or adapt the group again"):
+            queue.cancel([str(job.job_id) for job in cluster.workers.values()])
+            until(lambda: [group["paused"] for group in _of("stays").groups if group["paused"]], "others see the pause")
+        done = hpcgpu_command("scale", "stays", "--jobs", "1", "--json")  # the present size; this ends the pause
         assert done.returncode == 0 and "stays-1" in [job["name"] for job in printed("scale", done.stdout)], done.stderr
         assert cluster.managing and not cluster.directory.detached
-        cluster.wait_for_workers(2)
+        cluster.wait_for_workers(1)
 
 
-def test_the_command_lets_the_program_of_a_cluster_adapt_it_and_leaves_it_to_it(queue: LocalQueue) -> None:
+def test_the_command_lets_the_program_of_a_cluster_adapt_it_and_leaves_it_to_it(
+    queue: LocalQueue, until: Until
+) -> None:
     with LocalGPUCluster(**CPU, name="stays", jobs=1) as cluster:
         cluster.wait_for_workers(1)
         done = hpcgpu_command("adapt", "stays", "--minimum-jobs", "1", "--maximum-jobs", "3", "--idle-timeout", "5m")
@@ -239,4 +261,11 @@ def test_the_command_lets_the_program_of_a_cluster_adapt_it_and_leaves_it_to_it(
         assert cluster.adaptive is not None and (cluster.adaptive.minimum, cluster.adaptive.maximum) == (1, 3)
         done = hpcgpu_command("adapt", "stays", "--minimum-jobs", "3", "--maximum-jobs", "2")
         assert done.returncode == 2 and "minimum" in done.stderr
+        terminal, program = pty.openpty()
+        asks = command("adapt", "stays", "--maximum-jobs", "1")
+        said = subprocess.run(asks, stdin=program, capture_output=True, timeout=250)
+        os.close(terminal)
+        os.close(program)
+        assert said.returncode == 0, said.stderr
+        until(lambda: "as you work interactively" in cluster.adaptive.state.reason, "at a terminal sits a person")
         assert cluster.managing

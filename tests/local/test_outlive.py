@@ -20,9 +20,9 @@ from distributed.exceptions import WorkerStartTimeoutError
 import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, NoCluster, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster import starting
 from hpcgpu.errors import BatchUnavailable, ClusterWarning
-from hpcgpu.remote.lookup import stop
+from hpcgpu.existing_clusters.stop import stop
+from hpcgpu.manager import start_cluster
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, told
 from tests.helpers import CPU, block_queue, in_queue, names, start_program
@@ -203,13 +203,13 @@ def test_who_wants_to_connect_does_so_also_where_somebody_else_was_faster_to_sta
     queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LocalGPUCluster(name="raced", jobs=0, **CPU).detach()
-    look, looks = starting.existing, list[None]()
+    look, looks = start_cluster.existing, list[None]()
 
     def too_early(*arguments: Any) -> ClusterDirectory | None:
         looks.append(None)
         return None if len(looks) == 1 else look(*arguments)
 
-    monkeypatch.setattr(starting, "existing", too_early)
+    monkeypatch.setattr(start_cluster, "existing", too_early)
     before = live(queue)
     with LocalGPUCluster(name="raced", jobs=0, if_exists="connect", **CPU) as second:
         assert live(queue) == before and second.scheduler.job_id == before[0], "it is the one that was there"
@@ -326,7 +326,7 @@ def test_a_scheduler_that_is_busy_does_not_cost_the_cluster_its_life(
     first = LocalGPUCluster(name="busy", jobs=1, **CPU)
     first.wait_for_workers(1)
     first.detach()
-    monkeypatch.setattr("hpcgpu.cluster.manager._ENVIRONMENT_TIMEOUT", 0.0)
+    monkeypatch.setattr("hpcgpu.manager.manager._ENVIRONMENT_TIMEOUT", 0.0)
     with LocalGPUCluster.from_name("busy") as again:
         again.wait_for_workers(1)
         assert "software was not compared, because the scheduler did not answer" in again.get_logs()["Cluster"]
@@ -336,7 +336,7 @@ def test_a_cluster_whose_scheduler_is_busy_for_a_while_can_be_taken_over(
     queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LocalGPUCluster(name="busy", jobs=0, **CPU).detach()
-    monkeypatch.setattr("hpcgpu.cluster.scheduler_client._TIMEOUT", 0.5)
+    monkeypatch.setattr("hpcgpu.manager.scheduler_client._TIMEOUT", 0.5)
     with hpcgpu.connect("busy", quiet=True) as client, ThreadPoolExecutor() as pool:
         busy = pool.submit(client.run_on_scheduler, time.sleep, 5)
         with LocalGPUCluster.from_name("busy") as again:

@@ -20,7 +20,7 @@ from fake_pbs import Site
 
 from hpcgpu import ClusterError, OptionError, PBSGPUCluster, snapshot
 from hpcgpu.errors import ClusterWarning
-from hpcgpu.runtime.reach import FIRST_POLL
+from hpcgpu.runtime.scheduler_connection import FIRST_POLL
 from tests.conftest import told
 from tests.helpers import GPU, answers, fill, have_their_gpus, hpcgpu, names
 from tests.helpers import PBS_CPU as CPU
@@ -80,7 +80,7 @@ def test_a_job_of_two_nodes_brings_workers_on_each_through_pbsdsh(fake_gpus: Non
 @pytest.mark.filterwarnings("ignore::hpcgpu.errors.ClusterWarning")
 def test_a_job_whose_two_nodes_are_one_host_is_refused_by_its_own_script(pbs: Site) -> None:
     pbs.set(packed=True)
-    words = r"PBS gave this job 1 hosts for its 2 nodes \(n0\)\. Their workers would use the same GPUs"
+    words = r"PBS gave this job of 2 nodes only these hosts: n0\. Their workers would use the same GPUs"
     with (
         PBSGPUCluster(jobs=1, nodes_per_job=2, name="packed", **CPU) as cluster,
         pytest.raises(ClusterError, match=words),
@@ -124,6 +124,8 @@ def test_waiting_jobs_are_given_up_first(fake_gpus: None, pbs: Site, until: Unti
             lambda: sorted(pbs.alive("full-0", "full-1", "full-2").values()) == ["R", "R"],
             "the one that waits is cancelled",
         )
+        until(lambda: "cancelled" in {job.state for job in cluster.jobs}, "that is seen")
+        assert {job.reason for job in cluster.jobs if job.state == "cancelled"} == {"hpcgpu cancelled it"}
         cluster.wait_for_workers(4)
         cluster.scale(jobs=1)
         until(lambda: len(pbs.alive("full-0", "full-1", "full-2")) == 1, "a running one is given up")

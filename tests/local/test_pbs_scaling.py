@@ -1,5 +1,5 @@
-"""Scaling, failures, walltimes, signals and clusters that outlive their program on a PBS that pretends: what the real
-Slurm is tested for.
+"""Scaling, failures, walltimes, signals and clusters that outlive their program on a PBS that pretends, where PBS does
+something of its own. What is the same for all batch systems is tested on the embedded queue and on the real Slurm.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from distributed import Client, Event, get_worker
 from fake_pbs import Site
@@ -24,7 +23,6 @@ from tests.helpers import (
     GPU,
     a_refused_request_pauses,
     interrupt_program,
-    kill_program,
     names,
     tasks,
     workers_retire_without_a_manager,
@@ -35,10 +33,7 @@ pytestmark = pytest.mark.shows("Scaling, failures of jobs, walltime, preemption"
 
 Until = Callable[..., None]
 
-ADAPT: dict[str, Any] = {"idle_timeout": "2s", "target_duration": "1s"}
-
-
-wait_for, slow = tasks()
+wait_for, _ = tasks()
 
 
 def in_queue(pbs: Site) -> set[str]:
@@ -51,43 +46,10 @@ def in_queue(pbs: Site) -> set[str]:
     return set(pbs.change(act))
 
 
-def test_jobs_of_two_gpus_shuffle_an_array(fake_gpus: None, pbs: Site) -> None:
-    import dask.array as da
-
-    with PBSGPUCluster(jobs=2, **GPU) as cluster:
-        cluster.wait_for_workers(4)
-        with Client(cluster) as client:
-            host = np.arange(400 * 400, dtype="f8").reshape(400, 400)
-            columns = da.from_array(host, chunks=(50, 400)).persist().rechunk((400, 50)).T
-            assert np.array_equal(columns.compute(), host.T)
-            received = client.run(
-                lambda dask_worker: sum(entry["total"] for entry in dask_worker.transfer_incoming_log)
-            )
-            assert sum(n > 0 for n in received.values()) >= 3, "the workers did not talk to each other"
-
-
-def test_workers_speak_ucx(fake_gpus: None, pbs: Site) -> None:
-    with PBSGPUCluster(jobs=1, **GPU | {"protocol": "ucx", "scheduler": {"gpus_per_node": 1}}) as cluster:
-        cluster.wait_for_workers(2)
-        assert {address.split("://")[0] for address in cluster.scheduler_info["workers"]} == {"ucx"}
-        with Client(cluster) as client:
-            assert client.submit(sum, [1, 2, 3]).result() == 6
-
-
-def test_adaptive_brings_jobs_for_work_and_gives_them_back(pbs: Site, until: Until) -> None:
-    with PBSGPUCluster(**CPU) as cluster, Client(cluster) as client:
-        adaptive = cluster.adapt(maximum_jobs=2, **ADAPT)
-        futures = client.map(slow, range(40))
-        assert client.gather(futures) == list(range(40))
-        del futures
-        until(lambda: in_queue(pbs) == {f"{cluster.name}-scheduler"}, "idle jobs are given back")
-        assert "draining" in adaptive.log[-1][1]
-
-
 def test_a_request_that_pbs_refuses_pauses_adaptive_scaling(
     pbs: Site, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (0.0,) * 5)
+    monkeypatch.setattr("hpcgpu.scaling.replace_failed_jobs._BACKOFF", (0.0,) * 5)
     with PBSGPUCluster(**CPU) as cluster:
         a_refused_request_pauses(cluster, until, "Unknown queue", cores=1, queue="nosuch")
 
@@ -108,16 +70,6 @@ def test_a_job_that_never_connects_is_explained_with_its_log(pbs: Site, until: U
         adaptive.resume()
         cluster.wait_for_workers(1)
         assert names(cluster) == {"odd-1"}
-
-
-def test_a_job_whose_walltime_ends_is_replaced_before_and_its_data_moves(pbs: Site, until: Until) -> None:
-    options = CPU | {"walltime": "45s", "walltime_margin": "20s", "worker_restarts": 0, "scheduler": {"walltime": "1h"}}
-    with PBSGPUCluster(**options, name="short", jobs=1) as cluster, Client(cluster) as client:
-        cluster.wait_for_workers(1)
-        kept = client.scatter({"answer": 42}, hash=False)["answer"]
-        until(lambda: "short-1" in names(cluster), "another job takes its place", timeout=250)
-        until(lambda: "short-0" not in in_queue(pbs), "the first job ends")
-        assert kept.result() == 42
 
 
 def test_a_job_that_its_walltime_kills_is_no_failure(pbs: Site, until: Until) -> None:
@@ -144,15 +96,9 @@ def test_without_a_manager_workers_retire_before_the_walltime_that_their_job_rea
     PBSGPUCluster.from_name("short").close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_no_job(pbs: Site, number: signal.Signals) -> None:
-    assert interrupt_program(number, CPU | {"jobs": 2}, "PBSGPUCluster") != 0
+def test_a_signal_leaves_no_job(pbs: Site) -> None:
+    assert interrupt_program(signal.SIGTERM, CPU | {"jobs": 2}, "PBSGPUCluster") != 0
     assert {state for state in pbs.alive().values() if state != "E"} == set()
-
-
-def test_when_the_client_is_killed_both_kinds_of_job_end_by_themselves(pbs: Site, until: Until) -> None:
-    kill_program(CPU | {"jobs": 1, "lease": 15}, "PBSGPUCluster")
-    until(lambda: not pbs.alive(), "the lease ends", timeout=250)
 
 
 def test_a_worker_script_may_be_submitted_by_hand(pbs: Site, until: Until) -> None:

@@ -14,7 +14,7 @@ from distributed import Client
 
 from hpcgpu import ClusterError, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.store import gone
+from hpcgpu.store import removed_directory
 from tests.conftest import live
 from tests.helpers import CPU
 
@@ -31,7 +31,10 @@ def hpcgpu(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_its_jobs_end_and_say_why_and_a_living_program_hears_the_path(
     queue: LocalQueue, home: Path, until: Until
 ) -> None:
-    kinds = {"env": {gone.VARIABLE: "1"}, "scheduler": {"gpus_per_node": 0, "env": {gone.VARIABLE: "8"}}}
+    kinds = {
+        "env": {removed_directory.VARIABLE: "1"},
+        "scheduler": {"gpus_per_node": 0, "env": {removed_directory.VARIABLE: "8"}},
+    }
     cluster = LocalGPUCluster(name="purged", jobs=1, log_directory=home / "logs", **kinds, **CPU)
     cluster.wait_for_workers()
     scheduler, worker = (next((home / "logs").glob(f"purged-{kind}-*.log")) for kind in ("scheduler", "0"))
@@ -53,8 +56,8 @@ def test_its_jobs_end_and_say_why_and_a_living_program_hears_the_path(
 def test_a_program_cancels_the_jobs_of_its_cluster(
     queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = LocalGPUCluster(name="lost", jobs=1, env={gone.VARIABLE: "600"}, **CPU)
-    cluster._state.dispatcher._gone.patience = 1.0
+    cluster = LocalGPUCluster(name="lost", jobs=1, env={removed_directory.VARIABLE: "600"}, **CPU)
+    cluster._state.dispatcher._gone.timeout = 1.0
     shutil.rmtree(cluster.directory.path)
     until(lambda: cluster.status.name == "failed", "the program knows that the cluster is lost")
     with pytest.raises(ClusterError, match=f"its directory {cluster.directory.path} was removed"):
@@ -81,6 +84,13 @@ def test_list_and_stop_find_the_jobs_in_the_queue(queue: LocalQueue, home: Path)
     assert set(listed) == {"one", "two"}
     assert [job["id"] for job in listed["one"]["jobs"]] == first
     assert "its directory is gone" in listed["one"]["problem"] and "hpcgpu stop one" in listed["one"]["problem"]
+
+    said = hpcgpu("status", "one")
+    assert (
+        said.returncode == 2
+        and f"{home}/clusters/one is gone, but its jobs are in the queue: {first[0]} (one-" in said.stderr
+    )
+    assert "To end them, run: hpcgpu stop one" in said.stderr
 
     done = hpcgpu("stop", "one")
     assert done.returncode == 0 and f"{first[0]} (one-scheduler)" in done.stdout, done

@@ -16,7 +16,7 @@ from distributed import Client
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.remote.report import Report, report
+from hpcgpu.report.cluster_report import Report, report
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live
 from tests.helpers import CPU, GPU, hpcgpu, printed

@@ -16,7 +16,8 @@ from fake_pbs import Site
 from hpcgpu import LocalGPUCluster, PBSGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.gpucluster import GPUCluster
-from hpcgpu.remote.lookup import locate, stop
+from hpcgpu.existing_clusters.lookup import locate
+from hpcgpu.existing_clusters.stop import stop
 from tests.conftest import live
 from tests.helpers import CPU, ON_CPUS, asks_for, hpcgpu, messages, poll_and_decide
 
@@ -83,7 +84,7 @@ import os, signal, sys
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.store.directory import ClusterDirectory
-from hpcgpu.cluster.draining import Drainer
+from hpcgpu.manager.draining import Drainer
 
 die = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGKILL)
 cancel = LocalQueue.cancel

@@ -27,13 +27,13 @@ from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import authentication, strangers
-from hpcgpu.fabric.authentication import ARGUMENT, Connector, Listener, place
+from hpcgpu.fabric.authentication import ARGUMENT, Connector, Listener, signed_address
 from tests.helpers import GPU, converse_with, echo_server
 
 Until = Callable[..., None]
 
 KEY = secrets.token_bytes(32)
-HERE = place("10.0.0.7", 4711)
+HERE = signed_address("10.0.0.7", 4711)
 
 pytest.importorskip("distributed_ucxx")
 
@@ -97,10 +97,14 @@ def test_a_side_s_own_proof_is_refused_when_it_is_sent_back() -> None:
 
 
 def test_what_is_meant_for_another_listener_is_refused() -> None:
-    for elsewhere in (place("10.0.0.7", 4712), place("10.0.0.8", 4711), place("fe80::1", 4711)):
+    for elsewhere in (
+        signed_address("10.0.0.7", 4712),
+        signed_address("10.0.0.8", 4711),
+        signed_address("fe80::1", 4711),
+    ):
         with pytest.raises(AuthenticationError, match="to an address that this process does not have"):
             Listener(KEY, [HERE]).challenge(Connector(KEY, elsewhere).hello())
-    member, listener = Connector(KEY, place("10.0.0.9", 4711)), Listener(KEY, [HERE])
+    member, listener = Connector(KEY, signed_address("10.0.0.9", 4711)), Listener(KEY, [HERE])
     hello = member.hello()
     challenge = listener.challenge(
         hello[:-18] + HERE

@@ -13,10 +13,10 @@ import pytest
 import hpcgpu
 from hpcgpu import ClusterExists, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.remote.lookup import locate
-from hpcgpu.remote.unfinished import unfinished
-from hpcgpu.runtime.extension import Extension
-from hpcgpu.scaling.wanted import Scale, apply
+from hpcgpu.dask_scheduler.scheduler_extension import Extension
+from hpcgpu.existing_clusters.lookup import locate
+from hpcgpu.existing_clusters.unsubmitted_jobs import unfinished
+from hpcgpu.scaling.wanted_state import Scale, apply
 from tests.conftest import live
 from tests.helpers import CPU
 
@@ -24,7 +24,7 @@ from tests.helpers import CPU
 KILLED = """
 import os, signal
 from hpcgpu.cli import main
-from hpcgpu.scaling.wanted import Scale, apply
+from hpcgpu.scaling.wanted_state import Scale, apply
 from hpcgpu.store.directory import ClusterDirectory
 real = ClusterDirectory.submitted
 def submitted(self, name, job_id):
@@ -116,7 +116,7 @@ async def test_the_lease_does_not_end_a_cluster_that_was_left_before_the_schedul
             self.reason = reason
 
     extension = Extension.__new__(Extension)
-    extension.scheduler, extension.lease, extension._heard = Scheduler(), 0.05, time.monotonic()
+    extension.scheduler, extension.lease, extension._last_heartbeat = Scheduler(), 0.05, time.monotonic()
     extension._released = lambda: looks.pop(0)
     await extension._watch_lease(0.05)
     assert looks == [] and extension.scheduler.reason == "hpcgpu-lease"

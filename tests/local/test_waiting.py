@@ -50,7 +50,7 @@ def test_adaptive_scaling_without_work_is_the_reason(queue: LocalQueue, until: U
 def test_a_failure_before_the_next_try_is_the_reason(
     queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (3600.0,) * 5)
+    monkeypatch.setattr("hpcgpu.scaling.replace_failed_jobs._BACKOFF", (3600.0,) * 5)
     with LocalGPUCluster(jobs=1, **CPU) as cluster:
         cluster.wait_for_workers(1)
         with told("hpcgpu replaces it in"):

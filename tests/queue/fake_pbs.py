@@ -21,7 +21,7 @@ from pretended import Answer, Pretended, State, answer, opened
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.batch.visible import visible_devices
+from hpcgpu.batch.visible_gpus import visible_devices
 
 COMMANDS = ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls", "pbsnodes", "pbsdsh", "pbs_rstat")
 SERVER = "pbs01"

@@ -71,10 +71,13 @@ def sbatch(site: State, arguments: list[str]) -> Answer:
 
 
 def squeue(site: State, arguments: list[str]) -> Answer:
-    """The format's letters are keys of a job; one unknown id is an error, several are left out."""
+    """The format's letters are keys of a job; one unknown id is an error, several are left out.
+
+    Pending tasks of an array are one line, unless each is asked for.
+    """
     jobs = site["jobs"]
     asked = option(arguments, "jobs")
-    ids = asked.split(",") if asked else sorted(jobs, key=int)
+    ids = asked.split(",") if asked else sorted(jobs, key=lambda job_id: [*map(int, job_id.split("_"))])
     if len(ids) == 1 and asked and asked not in jobs:
         return "", "slurm_load_jobs error: Invalid job id specified\n", 1
     every = option(arguments, "states") == "all"
@@ -84,15 +87,17 @@ def squeue(site: State, arguments: list[str]) -> Answer:
     for job_id in ids:
         job = jobs.get(job_id)
         if job and (every or job["T"] in ALIVE) and (name is None or job["j"] == name):
+            array, task, _ = job_id.partition("_")
+            shown = f"{array}_[0-9]" if task and job["T"] == "PENDING" and "--array" not in arguments else job_id
             lines.append(
-                re.sub("%(.)", lambda match, i=job_id, job=job: ({"o": "(null)"} | job | {"i": i})[match[1]], shape)
+                re.sub("%(.)", lambda match, i=shown, job=job: ({"o": "(null)"} | job | {"i": i})[match[1]], shape)
                 + "\n"
             )
-    return "".join(lines), "", 0
+    return "".join(dict.fromkeys(lines)), "", 0
 
 
 def scancel(site: State, arguments: list[str]) -> Answer:
-    ids = [a for a in arguments if a.isdigit()]
+    ids = [a for a in arguments if a.replace("_", "").isdigit()]
     only = option(arguments, "state")
     for job_id in ids:
         job = site["jobs"].get(job_id)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.batch import registry
+from hpcgpu.batch import system_registry
 from hpcgpu.batch.base import BatchSystem, JobStatus
-from hpcgpu.batch.client import CommandBatch
+from hpcgpu.batch.command_batch import CommandBatch
 from hpcgpu.batch.pbs.client import PBS
 from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
 from hpcgpu.batch.reasons import explain
 from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.errors import BatchError
-from hpcgpu.profiles.draft import draft
+from hpcgpu.profiles.draft_profile import draft
 
 COMMANDS = (
     "sbatch",
@@ -120,7 +120,7 @@ def calls(batch: BatchSystem, script: Path) -> dict[str, Callable[[], object]]:
         "cancel": lambda: batch.cancel([job_id]),
         "cancel what waits": lambda: batch.cancel([job_id], only_pending=True),
         "find": lambda: batch.find("demo-0"),
-        "draft": lambda: draft(registry.system(batch.name)),
+        "draft": lambda: draft(system_registry.system(batch.name)),
     }
 
 

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.batch.slurm.client import Slurm
-from hpcgpu.runtime import leaving, own
-from hpcgpu.runtime.leaving import Leaving
-from hpcgpu.scaling.walltime import lifetime, query_after
+from hpcgpu.runtime import before_walltime, job_identity
+from hpcgpu.runtime.before_walltime import Retirement
+from hpcgpu.scaling.walltime_margin import lifetime, query_after
 from tests.helpers import Clock
 
 HOUR = 3600.0
@@ -42,31 +43,33 @@ def test_the_query_comes_before_workers_must_leave_and_not_at_the_same_moment_in
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(leaving, "time", clock)
+    monkeypatch.setattr(before_walltime, "time", clock)
     return clock
 
 
 @pytest.fixture
-def retired(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Leaving]]:
+def retired(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Retirement]]:
     """Jobs whose workers were told to leave."""
-    told: list[Leaving] = []
+    told: list[Retirement] = []
 
-    async def retire(job: Leaving, latest: float) -> None:
+    async def retire(job: Retirement, latest: float) -> None:
         assert clock.now < latest, "some time for what runs"
         told.append(job)
 
-    monkeypatch.setattr(Leaving, "retire", retire)
+    monkeypatch.setattr(Retirement, "retire", retire)
     yield told
 
 
-def a_job(slurm: Slurm, **environment: str) -> Leaving:
+def a_job(slurm: Slurm, **environment: str) -> Retirement:
     nowhere: Any = None
     job = slurm.own_job({"SLURM_JOB_ID": "5"} | environment)
     assert job is not None
-    return Leaving(own=job, batch=slurm, directory=nowhere, contact=nowhere, names=["w"], walltime=2 * HOUR)
+    return Retirement(own=job, batch=slurm, directory=nowhere, contact=nowhere, names=["w"], walltime=2 * HOUR)
 
 
-def test_a_job_that_knows_its_end_asks_nobody(slurm: Slurm, site: Site, clock: Clock, retired: list[Leaving]) -> None:
+def test_a_job_that_knows_its_end_asks_nobody(
+    slurm: Slurm, site: Site, clock: Clock, retired: list[Retirement]
+) -> None:
     began = clock.now
     a_job(slurm, SLURM_JOB_END_TIME=f"{began + HOUR:.0f}")._watch()
     assert len(retired) == 1 and clock.now == began + HOUR - 150, "half-way into the margin of 5 min"
@@ -74,7 +77,7 @@ def test_a_job_that_knows_its_end_asks_nobody(slurm: Slurm, site: Site, clock: C
 
 
 def test_a_job_that_does_not_asks_the_queue_once_and_long_after_its_start(
-    slurm: Slurm, site: Site, clock: Clock, retired: list[Leaving]
+    slurm: Slurm, site: Site, clock: Clock, retired: list[Retirement]
 ) -> None:
     began, asked = clock.now, list[float]()
     site.job(5, "RUNNING", e=f"{began + HOUR:.0f}")  # submitted by hand, for an hour instead of two
@@ -86,7 +89,7 @@ def test_a_job_that_does_not_asks_the_queue_once_and_long_after_its_start(
 
 
 def test_a_queue_that_does_not_answer_is_asked_again(
-    slurm: Slurm, site: Site, clock: Clock, retired: list[Leaving]
+    slurm: Slurm, site: Site, clock: Clock, retired: list[Retirement]
 ) -> None:
     began = clock.now
     for _ in range(slurm.attempts):
@@ -97,7 +100,7 @@ def test_a_queue_that_does_not_answer_is_asked_again(
     assert len(retired) == 1 and clock.now == began + HOUR - 150
 
 
-def test_a_job_without_an_end_is_left_alone(slurm: Slurm, site: Site, clock: Clock, retired: list[Leaving]) -> None:
+def test_a_job_without_an_end_is_left_alone(slurm: Slurm, site: Site, clock: Clock, retired: list[Retirement]) -> None:
     site.job(5, "RUNNING", e="N/A")
     a_job(slurm)._watch()
     assert not retired
@@ -107,7 +110,7 @@ def test_a_node_without_the_commands_of_the_queue_says_so_in_the_log(
     slurm: Slurm,
     site: Site,
     clock: Clock,
-    retired: list[Leaving],
+    retired: list[Retirement],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -123,17 +126,17 @@ def test_a_node_without_the_commands_of_the_queue_says_so_in_the_log(
 
 
 def test_where_the_queue_cannot_be_asked_the_walltime_counts_from_the_start_of_the_job_not_of_its_worker(
-    slurm: Slurm, site: Site, clock: Clock, retired: list[Leaving], monkeypatch: pytest.MonkeyPatch
+    slurm: Slurm, site: Site, clock: Clock, retired: list[Retirement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.remove("squeue", monkeypatch)  # as in a container
     began = clock.now - HOUR  # it waited for an hour for its scheduler
-    monkeypatch.setenv(own.JOB, json.dumps({"id": "5", "name": "w", "began": began}))
+    monkeypatch.setenv(job_identity.JOB, json.dumps({"id": "5", "name": "w", "began": began}))
     a_job(slurm)._watch()
     assert len(retired) == 1 and clock.now == began + 2 * HOUR - 150
 
 
 def test_a_queue_that_never_answers_is_asked_less_and_less_often_and_the_log_says_so_once(
-    slurm: Slurm, site: Site, clock: Clock, retired: list[Leaving], capfd: pytest.CaptureFixture[str]
+    slurm: Slurm, site: Site, clock: Clock, retired: list[Retirement], capfd: pytest.CaptureFixture[str]
 ) -> None:
     began = clock.now
     for _ in range(20 * slurm.attempts):
@@ -145,6 +148,20 @@ def test_a_queue_that_never_answers_is_asked_less_and_less_often_and_the_log_say
     not_yet, from_script, _ = capfd.readouterr().err.splitlines()
     assert "is not known yet: " in not_yet and "Unable to contact slurm controller" in not_yet
     assert "so the walltime of its script says when its workers retire" in from_script
+
+
+def test_a_signal_ends_the_workers_at_once_only_if_the_queue_says_that_the_job_ends(
+    slurm: Slurm, site: Site, clock: Clock
+) -> None:
+    end = clock.now + HOUR
+    for state, found in (("RUNNING", end), ("COMPLETING", None), ("CANCELLED", None)):
+        site.job(5, state, e=f"{end:.0f}")
+        assert a_job(slurm).warned() == found, state
+    site.job(5, "RUNNING", e=f"{end:.0f}")
+    for _ in range(slurm.attempts):
+        site.fault("squeue", stdout="", stderr="slurm_load_jobs error: Unable to contact slurm controller\n", rc=1)
+    assert a_job(slurm).warned() == inf, "not knowing is not an answer"
+    assert a_job(slurm).warned() == end
 
 
 async def test_workers_retire_at_a_later_attempt_if_one_fails_in_the_scheduler(
@@ -168,8 +185,8 @@ async def test_workers_retire_at_a_later_attempt_if_one_fails_in_the_scheduler(
     async def scheduler_of(*_: object) -> AsyncIterator[Scheduler]:
         yield Scheduler()
 
-    monkeypatch.setattr(leaving, "scheduler_of", scheduler_of)
-    monkeypatch.setattr(leaving, "_AGAIN", 0.0)
+    monkeypatch.setattr(before_walltime, "scheduler_of", scheduler_of)
+    monkeypatch.setattr(before_walltime, "_AGAIN", 0.0)
     with pytest.raises(asyncio.CancelledError):
         await a_job(slurm).retire(time.time() + 60)
     assert attempts == [["w"]] * 3

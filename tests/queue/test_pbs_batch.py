@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from fake_pbs import Site
 
-from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.batch.monitor import Monitor
+from hpcgpu.batch.base import JobState, JobStatus, Outlook
 from hpcgpu.batch.pbs.client import PBS, parse_attributes, parse_job_id, statuses
 from hpcgpu.batch.pbs.names import pbs_name
 from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
-from hpcgpu.batch.reasons import Outlook, explain, outlook
+from hpcgpu.batch.queue_monitor import Monitor
+from hpcgpu.batch.reasons import explain, outlook
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Cancelled, SubmitLimited, SubmitRefused
-from hpcgpu.runtime.place import end_of_walltime
-from hpcgpu.scaling.replacement import Failures, classify
+from hpcgpu.runtime.prepare_job import end_of_walltime
+from hpcgpu.scaling.replace_failed_jobs import Failures, classify
 
 RECORDED = (Path(__file__).parent / "openpbs-qstat.txt").read_text()
 NODES = (Path(__file__).parent / "openpbs-pbsnodes.txt").read_text()
@@ -145,6 +145,7 @@ def test_recorded_states_in_words(job: str, prospect: Outlook, words: str) -> No
         ),
         ("Can Never Run: Not enough total nodes available", Outlook.NEVER, "check `nodes_per_job`"),
         ("Not Running: Not enough free nodes available", Outlook.WAIT, "no free node"),
+        ("Not Running: No available resources on nodes", Outlook.WAIT, "no free node"),
         ("Not Running: Queue gpu job limit reached for user ada", Outlook.LIMIT, "limit on running jobs"),
         (
             "Not Running: would exceed user ada's limit on resource ngpus in complex",
@@ -567,7 +568,9 @@ def test_only_pending_spares_what_runs(batch: PBS, pbs: Site) -> None:
     assert [states(batch, i)[i] for i in (running, full[0], full[1], held)] == [JobState.RUNNING] * 2 + [
         JobState.PENDING
     ] * 2
+    pbs.fault("qstat", after=f"Job Id: {running}\n    job_state = Q\n\n")  # it starts just after this answer
     batch.cancel([running, full[1], held], only_pending=True)
+    assert running in pbs.calls("qhold")[0]
     assert set(batch.poll([running, blocker, *full, held])) == {running, blocker, full[0]}
     assert pbs.run("qstat", "-f", running).stdout.count("Hold_Types = n") == 1, "the hold was taken off again"
     assert batch.ended([full[1]])[full[1]].state is JobState.CANCELLED

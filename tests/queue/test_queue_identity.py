@@ -15,17 +15,18 @@ from fake_slurm import Site
 
 from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.cli import main
-from hpcgpu.cluster import starting
 from hpcgpu.errors import ClusterExists, OtherQueue
-from hpcgpu.remote.lookup import live_jobs, stop
-from hpcgpu.store import claims
+from hpcgpu.existing_clusters.query_jobs import live_jobs
+from hpcgpu.existing_clusters.stop import stop
+from hpcgpu.manager import start_cluster
+from hpcgpu.store import create_directory
 from hpcgpu.store.directory import ClusterDirectory
 
 
 @pytest.fixture
 def cluster(site: Site, slurm: Slurm, tmp_path: Path) -> ClusterDirectory:
     """A cluster with a job in the queue of Slurm cluster alpha."""
-    directory = claims.claim(
+    directory = create_directory.claim(
         tmp_path / "clusters" / "demo",
         lambda earlier: [],
         system="slurm",
@@ -79,7 +80,7 @@ def test_list_on_the_login_node_of_another_system_keeps_the_cluster_and_says_whe
     assert "demo" in (text := hpcgpu(cluster, "list").stdout) and "unknown" in text
     assert cluster.tls.is_dir() and not cluster.closed
     with pytest.raises(ClusterExists, match=r"belongs to the queue 'alpha' .* Or choose another name"):
-        claims.claim(cluster.path, starting.alive)
+        create_directory.claim(cluster.path, start_cluster.alive)
     status = hpcgpu(cluster, "status", "demo")
     assert (
         "this machine uses the queue 'beta'" in status.stdout and "The state of its jobs is not known" in status.stdout

@@ -17,11 +17,11 @@ import pytest
 from fake_slurm import Site
 
 from hpcgpu.batch.base import JobState
-from hpcgpu.batch.command import run
-from hpcgpu.batch.monitor import Monitor
+from hpcgpu.batch.queue_monitor import Monitor
+from hpcgpu.batch.run_command import run
 from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, SubmitLimited, SubmitRefused
-from hpcgpu.runtime.place import end_of_walltime
+from hpcgpu.runtime.prepare_job import end_of_walltime
 
 DOWN = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n"
 QUEUE_DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
@@ -303,6 +303,13 @@ def test_a_queue_that_is_down_is_asked_again_and_then_said_to_be_unavailable(slu
         slurm.poll(["5"])
 
 
+def test_a_queue_that_does_not_answer_in_time_is_queried_again(site: Site) -> None:
+    site.job(5, "RUNNING")
+    site.fault("squeue", hang=True)
+    assert impatient().poll(["5"])["5"].state is JobState.RUNNING
+    assert len(site.calls("squeue")) == 2
+
+
 def test_an_error_that_does_not_pass_is_not_tried_again(slurm: Slurm, site: Site) -> None:
     site.fault("squeue", stdout="", stderr="squeue: unrecognized option '--x'\n", rc=1, always=True)
     with pytest.raises(BatchUnavailable, match="unrecognized option"):
@@ -561,7 +568,7 @@ with ThreadPoolExecutor() as pool:
     assert saved.exists() is thread  # in the main thread the interrupt comes first: the job is found by its name
 
 
-def test_jobs_of_hpcgpu_are_known_by_their_scripts_which_slurm_keeps(slurm: Slurm, tmp_path: Path) -> None:
+def test_jobs_of_hpcgpu_are_known_by_their_scripts_which_slurm_keeps(slurm: Slurm, site: Site, tmp_path: Path) -> None:
     ours = 'exec "$python" -P -m hpcgpu.runtime.launch worker slurm "$directory" --gpus 1\n'
     scripts = {"demo/worker.sbatch": ours, "demo/other.sbatch": ours, "tool/worker.sbatch": "exec sleep 9\n"}
     ids = {}
@@ -576,3 +583,12 @@ def test_jobs_of_hpcgpu_are_known_by_their_scripts_which_slurm_keeps(slurm: Slur
     assert slurm.marked(lambda script: script != path) == {}
     slurm.cancel([again])
     assert slurm.marked(lambda script: True) == {ids["demo/worker.sbatch"]: path}
+    slurm.cancel(ids.values())
+    tasks = [
+        site.job(i, state, o=str(path), script=path.read_text())
+        for i, state in (("9_1", "RUNNING"), ("9_2", "PENDING"))
+    ]
+    assert slurm.marked(lambda script: True) == dict.fromkeys(tasks, path), "the user may submit it as an array"
+    assert {i: job.state.value for i, job in slurm.poll(tasks).items()} == {"9_1": "running", "9_2": "pending"}
+    slurm.cancel(tasks)
+    assert slurm.marked(lambda script: True) == {}

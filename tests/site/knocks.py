@@ -18,7 +18,7 @@ from typing import Any
 from distributed.comm import connect
 from distributed.protocol import pickle
 
-from hpcgpu.store import credentials
+from hpcgpu.store import certificates_and_keys
 from hpcgpu.store.directory import ClusterDirectory
 
 PROTOCOLS = ("tcp", "tls", "authenticated")
@@ -49,7 +49,7 @@ async def main(timeout: float, directories: list[str], places: list[str]) -> Non
     """Try all at once."""
     has: dict[str, dict[str, Any]] = {"nothing": {}}
     for directory in directories:
-        security = credentials.security(ClusterDirectory(Path(directory)))
+        security = certificates_and_keys.security(ClusterDirectory(Path(directory)))
         assert security is not None
         has[directory] = security.get_connection_args("client")
     for place in places:  # that nobody answers there would say nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import sys
 import time
@@ -36,6 +37,19 @@ class Answer(NamedTuple):
     code: int
     out: str
     err: str
+
+
+#: A busy container engine loses the last output of some commands (seen with docker.io 20.10). So each output ends with
+#: `_ALL`, and stays in a file of the host, which is read again where this end is missing.
+_ALL = b"\x04"
+_KEEPING = """
+(umask 077; : > "$0.out"; : > "$0.err")
+{ cd && "$@"; } > "$0.out" 2> "$0.err"
+code=$?
+cat "$0.out"; printf '\\004'
+{ cat "$0.err"; printf '\\004'; } >&2
+exit $code
+"""
 
 
 def wait_for(met: Callable[[], object], what: str, timeout: float, interval: float = 0.2) -> None:
@@ -91,20 +105,36 @@ class Site:
         A command that lasts longer than `timeout` seconds is killed; its code is 124 then, or 137.
         """
         words = ["bash", "-c", command] if isinstance(command, str) else command
-        home = "/" if user == "root" else f"/home/{user}"
+        home, kept = "/" if user == "root" else f"/home/{user}", f"/dev/shm/.{secrets.token_hex(8)}"
         # A home that does not answer must not keep the engine from starting the command: `timeout` comes before `cd`.
         done = self._container(host).exec_run(
-            ["timeout", "-k", "5", f"{timeout:g}", "bash", "-c", 'cd && exec "$@"', "bash", *words],
+            ["timeout", "-k", "5", f"{timeout:g}", "bash", "-c", _KEEPING, kept, *words],
             user=user,
             workdir="/",
             environment={"HOME": home, "USER": user, **(env or {})},
             demux=True,
         )
-        out, err = ((part or b"").decode(errors="replace") for part in done.output)
+        parts = (
+            part[:-1] if part and part.endswith(_ALL) else self._kept(host, f"{kept}.{which}")
+            for part, which in zip(done.output, ("out", "err"), strict=True)
+        )
+        out, err = (part.decode(errors="replace") for part in parts)
         answer = Answer(done.exit_code, out, err)
         if check and answer.code:
             raise SiteError(f"{host}: {shlex.join(words)}: exit status {answer.code}: {err.strip() or out.strip()}")
         return answer
+
+    def _kept(self, host: str, path: str) -> bytes:
+        """Return the output of a command that the engine lost, or that was killed."""
+        for _ in range(20):
+            try:
+                read = ["sh", "-c", 'cat "$0" && printf "\\004"', path]
+                done = self._container(host).exec_run(read, user="root", workdir="/", demux=True)
+            except Exception:  # the host has ended
+                return b""
+            if done.exit_code or (done.output[0] or b"").endswith(_ALL):
+                return (done.output[0] or b"").removesuffix(_ALL)
+        raise SiteError(f"{host}: the engine loses each output")
 
     def python(self, host: str, program: str, *arguments: str, **how: Any) -> Answer:
         """Run a program of Python, given as text, by the Python that hpcgpu is installed for."""

@@ -127,3 +127,58 @@ with SlurmGPUCluster(**{SMALL | {"name": "bill", "jobs": 1}!r}) as cluster:
         assert "Stale file handle" not in said.out + said.err and "cannot be read" not in said.out + said.err
     program.send()
     program.ends()
+
+
+#: Replaces what a cluster directory has again and again, until it is told to end.
+WRITES = """
+import threading
+from pathlib import Path
+from hpcgpu.scaling.wanted_state import AddGroup, Wanted, apply
+from hpcgpu.store import create_directory, usage_file
+from hpcgpu.store.contact import Contact
+directory = create_directory.claim(Path("replaced").absolute(), lambda earlier: [], system="slurm")
+end = threading.Event()
+threading.Thread(target=lambda: (listen(), end.set()), daemon=True).start()
+number = 0
+while not end.wait(0.3) or not number:
+    number += 1
+    directory.write(usage_file.FILE, usage_file.line(usage_file.JobUsage(id=str(number))))
+    directory.publish(Contact(token=directory.token(), job_id=str(number), workers="tls://a:1", client="tls://a:1"))
+    directory.want(apply(Wanted(), AddGroup("default", number)))
+    directory.intend(f"demo-{number}", "worker")
+    if number == 1:
+        say("there", directory.path)
+"""
+#: Reads it on another host, and counts how often a plain read of the same files fails.
+READS = """
+from pathlib import Path
+from hpcgpu.store import usage_file
+from hpcgpu.store.directory import ClusterDirectory
+directory, plain = ClusterDirectory(Path({path!r})), 0
+until = time.monotonic() + 12
+while time.monotonic() < until:
+    for name in (usage_file.FILE, "contact.json", "wanted.json"):
+        try:
+            Path(directory.path / name).read_bytes()
+        except OSError:
+            plain += 1
+    kept = usage_file.read(directory.path)
+    assert kept.jobs and not kept.problems, kept.problems
+    assert directory.contact() is not None and directory.wanted().groups and directory.submits()
+    assert not (damage := directory.damage()), damage
+    os.listdir(directory.path)  # the names are known now, until the other host replaces them
+    time.sleep(0.4)
+say("plain reads that failed:", plain)
+"""
+
+
+@pytest.mark.shows("Files of a cluster that one host replaces while another reads them")
+def test_files_that_one_host_replaces_are_read_on_another_where_a_plain_read_fails(site: Site) -> None:
+    writer = Program("login1", WRITES)
+    path = writer.hears(r"there (\S+)\n")[1]
+    wait_for(lambda: not site.exec("login2", ["test", "-d", path], check=False).code, "the other host has it", 60)
+    reader = Program("login2", READS.format(path=path))
+    assert int(reader.hears(r"plain reads that failed: (\d+)\n")[1]) > 0, "the test has read no file that was replaced"
+    reader.ends()
+    writer.send()
+    writer.ends()

@@ -77,7 +77,7 @@ def test_a_job_that_a_limit_holds_back_waits_with_the_limit_in_words(options: di
         "login1",
         f"""
 from hpcgpu import snapshot
-with SlurmGPUCluster(**{SMALL | options | {"name": "limited"}!r}) as cluster:
+with SlurmGPUCluster(**{SMALL | options | {"name": f"limited-{options['qos']}"}!r}) as cluster:
     held = lambda: [job for job in cluster.snapshot().jobs if "QOS" in job.reason]
     until(held, "a job waits for a limit")
     say(held()[0].reason)

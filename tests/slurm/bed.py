@@ -13,6 +13,7 @@ The daemons run as root. Without root, what needs it goes through ``sudo -n`` to
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import os
 import pwd
@@ -221,8 +222,13 @@ def munge_works() -> bool:
 
 def start_munge() -> None:
     """Start munged unless one runs already; it is left running for good."""
-    if munge_works():
-        return
+    with open(__file__) as this:  # beds that start at the same time share one munged
+        fcntl.flock(this, fcntl.LOCK_EX)
+        if not munge_works():
+            _start_munge()
+
+
+def _start_munge() -> None:
     user = pwd.getpwnam("munge")
     for path, mode in (
         ("/etc/munge", 0o700),

@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed import Client
 
-from hpcgpu.store import claims, credentials
+from hpcgpu.store import certificates_and_keys, create_directory
 from hpcgpu.store.directory import ClusterDirectory
 
 REFUSED = "all strangers were refused\n"
@@ -30,7 +30,9 @@ def other_clusters(home: Path) -> list[Path]:
     """Directories of two other clusters, with the credentials of a TLS and of an authenticated one."""
     kinds: list[bool | str] = [True, "authenticated"]
     return [
-        claims.claim(home / "others" / str(kind), lambda submits: [], security=kind, complete=credentials.create).path
+        create_directory.claim(
+            home / "others" / str(kind), lambda submits: [], security=kind, complete=certificates_and_keys.create
+        ).path
         for kind in kinds
     ]
 
@@ -45,7 +47,7 @@ def attempts(address: str, others: Sequence[Path | str]) -> str:
 
 def main(address: str, *others: str) -> None:
     has: dict[str, Any] = {"nothing": None}
-    has |= {other: credentials.security(ClusterDirectory(Path(other))) for other in others}
+    has |= {other: certificates_and_keys.security(ClusterDirectory(Path(other))) for other in others}
     let_in = False
     for name, security in has.items():
         own, place = address.split("://")

@@ -238,12 +238,11 @@ def test_a_worker_script_may_be_submitted_by_hand(bed: SlurmBed, until: Until) -
         script = cluster.directory.path / "worker.sbatch"
         assert script.read_text() == cluster.job_script()
         subprocess.run(["bash", "-n", str(script)], check=True)
-        job = subprocess.run(
-            ["sbatch", "--parsable", str(script)], check=True, capture_output=True, text=True
-        ).stdout.strip()
-        cluster.wait_for_workers(1)
-        [worker] = cluster.scheduler_info["workers"].values()
-        assert worker["name"] == f"{cluster.name}-by-hand-{job}"
+        argv = ["sbatch", "--parsable", "--array=1-2", str(script)]
+        job = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+        cluster.wait_for_workers(2)
+        names = {worker["name"] for worker in cluster.scheduler_info["workers"].values()}
+        assert len(names) == 2 and all(name.startswith(f"{cluster.name}-by-hand-") for name in names)
         subprocess.run(["scancel", job], check=True)
 
 

@@ -15,7 +15,7 @@ import pytest
 from bed import SlurmBed
 
 from hpcgpu import SlurmGPUCluster
-from hpcgpu.runtime.reach import FIRST_POLL
+from hpcgpu.runtime.scheduler_connection import FIRST_POLL
 from tests.slurm.helpers import CPU
 
 pytestmark = pytest.mark.shows("How many commands hpcgpu sends to the queue")

@@ -104,9 +104,10 @@ def test_a_walltime_over_the_limit_ends_the_start_at_once(bed: SlurmBed, home: P
     options = {"queue": "shared", "walltime": "2h", "gpus_per_node": 0, "cores": 1, "poll_interval": 3600}
     try:
         bed.set_partition("shared", "MaxTime=30")
-        for jobs in (0, 1):
+        # the last one as `hpcgpu start --no-wait` starts it, and leaves it
+        for more in ({"jobs": 0}, {"jobs": 1}, {"jobs": 1, "wait": False, "shutdown_on_close": False}):
             with pytest.raises(ClusterError, match=r"will never start: .*shorter `walltime` \[PartitionTimeLimit\]"):
-                SlurmGPUCluster(name=f"long{jobs}", jobs=jobs, quiet=True, **options)
+                SlurmGPUCluster(name="long", quiet=True, **options, **more)
     finally:
         bed.set_partition("shared", "MaxTime=INFINITE")
     bed.wait_empty()

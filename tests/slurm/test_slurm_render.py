@@ -40,7 +40,20 @@ def empty(bed: SlurmBed) -> bool:
     return [job for job in bed.squeue() if job.state != "COMPLETING"] == []
 
 
-def test_launch_three_jobs_connect_by_the_contact_file_and_stop(bed: SlurmBed, home: Path, until: Until) -> None:
+#: What a shell may have for other programs: with it, squeue shows none of our jobs, and scancel cancels few.
+OF_A_SHELL = {
+    "SBATCH_PARTITION": "urgent",
+    "SCANCEL_STATE": "SUSPENDED",
+    "SQUEUE_PARTITION": "urgent",
+    "SQUEUE_STATES": "COMPLETED",
+}
+
+
+def test_launch_three_jobs_connect_by_the_contact_file_and_stop(
+    bed: SlurmBed, home: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in OF_A_SHELL.items():
+        monkeypatch.setenv(name, value)
     directory = make("slurm", SMALL, home / "demo").path
     done = run(str(directory / "launch.sh"), "3")
     assert done.returncode == 0, done.stderr

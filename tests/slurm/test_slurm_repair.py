@@ -10,7 +10,7 @@ import pytest
 from bed import SlurmBed
 
 from hpcgpu import SlurmGPUCluster
-from hpcgpu.remote.lookup import locate
+from hpcgpu.existing_clusters.lookup import locate
 from tests.conftest import told
 from tests.helpers import asks_for, hpcgpu, messages, poll_and_decide, time_passes, two_of_four_are_missing
 from tests.slurm.helpers import A100, CPU, in_queue, submits

@@ -12,8 +12,8 @@ from bed import SlurmBed
 from distributed import Client
 
 from hpcgpu import SlurmGPUCluster
-from hpcgpu.remote import report as reports
-from hpcgpu.remote.report import Report, report
+from hpcgpu.report import cluster_report as reports
+from hpcgpu.report.cluster_report import Report, report
 from tests.slurm.helpers import A100
 
 pytestmark = pytest.mark.shows("The bill of a cluster")

@@ -56,7 +56,7 @@ def test_adaptive_brings_jobs_for_work_and_gives_them_back(bed: SlurmBed, until:
 def test_a_request_that_slurm_refuses_pauses_adaptive_scaling(
     bed: SlurmBed, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (0.0,) * 5)
+    monkeypatch.setattr("hpcgpu.scaling.replace_failed_jobs._BACKOFF", (0.0,) * 5)
     with SlurmGPUCluster(**CPU) as cluster:
         a_refused_request_pauses(cluster, until, "Invalid feature specification", constraint="nope")
 
@@ -169,7 +169,8 @@ def test_work_and_data_have_the_time_of_grace_when_their_job_is_preempted(
         blocker = bed_call("sbatch", "--parsable", *preempts).strip()
         try:
             until(lambda: cluster.workers and job.name not in cluster.workers, "another job takes its place")
-            assert nodes == 1 or "the batch system warns that this job will end" in job.log.read_text()
+            warned = "the batch system warns that this job will end"  # a moment after the manager may have seen it
+            until(lambda: nodes == 1 or warned in job.log.read_text(), "its log says so")
             until(lambda: not set(names.values()) & set(client.who_has(sent)[sent.key]), "data moves")
             assert client.submit(where, 1).result() not in names, "its workers take no new tasks"
             assert not call.done() and job.name in in_queue(bed)
@@ -225,7 +226,7 @@ def test_a_node_that_fails_is_avoided_and_its_task_run_elsewhere(bed: SlurmBed, 
 def test_a_controller_that_is_away_loses_no_job_and_doubles_none(
     bed: SlurmBed, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.scaling.replacement._BACKOFF", (0.0, 1.0, 1.0, 1.0, 1.0))
+    monkeypatch.setattr("hpcgpu.scaling.replace_failed_jobs._BACKOFF", (0.0, 1.0, 1.0, 1.0, 1.0))
     with SlurmGPUCluster(**CPU) as cluster, Client(cluster) as client:
         adaptive = cluster.adapt(maximum_jobs=2, **ADAPT | {"idle_timeout": "10m"})
         assert client.submit(slow, 1).result() == 1

@@ -11,22 +11,24 @@ from typing import Any
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.slurm.reasons import REASONS
-from hpcgpu.cluster.attaching import attach
-from hpcgpu.cluster.cluster_phases import Ownership
-from hpcgpu.cluster.dispatcher import Dispatcher
-from hpcgpu.cluster.jobs import Registry
-from hpcgpu.cluster.reconciler import Reconciler
-from hpcgpu.cluster.scheduler_job import SchedulerJob
-from hpcgpu.cluster.state import ClusterState
-from hpcgpu.cluster.worker_job import WorkerJob
+from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import BatchUnavailable
-from hpcgpu.options.common import DEFAULT
-from hpcgpu.scaling import units
-from hpcgpu.scaling.wanted import AddGroup, Command, Scale, Wanted, apply
-from hpcgpu.software.check import EnvironmentCheck
-from hpcgpu.store import claims
-from hpcgpu.store.directory import Contact
+from hpcgpu.jobs.job_registry import Registry
+from hpcgpu.jobs.scheduler_job import SchedulerJob
+from hpcgpu.jobs.submit_and_cancel import Dispatcher
+from hpcgpu.jobs.worker_group import WorkerJob
+from hpcgpu.manager.cluster_phases import Ownership
+from hpcgpu.manager.cluster_state import ClusterState
+from hpcgpu.manager.reconciler import Reconciler
+from hpcgpu.manager.take_over import attach
+from hpcgpu.options.options_and_defaults import DEFAULT
+from hpcgpu.scaling import worker_names
+from hpcgpu.scaling.policy_data import Limits
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Scale, Wanted, apply
+from hpcgpu.software.environment_check import EnvironmentCheck
+from hpcgpu.store import create_directory
+from hpcgpu.store.contact import Contact
 
 HOUR = 3600.0
 
@@ -156,6 +158,9 @@ class Client:
     async def refuse_tasks(self, names: Iterable[str]) -> None:
         self.refusing += names
 
+    async def end(self, manager: int) -> None:
+        """The scheduler is asked to end; here only the queue ends jobs."""
+
     async def runs(self, names: Iterable[str]) -> Mapping[str, Any]:
         return self.working
 
@@ -170,7 +175,7 @@ class Site:
         self.options = resolve(
             "slurm", {"name": "demo", "gpus_per_node": gpus, "walltime": "48h", "poll_interval": "10ms"}
         )
-        self.directory = claims.claim(path / "demo", lambda earlier: [], system="slurm")
+        self.directory = create_directory.claim(path / "demo", lambda earlier: [], system="slurm")
         dispatcher = Dispatcher(self.queue, self.directory, self.directory.take_over("test").number, lambda: self.now)
         self.registry = Registry("demo", dispatcher, self.directory.logs, self.options.cluster.worker_restarts)
         self.group = self.registry.add_group(DEFAULT, self.options.worker, path / "worker")
@@ -195,7 +200,7 @@ class Site:
         self.directory.publish(
             Contact(token=self.directory.token(), job_id=self.scheduler.job_id, workers="ucx://s", client="tls://s")
         )
-        await self.scheduler.reach()
+        await self.scheduler.wait_until_reachable()
         self.state.client = self.client
         await self.scale(jobs)
         for name in list(self.registry.active):
@@ -206,9 +211,11 @@ class Site:
         self.reconciler.order(Scale(DEFAULT, jobs))
         await self.settled()
 
-    def order(self, command: Command) -> None:
-        """What `GPUAdaptive` orders."""
-        self.reconciler.order(command)
+    def adapt(self, limits: Limits) -> GPUAdaptive:
+        """What `GPUCluster.adapt` does and returns."""
+        self.reconciler.order(Adapt(DEFAULT, limits, 5.0))
+        assert self.group.adaptive is not None
+        return GPUAdaptive(self.group, self.group.adaptive, self.reconciler.order)
 
     async def settled(self) -> None:
         """Let all that is under way come to its end."""
@@ -251,14 +258,14 @@ class Site:
     async def starts(self, name: str) -> None:
         """Let a job start, and all its workers connect."""
         self.says(name, JobState.RUNNING, start=self.now, end=self.now + 48 * HOUR, node=f"n-{name}")
-        for worker in units.workers_of(name, self.options.worker):
+        for worker in worker_names.workers_of(name, self.options.worker):
             self.client.there[f"tls://{worker}"] = {"name": worker}
             self.reconciler.worker_joined(f"tls://{worker}", worker)
         await self.polled()
 
     def loses(self, worker: str) -> None:
-        """Let a worker's connection end."""
-        del self.client.there[f"tls://{worker}"]
+        """Let a worker's connection end, of which the manager may not have heard yet if the worker has retired."""
+        self.client.there.pop(f"tls://{worker}", None)
         self.reconciler.worker_left(f"tls://{worker}")
 
     async def ends(self, name: str, state: JobState, **status: Any) -> None:
@@ -292,6 +299,6 @@ async def taken_over(site: Site, path: Path) -> Site:
     cluster = replace(site.options.cluster, security="")
     await attach(other.state, replace(site.options, cluster=cluster), other.scheduler)
     other.reconciler.restore(site.directory.wanted())
-    await other.scheduler.reach()
+    await other.scheduler.wait_until_reachable()
     other.state.client = other.client
     return other

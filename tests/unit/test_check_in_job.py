@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.checks.jobs import _meet
-from hpcgpu.checks.reports import Seen
-from hpcgpu.runtime import check
-from hpcgpu.store import claims, credentials
+from hpcgpu.checks.check_jobs import _meet
+from hpcgpu.checks.judge_job_reports import Seen
+from hpcgpu.runtime import job_check
+from hpcgpu.store import certificates_and_keys, create_directory
 from hpcgpu.store.directory import ClusterDirectory
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> ClusterDirectory:
-    made = claims.claim(tmp_path / "checked", lambda submits: [], system="local", security=True)
-    credentials.create(made)
+    made = create_directory.claim(tmp_path / "checked", lambda submits: [], system="local", security=True)
+    certificates_and_keys.create(made)
     return made
 
 
 @pytest.fixture
 def port(directory: ClusterDirectory) -> Iterator[int]:
-    listener, port = check.serve("127.0.0.1", directory)
+    listener, port = job_check.serve("127.0.0.1", directory)
     with listener:
         yield port
 
@@ -47,16 +47,16 @@ def test_strangers_that_stay_silent_do_not_delay_the_login_node(directory: Clust
 def test_when_too_many_strangers_are_silent_the_oldest_are_disconnected(
     directory: ClusterDirectory, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "_PEER_TIMEOUT", 600.0)
+    monkeypatch.setattr(job_check, "_PEER_TIMEOUT", 600.0)
     with contextlib.ExitStack() as stack:
         strangers = [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
-            for _ in range(4 * check._SILENT)
+            for _ in range(4 * job_check._SILENT)
         ]
         assert not meet(directory, port).unreachable
-        for stranger in strangers[: 3 * check._SILENT]:
+        for stranger in strangers[: 3 * job_check._SILENT]:
             assert stranger.recv(1) == b"", "disconnected"
-        for stranger in strangers[3 * check._SILENT + 1 :]:
+        for stranger in strangers[3 * job_check._SILENT + 1 :]:
             stranger.setblocking(False)
             with pytest.raises(BlockingIOError):
                 stranger.recv(1)
@@ -65,7 +65,7 @@ def test_when_too_many_strangers_are_silent_the_oldest_are_disconnected(
 def test_a_peer_that_is_slow_or_gone_ends_nothing(
     directory: ClusterDirectory, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "_PEER_TIMEOUT", 0.1)
+    monkeypatch.setattr(job_check, "_PEER_TIMEOUT", 0.1)
     for said in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01"):
         with socket.create_connection(("127.0.0.1", port)) as gone:
             gone.sendall(said)
@@ -73,5 +73,5 @@ def test_a_peer_that_is_slow_or_gone_ends_nothing(
         slow.sendall(b"\x16\x03\x01")
         with contextlib.suppress(ConnectionResetError):
             assert slow.recv(1) == b"", "disconnected by its time limit"
-    monkeypatch.setattr(check, "_PEER_TIMEOUT", 60.0)
+    monkeypatch.setattr(job_check, "_PEER_TIMEOUT", 60.0)
     assert not meet(directory, port).unreachable

@@ -14,15 +14,15 @@ from hpcgpu.batch.base import JobStatus
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.batch.pbs.queues import PBSQueue
 from hpcgpu.batch.queues import Queue
-from hpcgpu.checks import jobs
+from hpcgpu.checks import check_jobs
+from hpcgpu.checks.judge_job_reports import Seen, environment_lines, fabric_line, judge, untested_lines, visibility
 from hpcgpu.checks.lines import Line, text
-from hpcgpu.checks.login import directory_lines, judge_queues
-from hpcgpu.checks.reports import Seen, environment_lines, fabric_line, judge, untested_lines, visibility
+from hpcgpu.checks.login_node import directory_lines, judge_queues
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import BatchUnavailable
-from hpcgpu.fabric.choice import Node, decide
+from hpcgpu.fabric.choose_transport import Node, decide
 from hpcgpu.releases import TESTED, Release
-from hpcgpu.software import versions
+from hpcgpu.software import compare_environments
 from tests.helpers import Clock
 
 INFINIBAND = Node(
@@ -210,14 +210,16 @@ def test_a_worker_s_node_without_the_scheduler_s_fabric_is_a_failure() -> None:
 
 def test_differences_of_software_are_lines() -> None:
     here = {"python": "3.12.4", "dask": "1"}
-    [dask] = environment_lines(versions.compare(here, here | {"dask": "2"}, {"worker": here | {"dask": "2"}}))
+    [dask] = environment_lines(
+        compare_environments.compare(here, here | {"dask": "2"}, {"worker": here | {"dask": "2"}})
+    )
     assert (dask.grade, dask.found) == (
         "failure",
         "login 1, scheduler 2, worker 2",
     ) and "install one version" in dask.advice
-    [told] = environment_lines(versions.compare(here, None, {"worker": here | {"dask": "2"}}))
+    [told] = environment_lines(compare_environments.compare(here, None, {"worker": here | {"dask": "2"}}))
     assert told.found == "login 1, worker 2", "the scheduler job may have said nothing"
-    [same] = environment_lines(versions.compare(here, here, {"worker": here}))
+    [same] = environment_lines(compare_environments.compare(here, here, {"worker": here}))
     assert same.grade == "ok"
 
 
@@ -300,16 +302,9 @@ def test_a_filesystem_of_one_machine_is_a_warning_where_others_must_see_it() -> 
     assert line.grade == "warning" and "tmpfs" in line.found
 
 
-def test_lines_are_a_table_and_json() -> None:
+def test_the_lines_of_a_check_are_printed_as_a_table() -> None:
     line = Line("login", "queue", "failure", "no", "do this")
     assert text([line], 1000).splitlines()[1].split() == ["login", "queue", "failure", "no", "->", "do", "this"]
-    assert line.as_json() == {
-        "where": "login",
-        "what": "queue",
-        "grade": "failure",
-        "found": "no",
-        "advice": "do this",
-    }
 
 
 class Forgetful(LocalQueue):
@@ -330,9 +325,9 @@ class Forgetful(LocalQueue):
 
 
 def test_jobs_that_the_queue_forgets_end_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "time", Clock())
+    monkeypatch.setattr(check_jobs, "time", Clock())
     options = resolve("local", {"gpus_per_node": 0, "cluster_directory": str(tmp_path / "clusters")})
-    result = jobs.check_jobs(options, Forgetful(tmp_path / "queue", answers=100), quiet=True)
+    result = check_jobs.check_jobs(options, Forgetful(tmp_path / "queue", answers=100), quiet=True)
     assert [line.grade for line in result.lines] == ["failure", "failure"] and result.kept is not None
     assert all("the queue no longer knows job" in line.found and "No log at" in line.found for line in result.lines)
 
@@ -340,9 +335,9 @@ def test_jobs_that_the_queue_forgets_end_the_check(tmp_path: Path, monkeypatch: 
 def test_a_queue_that_is_away_at_the_end_is_said_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "time", Clock())
+    monkeypatch.setattr(check_jobs, "time", Clock())
     options = resolve("local", {"gpus_per_node": 0, "cluster_directory": str(tmp_path / "clusters")})
-    result = jobs.check_jobs(options, Forgetful(tmp_path / "queue", answers=3), quiet=True, timeout=25.0)
+    result = check_jobs.check_jobs(options, Forgetful(tmp_path / "queue", answers=3), quiet=True, timeout=25.0)
     [line] = [line for line in result.lines if line.what == "jobs"]
     assert line.found == "the jobs of the check may still be in the queue: squeue: timed out"
     assert line.advice == f"cancel them: hpcgpu stop {result.kept}"

@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.cli import main
 from hpcgpu.errors import BatchUnavailable
-from hpcgpu.remote import clean, lookup
+from hpcgpu.existing_clusters import clean, lookup
+from hpcgpu.store.cluster_json import FORMAT
 from hpcgpu.store.directory import ClusterDirectory
-from hpcgpu.store.identity import FORMAT
 
 DAY = 86400.0
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcgpu.cli import main
-from hpcgpu.cli.output import OUTPUTS
+from hpcgpu.cli.json_types import OUTPUTS
 
 
 def hpcgpu(*arguments: str) -> tuple[int, str]:

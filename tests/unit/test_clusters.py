@@ -19,20 +19,25 @@ from click.testing import CliRunner
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cli import main
-from hpcgpu.cluster import starting
-from hpcgpu.cluster.dispatcher import Dispatcher
-from hpcgpu.cluster.draining import close_finished, move_data
-from hpcgpu.cluster.jobs import Registry
-from hpcgpu.cluster.worker_job import WorkerJob
+from hpcgpu.client import connect
+from hpcgpu.client.dashboard_route import endpoint
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import BatchUnavailable, ClusterError, ClusterExists, NoCluster, Superseded
-from hpcgpu.remote import connection, lookup
-from hpcgpu.remote.dashboard import place
-from hpcgpu.remote.lookup import live_jobs, locate, stop
-from hpcgpu.scaling.deciding import Drain
+from hpcgpu.existing_clusters import close_ended, jobs_without_directory, lookup
+from hpcgpu.existing_clusters import stop as stop_module
+from hpcgpu.existing_clusters.lookup import Found, locate
+from hpcgpu.existing_clusters.query_jobs import live_jobs
+from hpcgpu.existing_clusters.stop import stop
+from hpcgpu.jobs.job_registry import Registry
+from hpcgpu.jobs.submit_and_cancel import Dispatcher
+from hpcgpu.jobs.worker_group import WorkerJob
+from hpcgpu.manager import start_cluster
+from hpcgpu.manager.draining import close_finished, move_data
+from hpcgpu.scaling.decide_actions import Drain
 from hpcgpu.scripts.bundle import make
-from hpcgpu.store import claims, credentials
-from hpcgpu.store.directory import ClusterDirectory, Contact
+from hpcgpu.store import certificates_and_keys, create_directory
+from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
 from tests.helpers import Clock
 
 
@@ -65,7 +70,7 @@ class Queue:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> ClusterDirectory:
-    directory = claims.claim(tmp_path / "demo", lambda earlier: [], system="slurm")
+    directory = create_directory.claim(tmp_path / "demo", lambda earlier: [], system="slurm")
     directory.intend("demo-0", "worker")
     directory.submitted("demo-0", "7")
     return directory
@@ -78,7 +83,7 @@ def test_one_answer_that_leaves_a_job_out_is_not_believed(directory: ClusterDire
 
 
 def test_a_stop_removes_the_secrets_before_it_cancels_anything(directory: ClusterDirectory) -> None:
-    credentials.create(directory)
+    certificates_and_keys.create(directory)
     assert directory.tls.is_dir() and directory.dashboard_token()
     queue: Any = Queue(forgets=set())
 
@@ -97,7 +102,7 @@ def test_a_stop_cancels_a_job_once_while_it_ends_and_again_if_it_stays(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, cancels = Clock(), list[float]()
-    monkeypatch.setattr(lookup, "time", clock)
+    monkeypatch.setattr(stop_module, "time", clock)
     queue: Any = Queue(forgets=set())
     queue.poll = lambda job_ids: {"7": JobStatus(job_id="7", name="demo-0", state=JobState.RUNNING)}
     queue.cancel = lambda job_ids: cancels.append(clock.now)
@@ -136,21 +141,70 @@ def test_a_job_that_only_has_its_epilog_left_does_not_keep_a_cluster(directory: 
     assert directory.closed
 
 
-def test_a_submit_that_a_killed_client_began_is_waited_for(
+def test_stop_waits_for_a_submit_that_a_killed_client_began_and_cancels_its_job(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory.intend("demo-1", "worker")
-    queue: Any = Queue(forgets=set())
-    queue.find = lambda name: ["8"] if name == "demo-1" and queue.asked >= 5 else []
+    left = {"7": "demo-0", "8": "demo-1"}
+
+    class Slow(Queue):
+        """Has the job of the second submit only after a while; that job's id is not in the journal."""
+
+        def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+            self.asked += 1
+            return {i: JobStatus(job_id=i, name=left[i], state=JobState.RUNNING) for i in job_ids if i in left}
+
+        def find(self, job_name: str) -> list[str]:
+            return [i for i, name in left.items() if name == job_name] if self.asked >= 5 else []
+
+        def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+            for job_id in job_ids:
+                del left[job_id]
+
+    queue: Any = Slow(forgets=set())
     clock = SimpleNamespace(now=0.0)
     began = directory.submits()[-1].time
-    monkeypatch.setattr(lookup.time, "time", lambda: began + clock.now)
+    monkeypatch.setattr(time, "time", lambda: began + clock.now)
 
     def sleep(seconds: float) -> None:
         clock.now += seconds
 
-    stop(directory, queue, sleep=sleep)
+    assert stop(directory, queue, sleep=sleep) == [] and not left
     assert clock.now >= 10, "its command lives on without the client, and may yet succeed"
+
+
+def without_directory(path: Path, *jobs: JobStatus) -> Found:
+    """A cluster whose directory was removed."""
+    gone = ClusterDirectory(path / "gone")
+    return Found(directory=gone, system="slurm", created=0.0, jobs=list(jobs), problem="", known=True)
+
+
+def test_a_job_that_got_an_old_id_is_not_cancelled_with_a_cluster_without_a_directory(tmp_path: Path) -> None:
+    there = {
+        "7": JobStatus(job_id="7", name="train", state=JobState.RUNNING),
+        "8": JobStatus(job_id="8", name="gone-1", state=JobState.RUNNING),
+    }
+    queue: Any = SimpleNamespace(
+        poll=lambda ids: {i: there[i] for i in ids if i in there}, cancel=lambda ids: [there.pop(i) for i in ids]
+    )
+    cluster = without_directory(tmp_path, replace(there["7"], name="gone-0"), there["8"])
+    assert jobs_without_directory.end(cluster, queue, sleep=lambda seconds: None) == []
+    assert set(there) == {"7"}
+
+
+def test_a_cluster_whose_directory_was_renamed_is_not_listed_as_one_without_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = {i: JobStatus(job_id=i, name=f"demo-{i}", state=JobState.RUNNING) for i in ("7", "8")}
+    queue: Any = SimpleNamespace(
+        marked=lambda wanted: {i: path for i in jobs if wanted(path := tmp_path / f"demo-{i}" / "worker.sbatch")},
+        poll=lambda ids: {i: jobs[i] for i in ids},
+    )
+    system = SimpleNamespace(name="slurm", command="", fallback=True)
+    monkeypatch.setattr(jobs_without_directory.system_registry, "systems", lambda: [system])
+    monkeypatch.setattr(jobs_without_directory, "batch_system", lambda name: queue)
+    [found] = jobs_without_directory.strays([without_directory(tmp_path, jobs["7"])])
+    assert found.jobs == [jobs["8"]] and found.directory.path == tmp_path / "demo-8"
 
 
 def test_a_name_that_two_managers_used_hides_no_job(directory: ClusterDirectory) -> None:
@@ -177,7 +231,7 @@ def worker_job(directory: ClusterDirectory, gpus: int = 1) -> WorkerJob:
         "default", resolve("slurm", {"gpus_per_node": gpus}).worker, directory.path / "worker.sbatch"
     )
     job = registry.plan(group)
-    job.has_id("7")
+    job.record_id("7")
     return job
 
 
@@ -244,19 +298,19 @@ def test_a_scheduler_job_that_the_queue_forgot_is_gone(
 ) -> None:
     directory.intend("demo-scheduler", "scheduler")
     directory.submitted("demo-scheduler", "9")
-    monkeypatch.setattr(connection, "time", Clock())
+    monkeypatch.setattr(connect, "time", Clock())
     queue: Any = Queue(forgets=set())
     queue.ended = lambda job_ids: {}
-    monkeypatch.setattr(connection, "batch_of", lambda directory: queue)
+    monkeypatch.setattr(connect, "batch_of", lambda directory: queue)
     with pytest.raises(
         ClusterError,
         match=r"the scheduler of cluster demo is gone: scheduler job 9 .*the queue has not known it for \d\d s.*Log: ",
     ):
-        connection.wait_for_contact(directory, quiet=True)
+        connect.wait_for_contact(directory, quiet=True)
 
 
 def test_the_journal_knows_which_jobs_are_not_wanted_any_more(tmp_path: Path) -> None:
-    directory = claims.claim(tmp_path / "demo", lambda submits: [], system="slurm")
+    directory = create_directory.claim(tmp_path / "demo", lambda submits: [], system="slurm")
     for number in range(3):
         directory.intend(f"demo-{number}", "worker")
         directory.submitted(f"demo-{number}", str(number))
@@ -272,7 +326,7 @@ def test_the_journal_knows_which_jobs_are_not_wanted_any_more(tmp_path: Path) ->
 
 
 def test_what_is_given_up_is_written_by_the_manager_alone_and_a_full_disk_does_not_keep_a_job(tmp_path: Path) -> None:
-    directory = claims.claim(tmp_path / "demo", lambda submits: [], system="local")
+    directory = create_directory.claim(tmp_path / "demo", lambda submits: [], system="local")
     directory.intend("demo-0", "worker")
     first = Dispatcher(LocalQueue(tmp_path / "queue", gpus=1), directory, directory.take_over("first").number)
     first.will_cancel(["demo-0"])
@@ -311,7 +365,7 @@ class Tells:
 @pytest.fixture
 def lone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterDirectory:
     """A cluster of a program that has ended, and of a job that has ended by the accounting."""
-    directory = claims.claim(
+    directory = create_directory.claim(
         tmp_path / "lone", lambda earlier: [], system="slurm", complete=lambda draft: draft.tls.mkdir()
     )
     directory.intend("lone", "scheduler")
@@ -324,7 +378,8 @@ def lone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterDirectory:
 
 
 def tells(monkeypatch: pytest.MonkeyPatch, queue: Any) -> None:
-    monkeypatch.setattr(lookup, "batch_system", lambda name: queue)
+    for module in (lookup, close_ended):
+        monkeypatch.setattr(module, "batch_system", lambda name: queue)
 
 
 def elsewhere(directory: ClusterDirectory) -> None:
@@ -335,7 +390,7 @@ def elsewhere(directory: ClusterDirectory) -> None:
 
 
 def listed(directory: ClusterDirectory, now: float = 0.0) -> list[lookup.Found]:
-    return lookup.close_ended(lookup.find([directory.path.parent]), now=lambda: time.time() + now)
+    return close_ended.close_ended(lookup.find([directory.path.parent]), now=lambda: time.time() + now)
 
 
 def test_what_has_ended_is_closed_when_it_is_listed(lone: ClusterDirectory) -> None:
@@ -379,7 +434,7 @@ def test_one_answer_without_the_job_closes_nothing(lone: ClusterDirectory, monke
     queue: Any = Queue(forgets=set())
     queue.poll = lambda job_ids: {"5": JobStatus(job_id="5", name="lone", state=JobState.RUNNING)}
     tells(monkeypatch, queue)
-    assert lookup.close_ended(found) == found and not lone.closed
+    assert close_ended.close_ended(found) == found and not lone.closed
 
 
 def test_a_scheduler_that_answers_proves_that_its_cluster_lives(lone: ClusterDirectory) -> None:
@@ -406,11 +461,11 @@ def test_a_job_that_nobody_knows_keeps_its_cluster_and_its_name(
     with pytest.raises(
         ClusterExists, match=r"a cluster named 'lone' .*( run: hpcgpu stop [^ ]*lone|its jobs 5 are in the queue)"
     ):
-        claims.claim(lone.path, starting.alive)
+        create_directory.claim(lone.path, start_cluster.alive)
     assert lone.token() and lone.tls.is_dir()
     queue: Any = Tells()
     assert stop(lone, queue, sleep=lambda seconds: None) == [] and lone.closed, "the user may say so"
-    claims.claim(lone.path, starting.alive)
+    create_directory.claim(lone.path, start_cluster.alive)
 
 
 @pytest.mark.parametrize("name", ["lone-0", "lone"], ids=["of its own name", "of the name of an earlier job"])
@@ -430,7 +485,7 @@ def test_the_name_of_what_has_ended_is_free(lone: ClusterDirectory, monkeypatch:
         lone.ended({"lone": None})
     if by == "its scheduler":  # the last that it does is to remove the keys
         lone.remove_secrets()
-    assert claims.claim(lone.path, starting.alive).submits() == []
+    assert create_directory.claim(lone.path, start_cluster.alive).submits() == []
 
 
 def test_a_cluster_that_was_stopped_half_way_is_kept_while_nobody_knows_its_jobs(
@@ -461,9 +516,10 @@ def test_a_cluster_that_was_renamed_is_listed_while_it_has_jobs(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue: Any = Queue(forgets=set())
-    monkeypatch.setattr(lookup, "batch_system", lambda name: queue)
+    for module in (lookup, close_ended):
+        monkeypatch.setattr(module, "batch_system", lambda name: queue)
     (directory.path / "worker.sbatch").touch()
-    later = claims.claim(directory.path, None, system="slurm")
+    later = create_directory.claim(directory.path, None, system="slurm")
     (aside,) = (found for found in lookup.find([later.path.parent]) if found.jobs)
     assert re.fullmatch(r"demo~[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", aside.directory.path.name)
     assert stop(aside.directory, queue, sleep=lambda seconds: None) == [] and queue.cancelled
@@ -471,7 +527,7 @@ def test_a_cluster_that_was_renamed_is_listed_while_it_has_jobs(
 
 
 def test_scripts_that_were_not_launched_are_no_cluster_and_say_how_they_become_one(tmp_path: Path) -> None:
-    claims.claim(tmp_path / "open", lambda submits: [])
+    create_directory.claim(tmp_path / "open", lambda submits: [])
     path = make("slurm", {"walltime": "1h"}, tmp_path / "written").path
     with dask.config.set({"hpcgpu": {"cluster-directory": str(tmp_path)}}):
         with pytest.raises(NoCluster, match=r"(?m)Existing clusters: open. Scripts that were not launched: written$"):
@@ -485,7 +541,7 @@ def test_scripts_that_were_not_launched_are_no_cluster_and_say_how_they_become_o
 
 def test_a_closed_cluster_is_not_among_those_that_there_are(tmp_path: Path) -> None:
     for name in ("open", "shut"):
-        claims.claim(tmp_path / name, lambda submits: [])
+        create_directory.claim(tmp_path / name, lambda submits: [])
     ClusterDirectory(tmp_path / "shut").close()
     with (
         dask.config.set({"hpcgpu": {"cluster-directory": str(tmp_path)}}),
@@ -506,5 +562,5 @@ def test_commands_in_messages_name_a_cluster_as_they_find_it(tmp_path: Path) -> 
         with dask.config.set({"hpcgpu.cluster-directory": 7}):
             assert here.found_as == str(here.path), "the configuration is wrong"
     with dask.config.set({"hpcgpu.cluster-directory": str(here.path.parent)}), pytest.raises(ClusterError) as raised:
-        place(there)
+        endpoint(there)
     assert str(raised.value).endswith(f"run: hpcgpu status '{there.path}'")

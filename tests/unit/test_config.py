@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcgpu.configuration.effective import template
+from hpcgpu.configuration.effective_options import template
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.options.common import ClusterOptions, SchedulerOptions, WorkerOptions
-from hpcgpu.options.schema import names
+from hpcgpu.options.declare import names
+from hpcgpu.options.options_and_defaults import ClusterOptions, SchedulerOptions, WorkerOptions
 
 SHOW = """
 from hpcgpu.configuration.resolve import resolve

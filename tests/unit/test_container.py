@@ -148,7 +148,7 @@ def test_paths_with_spaces_and_values_with_quotes_reach_the_runtime_as_they_are(
     expected = ["exec", "--nv", *(f"--bind={place}:{place}" for place in places)]
     expected += [f"--bind={node.environment['SCRATCH']}:/scratch:ro", '--bind=/a "b" `c`:/a "b" `c`']
     expected += ["--pwd", str(node.work), "--env", "A=$HOME 'x'", str(image), "python3"]
-    inside = f"{node.directory}/{HOST_COPY}/hpcgpu/runtime/inside.py"
+    inside = f"{node.directory}/{HOST_COPY}/hpcgpu/runtime/container_entry.py"
     expected += [inside, "hpcgpu.runtime.launch", "worker", "slurm", str(node.directory)]
     assert words[: len(expected)] == expected
     assert Path(tmp, "spill here").is_dir()
@@ -305,7 +305,7 @@ def copy(tmp_path: Path) -> Path:
 def inside(copy: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a module of hpcgpu as in a container whose Python has nothing installed but what PYTHONPATH names."""
     return subprocess.run(
-        [sys.executable, "-S", str(copy / "hpcgpu" / "runtime" / "inside.py"), *words],
+        [sys.executable, "-S", str(copy / "hpcgpu" / "runtime" / "container_entry.py"), *words],
         env={"PATH": os.environ["PATH"], **environment},
         capture_output=True,
         text=True,
@@ -328,7 +328,7 @@ def test_the_copy_is_trusted_whatever_the_umask_of_the_user(tmp_path: Path) -> N
     finally:
         os.umask(before)
     assert (made.path / HOST_COPY).stat().st_mode & 0o777 == 0o700
-    ClusterDirectory.there(made.path)
+    ClusterDirectory.existing(made.path)
 
 
 def test_an_image_without_hpcgpu_and_what_it_needs_says_what_is_missing(copy: Path) -> None:
@@ -370,7 +370,7 @@ def test_hpcgpu_comes_from_the_host_if_the_image_lacks_it(copy: Path, tmp_path: 
     for name in ("dask", "distributed", "click", "cryptography", "jinja2", "psutil", "rich", "yaml"):
         (tmp_path / "image" / f"{name}.py").touch()
     (copy / "hpcgpu" / "where.py").write_text(
-        "import os, hpcgpu.batch.registry as r\n"
+        "import os, hpcgpu.batch.system_registry as r\n"
         "print(__file__, os.environ['HPCGPU_INSIDE'], r.names(), r.common_templates())"
     )
     done = inside(copy, "hpcgpu.where", PYTHONPATH=str(tmp_path / "image"))

@@ -20,18 +20,20 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cli import main
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterExists, Damaged, OptionError
-from hpcgpu.posix.records import parse
-from hpcgpu.remote import lookup, snapshot
-from hpcgpu.remote.logs import Reader
-from hpcgpu.remote.lookup import find, locate, stop
-from hpcgpu.scaling.model import Limits
-from hpcgpu.scaling.wanted import Adapt, AddGroup, Wanted, apply
-from hpcgpu.store import claims, credentials, saved
-from hpcgpu.store.directory import ClusterDirectory, Contact
+from hpcgpu.existing_clusters import close_ended, lookup, query_jobs, snapshot
+from hpcgpu.existing_clusters.logs import Reader
+from hpcgpu.existing_clusters.lookup import find, locate
+from hpcgpu.existing_clusters.stop import stop
+from hpcgpu.posix.json_records import parse
+from hpcgpu.scaling.policy_data import Limits
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Detach, Wanted, apply
+from hpcgpu.store import certificates_and_keys, create_directory, saved_options
+from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
 
 #: Every how many bytes a file is cut, or one is changed; 1 for all.
 STRIDE = int(os.environ.get("HPCGPU_FUZZ_STRIDE", "97"))
-WANTED = apply(apply(Wanted(), AddGroup("default", 1)), Adapt("default", Limits(maximum=2), 5.0))
+WANTED = apply(apply(apply(Wanted(), AddGroup("default", 1)), Adapt("default", Limits(maximum=2), 5.0)), Detach())
 JOBS = {"7": "bad-scheduler", "8": "bad-0", "9": "good-scheduler"}
 
 
@@ -62,14 +64,13 @@ class Queue:
 
 def complete(directory: ClusterDirectory) -> None:
     name = directory.path.name.strip(".").partition("~")[0]
-    credentials.create(directory, 3600)
-    saved.write(
+    certificates_and_keys.create(directory, 3600)
+    saved_options.write(
         directory,
         resolve("slurm", {"name": name, "gpus_per_node": 2, "env": {"A": "b"}, "cluster_directory": "/tmp/nowhere"}),
     )
     directory.write("worker.sbatch", "")
     directory.take_over("python (process 1 on login1)")
-    directory.detach()
     for job_id, job in JOBS.items():
         if job.startswith(name):
             directory.intend(job, "scheduler" if "scheduler" in job else "worker")
@@ -89,7 +90,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     monkeypatch.setattr(snapshot, "_query", nobody)
     for name in ("bad", "good"):
-        claims.claim(tmp_path / name, lambda earlier: [], system="slurm", complete=complete)
+        create_directory.claim(tmp_path / name, lambda earlier: [], system="slurm", complete=complete)
     with dask.config.set({"hpcgpu.cluster-directory": str(tmp_path)}):
         yield tmp_path
 
@@ -97,8 +98,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     queue = Queue()
-    monkeypatch.setattr(lookup, "batch_system", lambda name: queue)
-    monkeypatch.setattr(lookup, "_SUBMIT", 0.0)
+    for module in (lookup, close_ended):
+        monkeypatch.setattr(module, "batch_system", lambda name: queue)
+    monkeypatch.setattr(query_jobs, "_SUBMIT", 0.0)
     return queue
 
 
@@ -144,12 +146,14 @@ def test_a_damaged_file_costs_its_own_cluster_only(
         snapshot.snapshot(bad_one.path)
         list(Reader(bad_one).new_output())
         try:
-            saved.read(bad_one)
+            saved_options.read(bad_one)
         except OptionError:
             assert file == "options.json"
         if found["bad"].jobs:
             with pytest.raises(ClusterExists, match=r"a cluster named 'bad' |made cluster 'bad'"):
-                claims.claim(bad, lambda earlier: [job.job_id for job in lookup.live_jobs(earlier, batch)])
+                create_directory.claim(
+                    bad, lambda earlier: [job.job_id for job in query_jobs.live_jobs(earlier, batch)]
+                )
         assert stop(bad_one, batch, sleep=lambda seconds: None) == []
         assert queue.cancelled == {job.job_id for job in found["bad"].jobs}
         shutil.rmtree(bad)
@@ -171,7 +175,7 @@ def readable(content: bytes) -> bool:
         (
             "journal.jsonl",
             b'7\n{"event": "intent"}\n\xff\n',
-            r"journal.jsonl: line 6 is damaged: .*line 7 is damaged: .*line 8 is damaged: it is not UTF-8",
+            r"journal.jsonl: line 5 is damaged: .*line 6 is damaged: .*line 7 is damaged: it is not UTF-8",
         ),
         ("manager-abc.json", b"{}", ""),
         ("manager-000007.json", b"{", "manager-000007.json is damaged"),
@@ -285,5 +289,5 @@ def test_a_wanted_state_of_another_shape_is_damage_and_is_not_followed(root: Pat
     (root / "good" / "wanted.json").write_text(json.dumps(later))
     assert directory.wanted() == WANTED and not directory.damage()
     (root / "good" / "wanted.json").write_text(content)
-    assert directory.wanted() == Wanted()
+    assert directory.wanted() == Wanted(detached=True), "no job ends by mistake"
     assert any("wanted.json is damaged" in sentence for sentence in directory.damage())

@@ -17,19 +17,20 @@ from urllib.parse import urlsplit
 import dask
 import pytest
 from click.testing import CliRunner
+from distributed.comm.utils import get_tcp_server_address
 from distributed.http.routing import RoutingApplication
-from tornado.httpserver import HTTPServer
 from tornado.web import RequestHandler
 from tornado.websocket import WebSocketHandler
 
 from hpcgpu.cli import main
+from hpcgpu.client import dashboard_route
+from hpcgpu.client.dashboard_route import listening, proven_link
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import strangers
-from hpcgpu.remote import dashboard
-from hpcgpu.remote.dashboard import listening, proven_link
-from hpcgpu.runtime.dashboard import PROOF, Guard, guard, link, link_with_token, proof
-from hpcgpu.store import claims
-from hpcgpu.store.directory import ClusterDirectory, Contact
+from hpcgpu.runtime.dashboard_access import PROOF, GuardedServer, link, link_with_token, proof
+from hpcgpu.store import create_directory
+from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
 
 
 class _Page(RequestHandler):
@@ -50,7 +51,7 @@ class _Socket(WebSocketHandler):
 
 @pytest.fixture
 def directory(tmp_path: Path) -> ClusterDirectory:
-    return claims.claim(tmp_path / "demo", lambda submits: [], system="local")
+    return create_directory.claim(tmp_path / "demo", lambda submits: [], system="local")
 
 
 @pytest.fixture
@@ -64,10 +65,9 @@ def port(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> Iterat
         application = RoutingApplication(
             [(r"/health", _Page), (r"/status", _Page), (r"/ws", _Socket), (r"/proxy/.*", _Page)]
         )
-        server = HTTPServer(application)
-        guard(server, directory)
+        server = GuardedServer(application, directory)
         server.listen(0, "127.0.0.1")
-        ports.append(next(iter(server._sockets.values())).getsockname()[1])
+        ports.append(get_tcp_server_address(server)[1])
         ended = asyncio.Event()
         ends.extend([asyncio.get_running_loop(), ended])
         ready.set()
@@ -126,7 +126,8 @@ def test_what_looks_like_health_is_no_way_around(port: int, path: str) -> None:
 
 
 def test_health_is_open(port: int) -> None:
-    assert ask(port, "/health").status == 200
+    answer = ask(port, "/health")
+    assert (answer.status, answer.body) == (200, b"ok")
 
 
 def test_the_cluster_proves_that_it_listens_to_who_has_the_token(port: int, directory: ClusterDirectory) -> None:
@@ -221,7 +222,8 @@ async def test_a_dashboard_that_proves_itself_is_reached(port: int, directory: C
 async def test_an_impostor_who_sends_a_byte_now_and_then_holds_nobody(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dashboard, "_TIMEOUT", 1.0)
+    assert dashboard_route._TIMEOUT <= 10, "a person waits for the answer"
+    monkeypatch.setattr(dashboard_route, "_TIMEOUT", 1.0)
     with serving(Slow) as rogue:
         publish(directory, rogue)
         with pytest.raises(ClusterError, match=r"does not answer: no proof came within 1 s. To see whether"):
@@ -268,13 +270,16 @@ def test_who_connects_without_end_pushes_out_himself_and_nobody_who_has_the_toke
         assert reader.getresponse().read() == b"the page" and reader.sock is same, "who was there stays"
 
 
-def test_a_refused_body_is_not_read(port: int) -> None:
+@pytest.mark.parametrize(("path", "status"), [("/status", 403), ("/health", 200), (f"{PROOF}?nonce={'0' * 64}", 200)])
+@pytest.mark.parametrize("size", [("Content-Length", str(10**7)), ("Transfer-Encoding", "chunked")], ids=lambda s: s[0])
+def test_a_body_of_a_stranger_is_not_read(port: int, path: str, status: int, size: tuple[str, str]) -> None:
     with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
-        connection.putrequest("POST", "/status")
-        connection.putheader("Content-Length", str(10**9))
+        connection.putrequest("POST", path)
+        connection.putheader(*size)
         connection.endheaders()
         with connection.getresponse() as answer:
-            assert answer.status == 403, "the answer comes before the body"
+            assert answer.status == status, "the answer comes before the body"
+            assert answer.headers["Connection"] == "close" and not _Page.asked
 
 
 def test_programs_send_a_header(port: int, directory: ClusterDirectory) -> None:
@@ -348,13 +353,34 @@ def test_the_redirect_leads_to_this_server_whatever_the_path(port: int, director
         assert location.startswith("./") and "/" not in location[2:]
 
 
+async def test_few_connections_are_accepted_in_one_turn(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "_LET_IN", 2)
+    server, turns, accepted = GuardedServer(RoutingApplication([]), directory), list[int](), list[Any]()
+
+    def handle(stream: Any, address: Any) -> None:
+        if not accepted:
+            asyncio.get_running_loop().call_soon(lambda: turns.append(len(accepted)))
+        accepted.append(stream)
+
+    monkeypatch.setattr(server, "handle_stream", handle)
+    server.listen(0, "127.0.0.1")
+    peers = [create_connection(get_tcp_server_address(server)) for _ in range(5)]  # they wait in the kernel
+    async with asyncio.timeout(60):
+        while len(accepted) < len(peers):
+            await asyncio.sleep(0.01)
+    assert turns == [2]
+    for connection in (*peers, *accepted):
+        connection.close()
+    server.stop()
+
+
 def test_a_cluster_without_a_token_shows_nothing_at_all(
     port: int, directory: ClusterDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory.remove_secrets()
-    server = HTTPServer(RoutingApplication([]))
-    guard(server, directory)
-    assert isinstance(server.request_callback, Guard) and len(server.request_callback.token) >= 32
+    assert len(GuardedServer(RoutingApplication([]), directory).guard.token) >= 32
     assert "has no dashboard token" in caplog.text
 
 

@@ -8,16 +8,17 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.cluster.groups import WorkerGroup, demands
-from hpcgpu.options.common import WorkerOptions
-from hpcgpu.runtime.wire import Load, WaitingWork, WorkerLoad
-from hpcgpu.scaling.model import Demand
+from hpcgpu.dask_scheduler.rpc_types import Load, WaitingWork, WorkerLoad
+from hpcgpu.jobs.demand import demands
+from hpcgpu.jobs.worker_group import WorkerGroup
+from hpcgpu.options.options_and_defaults import WorkerOptions
+from hpcgpu.scaling.policy_data import Demand
 
 
 def group_of(*jobs: Any, **options: Any) -> WorkerGroup:
     """Return a group with these jobs, of two GPUs each."""
-    registry: Any = SimpleNamespace(worker_jobs=list(jobs))
-    group = WorkerGroup("default", WorkerOptions(**{"gpus_per_node": 2} | options), Path("worker.sbatch"), 2, registry)
+    requested = WorkerOptions(**{"gpus_per_node": 2} | options)
+    group = WorkerGroup("default", requested, Path("worker.sbatch"), 2, cluster="demo", worker_jobs=lambda: list(jobs))
     for job in jobs:
         job.group = group
     return group

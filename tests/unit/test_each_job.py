@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.batch.monitor import View, observe
-from hpcgpu.cluster import draining
-from hpcgpu.cluster.cluster_phases import Kind, Ownership, Phase
-from hpcgpu.errors import BatchUnavailable, ClusterError
-from hpcgpu.options.common import DEFAULT
-from hpcgpu.scaling.model import Limits
-from hpcgpu.scaling.walltime import margin
-from hpcgpu.scaling.wanted import Adapt, AddGroup, DeleteGroup
-from hpcgpu.store.directory import Contact
+from hpcgpu.batch.queue_monitor import View, observe
+from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, Superseded
+from hpcgpu.manager import draining
+from hpcgpu.manager.cluster_phases import Kind, Ownership, Phase
+from hpcgpu.options.options_and_defaults import DEFAULT
+from hpcgpu.scaling.policy_data import Limits
+from hpcgpu.scaling.walltime_margin import margin
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, DeleteGroup
+from hpcgpu.store.contact import Contact
 from tests.unit.simulated import HOUR, Site
 from tests.unit.test_reconciler import refuses
 
@@ -90,7 +90,7 @@ async def test_worker_jobs_wait_in_the_queue_for_the_scheduler_job_until_it_runs
     await site.scale(1)
     assert site.scheduler.job_id is not None and after == [site.scheduler.job_id]
     site.directory.publish(contact(site, site.scheduler.job_id))
-    await site.scheduler.reach()
+    await site.scheduler.wait_until_reachable()
     await site.scale(2)
     assert after == [site.scheduler.job_id, None]
 
@@ -101,8 +101,45 @@ async def test_the_contact_of_an_earlier_scheduler_job_is_not_taken_for_that_of_
     site.says("demo-scheduler", JobState.FAILED)
     await site.state.dispatcher.poll()
     with pytest.raises(ClusterError):  # it looks for a contact first
-        await site.scheduler.reach()
+        await site.scheduler.wait_until_reachable()
     assert site.scheduler.contact is None
+
+
+@pytest.mark.parametrize("moment", ["before the queue has the job", "while the queue takes the job"])
+async def test_no_job_is_left_in_the_queue_when_another_program_takes_over_during_a_submit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    site = Site(tmp_path)
+    owner, name = (site.directory, "intend") if moment.startswith("before") else (site.queue, "submit")
+    step = getattr(owner, name)
+
+    def overtaken(*arguments: Any, **named: Any) -> Any:
+        done = step(*arguments, **named)
+        site.directory.take_over("another program")
+        return done
+
+    monkeypatch.setattr(owner, name, overtaken)
+    with pytest.raises(Superseded, match="was taken over by another program"):
+        await site.state.dispatcher.submit(tmp_path / "worker", name="demo-0", kind="worker")
+    [submit] = site.directory.submits()
+    if moment.startswith("before"):
+        assert states(site) == [] and submit.refused
+    else:
+        assert states(site) == [JobState.CANCELLED]
+        assert (submit.job_id, submit.cancelled) == ("1", True), "the journal says so to the other program"
+
+
+async def test_a_cluster_that_lost_its_name_cancels_no_job_of_the_other_cluster(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.queue.refusal = AmbiguousSubmit("the queue does not say whether it has the job")
+    with pytest.raises(AmbiguousSubmit):
+        await site.state.dispatcher.submit(tmp_path / "worker", name="demo-0", kind="worker")
+    site.queue.refusal = None
+    identity = site.directory.path / "cluster.json"
+    identity.write_text(identity.read_text().replace(site.directory.token(), "another"))
+    site.queue.submit(tmp_path / "worker", job_name="demo-0")
+    site.state.dispatcher.cancel_all(0.0)
+    assert states(site) == [JobState.PENDING]
 
 
 def test_data_that_takes_long_to_move_makes_the_workers_of_a_job_retire_earlier() -> None:

@@ -13,10 +13,9 @@ from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.pbs import estimate as pbs
 from hpcgpu.batch.pbs.nodes import parse_pbsnodes
 from hpcgpu.batch.slurm import estimate as slurm
-from hpcgpu.batch.slurm.reasons import REASONS
-from hpcgpu.cluster.plan import Plan, make
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.options.common import Options
+from hpcgpu.options.options_and_defaults import Options
+from hpcgpu.plan import Plan, make
 
 QUEUE = (Path(__file__).parents[1] / "queue" / "openpbs-pbsnodes.txt").read_text()
 
@@ -32,20 +31,20 @@ QUEUE = (Path(__file__).parents[1] / "queue" / "openpbs-pbsnodes.txt").read_text
     ],
 )
 def test_slurm_s_estimate_is_read(words: str) -> None:
-    estimate = slurm.read_test(0, words, REASONS)
+    estimate = slurm.read_test(0, words)
     assert (estimate.start, estimate.place, estimate.queue) == (1795369268.0, "n[0-1]", "shared")
     assert estimate.tested
 
 
 @pytest.mark.parametrize("words", ["", "ok", "sbatch: Job 3 to start at Unknown", "to start at 99999999999999999999"])
 def test_what_does_not_hold_a_time_is_shown_and_no_time_is_invented(words: str) -> None:
-    assert slurm.read_test(0, words, REASONS).start is None
+    assert slurm.read_test(0, words).start is None
 
 
 def test_a_refusal_of_slurm_is_shown_with_what_to_check() -> None:
-    estimate = slurm.read_test(1, "allocation failure: Invalid partition name specified", REASONS)
+    estimate = slurm.read_test(1, "allocation failure: Invalid partition name specified")
     assert estimate.limits == ("allocation failure: Invalid partition name specified. Check `queue`",)
-    assert slurm.read_test(255, "", REASONS).limits == ("exit code 255",)
+    assert slurm.read_test(255, "").limits == ("exit code 255",)
 
 
 @pytest.mark.parametrize(

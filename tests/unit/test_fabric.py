@@ -12,13 +12,14 @@ from typing import Any
 
 import dask
 import pytest
+from distributed import Client, Scheduler, Worker
 from distributed.protocol.serialize import merge_and_deserialize, serialize
 
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.fabric import choice, interfaces, links, report, settings
-from hpcgpu.fabric.choice import Node, decide, incompatibility
-from hpcgpu.fabric.report import Fabric, Link, Measurement
+from hpcgpu.fabric import choose_transport, connection_report, interface_addresses, measure_links, ucx_settings
+from hpcgpu.fabric.choose_transport import Node, decide, incompatibility
+from hpcgpu.fabric.connection_report import Fabric, Link, Measurement
 
 GIB = 2**30
 ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.3", "ib0": "10.1.0.3"}
@@ -116,11 +117,13 @@ def test_a_worker_s_node_without_the_scheduler_s_network_says_so() -> None:
 
 def test_a_worker_takes_the_rail_that_reaches_the_scheduler() -> None:
     rails = replace(INFINIBAND, infiniband=("ib0", "ibp12s0"), addresses={"ib0": "10.1.0.4", "ibp12s0": "10.9.0.4"})
-    assert choice.nearest(rails, "infiniband", "ib7", {"ibp12s0"}) == "ibp12s0", "the one in the scheduler's network"
-    assert choice.nearest(rails, "infiniband", "ibp12s0", set()) == "ibp12s0", "else that of the same name"
-    assert choice.nearest(rails, "infiniband", "ib7", set()) == "ib0"
-    assert choice.nearest(SLINGSHOT, "slingshot", "hsn1", {"hsn1", "hsn0"}) == "hsn1"
-    assert interfaces.reaching("127.0.0.1") == {"lo"} and interfaces.reaching("a.name") == set()
+    assert choose_transport.nearest(rails, "infiniband", "ib7", {"ibp12s0"}) == "ibp12s0", (
+        "the one in the scheduler's network"
+    )
+    assert choose_transport.nearest(rails, "infiniband", "ibp12s0", set()) == "ibp12s0", "else that of the same name"
+    assert choose_transport.nearest(rails, "infiniband", "ib7", set()) == "ib0"
+    assert choose_transport.nearest(SLINGSHOT, "slingshot", "hsn1", {"hsn1", "hsn0"}) == "hsn1"
+    assert interface_addresses.reaching("127.0.0.1") == {"lo"} and interface_addresses.reaching("a.name") == set()
 
 
 def test_ucx_that_does_not_start_is_said_and_no_reason_against_a_worker() -> None:
@@ -147,18 +150,20 @@ def test_a_node_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         place.mkdir(exist_ok=True)
         (place / "type").write_text(kind + "\n")
         (place / "operstate").write_text(state + "\n")
-    addresses = interfaces.addresses()
-    monkeypatch.setattr(choice.interfaces, "addresses", lambda: addresses | {"eth2": "10.0.0.3", "ib8": "10.1.0.8"})
-    node = choice.this_node(ucx=False, sysfs=tmp_path)
+    addresses = interface_addresses.addresses()
+    monkeypatch.setattr(
+        choose_transport.interface_addresses, "addresses", lambda: addresses | {"eth2": "10.0.0.3", "ib8": "10.1.0.8"}
+    )
+    node = choose_transport.this_node(ucx=False, sysfs=tmp_path)
     assert node.ports == ("mlx5_0/1",) and node.infiniband == ("lo",), (
         "only cards and ports that are up, only InfiniBand, only with an address"
     )
     assert node.addresses["lo"] == "127.0.0.1"
-    monkeypatch.setattr(choice.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(choice.resource, "getrlimit", lambda which: (8192, 8192))
-    assert choice.locked_memory() == 8192
-    monkeypatch.setattr(choice.os, "geteuid", lambda: 0)
-    assert choice.locked_memory() is None, "root locks what it wants"
+    monkeypatch.setattr(choose_transport.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(choose_transport.resource, "getrlimit", lambda which: (8192, 8192))
+    assert choose_transport.locked_memory() == 8192
+    monkeypatch.setattr(choose_transport.os, "geteuid", lambda: 0)
+    assert choose_transport.locked_memory() is None, "root locks what it wants"
 
 
 def test_asking_ucx_leaves_it_to_dask_to_start_it(tmp_path: Path) -> None:
@@ -168,7 +173,7 @@ def test_asking_ucx_leaves_it_to_dask_to_start_it(tmp_path: Path) -> None:
     (port / "state").write_text("4: ACTIVE\n")
     code = f"""
 from pathlib import Path
-from hpcgpu.fabric.choice import this_node
+from hpcgpu.fabric.choose_transport import this_node
 print(this_node(sysfs=Path({str(tmp_path)!r})).transports)
 from distributed_ucxx import ucxx
 ucxx.init_once()
@@ -188,7 +193,7 @@ def environment(**arguments: object) -> dict[str, str]:
     options = resolve("slurm", arguments)
     assert options.scheduler is not None
     scheduler, worker = (
-        settings.environment(options.worker, job.ucx_env) for job in (options.scheduler, options.worker)
+        ucx_settings.environment(options.worker, job.ucx_env) for job in (options.scheduler, options.worker)
     )
     assert scheduler == worker
     return scheduler
@@ -229,7 +234,7 @@ def test_only_variables_of_ucx_are_taken_for_ucx() -> None:
     ],
 )
 def test_what_silently_leaves_nvlink_out_is_said(arguments: dict[str, bool], expected: str) -> None:
-    said = " ".join(settings.doubts(resolve("slurm", arguments).worker))
+    said = " ".join(ucx_settings.warnings(resolve("slurm", arguments).worker))
     assert expected in said and bool(expected) == bool(said)
 
 
@@ -247,7 +252,7 @@ def workers(nodes: int, gpus: int) -> dict[str, str]:
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (1, 2), (1, 4), (2, 1), (3, 4), (40, 8)])
 def test_pairs_of_all_kinds_are_asked_and_none_twice(nodes: int, gpus: int) -> None:
     there = workers(nodes, gpus)
-    pairs = report.choose(there, most=32)
+    pairs = connection_report.choose(there, most=32)
     assert len({frozenset(pair[:2]) for pair in pairs}) == len(pairs)
     assert all((there[first] == there[second]) == same_node for first, second, same_node in pairs)
     within, across = sum(same for *_, same in pairs), sum(not same for *_, same in pairs)
@@ -293,19 +298,19 @@ def test_line_rates_are_read_from_sysfs(tmp_path: Path) -> None:
     ):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(content + "\n")
-    rates = links.line_rates(tmp_path)
+    rates = measure_links.line_rates(tmp_path)
     assert rates == {"mlx5_0:1": 200.0, "eth0": 25.0}
     assert (
-        report.line_rate(RC, rates) == 25e9
-        and report.line_rate(("tls/eth0",), rates) == 25e9 / 8
-        and report.line_rate(IPC, rates) == 0
+        connection_report.line_rate(RC, rates) == 25e9
+        and connection_report.line_rate(("tls/eth0",), rates) == 25e9 / 8
+        and connection_report.line_rate(IPC, rates) == 0
     )
 
 
 def test_measurements_are_a_table_against_the_line_rate() -> None:
     fast = Measurement(Link("a", "b", False, RC), "device", 5e-6, {2**20: 1e9, 2**28: 20e9}, 25e9)
     none = Measurement(Link("a", "c", True, IPC), "device", error="GPU memory cannot be used: no device")
-    head, first, second = report.bench_table([fast, none], 1000).splitlines()
+    head, first, second = connection_report.bench_table([fast, none], 1000).splitlines()
     assert "1 MiB" in head and "256 MiB" in head
     assert first.split() == [
         "across",
@@ -337,30 +342,30 @@ async def test_a_worker_that_is_gone_does_not_hide_the_others() -> None:
         address: {"name": address[6:], "host": host}
         for address, host in (("ucx://gone", "n0"), ("ucx://a", "n1"), ("ucx://b", "n2"))
     }
-    found, _ = await report.query_links(SimpleNamespace(broadcast=broadcast), there)
+    found, _ = await connection_report.query_links(SimpleNamespace(broadcast=broadcast), there)
     told = {(link.first, link.second): link.error or link.transports for link in found}
     assert told["a", "b"] == ("tcp/eth0",) and told["gone", "b"] == "Timed out trying to connect"
     assert Fabric("ucx", "", links=found).rdma is False, "what is not known says nothing"
 
 
 def test_shared_memory_that_a_group_can_attach_to_is_left_out_unless_transports_were_chosen() -> None:
-    assert settings.private_transports({}, {}) == {"UCX_TLS": "^sysv"}
-    assert settings.private_transports({}, {"tcp": None, "create-cuda-context": True}) == {"UCX_TLS": "^sysv"}
-    assert settings.private_transports({"UCX_TLS": "rc,cuda"}, {}) == {}
-    assert settings.private_transports({}, {"infiniband": True}) == {}, "the variable would win over the flags"
-    assert settings.private_transports({}, {"environment": {"tls": "rc"}}) == {}
+    assert ucx_settings.private_transports({}, {}) == {"UCX_TLS": "^sysv"}
+    assert ucx_settings.private_transports({}, {"tcp": None, "create-cuda-context": True}) == {"UCX_TLS": "^sysv"}
+    assert ucx_settings.private_transports({"UCX_TLS": "rc,cuda"}, {}) == {}
+    assert ucx_settings.private_transports({}, {"infiniband": True}) == {}, "the variable would win over the flags"
+    assert ucx_settings.private_transports({}, {"environment": {"tls": "rc"}}) == {}
 
 
 def test_ucx_gets_what_ucxx_sets_too_late_unless_it_was_set() -> None:
-    assert settings.memory_type_cache({}, {}) == {"UCX_MEMTYPE_CACHE": "n"}
-    assert settings.memory_type_cache({}, {"environment": {"tls": "rc"}}) == {"UCX_MEMTYPE_CACHE": "n"}
-    assert settings.memory_type_cache({"UCX_MEMTYPE_CACHE": "y"}, {}) == {}
+    assert ucx_settings.memory_type_cache({}, {}) == {"UCX_MEMTYPE_CACHE": "n"}
+    assert ucx_settings.memory_type_cache({}, {"environment": {"tls": "rc"}}) == {"UCX_MEMTYPE_CACHE": "n"}
+    assert ucx_settings.memory_type_cache({"UCX_MEMTYPE_CACHE": "y"}, {}) == {}
     for name in ("memtype-cache", "memtype_cache", "MEMTYPE-CACHE"):
-        assert settings.memory_type_cache({}, {"environment": {name: "y"}}) == {}
+        assert ucx_settings.memory_type_cache({}, {"environment": {name: "y"}}) == {}
 
 
 def test_what_bench_fabric_sends_is_not_copied_once_more_when_it_is_received() -> None:
-    header, frames = serialize(links._host_buffer(1000))
+    header, frames = serialize(measure_links._host_buffer(1000))
     received = bytearray(b"".join(frames))
     data = merge_and_deserialize(header, [memoryview(received)])
     received[0] = 7
@@ -368,5 +373,22 @@ def test_what_bench_fabric_sends_is_not_copied_once_more_when_it_is_received() -
 
 
 def test_the_bandwidth_of_a_transfer_that_was_faster_than_a_round_trip_can_be_believed() -> None:
-    assert links.speed(1000, transfer=3.0, trip=1.0) == 500
-    assert links.speed(1000, transfer=2.0, trip=2.5) == 500
+    assert measure_links.speed(1000, transfer=3.0, trip=1.0) == 500
+    assert measure_links.speed(1000, transfer=2.0, trip=2.5) == 500
+
+
+async def test_a_worker_measures_its_connection_to_another_one() -> None:
+    async with (
+        Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
+        Worker(scheduler.address, nthreads=1, name="one", dashboard=False) as one,
+        Worker(scheduler.address, nthreads=1, name="two", dashboard=False) as two,
+        Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
+    ):
+        here = {"workers": [one.address]}
+        [told] = (await client.run(measure_links.describe, peers=[two.address], **here)).values()
+        assert told["transports"] == {two.address: ["tcp/lo"]} and not told["errors"], told
+        await client.run(measure_links.receive, workers=[two.address])
+        [speed] = (
+            await client.run(measure_links.measure, peer=two.address, sizes=[1000], device=False, **here)
+        ).values()
+        assert speed.get("latency", 0) > 0 and "error" not in speed, speed

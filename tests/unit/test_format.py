@@ -18,11 +18,8 @@ from click.testing import CliRunner
 import hpcgpu
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.cli import main
-from hpcgpu.cluster.discovery import discover
-from hpcgpu.cluster.unattended import main as manage
-from hpcgpu.errors import ClusterExists, ClusterWarning, OtherFormat
-from hpcgpu.remote import lookup
-from hpcgpu.runtime.wire import (
+from hpcgpu.cluster.dask_ctl import discover
+from hpcgpu.dask_scheduler.rpc_types import (
     Changes,
     GPUState,
     GroupState,
@@ -35,9 +32,12 @@ from hpcgpu.runtime.wire import (
     WorkerChanges,
     WorkerLoad,
 )
-from hpcgpu.store import claims
+from hpcgpu.errors import ClusterExists, ClusterWarning, OtherFormat
+from hpcgpu.existing_clusters import close_ended, lookup, query_jobs, stop
+from hpcgpu.orders.manager_in_scheduler_job import main as manage
+from hpcgpu.store import create_directory
+from hpcgpu.store.cluster_json import FORMAT
 from hpcgpu.store.directory import ClusterDirectory
-from hpcgpu.store.identity import FORMAT
 from tests.helpers import printed
 
 SENTENCE = (
@@ -78,7 +78,7 @@ def root(tmp_path: Path) -> Iterable[Path]:
     """Holds a cluster of this version, and one of a later version whose last job has no id yet."""
     root = tmp_path / "clusters"
     for name in ("now", "later"):
-        directory = claims.claim(root / name, lambda earlier: [], system="local")
+        directory = create_directory.claim(root / name, lambda earlier: [], system="local")
         directory.intend(f"{name}-scheduler", "scheduler")
         directory.submitted(f"{name}-scheduler", "1" if name == "now" else "2")
     directory.intend("later-0", "worker")
@@ -90,7 +90,8 @@ def root(tmp_path: Path) -> Iterable[Path]:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     queue = Queue()
-    monkeypatch.setattr(lookup, "batch_system", lambda system: queue)
+    for module in (lookup, close_ended):
+        monkeypatch.setattr(module, "batch_system", lambda system: queue)
     return queue
 
 
@@ -171,7 +172,7 @@ def test_the_format_grows_with_the_answers_of_the_scheduler() -> None:
     )
     answers = {answer.__name__: sorted(answer.__annotations__) for answer in kinds}
     assert (FORMAT, answers) == (
-        7,
+        8,
         ANSWERS,
     ), "an answer has changed: a manager would misread that of an older scheduler, so let FORMAT grow"
 
@@ -228,7 +229,7 @@ def test_a_cluster_of_another_version_is_never_taken_for_ended(root: Path, queue
     for path in (root / "later").iterdir():
         os.utime(path, (0, 0))
     os.utime(root / "later", (0, 0))
-    found = lookup.close_ended(lookup.find([root]))
+    found = close_ended.close_ended(lookup.find([root]))
     assert "later" in [one.directory.path.name for one in found]
     assert (root / "later" / "dashboard.token").exists()
 
@@ -237,7 +238,7 @@ def test_a_cluster_of_another_version_is_never_taken_for_ended(root: Path, queue
 def test_stop_cancels_the_jobs_of_a_cluster_of_another_version(
     root: Path, queue: Queue, names: list[str], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(lookup, "_SUBMIT", 0.0)
+    monkeypatch.setattr(query_jobs, "_SUBMIT", 0.0)
     result = CliRunner().invoke(main, ["stop", *names])
     assert result.exit_code == 0 and "later: 2 jobs cancelled, no job is left" in result.output, result.output
     assert queue.cancelled >= {"2", "3"} and ("1" in queue.cancelled) == (names == ["--all"])
@@ -246,10 +247,10 @@ def test_stop_cancels_the_jobs_of_a_cluster_of_another_version(
 
 def test_the_name_is_free_once_it_was_stopped(root: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClusterExists, match=SENTENCE):
-        claims.claim(root / "later", lambda earlier: [])
-    monkeypatch.setattr(lookup, "_SUBMIT", 0.0)
-    lookup.stop(lookup.locate("later", any_format=True), queue, sleep=lambda seconds: None)  # type: ignore[arg-type]
-    again = claims.claim(root / "later", lambda earlier: [])
+        create_directory.claim(root / "later", lambda earlier: [])
+    monkeypatch.setattr(query_jobs, "_SUBMIT", 0.0)
+    stop.stop(lookup.locate("later", any_format=True), queue, sleep=lambda seconds: None)  # type: ignore[arg-type]
+    again = create_directory.claim(root / "later", lambda earlier: [])
     assert again.submits() == [] and not again.other_format()
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,17 +17,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.cluster import draining
-from hpcgpu.cluster.closing import Closing
-from hpcgpu.cluster.phases import Ended
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, SubmitRefused
-from hpcgpu.options.common import DEFAULT
-from hpcgpu.scaling.model import Limits
-from hpcgpu.scaling.wanted import Adapt, Command, Resume, Scale
+from hpcgpu.jobs.job_phases import Ended
+from hpcgpu.manager import draining
+from hpcgpu.manager.closing import Closing
+from hpcgpu.options.options_and_defaults import DEFAULT
+from hpcgpu.scaling.policy_data import Limits
+from hpcgpu.scaling.wanted_state import Adapt, Close, Command, Detach, Resume, Scale
 from tests.unit.simulated import Queue, Site, taken_over
 
-#: Histories that are tried. `HPCGPU_HISTORIES=5000 pytest tests/unit/test_histories.py` tries many.
-HISTORIES = int(os.environ.get("HPCGPU_HISTORIES", "40"))
+#: How many new histories are tried, such as 5000; without it forty, always the same ones.
+NEW = os.environ.get("HPCGPU_HISTORIES")
 
 _ENDS = [
     JobState.COMPLETED,
@@ -70,6 +71,8 @@ class World:
     site: Site
     path: Path
     queue: Faulty
+    full: bool = False
+    unwritten: bool = False
 
     @property
     def live(self) -> list[JobStatus]:
@@ -98,14 +101,31 @@ class World:
     # What may happen
 
     async def order(self, command: Command) -> None:
-        self.site.reconciler.order(command)
+        over, before = self.over or self.site.directory.closing, self.site.directory.wanted()
+        refused = over or (self.full and isinstance(command, Detach))  # without the record, the jobs would end
+        try:
+            self.site.reconciler.order(command)
+        except ClusterError as error:
+            assert refused and str(error), f"{command} was refused: {error}"
+            assert self.site.directory.wanted() == before, "a command that is refused changes nothing"
+        else:
+            assert not refused, f"{command} was accepted"
+            self.unwritten = self.full
+
+    @property
+    def over(self) -> bool:
+        """Whether the cluster is lost or closed."""
+        return not self.site.state.managed
 
     async def passes(self, seconds: int) -> None:
         for _ in range(seconds // 5):
             self.site.now += 5
-            await self.site.reconciler.observe_queue()
-            await self.site.reconciler.observe_load()
-            self.site.reconciler.decide()
+            if self.site.state.cancelling:
+                await self.site.reconciler.end_all()
+            if not self.over:
+                await self.site.reconciler.observe_queue()
+                await self.site.reconciler.observe_load()
+                self.site.reconciler.decide()
             await self.settled()
 
     async def starts(self, index: int) -> None:
@@ -149,8 +169,32 @@ class World:
     async def data_fits_nowhere(self, on: bool) -> None:
         self.site.client.full = on
 
+    async def scheduler_ends(self, state: JobState) -> None:
+        self.queue.jobs["1"] = replace(self.queue.jobs["1"], state=state, end=self.site.now)
+        self.site.client.listening = False
+
+    async def closes(self) -> None:
+        if not self.site.state.phase.closing:
+            self.site.reconciler.order(Close())
+            self.site.state.closes()
+            await Closing(self.site.reconciler, quiet=True).cancel()
+
+    async def stop_begins(self) -> None:
+        """Another program closes the cluster, and is killed before it cancels a job."""
+        if not self.full:
+            self.site.directory.begin_close()
+
+    async def disk_is_full(self, on: bool) -> None:
+        self.full = on
+        for write in ("write", "_append"):
+            if on:
+                setattr(self.site.directory, write, _no_room)
+            else:
+                self.site.directory.__dict__.pop(write, None)
+
     async def taken_over(self) -> None:
-        if self.queue.silent:  # nothing is taken over then
+        ended = self.queue.jobs["1"].state.ended or self.site.directory.closing
+        if self.queue.silent or self.over or ended or self.full:  # nothing is taken over then
             return
         before = self.site
         await before.settled()
@@ -163,11 +207,19 @@ class World:
 
     async def healed(self) -> None:
         """Nothing goes wrong any more, and the user asks once more for what is wanted."""
+        await self.disk_is_full(False)
         self.queue.silent = self.queue.refuses_cancels = self.queue.loses_answers = False
-        self.queue.refusal, self.site.client.listening, self.site.client.full = None, True, False
+        self.queue.refusal, self.site.client.full = None, False
+        self.site.client.listening = not self.queue.jobs["1"].state.ended
         await self.passes(1500)
+        if self.over or self.site.directory.closing:
+            return
         self.site.reconciler.order(Resume(DEFAULT))
         await self.passes(1500)
+
+
+def _no_room(*arguments: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 _on = st.booleans()
@@ -180,7 +232,7 @@ _step = st.one_of(
             lambda size: Adapt(DEFAULT, Limits(minimum=size[0], maximum=size[1]), 5.0)
         ),
     ),
-    st.tuples(st.just("order"), st.just(Resume(DEFAULT))),
+    st.tuples(st.just("order"), st.sampled_from([Resume(DEFAULT), Detach()])),
     st.tuples(st.just("passes"), st.sampled_from([5, 20, 100, 400])),
     st.tuples(st.just("starts"), _index),
     st.tuples(st.just("starts"), _index),
@@ -194,7 +246,15 @@ _step = st.one_of(
     st.tuples(st.just("loses_answers"), _on),
     st.tuples(st.just("scheduler_is_silent"), _on),
     st.tuples(st.just("data_fits_nowhere"), _on),
+    st.tuples(st.just("disk_is_full"), _on),
     st.tuples(st.just("taken_over")),
+)
+#: How the cluster ends, if it does not end with the history.
+_end = st.one_of(
+    st.just(()),
+    st.tuples(st.tuples(st.just("scheduler_ends"), st.sampled_from(_ENDS))),
+    st.tuples(st.tuples(st.just("closes"))),
+    st.tuples(st.tuples(st.just("stop_begins"))),
 )
 
 
@@ -208,7 +268,11 @@ def check(world: World) -> None:
         assert job.name in journal and journal[job.name].job_id in (job.job_id, None), f"no journal knows {job}"
     for name, (state, _) in site.shown.items():
         assert state != "pending" or not site.registry.jobs[name].workers, f"{name} is shown as pending, and it works"
-    assert site.directory.wanted() == site.state.wanted
+    world.unwritten |= world.full  # until the next command
+    if not world.unwritten:
+        kept = site.directory.wanted()
+        assert replace(kept, closing=site.state.wanted.closing) == site.state.wanted
+        assert kept.closing or not site.state.wanted.closing, "the close is not recorded"
 
 
 async def history(steps: list[tuple[Any, ...]], path: Path) -> None:
@@ -226,22 +290,27 @@ async def history(steps: list[tuple[Any, ...]], path: Path) -> None:
             assert ended <= over, "the queue does not answer, and that ends jobs"
     await world.healed()
     check(world)
+    if world.site.directory.closing and not world.over:  # as the next `hpcgpu stop`
+        await world.closes()
+    if world.over:
+        assert not world.live, f"the cluster is over, and jobs are left: {world.live}"
+        return
     limits, ours = world.site.group.limits, [job for job in world.live if world.queue.find(job.name)]
     uncertain = sum(submit.job_id is None and not submit.refused for submit in world.site.directory.submits())
     least = limits.maximum if limits.fixed else limits.minimum
     assert least <= len(ours) <= limits.maximum + uncertain
-    await Closing(world.site.state, quiet=True).cancel()
+    await world.closes()
     assert not world.live, f"jobs are left: {world.live}"
 
 
-@settings(max_examples=HISTORIES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(_step, min_size=3, max_size=30))
+@settings(max_examples=int(NEW or 40), derandomize=not NEW, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(_step, min_size=3, max_size=30), _end, st.lists(_step, max_size=10))
 def test_whatever_happens_no_job_is_lost_or_doubled_and_the_wanted_size_comes_back(
-    steps: list[tuple[Any, ...]],
+    steps: list[tuple[Any, ...]], end: tuple[tuple[Any, ...], ...], after: list[tuple[Any, ...]]
 ) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(draining, "_FINISHING_INTERVAL", 0.0),
         mock.patch.object(draining, "_STUCK_INTERVAL", 0.0),
     ):
-        asyncio.run(asyncio.wait_for(history(steps, Path(folder)), 120))
+        asyncio.run(asyncio.wait_for(history([*steps, *end, *after], Path(folder)), 120))

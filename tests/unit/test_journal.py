@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.remote.lookup import find
-from hpcgpu.store import claims
+from hpcgpu.existing_clusters.lookup import find
+from hpcgpu.store import create_directory
 from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.managers import ManagerRecord
 
 
 def made(path: Path) -> ClusterDirectory:
-    return claims.claim(path, lambda earlier: [], system="local")
+    return create_directory.claim(path, lambda earlier: [], system="local")
 
 
 @pytest.fixture
@@ -76,6 +77,23 @@ def test_a_full_disk_does_not_depose_the_manager_that_is_there(
     assert [path for path in directory.path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_two_programs_that_take_over_at_once_get_different_numbers(directory: ClusterDirectory) -> None:
+    faster: list[int] = []
+
+    class Slower(ClusterDirectory):
+        """Another program takes over after it has looked up the present manager."""
+
+        def manager(self) -> ManagerRecord | None:
+            found = super().manager()
+            if not faster:
+                faster.append(directory.take_over("the faster one").number)
+            return found
+
+    assert (Slower(directory.path).take_over("the slower one").number, faster) == (2, [1])
+    manager = directory.manager()
+    assert manager is not None and manager.program == "the slower one"
+
+
 def test_a_journal_that_cannot_be_read_costs_its_own_cluster_only(tmp_path: Path, directory: ClusterDirectory) -> None:
     made(tmp_path / "other")
     (directory.path / "journal.jsonl").mkdir()  # as a stale handle of NFS: it is there, and cannot be read
@@ -85,7 +103,7 @@ def test_a_journal_that_cannot_be_read_costs_its_own_cluster_only(tmp_path: Path
 
 
 def test_the_ends_of_a_thousand_jobs_are_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = claims.claim(tmp_path / "demo", lambda earlier: [], system="slurm")
+    directory = create_directory.claim(tmp_path / "demo", lambda earlier: [], system="slurm")
     for number in range(3):
         directory.intend(f"demo-{number}", "worker")
         directory.submitted(f"demo-{number}", str(number))

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpcgpu.client import jupyter_link
+from hpcgpu.client.dashboard_route import DashboardEndpoint, ssh_command
+from hpcgpu.client.jupyter_link import dashboard_link, with_host
 from hpcgpu.jupyter import snapshots
-from hpcgpu.remote import jupyter_server
-from hpcgpu.remote.dashboard import Place, ssh_command
-from hpcgpu.remote.jupyter_server import dashboard_link, with_host
 
 CLUSTER = Path("/clusters/demo")
 
@@ -24,7 +24,7 @@ CLUSTER = Path("/clusters/demo")
 @pytest.fixture
 def announced(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(os, "environ", {})
-    jupyter_server.announce("/user/ada/", [Path("/clusters"), Path("/scratch")])
+    jupyter_link.announce("/user/ada/", [Path("/clusters"), Path("/scratch")])
     [text] = os.environ.values()
     return text
 
@@ -104,10 +104,13 @@ def test_the_file_that_enables_it_names_it() -> None:
 
 
 def test_the_ssh_command_reaches_a_dashboard_through_the_login_node() -> None:
-    far, near = Place("10.0.0.7", 8787, "t", "10.0.0.7"), Place("127.0.0.1", 34567, "t", "10.0.0.7")
+    far, near = (
+        DashboardEndpoint("10.0.0.7", 8787, "t", "10.0.0.7"),
+        DashboardEndpoint("127.0.0.1", 34567, "t", "10.0.0.7"),
+    )
     assert ssh_command(far, "ada", "login") == "ssh -N -L 8787:10.0.0.7:8787 ada@login"
     assert ssh_command(near, "ada", "login") == "ssh -N -J ada@login -L 34567:127.0.0.1:34567 ada@10.0.0.7"
-    here = Place("127.0.0.1", 34567, "t", "127.0.0.1")
+    here = DashboardEndpoint("127.0.0.1", 34567, "t", "127.0.0.1")
     assert ssh_command(here, "ada", "login") == "ssh -N -L 34567:127.0.0.1:34567 ada@login"
     assert far.link(9000) == "http://localhost:9000/status?token=t"
 

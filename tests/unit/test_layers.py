@@ -15,24 +15,32 @@ PACKAGE = Path(__file__).parents[2] / "hpcgpu"
 #: From the bottom up. A layer is a package, or a module that stands alone.
 LAYERS = (
     "errors",
-    "upstream",
     "releases",
     "posix",
     "display",
     "options",
     "batch",
-    "configuration",
     "fabric",
+    "profiles",
+    "configuration",
     "software",
     "scaling",
     "store",
     "scripts",
     "runtime",
-    "remote",
+    "dask_worker",
+    "dask_scheduler",
+    "existing_clusters",
+    "client",
+    "report",
     "widget",
-    "profiles",
     "checks",
+    "jobs",
+    "manager",
+    "orders",
+    "plan",
     "cluster",
+    "runner",
     "jupyter",
     "cli",
     "sphinx",
@@ -46,6 +54,8 @@ FORBIDDEN = {
     "batch": ("dask", "distributed"),
     "scaling": ("distributed", "time", "random", "os", "subprocess", "asyncio"),
     "profiles": ("dask", "distributed"),
+    "existing_clusters": ("distributed",),
+    "report": ("distributed",),
     "checks": ("distributed",),
 }
 #: Importing these must load neither Dask nor a GPU library: they run on the login node, or first in every job.
@@ -111,17 +121,8 @@ def test_no_module_imports_a_library_that_its_layer_must_not_know(name: str) -> 
     assert not wrong, f"{name} imports {', '.join(wrong)}"
 
 
-def test_of_the_layer_that_sees_clusters_from_outside_only_what_has_a_client_needs_distributed() -> None:
-    users = {
-        name
-        for name in INNER
-        if layer(name) == "remote" and any(used.split(".")[0] == "distributed" for used in imports(name))
-    }
-    assert users == {"hpcgpu.remote.connection", "hpcgpu.remote.lost"}
-
-
 def test_no_modules_import_one_another_in_a_circle() -> None:
-    graph = {name: {used for used in imports(name, types=False) if layer(used) and used in MODULES} for name in INNER}
+    graph = {name: {used for used in imports(name) if layer(used) and used in MODULES} for name in INNER}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -9,8 +9,8 @@ import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.errors import BatchUnavailable
-from hpcgpu.remote import logs
-from hpcgpu.store import claims
+from hpcgpu.existing_clusters import logs
+from hpcgpu.store import create_directory
 from hpcgpu.store.directory import ClusterDirectory
 from tests.helpers import Clock
 
@@ -42,7 +42,7 @@ class Queue:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> ClusterDirectory:
-    directory = claims.claim(
+    directory = create_directory.claim(
         tmp_path / "demo", lambda earlier: [], system="slurm", complete=lambda draft: draft.tls.mkdir()
     )
     directory.intend("demo-0", "worker")

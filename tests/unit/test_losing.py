@@ -9,8 +9,8 @@ import pytest
 from distributed import Client, Event, Scheduler, Worker
 from distributed.client import FutureCancelledError
 
+from hpcgpu.dask_scheduler import lost_results
 from hpcgpu.errors import ClusterError
-from hpcgpu.runtime import losing
 
 
 async def wait_for(name: str, *needs: Any) -> str:
@@ -40,7 +40,7 @@ async def _lose_and_retry() -> None:
             await asyncio.sleep(0.01)
         gathering = asyncio.ensure_future(one.gather([waits, result]))
         await asyncio.sleep(0)
-        await losing.lose(scheduler, set(scheduler.workers.values()), "the money is spent")
+        await lost_results.lose(scheduler, set(scheduler.workers.values()), "the money is spent")
         with pytest.raises(ClusterError, match=r"the money is spent. Then client.retry\(futures\)"):
             await gathering
         for future in (result, waits, needs_both):

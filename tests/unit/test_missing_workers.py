@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hpcgpu.scaling.lost_workers import Absence, may_go, observe
-from hpcgpu.scaling.replacement import Failures
+from hpcgpu.scaling.missing_workers import Absence, may_go, observe
+from hpcgpu.scaling.replace_failed_jobs import Failures
 
 FOUR = ("demo-0-0", "demo-0-1", "demo-0-2", "demo-0-3")
 
@@ -19,16 +19,16 @@ def test_a_lost_worker_is_waited_for_and_then_counts_as_gone() -> None:
     assert (
         short.outlook(300, now=112.0) == "lost 1 of 4 workers 12 s ago; replaced if it does not come back within 288 s"
     )
-    assert short.left(300, now=112.0) == 288
+    assert short.seconds_left(300, now=112.0) == 288
     later = observe(short, FOUR, 1, FOUR[:3], now=401.0)
-    assert later.left(300, now=401.0) < 0, "the time runs from the loss"
+    assert later.seconds_left(300, now=401.0) < 0, "the time runs from the loss"
 
 
 def test_a_worker_that_its_nanny_restarts_costs_nothing() -> None:
     absence = Absence()
     for now in range(0, 10_000, 10):  # again and again
         absence = observe(absence, FOUR, 1, FOUR if now % 20 else FOUR[1:], now=float(now))
-        assert not absence or absence.left(300, now=float(now)) == 300
+        assert not absence or absence.seconds_left(300, now=float(now)) == 300
 
 
 def test_each_worker_has_a_time_of_its_own() -> None:
@@ -55,7 +55,7 @@ def test_the_second_job_in_a_row_that_loses_workers_is_a_failure_and_there_is_an
     assert (failures.failed, failures.paused, failures.excluded) == (1, "", ["n0"])
     failures.workers_lost("n0", within=300, now=600.0)
     assert failures.paused == (
-        "2 worker jobs failed in a row; they are not replaced until you call scale() or adapt() again "
+        "2 worker jobs failed in a row; they are not replaced until you scale or adapt the group again "
         "(worker_restarts=1)"
     )
     failures.start_anew()
@@ -84,12 +84,12 @@ def test_a_job_without_some_workers_works_on_until_another_is_there_and_one_at_a
 def test_a_job_without_any_worker_left_is_waited_for_less_than_one_of_four() -> None:
     whole = observe(Absence(), FOUR, 1, FOUR, now=0.0)
     short = observe(whole, FOUR, 1, FOUR[:1], now=10.0)
-    assert not short.none_left and short.left(300, now=20.0) == 290
+    assert not short.none_left and short.seconds_left(300, now=20.0) == 290
     empty = observe(short, FOUR, 1, (), now=20.0)
-    assert empty.none_left and empty.left(300, now=30.0) == 50, "the time runs from the loss of the last"
+    assert empty.none_left and empty.seconds_left(300, now=30.0) == 50, "the time runs from the loss of the last"
     assert empty.outlook(300, now=30.0) == (
         "lost 4 of 4 workers 20 s ago; replaced if they do not come back within 50 s"
     )
-    assert empty.left(20, now=30.0) == 0, "never longer than death_timeout"
+    assert empty.seconds_left(20, now=30.0) == 0, "never longer than death_timeout"
     late = observe(short, FOUR, 1, (), now=290.0)
-    assert late.left(300, now=300.0) == 10, "what was lost before counts too"
+    assert late.seconds_left(300, now=300.0) == 10, "what was lost before counts too"

@@ -18,12 +18,12 @@ from hpcgpu import SlurmGPUCluster
 from hpcgpu.cli import main
 from hpcgpu.configuration.resolve import cluster_directories, resolve, resolve_group
 from hpcgpu.errors import LaunchError, OptionError
-from hpcgpu.options.common import ClusterOptions, SchedulerOptions, WorkerOptions
-from hpcgpu.options.schema import names
-from hpcgpu.remote.lookup import locate
+from hpcgpu.existing_clusters.lookup import locate
+from hpcgpu.options.declare import names
+from hpcgpu.options.options_and_defaults import ClusterOptions, SchedulerOptions, WorkerOptions
 from hpcgpu.runtime.scratch import expanded
 from hpcgpu.scripts.render import render
-from hpcgpu.store.identity import FORMAT
+from hpcgpu.store.cluster_json import FORMAT
 
 WRONG: list[Any] = [
     [],

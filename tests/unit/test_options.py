@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from hpcgpu.cli import main as cli
-from hpcgpu.configuration.classes import option_classes
+from hpcgpu.client.connect import connect
+from hpcgpu.configuration.option_classes import option_classes
 from hpcgpu.configuration.resolve import cluster_directories, resolve, resolve_group
 from hpcgpu.errors import OptionError
 from hpcgpu.options import values
-from hpcgpu.remote.connection import connect
 
 
 def test_arguments_beat_the_system_s_section_which_beats_the_general_one_which_beats_defaults() -> None:
@@ -180,9 +180,9 @@ def test_options_of_pbs_are_refused_elsewhere(system: str, name: str) -> None:
 
 def test_the_options_of_one_batch_system_are_not_options_of_another() -> None:
     slurm, pbs, local = (option_classes(system) for system in ("slurm", "pbs", "local"))
-    assert slurm.own().keys() == {"gpu_request", "qos", "reservation", "constraint", "prefer"}
-    assert pbs.own().keys() == PBS_OPTIONS.keys()
-    assert local.own() == {}
+    assert slurm.added().keys() == {"gpu_request", "qos", "reservation", "constraint", "prefer"}
+    assert pbs.added().keys() == PBS_OPTIONS.keys()
+    assert local.added() == {}
     with pytest.raises(
         OptionError, match="qos is an option of Slurm jobs, and the queue embedded in hpcgpu does not have it"
     ):

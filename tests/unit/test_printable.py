@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.cluster.closing import Closing
-from hpcgpu.cluster.scheduler_job import SchedulerJob
 from hpcgpu.display.progress import Progress
-from hpcgpu.display.text import columns
+from hpcgpu.display.text_columns import columns
+from hpcgpu.jobs.scheduler_job import SchedulerJob
+from hpcgpu.manager.closing import Closing
 from hpcgpu.posix.printable import printable
 
 
@@ -110,7 +110,8 @@ def test_the_end_of_a_cluster_is_not_called_done_while_jobs_are_left(
     state: Any = SimpleNamespace(
         name="demo", now=0.0, poll=poll, registry=registry, dispatcher=SimpleNamespace(left=lambda: list(jobs))
     )
-    closing = Closing(state, quiet=False)
+    reconciler: Any = SimpleNamespace(state=state)
+    closing = Closing(reconciler, quiet=False)
     asyncio.run(closing.wait())
     assert words in lines[-1] and closing.left == jobs
 

@@ -14,11 +14,11 @@ from hpcgpu.batch.pbs.queues import parse_nodes, parse_queues
 from hpcgpu.batch.queues import Accounts, Machine, Queues, Rules
 from hpcgpu.batch.slurm.accounts import parse_associations, parse_config, parse_qos
 from hpcgpu.batch.slurm.queues import parse_partitions, parse_sinfo
-from hpcgpu.checks.limits import Finding
-from hpcgpu.checks.profile import judge
+from hpcgpu.checks.check_profile import judge
+from hpcgpu.checks.queue_limits import Finding
 from hpcgpu.configuration.resolve import of_profile
-from hpcgpu.options.profiles import Profile
-from hpcgpu.profiles import draft
+from hpcgpu.profiles import draft_profile
+from hpcgpu.profiles.site_profiles import Profile
 
 #: As 22.05.8 and 24.11.5 print them; the rest of each line is left out.
 SINFO = """\
@@ -340,7 +340,7 @@ def test_what_scontrol_says_of_accounting_is_read() -> None:
 @pytest.mark.parametrize("machine", [ME, PBS])
 def test_a_draft_loads_and_passes_the_check_at_once(machine: Machine) -> None:
     system = "slurm" if machine is ME else "pbs"
-    text = draft.render(system, machine, "2026-01-01", ["lo", "ib0"])
+    text = draft_profile.render(system, machine, "2026-01-01", ["lo", "ib0"])
     content = yaml.safe_load(text)
     profile = Profile("new", "", "", "", system, Path("new.yaml"), tuple(content["needs"]), options=content["options"])
     every = judge(profile, of_profile(profile), machine)
@@ -362,14 +362,14 @@ def test_a_draft_loads_and_passes_the_check_at_once(machine: Machine) -> None:
 def test_a_draft_passes_where_nodes_list_no_gpus_and_where_scontrol_does_not_answer() -> None:
     for text in ("cpu*|(null)|128|256000|3-00:00:00|milan\n", SINFO):
         machine = replace(ME, queues=parse_sinfo(text))
-        drafted = yaml.safe_load(draft.render("slurm", machine, "2026-01-01"))["options"]
+        drafted = yaml.safe_load(draft_profile.render("slurm", machine, "2026-01-01"))["options"]
         profile = Profile("new", "", "", "", "slurm", Path("new.yaml"), options=drafted)
         assert {one.grade for one in judge(profile, of_profile(profile), machine)} <= {"ok", "not checked"}
 
 
 def test_a_queue_whose_name_is_a_word_of_yaml_is_in_quotes() -> None:
     found = parse_sinfo("off|gpu:1e3:1|8|1000|infinite|(null)\n")
-    options = yaml.safe_load(draft.render("slurm", Machine(found), "2026-01-01"))["options"]
+    options = yaml.safe_load(draft_profile.render("slurm", Machine(found), "2026-01-01"))["options"]
     assert (options["queue"], options["gpu-type"]) == ("off", "1e3")
 
 
@@ -400,14 +400,14 @@ def test_a_default_qos_that_may_lift_the_limit_is_no_failure() -> None:
 
 def test_a_draft_prefers_whole_gpus_and_queues_that_an_account_of_the_user_may_use() -> None:
     nodes = parse_sinfo("a|gpu:a100:4|64|500000|infinite|(null)\nm|gpu:1g.10gb:56|64|500000|infinite|(null)\n")
-    assert yaml.safe_load(draft.render("slurm", Machine(nodes), "2026-01-01"))["options"]["gpu-type"] == "a100"
+    assert yaml.safe_load(draft_profile.render("slurm", Machine(nodes), "2026-01-01"))["options"]["gpu-type"] == "a100"
     rules = {
         "labx": Rules(allowed={"account": frozenset({"labx"})}),
         "members": Rules(denied={"account": frozenset({"guests"})}),
         "vip": Rules(allowed={"qos": frozenset({"vip"})}),
     }
     machine = Machine(replace(nodes, rules=rules), replace(ACCOUNTS, enforced=frozenset()))
-    text = draft.render("slurm", machine, "2026-01-01")
+    text = draft_profile.render("slurm", machine, "2026-01-01")
     assert "#   labx: not for you: it is open only to account labx\n" in text
     assert "#   members: no walltime limit\n" in text
     assert "#   vip: not for you: it is open only to qos vip\n" in text

@@ -18,8 +18,7 @@ from hpcgpu.batch.queues import Machine, Queues
 from hpcgpu.batch.slurm.queues import parse_sinfo
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.options import profiles
-from hpcgpu.profiles import draft
+from hpcgpu.profiles import draft_profile, site_profiles
 from hpcgpu.scripts.render import render
 from tests.helpers import golden, printed
 
@@ -48,12 +47,12 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_there_is_one_for_each_site() -> None:
-    assert profiles.names() == ALL
+    assert site_profiles.names() == ALL
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_each_says_where_it_is_from_and_gives_golden_scripts(name: str) -> None:
-    profile = profiles.load(name)
+    profile = site_profiles.load(name)
     assert profile.source.startswith("https://") and profile.date.startswith("20") and profile.about
     given = {option: GIVEN[option] for option in profile.needs}
     base = {"name": "demo", "cluster_directory": "/home/me/clusters", "python": "/opt/env/bin/python", "profile": name}
@@ -65,15 +64,15 @@ def test_each_says_where_it_is_from_and_gives_golden_scripts(name: str) -> None:
 
 def test_the_site_s_advice_has_its_source_and_when_it_was_read(own_home: Path) -> None:
     for name in ALL:
-        for advice in profiles.load(name).advice.values():
+        for advice in site_profiles.load(name).advice.values():
             assert advice.says and advice.source.startswith("https://") and advice.read.startswith("20")
-    assert "podman-hpc" in profiles.load("perlmutter").advice["containers"].says
+    assert "podman-hpc" in site_profiles.load("perlmutter").advice["containers"].says
     directory = own_home / ".config" / "hpcgpu" / "profiles"
     directory.mkdir(parents=True)
     for advice in ("{jupyter: use it}", "{weather: {says: x, source: y, read: z}}", "[1]"):
         (directory / "odd.yaml").write_text(f"system: slurm\noptions: {{}}\nadvice: {advice}\n")
         with pytest.raises(OptionError, match="`advice` has containers and jupyter, each with read, says, source"):
-            profiles.load("odd")
+            site_profiles.load("odd")
 
 
 def test_arguments_count_before_configuration_before_the_profile() -> None:
@@ -130,10 +129,10 @@ def test_a_profile_of_one_s_own_counts_first_and_is_checked(own_home: Path) -> N
         resolve("slurm", {"profile": "odd"})
     (directory / "odd.yaml").write_text("options: [1, 2]\n")
     with pytest.raises(OptionError, match=r"odd\.yaml must hold `system` and `options`"):
-        profiles.load("odd")
+        site_profiles.load("odd")
     (directory / "odd.yaml").write_text("{")
     with pytest.raises(OptionError, match=r"'odd' cannot be read from .*odd\.yaml"):
-        profiles.load("odd")
+        site_profiles.load("odd")
 
 
 def test_a_draft_from_sinfo() -> None:
@@ -143,7 +142,7 @@ def test_a_draft_from_sinfo() -> None:
         "small|gpu:2,lustre:1|16|64000|infinite|(null)\nnonsense\n"
     )
     assert [(q.name, q.gpus, q.gpu_type, q.cores) for q in found.gpus] == [("gpu", 4, "a100", 64), ("small", 2, "", 16)]
-    text = draft.render("slurm", Machine(found), "2026-01-01")
+    text = draft_profile.render("slurm", Machine(found), "2026-01-01")
     content = yaml.safe_load(text)
     assert content["options"] == {
         "queue": "gpu",
@@ -159,7 +158,7 @@ def test_a_draft_from_sinfo() -> None:
         and "# Features of the nodes: a100,ib" in text
     )
     none = Queues(gpus=[], by_default=False)
-    assert yaml.safe_load(draft.render("slurm", Machine(none), "2026-01-01"))["options"] == {
+    assert yaml.safe_load(draft_profile.render("slurm", Machine(none), "2026-01-01"))["options"] == {
         "gpus-per-node": 1,
         "gpu-request": "none",
     }
@@ -173,7 +172,7 @@ def test_a_draft_from_pbsnodes() -> None:
     }  # the recorded ones are vnodes of one
     queues = parse_nodes(hosts)
     assert {(q.gpus, q.gpu_type, q.cores) for q in queues} == {(4, "a100", 16), (1, "t4", 4)}
-    content = yaml.safe_load(draft.render("pbs", Machine(Queues(gpus=queues, by_default=True)), "2026-01-01"))
+    content = yaml.safe_load(draft_profile.render("pbs", Machine(Queues(gpus=queues, by_default=True)), "2026-01-01"))
     assert content["system"] == "pbs" and content["options"]["gpu-type"] == "a100"
 
 
@@ -188,7 +187,7 @@ def test_a_node_with_a_vnode_for_each_socket_is_one_node_and_nodes_that_differ_i
     assert (queue.gpus, queue.cores, queue.memory) == (4, 64, 500000)
     mixed = parse_nodes({"a": vnode("h", "1gb"), "b": vnode("h", "1gb", "t4,cc75")})
     assert [(q.gpus, q.gpu_type, q.others) for q in mixed] == [(2, "a100", 2), (2, "t4,cc75", 2)]
-    text = draft.render("pbs", Machine(Queues(gpus=mixed[1:], by_default=True)), "2026-01-01")
+    text = draft_profile.render("pbs", Machine(Queues(gpus=mixed[1:], by_default=True)), "2026-01-01")
     assert yaml.safe_load(text)["options"]["gpu-type"] == "t4" and "Other names of this type: cc75" in text
 
 

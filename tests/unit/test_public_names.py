@@ -1,4 +1,4 @@
-"""What the package says of its names is true: `__all__`, and the errors that public calls document."""
+"""What the package says of its names is true: what is private stays so, and errors that calls document exist."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import ast
 import builtins
 import functools
 import inspect
-import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,61 +96,37 @@ def _used(name: str) -> Iterator[tuple[str, str]]:
             yield modules[node.value.id], node.attr
 
 
-@functools.cache
-def surfaces() -> dict[str, dict[str, list[str]]]:
-    """Return `__all__` of each module, and all that the module has; read in a process of its own, as preloads change
-    the one they are in.
-    """
-    code = """
-import importlib, json, sys
-modules = {}
-for name in sys.argv[1:]:
-    try:
-        modules[name] = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if not error.name.startswith(("anywidget", "jupyter_server")):
-            raise
-names = {name: {"all": [*getattr(module, "__all__", ())], "has": dir(module)} for name, module in modules.items()}
-print(json.dumps(names))
-"""
-    names = [name for name in MODULES if name != "hpcgpu.__main__"]
-    done = subprocess.run([sys.executable, "-c", code, *names], check=True, capture_output=True, text=True)
-    read: dict[str, dict[str, list[str]]] = json.loads(done.stdout.splitlines()[-1])
-    return {**read, "hpcgpu.__main__": {"all": [], "has": []}}
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_no_module_uses_a_private_name_of_another_module(name: str) -> None:
+    taken = {f"{module}.{one}" for module, one in used(name) if module != name and re.match("_[^_]", one)}
+    assert not taken, f"{name} uses {', '.join(sorted(taken))}: a name with an underscore is for its own module"
 
 
-def surface(name: str) -> dict[str, list[str]]:
-    """Return that of one module, or skip."""
-    if name not in surfaces():
-        pytest.skip("the extra `jupyter` is not installed")
-    return surfaces()[name]
+def defined(name: str) -> Iterator[str]:
+    """Return the functions, classes and constants of a module, but no function whose decorator may register it."""
+    for node in ast.parse(MODULES[name].read_text()).body:
+        if (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list) or isinstance(
+            node, ast.ClassDef
+        ):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+#: Python, Dask, Sphinx and Jupyter use these by their names.
+HOOKS = re.compile("__|dask_|setup$|_jupyter_server_extension_points|_load_jupyter_server_extension")
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
-def test_what_other_modules_use_of_a_module_is_in_its_all(name: str) -> None:
-    taken = {attribute for other in MODULES if other != name for module, attribute in used(other) if module == name}
-    exported = set(surface(name)["all"])
-    missing = {one for one in taken if not one.startswith("_")} - exported
-    assert not missing, f"{name}.__all__ lacks {', '.join(sorted(missing))}"
-
-
-@pytest.mark.parametrize("name", sorted(set(MODULES) - {"hpcgpu", "hpcgpu.__main__", "hpcgpu.errors"}))
-def test_what_is_in_the_all_of_a_module_exists_and_is_used(name: str) -> None:
-    exported = set(surface(name)["all"])
-    assert not (absent := exported - set(surface(name)["has"])), f"{name} has no {absent}"
-    own = WORDS[MODULES[name]]
-    returned = " ".join(
-        re.findall(r"->.*", SOURCES[MODULES[name]])
-    )  # what its public functions return, a caller can name
-    hooks = {
-        one for one in exported if one.startswith("dask_") or one == "setup"
-    }  # Dask and Sphinx call these by their names
+def test_what_a_module_defines_is_used(name: str) -> None:
+    text = SOURCES[MODULES[name]]
     unused = {
         one
-        for one in exported - hooks
-        if FILES[one] == (one in own) and not re.search(rf"\b{re.escape(one)}\b", returned)
+        for one in defined(name)
+        if FILES[one] == 1 and len(re.findall(rf"\b{one}\b", text)) == 1 and not HOOKS.match(one)
     }
-    assert not unused, f"{name}.__all__ has {', '.join(sorted(unused))}, which nothing else uses"
+    assert not unused, f"nothing uses {', '.join(sorted(unused))} of {name}"
 
 
 SOURCES = {

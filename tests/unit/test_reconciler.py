@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
+import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,21 +17,21 @@ from typing import Any
 import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.cluster import draining
-from hpcgpu.cluster import periodic as periodic_module
-from hpcgpu.cluster import reconciler as reconciler_module
-from hpcgpu.cluster.adaptive import GPUAdaptive
-from hpcgpu.cluster.closing import Closing
-from hpcgpu.cluster.cluster_phases import Kind
-from hpcgpu.cluster.periodic import Periodic
-from hpcgpu.cluster.phases import Draining, Ended, Queued, Running
+from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, SubmitRefused
-from hpcgpu.options.common import DEFAULT
-from hpcgpu.scaling import units
-from hpcgpu.scaling.deciding import Drain
-from hpcgpu.scaling.model import Limits
-from hpcgpu.scaling.wanted import Adapt, DeleteGroup, Scale, WantedGroup
-from hpcgpu.store.directory import Contact
+from hpcgpu.jobs.job_phases import Draining, Ended, Queued, Running
+from hpcgpu.manager import draining
+from hpcgpu.manager import periodic_tasks as periodic_module
+from hpcgpu.manager import reconciler as reconciler_module
+from hpcgpu.manager.closing import Closing
+from hpcgpu.manager.cluster_phases import Kind, Ownership
+from hpcgpu.manager.periodic_tasks import Periodic
+from hpcgpu.options.options_and_defaults import DEFAULT
+from hpcgpu.scaling import worker_names
+from hpcgpu.scaling.decide_actions import Drain
+from hpcgpu.scaling.policy_data import Limits
+from hpcgpu.scaling.wanted_state import Close, DeleteGroup, Detach, Scale, WantedGroup
+from hpcgpu.store.contact import Contact
 from hpcgpu.store.journal import End
 from tests.unit.simulated import HOUR, Site, taken_over
 
@@ -86,18 +88,20 @@ async def test_no_job_is_submitted_into_a_reservation_that_ends(site: Site) -> N
     await site.ends("demo-0", JobState.CANCELLED)
     await site.passes(60, step=10)
     assert set(site.registry.active) <= {"demo-1"} and "the reservation ends at" in site.group.reason
+    await site.passes(closes + 30 - site.now, step=10)
+    assert set(site.registry.active) <= {"demo-1"}, "nor just after its end: its queue is closed"
 
 
 async def test_a_scheduler_job_that_the_queue_only_calls_failed_was_killed_for_memory(site: Site) -> None:
     """As Slurm 22.05 without control groups says it: in the log alone."""
-    told = "hpcgpu: unpacked /env.tar into /dev/shm/env, which is memory, in 2.0 s\n"
+    told = "hpcgpu: unpacking /env.tar into /dev/shm/env, which is memory\n"
     site.scheduler.log.parent.mkdir(parents=True, exist_ok=True)
     site.scheduler.log.write_text(f"{told}slurmstepd: error: Exceeded job memory limit\n")
     site.says("demo-scheduler", JobState.FAILED, exit_code=1)
     await site.polled()
     report = site.scheduler.failure_report()
     assert "used more memory than it requested: increase `scheduler={'memory': ...}`" in report
-    assert "unpacked in /dev/shm/env, which is memory too: set `local_directory`" in report
+    assert "/dev/shm/env, where its environment is, is memory too: set `local_directory` to a disk" in report
 
 
 async def test_the_tasks_of_a_job_that_crashes_are_charged(site: Site) -> None:
@@ -119,7 +123,7 @@ async def test_after_too_many_failures_nothing_is_replaced_until_the_user_asks(s
         await site.passes(120, step=10)
         await site.ends(max(site.registry.active), JobState.FAILED)
     assert site.group.failures.paused.startswith(
-        "3 worker jobs failed in a row; they are not replaced until you call scale() or adapt() again "
+        "3 worker jobs failed in a row; they are not replaced until you scale or adapt the group again "
         "(worker_restarts=2)"
     )
     await site.passes(HOUR, step=10)
@@ -133,12 +137,11 @@ async def test_after_too_many_failures_nothing_is_replaced_until_the_user_asks(s
 
 async def test_a_paused_adaptive_group_says_how_it_is_resumed_and_then_has_no_failure_left(site: Site) -> None:
     limits = Limits(minimum=2, maximum=2)
-    adaptive = GPUAdaptive(site.group, limits, 5.0, site.order)
-    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), adaptive)
+    adaptive = site.adapt(limits)
     for _ in range(site.options.cluster.worker_restarts + 1):
         await site.passes(120, step=10)
         await site.ends(max(site.registry.active), JobState.FAILED)
-    again = "they are not replaced until you call scale() or adapt() again, or cluster.adaptive.resume()"
+    again = "they are not replaced until you scale or adapt the group again, or call cluster.adaptive.resume()"
     assert again in adaptive.state.paused and again in site.warned[-1]
     adaptive.resume()
     await site.settled()
@@ -149,8 +152,7 @@ async def test_a_paused_adaptive_group_says_how_it_is_resumed_and_then_has_no_fa
 
 async def test_the_size_at_which_adaptive_scaling_stops_is_recorded(site: Site) -> None:
     limits = Limits(minimum=1, maximum=5)
-    adaptive = GPUAdaptive(site.group, limits, 5.0, site.order)
-    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), adaptive)
+    adaptive = site.adapt(limits)
     assert site.directory.wanted().sizes == {}
     adaptive.stop()
     await site.settled()
@@ -317,6 +319,9 @@ async def test_a_cluster_that_lost_its_name_cancels_its_jobs(site: Site) -> None
         "not the other one's jobs"
     )
     assert {status.state for status in site.queue.jobs.values()} == {JobState.CANCELLED}
+    journal = (site.directory.path / "journal.jsonl").read_text()
+    site.state.dispatcher.note_ends({"demo-0": site.job("demo-0").job_id})
+    assert (site.directory.path / "journal.jsonl").read_text() == journal, "the journal belongs to the other cluster"
 
 
 async def test_a_cluster_that_lost_its_name_says_so_and_nothing_else(site: Site) -> None:
@@ -515,12 +520,13 @@ async def test_a_job_that_starts_just_before_it_is_cancelled_counts_again(site: 
 
 async def test_a_job_that_can_never_start_pauses_adaptive_scaling(site: Site) -> None:
     limits = Limits(minimum=3, maximum=3)
-    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), GPUAdaptive(site.group, limits, 5.0, site.order))
+    site.adapt(limits)
     await site.settled()
     site.says("demo-2", JobState.PENDING, reason="QOSMaxWallDurationPerJobLimit")
     await site.passes(30)
     assert "demo-2" not in site.registry.active
-    assert any("will never start: its walltime is above your limit" in text for text in site.warned)
+    [told] = [text for text in site.warned if "will never start: its walltime is above your limit" in text]
+    assert "Adaptive scaling is paused until you scale or adapt the group again, or call" in told
     assert site.group.failures.paused and len(site.registry.active) == 2
 
 
@@ -534,11 +540,11 @@ async def test_a_contact_proves_that_the_scheduler_job_runs_before_the_queue_was
     assert site.shown["demo-scheduler"] == ("pending", "the queue has not reported it yet")
     site.now += 8
     site.directory.publish(Contact(token=site.directory.token(), job_id="1", workers="ucx://s", client="tls://s"))
-    await site.scheduler.reach()
+    await site.scheduler.wait_until_reachable()
     site.now += 600
     assert site.shown["demo-scheduler"] == ("running", "")
     assert site.scheduler.info(now=site.now).waited == 8
-    site.scheduler.heard(False)
+    site.scheduler.record_answer(False)
     assert site.shown["demo-scheduler"] == ("running", ""), "this program has left, and the queue has reported nothing"
 
 
@@ -701,6 +707,7 @@ async def test_nothing_goes_on_after_the_end_though_it_wakes_just_then(site: Sit
         event.set()
     for _ in range(steps):
         await asyncio.sleep(0)
+    site.reconciler.order(Close())
     state.closes()
     tasks = [*periodic.tasks]
     for task in tasks:
@@ -799,11 +806,12 @@ async def test_a_job_whose_submit_is_cut_short_by_the_end_is_not_shown_as_being_
     site.reconciler.order(Scale(DEFAULT, 3))
     while not begun.is_set():
         await asyncio.sleep(0.001)
+    site.reconciler.order(Close())
     site.state.closes()
     for task in site.state.tasks:
         task.cancel()
     go_on.set()
-    closing = Closing(site.state, quiet=True)
+    closing = Closing(site.reconciler, quiet=True)
     await closing.cancel()
     await closing.wait()
     closing.finish()
@@ -817,7 +825,9 @@ async def test_a_job_that_the_queue_forgot_has_its_end_in_the_journal_of_a_close
     site.loses("demo-0")
     site.forgets("demo-0")
     await site.passes(300)
-    closing = Closing(site.state, quiet=True)
+    site.reconciler.order(Close())
+    site.state.closes()
+    closing = Closing(site.reconciler, quiet=True)
     await closing.cancel()
     await closing.wait()
     closing.finish()
@@ -967,9 +977,9 @@ async def test_the_next_manager_goes_on_with_what_the_user_wants(tmp_path: Path)
     first = Site(tmp_path)
     await first.begin(3)
     limits = Limits(minimum=1, maximum=5, idle_timeout=60.0)
-    first.reconciler.order(Adapt(DEFAULT, limits, 5.0), GPUAdaptive(first.group, limits, 5.0, first.order))
+    first.adapt(limits)
     second = await taken_over(first, tmp_path)
-    assert second.group.adaptive is not None and second.group.adaptive.running
+    assert second.group.adaptive is not None and not second.group.adaptive.lost
     assert (second.group.limits.minimum, second.group.limits.maximum) == (1, 5)
     second.reconciler.order(Scale(DEFAULT, 4))
     await second.settled()
@@ -1032,8 +1042,7 @@ async def test_a_job_that_was_requeued_teaches_no_wait(site: Site) -> None:
 async def adapts(site: Site, maximum: int) -> GPUAdaptive:
     """Let the group scale adaptively; the scheduler answers once."""
     limits = Limits(maximum=maximum)
-    adaptive = GPUAdaptive(site.group, limits, 5.0, site.order)
-    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), adaptive)
+    adaptive = site.adapt(limits)
     await site.loaded()
     return adaptive
 
@@ -1129,7 +1138,7 @@ async def test_a_job_that_can_never_start_and_is_not_cancelled_is_told_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = Limits(minimum=3, maximum=3)
-    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), GPUAdaptive(site.group, limits, 5.0, site.order))
+    site.adapt(limits)
     await site.settled()
     site.says("demo-2", JobState.PENDING, reason="QOSMaxWallDurationPerJobLimit")
     refuses(site, monkeypatch)
@@ -1212,7 +1221,7 @@ async def test_a_job_of_which_a_worker_never_came_is_released_without_work_thoug
     await site.begin(0)
     await site.scale(1)
     site.says("demo-0", JobState.RUNNING, start=site.now, end=site.now + 48 * HOUR, node="n-demo-0")
-    for worker in units.workers_of("demo-0", site.options.worker)[:3]:
+    for worker in worker_names.workers_of("demo-0", site.options.worker)[:3]:
         site.client.there[f"tls://{worker}"] = {"name": worker}
         site.reconciler.worker_joined(f"tls://{worker}", worker)
     await adapts(site, 1)
@@ -1283,6 +1292,7 @@ async def cancels_at_last(site: Site, monkeypatch: pytest.MonkeyPatch, answers: 
         cancel(job_ids, only_pending=only_pending)
 
     monkeypatch.setattr(site.queue, "cancel", flaky)
+    site.state.clock = time.time  # it waits until it tries again
     periodic = Periodic(site.reconciler, site.options.cluster)
     periodic.watch_queue()
     site.state.poll_now.set()
@@ -1310,6 +1320,24 @@ async def test_a_lost_cluster_cancels_its_jobs_when_the_queue_answers_again(
     )
 
 
+async def test_a_waiting_job_that_is_given_up_is_not_said_to_be_cancelled_by_others(site: Site) -> None:
+    await site.scale(3)
+    await site.scale(2)
+    assert site.shown["demo-2"] == ("cancelled", "hpcgpu cancelled it")
+
+
+async def test_a_worker_is_not_called_lost_in_the_second_after_it_came(site: Site) -> None:
+    site.group.options = replace(site.group.options, gpus_per_node=2)
+    await site.scale(3)
+    site.says("demo-2", JobState.RUNNING)
+    await site.polled()
+    site.reconciler.worker_joined("tls://a", "demo-2-0")
+    await site.passes(1)
+    assert "1 of 2 workers missing" in site.shown["demo-2"][1]
+    site.reconciler.worker_joined("tls://b", "demo-2-1")
+    assert site.shown["demo-2"] == ("running", "")
+
+
 async def test_jobs_of_a_lost_cluster_that_the_queue_did_not_cancel_are_not_shown_as_cancelled(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1334,6 +1362,7 @@ async def test_a_cluster_that_lost_its_name_cancels_its_jobs_when_the_queue_answ
 
 async def test_a_lost_cluster_that_is_closed_cancels_no_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = refuses(site, monkeypatch)
+    site.state.clock = time.time  # it waits until it tries again
     site.says("demo-scheduler", JobState.TIMEOUT)
     site.client.listening = False
     periodic = Periodic(site.reconciler, site.options.cluster)
@@ -1342,6 +1371,7 @@ async def test_a_lost_cluster_that_is_closed_cancels_no_more(site: Site, monkeyp
     async with asyncio.timeout(60):
         while len(asked) < 3:
             await asyncio.sleep(0.01)
+    site.reconciler.order(Close())
     site.state.closes()
     await asyncio.wait(periodic.tasks, timeout=60)
     assert not periodic.tasks
@@ -1379,8 +1409,7 @@ async def test_adapt_releases_no_job_because_there_was_no_work_before_it_was_cal
 
     monkeypatch.setattr(site.client, "load", busy)  # now there is
     limits = Limits(maximum=2, idle_timeout=0.0)
-    adaptive = GPUAdaptive(site.group, limits, 5.0, site.order)
-    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), adaptive)
+    adaptive = site.adapt(limits)
     await site.settled()
     assert len(site.registry.active) == 2
     assert adaptive.state.reason == (
@@ -1403,7 +1432,7 @@ async def test_adapt_submits_no_job_for_work_that_was_there_before_it_was_called
     await site.polled()
     monkeypatch.setattr(site.client, "load", load)  # it was quickly done
     limits = Limits(minimum=3, maximum=8)
-    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), GPUAdaptive(site.group, limits, 5.0, site.order))
+    site.adapt(limits)
     await site.settled()
     assert len(site.registry.active) == 3, "the minimum counts at once"
     await site.loaded()
@@ -1426,7 +1455,7 @@ async def test_an_answer_to_a_query_from_before_adapt_was_called_does_not_count(
     query = asyncio.ensure_future(site.loaded())
     await asked.wait()
     limits = Limits(maximum=8)
-    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), GPUAdaptive(site.group, limits, 5.0, site.order))
+    site.adapt(limits)
     answer.set()
     await query
     assert len(site.registry.active) == 2
@@ -1445,7 +1474,7 @@ async def test_of_many_jobs_that_lack_workers_a_few_are_named(tmp_path: Path) ->
     for name in list(site.registry.active):
         site.loses(f"{name}-1")
     await site.passes(5)
-    told = site.reconciler.shortages()
+    told = site.reconciler.lost_jobs.shortages()
     assert len(told) == 4 and re.match(r"worker job \d+ \(demo-0\) lost 1 of 2 workers", told[0])
     assert told[-1] == "22 more worker jobs lack workers"
     assert len(site.reconciler.about()) < 500, "the scheduler is told this with each heartbeat"
@@ -1536,7 +1565,7 @@ async def test_after_many_jobs_end_together_the_user_learns_that_they_are_not_re
         site.loses(name)
     await site.polled()
     assert not any("replaces it" in text for text in site.warned)
-    with pytest.raises(ClusterError, match="27 worker jobs failed in a row; they are not replaced until you call"):
+    with pytest.raises(ClusterError, match="27 worker jobs failed in a row; they are not replaced until you scale"):
         site.state.check()
 
 
@@ -1554,7 +1583,7 @@ async def test_many_jobs_that_can_never_start_are_cancelled_by_one_command(tmp_p
     site = Site(tmp_path)
     await site.begin(0)
     limits = Limits(minimum=30, maximum=30)
-    site.reconciler.order(Adapt(DEFAULT, limits, 5.0), GPUAdaptive(site.group, limits, 5.0, site.order))
+    site.adapt(limits)
     await site.settled()
     cancelled: list[int] = []
     cancel = site.queue.cancel
@@ -1590,13 +1619,14 @@ async def test_the_end_of_the_walltime_is_told_by_the_share_that_is_left(
 async def test_a_walltime_that_an_operator_shortens_is_told(site: Site) -> None:
     start = site.now
     for left, told in (
-        (36000.0, ""),
+        (None, ""),  # without a limit
+        (36000.0, "was shortened: it ends in 600 min"),
         (36010.0, ""),
         (7200.0, "was shortened: it ends in 120 min"),
         (7200.0, ""),
         (30.0, "ends in less than a minute"),
     ):
-        site.says("demo-scheduler", JobState.RUNNING, start=start, end=start + left)
+        site.says("demo-scheduler", JobState.RUNNING, start=start, end=None if left is None else start + left)
         await site.state.poll()
         said = site.scheduler.end_is_near(now=start)
         assert told in said and bool(told) is bool(said)
@@ -1608,6 +1638,111 @@ async def test_a_cluster_that_hpcgpu_stop_has_stopped_ends_without_a_log(site: S
     site.client.listening = False
     await site.polled()
     assert site.warned == ["cluster demo was stopped by another program, such as `hpcgpu stop`"]
+
+
+async def test_until_the_scheduler_is_there_the_reason_counts_the_jobs_that_were_just_submitted(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.registry.add(site.scheduler)
+    site.state.scheduler = site.scheduler
+    await site.scheduler.submit()
+    await site.scale(2)
+    assert site.group.reason == "the size is set to 2 jobs; 2 jobs exist"
+
+
+async def test_a_cluster_that_hpcgpu_stop_has_just_stopped_is_not_made_larger(site: Site) -> None:
+    site.directory.begin_close()
+    before = dict(site.queue.jobs)
+    with pytest.raises(ClusterError, match="was closed, by its program or by `hpcgpu stop`"):
+        site.reconciler.order(Scale(DEFAULT, 5))
+    await site.settled()
+    assert site.queue.jobs == before and site.directory.wanted().sizes == {DEFAULT: 2}
+
+
+async def test_a_detach_that_cannot_be_recorded_is_an_error_and_the_cluster_keeps_its_manager(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr("hpcgpu.store.directory.ClusterDirectory.write", no_room)
+        with pytest.raises(
+            ClusterError, match=r"cannot be detached, because \S+/demo cannot be written: No space .* Make room there"
+        ):
+            site.reconciler.order(Detach())
+    assert site.state.managed and not site.state.wanted.detached and not site.directory.detached
+    site.reconciler.order(Detach())
+    assert site.directory.detached and site.directory.wanted() == site.state.wanted
+
+
+async def test_a_detach_for_which_there_was_no_room_is_recorded_with_a_later_submit(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.state.ownership = Ownership(ends_jobs=False, ends_at_exit=False)
+    with monkeypatch.context() as full:
+        full.setattr("hpcgpu.store.directory.ClusterDirectory.write", no_room)
+        site.reconciler.submitter.detach_when_complete()
+    assert "cannot be detached" in site.warned[-1] and not site.directory.detached
+    site.reconciler.order(Scale(DEFAULT, 3))
+    await site.settled()
+    assert site.directory.detached and site.state.wanted.detached
+
+
+async def test_a_cluster_on_a_full_disk_is_scaled_and_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcgpu.store.directory.ClusterDirectory.write", no_room)
+    monkeypatch.setattr("hpcgpu.store.directory.ClusterDirectory._append", no_room)
+    site.reconciler.order(Scale(DEFAULT, 1))
+    await site.settled()
+    assert sum(not job.state.ended for job in site.queue.jobs.values()) == 2
+    site.reconciler.order(Close())
+    site.state.closes()
+    closing = Closing(site.reconciler, quiet=True)
+    await closing.cancel()
+    await closing.wait()
+    closing.finish()
+    assert all(job.state.ended for job in site.queue.jobs.values()) and not closing.problem
+    with pytest.raises(ClusterError, match="is closed"):
+        site.reconciler.order(Scale(DEFAULT, 2))
+
+
+@pytest.mark.parametrize("leave", ["detaches", "supersede"])
+async def test_a_program_that_has_left_a_cluster_does_not_cancel_it_when_the_cluster_is_lost(
+    site: Site, leave: str
+) -> None:
+    site.state.detaches() if leave == "detaches" else site.state.supersede("another program has it")
+    await site.reconciler.fail("its scheduler does not answer")
+    assert not any(job.state.ended for job in site.queue.jobs.values()) and not site.directory.closing
+
+
+async def test_a_cluster_whose_journal_cannot_be_read_for_a_while_is_scaled(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: object) -> Iterator[Any]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("hpcgpu.store.directory.ClusterDirectory._lines", fails)
+    site.reconciler.order(Scale(DEFAULT, 1))
+    await site.settled()
+    assert sum(not job.state.ended for job in site.queue.jobs.values()) == 2
+
+
+def no_room(self: object, *arguments: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_worker_jobs_that_hpcgpu_stop_ended_first_are_no_failures_and_are_not_replaced(site: Site) -> None:
+    site.directory.begin_close()
+    await site.ends("demo-0", JobState.CANCELLED)
+    assert site.warned == ["cluster demo was stopped by another program, such as `hpcgpu stop`"]
+    assert site.state.phase.lost
+
+
+async def test_a_scheduler_that_somebody_cancelled_has_its_end_in_the_journal_before_hpcgpu_cancels_the_others(
+    site: Site,
+) -> None:
+    site.says("demo-scheduler", JobState.CANCELLED, end=site.now)
+    site.client.listening = False
+    await site.polled()
+    submits = {one.name: one for one in site.directory.submits()}
+    assert site.directory.closing and submits["demo-scheduler"].before_close
+    assert not submits["demo-0"].before_close
 
 
 async def test_the_queue_is_polled_soon_after_the_last_of_several_submits(site: Site) -> None:

@@ -14,7 +14,7 @@ from hpcgpu.errors import OptionError
 from hpcgpu.scripts.bundle import make, make_single
 from hpcgpu.scripts.render import render_bundle, render_single
 from hpcgpu.store.directory import ClusterDirectory
-from hpcgpu.store.saved import read
+from hpcgpu.store.saved_options import read
 from tests.helpers import golden
 
 PLACE = Path("/home/me/clusters/demo")

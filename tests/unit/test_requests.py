@@ -6,9 +6,12 @@ import asyncio
 import time
 
 import pytest
+from distributed import Scheduler
+from distributed.core import Status
 
-from hpcgpu.runtime import requests
-from hpcgpu.runtime.requests import Requests
+from hpcgpu.dask_scheduler import manager_requests
+from hpcgpu.dask_scheduler.manager_requests import Requests
+from hpcgpu.dask_scheduler.scheduler_extension import Extension
 
 
 async def test_a_request_is_answered_by_the_manager_that_takes_it() -> None:
@@ -35,10 +38,28 @@ async def test_an_earlier_manager_that_is_gone_takes_no_request() -> None:
     assert await answer == ""
 
 
+async def test_only_the_last_manager_counts_as_present_and_may_end_the_scheduler() -> None:
+    async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        extension = Extension(scheduler, None)
+        assert await extension.heartbeat(2, "the second") == 2
+        assert await extension.heartbeat(1, "the first") == 2, "the first manager learns of the second one"
+        await extension.end(1)
+        await extension.goodbye(1)
+        told = (await extension.state())["manager"]
+        assert (told["number"], told["about"], told["present"]) == (2, "the second", True)
+        await asyncio.sleep(0)
+        assert scheduler.status is Status.running
+        await extension.goodbye(2)
+        await extension.heartbeat(2, "late")  # this heartbeat was under way
+        assert not (await extension.state())["manager"]["present"]
+        await extension.end(2)
+        await asyncio.wait_for(scheduler.finished(), 60)
+
+
 async def test_a_request_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "_ANSWER", 0.05)
+    monkeypatch.setattr(manager_requests, "_ANSWER", 0.05)
     passed = Requests()
     with pytest.raises(TimeoutError):
         await passed.request({"command": "scale"})
-    monkeypatch.setattr(requests, "REQUEST_WAIT", 0.05)
+    monkeypatch.setattr(manager_requests, "REQUEST_WAIT", 0.05)
     assert await passed.next_request(1) is None, "its program does not wait any more"

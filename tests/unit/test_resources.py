@@ -12,8 +12,8 @@ from typing import Any
 import dask
 from distributed import Client, Future, Scheduler, Worker
 
-from hpcgpu.runtime.extension import Extension
-from hpcgpu.runtime.resources import at_once, move_waiting
+from hpcgpu.dask_scheduler.resources import at_once, move_waiting
+from hpcgpu.dask_scheduler.scheduler_extension import Extension
 
 TIMEOUT = 60.0
 #: Ends the tasks that `held` runs.
@@ -146,6 +146,25 @@ async def test_a_task_stays_whose_data_would_take_longer_than_its_turn() -> None
         assert await s.settled() == {"first": 2, "second": 0}, "10 s of transfer for 1 s of work"
         tasks[futures[0].key].prefix.add_exec_time(20.0)
         assert await s.settled() == {"first": 1, "second": 1}
+
+
+async def test_the_time_that_waiting_tasks_take_is_estimated_as_dask_does() -> None:
+    async with site(**{"distributed.scheduler.unknown-task-duration": "7s"}) as s:
+        extension, tasks = Extension(s.scheduler, None), s.scheduler.tasks
+        futures = s.client.map(held, range(3), pure=False)
+        await until(lambda: all(f.key in tasks for f in futures))
+        prefix = tasks[futures[0].key].prefix
+
+        async def seconds() -> float:
+            [waiting] = (await extension.load())["waiting"]
+            assert waiting["tasks"] == 3, "there is no worker"
+            return waiting["seconds"]
+
+        assert await seconds() == 3 * 7, "unknown-task-duration"
+        prefix.add_exec_time(20.0)
+        assert await seconds() == 3 * 40, "a task of this kind has run for 20 s, and none has ended"
+        prefix.add_duration("compute", 0.0, 30.0)
+        assert await seconds() == 3 * 30
 
 
 async def test_a_worker_runs_as_many_tasks_at_once_as_its_resources_and_threads_allow() -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.batch.command import clean_environment
 from hpcgpu.batch.reasons import explain
+from hpcgpu.batch.run_command import clean_environment
 from hpcgpu.batch.slurm.reasons import REASONS
-from hpcgpu.cli import clusters
+from hpcgpu.cli.status import _print
+from hpcgpu.client import connect
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.posix.paths import remedy
-from hpcgpu.remote.snapshot import Snapshot
-from hpcgpu.runtime.reach import no_answer
+from hpcgpu.existing_clusters.snapshot import Snapshot
+from hpcgpu.posix.full_disk import remedy
+from hpcgpu.runtime.scheduler_connection import no_answer
+from hpcgpu.store.contact import Contact
 
 
 def test_a_scheduler_job_that_needs_more_memory_is_told_its_own_option() -> None:
@@ -45,7 +49,13 @@ def test_an_error_without_words_still_says_something(error: OSError) -> None:
 
 def test_a_scheduler_that_hangs_is_named_as_a_possible_cause() -> None:
     assert "stopped or stuck" in no_answer(TimeoutError())
-    assert no_answer(TimeoutError("after 3 s")) == "after 3 s"
+    for late in (TimeoutError("after 3 s"), OSError("Timed out trying to connect to tls://n1:8786 after 30 s")):
+        assert no_answer(late).startswith(f"{late}. Its process may be stopped or stuck")
+
+
+def test_who_connects_to_a_scheduler_that_hangs_is_told_so() -> None:
+    contact = Contact(token="t", job_id="7", workers="tls://n1:1", client="tls://n1:1")
+    assert "may be stopped or stuck" in connect._words(None, contact)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +64,7 @@ def test_a_scheduler_that_hangs_is_named_as_a_possible_cause() -> None:
 def test_status_does_not_say_that_a_silent_scheduler_is_not_running(
     capsys: pytest.CaptureFixture[str], state: str, words: str
 ) -> None:
-    clusters._print(Snapshot(time=0.0, name="demo", system="local", directory="/d", state=state), False, "demo")
+    _print(Snapshot(time=0.0, name="demo", system="local", directory="/d", state=state), False, "demo")
     assert words in capsys.readouterr().out
 
 
@@ -65,12 +75,20 @@ def test_only_a_lack_of_space_is_answered_by_making_room(number: int) -> None:
         assert "Make room there" in remedy(OSError(full, os.strerror(full)))
 
 
+def test_a_command_whose_output_finds_no_room_says_what_to_do() -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-P", "-m", "hpcgpu", "profiles", "list"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (ended.returncode, ended.stderr) == (1, "Error: No space left on device. Make room there\n")
+
+
 @pytest.mark.parametrize(
     "name",
-    ["SINFO_PARTITION", "SCONTROL_FUTURE", "SPRIO_FORMAT", "SQUEUE_SORT", "SLURM_CLUSTERS", "PBS_QSTAT_EXECONLY"],
+    ["SINFO_PARTITION", "SCONTROL_FUTURE", "SPRIO_FORMAT", "SQUEUE_SORT", "SLURM_CLUSTERS", "PBS_SHELL", "QSTATRCHOME"],
 )
 def test_variables_that_change_answers_do_not_reach_the_commands(name: str, tmp_path: Path) -> None:
-    kept = {"PBS_DEFAULT": "server", "SLURM_CONF": str(tmp_path / "slurm.conf"), "LANG": "C"}
+    kept = {"PBS_DEFAULT": "server", "SLURM_CONF": str(tmp_path / "slurm.conf"), "SLURM_CONF_SERVER": "c1", "LANG": "C"}
     assert clean_environment({name: "x", **kept}) == kept
 
 
@@ -82,5 +100,5 @@ def test_two_names_of_one_option_are_both_named(first: str, second: str) -> None
 
 def test_commands_name_a_cluster_as_the_user_did(capsys: pytest.CaptureFixture[str]) -> None:
     there = Snapshot(time=0.0, name="demo", system="local", directory="/d", state="running", dashboard="http://n:1")
-    clusters._print(there, False, "'/my scratch/demo'")
+    _print(there, False, "'/my scratch/demo'")
     assert "hpcgpu dashboard '/my scratch/demo')" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hpcgpu import ClusterError, OptionError, SlurmGPURunner
-from hpcgpu.cluster.runner import Task, tasks_per_node
+from hpcgpu.runner import Task, tasks_per_node
 
 STEP = {
     "SLURM_JOB_ID": "4711",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import multiprocessing
@@ -27,24 +28,33 @@ from hypothesis import strategies as st
 
 import hpcgpu
 from hpcgpu.batch.base import JobState, JobStatus, OwnJob
-from hpcgpu.batch.monitor import Answer, Monitor, presumed_ended
 from hpcgpu.batch.pbs import reasons as pbs
+from hpcgpu.batch.queue_monitor import Answer, Monitor, presumed_ended
 from hpcgpu.batch.reasons import advice, explain, outlook
 from hpcgpu.batch.slurm import reasons as slurm
 from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.configuration.resolve import resolve
+from hpcgpu.dask_scheduler import scheduler_preload
+from hpcgpu.dask_scheduler.running_calls import _function_name
+from hpcgpu.dask_scheduler.scheduler_extension import Extension, _wanted
 from hpcgpu.errors import ClusterExists, LaunchError
-from hpcgpu.fabric.choice import Node
-from hpcgpu.options.common import WorkerOptions
+from hpcgpu.fabric.choose_transport import Node
+from hpcgpu.options.options_and_defaults import WorkerOptions
 from hpcgpu.posix.printable import printable
-from hpcgpu.runtime import commands, devices, forkserver, place, reach, warned
-from hpcgpu.runtime import scheduler as scheduler_preload
-from hpcgpu.runtime.calls import _function_name
-from hpcgpu.runtime.extension import Extension, _wanted
-from hpcgpu.runtime.gpus import visible_gpus
-from hpcgpu.runtime.reach import wait_for_scheduler
-from hpcgpu.store import claims, credentials
-from hpcgpu.store.directory import ClusterDirectory, Contact
+from hpcgpu.runtime import (
+    cpu_affinity,
+    dask_commands,
+    forkserver,
+    launch,
+    preemption,
+    prepare_job,
+    scheduler_connection,
+)
+from hpcgpu.runtime.gpus_of_job import visible_gpus
+from hpcgpu.runtime.scheduler_connection import wait_for_scheduler
+from hpcgpu.store import certificates_and_keys, create_directory
+from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
 from tests.helpers import Clock
 
 if TYPE_CHECKING:
@@ -127,7 +137,7 @@ def test_the_scheduler_job_is_not_told_to_ask_for_all_gpus_of_a_node() -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> ClusterDirectory:
-    return claims.claim(tmp_path / "clusters" / "demo", lambda submits: [])
+    return create_directory.claim(tmp_path / "clusters" / "demo", lambda submits: [])
 
 
 class Gone(Slurm):
@@ -137,12 +147,23 @@ class Gone(Slurm):
         return {}
 
 
+@pytest.mark.parametrize("security", [True, False])
+def test_a_job_of_a_closed_cluster_ends_before_it_starts_anything(tmp_path: Path, security: bool) -> None:
+    made = create_directory.claim(tmp_path / "demo", None, security=security)
+    if security:
+        certificates_and_keys.create(made)
+    assert launch.open_directory(made.path).path == made.path
+    made.begin_close()
+    with pytest.raises(LaunchError, match=f"the cluster in {made.path} is closed: this job ends"):
+        launch.open_directory(made.path)
+
+
 def test_a_worker_whose_scheduler_job_is_gone_gives_up(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
     began = clock.now
-    monkeypatch.setattr(reach, "time", clock)
+    monkeypatch.setattr(scheduler_connection, "time", clock)
     directory.intend("demo-scheduler", "scheduler")
     directory.submitted("demo-scheduler", "17")
     with pytest.raises(LaunchError, match=r"the scheduler job 17 has ended .*this worker job ends too"):
@@ -164,12 +185,12 @@ def test_only_the_job_of_the_contact_removes_the_keys(directory: ClusterDirector
     directory.tls.mkdir()
     directory.intend("demo-scheduler", "scheduler")
     directory.submitted("demo-scheduler", "1")
-    place.remove_secrets(directory, directory.token(), "2")
+    prepare_job.remove_secrets(directory, directory.token(), "2")
     directory.publish(Contact(token=directory.token(), job_id="1", workers="tls://a:1", client="tls://a:2"))
-    place.remove_secrets(directory, directory.token(), "2")
+    prepare_job.remove_secrets(directory, directory.token(), "2")
     assert directory.tls.is_dir() and directory.contact() is not None
     directory.withdraw()  # the scheduler itself does so when it ends
-    place.remove_secrets(directory, directory.token(), "1")
+    prepare_job.remove_secrets(directory, directory.token(), "1")
     assert not directory.tls.is_dir()
 
 
@@ -204,8 +225,8 @@ def test_a_name_whose_jobs_are_alive_is_refused_and_one_whose_jobs_are_not_is_ke
     directory.intend("demo-0", "worker")
     directory.submitted("demo-0", "5")
     with pytest.raises(ClusterExists, match="its jobs 5 are in the queue"):
-        claims.claim(directory.path, lambda submits: ["5"])
-    again = claims.claim(directory.path, lambda submits: [])
+        create_directory.claim(directory.path, lambda submits: ["5"])
+    again = create_directory.claim(directory.path, lambda submits: [])
     assert again.submits() == [] and len(list(directory.path.parent.iterdir())) == 2
 
 
@@ -221,7 +242,7 @@ def test_credentials_are_never_readable_by_others(directory: ClusterDirectory, m
     before = os.umask(0)
     try:
         monkeypatch.setattr(os, "open", watched)
-        credentials.create(directory)
+        certificates_and_keys.create(directory)
     finally:
         os.umask(before)
     assert modes and set(modes) == {0o600}
@@ -305,8 +326,8 @@ def test_each_worker_has_the_affinity_and_the_memory_of_its_own_gpu(
 
     monkeypatch.setattr(cuda_worker, "nvml_device_index", cuda_worker.nvml_device_index)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    devices.correct_device_index()
-    devices.correct_device_index()
+    cpu_affinity.correct_device_index()
+    cpu_affinity.correct_device_index()
     asked = [cuda_worker.nvml_device_index(i, cuda_worker.cuda_visible_devices(i)) for i in range(len(expected))]
     assert asked == expected
     assert cuda_worker.nvml_device_index(1, "7,8,9") == 8, "what is not rotated is looked up as before"
@@ -345,7 +366,7 @@ async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is
     task = namedtuple("Task", "key")("task")
     worker = SimpleNamespace(name="demo-0", address="tls://a", executing={}, processing={task}, last_seen=time.time())
     scheduler = SimpleNamespace(
-        workers={"tls://a": worker}, _reschedule=lambda key, address, stimulus_id: moved.append(key)
+        workers={"tls://a": worker}, transitions=lambda recommended, stimulus: moved.extend(recommended)
     )
     extension: Any = SimpleNamespace(
         scheduler=scheduler, _leaving_since={}, calls=SimpleNamespace(running=lambda ws: 0)
@@ -361,13 +382,13 @@ async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is
 
 
 def test_a_certificate_that_is_over_is_said(directory: ClusterDirectory) -> None:
-    credentials.create(directory, 3600, waits=False)
+    certificates_and_keys.create(directory, 3600, waits=False)
     name, day = directory.path.name, 86400
-    assert credentials.problem(directory, now=time.time() + day) == ""
-    assert f"the certificate of cluster {name} expired on 20" in credentials.problem(
+    assert certificates_and_keys.problem(directory, now=time.time() + day) == ""
+    assert f"the certificate of cluster {name} expired on 20" in certificates_and_keys.problem(
         directory, now=time.time() + day + 7200
     )
-    early = credentials.problem(directory, now=time.time() - day - 60)
+    early = certificates_and_keys.problem(directory, now=time.time() - day - 60)
     assert f"the certificate of cluster {name} is not valid before 20" in early
     assert f"check the clock of {socket.gethostname()}" in early
 
@@ -388,9 +409,11 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
 ) -> None:
     addresses = {"lo": "127.0.0.1", "ib0": "10.1.0.3"}
     node = Node(has_ucxx=True, ports=("mlx5_0/1",), transports=transports, infiniband=("ib0",), addresses=addresses)
-    monkeypatch.setattr(commands.choice, "this_node", lambda *, ucx: node if ucx else replace(node, transports=()))
-    monkeypatch.setattr(commands.authentication, "install", lambda: None)
-    monkeypatch.setattr(commands.os, "environ", dict(os.environ))
+    monkeypatch.setattr(
+        dask_commands.choose_transport, "this_node", lambda *, ucx: node if ucx else replace(node, transports=())
+    )
+    monkeypatch.setattr(dask_commands.authentication, "install", lambda: None)
+    monkeypatch.setattr(dask_commands.os, "environ", dict(os.environ))
     arguments = SimpleNamespace(
         gpus=1,
         protocol="ucx",
@@ -400,9 +423,9 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
         lease=0.0,
         command=["python", "-m", "x"],
     )
-    command = commands.scheduler_command(arguments, directory, OwnJob(job_id="17", name="demo-scheduler"))  # type: ignore[arg-type]
+    command = dask_commands.scheduler_command(arguments, directory, OwnJob(job_id="17", name="demo-scheduler"))  # type: ignore[arg-type]
     assert "ucx,tls" in command or "ucx,tcp" in command
-    assert json.loads(commands.os.environ["HPCGPU_FABRIC"])["fabric"].startswith(why)
+    assert json.loads(dask_commands.os.environ["HPCGPU_FABRIC"])["fabric"].startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -509,7 +532,7 @@ def test_workers_are_spawned_if_the_fork_server_has_no_safe_place_for_its_socket
     if mode is not None:
         place.mkdir()
         place.chmod(mode)
-    monkeypatch.setattr(forkserver, "_PLACE", place)
+    monkeypatch.setattr(forkserver, "_SOCKET_PARENT", place)
     with contextlib.ExitStack() as at_end:
         assert forkserver.begin(gpus=False, at_end=at_end) is None
     said = capsys.readouterr().err
@@ -519,7 +542,10 @@ def test_workers_are_spawned_if_the_fork_server_has_no_safe_place_for_its_socket
 def program(text: str, place: Path) -> subprocess.CompletedProcess[str]:
     """Run a program of its own, which finds modules in a directory."""
     (place / "program.py").write_text(text)
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place), str(Path(hpcgpu.__file__).parents[1])])}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(place), str(Path(hpcgpu.__file__).parents[1])]),
+    }
     command = [sys.executable, str(place / "program.py")]
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
 
@@ -534,10 +560,10 @@ from hpcgpu.runtime import forkserver
 forkserver._TIMEOUT, forkserver._MODULES = 0.0, ("hangs",)
 if __name__ == "__main__":
     with contextlib.ExitStack() as at_end:
-        warm = forkserver.begin(gpus=False, at_end=at_end)
+        fork_server = forkserver.begin(gpus=False, at_end=at_end)
         servers = [child for child in psutil.Process().children() if "resource_tracker" not in str(child.cmdline())]
-        assert warm is not None and len(servers) == 1
-        assert forkserver.finish(warm, ["worker"], gpus=False) == ["worker"]
+        assert fork_server is not None and len(servers) == 1
+        assert forkserver.finish(fork_server, ["worker"], gpus=False) == ["worker"]
         servers[0].wait(60)
     os._exit(0)
 """,
@@ -566,9 +592,9 @@ if __name__ == "__main__":
     kept = open(__file__)
     print("twice, if it is written by the fork too", end=" ")
     with contextlib.ExitStack() as at_end:
-        warm = forkserver.begin(gpus=False, at_end=at_end)
-        warm._thread.join(60)
-        warm.stop()
+        fork_server = forkserver.begin(gpus=False, at_end=at_end)
+        fork_server._thread.join(60)
+        fork_server.stop()
     os._exit(0)
 """,
         tmp_path,
@@ -600,7 +626,7 @@ if __name__ == "__main__":
 def test_workers_are_spawned_if_every_user_could_reach_the_socket_of_the_fork_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(forkserver, "_PLACE", tmp_path)
+    monkeypatch.setattr(forkserver, "_SOCKET_PARENT", tmp_path)
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(tmp_path))  # type: ignore[attr-defined]
     monkeypatch.setattr(multiprocessing.connection, "arbitrary_address", lambda family: "\0listener-1-0")  # 3.11.0
     with contextlib.ExitStack() as at_end:
@@ -610,12 +636,40 @@ def test_workers_are_spawned_if_every_user_could_reach_the_socket_of_the_fork_se
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("warned", [True, False])
+def test_workers_that_stay_at_a_warning_end_with_the_first_process_of_the_job(
+    monkeypatch: pytest.MonkeyPatch, warned: bool
+) -> None:
+    program: Any = ModuleType("pretended_program")
+    begun, signals = list[float](), list[signal.Signals]()
+    worker = multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True)
+
+    async def wait_for_signals() -> int:
+        while signals and not begun:  # the second signal comes when the workers retire
+            await asyncio.sleep(0)
+        assert worker.is_alive()
+        signals.append(signal.SIGTERM)
+        return signals[-1]
+
+    program.wait_for_signals = wait_for_signals
+    monkeypatch.setitem(sys.modules, program.__name__, program)
+    retirement: Any = SimpleNamespace(warned=lambda: 100.0 if warned else None, begin_at_once=begun.append)
+    worker.start()
+    try:
+        preemption.listen(program.__name__, retirement)
+        assert asyncio.run(program.wait_for_signals()) == signal.SIGTERM
+        worker.join(60)
+        assert worker.exitcode == -signal.SIGKILL and begun == [100.0] * warned
+    finally:
+        worker.kill()
+
+
 def test_a_release_of_dask_cuda_that_waits_for_signals_in_another_way_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program = ModuleType("a_program_of_dask")
     monkeypatch.setitem(sys.modules, program.__name__, program)
     monkeypatch.setenv("HPCGPU_WARNED", "1")  # of a worker that started this job
-    warned.expect(program)
-    warned.listen(program.__name__, None)
+    preemption.expect(program)
+    preemption.listen(program.__name__, None)
     assert "HPCGPU_WARNED" not in os.environ and not hasattr(program, "wait_for_signals")

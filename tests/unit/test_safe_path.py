@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.errors import OptionError
-from hpcgpu.jupyter import starting
+from hpcgpu.jupyter import start_from_form
 
 ROOT = Path(__file__).parents[2]
 #: A start of a Python with a module or code, in a list of arguments or in a script.
@@ -21,7 +21,7 @@ def test_each_python_that_is_started_leaves_out_the_working_directory() -> None:
     files = [*(ROOT / "hpcgpu").rglob("*.py"), *(ROOT / "templates").rglob("*.j2")]
     found = {(path.name, flag) for path in files for flag in STARTS.findall(path.read_text())}
     assert {name for name, flag in found if flag != "-P"} == BECOMES
-    assert {"starting.py", "queue.py", "manager_process.py", "single.sbatch.j2"} <= {name for name, _ in found}
+    assert {"start_from_form.py", "queue.py", "start_manager.py", "single.sbatch.j2"} <= {name for name, _ in found}
 
 
 def test_the_page_starts_the_installed_hpcgpu_whatever_the_server_s_directory_has(
@@ -30,9 +30,9 @@ def test_the_page_starts_the_installed_hpcgpu_whatever_the_server_s_directory_ha
     (tmp_path / "hpcgpu.py").write_text('print(\'{"name": "of a stranger"}\')')
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError, match="no-such-option"):
-        starting.run(["start", "--no-such-option"])
+        start_from_form.run(["start", "--no-such-option"])
 
 
 def test_a_request_for_the_help_of_the_command_is_refused() -> None:
     with pytest.raises(OptionError, match="'help' cannot be set from Jupyter"):
-        starting.arguments({"name": "demo", "options": {"help": True}})
+        start_from_form.arguments({"name": "demo", "options": {"help": True}})

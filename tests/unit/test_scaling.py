@@ -8,8 +8,8 @@ import pytest
 
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.options.common import WorkerOptions
-from hpcgpu.scaling.units import jobs_for, limits
+from hpcgpu.options.options_and_defaults import WorkerOptions
+from hpcgpu.scaling.sizes_to_jobs import jobs_for, limits
 
 
 def workers(**options: Any) -> WorkerOptions:

@@ -16,11 +16,11 @@ from typing import Any
 import dask
 import pytest
 
-from hpcgpu.cluster.starting import check_local_directory
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import LaunchError, NotTrusted, OptionError
+from hpcgpu.manager.start_cluster import check_local_directory
 from hpcgpu.runtime import scratch
-from hpcgpu.runtime.place import temporary_place
+from hpcgpu.runtime.prepare_job import temporary_place
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 
@@ -62,6 +62,17 @@ def test_what_a_killed_process_left_goes_when_the_next_one_starts_and_no_other(t
     assert [path.name for path in tmp_path.iterdir()] == ["hpcgpu-of-another-user"]
 
 
+def test_nothing_is_removed_where_others_could_put_something_in_its_place(tmp_path: Path) -> None:
+    left = tmp_path / f"hpcgpu-{os.getuid()}-{socket.gethostname()}-a1b2c3d4"
+    left.mkdir()
+    tmp_path.chmod(0o777)
+    with scratch.made(tmp_path):
+        assert left.exists()
+    tmp_path.chmod(0o700)
+    with scratch.made(tmp_path):
+        assert not left.exists()
+
+
 def test_one_that_another_process_swept_away_before_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,19 +93,19 @@ def test_one_that_another_process_swept_away_before_it_was_locked_is_made_again(
 def test_the_place_is_what_was_given_else_dasks_else_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with dask.config.set({"temporary-directory": None}):
-        assert scratch.place() == tmp_path
+        assert scratch.temporary_directory() == tmp_path
     with dask.config.set({"temporary-directory": str(tmp_path / "configured")}):
-        assert scratch.place() == tmp_path / "configured"
-        assert scratch.place(str(tmp_path / "given" / "here")) == tmp_path / "given" / "here"
+        assert scratch.temporary_directory() == tmp_path / "configured"
+        assert scratch.temporary_directory(str(tmp_path / "given" / "here")) == tmp_path / "given" / "here"
     assert (tmp_path / "given").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_place_where_everybody_can_replace_it_is_refused_and_one_like_tmp_is_not(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(NotTrusted, match="chmod o-w"):
-        scratch.place(str(tmp_path))
+        scratch.temporary_directory(str(tmp_path))
     tmp_path.chmod(0o1777)
-    assert scratch.place(str(tmp_path)) == tmp_path
+    assert scratch.temporary_directory(str(tmp_path)) == tmp_path
 
 
 def test_a_tmpdir_of_the_site_that_others_can_replace_is_not_used_and_no_reason_to_end(
@@ -105,7 +116,7 @@ def test_a_tmpdir_of_the_site_that_others_can_replace_is_not_used_and_no_reason_
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch" / "job-7"))
     (tmp_path / "scratch" / "job-7").mkdir(mode=0o700)
     with dask.config.set({"temporary-directory": None}):
-        assert scratch.place() == Path("/tmp")
+        assert scratch.temporary_directory() == Path("/tmp")
     assert "Dask's temporary files are in /tmp" in capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcgpu.batch import pbs, slurm
-from hpcgpu.batch.directives import parse_directive, quoted
+from hpcgpu.batch.directive_syntax import parse_directive, quoted
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
 from hpcgpu.scripts.render import render

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.display.jobinfo import JobInfo
-from hpcgpu.remote import queries, snapshot
-from hpcgpu.runtime.wire import GPUState, GroupState
-from hpcgpu.store import claims
+from hpcgpu.dask_scheduler.rpc_types import GPUState, GroupState
+from hpcgpu.display.job_info import JobInfo
+from hpcgpu.existing_clusters import query_jobs, snapshot
+from hpcgpu.store import create_directory
 from hpcgpu.store.journal import Submit
 
 
@@ -37,6 +37,13 @@ def test_a_process_that_is_connected_proves_that_its_job_runs(
     assert job.state == state and (job.reason == "") is (state == "running")
 
 
+def test_a_job_that_the_queue_does_not_know_a_minute_after_its_submit_may_have_been_dropped() -> None:
+    submit = Submit(kind="worker", name="demo-0", time=0.0, job_id="7")
+    early, late = (snapshot._info(submit, "7", None, 0, True, Path("log"), now=now) for now in (10.0, 100.0))
+    assert early.reason == "the queue does not know it"
+    assert "it has ended, or a queue that passes jobs on dropped it" in late.reason
+
+
 @pytest.mark.parametrize(
     ("queue", "problem", "state"),
     [
@@ -51,7 +58,7 @@ def test_a_process_that_is_connected_proves_that_its_job_runs(
 def test_a_cluster_whose_scheduler_job_has_ended_has_ended_whatever_it_left(
     tmp_path: Path, queue: JobState, problem: bool, state: str
 ) -> None:
-    directory = claims.claim(tmp_path / "demo", lambda earlier: [], system="slurm")
+    directory = create_directory.claim(tmp_path / "demo", lambda earlier: [], system="slurm")
     submit = Submit(kind="scheduler", name="demo-scheduler", time=0.0, job_id="7")
     known = JobStatus(job_id="7", state=queue, name=submit.name)
     job = snapshot._info(submit, "7", known, 0, False, Path("log"), now=100.0)
@@ -109,7 +116,7 @@ def test_a_job_of_somebody_else_that_has_the_id_by_now_is_not_shown() -> None:
     of = Submit(kind="worker", name="demo-0", time=0.0, job_id="7")
     theirs = JobStatus(job_id="7", state=JobState.RUNNING, name="somebody-else")
     batch = SimpleNamespace(poll=lambda ids: {"7": theirs}, ended=lambda ids: {"7": theirs})
-    assert queries.looked_up({"7": of}, batch) == {}  # type: ignore[arg-type]
+    assert query_jobs.looked_up({"7": of}, batch) == {}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +131,7 @@ def test_a_job_of_somebody_else_that_has_the_id_by_now_is_not_shown() -> None:
         ("demo-1", "failed", 201.0, 200.0, True),
         ("demo-1", "failed", 199.0, 200.0, False),  # that may be why the cluster was closed
         ("demo-0", "out_of_memory", 90.0, 80.0, False),
-        ("demo-0", "running", None, 80.0, False),
+        ("demo-2", "cancelled", 199.0, 200.0, False),  # it was seen to end before the cluster was stopped
     ],
 )
 def test_a_cancel_of_our_own_is_not_blamed_on_others(
@@ -134,5 +141,47 @@ def test_a_cancel_of_our_own_is_not_blamed_on_others(
         id="7", kind="worker", name=name, state=state, reason="others", waited=0.0, node="", workers=0, log=Path("log"),
         ended=ended,
     )  # fmt: skip
-    shown = snapshot._whose(job, {"demo-0"}, over)
+    submit = Submit(kind="worker", name=name, cancelled=name == "demo-0", before_close=name == "demo-2")
+    shown = snapshot._whose(job, submit, over)
     assert (shown.state, shown.reason) == (("cancelled", "hpcgpu cancelled it") if ours else (state, "others"))
+
+
+@pytest.mark.parametrize(
+    ("state", "workers", "decided", "over", "shown"),
+    [
+        ("running", 0, True, None, "completing"),  # as the last poll had it
+        ("running", 1, True, None, "running"),  # its data moves first
+        ("completing", 0, True, None, "completing"),
+        ("pending", 0, True, None, "pending"),  # it is cancelled only while it is pending
+        ("running", 0, False, None, "running"),
+        ("running", 0, False, 80.0, "completing"),
+        ("pending", 0, False, 80.0, "completing"),
+        ("timeout", 0, True, 80.0, "timeout"),
+    ],
+)
+def test_a_job_that_hpcgpu_ends_is_not_shown_as_running_until_the_next_poll(
+    state: str, workers: int, decided: bool, over: float | None, shown: str
+) -> None:
+    job = _job("demo-0", state=state, workers=workers, reason="others", time_left=60.0)
+    now = snapshot._whose(job, Submit(kind="worker", name="demo-0", cancelled=decided), over)
+    assert now.state == shown and (now.reason == "hpcgpu cancelled it") is (shown == "completing")
+
+
+@pytest.mark.parametrize(("age", "soon"), [(2.0, True), (300.0, False)])
+def test_who_begins_to_look_just_after_a_start_looks_again_soon(tmp_path: Path, age: float, soon: bool) -> None:
+    directory = create_directory.claim(tmp_path / "demo", None, system="local")
+    directory.intend("demo-scheduler", "scheduler")
+    observer = snapshot.Observer(directory)
+    now = max(directory.times()) + age
+    batch = SimpleNamespace(find=lambda name: ["7"], poll=lambda ids: {}, ended=lambda ids: {})
+    observer._poll(batch, now=now)  # type: ignore[arg-type]
+    assert (observer._cadence.next_poll < now + 2) is soon
+
+
+def test_a_cluster_whose_jobs_were_just_cancelled_does_not_wait(tmp_path: Path) -> None:
+    directory = create_directory.claim(tmp_path / "demo", None, system="local")
+    directory.intend("demo-scheduler", "scheduler")
+    scheduler = _job("demo-scheduler", kind="scheduler", state="completing")
+    assert snapshot._state(directory, [scheduler], answers=False, problem=False) == "waiting"
+    directory.begin_close()
+    assert snapshot._state(directory, [scheduler], answers=False, problem=False) == "ended"

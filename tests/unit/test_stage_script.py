@@ -35,7 +35,7 @@ def test_scripts_name_the_archive_its_hash_and_the_directory(archive: Path, syst
     text = render(system, kind, options(system, archive, local_directory="$TMPDIR/my disk"), PLACE, command=what)
     unpacks = f"hpcgpu.runtime.stage '{archive}' --sha256 {hashlib.sha256(b'packed').hexdigest()} "
     assert f"{unpacks}--local-directory '$TMPDIR/my disk' --)\n" in text
-    assert f'exec "${{staged[@]}}" -P -m hpcgpu.runtime.{what or "launch"} {kind} ' in text
+    assert f'exec "${{staged[@]}}" -P -m hpcgpu.runtime.{"job_check" if what else "launch"} {kind} ' in text
 
 
 def test_each_node_of_a_job_unpacks_for_itself(archive: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -342,7 +343,7 @@ def test_a_job_says_whom_it_waits_for_and_takes_another_directory_if_that_hangs(
         place.mkdir(mode=0o700)
     holder = start(hanging, places[0], sha256)
     monkeypatch.setattr(stage, "_SILENCE", 0.1)
-    monkeypatch.setattr(stage, "_PATIENCE", 0.5)
+    monkeypatch.setattr(stage, "_TIMEOUT", 0.5)
     with hanging.open("wb", buffering=0) as pipe:
         pipe.write(plain[: len(plain) // 2])
         until(lambda: list(places[0].glob("*/environment")), "it unpacks")
@@ -385,6 +386,30 @@ def test_a_disk_without_room_is_told_with_what_is_needed_and_free(environment: E
         subprocess.run(["umount", "-l", base], check=True)
     assert f"does not fit into {base} on {socket.gethostname()}: it needs 6 MiB, and 4 MiB are free" in said
     assert "Set local_directory to a larger disk of the node" in said
+
+
+@needs_root
+def test_what_is_killed_while_it_unpacks_into_memory_says_so(
+    environment: Environment, base: Path, tmp_path: Path, start: Start, until: Until
+) -> None:
+    plain, slow = environment.archive("env.tar.gz").read_bytes(), tmp_path / "slow.tar.gz"
+    os.mkfifo(slow)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=700", "hpcgpu", base]).returncode:
+        pytest.skip("this root cannot mount")
+    try:
+        job = start(slow, base, hashlib.sha256(plain).hexdigest())
+        children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children")
+        with slow.open("wb", buffering=0) as pipe:
+            pipe.write(plain[: len(plain) // 2])
+            until(lambda: len(children.read_text().split()) == 2, "it unpacks")
+            os.kill(int(children.read_text().split()[1]), signal.SIGKILL)  # gzip's reader
+            pipe.write(plain[len(plain) // 2 :])
+        said = job.end()
+        assert content(base) == []
+    finally:
+        subprocess.run(["umount", "-l", base], check=True)
+    assert re.search(rf"hpcgpu: unpacking {slow} into {base}/\S+, which is memory\n", said), said
+    assert f"stage: what unpacked {slow} on {socket.gethostname()} was killed" in said, said
 
 
 def test_a_filesystem_that_other_machines_see_is_not_used(

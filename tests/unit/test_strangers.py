@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import resource
+import socket
+import struct
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import dask
 import pytest
 from distributed.comm import connect, listen
 from distributed.security import Security
 
 from hpcgpu.fabric import authenticated_tcp, strangers, tls
 from hpcgpu.fabric.authentication import ARGUMENT
-from hpcgpu.fabric.strangers import Refusals, Strangers, most_at_a_time
+from hpcgpu.fabric.strangers import Refusals, Strangers, most_at_a_time, time_limit
 
 SCHEMES = pytest.mark.parametrize("scheme", ["authenticated", "tls"])
 
@@ -103,17 +107,46 @@ async def test_a_stranger_does_not_fill_the_log(scheme: str, caplog: pytest.LogC
     assert len(told) == 10 and all("refused a connection from " in line for line in told)
 
 
+@SCHEMES
+@pytest.mark.parametrize("sent", [b"", b"x"], ids=["nothing", "a byte"])
+async def test_a_peer_that_resets_its_connection_before_it_is_accepted_leaves_no_traceback(
+    scheme: str, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with echo(scheme) as (address, arguments):
+        host, port = address.split("://")[1].split(":")
+        await converse(address, arguments)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(60):  # the listener accepts none of them before the next await
+            with socket.create_connection((host, int(port))) as one:
+                one.sendall(sent)
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await converse(address, arguments)
+        async with asyncio.timeout(20):
+            while len(os.listdir("/proc/self/fd")) > before:
+                await asyncio.sleep(0.01)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) <= 10
+
+
 def test_ten_refusals_a_minute_are_told_and_the_others_are_counted() -> None:
     refusals = Refusals()
-    assert [refusals.told(100.0) for _ in range(12)] == [0] * 10 + [None, None]
-    assert refusals.told(159.0) is None
-    assert [refusals.told(160.0), refusals.told(160.0)] == [3, 0]
+    assert [refusals.count(100.0) for _ in range(12)] == [0] * 10 + [None, None]
+    assert refusals.count(159.0) is None
+    assert [refusals.count(160.0), refusals.count(160.0)] == [3, 0]
 
 
 def test_strangers_have_a_quarter_of_the_file_descriptors_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     for soft, most in ((400, 100), (3, 1), (1_000_000, 200), (resource.RLIM_INFINITY, 200)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
         assert most_at_a_time() == most
+
+
+@pytest.mark.parametrize(("configured", "limit"), [("60s", 10.0), ("300ms", 0.3)])
+def test_a_stranger_has_at_most_ten_seconds_and_no_more_than_a_peer_of_the_cluster(
+    configured: str, limit: float
+) -> None:
+    with dask.config.set({"distributed.comm.timeouts.connect": configured}):
+        assert time_limit() == limit
 
 
 class _Silent:

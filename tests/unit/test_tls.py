@@ -32,12 +32,13 @@ from distributed.comm.core import CommClosedError
 from distributed.comm.registry import backends
 from distributed.security import Security
 
+from hpcgpu.client.connect import wait_for_contact
 from hpcgpu.errors import CertificateError, ClusterError
-from hpcgpu.fabric import certificates, tls
-from hpcgpu.remote.connection import wait_for_contact
-from hpcgpu.runtime.reach import answers
-from hpcgpu.store import claims, credentials
-from hpcgpu.store.directory import ClusterDirectory, Contact
+from hpcgpu.fabric import certificate_errors, tls
+from hpcgpu.runtime.scheduler_connection import answers
+from hpcgpu.store import certificates_and_keys, create_directory
+from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
 
 DAY = datetime.timedelta(days=1)
 
@@ -437,7 +438,7 @@ def certificate(begin: datetime.timedelta, end: datetime.timedelta, subject: str
 
 def cluster(path: Path, key: str, certificates: str) -> ClusterDirectory:
     """Make a cluster directory with these credentials."""
-    directory = claims.claim(path, lambda submits: [], system="local", security=True)
+    directory = create_directory.claim(path, lambda submits: [], system="local", security=True)
     directory.tls.mkdir(mode=0o700)
     directory.write("tls/key.pem", key)
     directory.write("tls/cert.pem", certificates)
@@ -450,7 +451,7 @@ async def scheduler_of(directory: ClusterDirectory) -> AsyncIterator[Contact]:
     async def serve(comm: Any) -> None:
         await comm.close()
 
-    arguments = credentials.security(directory).get_listen_args("scheduler")
+    arguments = certificates_and_keys.security(directory).get_listen_args("scheduler")
     async with listen("tls://127.0.0.1:0", serve, **arguments) as listener:
         address = listener.contact_address
         yield Contact(token=directory.token(), job_id="1", workers=address, client=address, dashboard="", fabric="")
@@ -475,7 +476,9 @@ async def test_a_certificate_that_is_not_valid_now_is_said_with_its_date_and_thi
         with pytest.raises(ClusterError) as waited:
             await asyncio.to_thread(wait_for_contact, directory, timeout=30, quiet=True)
         with pytest.raises(CommClosedError) as connected:
-            await connect(contact.client, timeout=30, **credentials.security(directory).get_connection_args("client"))
+            await connect(
+                contact.client, timeout=30, **certificates_and_keys.security(directory).get_connection_args("client")
+            )
     for seen in (probed, waited):
         assert words.format(name="demo") in str(seen.value)
         assert socket.gethostname() in str(seen.value)
@@ -501,12 +504,12 @@ async def test_a_scheduler_whose_clock_is_wrong_is_named(ours: None, tmp_path: P
 
 def test_what_is_said_of_dates() -> None:
     day = 86400.0
-    assert certificates.problem(0, 2 * day, now=day, host="login1") == ""
-    assert certificates.problem(day, 2 * day, now=0, host="login1", what="it") == (
+    assert certificate_errors.problem(0, 2 * day, now=day, host="login1") == ""
+    assert certificate_errors.problem(day, 2 * day, now=0, host="login1", what="it") == (
         "it is not valid before 1970-01-02 00:00:00 UTC, and the clock of login1 says 1970-01-01 00:00:00 UTC: check "
         "the clock of login1"
     )
-    assert "it expired on 1970-01-02 00:00:00 UTC" in certificates.problem(
+    assert "it expired on 1970-01-02 00:00:00 UTC" in certificate_errors.problem(
         0, day, now=2 * day, host="login1", what="it"
     )
 
@@ -517,17 +520,17 @@ def test_what_is_said_of_dates() -> None:
 def test_a_peer_that_refuses_a_certificate_for_its_dates_has_a_wrong_clock(reason: str) -> None:
     error = ssl.SSLError(1, reason)
     error.reason = reason
-    assert "check the clock of the machine at 10.0.0.1:8786" in certificates.refusal(error, "10.0.0.1:8786")
+    assert "check the clock of the machine at 10.0.0.1:8786" in certificate_errors.refusal(error, "10.0.0.1:8786")
     error.reason = "TLSV1_ALERT_UNKNOWN_CA"
-    assert certificates.refusal(error, "10.0.0.1:8786") == ""
+    assert certificate_errors.refusal(error, "10.0.0.1:8786") == ""
 
 
 # What a cluster's own credentials are
 
 
 def test_a_certificate_outlasts_ninety_days_in_the_queue_and_the_walltime_after_them(tmp_path: Path) -> None:
-    directory = claims.claim(tmp_path / "demo", lambda submits: [], system="local", security=True)
-    credentials.create(directory, walltime=7200)
+    directory = create_directory.claim(tmp_path / "demo", lambda submits: [], system="local", security=True)
+    certificates_and_keys.create(directory, walltime=7200)
     made = x509.load_pem_x509_certificate((directory.tls / "cert.pem").read_bytes())
     now, minute = datetime.datetime.now(datetime.UTC), datetime.timedelta(minutes=1)
     assert made.not_valid_after_utc > now + 90 * DAY + 120 * minute - minute
@@ -535,9 +538,11 @@ def test_a_certificate_outlasts_ninety_days_in_the_queue_and_the_walltime_after_
 
 
 async def test_a_process_in_a_job_takes_and_makes_no_connection_that_is_not_encrypted(tmp_path: Path) -> None:
-    directory = claims.claim(tmp_path / "demo", lambda submits: [], system="local", security=True)
-    credentials.create(directory)
-    configured = dask.config.merge(dask.config.config, dask.config.collect_env(credentials.environment(directory)))
+    directory = create_directory.claim(tmp_path / "demo", lambda submits: [], system="local", security=True)
+    certificates_and_keys.create(directory)
+    configured = dask.config.merge(
+        dask.config.config, dask.config.collect_env(certificates_and_keys.environment(directory))
+    )
     with dask.config.set(distributed=configured["distributed"]):
         for role in ("scheduler", "worker", "client"):
             with pytest.raises(RuntimeError, match="encryption required"):

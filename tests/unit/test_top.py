@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from hpcgpu.cli.top import picture
-from hpcgpu.display.jobinfo import JobInfo
-from hpcgpu.remote.snapshot import GPUInfo, Snapshot
+from hpcgpu.display.job_info import JobInfo
+from hpcgpu.existing_clusters.snapshot import GPUInfo, Snapshot
 
 NOW = 1e9
 

@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import hpcgpu.configuration
-from hpcgpu import LocalGPUCluster, PBSGPUCluster, SlurmGPUCluster
-from hpcgpu.cluster import runner
-from hpcgpu.configuration.signatures import module, of_system, typed_dict
-from hpcgpu.options.common import ClusterOptions, WorkerOptions
-from hpcgpu.options.schema import names
+from hpcgpu import LocalGPUCluster, PBSGPUCluster, SlurmGPUCluster, runner
+from hpcgpu.configuration.signatures import module, of_system, shared, typed_dict
+from hpcgpu.options.declare import names
+from hpcgpu.options.options_and_defaults import ClusterOptions, WorkerOptions
 
 TYPED = Path(hpcgpu.configuration.__file__).with_name("typed.py")
 MADE = (
@@ -68,7 +67,7 @@ SYSTEMS = {"slurm": "Slurm", "pbs": "PBS", "local": "Local"}
 
 def typed() -> str:
     """Make the file."""
-    classes = {"ClusterArguments": typed_dict("ClusterArguments", names(ClusterOptions))}
+    classes = shared()
     for system, title in SYSTEMS.items():
         classes |= of_system(system, title)
     options = names(ClusterOptions) | names(WorkerOptions)

@@ -17,18 +17,16 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.fabric.report import NODE
-from hpcgpu.posix.records import parse
-from hpcgpu.runtime.own import JOB, Told
-from hpcgpu.runtime.readings import METRIC, SENT, Device, Reading
-from hpcgpu.runtime.recipients import GPUS
-from hpcgpu.runtime.usage import Usage, period, works
-from hpcgpu.runtime.wire import GPUState
+from hpcgpu.dask_scheduler.measure_usage import Usage, period, works
+from hpcgpu.dask_worker.gpu_metrics import GPUS, METRIC, SENT, Device, GPUUse
+from hpcgpu.fabric.connection_report import NODE
+from hpcgpu.posix.json_records import parse
+from hpcgpu.runtime.job_identity import JOB, JobIdentity
+from hpcgpu.store.cluster_json import FORMAT
 from hpcgpu.store.directory import ClusterDirectory
-from hpcgpu.store.identity import FORMAT
-from hpcgpu.store.usage import FILE, JobUsage, line, read
+from hpcgpu.store.usage_file import FILE, JobUsage, line, read
 
-NO_CALLS: Any = SimpleNamespace(running=lambda worker: 0)
+CALLS: Any = SimpleNamespace(running=lambda worker: worker.calls)
 
 
 class Worker:
@@ -38,23 +36,20 @@ class Worker:
         self.name, self.host, self.address = name, "10.0.0.1", f"tls://{name}"
         self.has_what: list[Any] = []
         self.processing: dict[str, float] = {}
+        self.calls = 0
         self.metrics: dict[str, Any] = {}
         self.extra: dict[str, Any] = {GPUS: gpus, NODE: "n1"}
         if gpus:
             self.extra[METRIC] = {"model": "A100", "memory_total": 40}
 
     def says(self, utilization: float | None, tasks: int = 0) -> None:
-        self.metrics = {METRIC: Reading(utilization=utilization, memory_used=9, power=60.5)}
+        self.metrics = {METRIC: GPUUse(utilization=utilization, memory_used=9, power=60.5)}
         self.processing = {str(i): 1.0 for i in range(tasks)}
-
-
-def gpus(usage: Usage) -> list[GPUState]:
-    return asyncio.run(usage.gpus())
 
 
 def usage_of(*workers: Worker) -> Usage:
     async def make() -> Usage:
-        return Usage(SimpleNamespace(workers={w.name: w for w in workers}), NO_CALLS)  # type: ignore[arg-type]
+        return Usage(SimpleNamespace(workers={w.name: w for w in workers}), CALLS)  # type: ignore[arg-type]
 
     return asyncio.run(make())
 
@@ -65,7 +60,7 @@ def usage_of(*workers: Worker) -> Usage:
 def test_a_gpu_computes_if_the_driver_says_so_and_else_if_its_worker_has_tasks(
     utilization: float | None, tasks: int, expected: bool
 ) -> None:
-    assert works(Reading(utilization=utilization, memory_used=None, power=None), tasks) is expected
+    assert works(GPUUse(utilization=utilization, memory_used=None, power=None), tasks) is expected
 
 
 def test_a_gpu_is_idle_since_the_first_sample_in_which_it_computes_nothing() -> None:
@@ -74,7 +69,7 @@ def test_a_gpu_is_idle_since_the_first_sample_in_which_it_computes_nothing() -> 
     for now, utilization, idle_since in ((1.0, 0, 1.0), (2.0, 0, 1.0), (3.0, 50, None), (4.0, 0, 4.0), (5.0, 0, 4.0)):
         worker.says(utilization)
         usage.sample(now)
-        assert [gpu["idle_since"] for gpu in gpus(usage)] == [idle_since]
+        assert [gpu["idle_since"] for gpu in usage.gpus()] == [idle_since]
 
 
 def test_a_heartbeat_since_the_last_sample_never_shows_a_gpu_that_computes_as_idle() -> None:
@@ -83,11 +78,11 @@ def test_a_heartbeat_since_the_last_sample_never_shows_a_gpu_that_computes_as_id
     worker.says(0)
     usage.sample(time.time())
     worker.says(80)
-    entry = usage.now()[0]
+    entry = usage.gpus()[0]
     assert (entry["utilization"], entry["idle_since"]) == (80, None)
     usage.sample(time.time())
     worker.says(0)
-    entry = usage.now()[0]
+    entry = usage.gpus()[0]
     assert entry["utilization"] == 0 and entry["idle_since"]
 
 
@@ -95,7 +90,7 @@ def test_each_worker_with_a_gpu_has_an_entry_also_if_its_driver_says_nothing_and
     silent, talks, cpu = Worker("b-0"), Worker("a-0"), Worker("cpu-0", gpus=0)
     del silent.extra[METRIC], silent.extra[NODE]
     talks.says(None, tasks=1)
-    entries = gpus(usage_of(silent, talks, cpu))
+    entries = usage_of(silent, talks, cpu).gpus()
     assert entries[0] == {
         "worker": "a-0",
         "node": "n1",
@@ -136,7 +131,9 @@ def test_a_process_without_a_driver_reads_nothing_of_its_gpu(monkeypatch: pytest
     assert device.read() == {"utilization": None, "memory_used": None, "power": None}
 
 
-_SHOW = "from hpcgpu.runtime.readings import Device; d = Device(); print(*d.model().values(), *d.read().values())"
+_SHOW = (
+    "from hpcgpu.dask_worker.gpu_metrics import Device; d = Device(); print(*d.model().values(), *d.read().values())"
+)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +190,8 @@ class Cluster:
         """Let a play happen between start and end of the scheduler; what the file says then."""
 
         async def whole() -> None:
-            usage = Usage(SimpleNamespace(workers=self.workers), NO_CALLS)  # type: ignore[arg-type]
-            usage.keep(self.directory, Told(id="6", name="demo-scheduler", began=40.0))
+            usage = Usage(SimpleNamespace(workers=self.workers), CALLS)  # type: ignore[arg-type]
+            usage.keep(self.directory, JobIdentity(id="6", name="demo-scheduler", began=40.0))
             await asyncio.sleep(0)
             assert usage._file is not None
             await usage._file.read()
@@ -209,6 +206,17 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path / "demo")
+
+
+def test_a_worker_is_busy_while_a_call_runs_on_it(cluster: Cluster) -> None:
+    async def play(usage: Usage) -> None:
+        worker = cluster.join("demo-7", gpus=0)
+        for now, calls in ((100.0, 0), (110.0, 0), (120.0, 1), (130.0, 2), (140.0, 0)):
+            worker.calls = calls
+            usage.sample(now)
+
+    job = cluster.run(play)["7"]
+    assert (job.seconds, job.busy, job.firsts) == (40.0, 20.0, [120.0]), "as with tasks"
 
 
 def test_the_file_has_for_each_job_what_its_workers_did(cluster: Cluster) -> None:
@@ -261,11 +269,9 @@ def test_what_goes_with_a_worker_is_lost_unless_the_cluster_is_closed_then(
     async def play(usage: Usage) -> None:
         worker = cluster.join("demo-7-0")
         worker.says(50, tasks=1)
-        wanted, kept = SimpleNamespace(who_has={1}, who_wants={1}, waiters=()), SimpleNamespace(who_has={1, 2})
-        unwanted = SimpleNamespace(who_has={1}, who_wants=(), waiters=())
-        worker.has_what = [wanted, kept, unwanted]
+        wanted, unwanted = SimpleNamespace(who_wants={1}, waiters=()), SimpleNamespace(who_wants=(), waiters=())
         usage.sample(100.0)
-        usage.lost(worker)  # type: ignore[arg-type]
+        usage.lost(worker, [wanted, unwanted])  # type: ignore[arg-type, list-item]
         if closing:
             cluster.directory.begin_close()
 
@@ -280,7 +286,7 @@ def test_what_counts_after_the_last_sample_of_a_job_is_in_the_file_too(cluster: 
         usage.sample(100.0)
         await usage._file.write(100.0)
         usage.done[worker.address] += 4
-        usage.lost(worker)  # type: ignore[arg-type]
+        usage.lost(worker, ())  # type: ignore[arg-type]
         cluster.workers.clear()
         usage.sample(101.0)
 
@@ -295,10 +301,10 @@ def test_a_first_read_that_fails_is_tried_again_and_told_once(
         raise OSError(errno.ESTALE, "Stale file handle")
 
     async def whole() -> None:
-        usage = Usage(SimpleNamespace(workers={}), NO_CALLS)  # type: ignore[arg-type]
+        usage = Usage(SimpleNamespace(workers={}), CALLS)  # type: ignore[arg-type]
         with monkeypatch.context() as patch:
             patch.setattr(ClusterDirectory, "token", stale)
-            usage.keep(cluster.directory, Told(id="6", name="demo-scheduler", began=40.0))
+            usage.keep(cluster.directory, JobIdentity(id="6", name="demo-scheduler", began=40.0))
             await usage.write()
             await usage.write()
         assert read(cluster.directory.path).jobs.keys() == {"5"}
@@ -333,13 +339,13 @@ def test_many_who_look_cost_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     worker.says(7)
     usage = usage_of(worker)
     at, samples, sample = [1000.0], list[float](), usage.sample
-    monkeypatch.setattr("hpcgpu.runtime.usage.time", SimpleNamespace(time=lambda: at[0]))
+    monkeypatch.setattr("hpcgpu.dask_scheduler.measure_usage.time", SimpleNamespace(time=lambda: at[0]))
     usage.sample = lambda now: (samples.append(now), sample(now))[1]  # type: ignore[method-assign, func-returns-value]
     for at[0] in (1000.0, 1000.1, 1000.9):
-        assert [gpu["utilization"] for gpu in gpus(usage)] == [7]
+        assert [gpu["utilization"] for gpu in usage.gpus()] == [7]
     assert samples == [1000.0]
     at[0] = 1002.0
-    gpus(usage)
+    usage.gpus()
     assert samples == [1000.0, 1002.0]
 
 
@@ -371,7 +377,7 @@ def test_a_second_scheduler_of_a_cluster_keeps_what_the_first_one_wrote(cluster:
 def test_the_file_is_bounded_and_says_that_the_oldest_jobs_are_not_in_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.runtime.usage._KEPT", 3)
+    monkeypatch.setattr("hpcgpu.dask_scheduler.measure_usage._MOST_JOBS", 3)
 
     async def play(usage: Usage) -> None:
         for number in range(6):
@@ -417,7 +423,7 @@ def test_a_file_that_cannot_be_written_is_told_once_and_harms_nothing(
 def test_a_filesystem_that_hangs_holds_neither_the_scheduler_nor_its_end(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcgpu.runtime.usage._LAST", 0.2)
+    monkeypatch.setattr("hpcgpu.dask_scheduler.measure_usage._LAST", 0.2)
     hangs = threading.Event()
 
     async def play(usage: Usage) -> None:

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from hpcgpu.software.check import EnvironmentCheck, environments
-from hpcgpu.software.versions import Difference, Grade, collect, compare, table
+from hpcgpu.software.compare_environments import Difference, Grade, collect, compare, table
+from hpcgpu.software.environment_check import EnvironmentCheck, environments
 
 SOFTWARE = {"python": "3.12.4", "dask": "2026.7.1", "distributed": "2026.7.1", "numpy": "2.1.0", "cloudpickle": "3.1.0"}
 A100 = {
@@ -73,12 +73,12 @@ def test_a_driver_that_is_too_old_is_fatal() -> None:
 
 def test_the_cuda_runtime_is_the_one_that_dask_s_libraries_are_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"rmm-cu12": "26.10.0", "distributed-ucxx-cu12": "0.52.0", "nvidia-cuda-runtime": "13.1.2"}
-    monkeypatch.setattr("hpcgpu.software.versions._version", lambda name: there.get(name, ""))
+    monkeypatch.setattr("hpcgpu.software.compare_environments._version", lambda name: there.get(name, ""))
     assert collect()["CUDA runtime"] == "12", "torch may bring a newer one"
     there["cupy-cuda13x"] = "14.0"
     assert collect()["CUDA runtime"] == "13"
     there.clear()
-    monkeypatch.setattr("hpcgpu.software.versions._conda_cuda", lambda: "12.9")
+    monkeypatch.setattr("hpcgpu.software.compare_environments._conda_cuda", lambda: "12.9")
     assert collect()["CUDA runtime"] == "12.9"
     old = A100 | {"CUDA runtime": "13", "CUDA of the driver": "12.4"}
     assert found(SOFTWARE, old, old)["CUDA runtime"].grade is Grade.FATAL
@@ -110,7 +110,7 @@ def test_the_worst_comes_first_and_the_table_has_a_column_for_each() -> None:
 
 
 def test_fatal_differences_are_errors_and_each_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcgpu.software.check.collect", lambda: SOFTWARE)
+    monkeypatch.setattr("hpcgpu.software.environment_check.collect", lambda: SOFTWARE)
     comparison = EnvironmentCheck("error")
     assert comparison.check({"w-0": A100 | {"dask": "1"}}) == ("", ""), "nothing is known of the scheduler yet"
     comparison.scheduler = A100
@@ -130,7 +130,7 @@ def test_fatal_differences_are_errors_and_each_is_told_once(monkeypatch: pytest.
 def test_one_worker_that_joins_many_is_compared_with_all_of_them_only_if_it_has_something_new(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hpcgpu.software.check.collect", lambda: SOFTWARE)
+    monkeypatch.setattr("hpcgpu.software.environment_check.collect", lambda: SOFTWARE)
     comparison = EnvironmentCheck("error")
     comparison.scheduler = A100
     everybody: dict[str, dict[str, str]] = {f"w-{i}": A100 for i in range(3)}
@@ -147,7 +147,7 @@ def test_one_worker_that_joins_many_is_compared_with_all_of_them_only_if_it_has_
 
 
 def test_what_is_fatal_is_a_warning_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcgpu.software.check.collect", lambda: SOFTWARE)
+    monkeypatch.setattr("hpcgpu.software.environment_check.collect", lambda: SOFTWARE)
     for mode, expected in (("warn", "fatal"), ("off", "")):
         comparison = EnvironmentCheck(mode)
         comparison.scheduler = A100 | {"dask": "1"}
@@ -162,7 +162,7 @@ def test_a_process_tells_what_it_has_and_touches_no_cuda() -> None:
         and {"dask", "distributed", "numpy", "msgpack"} <= here.keys()
     )
     code = (
-        "import sys; from hpcgpu.software.versions import collect; collect(); "
+        "import sys; from hpcgpu.software.compare_environments import collect; collect(); "
         "print(*{'cuda', 'cupy', 'rmm', 'dask'} & set(sys.modules))"
     )
     bare = "import sys; print(*{'cuda', 'cupy', 'rmm', 'dask'} & set(sys.modules))"

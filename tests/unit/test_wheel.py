@@ -59,13 +59,13 @@ def test_an_installed_wheel_finds_its_templates_and_what_a_page_loads(tmp_path: 
     subprocess.run([*PIP, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
-        "import pathlib, hpcgpu.batch.registry, hpcgpu.configuration.resolve, hpcgpu.scripts.render\n"
-        "print(hpcgpu.batch.registry.common_templates())\n"
+        "import pathlib, hpcgpu.batch.system_registry, hpcgpu.configuration.resolve, hpcgpu.scripts.render\n"
+        "print(hpcgpu.batch.system_registry.common_templates())\n"
         "import hpcgpu.widget\n"
         "print(*sorted(path.name for path in pathlib.Path(hpcgpu.widget.__file__).parent.glob('static/*')))\n"
         "print(hpcgpu.scripts.render.render('slurm', 'worker', hpcgpu.configuration.resolve.resolve('slurm', {}), "
         "pathlib.Path('/x')))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert "draw.js stored.js widget.css widget.js" in done.stdout
+    assert "notebook.js panel.js stored.js widget.css" in done.stdout
     assert done.stdout.startswith(str(tmp_path / "site")) and "dask cuda worker" in done.stdout

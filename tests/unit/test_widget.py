@@ -14,12 +14,12 @@ from typing import Any
 import drawing
 import pytest
 
-from hpcgpu.cluster.notebook import bundle, widget_of
+from hpcgpu.cluster.show_in_notebook import bundle, widget_of
 from hpcgpu.errors import OptionError
-from hpcgpu.remote.snapshot import Snapshot
+from hpcgpu.existing_clusters.snapshot import Snapshot
 from hpcgpu.widget.feed import Feed
-from hpcgpu.widget.kept import Kept
-from hpcgpu.widget.picture import picture
+from hpcgpu.widget.saved_picture import SavedPicture
+from hpcgpu.widget.static_picture import picture
 from tests.conftest import wait_until
 
 MARKUP = "<script>alert(1)</script>"
@@ -35,7 +35,7 @@ class Screen:
     def draw(self, snapshot: Snapshot) -> None:
         self.shown.append(snapshot.state)
 
-    def say(self, problem: str) -> None:
+    def show_problem(self, problem: str) -> None:
         self.shown.append(problem)
 
     def finish(self) -> None:
@@ -123,7 +123,8 @@ def test_no_snapshot_is_taken_while_nobody_looks() -> None:
 
 
 def test_importing_hpcgpu_and_showing_a_picture_load_no_widget_library() -> None:
-    code = "import sys, hpcgpu; hpcgpu.LocalGPUCluster; import hpcgpu.cluster.notebook, hpcgpu.widget.picture"
+    code = "import sys, hpcgpu; hpcgpu.LocalGPUCluster; import hpcgpu.cluster.show_in_notebook"
+    code += "; import hpcgpu.widget.static_picture"
     code += "; print(*sorted({'anywidget', 'ipywidgets', 'traitlets', 'IPython'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "\n"
 
@@ -168,29 +169,29 @@ def test_in_a_kernel_a_cluster_shows_the_widget_and_the_picture_for_where_none_r
 
 def test_the_picture_in_the_file_is_replaced_when_the_state_changes_and_at_the_end() -> None:
     replaced: list[Snapshot] = []
-    kept = Kept(replaced.append)
-    kept.keep(drawing.snapshot(state="waiting"))
+    kept = SavedPicture(replaced.append)
+    kept.update(drawing.snapshot(state="waiting"))
     assert replaced == [], "no output shows it"
     first = drawing.snapshot(state="waiting")
     kept.shown(first)
-    kept.keep(dataclasses.replace(first, time=first.time + 2))
+    kept.update(dataclasses.replace(first, time=first.time + 2))
     assert replaced == []
     running = dataclasses.replace(first, state="running")
-    kept.keep(running)
+    kept.update(running)
     assert [one.state for one in replaced] == ["running"]
     later = dataclasses.replace(running, workers=running.workers + 1, time=running.time + 20)
-    kept.keep(later)
+    kept.update(later)
     assert len(replaced) == 1, "each changes the file"
-    kept.keep(dataclasses.replace(later, state="unreachable", time=later.time + 600))
+    kept.update(dataclasses.replace(later, state="unreachable", time=later.time + 600))
     assert len(replaced) == 1, "the last known state is the one before"
-    kept.keep(dataclasses.replace(later, time=later.time + 600))
+    kept.update(dataclasses.replace(later, time=later.time + 600))
     assert len(replaced) == 2
-    kept.keep(later, last=True)
+    kept.update(later, last=True)
     assert len(replaced) == 2, "the last one is the same"
-    kept.keep(dataclasses.replace(later, problem="it was detached"), last=True)
+    kept.update(dataclasses.replace(later, problem="it was detached"), last=True)
     assert len(replaced) == 3
     kept.shown(dataclasses.replace(first, jobs=[]))
-    kept.keep(first)
+    kept.update(first)
     assert len(replaced) == 4, "its jobs tell the cluster from a later one of its name"
 
 
@@ -214,7 +215,7 @@ class Control:
 def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Control, list[Any]]]:
     """A widget, the control that it has, and what it sends to its page."""
     pytest.importorskip("anywidget", reason="the extra `jupyter` is not installed")
-    from hpcgpu.widget.notebook import ClusterWidget
+    from hpcgpu.widget.notebook_widget import ClusterWidget
 
     control, sent = Control(), list[Any]()
     widget = ClusterWidget(drawing.snapshot, lambda: False, control)  # type: ignore[arg-type]
@@ -254,4 +255,4 @@ def test_the_widget_shows_the_snapshot_that_all_displays_have(answers: tuple[Any
     widget, *_ = answers
     widget.draw(drawing.snapshot())
     assert widget.snapshot == json.loads(json.dumps(drawing.snapshot().as_json()))
-    assert "export default { render }" in widget._esm and "./draw.js" not in widget._esm
+    assert "export default { render }" in widget._esm and "./panel.js" not in widget._esm

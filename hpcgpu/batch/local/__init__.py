@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from hpcgpu.batch.registry import System, common_templates
-
-__all__ = ["system"]
+from hpcgpu.batch.system_registry import System, common_templates
 
 system = System(
     name="local",
     title="the queue embedded in hpcgpu",
     client="hpcgpu.batch.local.queue:LocalQueue",
-    syntax="hpcgpu.batch.local.directives:SYNTAX",
+    syntax="hpcgpu.batch.local.directive_syntax:SYNTAX",
     cluster_class="hpcgpu.cluster.system_classes:LocalGPUCluster",
     templates=common_templates() / "local",
     suffix="sh",

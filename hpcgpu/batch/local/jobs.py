@@ -10,12 +10,10 @@ from typing import Any
 from hpcgpu.batch.base import JobState
 from hpcgpu.errors import SubmitRefused
 
-__all__ = ["JobRecord", "read_directives", "startable", "with_reasons"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """One job, as its file has it."""
+    """One job, as its file records it."""
 
     job_id: str
     name: str
@@ -71,7 +69,7 @@ def startable(records: Sequence[JobRecord], gpus: Sequence[str], slots: int) -> 
 
 
 def with_reasons(records: Sequence[JobRecord]) -> list[JobRecord]:
-    """Pending jobs, none of which may start now, with the reason."""
+    """Return the pending jobs with the reason why each cannot start now."""
     pending = [job for job in records if job.state is JobState.PENDING]
     ids = {job.job_id for job in pending}
     explained, reason = [], "Resources"

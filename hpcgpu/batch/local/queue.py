@@ -2,20 +2,19 @@
 
 It keeps the same contract as Slurm. It is for laptops, workstations and tests.
 
-There is no daemon. The queue is a directory: one file per job, and a lock under which every call of every client moves
-the queue on. Each running job has a supervisor process, which outlives the client, ends the job and starts what may run
-next::
+There is no daemon. The queue is a directory: one file per job, and a lock. Every call of every client holds the lock
+and advances the queue. Each running job has a supervisor process, which outlives the client, ends the job and starts
+the next jobs that may run::
 
-    lock            held for milliseconds by whoever reads or writes the rest
+    lock            held for milliseconds by a process that reads or writes the other files
     queue.json      the machine: its name, GPUs and job slots
-    last-id         the last job id given away
+    last-id         the newest job id
     jobs/ID.json    the record of a job, kept after its end
     jobs/ID.sh      its script, and
-    jobs/ID.env     its environment: both only while the job is alive, which is how the live jobs are found among the
-    ended
+    jobs/ID.env     its environment: both exist only while the job is alive, and so show which jobs are alive
 
-A damaged file costs its own job only: a job whose record cannot be read is ended, and its new record says why. Linux
-only: process identity comes from ``/proc``.
+A damaged file affects only its own job: hpcgpu ends a job whose record it cannot read, and writes the reason to a new
+record. Linux only: process identity comes from ``/proc``.
 """
 
 from __future__ import annotations
@@ -38,21 +37,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
-from hpcgpu.batch.command import clean_environment, require
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.local.jobs import JobRecord, read_directives, startable, with_reasons
 from hpcgpu.batch.local.reasons import REASONS
-from hpcgpu.batch.local.supervision import end_all, members, wait_for_end
-from hpcgpu.batch.marks import runs_hpcgpu
-from hpcgpu.batch.visible import visible_devices
+from hpcgpu.batch.own_scripts import runs_hpcgpu
+from hpcgpu.batch.run_command import clean_environment, require
+from hpcgpu.batch.visible_gpus import visible_devices
 from hpcgpu.display.words import counted
 from hpcgpu.errors import BatchError, BatchUnavailable, Damaged, NotTrusted, SubmitRefused
-from hpcgpu.posix import checked, records
+from hpcgpu.posix import checked_files, json_records
 from hpcgpu.posix.ownership import check, private_directory
-from hpcgpu.posix.processes import alive as _alive
-from hpcgpu.posix.processes import identity as _identity
-
-__all__ = ["LocalQueue"]
+from hpcgpu.posix.process_identity import alive as _alive
+from hpcgpu.posix.process_identity import identity as _identity
+from hpcgpu.posix.process_trees import end_all, members
 
 _T = TypeVar("_T")
 _GRACE = 3.0  # seconds between TERM and KILL
@@ -124,7 +121,7 @@ class LocalQueue(BatchSystem):
             pass
 
     def version(self) -> str:
-        """Return that it is ours."""
+        """Return the name of this queue, which has no release of its own."""
         return "the queue embedded in hpcgpu"
 
     def identity(self) -> str:
@@ -167,12 +164,12 @@ class LocalQueue(BatchSystem):
             _replace(self._jobs / f"{job.job_id}.sh", content)
             _store(self._jobs / f"{job.job_id}.env", environ)
             self._write(job)
-            with contextlib.suppress(OSError):  # the job is in the queue: whoever comes next can start it
+            with contextlib.suppress(OSError):  # the job is in the queue: the next client can start it
                 self._advance(machine)
         return job.job_id
 
     def estimate(self, script: Path, *, queue: str | None = None, walltime: float | None = None) -> Estimate:
-        """A job starts at once if GPUs and a slot are free and no earlier job waits for them."""
+        """Return that a job starts at once if GPUs and a slot are free and no earlier job waits for them."""
         fields = {"name": script.name, "output": ""} | read_directives(script.read_text(errors="surrogateescape"))
         with self._locked() as machine:
             self._advance(machine)
@@ -211,7 +208,7 @@ class LocalQueue(BatchSystem):
         }
 
     def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        return {}  # `poll` knows all that is known
+        return {}  # `poll` already reports all known jobs
 
     def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
         wanted = set(job_ids)
@@ -222,9 +219,10 @@ class LocalQueue(BatchSystem):
                 if job.state is JobState.PENDING:
                     self._close(job, JobState.CANCELLED)
                 elif job.state is JobState.RUNNING and not only_pending:
-                    self._write(replace(job, state=JobState.COMPLETING, verdict=JobState.CANCELLED))
+                    # before the record: if this program is killed between both, the job can be cancelled again
                     if _alive(job.supervisor):
                         os.kill(job.supervisor[0], signal.SIGTERM)
+                    self._write(replace(job, state=JobState.COMPLETING, verdict=JobState.CANCELLED))
             self._advance(machine)
 
     def find(self, job_name: str) -> list[str]:
@@ -253,12 +251,12 @@ class LocalQueue(BatchSystem):
 
     @contextlib.contextmanager
     def _locked(self, *, make: bool = True) -> Iterator[_Machine]:
-        """Hold the queue, making it if it is not there."""
+        """Hold the lock of the queue; make the queue if it does not exist."""
         try:
             if make:
                 private_directory(self.directory)
                 self._jobs.mkdir(mode=0o700, exist_ok=True)
-            check(self.directory)  # it runs what it finds there
+            check(self.directory)  # hpcgpu runs the scripts in this directory
             self.directory.chmod(0o700)
             lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -281,15 +279,15 @@ class LocalQueue(BatchSystem):
             slots = max(8, 2 * (os.cpu_count() or 1)) if self._slots is None else self._slots
             machine = _Machine(host, gpus, slots)
             _store(path, asdict(machine))
-        if machine.host != host:  # its process ids would mean nothing here
+        if machine.host != host:  # its process ids would have no meaning here
             raise BatchError(
                 f"the local queue in {self.directory} belongs to the machine {machine.host}. On {host}, set "
                 "HPCGPU_QUEUE_DIRECTORY to another directory, or remove this one"
             )
-        for what, asked, there in (("GPU", self._gpus, len(machine.gpus)), ("slot", self._slots, machine.slots)):
-            if asked not in (None, there):
+        for what, requested, there in (("GPU", self._gpus, len(machine.gpus)), ("slot", self._slots, machine.slots)):
+            if requested not in (None, there):
                 raise BatchError(
-                    f"the local queue in {self.directory} has {counted(there, what)}, not {asked}. Set "
+                    f"the local queue in {self.directory} has {counted(there, what)}, not {requested}. Set "
                     f"{what.lower()}s={there}, use another directory, or remove this one when no job is left in it"
                 )
         return machine
@@ -316,7 +314,7 @@ class LocalQueue(BatchSystem):
         )
 
     def _close(self, job: JobRecord, state: JobState, reason: str = "", exit_code: int | None = None) -> None:
-        """Record the end of a job, and forget the oldest ended ones."""
+        """Record the end of a job, and delete the records of the oldest ended jobs."""
         self._write(replace(job, state=state, verdict=None, reason=reason, end=time.time(), exit_code=exit_code))
         for suffix in ("sh", "env"):
             (self._jobs / f"{job.job_id}.{suffix}").unlink(missing_ok=True)
@@ -352,7 +350,7 @@ class LocalQueue(BatchSystem):
                 self._write(job)
 
     def _launch(self, job: JobRecord, devices: list[str]) -> None:
-        # it is no part of the job we may be
+        # this process may run in a job, and the supervisor is no part of that job
         environ = {k: v for k, v in os.environ.items() if not k.startswith("HPCGPU_JOB_")}
         supervise = [sys.executable, "-P", "-m", "hpcgpu.batch.local.queue", "run", str(self.directory), job.job_id]
         done = subprocess.run(
@@ -381,15 +379,15 @@ class LocalQueue(BatchSystem):
 
     @staticmethod
     def _open_log(job: JobRecord) -> int:
-        """Go where a job runs, and open its log. Both may be on a filesystem that does not answer.
+        """Change to the directory of a job, and open its log. Both may be on a filesystem that does not answer.
 
-        Others may have put something there: see `hpcgpu.posix.checked`.
+        Other users may have put something there: see `hpcgpu.posix.checked_files`.
         """
         os.chdir(job.cwd)
         fill = {"%x": job.name, "%j": job.job_id, "%%": "%"}
         output = Path(job.cwd, re.sub("%[xj%]", lambda match: fill[match[0]], job.output))
         try:
-            return checked.created(output)
+            return checked_files.created(output)
         except OSError as error:
             raise OSError(error.errno, f"its log {output} cannot be written: {error.strerror}") from error
 
@@ -417,28 +415,22 @@ class LocalQueue(BatchSystem):
     def supervise(self, job_id: str) -> None:
         """Run a job from its start to its end; the whole life of a supervisor process."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
-        # the shell ignored them, and the script must not
-        for signum in (
-            signal.SIGINT,
-            signal.SIGQUIT,
-            signal.SIGTERM,
-        ):
+        # the shell ignored these signals, and the script must not
+        for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
             signal.signal(signum, signal.SIG_DFL)
         script, job = self._start_script(job_id)
         if script is None or job is None:
             return
-        verdict = wait_for_end(script.pid, job.end)
+        verdict = _wait_for_end(script.pid, job.end)
         job = replace(job, state=JobState.COMPLETING, verdict=verdict)
         # whatever happens to the disk, the processes must end
-        with (
-            contextlib.suppress(BatchError),
-            self._locked(make=False),
-        ):
+        with contextlib.suppress(BatchError), self._locked(make=False):
             if (current := self._supervised(job_id)) and current.verdict:
                 job = current
             elif current:
                 self._write(job)
-        # Only now is the script reaped: until then, nobody else can get its pid, by which its session is found.
+        # The script is reaped only now. Until then no other process can get its pid, and the pid identifies its
+        # session.
         left = end_all(partial(members, self._marks(job), script.pid), _GRACE)
         code = script.poll()
         with self._locked(make=False) as machine:
@@ -458,10 +450,10 @@ class LocalQueue(BatchSystem):
         """Start the script of a job; nothing if it does not start, or was cancelled before."""
         with self._locked(make=False):
             job = self._supervised(job_id)
-        if job is None:  # whoever started this process died before it could say so in the record
+        if job is None:  # the program that started this process died before it recorded that
             return None, None
         log, problem = -1, ""
-        try:  # nobody else's job waits while this one's directories do not answer
+        try:  # without the lock: other jobs do not wait for a filesystem that hangs
             log = self._open_log(job)
         except OSError as error:
             problem = error.strerror or str(error)
@@ -485,9 +477,24 @@ class LocalQueue(BatchSystem):
             return script, job
 
     def _supervised(self, job_id: str) -> JobRecord | None:
-        """The job, if it is this process that supervises it."""
+        """Return the job if this process supervises it."""
         job = self._read(job_id)
         return job if job and job.supervisor == _identity(os.getpid()) else None
+
+
+def _wait_for_end(pid: int, end: float | None) -> JobState | None:
+    """Wait until the script has ended or must end; return the state of the job.
+
+    None means that the state depends on the exit code.
+    """
+    while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        timeout = 30.0 if end is None else min(end - time.time(), 30.0)  # short, as the clock may be set
+        if timeout <= 0:
+            return JobState.TIMEOUT
+        received = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, timeout)
+        if received and received.si_signo == signal.SIGTERM:
+            return JobState.CANCELLED
+    return None
 
 
 def _too_large(job: JobRecord, machine: _Machine) -> str:
@@ -503,7 +510,7 @@ def _too_large(job: JobRecord, machine: _Machine) -> str:
 def _load(path: Path, shape: type[_T]) -> _T | None:
     """Content of a JSON file; None if it is missing or damaged."""
     try:
-        return records.read(path, shape, surrogates=True)
+        return json_records.read(path, shape, surrogates=True)
     except (FileNotFoundError, Damaged):
         return None
 

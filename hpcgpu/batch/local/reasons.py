@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hpcgpu.batch.base import Outlook, Reasons
 
-__all__ = ["REASONS"]
-
 _PENDING = {
     "Priority": (Outlook.WAIT, "earlier jobs come first"),
     "Resources": (Outlook.WAIT, "it waits for a free GPU, or for a free slot of this machine"),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from hpcgpu.batch.registry import System, common_templates
-
-__all__ = ["system"]
+from hpcgpu.batch.system_registry import System, common_templates
 
 system = System(
     name="pbs",
     title="PBS",
     client="hpcgpu.batch.pbs.client:PBS",
-    syntax="hpcgpu.batch.pbs.directives:SYNTAX",
+    syntax="hpcgpu.batch.pbs.directive_syntax:SYNTAX",
     cluster_class="hpcgpu.cluster.system_classes:PBSGPUCluster",
     templates=common_templates() / "pbs",
     suffix="pbs",

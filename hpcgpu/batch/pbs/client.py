@@ -1,4 +1,4 @@
-"""OpenPBS and PBS Pro: qsub, qstat, qdel; qselect to find a job by its name, pbsnodes to know what can never run.
+"""OpenPBS and PBS Pro: qsub, qstat, qdel; qselect finds a job by its name, pbsnodes shows what can never run.
 
 Text formats throughout: the JSON of qstat leaves out jobs and is often invalid. Facts marked [recorded] were seen on a
 real OpenPBS 23.06.06, man pages are OpenPBS's.
@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 from hpcgpu.batch.base import JobState, JobStatus, OwnJob
-from hpcgpu.batch.client import CommandBatch
-from hpcgpu.batch.command import Result, require, run
+from hpcgpu.batch.command_batch import CommandBatch
 from hpcgpu.batch.estimate import Estimate
-from hpcgpu.batch.marks import is_job_script
+from hpcgpu.batch.own_scripts import is_job_script
 from hpcgpu.batch.pbs import estimate as estimates
 from hpcgpu.batch.pbs.exits import EXITS
 from hpcgpu.batch.pbs.names import VARIABLE, pbs_name
@@ -27,13 +27,12 @@ from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes, seconds
 from hpcgpu.batch.pbs.reasons import REASONS
 from hpcgpu.batch.pbs.reservations import Reservation, epoch, is_reservation, reservations
 from hpcgpu.batch.reasons import advice
+from hpcgpu.batch.run_command import Result, require, run
 from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.user import user_name
 
-__all__ = ["PBS", "parse_attributes", "parse_job_id", "statuses"]
-
-#: ``man qstat``, column S. F, X and M have an end of their own, see `_end`; what is not here is UNKNOWN.
+#: ``man qstat``, column S. `_end` handles F, X and M; a letter that is not here is UNKNOWN.
 _STATES = {
     "Q": JobState.PENDING,
     "H": JobState.PENDING,
@@ -45,7 +44,7 @@ _STATES = {
     "U": JobState.RUNNING,
     "E": JobState.COMPLETING,
 }
-#: What the comment of an ended job says where Exit_status does not.
+#: States that the comment of an ended job shows and Exit_status does not.
 _COMMENTS = [
     (re.compile(r"exceeded resource walltime"), JobState.TIMEOUT),  # [recorded]
     (re.compile(r"exceeded resource (v?mem|pmem)\b"), JobState.OUT_OF_MEMORY),
@@ -56,44 +55,27 @@ _COMMENTS = [
 _SUSPENDED = frozenset("SU")
 _DELETED = "91"  # substate of a job that was deleted, before or after it began [recorded]
 
-#: Errors of qsub after which the job may nevertheless have been accepted.
-_AMBIGUOUS = re.compile(
-    r"timed?[ -]?out|end of file|connection (reset|aborted)|protocol error|broken pipe", re.IGNORECASE
-)
-#: Errors after which it certainly was not, and which pass: nobody
-#: listens, exit code 162 of qsub and qdel, 255 of qstat [recorded].
-_TRANSIENT = re.compile(
-    r"cannot connect to server|couldn't connect to cluster|connection refused|server (is )?(busy|shutting down|too "
-    r"busy)"
-    r"|no route to host|network is unreachable|resource temporarily unavailable|unknown host|pbsconf error|munge "
-    r"(en|de)code",
-    re.IGNORECASE,
-)
-#: Limits on how many jobs a user may have in a queue or at the server (OpenPBS, ``svr_messages.c``).
-_LIMITED = re.compile(
-    r"maximum number of jobs|would exceed .*limit|limit .*(reached|on number of jobs)|too many jobs", re.IGNORECASE
-)
 #: Ids that are unknown (exit code 153) or have ended (35) are an
 #: answer, not an error [recorded]; so is a job that is just ending.
 _GONE = re.compile(r"unknown job id|job has finished|invalid for state of job", re.IGNORECASE)
 
 #: ``0.pbs01``, alone on its line [recorded].
 _JOB_ID = re.compile(r"([0-9]{1,18})\.(?=[\w.-]*[A-Za-z])[A-Za-z0-9][\w.-]{0,250}", re.ASCII)
-#: The whole name of a job of ours, among its variables.
+#: The full name of one of hpcgpu's jobs, among the job's variables.
 _NAMED = rf"(?:^|,){VARIABLE}=([^,]*)"
-#: qhold and qrls take a connection for each job, with a port below 1024 of this host that stays in use for a minute
-#: [recorded]: jobs that are held by one command, and seconds until the next one.
+#: The most jobs that one command holds, and seconds until the next command. qhold and qrls use one connection for each
+#: job, with a port below 1024 of this host that stays in use for a minute [recorded].
 _HELD_AT_ONCE, _HOLD_PAUSE = 100, 20.0
-#: Seconds for which what pbsnodes said of the size of nodes is believed.
+#: Seconds for which the sizes of nodes from pbsnodes stay valid.
 _NODES_LAST = 600.0
-#: Seconds for which what pbs_rstat said of the end of reservations is believed: an operator may change it.
+#: Seconds for which the ends of reservations from pbs_rstat stay valid: an operator may change them.
 _RESERVATIONS_LAST = 60.0
-#: What PBS says of a job in the queue of a reservation that has not begun [recorded], in lower case.
+#: PBS's comment on a job in the queue of a reservation that has not begun [recorded], in lower case.
 _CLOSED = "queue not started"
 
 
 def parse_job_id(stdout: str) -> str | None:
-    """Return the id from what qsub printed, tolerant of what site wrappers print around it."""
+    """Return the id from the output of qsub, even if site wrappers print other text around it."""
     lines = (line.strip() for line in reversed(stdout.splitlines()))
     return next((line for line in lines if _JOB_ID.fullmatch(line)), None)
 
@@ -101,8 +83,8 @@ def parse_job_id(stdout: str) -> str | None:
 def parse_attributes(stdout: str) -> dict[str, dict[str, str]]:
     """Return the attributes of each job from ``qstat -f``.
 
-    Long lines are folded by a newline and a tab, anywhere, and sometimes before nothing [recorded]. A job whose end did
-    not arrive is left out: what a truncated answer does not say must not be believed to be so.
+    PBS folds long lines with a newline and a tab, anywhere, and sometimes before nothing [recorded]. A job whose record
+    is not complete is left out: if a truncated answer lacks an attribute, that proves nothing.
     """
     jobs: dict[str, dict[str, str]] = {}
     job_id, attributes = "", dict[str, str]()
@@ -141,17 +123,11 @@ def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
         node=",".join(hosts),
         start=start,
         end=end,
-        expected_start=_expected_start(job) if state is JobState.PENDING else None,
+        expected_start=estimates.expected_start(job) if state is JobState.PENDING else None,
         exit_code=exit_code,
         suspended=letter in _SUSPENDED,
         words=REASONS,
     )
-
-
-def _expected_start(job: Mapping[str, str]) -> float | None:
-    """Return when PBS expects to start a job; it has an estimate of a few jobs only (``man pbs_est``)."""
-    text = job.get("estimated.start_time", "")
-    return epoch(text) or _number(text)
 
 
 def _end(job: Mapping[str, str]) -> tuple[JobState, int | None]:
@@ -160,15 +136,15 @@ def _end(job: Mapping[str, str]) -> tuple[JobState, int | None]:
     Only an Exit_status of 0 is success: substate 92 alone is not (trap 2) [recorded].
     """
     comment = printable(job.get("comment", ""))
-    told = next((state for pattern, state in _COMMENTS if pattern.search(comment)), None)
+    reported = next((state for pattern, state in _COMMENTS if pattern.search(comment)), None)
     if not re.fullmatch(r"-?[0-9]{1,9}", job.get("Exit_status", "")):
-        if told is not None:
-            return told, None
+        if reported is not None:
+            return reported, None
         return (JobState.FAILED if "stime" in job and job.get("substate") != _DELETED else JobState.CANCELLED), None
     status = int(job["Exit_status"])
     code = None if status < 0 else status - 128 if status > 256 else status  # 256 + signal
-    if told is not None:
-        return told, code
+    if reported is not None:
+        return reported, code
     if status < 0:
         return (EXITS[status].state if status in EXITS else JobState.FAILED), code
     if job.get("substate") == _DELETED:
@@ -195,30 +171,39 @@ def _number(text: str) -> float | None:
 class PBS(CommandBatch):
     """OpenPBS and PBS Pro, through their commands; see `CommandBatch` for the parameters.
 
-    The name of a job is kept whole in a variable of the job, and shortened for ``-N``, see `pbs_name`. PBS cannot avoid
-    single nodes: `submit` takes no notice of `exclude`.
+    The full name of a job is in a variable of the job. `pbs_name` shortens it for ``-N``. PBS cannot avoid single
+    nodes, so `submit` ignores `exclude`.
     """
 
     name = "pbs"
     title = "PBS"
-    ambiguous = _AMBIGUOUS
-    transient = _TRANSIENT
-    limited = _LIMITED
+    #: Errors of qsub after which the job may nevertheless have been accepted.
+    ambiguous = re.compile(
+        r"timed?[ -]?out|end of file|connection (reset|aborted)|protocol error|broken pipe", re.IGNORECASE
+    )
+    #: Temporary errors after which the job was certainly not accepted: no server listens, exit code 162 of qsub and
+    #: qdel, 255 of qstat [recorded].
+    transient = re.compile(
+        r"cannot connect to server|couldn't connect to cluster|connection refused|server (is )?(busy|shutting down|too "
+        r"busy)"
+        r"|no route to host|network is unreachable|resource temporarily unavailable|unknown host|pbsconf error|munge "
+        r"(en|de)code",
+        re.IGNORECASE,
+    )
+    #: Limits on how many jobs a user may have in a queue or at the server (OpenPBS, ``svr_messages.c``).
+    limited = re.compile(
+        r"maximum number of jobs|would exceed .*limit|limit .*(reached|on number of jobs)|too many jobs", re.IGNORECASE
+    )
     reasons = REASONS
     query: ClassVar[Mapping[str, str]] = {"LC_ALL": "C"}
-
-    def __init__(
-        self, *, timeout: float = 60.0, attempts: int = 4, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        super().__init__(timeout=timeout, attempts=attempts, sleep=sleep)
-        self._nodes: Mapping[str, Mapping[str, str]] = {}
-        self._nodes_asked = -_NODES_LAST
-        self._reserved: Mapping[str, Reservation] = {}
-        self._reserved_asked = -_RESERVATIONS_LAST
 
     version_command = ("qstat", "--version")
     identity_command = ("qstat", "-B", "-f")
     identifies = re.compile(r"^Server: ([\w.-]{1,200})[ \t]*$", re.ASCII | re.MULTILINE)
+    _nodes: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    _nodes_queried = -_NODES_LAST
+    _reserved: Mapping[str, Reservation] = MappingProxyType({})
+    _reservations_queried = -_RESERVATIONS_LAST
 
     def check(self) -> None:
         """Raise `BatchError` if PBS's commands are missing, or are those of Torque or Slurm's wrappers."""
@@ -261,8 +246,8 @@ class PBS(CommandBatch):
         return f"{job_name}.log"
 
     def estimate(self, script: Path, *, queue: str | None = None, walltime: float | None = None) -> Estimate:
-        """Return what ``qstat -Qf`` says of the queue, and pbsnodes of its nodes: PBS has no test of a submit."""
-        asked, there = estimates.request(script.read_text(), queue or ""), dict[str, str]()
+        """Return an estimate from ``qstat -Qf`` and pbsnodes, because PBS has no test of a submit."""
+        request, there = estimates.request(script.read_text(), queue or ""), dict[str, str]()
         if queue:
             listed = self.call(["qstat", "-Qf", queue], answered=lambda result: True)
             if "unknown queue" in listed.words.lower():
@@ -270,7 +255,7 @@ class PBS(CommandBatch):
             there = estimates.parse_queue(listed.stdout)
         nodes = self.call(["pbsnodes", "-av"], answered=lambda result: True)
         known = parse_pbsnodes(nodes.stdout) if nodes.returncode == 0 else {}
-        found = estimates.estimate(asked, there, known)
+        found = estimates.estimate(request, there, known)
         reservation = reservations([queue or ""], timeout=self.timeout).get(queue or "")
         if reservation is None:
             return found
@@ -278,10 +263,10 @@ class PBS(CommandBatch):
         return replace(found, start=start, known=(*found.known, str(reservation)))
 
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        """One qstat for all jobs; ended ones are left out without ``-x`` [recorded].
+        """Query all jobs by one qstat; without ``-x`` it leaves out ended jobs [recorded].
 
-        qsub accepts what no node can ever fill [recorded]. Where no node is large enough for a waiting job, its reason
-        says so, which PBS itself only says of what is larger than all nodes together.
+        qsub accepts requests that no node can ever satisfy [recorded]. If no node is large enough for a waiting job,
+        the job's reason reports that. PBS itself reports that only for a request that exceeds all nodes together.
         """
         jobs = self._qstat(sorted(job_ids, key=_order))
         found = statuses(jobs)
@@ -292,16 +277,16 @@ class PBS(CommandBatch):
         return self._within_reservations(found, {job_id: job.get("queue", "") for job_id, job in jobs.items()})
 
     def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        """One ``qstat -x`` for all jobs; nothing where the server keeps no history (``job_history_enable``)."""
+        """Query ended jobs by one ``qstat -x``; empty if the server keeps no history (``job_history_enable``)."""
         try:
             return statuses(self._qstat(sorted(job_ids, key=_order), "-x", attempts=1))
         except BatchError:
             return {}
 
     def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
-        """One qdel for all jobs; unknown and ended ids are no error.
+        """Cancel all jobs by one qdel; unknown and ended ids are no error.
 
-        A job that waits for one that was deleted stays held for ever [recorded]: it must be cancelled too.
+        If a job is deleted, a job that depends on it stays held for ever [recorded]: it must be cancelled too.
         """
         ids = sorted(job_ids, key=_order)
         if not only_pending:
@@ -323,21 +308,21 @@ class PBS(CommandBatch):
             self.call(["qdel", *ids], answered=_gone)
 
     def _waiting(self, ids: list[str]) -> list[str]:
-        """Those of the jobs that wait now."""
+        """Return those of the jobs that wait now."""
         jobs = self._qstat(ids)
         return [job_id for job_id, job in jobs.items() if _STATES.get(job.get("job_state", "")) is JobState.PENDING]
 
     def _held(self, ids: list[str]) -> list[str]:
         """Hold the jobs that wait, so that none can start meanwhile, and return them.
 
-        qdel has no filter by state. A hold does nothing to a running job that is not to be checkpointed (OpenPBS,
-        ``req_holdjob.c``), hence ``-c n`` in the scripts; it is taken off again.
+        qdel has no filter by state. A hold has no effect on a running job that is not to be checkpointed (OpenPBS,
+        ``req_holdjob.c``), hence ``-c n`` in the scripts. The hold is released afterwards.
         """
         waiting: list[str] = []
         try:
             self.call(["qhold", "-h", "u", *ids], answered=_gone)
             waiting = self._waiting(ids)
-        finally:  # whatever the server said, nothing that stays may stay held
+        finally:  # even after an error, a job that stays must not stay held
             self._release([job_id for job_id in ids if job_id not in waiting])
         return waiting
 
@@ -347,8 +332,8 @@ class PBS(CommandBatch):
             with contextlib.suppress(BatchError):
                 self.call(["qrls", "-h", "u", *ids], answered=_gone, attempts=1)
 
-    def named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
-        """Ids of the live jobs of that name, by one qselect for the short name and one qstat for the whole one."""
+    def find(self, job_name: str, *, attempts: int | None = None) -> list[str]:
+        """Return the ids of live jobs of that name, by one qselect for the short and one qstat for the full name."""
         argv = ["qselect", "-u", user_name(), "-N", pbs_name(job_name)]
         found = self.call(argv, answered=lambda result: False, attempts=attempts).stdout.split()
         jobs = self._qstat([word for word in found if _JOB_ID.fullmatch(word)], attempts=attempts)
@@ -357,7 +342,7 @@ class PBS(CommandBatch):
         )
 
     def marked(self, wanted: Callable[[Path], bool]) -> dict[str, Path]:
-        """One qselect and one qstat. The mark is the variable of the name; a job keeps the arguments of its qsub."""
+        """Find hpcgpu's jobs by the variable with their name; one of the arguments that a job keeps is its script."""
         argv = ["qselect", "-u", user_name()]
         found = self.call(argv, answered=lambda result: False, attempts=1).stdout.split()
         jobs = self._qstat([word for word in found if _JOB_ID.fullmatch(word)])
@@ -371,8 +356,8 @@ class PBS(CommandBatch):
     def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
         """Return the job around this process. PBS has no variable for the end of the walltime.
 
-        The node's index comes from the script where pbsdsh starts it, else from an MPI launcher: there is one process
-        on each node, so that its rank is the index.
+        The script sets the node's index if pbsdsh starts it. Otherwise the index is the rank from an MPI launcher,
+        because there is one process on each node.
         """
         job_id = environ.get("PBS_JOBID")
         if not job_id:
@@ -385,9 +370,9 @@ class PBS(CommandBatch):
         return OwnJob(job_id=job_id, name=environ.get(VARIABLE) or environ.get("PBS_JOBNAME", job_id), node=node)
 
     def _qstat(self, ids: list[str], *options: str, attempts: int | None = None) -> dict[str, dict[str, str]]:
-        """Attributes of these jobs. Of several ids the known ones are printed, whatever the exit code [recorded].
+        """Return the attributes of these jobs. qstat prints those of known ids, whatever its exit code [recorded].
 
-        With ``-E`` (PBS Pro 18.1 and later) one connection serves all ids. Without it each id takes one, with a port
+        With ``-E`` (PBS Pro 18.1 and later) one connection serves all ids. Without it each id uses one, with a port
         below 1024 of this host that stays in use for a minute [recorded].
         """
         if not ids:
@@ -397,15 +382,15 @@ class PBS(CommandBatch):
         return {job_id: job for job_id, job in jobs.items() if job_id in ids}
 
     def _within_reservations(self, found: dict[str, JobStatus], queues: Mapping[str, str]) -> dict[str, JobStatus]:
-        """End running jobs with their reservation: PBS deletes them then, whatever walltime they have [recorded].
+        """Let running jobs end with their reservation: PBS deletes them then, whatever their walltime [recorded].
 
-        Of a job that waits for its reservation PBS only says that the queue is not started.
+        For a job that waits for its reservation, PBS only reports that the queue is not started.
         """
         inside = {i: s for i, s in found.items() if is_reservation(queues[i])}
         running = {i: s for i, s in inside.items() if s.state is JobState.RUNNING}
         waiting = {i: s for i, s in inside.items() if s.state is JobState.PENDING and _CLOSED in s.reason.lower()}
-        if (running or waiting) and time.monotonic() - self._reserved_asked >= _RESERVATIONS_LAST:
-            self._reserved_asked = time.monotonic()
+        if (running or waiting) and time.monotonic() - self._reservations_queried >= _RESERVATIONS_LAST:
+            self._reservations_queried = time.monotonic()
             self._reserved = reservations(queues.values(), timeout=self.timeout) or self._reserved
         for job_id, status in running.items():
             if reservation := self._reserved.get(queues[job_id]):
@@ -419,8 +404,8 @@ class PBS(CommandBatch):
 
     def _shortage(self, job: Mapping[str, str]) -> Shortage | None:
         """Return what a waiting job requests and no node has; None if pbsnodes does not show it."""
-        if time.monotonic() - self._nodes_asked >= _NODES_LAST:
-            self._nodes_asked = time.monotonic()
+        if time.monotonic() - self._nodes_queried >= _NODES_LAST:
+            self._nodes_queried = time.monotonic()
             try:
                 result = run(["pbsnodes", "-av"], timeout=self.timeout, extra_env=self.query)
             except BatchError:
@@ -430,9 +415,9 @@ class PBS(CommandBatch):
 
 
 def _script(job: Mapping[str, str]) -> Path:
-    """Return the script of a job: the last of qsub's arguments, which are joined by spaces, and are not quoted.
+    """Return the script of a job: the last of qsub's arguments, which PBS joins by spaces without quotes.
 
-    So its path may have begun at any of them: that one counts where something is.
+    So the path may begin at any of them: the argument at which an existing path begins counts.
     """
     words = job.get("Submit_arguments", "").split(" ")
     base = re.search(r"(?:^|,)PBS_O_WORKDIR=([^,]*)", job.get("Variable_List", ""))
@@ -441,7 +426,7 @@ def _script(job: Mapping[str, str]) -> Path:
 
 
 def _gone(result: Result) -> bool:
-    """Whether a command complains of nothing but ids that are unknown or have ended."""
+    """Whether the only errors of a command are ids that are unknown or have ended."""
     lines = [line for line in result.stderr.splitlines() if line.strip()]
     return bool(lines) and all(_GONE.search(line) for line in lines)
 

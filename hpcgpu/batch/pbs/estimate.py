@@ -1,4 +1,4 @@
-"""What PBS tells of a job before it is submitted: whether nodes are large enough, and enough of them free now.
+"""When PBS expects to start a job, or could start one: whether nodes are large enough, and enough of them free.
 
 PBS has no test of a submit, and estimates the start of submitted jobs only. The rules of its queues are in
 `hpcgpu.batch.pbs.queues`. Pure functions; what is not known is left out.
@@ -12,10 +12,15 @@ from collections.abc import Mapping
 
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.pbs.nodes import Shortage, amount
-
-__all__ = ["estimate", "parse_queue", "request", "unfolded"]
+from hpcgpu.batch.pbs.reservations import epoch
 
 _NO_TEST = "PBS says when a job starts only after it is submitted"
+
+
+def expected_start(job: Mapping[str, str]) -> float | None:
+    """Return when PBS expects to start a job; it has an estimate for a few jobs only (``man pbs_est``)."""
+    text = job.get("estimated.start_time", "")
+    return epoch(text) or (float(text) if re.fullmatch("[0-9]{1,18}", text) else None)
 
 
 def request(script: str, queue: str) -> dict[str, str]:
@@ -26,8 +31,8 @@ def request(script: str, queue: str) -> dict[str, str]:
         given.setdefault(name, value)
     place, walltime = given.pop("place", ""), given.pop("walltime", "")
     flat = ":".join(["1", *(f"{name}={value}" for name, value in given.items() if name != "select")])
-    asked = {"select": given.get("select", flat), "place": place, "walltime": walltime}
-    return {"queue": queue, **{f"Resource_List.{name}": value for name, value in asked.items() if value}}
+    request = {"select": given.get("select", flat), "place": place, "walltime": walltime}
+    return {"queue": queue, **{f"Resource_List.{name}": value for name, value in request.items() if value}}
 
 
 def unfolded(stdout: str) -> str:
@@ -41,12 +46,12 @@ def parse_queue(stdout: str) -> dict[str, str]:
     return {match[1]: match[2].strip() for line in lines if (match := re.fullmatch(r"    ([\w.]+) = (.*)", line))}
 
 
-def estimate(asked: Mapping[str, str], queue: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> Estimate:
-    """Return what is known of a job.
+def estimate(request: Mapping[str, str], queue: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> Estimate:
+    """Return what is known about a job.
 
     Parameters
     ----------
-    asked : mapping
+    request : mapping
         See `request`.
     queue : mapping
         Attributes of its queue; empty if they are not known.
@@ -54,11 +59,11 @@ def estimate(asked: Mapping[str, str], queue: Mapping[str, str], nodes: Mapping[
         Attributes of all vnodes; empty if they are not known.
     """
     limits, known = [], [_NO_TEST]
-    if shortage := Shortage.of(asked, nodes):
+    if shortage := Shortage.of(request, nodes):
         limits.append(f"no node of its queue is large enough: {shortage}")
-    elif nodes and asked.get("Resource_List.select"):
+    elif nodes and request.get("Resource_List.select"):
         free = {name: _free(node) for name, node in nodes.items()}
-        enough = Shortage.of(asked, free) is None
+        enough = Shortage.of(request, free) is None
         known.append(f"{'enough' if enough else 'not enough'} of its nodes' resources are free now")
     if waiting := re.search(r"Queued:(\d+)", queue.get("state_count", "")):
         known.append(f"jobs that wait in its queue: {waiting[1]}")
@@ -66,7 +71,7 @@ def estimate(asked: Mapping[str, str], queue: Mapping[str, str], nodes: Mapping[
 
 
 def _free(node: Mapping[str, str]) -> dict[str, str]:
-    """Return a vnode with what is not assigned; with nothing unless its state is free."""
+    """Return a vnode with its free resources only; none are free unless the vnode's state is free."""
     up = node.get("state") == "free"
     result = dict(node)
     for key, text in node.items():

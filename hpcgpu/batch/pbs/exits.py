@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from hpcgpu.batch.base import JobState
 
-__all__ = ["EXITS"]
-
 
 class Ending(NamedTuple):
     """How a job ended, and PBS's reason in words."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["VARIABLE", "pbs_name", "pbs_prefix"]
-
-#: Variable of a PBS job that holds its whole name.
+#: Variable of a PBS job that holds its full name.
 VARIABLE = "HPCGPU_PBS_JOB"
 
 _LONGEST = 15
 
 
 def pbs_prefix(name: str) -> str:
-    """Return a name with other characters where PBS does not accept its own."""
+    """Return a name in which characters that PBS does not accept are replaced."""
     name = re.sub(r"[^A-Za-z0-9_+-]", "_", name)
     return name if name[:1].isalpha() else f"j{name}"
 
@@ -23,9 +21,9 @@ def pbs_name(name: str) -> str:
 
     Old releases and every ``qstat`` cut names there.
 
-    The end is kept, ``-12`` or ``-scheduler``, and as much of the beginning as there is room for. Letters, digits and
-    ``- _ +`` may stand in it, a letter first (OpenPBS, ``check_job_name``). It need not be unique: jobs are told apart
-    by `VARIABLE`.
+    The end is kept, ``-12`` or ``-scheduler``, and as much of the beginning as fits. The name may contain letters,
+    digits and ``- _ +``, and begins with a letter (OpenPBS, ``check_job_name``). It need not be unique: `VARIABLE`
+    identifies the job.
     """
     name = pbs_prefix(name)
     end = match[0] if (match := re.search(r"-(\d{1,8}|scheduler)$", name)) else ""

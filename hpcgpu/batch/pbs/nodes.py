@@ -1,7 +1,8 @@
-"""Whether any node of a PBS is large enough for a job, from what pbsnodes says.
+"""Whether any node of a PBS is large enough for a job, from the output of pbsnodes.
 
-PBS says "Can Never Run" only of what is more than all nodes together; a chunk that is larger than every node waits for
-ever, as "Not Running" (seen on OpenPBS 23.06.06). Pure functions; where something is not known, nothing is said.
+PBS reports "Can Never Run" only for a request that exceeds all nodes together. A chunk that is larger than every node
+waits for ever, as "Not Running" (seen on OpenPBS 23.06.06). Pure functions; if a value is not known, they report no
+shortage.
 """
 
 from __future__ import annotations
@@ -13,10 +14,8 @@ from dataclasses import dataclass
 
 from hpcgpu.posix.printable import printable
 
-__all__ = ["Shortage", "amount", "by_host", "parse_pbsnodes", "seconds", "split"]
-
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
-#: Resources of a chunk that say how it runs, not what it needs.
+#: Resources of a chunk that set how it runs, not what it needs.
 _SETTINGS = frozenset({"mpiprocs", "ompthreads"})
 #: How a boolean may be written (OpenPBS, ``decode_b`` of ``attr_fn_b.c``).
 _FALSE = frozenset({"false", "f", "n", "0"})
@@ -55,21 +54,21 @@ def seconds(text: str) -> float | None:
 
 @dataclass(frozen=True)
 class Shortage:
-    """A request that no node of the queue, or not enough of them, can ever fill."""
+    """A request that no node of the queue, or not enough of them, can ever satisfy."""
 
     chunks: int
     chunk: str
     nodes: int
 
     def __str__(self) -> str:
-        asked = self.chunk.replace(":", " ")
+        chunk = self.chunk.replace(":", " ")
         if self.nodes == 0:
-            return f"no node has {asked}"
-        return f"the job requests {self.chunks} chunks of {asked}, and the nodes can hold only {self.nodes}"
+            return f"no node has {chunk}"
+        return f"the job requests {self.chunks} chunks of {chunk}, and the nodes can hold only {self.nodes}"
 
     @classmethod
     def of(cls, job: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> Shortage | None:
-        """Return the first kind of chunk that can never be placed, None if all can or if it cannot be told.
+        """Return the first kind of chunk that can never be placed; None if there is none, or if that is not known.
 
         Parameters
         ----------
@@ -102,7 +101,7 @@ class Shortage:
 
 
 def split(text: str, separator: str) -> list[str]:
-    """Return the parts of a request; what stands in double quotes is not taken apart."""
+    """Return the parts of a request; text in double quotes is not split."""
     return re.findall(rf'(?:[^{separator}"]|"[^"]*"?)+', text)
 
 
@@ -115,7 +114,7 @@ def by_host(nodes: Iterable[Mapping[str, str]]) -> Iterable[list[Mapping[str, st
 
 
 def _resources(nodes: Iterable[Mapping[str, str]]) -> dict[str, float | set[str]]:
-    """What vnodes have together: numbers are added, words are joined."""
+    """Return the resources of vnodes together: numbers are added, words are joined."""
     total: dict[str, float | set[str]] = {}
     for node in nodes:
         for key, text in node.items():

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hpcgpu.batch.pbs.directives import scattered
+from hpcgpu.batch.pbs.directive_syntax import scattered
 from hpcgpu.errors import OptionError
 from hpcgpu.options import values
-from hpcgpu.options.common import JobOptions, SchedulerOptions, WorkerOptions
-from hpcgpu.options.schema import option
-
-__all__ = ["PBSSchedulerOptions", "PBSWorkerOptions", "check"]
+from hpcgpu.options.declare import option
+from hpcgpu.options.options_and_defaults import JobOptions, SchedulerOptions, WorkerOptions
 
 _RESOURCE = r'[A-Za-z]\w*=(?:[\w.@+%/^-]+|"[^"\s]+")'
 #: Resources that have an option of their own.

@@ -15,11 +15,9 @@ from hpcgpu.batch.queues import Queue, Queues, Rules, answer
 from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
 
-__all__ = ["PBSQueue", "parse_nodes", "parse_queues", "queues"]
-
-#: What limits who may use a queue.
+#: Attributes that limit who may use a queue.
 _WHO = {"user": ("acl_user_enable", "acl_users"), "group": ("acl_group_enable", "acl_groups")}
-#: What of ``resources_max`` and ``resources_min`` limits an option of a job.
+#: Resources of ``resources_max`` and ``resources_min`` that limit an option of a job.
 _LIMITED = {"ncpus": "cores", "mem": "memory", "ngpus": "gpus_per_node", "nodect": "nodes_per_job"}
 #: Resources of a vnode that are words, and that no job requests to choose a kind of node.
 _OWN_WORDS = frozenset({"host", "vnode", "gpu_type", "arch"})
@@ -43,7 +41,7 @@ class PBSQueue(Queue):
 def queues() -> Queues:
     """Query pbsnodes, and qstat for the rules of the queues."""
     rules: dict[str, Rules] = {}
-    with contextlib.suppress(BatchError):  # pbsnodes says what is needed
+    with contextlib.suppress(BatchError):  # pbsnodes alone has what is needed
         rules = parse_queues(answer(["qstat", "-Qf"]), answer(["qstat", "-B", "-f"]))
         for name, reservation in reservations(rules).items():
             rules[name] = _reserved(rules.get(name, Rules()), reservation, time.time())
@@ -62,39 +60,39 @@ def parse_queues(stdout: str, server: str = "") -> dict[str, Rules]:
     of_server = parse_queue(printable(unfolded(server), None, lines=True))
     text = printable(unfolded(stdout), None, lines=True)
     return {
-        name: replace(_rules(parse_queue(told), of_server), default=name == of_server.get("default_queue"))
-        for name, told in re.findall(r"^Queue: (\S+)[ \t]*\n((?:(?!Queue: ).*\n?)*)", text, re.MULTILINE)
+        name: replace(_rules(parse_queue(attributes), of_server), default=name == of_server.get("default_queue"))
+        for name, attributes in re.findall(r"^Queue: (\S+)[ \t]*\n((?:(?!Queue: ).*\n?)*)", text, re.MULTILINE)
     }
 
 
-def _rules(told: Mapping[str, str], server: Mapping[str, str]) -> Rules:
-    """Return the rules of a queue. The server's maximum counts where the queue has none (``chk_svr_resc_limit``)."""
+def _rules(attributes: Mapping[str, str], server: Mapping[str, str]) -> Rules:
+    """Return the rules of a queue. The server's maximum applies if the queue has none (``chk_svr_resc_limit``)."""
 
     def most(resource: str) -> tuple[str, str]:
         name = f"resources_max.{resource}"
-        return told.get(name, server.get(name, "")), name if name in told else f"the server's {name}"
+        return attributes.get(name, server.get(name, "")), name if name in attributes else f"the server's {name}"
 
-    closed = [f"{name} = False" for name in ("enabled", "started") if told.get(name) == "False"]
+    closed = [f"{name} = False" for name in ("enabled", "started") if attributes.get(name) == "False"]
     allowed: dict[str, frozenset[str]] = {}
     denied: dict[str, frozenset[str]] = {}
     for what, (switch, names) in _WHO.items():
-        for who in (told, server) if what == "user" else (told,):
+        for who in (attributes, server) if what == "user" else (attributes,):
             if who.get(switch) == "True":
                 entries = {entry.strip().partition("@")[0] for entry in who.get(names, "").split(",")} - {""}
                 named = frozenset(entry.removeprefix("+") for entry in entries if not entry.startswith("-"))
                 allowed[what] = allowed.get(what, named) & named
                 taken = frozenset(entry.removeprefix("-") for entry in entries if entry.startswith("-"))
                 denied[what] = denied.get(what, frozenset()) | taken
-    limit, said = most("walltime")
+    limit, limit_words = most("walltime")
     highest = {option: amount(most(name)[0]) for name, option in _LIMITED.items()}
-    lowest = {option: amount(told.get(f"resources_min.{name}", "")) for name, option in _LIMITED.items()}
-    lowest["walltime"] = seconds(told.get("resources_min.walltime", ""))
+    lowest = {option: amount(attributes.get(f"resources_min.{name}", "")) for name, option in _LIMITED.items()}
+    lowest["walltime"] = seconds(attributes.get("resources_min.walltime", ""))
     return Rules(
         limit=seconds(limit),
-        said=f"{said} = {limit}" if limit else "",
+        limit_words=f"{limit_words} = {limit}" if limit else "",
         closed=", ".join(closed),
-        only_routed="from_route_only = True" * (told.get("from_route_only") == "True"),
-        routes=tuple(name.strip() for name in told.get("route_destinations", "").split(",") if name.strip()),
+        only_routed="from_route_only = True" * (attributes.get("from_route_only") == "True"),
+        routes=tuple(name.strip() for name in attributes.get("route_destinations", "").split(",") if name.strip()),
         allowed=allowed,
         denied=denied,
         most={option: value for option, value in highest.items() if value is not None},
@@ -104,7 +102,7 @@ def _rules(told: Mapping[str, str], server: Mapping[str, str]) -> Rules:
 
 
 def _reserved(rule: Rules, reservation: Reservation, now: float) -> Rules:
-    """Return the rules of a reservation's queue: before its start it takes jobs, and starts them then."""
+    """Return the rules of a reservation's queue: before its start the queue accepts jobs, and starts them then."""
     closed = ", ".join(set(rule.closed.split(", ")) - {"started = False"}) if now < reservation.start else rule.closed
     return replace(rule, closed=closed, reserved=str(reservation))
 
@@ -114,13 +112,13 @@ def parse_nodes(nodes: Mapping[str, Mapping[str, str]]) -> list[PBSQueue]:
 
     A host may have one vnode for each socket.
 
-    Each node has a little more or less memory than the next: they are one kind.
+    Nodes of one kind may differ a little in memory.
     """
 
     def total(vnodes: Iterable[Mapping[str, str]], resource: str) -> int:
         return int(sum(amount(vnode.get(f"resources_available.{resource}", "0")) or 0 for vnode in vnodes))
 
-    kinds: dict[PBSQueue, PBSQueue] = {}  # by what is the same of all nodes of a kind
+    kinds: dict[PBSQueue, PBSQueue] = {}  # by the values that all nodes of a kind share
     words: dict[PBSQueue, dict[str, None]] = {}
     for host in by_host(nodes.values()):
         of_queue: dict[tuple[str, str], list[Mapping[str, str]]] = {}

@@ -6,15 +6,14 @@ import re
 
 from hpcgpu.batch.base import Outlook, Reasons
 
-__all__ = ["REASONS"]
-
 #: Comments of jobs (OpenPBS, ``job_info.c`` of its scheduler; those recorded in tests/queue), and the attributes that
 #: hold a job. The first that is found counts.
 _COMMENTS = [
     (
         r"Can Never Run: .*resource",
         Outlook.NEVER,
-        "no node can satisfy it: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and `nodes_per_job`",
+        "no node can satisfy it: check `cores`, `memory`, `gpus_per_node`, `gpu_type`, `select_extra` and "
+        "`nodes_per_job`",
     ),
     (
         r"Can Never Run: Not enough total nodes",
@@ -25,11 +24,11 @@ _COMMENTS = [
     (
         r"Not Running: .*; (no node has|the job requests \d+ chunks)",
         Outlook.NEVER,
-        "no node of its queue is large enough: check `cores`, `memory`, `gpus_per_node`, `gpu_type` and "
-        "`nodes_per_job`",
+        "no node of its queue is large enough: check `cores`, `memory`, `gpus_per_node`, `gpu_type`, `select_extra` "
+        "and `nodes_per_job`",
     ),
     (r"Not Running: .*; reservation \w+ from ", Outlook.WAIT, "it waits for the start of its reservation"),
-    # Before the holds, as it is held too.
+    # Before the holds, because such a job is held too.
     (
         r".*too many failed attempts",
         Outlook.NEVER,
@@ -40,7 +39,8 @@ _COMMENTS = [
     (r"Hold_Types = \w*p", Outlook.NEVER, "PBS holds it, because the password that it has for you is wrong"),
     (r"Hold_Types = \w*[os]", Outlook.SITE, "an operator or the system holds it: it waits until the site releases it"),
     (
-        r"Not Running: .*(Insufficient amount|free nodes|right type of nodes|too few free)",
+        r"Not Running: .*(Insufficient amount|available resources|free nodes|right type of nodes|too few free|"
+        r"pack placement)",
         Outlook.WAIT,
         "no free node has the resources that it requests",
     ),
@@ -63,7 +63,7 @@ _COMMENTS = [
     (r"Not Running: .*(top job|strict|fairshare|preempt|threshold)", Outlook.WAIT, "other jobs have a higher priority"),
     (r"Not Running", Outlook.WAIT, "the batch system does not run it yet"),
 ]
-#: What PBS says of a shortage: requested, available, total.
+#: PBS's comment on a shortage: requested, available, total.
 _SHORT = re.compile(r"Not Running: .*\(R: (\d+)(\w*) A: \w* ?T: (\d+)(\w*)\)")
 
 

@@ -1,6 +1,6 @@
 """Reservations of a PBS: each is a queue that starts jobs from its start on, and deletes them at its end.
 
-It starts a job whose walltime is longer than what is left of it (seen on OpenPBS 23.06.06).
+The queue also starts a job whose walltime is longer than the rest of the reservation (seen on OpenPBS 23.06.06).
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hpcgpu.batch.command import run
+from hpcgpu.batch.run_command import TIMEOUT, run
 from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
-
-__all__ = ["Reservation", "epoch", "is_reservation", "parse_rstat", "reservations"]
 
 #: Names of their queues: advance, standing and maintenance reservations (``man pbs_rsub``).
 _QUEUE = re.compile(r"[RSM][0-9]{1,18}", re.ASCII)
@@ -23,7 +21,7 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 @dataclass(frozen=True)
 class Reservation:
-    """From when to when it lasts, epoch seconds; of a standing one, the next or the current time."""
+    """Start and end of a reservation, epoch seconds; of a standing one, those of its next or current time."""
 
     start: float
     end: float
@@ -33,18 +31,18 @@ class Reservation:
 
     @property
     def lasts(self) -> str:
-        """From when to when, as a text."""
+        """Start and end, as a text."""
         start, end = (time.strftime("%a %F %H:%M", time.localtime(moment)) for moment in (self.start, self.end))
         return f"from {start} to {end}"
 
 
 def is_reservation(queue: str) -> bool:
-    """Return whether a queue has the name of a reservation's."""
+    """Return whether the name of a queue is that of a reservation's queue."""
     return _QUEUE.fullmatch(queue) is not None
 
 
-def reservations(queues: Iterable[str], *, timeout: float = 60.0) -> dict[str, Reservation]:
-    """Query pbs_rstat for those of these queues that are reservations. What does not answer is not known."""
+def reservations(queues: Iterable[str], *, timeout: float = TIMEOUT) -> dict[str, Reservation]:
+    """Query pbs_rstat for the reservations among these queues; empty if it does not answer."""
     if not any(map(is_reservation, queues)):
         return {}
     try:
@@ -58,10 +56,10 @@ def parse_rstat(stdout: str) -> dict[str, Reservation]:
     """Return the reservations that ``pbs_rstat -F`` prints, by queue; pure."""
     found = {}
     for block in re.split(r"^Resv ID: ", printable(stdout, None, lines=True), flags=re.MULTILINE):
-        told = dict(re.findall(r"^(\w+) = (.*)$", block, re.MULTILINE))
-        start, end = (epoch(told.get(f"reserve_{word}", "")) for word in ("start", "end"))
-        if "queue" in told and start is not None and end is not None:
-            found[told["queue"].partition("@")[0]] = Reservation(start, end)
+        attributes = dict(re.findall(r"^(\w+) = (.*)$", block, re.MULTILINE))
+        start, end = (epoch(attributes.get(f"reserve_{word}", "")) for word in ("start", "end"))
+        if "queue" in attributes and start is not None and end is not None:
+            found[attributes["queue"].partition("@")[0]] = Reservation(start, end)
     return found
 
 

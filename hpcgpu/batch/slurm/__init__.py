@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from hpcgpu.batch.registry import System, common_templates
-
-__all__ = ["system"]
+from hpcgpu.batch.system_registry import System, common_templates
 
 #: A plugin of Slurm: `srun` itself starts the container. enroot's hook mounts no GPU and no libcuda without the two
 #: variables, which images made for GPUs set (98-nvidia.sh).
@@ -21,7 +19,7 @@ system = System(
     name="slurm",
     title="Slurm",
     client="hpcgpu.batch.slurm.client:Slurm",
-    syntax="hpcgpu.batch.slurm.directives:SYNTAX",
+    syntax="hpcgpu.batch.slurm.directive_syntax:SYNTAX",
     cluster_class="hpcgpu.cluster.system_classes:SlurmGPUCluster",
     templates=common_templates() / "slurm",
     suffix="sbatch",

@@ -11,15 +11,13 @@ from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.user import user_name
 
-__all__ = ["accounts", "parse_associations", "parse_config", "parse_qos"]
-
 _SHOW = ["sacctmgr", "--noheader", "--parsable2", "show"]
 #: What `AccountingStorageEnforce` names, and what it includes (slurm.conf(5)).
 _ENFORCED = {"account": {"associations", "limits", "qos", "safe", "wckeys", "all"}, "qos": {"qos", "safe", "all"}}
 
 
 def accounts() -> Accounts:
-    """Query scontrol and sacctmgr. What does not answer is not known."""
+    """Query scontrol and sacctmgr; what they do not report is not known."""
     try:
         config = parse_config(answer(["scontrol", "show", "config"]))
         enforced = frozenset(

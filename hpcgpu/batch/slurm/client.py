@@ -9,19 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from hpcgpu.batch.base import JobState, JobStatus, OwnJob
-from hpcgpu.batch.client import CommandBatch
-from hpcgpu.batch.command import require, run
+from hpcgpu.batch.command_batch import CommandBatch
 from hpcgpu.batch.estimate import Estimate
-from hpcgpu.batch.marks import is_job_script, runs_hpcgpu
+from hpcgpu.batch.own_scripts import is_job_script, runs_hpcgpu
+from hpcgpu.batch.run_command import require, run
 from hpcgpu.batch.slurm.estimate import read_test
 from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.errors import BatchError, BatchUnavailable
 
-__all__ = ["Slurm"]
-
-#: ``man squeue``, JOB STATE CODES. What is not here is UNKNOWN.
+#: ``man squeue``, JOB STATE CODES. A state that is not here is UNKNOWN.
 _STATES = {
     "PENDING": JobState.PENDING,
     "CONFIGURING": JobState.PENDING,
@@ -52,39 +51,20 @@ _STATES = {
     "DEADLINE": JobState.TIMEOUT,
 }
 
-#: Its processes are stopped; with STOPPED it keeps its cores.
+#: The processes of such a job are stopped; with STOPPED it keeps its cores.
 _SUSPENDED = frozenset({"SUSPENDED", "STOPPED"})
-#: Errors after which the job may nevertheless have been accepted (Nextflow #970, for "Socket timed out").
-_AMBIGUOUS = re.compile(
-    r"timed out|zero bytes were transmitted|connection (reset|aborted)|unexpected message", re.IGNORECASE
-)
-#: Temporary errors after which it was certainly not accepted.
-_TRANSIENT = re.compile(
-    r"unable to contact slurm controller|transport endpoint|connection (refused|failure)|resource temporarily "
-    r"unavailable"
-    r"|temporarily unable|slurmctld.*(down|not respond)|slurm backup controller|communication (connection )?failure"
-    # slurm.conf is not there, and no controller that could send it [probe]
-    r"|dns srv lookup|fetch config|configuration source|unable to (status file|process configuration file)"
-    r"|no route to host|network is unreachable|host name lookup failure|unknown host|name or service not known"
-    # munged is away, or clocks differ
-    r"|munged|munge (en|de)code|protocol authentication error",
-    re.IGNORECASE,
-)
 #: The commands are installed, and this machine belongs to no Slurm [probe].
 _NONE_HERE = re.compile(r"could not establish a configuration source", re.IGNORECASE)
-#: Errors that say that this user has as many jobs as allowed (``man sacctmgr``: MaxSubmitJobs, GrpSubmitJobs) ...
-_LIMITED = re.compile(r"(max|grp)submit\w*|violates accounting/qos policy", re.IGNORECASE)
-#: ... unless they name a limit that the job itself breaks.
-_PER_JOB = re.compile(r"max\w*(wall|perjob|pernode|mins)\w*", re.IGNORECASE)
-#: What scancel says of ids that are unknown or have ended.
+#: Errors of scancel for ids that are unknown or have ended.
 _GONE = re.compile("invalid job id|already completing|job/step already", re.IGNORECASE)
-#: For what is parsed; not for sbatch, which hands its environment on to the job.
-_QUERY = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
-#: Seconds for sacct, which is only asked for more than squeue knows and hangs where the accounting database is away.
+#: Timeout of sacct in seconds: it only adds to the answer of squeue, and hangs if the accounting database is down.
 _ACCOUNTING_TIMEOUT = 10.0
 _SQUEUE_FORMAT = "%i|%T|%N|%S|%e|%j|%r"
-#: ASCII, and no longer than any release makes them: an id goes into commands.
+_SACCT_FORMAT = "JobIDRaw,State,ExitCode,NodeList,Start,End,JobName"
+#: A job id: ASCII, and no longer than in any release, because it becomes an argument of commands.
 _ID = re.compile(r"[0-9]{1,18}")
+#: The id of a job, or of a task of a job array: a user may submit the script of worker jobs as an array.
+_TASK_ID = re.compile(r"[0-9]{1,18}(?:_[0-9]{1,18})?")
 _JOB_ID = re.compile(r"([0-9]{1,18})(?:;\S+)?")
 
 
@@ -112,11 +92,11 @@ def parse_job_id(stdout: str) -> str | None:
 
 
 def parse_squeue(stdout: str) -> dict[str, JobStatus]:
-    """Parse `_SQUEUE_FORMAT` lines; lines of another shape are left out, as a truncated answer must not be believed."""
+    """Parse `_SQUEUE_FORMAT` lines; lines of another shape are left out, because an answer may be truncated."""
     jobs = {}
     for line in stdout.split("\n"):
         fields = line.strip().split("|", 6)
-        if len(fields) != 7 or not _ID.fullmatch(fields[0]):
+        if len(fields) != 7 or not _TASK_ID.fullmatch(fields[0]):
             continue
         job_id, state, node, start, end, rest, reason = fields
         if "|" in reason:  # a job name may hold the separator, a reason does not
@@ -137,7 +117,7 @@ def parse_squeue(stdout: str) -> dict[str, JobStatus]:
 
 
 def parse_sacct(stdout: str) -> dict[str, JobStatus]:
-    """Parse ``sacct -X -n -P -o JobIDRaw,State,ExitCode,NodeList,Start,End,JobName``."""
+    """Parse what ``sacct -X -n -P`` prints in `_SACCT_FORMAT`."""
     jobs = {}
     for line in stdout.split("\n"):
         fields = line.strip().split("|", 6)
@@ -182,19 +162,37 @@ class Slurm(CommandBatch):
 
     name = "slurm"
     title = "Slurm"
-    ambiguous = _AMBIGUOUS
-    transient = _TRANSIENT
-    limited = _LIMITED
+    #: Errors after which the job may nevertheless have been accepted (Nextflow #970, for "Socket timed out").
+    ambiguous = re.compile(
+        r"timed out|zero bytes were transmitted|connection (reset|aborted)|unexpected message", re.IGNORECASE
+    )
+    #: Temporary errors after which the job was certainly not accepted.
+    transient = re.compile(
+        r"unable to contact slurm controller|transport endpoint|connection (refused|failure)|resource temporarily "
+        r"unavailable"
+        r"|temporarily unable|slurmctld.*(down|not respond)|slurm backup controller|communication (connection )?failure"
+        # there is neither slurm.conf nor a controller that could send it [probe]
+        r"|dns srv lookup|fetch config|configuration source|unable to (status file|process configuration file)"
+        r"|no route to host|network is unreachable|host name lookup failure|unknown host|name or service not known"
+        # munged does not run, or clocks differ
+        r"|munged|munge (en|de)code|protocol authentication error",
+        re.IGNORECASE,
+    )
+    #: Errors that report that this user has as many jobs as allowed (``man sacctmgr``: MaxSubmitJobs, GrpSubmitJobs)
+    #: ...
+    limited = re.compile(r"(max|grp)submit\w*|violates accounting/qos policy", re.IGNORECASE)
     reasons = REASONS
-    per_job = _PER_JOB
-    query = _QUERY
+    #: ... unless they name a limit that the job itself exceeds.
+    per_job = re.compile(r"max\w*(wall|perjob|pernode|mins)\w*", re.IGNORECASE)
+    #: Not for sbatch, which passes its environment on to the job.
+    query: ClassVar[Mapping[str, str]] = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
 
     version_command = ("sbatch", "--version")
     identity_command = ("scontrol", "show", "config")
     identifies = re.compile(r"^ClusterName\s*=\s*([\w.-]{1,200})[ \t]*$", re.ASCII | re.MULTILINE)
 
     def check(self) -> None:
-        """Raise `BatchError` when Slurm's commands are not there."""
+        """Raise `BatchError` if Slurm's commands are missing."""
         for command in ("sbatch", "squeue", "scancel"):
             require(
                 command, "hpcgpu needs Slurm's commands: run this on a login node, perhaps after `module load slurm`"
@@ -214,59 +212,52 @@ class Slurm(CommandBatch):
         return parse_job_id(stdout)
 
     def estimate(self, script: Path, *, queue: str | None = None, walltime: float | None = None) -> Estimate:
-        """One ``sbatch --test-only``."""
+        """Return the estimate of one ``sbatch --test-only``."""
         tested = self.call(["sbatch", "--test-only", str(script)], answered=lambda result: True)
-        return read_test(tested.returncode, tested.words, REASONS)
+        return read_test(tested.returncode, tested.words)
 
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        """One squeue for all jobs. A single unknown id is an error to squeue, several are left out [probe]."""
+        """Query all jobs by one squeue. A single unknown id is an error of squeue; it leaves out several [probe]."""
         ids = sorted(job_ids)
         if not ids:
             return {}
-        return _only(ids, self._squeue([f"--jobs={','.join(ids)}", "--states=all"]))
+        tasks = ["--array"] if any("_" in i for i in ids) else []  # without it, pending tasks are one line
+        return _only(ids, self._squeue([*tasks, f"--jobs={','.join(ids)}", "--states=all"]))
 
     def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         """Look up jobs by one sacct for all; empty without accounting.
 
         Without accounting sacct prints "Slurm accounting storage is disabled" and exits with 1.
 
-        Nor is there an answer if sacct is missing or hangs: the answer of squeue must still count.
+        The answer is also empty if sacct is missing or hangs, so that the answer of squeue still counts.
         """
         ids = sorted(job_ids)
         if not ids:
             return {}
-        argv = [
-            "sacct",
-            "-X",
-            "-n",
-            "-P",
-            "-o",
-            "JobIDRaw,State,ExitCode,NodeList,Start,End,JobName",
-            "-j",
-            ",".join(ids),
-        ]
+        argv = ["sacct", "-X", "-n", "-P", "-o", _SACCT_FORMAT, "-j", ",".join(ids)]
         try:
-            result = run(argv, timeout=min(self.timeout, _ACCOUNTING_TIMEOUT), extra_env=_QUERY)
+            result = run(argv, timeout=min(self.timeout, _ACCOUNTING_TIMEOUT), extra_env=self.query)
         except BatchError:
             return {}
         return _only(ids, parse_sacct(result.stdout)) if result.returncode == 0 else {}
 
     def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
-        """One scancel for all jobs; unknown and ended ids are no error to it [probe]."""
+        """Cancel all jobs by one scancel; unknown and ended ids are no error of it [probe]."""
         ids = sorted(job_ids)
         if not ids:
             return
         argv = ["scancel", *(["--state=PENDING"] if only_pending else []), *ids]
         self.call(argv, answered=lambda result: bool(_GONE.search(result.words)))
 
-    def named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
-        """Ids of the live jobs of that name. One that has ended may be an earlier cluster's of the same name."""
+    def find(self, job_name: str, *, attempts: int | None = None) -> list[str]:
+        """Return the ids of live jobs of that name. An ended job may be an earlier cluster's of the same name."""
         jobs = self._squeue(["--me", f"--name={job_name}"], attempts=attempts)
-        return sorted((i for i, job in jobs.items() if job.name == job_name and not job.state.ended), key=int)
+        live = [i for i, job in jobs.items() if job.name == job_name and not job.state.ended]
+        return sorted(filter(_ID.fullmatch, live), key=int)  # a task of an array is the user's own job
 
     def marked(self, wanted: Callable[[Path], bool]) -> dict[str, Path]:
-        """One squeue for the paths of the scripts, and one scontrol for the text of each that matters."""
-        argv = ["squeue", "--me", "--noheader", "--format=%i|%o"]
+        """Query the paths of the scripts by one squeue, and the text of each that matters by one scontrol."""
+        argv = ["squeue", "--me", "--array", "--noheader", "--format=%i|%o"]
         try:
             lines = self.call(argv, answered=lambda result: False, attempts=1).stdout.split("\n")
         except BatchUnavailable as error:
@@ -275,16 +266,16 @@ class Slurm(CommandBatch):
             raise
         jobs: dict[Path, list[str]] = {}
         for job_id, found, path in (line.strip().partition("|") for line in lines):
-            if found and _ID.fullmatch(job_id) and is_job_script(Path(path)):
+            if found and _TASK_ID.fullmatch(job_id) and is_job_script(Path(path)):
                 jobs.setdefault(Path(path), []).append(job_id)
         ours = {path: ids for path, ids in jobs.items() if wanted(path) and self._wrote(ids)}
         return {job_id: path for path, ids in ours.items() for job_id in ids}
 
     def _wrote(self, job_ids: Iterable[str]) -> bool:
-        """Whether hpcgpu wrote the script of these jobs, which is the same: Slurm keeps its text."""
+        """Whether hpcgpu wrote the one script that these jobs have in common. Slurm keeps its text."""
         for job_id in job_ids:
             shown = self.call(["scontrol", "write", "batch_script", job_id, "-"], answered=lambda result: True)
-            if shown.returncode == 0:  # else it has just ended
+            if shown.returncode == 0:  # otherwise it has just ended
                 return runs_hpcgpu(shown.stdout)
         return False
 
@@ -300,7 +291,7 @@ class Slurm(CommandBatch):
             node=int(environ.get("SLURM_NODEID", "0")),
             end=end,
             start=_epoch(environ.get("SLURM_JOB_START_TIME", "")),
-            warned="SLURM_STEP_ID" in environ,  # a script itself is not warned
+            warned="SLURM_STEP_ID" in environ,  # Slurm does not warn the script itself
         )
 
     def _squeue(self, arguments: list[str], *, attempts: int | None = None) -> dict[str, JobStatus]:

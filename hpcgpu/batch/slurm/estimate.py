@@ -1,7 +1,7 @@
 """When a job would start, by ``sbatch --test-only``. Pure; seen on Slurm 22.05.8.
 
-That says when a job would start also where the partition is down or its time limit is too short: such a job is accepted
-and waits for ever. The rules of the partitions have both, see `hpcgpu.batch.queues.Rules`.
+The test reports a start even if the partition is down or its time limit is too short: Slurm accepts such a job, and the
+job waits for ever. The rules of the partitions contain both, see `hpcgpu.batch.queues.Rules`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 import re
 import time
 
-from hpcgpu.batch.base import Reasons
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.reasons import advice
-
-__all__ = ["read_test", "seconds"]
+from hpcgpu.batch.slurm.reasons import REASONS
 
 _STARTS = re.compile(
     r"to start at (?P<start>\S{1,40})(?: using \d+ processors?)?(?: on nodes? (?P<nodes>\S{1,200}))?"
@@ -21,11 +19,11 @@ _STARTS = re.compile(
 )
 
 
-def read_test(returncode: int, words: str, reasons: Reasons) -> Estimate:
-    """Return what ``sbatch --test-only`` says."""
+def read_test(returncode: int, words: str) -> Estimate:
+    """Return the estimate from the output of ``sbatch --test-only``."""
     if returncode != 0:
-        said = f"{words or f'exit code {returncode}'}{advice(words, reasons)}"
-        return Estimate(limits=(said,))
+        refusal = f"{words or f'exit code {returncode}'}{advice(words, REASONS)}"
+        return Estimate(limits=(refusal,))
     match = _STARTS.search(words)
     if match is None:
         return Estimate(known=(f"sbatch --test-only says: {words or 'nothing'}",))

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcgpu.options import values
-from hpcgpu.options.common import JobOptions, SchedulerOptions, WorkerOptions
-from hpcgpu.options.schema import option
-
-__all__ = ["SlurmSchedulerOptions", "SlurmWorkerOptions"]
+from hpcgpu.options.declare import option
+from hpcgpu.options.options_and_defaults import JobOptions, SchedulerOptions, WorkerOptions
 
 
 @dataclass(frozen=True, kw_only=True)

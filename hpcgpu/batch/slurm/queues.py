@@ -12,17 +12,15 @@ from hpcgpu.batch.slurm.estimate import seconds
 from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable
 
-__all__ = ["parse_partitions", "parse_sinfo", "queues"]
-
 #: Partition (with a star behind it: the default one), GRES, CPUs, MB of memory, longest time, features.
 _SINFO = "%P|%G|%c|%m|%l|%f"
-#: What limits who may use a partition, by the letters behind ``Allow`` and ``Deny``.
+#: What limits who may use a partition, by the word after ``Allow`` and ``Deny``.
 _WHO = {"Accounts": "account", "Qos": "qos", "Groups": "group"}
 _MIB = 2**20
 
 
 class _SlurmQueue(Queue):
-    """Nodes of a Slurm. It refuses a type of GPU for nodes that list GPUs without one (seen on 22.05)."""
+    """Nodes of a Slurm. Slurm refuses a GPU type for nodes that list GPUs without a type (seen on 22.05)."""
 
     def has(self, gpu_type: str) -> bool:
         """Return whether its GPUs are of this type."""
@@ -34,15 +32,15 @@ def queues() -> Queues:
     rules: dict[str, Rules] = {}
     # --exact: without it nodes that differ share a line, with the least amount and a +
     found = parse_sinfo(answer(["sinfo", "--exact", "--noheader", f"--format={_SINFO}"]))
-    with contextlib.suppress(BatchError):  # sinfo says what is needed
-        # --all: also what is hidden, or not open to the user's groups
+    with contextlib.suppress(BatchError):  # sinfo alone has what is needed
+        # --all: also partitions that are hidden, or not open to the user's groups
         rules = parse_partitions(answer(["scontrol", "--all", "--oneliner", "show", "partition"]))
     return replace(found, rules=rules)
 
 
 def parse_sinfo(stdout: str) -> Queues:
     """Parse the answer; pure."""
-    found: dict[Queue, Queue] = {}  # by what is the same of all nodes of a kind
+    found: dict[Queue, Queue] = {}  # by the values that all nodes of a kind share
     default: list[bool] = []  # of each line of the default partition: it has GPUs
     for line in printable(stdout, None, lines=True).split("\n"):
         parts = line.strip().split("|")
@@ -78,31 +76,31 @@ def parse_partitions(stdout: str) -> dict[str, Rules]:
     """Return the rules of each partition from ``scontrol --oneliner show partition``; pure."""
     found = {}
     for line in printable(stdout, None, lines=True).split("\n"):
-        told = dict(part.split("=", 1) for part in line.split() if "=" in part)
-        if name := told.get("PartitionName"):
-            found[name] = _rules(told)
+        attributes = dict(part.split("=", 1) for part in line.split() if "=" in part)
+        if name := attributes.get("PartitionName"):
+            found[name] = _rules(attributes)
     return found
 
 
-def _rules(told: dict[str, str]) -> Rules:
-    closed = [f"State={told['State']}"] if told.get("State", "UP") != "UP" else []
-    closed += ["RootOnly=YES"] * (told.get("RootOnly") == "YES")
+def _rules(attributes: dict[str, str]) -> Rules:
+    closed = [f"State={attributes['State']}"] if attributes.get("State", "UP") != "UP" else []
+    closed += ["RootOnly=YES"] * (attributes.get("RootOnly") == "YES")
     who = {
         verb: {
             what: frozenset((text if what == "group" else text.lower()).split(","))
             for words, what in _WHO.items()
-            if (text := told.get(f"{verb}{words}", "ALL")) not in ("ALL", "(null)", "NONE", "")
+            if (text := attributes.get(f"{verb}{words}", "ALL")) not in ("ALL", "(null)", "NONE", "")
         }
         for verb in ("Allow", "Deny")
     }
-    most = {"cores": _amount(told, "MaxCPUsPerNode")}
-    if memory := _amount(told, "MaxMemPerNode"):
+    most = {"cores": _amount(attributes, "MaxCPUsPerNode")}
+    if memory := _amount(attributes, "MaxMemPerNode"):
         most["memory"] = memory * _MIB
-    limit = told.get("MaxTime", "UNLIMITED")
+    limit = attributes.get("MaxTime", "UNLIMITED")
     return Rules(
-        default=told.get("Default") == "YES",
+        default=attributes.get("Default") == "YES",
         limit=seconds(limit),
-        said="" if limit == "UNLIMITED" else f"MaxTime={limit}",
+        limit_words="" if limit == "UNLIMITED" else f"MaxTime={limit}",
         closed=", ".join(closed),
         allowed=who["Allow"],
         denied=who["Deny"],
@@ -110,9 +108,9 @@ def _rules(told: dict[str, str]) -> Rules:
     )
 
 
-def _amount(told: dict[str, str], name: str) -> float:
+def _amount(attributes: dict[str, str], name: str) -> float:
     """Return a limit of nodes; 0 for ``UNLIMITED``."""
-    return float(_number(told.get(name, "")))
+    return float(_number(attributes.get(name, "")))
 
 
 def _number(text: str) -> int:

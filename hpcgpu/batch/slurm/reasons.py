@@ -6,8 +6,6 @@ import re
 
 from hpcgpu.batch.base import Outlook, Reasons
 
-__all__ = ["REASONS"]
-
 #: Reason codes (https://slurm.schedmd.com/job_reason_codes.html): pattern, outlook, sentence.
 _PENDING = [
     (r"Priority", Outlook.WAIT, "other jobs have a higher priority"),
@@ -72,7 +70,7 @@ REASONS = Reasons(
         "because it used too much memory: check `log_directory` and `memory`",
         "NonZeroExitCode": "its script failed",
         "RaisedSignal": "a signal ended it",
-        # no signal: 24.11 says this where 22.05 says JobLaunchFailure
+        # no signal: 24.11 reports this where 22.05 reports JobLaunchFailure
         "RaisedSignal:53": "its node could not start it (often its log cannot be written): check `log_directory`",
     },
     refused=[

@@ -2,7 +2,7 @@
 //
 // All that comes from the server reaches the page as text: by textContent, value and attributes, never as HTML.
 
-import { clusterAddress, clusterView, duration, request, serverActions } from "./draw.js";
+import { clusterAddress, clusterView, duration, request, serverActions } from "./panel.js";
 
 const OFTEN = 3000; // milliseconds between two pictures of one cluster
 const SELDOM = 10000; // between two lists of all
@@ -23,8 +23,9 @@ function cells(tag, texts) {
 // ---- the list
 
 const states = new Map(); // of the clusters in the list
+const titles = ["State", "Workers", "GPUs", "Time left", "GPU hours", "Batch system"];
 const rows = el("tbody");
-const table = el("table", { hidden: true }, el("thead", {}, el("tr", {}, ...cells("th", ["Name", "State", "Workers", "GPUs", "Time left", "GPU hours", "Batch system"]))), rows);
+const table = el("table", { hidden: true }, el("thead", {}, el("tr", {}, ...cells("th", ["Name", ...titles]))), rows);
 const none = el("p", { className: "quiet", textContent: "Loading …" });
 const listFailed = el("p", { className: "failed", hidden: true });
 listFailed.setAttribute("role", "alert");
@@ -41,6 +42,7 @@ function row(cluster) {
   const left = cluster.time_left === null ? "" : duration(cluster.time_left);
   const texts = [cluster.state, String(cluster.workers), String(cluster.gpus), left, cluster.gpu_hours.toFixed(2), cluster.system];
   line.append(...cells("td", texts));
+  titles.forEach((title, number) => (line.cells[number + 1].dataset.title = title)); // shown where there is no room for a head
   return line;
 }
 
@@ -148,8 +150,8 @@ const labels = {
 };
 const start = el("button", { type: "submit", textContent: "Start" });
 const save = el("button", { type: "button", textContent: "Save this form" });
-const told = el("p");
-told.setAttribute("role", "status");
+const notice = el("p");
+notice.setAttribute("role", "status");
 const labelled = Object.entries(fields).map(([name, field]) => el("label", {}, labels[name], Object.assign(field, { name })));
 const form = el("form", { noValidate: true }, ...labelled, el("div", { className: "buttons" }, start, save));
 let profiles = [];
@@ -165,9 +167,9 @@ function options(save) {
 
 async function offer() {
   try {
-    const there = await request(`${api}profiles`);
+    const offered = await request(`${api}profiles`);
     const chosen = fields.profile.value;
-    profiles = there.profiles;
+    profiles = offered.profiles;
     const mine = profiles.filter((one) => one.yours);
     const group = (label, found) => Object.assign(el("optgroup", { label }), { hidden: found.length === 0 });
     const filled = (element, found) => (element.append(...found.map((one) => el("option", { value: one.name, textContent: one.name }))), element);
@@ -177,37 +179,37 @@ async function offer() {
       filled(group("Sites", profiles), profiles.filter((one) => !one.yours)),
     );
     fields.profile.value = chosen;
-    fields.system.replaceChildren(...["auto", ...there.systems].map((name) => el("option", { value: name, textContent: name })));
-    if (there.problems.length > 0) tell(there.problems.join("\n"), true);
+    fields.system.replaceChildren(...["auto", ...offered.systems].map((name) => el("option", { value: name, textContent: name })));
+    if (offered.problems.length > 0) showNotice(offered.problems.join("\n"), true);
   } catch (error) {
-    tell(error.message, true);
+    showNotice(error.message, true);
   }
 }
 
-function tell(text, failed = false) {
-  told.textContent = text;
-  told.className = failed ? "failed" : "quiet";
+function showNotice(text, failed = false) {
+  notice.textContent = text;
+  notice.className = failed ? "failed" : "quiet";
 }
 
 fields.profile.addEventListener("change", () => {
   const profile = profiles.find((one) => one.name === fields.profile.value);
   fields.system.disabled = profile !== undefined;
   const needs = (profile?.needs ?? []).join(", ");
-  tell(profile ? `${profile.about}${needs ? ` It needs ${needs}.` : ""}` : "");
+  showNotice(profile ? `${profile.about}${needs ? ` It needs ${needs}.` : ""}` : "");
 });
 
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
   const name = fields.name.value;
   start.disabled = true;
-  tell(`Starting ${name} …`);
+  showNotice(`Starting ${name} …`);
   try {
     const answer = await request(`${api}clusters`, { name, options: options(false) });
-    tell(`The queue has accepted the jobs of ${name}.${answer.messages ? `\n${answer.messages}` : ""}`);
+    showNotice(`The queue has accepted the jobs of ${name}.${answer.messages ? `\n${answer.messages}` : ""}`);
     await list();
     select(name);
   } catch (error) {
-    tell(`${name || "The cluster"} was not started: ${error.message}`, true);
+    showNotice(`${name || "The cluster"} was not started: ${error.message}`, true);
   } finally {
     start.disabled = false;
   }
@@ -219,9 +221,9 @@ save.addEventListener("click", async () => {
     await request(`${api}profiles`, { name, options: options(true) });
     await offer();
     fields.profile.value = name;
-    tell(`Saved as your profile ${name}: hpcgpu start NAME --profile ${name} uses it too.`);
+    showNotice(`Saved as your profile ${name}: hpcgpu start NAME --profile ${name} uses it too.`);
   } catch (error) {
-    tell(`The form was not saved: ${error.message}`, true);
+    showNotice(`The form was not saved: ${error.message}`, true);
   }
 });
 
@@ -236,7 +238,7 @@ function forever(what, pause) {
 }
 
 const main = document.getElementById("main");
-main.replaceChildren(listFailed, none, table, detail, el("h2", { textContent: "Start a cluster" }), form, told);
+main.replaceChildren(listFailed, none, table, detail, el("h2", { textContent: "Start a cluster" }), form, notice);
 offer();
 forever(list, SELDOM);
 forever(show, OFTEN);

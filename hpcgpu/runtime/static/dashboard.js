@@ -15,15 +15,18 @@ addEventListener("pageshow", () => (leaving = false));
 
 // A script of the frame may ask for a new page as often as it likes.
 addEventListener("message", (event) => {
-  if (event.source !== frame.contentWindow || event.data !== "ready") return;
+  if (event.source !== frame.contentWindow || typeof event.data?.nonce !== "string") return;
   for (const socket of sockets) {
     socket.onclose = null;
     socket.close();
   }
   sockets.clear();
   const channel = new MessageChannel();
-  channel.port1.onmessage = asked;
-  frame.contentWindow.postMessage({ base, page }, "*", [channel.port2]);
+  channel.port1.onmessage = handleRequest;
+  // the scripts that Dask sends run there, and no others
+  for (const script of page.scripts) script.setAttribute("nonce", event.data.nonce);
+  const content = (page.doctype ? "<!DOCTYPE html>" : "") + page.documentElement.outerHTML;
+  frame.contentWindow.postMessage({ base, content }, "*", [channel.port2]);
 });
 
 const page = await fetched();
@@ -33,7 +36,7 @@ frame.src = new URL("?~frame", location.href);
 frame.style.cssText = "position: fixed; inset: 0; width: 100%; height: 100%; border: 0; background: white";
 document.body.append(frame);
 
-function asked({ data, ports }) {
+function handleRequest({ data, ports }) {
   if (data.socket) connect(data.socket, data.protocols, ports[0]);
   else if (data.go && below(data.go)) location.assign(data.go);
   else if (data.open && below(data.open)) open(data.open, "_blank", "noopener");
@@ -59,7 +62,7 @@ async function fetched() {
   const parts = parsed.querySelectorAll("script[src], img[src], link[rel=stylesheet][href]");
   await Promise.all([...parts].map((part) => include(part, answer.url)));
   document.title = parsed.title;
-  return (parsed.doctype ? "<!DOCTYPE html>" : "") + parsed.documentElement.outerHTML;
+  return parsed;
 }
 
 function text(words) {
@@ -68,7 +71,7 @@ function text(words) {
   shown.textContent = words;
   shown.style.whiteSpace = "pre-wrap";
   parsed.body.append(shown);
-  return parsed.documentElement.outerHTML;
+  return parsed;
 }
 
 async function include(part, from) {
@@ -111,7 +114,7 @@ function connect(address, protocols, port) {
   };
 }
 
-function say(words) {
+function showMessage(words) {
   bar.textContent = words;
   bar.style.cssText = "position: fixed; z-index: 1; inset: auto 0 0; margin: 0; padding: 8px 12px; background: #6b4a00; color: white; font: 14px sans-serif; white-space: pre-wrap";
   if (!bar.isConnected) document.body.append(bar);
@@ -121,10 +124,10 @@ function say(words) {
 async function lost(opened) {
   if (bar.isConnected) return;
   if (!opened) {
-    return say("This page shows no changes, because its websocket cannot be opened. Perhaps a proxy of the site does not pass websockets on. Reload the page to try again.");
+    return showMessage("This page shows no changes, because its websocket cannot be opened. Perhaps a proxy of the site does not pass websockets on. Reload the page to try again.");
   }
   const words = `The connection was lost at ${new Date().toLocaleTimeString()}: this page shows what was so then. It is loaded again when the server answers.`;
-  say(words);
+  showMessage(words);
   let wait = Date.now() - opened < BRIEF ? 10 * AGAIN : AGAIN;
   for (;;) {
     await new Promise((resolve) => setTimeout(resolve, wait));
@@ -133,6 +136,6 @@ async function lost(opened) {
     const answer = await fetch(location.href, { cache: "no-store" }).catch(() => null);
     if (answer?.ok || (answer && !below(answer.url))) return location.reload(); // the second: to the login
     const plain = answer?.headers.get("Content-Type")?.startsWith("text/plain");
-    say(plain ? `${words}\n${await answer.text()}` : words);
+    showMessage(plain ? `${words}\n${await answer.text()}` : words);
   }
 }

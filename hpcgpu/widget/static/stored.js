@@ -1,7 +1,7 @@
 // Shows a cluster of a notebook's file live, where its widget is gone: the kernel has ended, or it is busy since before the
 // page was opened. jupyter-data/labextensions/hpcgpu/static/remoteEntry.js uses it in JupyterLab.
 
-import { clusterAddress, clusterView, request, sameCluster, serverActions } from "./draw.js";
+import { clusterAddress, clusterView, over, request, sameCluster, serverActions } from "./panel.js";
 
 const POLL = 3000; // milliseconds
 const SEARCHES = 10;
@@ -14,9 +14,8 @@ export function showStored(place, picture, before, base) {
   let searches = 0;
   const style = document.createElement("link");
   Object.assign(style, { rel: "stylesheet", href: `${base}hpcgpu/static/widget.css` });
-  const over = () => shown !== null && ["closed", "ended"].includes(shown.state);
 
-  const look = async () => {
+  const poll = async () => {
     if (!view && (searches += 1) > SEARCHES) return;
     try {
       const newest = await request(clusterAddress(base, before.name));
@@ -31,17 +30,17 @@ export function showStored(place, picture, before, base) {
       view.update(newest);
       view.note("");
     } catch (error) {
-      if (!view || over()) return;
+      if (!view || (shown && over(shown))) return;
       const time = new Date(shown.time * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
       view.still(true);
       view.note(`This view was last updated at ${time}. ${error.message}`);
     }
   };
   const plain = serverActions(base, before.name);
-  const thenLook = (what) => (body) => plain[what](body).finally(look);
-  const actions = { ...plain, ...Object.fromEntries(["scale", "adapt", "stop"].map((what) => [what, thenLook(what)])) };
-  const timer = setInterval(() => place.isConnected && document.visibilityState === "visible" && !over() && look(), POLL);
-  look();
+  const thenPoll = (what) => (body) => plain[what](body).finally(poll);
+  const actions = { ...plain, ...Object.fromEntries(["scale", "adapt", "stop"].map((what) => [what, thenPoll(what)])) };
+  const timer = setInterval(() => place.isConnected && document.visibilityState === "visible" && !(shown && over(shown)) && poll(), POLL);
+  poll();
   return () => {
     clearInterval(timer);
     view?.destroy();

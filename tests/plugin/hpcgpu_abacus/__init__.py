@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcgpu.batch.registry import System
+from hpcgpu.batch.system_registry import System
 
 __all__ = ["system"]
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from hpcgpu.batch.base import JobState, JobStatus, Outlook, OwnJob, Reasons
-from hpcgpu.batch.client import CommandBatch
-from hpcgpu.batch.command import require
+from hpcgpu.batch.command_batch import CommandBatch
 from hpcgpu.batch.queues import Queue, Queues, answer
+from hpcgpu.batch.run_command import require
 
 __all__ = ["Abacus", "queues"]
 
@@ -95,7 +95,7 @@ class Abacus(CommandBatch):
         if ids := sorted(job_ids):
             self.call(["ab-cancel", *(["--waiting"] if only_pending else []), *ids], answered=lambda result: False)
 
-    def named(self, job_name: str, *, attempts: int | None = None) -> list[str]:
+    def find(self, job_name: str, *, attempts: int | None = None) -> list[str]:
         jobs = self._list("--mine", attempts=attempts)
         return sorted((i for i, job in jobs.items() if job.name == job_name and not job.state.ended), key=int)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcgpu.batch.directives import CLUSTER_SETS, Syntax
+from hpcgpu.batch.directive_syntax import CLUSTER_SETS, Syntax
 
 __all__ = ["SYNTAX"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from hpcgpu.errors import OptionError
 from hpcgpu.options import values
-from hpcgpu.options.common import JobOptions, SchedulerOptions, WorkerOptions
-from hpcgpu.options.schema import option
+from hpcgpu.options.declare import option
+from hpcgpu.options.options_and_defaults import JobOptions, SchedulerOptions, WorkerOptions
 
 __all__ = ["AbacusSchedulerOptions", "AbacusWorkerOptions", "check"]
 

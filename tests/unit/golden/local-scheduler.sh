@@ -18,4 +18,4 @@ exec "$python" -P -m hpcgpu.runtime.launch scheduler local "$directory" \
     --gpus 1 --protocol auto --lease 600 -- \
     "$python" -m distributed.cli.dask_scheduler --port 0,0 \
         --idle-timeout 3600 \
-        --preload hpcgpu.runtime.scheduler
+        --preload hpcgpu.dask_scheduler.scheduler_preload

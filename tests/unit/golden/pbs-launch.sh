@@ -21,7 +21,7 @@ record() {
 submitted() {
     [ ! -e "$journal" ] || sed -n 's/.*"event": "submitted", "name": "\([^"]*\)", "id": "\([^"]*\)".*/\1 \2/p' "$journal"
 }
-unset PBS_DPREFIX
+unset PBS_DPREFIX PBS_SHELL CUDA_VISIBLE_DEVICES
 
 # At most 15 characters stand after -N; the whole name is in a variable of the job.
 short_name() {
@@ -120,7 +120,6 @@ if [ -z "$scheduler" ]; then
     fi
     rm -f "$directory/contact.json" "$directory/scheduler.json"
     [ ! -e "$journal" ] || mv "$journal" "$directory/journal~$(date +%Y%m%d-%H%M%S).jsonl"
-    record '"event": "detached"' || exit 1
     submit "$name-scheduler" scheduler "$directory/scheduler.pbs" || exit 1
 fi
 last=$(sed -n "s/.*\"event\": \"intent\", \"name\": \"$name-\([0-9][0-9]*\)\".*/\1/p" "$journal" | sort -n | tail -n 1)

@@ -21,11 +21,17 @@ record() {
 submitted() {
     [ ! -e "$journal" ] || sed -n 's/.*"event": "submitted", "name": "\([^"]*\)", "id": "\([^"]*\)".*/\1 \2/p' "$journal"
 }
-# Variables that override the scripts' directives, and GPUs of a job that this may run in.
-unset CUDA_VISIBLE_DEVICES
-for variable in "${!SBATCH_@}" "${!SLURM_@}"; do
-    [ "$variable" = SLURM_CONF ] || unset "$variable"
+# Variables that override the scripts' directives or change what Slurm's commands answer, and GPUs of a job that this may run in.
+for variable in CUDA_VISIBLE_DEVICES "${!SBATCH_@}" "${!SLURM_@}" "${!SALLOC_@}" "${!SRUN_@}" "${!SQUEUE_@}" "${!SCANCEL_@}"; do
+    case $variable in
+        SLURM_CONF | SLURM_CONF_SERVER | SLURM_JWT | SLURM_SACK_SOCKET) ;;
+        *) unset "$variable" ;;
+    esac
 done
+
+queue_cancel() {
+    scancel "$@"
+}
 
 queue_submit() {
     sbatch --parsable --job-name="$1" ${4:+"--dependency=after:$4"} "$3"
@@ -33,10 +39,6 @@ queue_submit() {
 
 job_id_of() {
     printf '%s\n' "$1" | sed -n 's/^\([0-9][0-9]*\)\(;.*\)\{0,1\}$/\1/p' | tail -n 1
-}
-
-queue_cancel() {
-    scancel "$@"
 }
 
 # Prints something if the job is in the queue.
@@ -108,7 +110,6 @@ if [ -z "$scheduler" ]; then
     fi
     rm -f "$directory/contact.json" "$directory/scheduler.json"
     [ ! -e "$journal" ] || mv "$journal" "$directory/journal~$(date +%Y%m%d-%H%M%S).jsonl"
-    record '"event": "detached"' || exit 1
     submit "$name-scheduler" scheduler "$directory/scheduler.sbatch" || exit 1
 fi
 last=$(sed -n "s/.*\"event\": \"intent\", \"name\": \"$name-\([0-9][0-9]*\)\".*/\1/p" "$journal" | sort -n | tail -n 1)

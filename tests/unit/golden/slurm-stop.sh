@@ -21,6 +21,13 @@ record() {
 submitted() {
     [ ! -e "$journal" ] || sed -n 's/.*"event": "submitted", "name": "\([^"]*\)", "id": "\([^"]*\)".*/\1 \2/p' "$journal"
 }
+# Variables that override the scripts' directives or change what Slurm's commands answer, and GPUs of a job that this may run in.
+for variable in CUDA_VISIBLE_DEVICES "${!SBATCH_@}" "${!SLURM_@}" "${!SALLOC_@}" "${!SRUN_@}" "${!SQUEUE_@}" "${!SCANCEL_@}"; do
+    case $variable in
+        SLURM_CONF | SLURM_CONF_SERVER | SLURM_JWT | SLURM_SACK_SOCKET) ;;
+        *) unset "$variable" ;;
+    esac
+done
 
 queue_cancel() {
     scancel "$@"

@@ -9,7 +9,7 @@
   const ICON = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect x="3" y="6" width="26" height="20" rx="3"
 fill="#2f8f4e"/><g fill="#fff"><rect x="7" y="10" width="8" height="5" rx="1"/><rect x="17" y="10" width="8" height="5"
 rx="1"/><rect x="7" y="17" width="8" height="5" rx="1"/><rect x="17" y="17" width="8" height="5" rx="1"/></g></svg>`;
-  // What hpcgpu/cluster/notebook.py writes beside the widget: the name of the cluster, its directory and its jobs.
+  // What hpcgpu/cluster/show_in_notebook.py writes beside the widget: the name of the cluster, its directory and its jobs.
   const CLUSTER = "application/vnd.hpcgpu.cluster+json";
   const WIDGET = "application/vnd.jupyter.widget-view+json";
   let shared = {};
@@ -29,6 +29,9 @@ rx="1"/><rect x="7" y="17" width="8" height="5" rx="1"/><rect x="17" y="17" widt
     const theirs = renderer.renderModel.bind(renderer);
     let about = null;
     let end = null;
+    let focused = null; // what loses the focus because JupyterLab empties the node
+    place.addEventListener("focusin", (event) => (focused = event.target));
+    place.addEventListener("focusout", (event) => event.relatedTarget && (focused = null));
     const follow = async () => {
       const of = about;
       await new Promise((resolve) => setTimeout(resolve, 500)); // a widget that is there comes sooner
@@ -48,6 +51,7 @@ rx="1"/><rect x="7" y="17" width="8" height="5" rx="1"/><rect x="17" y="17" widt
       } else if (node.childNodes.length !== 1 || node.firstChild !== place) {
         node.classList.remove("jupyter-widgets");
         node.replaceChildren(place);
+        if (document.activeElement === document.body) focused?.focus();
         if (end === null) follow().catch(() => {}); // the server has no extension: the picture stays
       }
     };
@@ -62,7 +66,8 @@ rx="1"/><rect x="7" y="17" width="8" height="5" rx="1"/><rect x="17" y="17" widt
       const same = about !== null && about.model_id === model.data[CLUSTER].model_id;
       about = model.data[CLUSTER];
       if (same && hasWidget()) return; // what the user has typed stays: only the picture in the file is new
-      unfollow();
+      // The widget manager calls this again when the kernel is there. If the kernel has no such widget, the live view stays.
+      if (!same) unfollow();
       await theirs(model);
       settle();
     };

@@ -1,9 +1,0 @@
-"""Directives for the embedded queue: ``#HPCGPU --option=value`` lines, which `hpcgpu.batch.local.jobs` reads."""
-
-from __future__ import annotations
-
-from hpcgpu.batch.directives import CLUSTER_SETS, Syntax
-
-__all__ = ["SYNTAX"]
-
-SYNTAX = Syntax(prefix="#HPCGPU", refused={"--dependency": CLUSTER_SETS}, few=True)

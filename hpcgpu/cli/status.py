@@ -1,0 +1,85 @@
+"""`hpcgpu status`: one cluster."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcgpu.cli.cluster_name import cluster_name
+from hpcgpu.cli.printing import all_option, echo, json_option, show_jobs, show_json
+from hpcgpu.cli.stop import clusters_without_directory, what_is_left
+from hpcgpu.display.words import counted
+
+if TYPE_CHECKING:
+    from hpcgpu.existing_clusters.snapshot import Snapshot
+
+
+@click.command()
+@cluster_name
+@all_option
+@json_option
+def status(name: str, every: bool, as_json: bool) -> None:
+    """Show a cluster: its jobs with state and reason, its workers and GPUs, its dashboard, the program that scales
+    it, how long it lasts, and its GPU hours.
+
+    \b
+    Examples: hpcgpu status demo
+              hpcgpu status demo --json | jq -r .dashboard
+    """
+    from hpcgpu.errors import NoCluster
+    from hpcgpu.existing_clusters.snapshot import snapshot
+
+    try:
+        found = snapshot(name)
+    except NoCluster:
+        if gone := clusters_without_directory(name):
+            message = "\n".join(
+                f"{what_is_left(one)}. To end them, run: hpcgpu stop {one.directory.in_shell}" for one in gone
+            )
+            raise NoCluster(message) from None
+        raise
+    if as_json:
+        show_json(found)
+    else:
+        _print(found, every, shlex.quote(name))
+
+
+def _print(found: Snapshot, every: bool, name: str) -> None:
+    """Print a cluster; the printed commands use the user's own form, its name or its path."""
+    from hpcgpu.display.words import duration
+
+    kept = ", continues without the program that started it" if found.detached else ""
+    if found.state == "not launched":
+        launch = Path(found.directory) / "launch.sh"
+        echo(f"cluster    {found.name} on {found.system}: not launched yet. To launch it, run: {launch} JOBS")
+        return
+    absent = "does not answer" if found.state == "unreachable" else "not running"
+    lines = [
+        f"cluster    {found.name} on {found.system}: {found.state}{kept}",
+        f"workers    {found.workers}, on {counted(found.gpus, 'GPU')}",
+        f"scheduler  {found.scheduler or absent}",
+        f"dashboard  {found.dashboard or absent}"
+        + f" (link with its token: hpcgpu dashboard {name})" * bool(found.dashboard),
+    ]
+    lines += [f"fabric     {found.fabric}"] * bool(found.fabric)
+    lines += [f"manager    {found.manager or 'none: the number of jobs does not change'}"] * (found.state == "running")
+    if found.time_left is not None:
+        lines += [f"time left  {duration(found.time_left)}, until the walltime of the scheduler job ends"]
+    lines += [f"GPU hours  {found.gpu_hours:.2f}, the scheduler job included"] * bool(found.gpu_hours)
+    lines += [f"directory  {found.directory}"]
+    lines += [f"warning    {text}" for text in found.warnings]
+    lines += [f"problem    {found.problem}"] * bool(found.problem)
+    echo("\n".join(lines) + "\n")
+    # few users need the jobs that ended normally
+    jobs = [job for job in found.jobs if every or job.state not in ("completed", "cancelled")]
+    if jobs:
+        show_jobs(jobs, every=every, how=f"hpcgpu status {name} --all", now=found.time)
+    else:
+        click.echo(
+            "The state of its jobs is not known."
+            if found.problem and found.state != "closed"
+            else "The cluster has no jobs."
+        )

@@ -1,0 +1,227 @@
+"""A Dask client for an existing cluster: ``hpcgpu.connect("NAME")``. It does not manage or take over the cluster."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from distributed import Client
+from distributed.security import Security
+
+from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.batch.reasons import explain
+from hpcgpu.client import jupyter_link, lost_scheduler
+from hpcgpu.configuration.resolve import cluster_directories
+from hpcgpu.display.progress import Progress
+from hpcgpu.display.warn import warn
+from hpcgpu.display.words import duration
+from hpcgpu.errors import CertificateError, ClusterError, Damaged
+from hpcgpu.existing_clusters.lookup import batch_of, directories, locate
+from hpcgpu.existing_clusters.query_jobs import check_queue
+from hpcgpu.options import values
+from hpcgpu.posix.threads import in_thread
+from hpcgpu.runtime.scheduler_connection import SchedulerWatch, answers
+from hpcgpu.software.environment_check import EnvironmentCheck, environments
+from hpcgpu.store import certificates_and_keys, saved_options
+from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
+
+#: The directories of the clusters that this program has connected to, by the address of the scheduler.
+_connected_to: dict[str, Path] = {}
+_plain_link = Client.dashboard_link.fget
+
+
+def _dashboard_link(client: Client) -> str:
+    path = None if client.cluster is not None else _connected_to.get(getattr(client.scheduler, "address", ""))
+    link = jupyter_link.dashboard_link(path) if path is not None else ""
+    return jupyter_link.with_host(link) or _plain_link(client)
+
+
+#: A client of an address has no cluster, so its link would bypass the Jupyter server and open a page that asks for a
+#: token.
+Client.dashboard_link = property(_dashboard_link, doc=Client.dashboard_link.__doc__)
+
+
+def connect(
+    name: str | Path,
+    *,
+    timeout: float | str | None = None,
+    quiet: bool = False,
+    asynchronous: bool = False,
+    environment_check: str = "error",
+    **arguments: Any,
+) -> Client | Awaitable[Client]:
+    """Return a Dask client for a cluster that another program or ``hpcgpu start`` has started.
+
+    Wait until its scheduler answers.
+
+    Parameters
+    ----------
+    name : str or Path
+        Name of the cluster, or the path of its directory.
+    timeout : number or str, optional
+        Seconds, or a text with a unit. Default: none; the queue may take days.
+    quiet : bool, default False
+        No progress messages.
+    asynchronous : bool, default False
+        Return an awaitable.
+    environment_check : {"error", "warn", "off"}, default "error"
+        What happens if software or GPUs of this program and the cluster do not work together; see the option of that
+        name.
+    **arguments
+        Arguments of `distributed.Client`.
+
+    Raises
+    ------
+    OptionError
+        `environment_check` or `timeout` has a value that is not allowed, or `name` is not a name or path.
+    NoCluster
+        There is no cluster of that name.
+    OtherFormat
+        Another version of hpcgpu made the cluster.
+    NotTrusted
+        Another user can write to its directory.
+    Damaged
+        A file of its directory does not hold what hpcgpu writes.
+    BatchError
+        The batch system does not answer, or the cluster is in another queue.
+    ClusterError
+        It was closed, its scheduler job has ended, or the software of this program does not work with the cluster's.
+    TimeoutError
+        The scheduler did not answer within `timeout`.
+    """
+    comparison = EnvironmentCheck(values.choice("error", "warn", "off")("environment_check", environment_check))
+    limit = None if timeout is None else values.time_limit("connect: timeout", timeout)
+    directory = locate(name)
+    if asynchronous:
+        return _connected(directory, limit, quiet, comparison, arguments)
+    client = _client(directory, wait_for_contact(directory, timeout=limit, quiet=quiet), arguments)
+    try:
+        client.sync(_compare, client, comparison)
+    except ClusterError:
+        client.close()
+        raise
+    return client
+
+
+async def _connected(
+    directory: ClusterDirectory,
+    timeout: float | None,
+    quiet: bool,
+    comparison: EnvironmentCheck,
+    arguments: dict[str, Any],
+) -> Client:
+    contact = await in_thread(lambda: wait_for_contact(directory, timeout=timeout, quiet=quiet))
+    client = await _client(directory, contact, {"asynchronous": True, **arguments})
+    try:
+        await _compare(client, comparison)
+    except ClusterError:
+        await client.close()
+        raise
+    return client
+
+
+async def _compare(client: Client, comparison: EnvironmentCheck) -> None:
+    """Raise or warn if this program, the scheduler and the workers are incompatible."""
+    if comparison.mode == "off":
+        return
+    comparison.scheduler = await client.scheduler.hpcgpu_environment()
+    fatal, warning = comparison.check(environments((await client.scheduler.identity(n_workers=-1))["workers"]))
+    if fatal:
+        raise ClusterError(fatal)
+    if warning:
+        warn(warning)
+
+
+def security_for(client: Mapping[str, Any]) -> Security | None:
+    """Return the credentials of the cluster whose scheduler has an address; None if it is no cluster of ours.
+
+    Dask calls it for ``Client(address)`` without a security, if it is configured as
+    ``distributed.client.security-loader``: ``hpcgpu jupyter-config`` does so.
+
+    Parameters
+    ----------
+    client : mapping
+        It has the ``address``.
+
+    Raises
+    ------
+    NotTrusted
+        Another user can write to the directory of that cluster.
+    """
+    for directory in (found for root in cluster_directories() for found in directories(root)):
+        with suppress(OSError, Damaged):
+            contact = directory.contact()
+            if contact is not None and contact.client == client["address"]:
+                there = ClusterDirectory.existing(directory.path)
+                _connected_to[contact.client] = there.path
+                return certificates_and_keys.security(there)
+    return None
+
+
+def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, Any]) -> Client:
+    ClusterDirectory.existing(directory.path)  # the wait for the scheduler may have been long
+    _connected_to[contact.client] = directory.path
+    lost_scheduler.explain_loss_by_queue(contact.client, directory)
+    return Client(
+        contact.client,
+        **{"name": f"hpcgpu-{directory.path.name}", "security": certificates_and_keys.security(directory), **arguments},
+    )
+
+
+def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = None, quiet: bool = False) -> Contact:
+    """Wait until a cluster's scheduler answers, and show the reason for the wait.
+
+    Raises
+    ------
+    ClusterError
+        It was closed, its scheduler job has ended, or its certificate is not valid now.
+    TimeoutError
+        The time is over.
+    """
+    name, began = directory.path.name, time.monotonic()
+    batch = batch_of(directory)
+    watch = SchedulerWatch(directory, batch, before=lambda: check_queue(directory, batch))
+    submitted = directory.created
+    with Progress(quiet) as progress:
+        while True:
+            if directory.closing:
+                raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
+            contact = directory.contact()
+            try:
+                if contact is not None and answers(contact, directory):
+                    return contact
+            except CertificateError as error:
+                raise ClusterError(str(error)) from error
+            now = time.monotonic()
+            status = watch.poll(now=now)
+            if status is not None and status.state.ended:
+                log = saved_options.logs(directory) / batch.log_name(status.name, status.job_id)
+                raise ClusterError(f"the scheduler of cluster {name} is gone: {_words(status)}. Log: {log}")
+            if timeout is not None and now - began > timeout:
+                raise TimeoutError(
+                    f"the scheduler of cluster {name} did not answer within {timeout:g} s: {_words(status, contact)}"
+                )
+            progress.update(
+                f"cluster {name}: waiting for its scheduler",
+                f"{_words(status, contact)}, for {duration(time.time() - submitted)}",
+            )
+            time.sleep(0.5)
+
+
+def _words(status: JobStatus | None, contact: Contact | None = None) -> str:
+    if contact is not None and (status is None or status.state is JobState.RUNNING):
+        return (
+            f"it listens on {contact.client}, which does not answer {socket.gethostname()}. Its process may be stopped "
+            "or stuck. If this machine does not reach that network, set client_interface to one that it reaches, or "
+            "run this program on a compute node; `hpcgpu check --in-job` shows which networks it reaches"
+        )
+    if status is None:
+        return "the queue says nothing about its job"
+    if status.state is JobState.RUNNING:
+        return f"scheduler job {status.job_id} runs on {status.node or 'its node'}"
+    return f"scheduler job {status.job_id} {status.state.value}: {explain(status, kind='scheduler')}"

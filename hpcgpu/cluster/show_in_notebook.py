@@ -1,0 +1,197 @@
+"""How a cluster shows itself in a notebook."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distributed.core import Status
+from distributed.utils import sync
+
+from hpcgpu.batch.base import JobState
+from hpcgpu.dask_scheduler.rpc_types import GPUState
+from hpcgpu.display.progress import ipython
+from hpcgpu.existing_clusters.logs import end_of
+from hpcgpu.existing_clusters.snapshot import Snapshot
+from hpcgpu.existing_clusters.stop import stop_all
+from hpcgpu.orders import change_size
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.widget.saved_picture import SavedPicture
+from hpcgpu.widget.static_picture import picture
+
+if TYPE_CHECKING:
+    from hpcgpu.widget.notebook_widget import ClusterWidget
+
+
+#: Seconds for which a cell waits for the first picture.
+_FIRST = 5.0
+_ENDS = (Status.closing, Status.closed)
+#: The MIME type that our extension of JupyterLab shows: jupyter-data/labextensions/hpcgpu/static/remoteEntry.js.
+_CLUSTER = "application/vnd.hpcgpu.cluster+json"
+
+
+class Shown(Protocol):
+    """The part of a cluster that a notebook shows and controls."""
+
+    asynchronous: bool
+    directory: ClusterDirectory
+    loop: Any
+    status: Status
+    same_directory: bool
+    reads_only: bool
+    left: bool
+
+    def scale(self, **size: Any) -> Any: ...
+    def adapt(self, **limits: Any) -> Any: ...
+    def close(self) -> Any: ...
+    def detach(self) -> Any: ...
+    def _repr_html_(self) -> str: ...
+    def _snapshot(self, gpus: Iterable[GPUState]) -> Snapshot: ...
+    def _now(self, own: Snapshot) -> Snapshot: ...
+    async def _query_snapshot(self) -> Snapshot: ...
+    async def _close(self) -> None: ...
+    async def _detach(self) -> None: ...
+
+
+def take_snapshot(cluster: Shown) -> Snapshot:
+    """Take a snapshot in a thread other than the cluster's; also of a cluster that this program has left."""
+    own: Snapshot | None = None
+    if cluster.status not in _ENDS:
+        try:
+            # a cell may block the event loop of an asynchronous cluster
+            timeout = _FIRST if cluster.asynchronous else None
+            own = sync(cluster.loop, cluster._query_snapshot, callback_timeout=timeout)
+        except Exception:  # the cluster may end meanwhile
+            if cluster.status not in _ENDS:
+                raise
+    return cluster._now(own or cluster._snapshot([]))
+
+
+class _Control:
+    """The cluster as the widget controls it."""
+
+    def __init__(self, cluster: Shown) -> None:
+        self._cluster = cluster
+
+    def scale(self, **size: Any) -> None:
+        self._resize("scale", size)
+
+    def adapt(self, **limits: Any) -> None:
+        self._resize("adapt", {"interactive": True, **limits})  # a person clicks
+
+    def _resize(self, what: str, arguments: dict[str, Any]) -> None:
+        """Resize the cluster. If this program has left it, do it as ``hpcgpu scale`` and ``hpcgpu adapt`` do."""
+        cluster = self._cluster
+        if cluster.left and cluster.same_directory and not cluster.directory.closing:
+            getattr(change_size, what)(cluster.directory, **arguments)
+        else:
+            getattr(cluster, what)(**arguments)
+
+    def stop(self) -> None:
+        """End the jobs, also if this program has left the cluster, or if `close` would leave the jobs."""
+        self._end(self._cluster.close, self._cluster._close)
+        directory = self._cluster.directory
+        if not self._cluster.same_directory:  # a later cluster has the name, so this cluster has ended
+            return
+        if not directory.closed:
+            stop_all(directory)
+
+    def detach(self) -> None:
+        self._end(self._cluster.detach, self._cluster._detach)
+
+    def _end(self, blocking: Callable[[], Any], coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self._cluster.asynchronous:
+            sync(self._cluster.loop, coroutine)
+        else:
+            blocking()
+
+    def log(self, job: str) -> str:
+        return end_of(self._cluster.directory, job)
+
+
+def _shell() -> Any:
+    """Return IPython in a Jupyter kernel; None elsewhere."""
+    shell = ipython()
+    return None if getattr(shell, "kernel", None) is None else shell
+
+
+def interactive() -> bool:
+    """Whether a person works in this Python: a notebook, IPython or a prompt. False for a program."""
+    return ipython() is not None or hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def widget_of(cluster: Shown) -> ClusterWidget | None:
+    """Return a new widget of a cluster; None if this is not a Jupyter kernel, or anywidget is not installed."""
+    if _shell() is None or importlib.util.find_spec("anywidget") is None:
+        return None
+    from hpcgpu.widget.notebook_widget import ClusterWidget
+
+    widget = ClusterWidget(
+        lambda: take_snapshot(cluster), lambda: _is_final(cluster, widget.feed.latest), _Control(cluster)
+    )
+    widget.saved_picture = SavedPicture(
+        lambda snapshot: _publish(_stored(cluster, widget, snapshot), widget, update=True)
+    )
+    return widget
+
+
+def _is_final(cluster: Shown, latest: Snapshot | None) -> bool:
+    """Whether nothing can change any more. A cluster that was left continues; a lost cluster's jobs end later."""
+    if cluster.status not in (Status.closed, Status.failed):
+        return False
+    if not cluster.reads_only or latest is None:
+        return not cluster.reads_only
+    ends = {JobState.PENDING.value, JobState.RUNNING.value, JobState.COMPLETING.value}
+    return latest.state == "closed" or (latest.state == "ended" and not any(job.state in ends for job in latest.jobs))
+
+
+def show(cluster: Shown, widget: ClusterWidget | None, *, now: bool = False) -> int | None:
+    """Show the cluster in the cell that runs; return the number of that cell.
+
+    Parameters
+    ----------
+    now : bool, default False
+        Do not wait for a picture: the cluster starts.
+    """
+    _publish(bundle(cluster, widget, now=now), widget)
+    return cell()
+
+
+def cell() -> int | None:
+    """Return the number of the cell that runs."""
+    return getattr(_shell(), "execution_count", None)
+
+
+def _publish(data: dict[str, Any], widget: ClusterWidget | None, *, update: bool = False) -> None:
+    from IPython.display import display
+
+    display(data, raw=True, update=update, **({} if widget is None else {"display_id": f"hpcgpu-{widget.model_id}"}))
+
+
+def _fixed(cluster: Shown, widget: ClusterWidget) -> dict[str, Any]:
+    data, _ = widget._repr_mimebundle_() or ({}, {})
+    return {**data, "text/plain": repr(cluster)}
+
+
+def bundle(cluster: Shown, widget: ClusterWidget | None, *, now: bool = False) -> dict[str, Any]:
+    """Return what a notebook shows, by MIME type: the widget, a picture if no widget runs, and text."""
+    if widget is None:
+        return {"text/plain": repr(cluster), "text/html": cluster._repr_html_()}
+    widget.feed.start()
+    # an asynchronous cluster may run in this event loop, so do not block
+    still = now or cluster.asynchronous
+    snapshot = cluster._snapshot([]) if still else widget.feed.wait_first(_FIRST)
+    if snapshot is None:
+        return _fixed(cluster, widget)
+    if widget.saved_picture is not None:
+        widget.saved_picture.shown(snapshot)
+    return _stored(cluster, widget, snapshot)
+
+
+def _stored(cluster: Shown, widget: ClusterWidget, snapshot: Snapshot) -> dict[str, Any]:
+    """Return the widget and what the notebook file keeps: a picture, and data by which JupyterLab finds the cluster."""
+    jobs = [job.id for job in snapshot.jobs if job.id]
+    about = {"name": snapshot.name, "directory": snapshot.directory, "jobs": jobs, "model_id": widget.model_id}
+    return {**_fixed(cluster, widget), _CLUSTER: about, "text/html": picture(snapshot)}

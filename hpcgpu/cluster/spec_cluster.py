@@ -1,0 +1,227 @@
+"""Adapts a `Manager` to `distributed.deploy.spec.SpecCluster`, which users and tools expect.
+
+It holds no state of the cluster: its properties read, its methods send commands. It uses these parts of SpecCluster:
+the constructor, the event loop in a thread, `sync`, ``async with``, `get_client`, `get_logs` and the exit hook.
+
+SpecCluster does not handle grouped workers, dead jobs and a dead scheduler correctly (distributed #4069, #9102), so it
+overrides planning, retirement, status, start and end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, ClassVar, Self
+
+from distributed.core import Status
+from distributed.deploy.spec import SpecCluster
+
+from hpcgpu.cluster.adaptive_state import GPUAdaptive
+from hpcgpu.errors import ClusterError, Superseded
+from hpcgpu.jobs.worker_group import WorkerJob
+from hpcgpu.manager.cluster_state import ClusterState
+from hpcgpu.manager.manager import Manager
+from hpcgpu.manager.notify import Callbacks
+from hpcgpu.manager.reconciler import Reconciler
+from hpcgpu.options.options_and_defaults import Options
+from hpcgpu.plan import Planner
+from hpcgpu.scaling import worker_names
+from hpcgpu.scaling.wanted_state import Command
+from hpcgpu.store.directory import ClusterDirectory
+
+#: Attributes that SpecCluster assigns. The manager has their values, so the assignments have no effect.
+_OF_MANAGER = frozenset(
+    {"scheduler", "scheduler_comm", "scheduler_info", "shutdown_on_close", "status", "worker_spec", "workers"}
+)
+
+
+class Adapter(SpecCluster):  # type: ignore[misc]
+    """A SpecCluster whose jobs a `Manager` manages.
+
+    Parameters
+    ----------
+    manager : Manager
+    asynchronous, loop
+        See `distributed.deploy.spec.SpecCluster`.
+    """
+
+    system: ClassVar[str]
+    directory: ClusterDirectory
+    _callbacks = Callbacks()
+
+    def __init__(self, manager: Manager, *, asynchronous: bool, loop: Any) -> None:
+        self.manager = manager
+        super().__init__(
+            worker={"cls": WorkerJob, "options": {}},
+            asynchronous=asynchronous,
+            loop=loop,
+            name=manager.options.cluster.name,
+            security=manager.security,
+        )
+
+    # Views. In SpecCluster these are attributes that its constructor sets
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in _OF_MANAGER:
+            super().__setattr__(name, value)
+
+    @property
+    def options(self) -> Options:
+        """The options of the cluster."""
+        return self.manager.options
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.options.cluster.name
+
+    @property
+    def reconciler(self) -> Reconciler:
+        """The reconciler that manages its jobs."""
+        return self.manager.reconciler
+
+    @property
+    def _state(self) -> ClusterState:
+        return self.manager.state
+
+    @property
+    def status(self) -> Status:
+        """Whether it is starting, running, failed, or closed."""
+        return self.manager.status
+
+    @property
+    def scheduler_comm(self) -> Any:
+        """The RPC of its scheduler; None while there is none."""
+        return self.manager.client.rpc if self.manager.client is not None else None
+
+    @property
+    def scheduler_info(self) -> dict[str, Any]:
+        """What the scheduler reports of itself and of all workers."""
+        return self.manager.client.info if self.manager.client is not None else {"workers": {}}
+
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler, once it was requested: its job, or the scheduler in this process."""
+        return self._state.scheduler.for_users if self._state.scheduler is not None else None
+
+    @property
+    def workers(self) -> dict[str, WorkerJob]:
+        """The jobs that are neither draining nor ended, by name."""
+        return self._state.registry.active
+
+    @property
+    def worker_spec(self) -> dict[str, Any]:
+        """The same jobs, as SpecCluster specifies workers."""
+        return dict.fromkeys(self._state.registry.active, self.new_spec)
+
+    @property
+    def shutdown_on_close(self) -> bool:
+        """Whether the end of this program closes the cluster; upstream's exit hook reads it."""
+        return self._state.ownership.ends_at_exit and not self._state.phase.left
+
+    @property
+    def adaptive(self) -> GPUAdaptive | None:
+        """Adaptive scaling of the default group, or of the first group that has adaptive scaling."""
+        groups = self._state.registry.groups.values()
+        scaled = ((group, group.adaptive) for group in groups)
+        return next((GPUAdaptive(group, record, self._order) for group, record in scaled if record is not None), None)
+
+    @Planner
+    def plan(self) -> set[str]:
+        """Names of the workers that the cluster should have."""
+        return {
+            worker for job in self.workers.values() for worker in worker_names.workers_of(job.name, job.group.options)
+        }
+
+    @property
+    def requested(self) -> set[str]:
+        """Names of the workers whose jobs are in the plan."""
+        return self.plan
+
+    def new_worker_spec(self) -> dict[str, Any]:
+        """Return name and specification of the next worker job; names are never used twice."""
+        return {self._state.registry.new_name(): self.new_spec}
+
+    # Methods that upstream calls
+
+    def _correct_state(self) -> asyncio.Future[Any]:
+        """Submit the planned jobs; return a future that waits for the submits, but not for jobs that drain."""
+        self.reconciler.submitter.submit_planned()
+        submits = [job.submit_task for job in self._state.registry.worker_jobs if job.submit_task is not None]
+        return asyncio.gather(*submits, return_exceptions=True)
+
+    async def scale_down(self, workers: Iterable[str]) -> None:
+        """Drain the jobs all of whose workers are named. Names of jobs count too.
+
+        Parameters
+        ----------
+        workers : iterable of str
+            Names of workers or of jobs.
+        """
+        self._check_usable()
+        self.reconciler.scale_down({str(worker) for worker in workers})
+        self.reconciler.submitter.submit_planned()
+        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+
+    def _check_usable(self) -> None:
+        """Raise `ClusterError` if the cluster has failed, or if this program has closed it."""
+        self.manager.check_usable()
+
+    def _in_loop(self, act: Callable[[], None]) -> None:
+        """Run a call in the event loop: only the event loop may change the state.
+
+        Wait for the call, unless the wait would block the caller's own loop.
+        """
+        self._check_usable()
+
+        async def acted() -> None:
+            act()
+
+        if self.called_from_running_loop:
+            act()
+        elif self.asynchronous:
+            self.loop.add_callback(act)
+        else:
+            self.sync(acted)
+
+    def _act(self, act: Callable[[], None]) -> None:
+        """Change the cluster, in the event loop; raise `ClusterError` if another program has taken it over."""
+        self._check_usable()
+        try:
+            self._state.dispatcher.check_manager()
+        except Superseded as error:
+            why = str(error)
+            self._in_loop(lambda: self._state.supersede(why))
+            raise ClusterError(why) from error
+        self._in_loop(act)
+
+    def _order(self, command: Command) -> None:
+        """Send a command of the user to the manager."""
+        self._act(lambda: self.manager.order(command))
+
+    async def _start(self) -> None:
+        await self.manager.start()
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        async def _() -> Self:
+            try:
+                await self._start()
+                await self._correct_state()
+            except asyncio.CancelledError:
+                if not self.manager.may_stay:
+                    await self._close()
+                raise
+            return self
+
+        return _().__await__()
+
+    async def __aenter__(self) -> Self:
+        if not self.manager.begun:
+            await self
+        return self
+
+    async def _detach(self) -> None:
+        await self.manager.detach()
+
+    async def _close(self) -> None:
+        await self.manager.close()

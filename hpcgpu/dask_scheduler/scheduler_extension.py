@@ -1,0 +1,553 @@
+"""Calls that the manager needs beyond distributed's own RPCs; our preload adds them to the Dask scheduler.
+
+The extension reports the load, moves tasks that wait for resources, lets running tasks finish on workers that are
+drained, and ends a scheduler whose manager is gone. If the end of a job kills a worker, this counts as no failure of
+the tasks on that worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import distributed.scheduler
+import distributed.versions
+from distributed.comm import Comm
+from distributed.core import Status, error_message
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import KilledWorker
+from tornado.ioloop import PeriodicCallback
+
+from hpcgpu.dask_scheduler import data_recipients, lost_results, resources
+from hpcgpu.dask_scheduler.answer_changes import Sent
+from hpcgpu.dask_scheduler.manager_requests import Requests
+from hpcgpu.dask_scheduler.measure_usage import Usage
+from hpcgpu.dask_scheduler.rpc_types import (
+    GroupState,
+    LoadChanges,
+    ManagerState,
+    RequestAnswer,
+    SchedulerState,
+    WaitingWork,
+    WorkerChanges,
+    WorkerLoad,
+    WorkerRuns,
+)
+from hpcgpu.dask_scheduler.running_calls import Calls
+from hpcgpu.dask_scheduler.start_manager import ManagerProcess
+from hpcgpu.dask_scheduler.worker_stream import WorkerStream, describe
+from hpcgpu.dask_worker import accept_tasks
+from hpcgpu.fabric.listening import HAS_GPU
+from hpcgpu.runtime import dashboard_access, hostcopy
+from hpcgpu.software import compare_environments
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, WorkerState
+
+
+logger = logging.getLogger("distributed.hpcgpu")
+
+#: Most tasks without a worker that are examined; the others are assumed to be similar.
+_SAMPLE = 2000
+#: Most results and tasks on workers that are examined, all workers together: about 10 ms of the event loop.
+_SAMPLE_HELD = 20_000
+#: Seconds between two checks of tasks that wait for resources of their worker.
+_MOVES = 0.2
+#: Seconds for which the loss of a worker may still count against its tasks.
+_CHARGEABLE = 600.0
+#: Seconds for the first heartbeat of a manager; its lease begins after that.
+_FIRST_HEARTBEAT = 60.0
+#: Seconds of silence after which a manager counts as gone.
+_SILENT = 60.0
+#: Seconds after which a worker surely knows that it retires: a later heartbeat reports the tasks that it will finish.
+_NOTICED = 2.0
+#: Seconds without a heartbeat after which a worker whose job has ended is removed.
+#: The queue may say so while the job's processes still run.
+_SILENT_WORKER = 30.0
+#: Seconds between two checks for such workers.
+_REMOVALS = 5.0
+#: Seconds between two checks for calls and GPUs that work. Dask checks for tasks at the same interval.
+_WORK = 0.25
+
+
+def install(
+    scheduler: Scheduler, lease: float | None = None, released: Callable[[], bool] = lambda: False
+) -> Extension:
+    """Add the extension to a scheduler.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    lease : float, optional
+        Seconds without a heartbeat of the manager after which the scheduler closes. Default: never.
+    released : callable, optional
+        Whether the cluster needs no manager after all; the call may block. A program may have left the cluster without
+        reaching the scheduler.
+    """
+    hostcopy.register()
+    data_recipients.install()
+    distributed.scheduler.error_message = _error_message
+    distributed.versions.error_message = _version_differences
+    extension = Extension(scheduler, lease, released)
+    scheduler.add_plugin(extension)
+    dashboard_access.serve_workers(scheduler)
+    extension.moves.start()
+    extension.removals.start()
+    extension.work.start()
+    extension.calls.silent.start()
+    extension.usage.start()
+    return extension
+
+
+def _error_message(error: BaseException, *arguments: Any, **options: Any) -> Any:
+    """Make an error message as distributed does, and add advice if the graph holds GPU objects.
+
+    It replaces distributed's function with which the scheduler makes error messages.
+    """
+    return error_message(hostcopy.with_advice(error), *arguments, **options)
+
+
+#: distributed's own function. It visits all workers for each package, and the scheduler calls it for each new worker.
+_all_version_differences = distributed.versions.error_message
+
+
+def _version_differences(scheduler: Any, workers: dict[str, Any], *arguments: Any, **options: Any) -> Any:
+    """Compare versions as distributed does, but with one worker for all workers that have the same versions.
+
+    `Extension.add_worker` makes equal versions the same object.
+    """
+    one_of_each = {id(versions): name for name, versions in workers.items()}
+    return _all_version_differences(
+        scheduler, {name: workers[name] for name in one_of_each.values()}, *arguments, **options
+    )
+
+
+class Extension(SchedulerPlugin):  # type: ignore[misc]
+    """See the module."""
+
+    name = "hpcgpu"
+
+    def __init__(self, scheduler: Scheduler, lease: float | None, released: Callable[[], bool] = lambda: False) -> None:
+        self.scheduler = scheduler
+        self.lease = lease
+        self._released = released
+        self._last_heartbeat = time.monotonic() + _FIRST_HEARTBEAT
+        self._manager = 0
+        self._about = ""
+        self._groups: list[GroupState] = []
+        self._warnings: list[str] = []
+        self._present = False
+        self._left = -1
+        self.manager_process: ManagerProcess | None = None
+        self.requests = Requests()
+        self._stream = WorkerStream()
+        #: The workers by address, including those whose removal is not recorded yet.
+        self._states = dict(scheduler.workers)
+        self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
+        #: For each task, how many lost workers count against it.
+        self._suspicious = Counter[Any]()
+        # distributed would count each loss at once: four preempted jobs would fail a task
+        self._allowed_failures, scheduler.allowed_failures = scheduler.allowed_failures, math.inf
+        self._leaving_since: dict[str, float] = {}
+        self._ended: dict[str, float] = {}
+        self._crashed: set[str] = set()
+        self._sent_workers, self._sent_loads = Sent(), Sent()
+        self._shared: dict[str, Any] = {}
+        self.calls = Calls(scheduler)
+        self.usage = Usage(scheduler, self.calls)
+        self.moves = PeriodicCallback(lambda: resources.move_waiting(scheduler), _MOVES * 1000)
+        self.removals = PeriodicCallback(self.remove_silent, _REMOVALS * 1000)
+        self.work = PeriodicCallback(self.see_work, _WORK * 1000)
+        scheduler.handlers |= self._handlers()
+        if lease:
+            self._lease_watch = asyncio.ensure_future(self._watch_lease(lease))
+
+    def _handlers(self) -> dict[str, Callable[..., Any]]:
+        """Return the handlers of the scheduler's RPCs, by name."""
+        return {
+            "hpcgpu_load": self.load,
+            "hpcgpu_workers": self.workers,
+            "hpcgpu_listen": self.listen,
+            "hpcgpu_gpus": self.usage.gpus,
+            "hpcgpu_usage": self.usage.write,
+            "hpcgpu_running": self.running,
+            "hpcgpu_unfinished": self.unfinished,
+            "hpcgpu_runs": self.runs,
+            "hpcgpu_refuse_tasks": self.refuse_tasks,
+            "hpcgpu_resume": self.resume,
+            "hpcgpu_ended": self.ended,
+            "hpcgpu_lose": self.lose,
+            "hpcgpu_heartbeat": self.heartbeat,
+            "hpcgpu_goodbye": self.goodbye,
+            "hpcgpu_release": self.release,
+            "hpcgpu_end": self.end,
+            "hpcgpu_state": self.state,
+            "hpcgpu_manage": self.manage,
+            "hpcgpu_request": self.request,
+            "hpcgpu_next_request": self.requests.next_request,
+            "hpcgpu_answer_request": self.requests.answer_request,
+            "hpcgpu_environment": self.environment,
+            "gather": self.gather,
+            "broadcast": self.broadcast,
+        }
+
+    # The manager's lease
+
+    async def heartbeat(
+        self, manager: int = 0, about: str = "", groups: Sequence[GroupState] = (), warnings: Sequence[str] = ()
+    ) -> int:
+        """Record a manager's heartbeat and the state of its scaling; return the highest manager number.
+
+        Heartbeats of earlier managers do not count.
+        """
+        if manager >= self._manager and manager != self._left:
+            self._manager, self._last_heartbeat, self._about, self._present = manager, time.monotonic(), about, True
+            self._groups, self._warnings = list(groups), list(warnings)
+        return self._manager
+
+    async def goodbye(self, manager: int) -> None:
+        """Record that a manager left; one of its heartbeats may still arrive."""
+        self._left = manager
+        if manager == self._manager:
+            self._present = False
+
+    async def state(self) -> SchedulerState:
+        """Return workers, GPUs and manager of the cluster, all at the same moment."""
+        workers = [str(ws.name) for ws in self.scheduler.workers.values()]
+        return SchedulerState(workers=workers, gpus=self.usage.gpus(), manager=self._manager_state())
+
+    def _manager_state(self) -> ManagerState:
+        present = self._present and time.monotonic() - self._last_heartbeat < _SILENT
+        problem = self.manager_process.problem if self.manager_process is not None else ""
+        return ManagerState(
+            number=self._manager,
+            present=present,
+            about=self._about,
+            problem=problem,
+            groups=self._groups,
+            warnings=self._warnings,
+        )
+
+    async def request(self, command: dict[str, Any]) -> RequestAnswer:
+        """Let the manager of the cluster scale it, if a manager accepts requests."""
+        now = time.monotonic()
+        present = self._present and now - self._last_heartbeat < _SILENT
+        if not present or not self.requests.taken_by(self._manager, now=now):
+            return RequestAnswer(taken=False, error="")
+        try:
+            error = await self.requests.request(command)
+        except TimeoutError:
+            error = "the program that manages the cluster does not answer. It may still do what was requested"
+        return RequestAnswer(taken=True, error=error)
+
+    async def manage(self) -> str:
+        """Start the manager that runs in the scheduler job.
+
+        See `hpcgpu.orders.manager_in_scheduler_job`.
+
+        Returns
+        -------
+        str
+            Why the manager cannot start; empty if it can.
+        """
+        return (
+            await self.manager_process.start()
+            if self.manager_process is not None
+            else "its scheduler does not run in a scheduler job"
+        )
+
+    async def environment(self) -> dict[str, str]:
+        """Return what software and GPU the scheduler has, see `hpcgpu.software.compare_environments`."""
+        return await asyncio.to_thread(compare_environments.collect)
+
+    async def release(self) -> None:
+        """Continue without a manager from now on."""
+        self.lease = None
+
+    async def end(self, manager: int) -> None:
+        """Close the scheduler soon, and its workers with it, unless a later manager has the cluster."""
+        if manager < self._manager:
+            return
+        self._ending = asyncio.ensure_future(self.scheduler.close(reason="hpcgpu-closed"))
+
+    async def _watch_lease(self, lease: float) -> None:
+        while True:
+            while (left := self._last_heartbeat + lease - time.monotonic()) > 0:
+                await asyncio.sleep(min(left, lease))
+            if self.lease is None:
+                return
+            if not await asyncio.to_thread(self._released):
+                break
+            self._last_heartbeat = time.monotonic()
+        logger.error(
+            "hpcgpu: no heartbeat from the cluster's manager for %g s (option lease): this scheduler ends", lease
+        )
+        await self.scheduler.close(reason="hpcgpu-lease")
+
+    async def close(self) -> None:
+        """Stop moving tasks, and write the bill; distributed calls this when the scheduler closes."""
+        self.moves.stop()
+        self.removals.stop()
+        self.work.stop()
+        self.calls.silent.stop()
+        await self.usage.stop()
+
+    # Workers and their load
+
+    def listen(self, comm: Comm) -> dict[str, Any]:
+        """Report to a manager which workers come and go, see `WorkerStream`."""
+        return self._stream.listen(self.scheduler, comm)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **about: Any) -> None:
+        """Report that a worker has left."""
+        self._stream.report("remove", worker)
+
+    async def workers(self, known: str = "") -> WorkerChanges:
+        """Return the workers: only the changes since the version that the manager has."""
+        workers = {ws.address: describe(ws) for ws in self.scheduler.workers.values()}
+        return WorkerChanges(
+            scheduler=self.scheduler.identity(n_workers=0), workers=self._sent_workers.changed_since(workers, known)
+        )
+
+    def transition(self, key: Any, start: str, finish: str, *arguments: Any, **about: Any) -> None:
+        """Count the finished tasks of workers. distributed calls this for each step of each task: it must be cheap."""
+        if start == "processing" and finish == "memory":
+            self.usage.done[about.get("worker", "")] += 1
+        elif finish == "forgotten":
+            self._suspicious.pop(key, None)
+
+    def works(self) -> bool:
+        """Whether a call runs on a worker, or a GPU works: Dask counts only tasks as work."""
+        return any(self.calls.running(ws) or self.usage.computes(ws) for ws in self.scheduler.workers.values())
+
+    def see_work(self) -> None:
+        """Restart the time without work, after which `idle_timeout` ends the cluster, if a call or a GPU works."""
+        if self.works():
+            self.scheduler.idle_since = None
+
+    async def running(self) -> int:
+        """Return how many workers accept tasks."""
+        return len(self.scheduler.running)
+
+    async def load(self, known: str = "") -> LoadChanges:
+        """Return the load: only the changes since the version that the manager has."""
+        sample = math.ceil(_SAMPLE_HELD / max(1, len(self.scheduler.workers)))
+        fits = {ws: resources.at_once(ws, sample) for ws in self.scheduler.workers.values()}
+        workers = {
+            str(ws.name): WorkerLoad(
+                processing=len(ws.processing),
+                calls=self.calls.running(ws),
+                computes=self.usage.computes(ws),
+                occupancy=ws.occupancy,
+                nbytes=ws.nbytes,
+                wanted=_wanted(ws, sample),
+                actors=len(ws.actors),
+                at_once=fits[ws],
+                nthreads=len(ws.executing) if ws.status == Status.paused else fits[ws],
+                paused=ws.status == Status.paused,
+                memory_limit=ws.memory_limit,
+            )
+            for ws in fits
+        }
+        return LoadChanges(workers=self._sent_loads.changed_since(workers, known), waiting=self._waiting())
+
+    def _waiting(self) -> list[WaitingWork]:
+        kinds: dict[tuple[tuple[str, float], ...], list[float]] = {}
+        for tasks in (self.scheduler.queued, self.scheduler.unrunnable):
+            if not tasks:
+                continue
+            sample = list(itertools.islice(tasks, _SAMPLE))
+            weight = len(tasks) / len(sample)
+            for ts in sample:
+                kind = kinds.setdefault(tuple(sorted((ts.resource_restrictions or {}).items())), [0.0, 0.0])
+                kind[0] += weight
+                kind[1] += weight * resources.expected_duration(ts.prefix)
+        return [
+            WaitingWork(resources=dict(kind), tasks=math.ceil(tasks), seconds=seconds)
+            for kind, (tasks, seconds) in kinds.items()
+        ]
+
+    # Retiring workers
+
+    async def unfinished(self, names: Iterable[str]) -> dict[str, int]:
+        """Return how many tasks and calls retiring workers still execute, by name.
+
+        Tasks that have not begun go to other workers.
+        """
+        wanted, now, counts = set(names), time.time(), {}
+        self._leaving_since = {
+            name: since for name, since in self._leaving_since.items() if now - since < _CHARGEABLE or name in wanted
+        }
+        for ws in list(self.scheduler.workers.values()):
+            if str(ws.name) not in wanted:
+                continue
+            since = self._leaving_since.setdefault(str(ws.name), now)
+            executing = set(ws.executing)
+            # heartbeats are seconds apart in large clusters, and wait for Python's lock
+            if ws.last_seen >= since + _NOTICED:
+                waiting = {ts.key: "released" for ts in set(ws.processing) - executing}
+                self.scheduler.transitions(waiting, f"hpcgpu-leaving-{time.time()}")
+            counts[str(ws.name)] = len(ws.processing) + self.calls.running(ws)
+        return counts
+
+    async def runs(self, names: Iterable[str]) -> dict[str, WorkerRuns]:
+        """Return what runs on workers, by name."""
+        wanted = set(names)
+        return {
+            str(ws.name): WorkerRuns(
+                calls=self.calls.names(ws), tasks=[str(ts.key) for ts in itertools.islice(ws.processing, _SAMPLE)]
+            )
+            for ws in self.scheduler.workers.values()
+            if str(ws.name) in wanted
+        }
+
+    async def refuse_tasks(self, names: Iterable[str]) -> None:
+        """Let workers accept no new tasks, even while no other worker can hold their data.
+
+        In that case, `Scheduler.retire_workers` restores the earlier status of a worker.
+        """
+        wanted, stimulus = set(names), f"hpcgpu-refuse-{time.time()}"
+        for ws in list(self.scheduler.workers.values()):
+            if str(ws.name) in wanted and ws.status in (Status.running, Status.paused):
+                self.scheduler.handle_worker_status_change(Status.closing_gracefully, ws, stimulus)
+                accept_tasks.order(self.scheduler, ws, accepts=False)
+
+    async def resume(self, names: Iterable[str]) -> None:
+        """Let workers accept tasks again, because their data could not move."""
+        wanted = set(names)
+        for ws in list(self.scheduler.workers.values()):
+            if str(ws.name) in wanted and ws.status == Status.closing_gracefully:
+                self._leaving_since.pop(str(ws.name), None)
+                accept_tasks.order(self.scheduler, ws, accepts=True)
+
+    async def lose(self, names: Iterable[str], why: str) -> None:
+        """Remove workers; futures of results that only they had do not wait, but raise an error with the reason."""
+        wanted = set(names)
+        leaving = {ws for ws in self.scheduler.workers.values() if str(ws.name) in wanted}
+        await lost_results.lose(self.scheduler, leaving, why)
+
+    # Results for clients without a GPU
+
+    async def gather(self, comm: Comm, keys: Collection[Any], serializers: list[str] | None = None) -> Any:
+        """Collect results as `Scheduler.gather` does.
+
+        The results are in host memory if the client has no GPU and does not choose the format itself.
+        """
+        return await self.scheduler.gather(keys=keys, serializers=self._serializers(comm, serializers))
+
+    async def broadcast(self, comm: Comm, serializers: list[str] | None = None, **arguments: Any) -> Any:
+        """Run a function on workers as `Scheduler.broadcast` does, with results as in `gather`; it counts as work."""
+        return await self.scheduler.broadcast(serializers=self._serializers(comm, serializers), **arguments)
+
+    def _serializers(self, comm: Comm, chosen: list[str] | None) -> list[str] | None:
+        ours = all("hpcgpu" in ws.extra for ws in self.scheduler.workers.values())
+        if chosen is not None or comm.local_address.startswith("ucx"):
+            return chosen
+        # Device memory received over UCX cannot be sent over TCP. So a client with a GPU gets host frames, and rebuilds
+        # the objects.
+        return hostcopy.SERIALIZERS if ours and not comm.remote_info.get(HAS_GPU) else ["dask", "pickle", "error"]
+
+    # Tasks that the loss of a worker counts against
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Record the tasks of a lost worker. A crash of the worker and the end of its job look alike at first.
+
+        distributed calls this when it removes a worker, before the tasks go to other workers.
+        """
+        if topic != "all" or not isinstance(msg, dict) or msg.get("action") != "remove-worker":
+            return
+        ws = self._states.pop(msg["worker"], None)
+        if ws is None or msg["expected"]:
+            return
+        results = msg["lost-computed-tasks"] | msg["lost-scattered-tasks"]
+        self.usage.lost(ws, [*ws.actors, *(self.scheduler.tasks[key] for key in results)])
+        if tasks := msg["processing-tasks"]:
+            now = time.monotonic()
+            self._lost = {name: loss for name, loss in self._lost.items() if now - loss[0] < _CHARGEABLE}
+            self._lost[str(ws.name)] = (now, ws.clean(), set(tasks))
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Count the loss of a worker that comes back: it has crashed, and its nanny has restarted it.
+
+        Store equal reports about the workers' software only once.
+        """
+        ws = self._states[worker] = scheduler.workers[worker]
+        ws.versions = self._once(ws.versions)
+        ws.extra = {name: self._once(value) for name, value in ws.extra.items()}
+        self._charge(str(ws.name))
+        self._stream.report("add", {"workers": {worker: describe(ws)}})
+
+    def _once(self, value: Any) -> Any:
+        """Return the first stored object that equals this one."""
+        return self._shared.setdefault(repr(value), value)
+
+    async def ended(self, names: Iterable[str], crashed: Iterable[str]) -> None:
+        """Record the workers whose job has ended; count the loss of a worker if its job failed."""
+        now = time.time()
+        self._ended = {name: at for name, at in self._ended.items() if now - at < _CHARGEABLE}
+        self._ended |= dict.fromkeys(names, now)
+        self._crashed = {name for name in self._crashed if name in self._ended} | set(crashed)
+        for name in crashed:
+            self._charge(name)
+
+    async def remove_silent(self) -> None:
+        """Remove workers whose job has ended and that send no heartbeats.
+
+        The connection to a node that hangs does not break: its worker would keep its tasks until
+        ``distributed.scheduler.worker-ttl``, which is 5 minutes.
+        """
+        now = time.time()
+        for ws in list(self.scheduler.workers.values()):
+            name = str(ws.name)
+            if name in self._ended and now - ws.last_seen > _SILENT_WORKER:
+                logger.warning("hpcgpu: no heartbeat from worker %s, and its job has ended: it is removed", ws.address)
+                await self.scheduler.remove_worker(ws.address, stimulus_id=f"hpcgpu-ended-{now}")
+                if name in self._crashed:
+                    self._charge(name)
+
+    def _charge(self, name: str) -> None:
+        """Count the loss of a worker against the tasks that it ran, as `Scheduler.remove_worker` would have done."""
+        if name not in self._lost:
+            return
+        _, worker, keys = self._lost.pop(name)
+        for key in keys:
+            ts = self.scheduler.tasks.get(key)
+            if ts is None or ts.state in ("memory", "erred", "forgotten"):
+                continue
+            self._suspicious[key] += 1
+            if self._suspicious[key] > self._allowed_failures and ts.state in ("processing", "queued", "no-worker"):
+                self._fail(ts, worker)
+
+    def _fail(self, ts: Any, worker: Any) -> None:
+        stimulus = f"hpcgpu-killed-worker-{time.time()}"
+        error = KilledWorker(task=ts.key, last_worker=worker, allowed_failures=self._allowed_failures)
+        count = self._suspicious[ts.key]
+        logger.error("Task %s marked as failed because %d workers died while trying to run it", ts.key, count)
+        recommendations = self.scheduler.transition(
+            ts.key, "erred", exception=pickle.dumps(error), cause=ts.key, stimulus_id=stimulus
+        )
+        self.scheduler.transitions(recommendations, stimulus)
+
+
+def _wanted(worker: WorkerState, at_most: int) -> int:
+    """Return the bytes of wanted data that a worker holds, in memory or spilled.
+
+    If several workers hold the same data, each counts a share of it.
+
+    Clients want futures and persisted collections. Published datasets, variables and queues have clients of their own
+    in the scheduler. Tasks that are not computed yet want their dependencies. `at_most` results are examined.
+    """
+    sample = list(itertools.islice(worker.has_what, at_most))
+    wanted: float = sum(
+        max(1, ts.get_nbytes()) / max(1, len(ts.who_has or ())) for ts in sample if ts.who_wants or ts.waiters
+    )
+    if len(sample) < len(worker.has_what):
+        wanted *= worker.nbytes / sum(max(1, ts.get_nbytes()) for ts in sample)
+    return math.ceil(wanted)

@@ -1,0 +1,103 @@
+"""Preload of the scheduler.
+
+It adds our extension, publishes the addresses in the cluster directory, and removes them at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distributed.comm.utils import get_tcp_server_address
+
+from hpcgpu.dask_scheduler import gpu_dashboard_page
+from hpcgpu.dask_scheduler.scheduler_extension import install
+from hpcgpu.dask_scheduler.start_manager import ManagerProcess
+from hpcgpu.errors import LaunchError
+from hpcgpu.runtime.job_identity import job_identity
+from hpcgpu.runtime.scheduler_connection import check_alone
+from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.removed_directory import directory_exists
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+
+def publish(
+    scheduler: Scheduler,
+    directory: ClusterDirectory,
+    *,
+    job_id: str,
+    fabric: str,
+    network: str = "",
+    interface: str = "",
+) -> Contact:
+    """Write the contact of a scheduler that listens. Its first listener is for workers, its last one for clients."""
+    addresses = [listener.contact_address for listener in scheduler.listeners]
+    dashboard = ""
+    if scheduler.http_server is not None:
+        host, port = get_tcp_server_address(scheduler.http_server)[:2]
+        if ip_address(host).is_unspecified:
+            host = addresses[-1].split("://", 1)[1].rsplit(":", 1)[0]
+        dashboard = f"{host}:{port}"
+    contact = Contact(
+        token=directory.token(),
+        job_id=job_id,
+        workers=addresses[0],
+        client=addresses[-1],
+        dashboard=dashboard,
+        fabric=fabric,
+        network=network,
+        interface=interface,
+    )
+    directory.publish(contact)
+    # Like `dask scheduler --scheduler-file`, but with the address for clients: for Client(scheduler_file=...).
+    directory.write("scheduler.json", json.dumps({**scheduler.identity(), "address": contact.client}, indent=1))
+    return contact
+
+
+async def dask_setup(scheduler: Scheduler) -> None:
+    """Publish the contact; distributed calls this once the scheduler listens."""
+    environ = os.environ
+    directory = ClusterDirectory(Path(environ["HPCGPU_CLUSTER_DIRECTORY"]))
+    try:
+        check_alone(directory, environ["HPCGPU_SCHEDULER_JOB"])  # once more: another may have started meanwhile
+    except LaunchError as error:
+        print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)  # distributed only logs exceptions of a preload
+        return
+    token, lease = directory.token(), float(environ.get("HPCGPU_LEASE", "0")) or None
+    # if the directory cannot be seen now, the extension assumes nothing
+    extension = install(
+        scheduler,
+        None if directory.detached else lease,
+        lambda: not directory_exists(directory, token) or directory.detached,
+    )
+    extension.manager_process = ManagerProcess(directory, environ["HPCGPU_SCHEDULER_JOB"])
+    extension.usage.keep(directory, job_identity())
+    publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], **json.loads(environ["HPCGPU_FABRIC"]))
+    try:
+        gpu_dashboard_page.add(scheduler, extension.usage.gpus, directory.path.name)
+    except Exception as error:  # an unknown release of Dask or Bokeh: the cluster works without the page
+        print(f"hpcgpu: the dashboard has no page /hpcgpu: {error!r}", file=sys.stderr, flush=True)
+    if directory.wanted().unattended:  # after the contact: later requests find the contact, and go to the scheduler
+        if problem := await extension.manager_process.start():
+            print(f"hpcgpu: adaptive scaling is off: {problem}", file=sys.stderr, flush=True)
+            await extension.heartbeat(about=f"adaptive scaling is off: {problem}")
+
+
+async def dask_teardown(scheduler: Scheduler) -> None:
+    """Remove the contact if it is still this scheduler's: workers that start now must not wait for it."""
+    directory = ClusterDirectory(Path(os.environ["HPCGPU_CLUSTER_DIRECTORY"]))
+    extension = scheduler.plugins.get("hpcgpu")
+    if extension is not None and extension.manager_process is not None:
+        await extension.manager_process.stop()
+    contact = directory.contact()
+    if contact is not None and contact.job_id == os.environ["HPCGPU_SCHEDULER_JOB"]:
+        directory.withdraw()

@@ -1,0 +1,1 @@
+"""Additions of hpcgpu to Dask's workers and nannies: their preloads, and what workers report to the scheduler."""

@@ -1,0 +1,64 @@
+"""Preload of worker processes.
+
+It installs the connections of `hpcgpu.fabric`, the token of the dashboard, and host copies of results for clients
+without a GPU.
+
+It also reports the worker's software and job to the scheduler, and with each heartbeat its GPU and its calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import socket
+from multiprocessing.forkserver import get_inherited_fds
+from typing import TYPE_CHECKING
+
+from dask import config
+
+from hpcgpu.dask_worker import accept_tasks, count_calls
+from hpcgpu.dask_worker.gpu_metrics import GPUS, METRIC, SENT, Device
+from hpcgpu.fabric import authenticated_tcp, authentication, tls
+from hpcgpu.fabric.connection_report import NODE
+from hpcgpu.runtime import dashboard_access, hostcopy, preemption
+from hpcgpu.runtime.forkserver import METHOD, NANNY_MODULE, NANNY_PRELOAD
+from hpcgpu.runtime.job_identity import JOB, job_identity
+from hpcgpu.software import compare_environments
+
+if TYPE_CHECKING:
+    from distributed.nanny import Nanny
+    from distributed.worker import Worker
+
+
+authentication.install()
+dashboard_access.guard_servers_of_this_process()
+authenticated_tcp.install()
+tls.install()
+hostcopy.register()
+if get_inherited_fds() is not None:  # this is a fork: its tasks start processes as in a spawned worker
+    preloads = config.get(NANNY_PRELOAD)
+    if not isinstance(preloads, str):  # one name, given by the user
+        preloads = [preload for preload in preloads if preload != NANNY_MODULE]
+    config.set({METHOD: "spawn", NANNY_PRELOAD: preloads})
+    multiprocessing.set_start_method("spawn", force=True)
+    multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
+
+
+def dask_setup(server: Worker | Nanny) -> None:
+    """Add environment, node and GPUs to the data with which a worker registers."""
+    if hasattr(server, "startup_information"):
+        server.startup_information["hpcgpu"] = lambda worker: compare_environments.collect()
+        # The host name is that of the machine: several nodes of a test bed share one machine.
+        server.startup_information[NODE] = lambda worker: os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        server.startup_information[JOB] = lambda worker: job_identity()
+        accept_tasks.obey(server)
+        count_calls.count(server)
+        preemption.stay()
+        server.metrics[SENT] = lambda worker: worker.transfer_outgoing_bytes_total
+        gpus = int(os.environ.get(GPUS, "0"))
+        server.startup_information[GPUS] = lambda worker: gpus
+        if gpus:  # a worker without a GPU may be on a node with GPUs
+            device = Device()
+            server.startup_information[METRIC] = lambda worker: device.model()
+            server.metrics[METRIC] = lambda worker: asyncio.to_thread(device.read)  # reading the power may be slow

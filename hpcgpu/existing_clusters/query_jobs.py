@@ -1,0 +1,208 @@
+"""Queries the queue about the jobs of a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
+from hpcgpu.display.words import listed
+from hpcgpu.errors import BatchError, ClusterExists, Damaged, OtherQueue
+from hpcgpu.posix.printable import printable
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.journal import End, Submit
+
+#: Seconds that the submit of a killed client may take.
+_SUBMIT = 10.0
+
+
+def check_queue(directory: ClusterDirectory, batch: BatchSystem) -> None:
+    """Refuse to query a queue that does not contain the cluster's jobs.
+
+    Two systems may share a home directory.
+
+    The query is allowed if the queue does not report its identity, or did not when the cluster was made.
+
+    Raises
+    ------
+    OtherQueue
+        The cluster is in another queue.
+    """
+    there = ""
+    with suppress(OSError, Damaged):
+        there = directory.queue
+    here = batch.identity() if there else ""
+    if there != here and here:
+        raise OtherQueue(
+            f"cluster {directory.path.name} belongs to the queue {printable(there)!r} of batch system "
+            f"{batch.name!r}, but this machine uses the queue {here!r}. Run this on a machine that uses "
+            f"{printable(there)!r}. If that queue no longer exists, remove {directory.path}"
+        )
+
+
+def query(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus]:
+    """Return the queue's status of these jobs. A job with the id but another name does not belong to the cluster."""
+    statuses = batch.poll(list(jobs))
+    return {i: statuses[i] for i, submit in jobs.items() if i in statuses and statuses[i].name == submit.name}
+
+
+def looked_up(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus]:
+    """Return the status of these jobs from the queue, or from the accounting if the queue has forgotten them."""
+    statuses = query(jobs, batch)
+    if gone := set(jobs) - set(statuses):
+        ended = batch.ended(gone)
+        statuses |= {i: ended[i] for i in gone if i in ended and ended[i].name == jobs[i].name}
+    return statuses
+
+
+def known(directory: ClusterDirectory, batch: BatchSystem, more: Iterable[Submit] = ()) -> dict[str, JobStatus]:
+    """Return the status of the jobs whose end the journal does not explain, by id, from queue or accounting.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    batch : BatchSystem
+    more : iterable of Submit
+        Further jobs.
+
+    Raises
+    ------
+    BatchError
+        The queue does not answer, or is not that of the cluster.
+    """
+    check_queue(directory, batch)
+    submits = [*directory.submits(), *more]
+    jobs = {submit.job_id: submit for submit in submits if submit.job_id is not None and submit.how is None}
+    return looked_up(jobs, batch)
+
+
+def note_ends(
+    directory: ClusterDirectory, batch: BatchSystem, cancelled: Mapping[str, JobStatus] | None = None
+) -> None:
+    """Write into the journal how the jobs of a cluster ended, before the queue forgets it.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    batch : BatchSystem
+    cancelled : mapping of job id to JobStatus, optional
+        The status of cancelled jobs before the cancel: their end is known even if the queue forgets it at once.
+    """
+    with suppress(BatchError, OSError):
+        found = {i: replace(one, state=JobState.CANCELLED, end=time.time()) for i, one in (cancelled or {}).items()}
+        found |= {job_id: status for job_id, status in known(directory, batch).items() if status.state.ended}
+        if found:
+            how = {one.name: End(state=one.state.value, start=one.start, end=one.end) for one in found.values()}
+            directory.ended({one.name: job_id for job_id, one in found.items()}, how)
+
+
+def submitted(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, Submit]:
+    """Return the jobs of a cluster that are not known to have ended, by id.
+
+    A job without a known id is looked up by its name.
+
+    Raises
+    ------
+    BatchUnavailable
+        The queue does not answer, or is not that of the cluster.
+    """
+    check_queue(directory, batch)
+    jobs: dict[str, Submit] = {}
+    for submit in directory.submits():
+        if submit.refused or submit.ended:
+            continue
+        ids = [submit.job_id] if submit.job_id is not None else batch.find(submit.name)
+        jobs |= dict.fromkeys(ids, submit)
+    return jobs
+
+
+def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus]:
+    """Return the jobs of a cluster that have not ended, as its queue reports.
+
+    Raises
+    ------
+    BatchUnavailable
+        The queue does not answer, or is not that of the cluster.
+    """
+    return [status for status in query(submitted(directory, batch), batch).values() if not status.state.ended]
+
+
+def live_and_unknown(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobStatus], list[str]]:
+    """Return the jobs of a cluster that have not ended, and its unknown jobs.
+
+    The unknown jobs are ids, or names if there is no id.
+
+    Only the queue reports which jobs live. An unknown job has not necessarily ended: only the journal, the queue or the
+    accounting can prove the end. In two cases an unknown job has ended: the embedded queue never forgets a live job on
+    its own machine, and a scheduler that ends removes the keys of its cluster.
+
+    Raises
+    ------
+    BatchUnavailable
+        The queue does not answer.
+    """
+    jobs = submitted(directory, batch)
+    answer = query(jobs, batch)
+    live = [status for status in answer.values() if not status.state.ended]
+    accounted = batch.ended(set(jobs) - set(answer))
+    over = {i for i, status in accounted.items() if status.state.ended and i in jobs and status.name == jobs[i].name}
+    found = list(jobs.values())
+    no_id = [
+        s.name for s in directory.submits() if s.job_id is None and not s.refused and not s.ended and s not in found
+    ]
+    manager = directory.manager()
+    remembered = batch.remembers and manager is not None and manager.lives is not None
+    return live, [] if remembered or ended_by_itself(directory) else [
+        *(i for i in jobs if i not in answer and i not in over),
+        *no_id,
+    ]
+
+
+def ended_by_itself(directory: ClusterDirectory) -> bool:
+    """Whether the scheduler job has removed the keys at its end.
+
+    `stop` removes them too, before the jobs have ended.
+    """
+    return not directory.tls.is_dir() and not directory.dashboard_token() and not directory.closing
+
+
+def unended(directory: ClusterDirectory, batch: BatchSystem) -> list[str]:
+    """Return the ids of the jobs of a cluster that have not ended.
+
+    Raises
+    ------
+    BatchUnavailable
+        The queue does not answer.
+    ClusterExists
+        It is not known whether they have ended.
+    """
+    try:
+        live, unknown = live_and_unknown(directory, batch)
+    except OtherQueue as error:
+        raise ClusterExists(f"{error}. Or choose another name") from None
+    if unknown and not live:
+        raise ClusterExists(
+            f"a cluster named {directory.path.name!r} may still have jobs (see {directory.path}): "
+            f"{unknown_jobs(directory, unknown)}. Or choose another name"
+        )
+    return sorted(job.job_id for job in live)
+
+
+def unknown_jobs(directory: ClusterDirectory, jobs: list[str]) -> str:
+    """Return what messages say about jobs that the queue does not know."""
+    return (
+        f"the queue of this machine does not know its jobs {listed(jobs, ', ')}. They may be in the queue of another "
+        f"machine. If they have ended, run: hpcgpu stop {directory.in_shell}"
+    )
+
+
+def submitting(directory: ClusterDirectory, *, now: float) -> bool:
+    """Whether a submit of a killed client may still be in progress.
+
+    The submit command has its own session, and survives the client.
+    """
+    return any(
+        s.job_id is None and not s.refused and not s.ended and now - s.time < _SUBMIT for s in directory.submits()
+    )

@@ -1,0 +1,458 @@
+"""The state of a cluster, seen from any program.
+
+It joins the journal, the queue and the scheduler. It changes nothing and manages nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, state_named
+from hpcgpu.batch.poll_interval import POLL_INTERVAL, Cadence
+from hpcgpu.batch.queue_monitor import GRACE
+from hpcgpu.batch.reasons import DROPPED, FORGOTTEN, OWN_CANCEL, cancel_of_ours, explain
+from hpcgpu.dask_scheduler.rpc_types import GPUState, GroupState, SchedulerState
+from hpcgpu.display.job_info import JobInfo
+from hpcgpu.errors import BatchError, OptionError
+from hpcgpu.existing_clusters.lookup import batch_of, locate, system_of
+from hpcgpu.existing_clusters.query_jobs import ended_by_itself, looked_up, submitted
+from hpcgpu.existing_clusters.unsubmitted_jobs import unfinished
+from hpcgpu.posix.threads import run
+from hpcgpu.runtime import dashboard_access
+from hpcgpu.runtime.scheduler_connection import no_answer, scheduler_of
+from hpcgpu.scaling import worker_names
+from hpcgpu.store import saved_options
+from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.journal import End, Submit
+
+#: Most ended jobs that are shown: the last ones.
+_PAST = 1000
+#: Seconds for one answer of the scheduler.
+_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPUInfo:
+    """A GPU of a worker job that runs. The facts are those of its worker's last heartbeat.
+
+    Attributes
+    ----------
+    job, worker, node : str
+        Names of its job, its Dask worker and its node.
+    model : str
+        The driver's name of the GPU; empty if it does not report one.
+    utilization : float or None
+        Per cent of the time in which it computes; None if the driver does not report it.
+    memory_used, memory_total : int or None
+        Bytes; None if the driver does not report it.
+    power : float or None
+        Watts; None if the driver does not report it.
+    idle_since : float or None
+        Seconds since 1970 since when it computes nothing; None while it computes.
+    """
+
+    job: str
+    worker: str
+    node: str = ""
+    model: str = ""
+    utilization: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    power: float | None = None
+    idle_since: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A cluster at one moment.
+
+    It has the jobs, GPUs, groups, time left and GPU hours. ``hpcgpu status``, ``hpcgpu top``, the widget and the page
+    in Jupyter all show this.
+
+    Attributes
+    ----------
+    time : float
+        Time of the snapshot, seconds since 1970.
+    name : str
+    system : str
+        The name of its batch system.
+    directory : str
+        The cluster directory.
+    state : str
+        ``"not launched"`` (scripts of ``hpcgpu render`` that submitted nothing yet), ``"waiting"`` (its scheduler job
+        waits or starts), ``"running"``, ``"closed"``, ``"ended"`` (its scheduler job has ended, or all its jobs are
+        about to end) or ``"unreachable"`` (the scheduler does not answer, though its job runs, or the queue does not
+        answer either).
+    workers, gpus : int
+        Dask workers that are connected, and GPUs of the worker jobs that run.
+    scheduler, dashboard : str
+        Addresses; empty while the scheduler is not there.
+    fabric : str
+        Why workers use this protocol.
+    manager : str
+        The program that scales it, and how it does; empty if nobody does.
+    detached : bool
+        Whether it outlives the programs that manage it.
+    time_left : float or None
+        Seconds of the scheduler job's walltime that are left: the cluster ends then. None unless it is known.
+    gpu_hours : float
+        Of its jobs so far, the scheduler job included.
+    groups : list of GroupState
+        Each worker group: how many jobs are wanted and why, its budget, whether it is paused.
+    jobs : list of JobInfo
+        Jobs that have not ended, and the last thousand ended jobs.
+    devices : list of GPUInfo
+        GPUs of the connected workers.
+    warnings : list of str
+        Failures and warnings that the user has not seen yet.
+    problem : str
+        Unknown facts, and the reason; empty if all is known.
+    """
+
+    time: float
+    name: str
+    system: str
+    directory: str
+    state: str
+    workers: int = 0
+    gpus: int = 0
+    scheduler: str = ""
+    dashboard: str = ""
+    fabric: str = ""
+    manager: str = ""
+    detached: bool = False
+    time_left: float | None = None
+    gpu_hours: float = 0.0
+    groups: list[GroupState] = field(default_factory=list)
+    jobs: list[JobInfo] = field(default_factory=list)
+    devices: list[GPUInfo] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    problem: str = ""
+
+    @property
+    def idle(self) -> int:
+        """GPUs on which nothing runs."""
+        return sum(gpu.idle_since is not None for gpu in self.devices)
+
+    @property
+    def utilization(self) -> float | None:
+        """Mean use of the GPUs in per cent, of those whose use is known."""
+        known = [gpu.utilization for gpu in self.devices if gpu.utilization is not None]
+        return sum(known) / len(known) if known else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        return asdict(self) | {"jobs": [asdict(job) | {"log": str(job.log)} for job in self.jobs]}
+
+
+class HasSnapshot(Protocol):
+    """A cluster in this program."""
+
+    def snapshot(self) -> Snapshot: ...
+
+
+def snapshot(cluster: str | Path | HasSnapshot) -> Snapshot:
+    """Return a cluster as it is now: its jobs, GPUs, groups, time left and GPU hours.
+
+    The queue and the scheduler are queried once. A program that wants a snapshot again and again uses `Observer`.
+
+    Parameters
+    ----------
+    cluster : str, Path or GPUCluster
+        The name of a cluster, the path of its directory, or the cluster itself.
+
+    Raises
+    ------
+    NoCluster
+        There is no cluster of that name.
+    NotTrusted
+        Others can change its directory.
+    OtherFormat
+        Another version of hpcgpu made it.
+    Damaged
+        Its files do not show which batch system it uses.
+    """
+    return Observer(locate(cluster)).snapshot() if isinstance(cluster, str | Path) else cluster.snapshot()
+
+
+def assemble(
+    jobs: list[JobInfo], gpus: Iterable[GPUState], groups: list[GroupState], *, now: float, **facts: Any
+) -> Snapshot:
+    """Join jobs, GPUs and groups into a snapshot.
+
+    Parameters
+    ----------
+    jobs : list of JobInfo
+    gpus : iterable of GPUState
+    groups : list of GroupState
+    now : float
+        Epoch seconds.
+    **facts
+        Other fields of the snapshot.
+    """
+    names = {job.name: None for job in jobs}
+    running = [job for job in jobs if job.state == JobState.RUNNING.value]
+    scheduler = next((job for job in running if job.kind == "scheduler"), None)
+    by_groups = sum(group["gpu_hours"] for group in groups)
+    others = [job for job in jobs if not groups or job.kind == "scheduler"]  # a group counts its worker jobs itself
+    return Snapshot(
+        time=now,
+        gpus=sum(job.gpus for job in running if job.kind == "worker"),
+        time_left=scheduler.time_left if scheduler is not None else None,
+        gpu_hours=by_groups + sum(gpu_seconds(job, now=now) for job in others) / 3600,
+        groups=groups,
+        jobs=jobs,
+        devices=[GPUInfo(job=worker_names.job_of(gpu["worker"], names) or "", **gpu) for gpu in gpus],
+        **facts,
+    )
+
+
+def gpu_seconds(job: JobInfo, *, now: float) -> float:
+    """Return what a job has used so far: its GPUs, times the seconds that it has run; 0 if its end is not known."""
+    ended = now if job.ended is None and not JobState(job.state).ended else job.ended
+    return job.gpus * max(0.0, ended - job.started) if job.started is not None and ended is not None else 0.0
+
+
+class Observer:
+    """A cluster seen from any program, again and again.
+
+    The queue is polled as often as `hpcgpu.batch.poll_interval` says for the ``poll_interval`` of the cluster, and the
+    scheduler is queried each time.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    """
+
+    def __init__(self, directory: ClusterDirectory) -> None:
+        self.directory = directory
+        kept = _kept(directory)
+        self._cadence = Cadence(kept.options.cluster.poll_interval if kept is not None else POLL_INTERVAL)
+        self._submits: dict[str, Submit] = {}
+        self._past: list[Submit] = []
+        self._statuses: dict[str, JobStatus] = {}
+        self._journal_size = -1
+        #: The workers, if the scheduler answered; None before the first query.
+        self._workers: frozenset[str] | None = None
+        self._problem = ""
+        self._one_at_a_time = threading.Lock()
+
+    def snapshot(self) -> Snapshot:
+        """Return the cluster as it is now; blocks."""
+        with self._one_at_a_time:
+            return self._snapshot()
+
+    def _snapshot(self) -> Snapshot:
+        directory, now = self.directory, time.time()
+        batch = batch_of(directory)
+        self._poll(batch, now=now)
+        problem = [self._problem] if self._problem else []
+        contact = directory.contact()
+        answer: SchedulerState | None = None
+        if contact is not None and not self._ended(contact.job_id):
+            try:
+                answer = run(_query(contact, directory))
+            except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
+                problem.append(f"the scheduler at {contact.client} does not answer: {no_answer(error)}")
+        self._poll_soon(answer, now=now)
+        # the report of a manager that has left is out of date
+        manager = answer["manager"] if answer is not None and answer["manager"]["present"] else None
+        groups = manager["groups"] if manager is not None else []
+        rest = unfinished(directory, now=now, managed=manager is not None)
+        jobs = self._jobs(batch, answer, groups, now=now)
+        return assemble(
+            jobs,
+            answer["gpus"] if answer is not None else [],
+            groups,
+            now=now,
+            name=directory.path.name,
+            system=system_of(directory),
+            directory=str(directory.path),
+            state=_state(directory, jobs, answer is not None, bool(problem)),
+            workers=len(answer["workers"]) if answer is not None else 0,
+            scheduler=contact.client if contact is not None and answer else "",
+            dashboard=dashboard_access.link(contact) if answer else "",
+            fabric=contact.fabric if contact is not None and answer else "",
+            manager=_manager(directory, contact, answer) if answer is not None else "",
+            detached=directory.detached,
+            warnings=manager["warnings"] if manager is not None else [],
+            problem="; ".join([*problem, *filter(None, [rest]), *directory.damage()]),
+        )
+
+    def soon(self) -> None:
+        """Let the next snapshot poll the queue, because something has just changed."""
+        self._cadence.soon(now=time.time())
+        self._cadence.next_poll = float("-inf")
+
+    def _poll_soon(self, answer: SchedulerState | None, *, now: float) -> None:
+        """Poll the queue soon if workers or the scheduler have connected or left: their jobs start or end."""
+        workers = frozenset([*answer["workers"], "the scheduler"] if answer is not None else [])
+        if self._workers is not None and workers != self._workers:
+            self._cadence.soon(now=now)
+        self._workers = workers
+
+    def _ended(self, job_id: str) -> bool:
+        """Whether a job has ended according to the queue: a killed scheduler leaves its contact behind."""
+        return job_id in self._statuses and self._statuses[job_id].state.ended
+
+    def _poll(self, batch: BatchSystem, *, now: float) -> None:
+        """Query the queue for all jobs, if it is time to; soon, and again, after the journal has changed."""
+        size, first = self.directory.journal_size, self._journal_size == -1
+        recent = first and max(self.directory.times(), default=0.0) > now - self._cadence.poll_interval
+        if recent or (not first and self._journal_size != size):
+            self._cadence.soon(now=now)
+        if not self._cadence.due(now=now):
+            return
+        self._journal_size = size
+        try:
+            submits = submitted(self.directory, batch)
+            statuses = {i: one for i, one in self._statuses.items() if i in submits and one.state.ended}
+            statuses |= looked_up({i: one for i, one in submits.items() if i not in statuses}, batch)
+        except BatchError as error:
+            self._problem = str(error)
+            self._cadence.failed(now=now)
+            return
+        self._submits, self._statuses, self._problem = submits, statuses, ""
+        self._past = [submit for submit in self.directory.submits() if submit.ended and submit.job_id not in submits]
+        states = {job_id: statuses[job_id].state if job_id in statuses else None for job_id in submits}
+        waiting = any(state in (JobState.PENDING, JobState.UNKNOWN, None) for state in states.values())
+        self._cadence.answered(states, now=now, waiting=waiting)
+
+    def _jobs(
+        self, batch: BatchSystem, answer: SchedulerState | None, groups: list[GroupState], *, now: float
+    ) -> list[JobInfo]:
+        names = {submit.name: None for submit in self._submits.values()}
+        connected = Counter(
+            worker_names.job_of(worker, names) for worker in (answer["workers"] if answer is not None else [])
+        )
+        waits = {group["name"]: group["usual_wait"] for group in groups}
+        kept, logs = _kept(self.directory), saved_options.logs(self.directory)
+        found = [
+            _ended(submit, submit.how, logs / batch.log_name(submit.name, submit.job_id or ""))
+            for submit in self._past[-_PAST:]
+            if submit.how is not None
+        ]
+        for job_id, submit in self._submits.items():
+            log, workers = logs / batch.log_name(submit.name, job_id), connected[submit.name]
+            job = _info(submit, job_id, self._statuses.get(job_id), workers, answer is not None, log, now=now)
+            usual = waits.get(job.group) if job.state == JobState.PENDING.value else None
+            found.append(replace(job, usual_wait=usual))
+        if kept is not None:
+            found = [replace(job, gpus=kept.gpus(job.kind, job.group) or 0) for job in found]
+        submits = {submit.name: submit for submit in self.directory.submits()}  # the journal may be newer than the poll
+        over = self.directory.ended_at()
+        return sorted((_whose(job, submits.get(job.name), over) for job in found), key=lambda job: job.submitted)
+
+
+async def _query(contact: Contact, directory: ClusterDirectory) -> SchedulerState:
+    async with scheduler_of(directory, contact) as scheduler:
+        state: SchedulerState = await asyncio.wait_for(scheduler.hpcgpu_state(), _TIMEOUT)
+        return state
+
+
+def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, problem: bool) -> str:
+    if directory.closed:
+        return "closed"
+    if directory.closing:
+        return "ended"
+    if answers:
+        return "running"
+    if directory.only_scripts:
+        return "not launched"
+    scheduler = next((job for job in jobs if job.kind == "scheduler"), None)
+    # a contact may be left of a scheduler that was killed; and the queue may have forgotten the job of one that ended
+    forgotten = scheduler is None or scheduler.state == JobState.UNKNOWN.value
+    if (scheduler is not None and JobState(scheduler.state).ended) or (forgotten and ended_by_itself(directory)):
+        return "ended"
+    return "unreachable" if problem else "ended" if scheduler is None else "waiting"
+
+
+def _info(  # noqa: PLR0913  # what is known of one job, from four places
+    submit: Submit, job_id: str, status: JobStatus | None, connected: int, answers: bool, log: Path, *, now: float
+) -> JobInfo:
+    """Describe a job. If a process of it is connected, the job runs, whatever the queue reported before."""
+    proven = connected > 0 or (submit.kind == "scheduler" and answers)
+    if proven and (status is None or status.state in (JobState.PENDING, JobState.UNKNOWN)):
+        state, reason = JobState.RUNNING, ""
+    elif status is None:
+        state, reason = JobState.UNKNOWN, "the queue does not know it"
+        if now - submit.time > GRACE:
+            reason += f": it has ended, or {DROPPED}"
+    else:
+        quiet = status.state is JobState.RUNNING and not status.suspended
+        state, reason = status.state, "" if quiet else explain(status, kind=submit.kind)
+    began, ends = (status.start, status.end) if status is not None else (None, None)
+    return JobInfo(
+        id=job_id,
+        kind=submit.kind,
+        name=submit.name,
+        state=state.value,
+        reason=reason,
+        waited=max(0.0, (began or now) - submit.time),
+        node=status.node if status is not None else "",
+        workers=connected,
+        log=log,
+        group=submit.group if submit.kind == "worker" else "",
+        submitted=submit.time,
+        started=began,
+        ended=ends if state.ended else None,
+        expected_start=status.expected_start if status is not None and state is JobState.PENDING else None,
+        time_left=max(0.0, ends - now) if state is JobState.RUNNING and ends is not None else None,
+    )
+
+
+def _ended(submit: Submit, how: End, log: Path) -> JobInfo:
+    """Describe an ended job from the journal."""
+    state, job_id = state_named(how.state), submit.job_id or ""
+    status = JobStatus(job_id=job_id, state=state, start=how.start, end=how.end)
+    job = _info(submit, job_id, status, 0, False, log, now=how.end or submit.time)
+    return replace(job, reason=FORGOTTEN, ended=how.end) if state is JobState.UNKNOWN else job
+
+
+def _whose(job: JobInfo, submit: Submit | None, over: float | None) -> JobInfo:
+    """Mark a job as cancelled by hpcgpu if the journal records that, whatever the queue reports.
+
+    Parameters
+    ----------
+    job : JobInfo
+    submit : Submit or None
+        The job's record in the journal.
+    over : float or None
+        When the cluster was closed or stopped, epoch seconds. The clocks of the queue and of this machine may differ.
+    """
+    state, decided = JobState(job.state), submit is not None and submit.cancelled
+    if submit is not None and submit.before_close:
+        over = None
+    if cancel_of_ours(state, decided=decided, ended=job.ended, over=over):
+        return replace(job, state=JobState.CANCELLED.value, reason=OWN_CANCEL)
+    # a job with workers moves their data first; the cancel of a pending job may come too late
+    ends = not job.workers and (state in (JobState.RUNNING, JobState.COMPLETING) and (decided or over is not None))
+    if ends or (state is JobState.PENDING and over is not None):
+        return replace(job, state=JobState.COMPLETING.value, reason=OWN_CANCEL, time_left=None, expected_start=None)
+    return job
+
+
+def _kept(directory: ClusterDirectory) -> saved_options.Saved | None:
+    try:
+        return saved_options.read(directory)
+    except OptionError:  # options of another release; the other facts are still shown
+        return None
+
+
+def _manager(directory: ClusterDirectory, contact: Contact | None, answer: SchedulerState) -> str:
+    latest, reported = directory.manager(), answer["manager"]
+    if contact is not None and not contact.job_id and latest is not None:  # the scheduler is in the manager's process
+        return str(latest)
+    if reported["problem"]:
+        return reported["problem"]
+    if latest is None or reported["number"] < latest.number or not reported["present"]:
+        return reported["about"] if reported["number"] == 0 else ""
+    return f"{latest}: {reported['about']}" if reported["about"] else str(latest)

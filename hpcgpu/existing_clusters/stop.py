@@ -1,0 +1,79 @@
+"""Stops a cluster whose client is gone: cancels all its jobs, and no others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
+from hpcgpu.batch.queue_monitor import presumed_ended
+from hpcgpu.display.words import listed
+from hpcgpu.errors import ClusterError
+from hpcgpu.existing_clusters.lookup import batch_of
+from hpcgpu.existing_clusters.query_jobs import check_queue, live_jobs, note_ends, submitting
+from hpcgpu.store.directory import ClusterDirectory
+
+#: Seconds after which `stop` cancels a remaining job again.
+_CANCEL_AGAIN = 10.0
+
+
+def stop(
+    directory: ClusterDirectory,
+    batch: BatchSystem,
+    *,
+    timeout: float = 30.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[JobStatus]:
+    """Cancel every job of a cluster, and no other; return those that are left after the timeout.
+
+    Its client, if it is alive, stops when the scheduler is gone. Jobs that it submits meanwhile are cancelled too.
+
+    Raises
+    ------
+    BatchUnavailable
+        The queue does not answer, or is not that of the cluster: the state of the jobs is not known.
+    """
+    check_queue(directory, batch)
+    deadline = time.monotonic() + timeout
+    directory.remove_secrets()
+    with suppress(OSError):  # on a full disk the jobs are nevertheless cancelled
+        if not directory.closing:
+            directory.begin_close()
+    empty, again, seen = 0, dict[str, float](), dict[str, JobStatus]()
+    while True:
+        jobs = live_jobs(directory, batch)
+        seen |= {job.job_id: job for job in jobs}
+        empty = 0 if jobs else empty + 1
+        if presumed_ended(missing=0.0, answers=empty, cancelled=True) and not submitting(directory, now=time.time()):
+            note_ends(directory, batch, seen)
+            directory.close()
+            return []
+        if time.monotonic() > deadline:
+            # an epilog may take minutes, but the job cannot continue
+            left = [job for job in jobs if job.state is not JobState.COMPLETING]
+            if jobs and not left and not submitting(directory, now=time.time()):
+                directory.close()
+            return left
+        now = time.monotonic()
+        if any(now >= again.get(job.job_id, now) for job in jobs):
+            batch.cancel([job.job_id for job in jobs])
+            again = {job.job_id: now + _CANCEL_AGAIN for job in jobs}
+        sleep(1.0)
+
+
+def stop_all(directory: ClusterDirectory) -> None:
+    """Cancel every job of a cluster, as `stop` does.
+
+    Raises
+    ------
+    ClusterError
+        Jobs are left.
+    BatchUnavailable
+        The queue does not answer.
+    """
+    if left := [job.job_id for job in stop(directory, batch_of(directory))]:
+        raise ClusterError(
+            f"still in the queue: {listed(left, ', ')}. Stop the cluster again. If they stay, cancel them with the "
+            "batch system's own command"
+        )

@@ -1,0 +1,1 @@
+"""The jobs of a cluster, their phases, and the groups of workers."""

@@ -1,0 +1,181 @@
+"""The phases of a job: planned, submitting, queued, running, draining, ended.
+
+Each phase holds the data that exists only in that phase.
+
+The methods of `hpcgpu.jobs.job.Job` move a job from one phase to the next; nothing else does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from hpcgpu.batch.queue_monitor import View
+from hpcgpu.scaling.decide_actions import Drain
+from hpcgpu.scaling.missing_workers import Absence
+from hpcgpu.scaling.policy_data import JobLoad
+
+
+@dataclass
+class Work:
+    """What the workers of a running job do.
+
+    Attributes
+    ----------
+    joined_at : float or None
+        Epoch seconds at which the first worker was seen.
+    load : JobLoad
+        What they do and hold, by the scheduler's last answer.
+    worked : bool
+        Whether its workers have had tasks or data.
+    complete : bool
+        Whether all its workers were connected at one time, or the missing workers are lost for good.
+    idle_since : float or None
+        Epoch seconds since which it is complete and its workers are idle.
+    absence : Absence
+        Its missing workers.
+    lost_at : float or None
+        Epoch seconds since which the absent workers count as lost for good; this was reported.
+    walltime : float
+        Its longest walltime so far, in seconds: the walltime may have been shortened.
+    retires_at : float or None
+        Epoch seconds at which its workers first began to retire, because its walltime ends or it lost other workers.
+    stable : bool
+        Whether it has run well for so long that earlier failures do not count any more.
+    wait_known : bool
+        Whether its group has already recorded how long it waited, or cannot learn that from it.
+    """
+
+    joined_at: float | None = None
+    load: JobLoad = JobLoad()
+    worked: bool = False
+    complete: bool = False
+    idle_since: float | None = None
+    absence: Absence = field(default_factory=Absence)
+    lost_at: float | None = None
+    walltime: float = 0.0
+    retires_at: float | None = None
+    stable: bool = False
+    wait_known: bool = False
+
+
+@dataclass
+class Planned:
+    """It will be submitted."""
+
+
+@dataclass
+class Submitting:
+    """Its submit is under way, in `task`."""
+
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass
+class Queued:
+    """The job is in the queue of the batch system, and waits.
+
+    Attributes
+    ----------
+    retry_at : float
+        Epoch seconds before which it is not drained again.
+    cancel_requested : bool
+        A cancel was sent to the batch system, but the answer was lost.
+    presumed_ended : bool
+        An earlier manager submitted it, and the queue does not know it: most likely it has ended.
+    wait_known : bool
+        Whether its group cannot learn from its wait: it ran before, or it started before this program saw it.
+    """
+
+    retry_at: float = 0.0
+    cancel_requested: bool = False
+    presumed_ended: bool = False
+    wait_known: bool = False
+
+
+@dataclass
+class Running:
+    """It runs: the queue reports this, or one of its processes is connected.
+
+    Attributes
+    ----------
+    work : Work
+    retry_at, cancel_requested
+        See `Queued`.
+    proven_after : View or None
+        The queue's last report at the time when a process was connected. If it reports the job as pending, it is
+        outdated.
+    """
+
+    work: Work = field(default_factory=Work)
+    retry_at: float = 0.0
+    cancel_requested: bool = False
+    proven_after: View | None = None
+
+
+#: The phases of a job that neither drains nor has ended.
+Active = Planned | Submitting | Queued | Running
+
+
+@dataclass
+class Draining:
+    """It must end. It is cancelled while it waits, or when its workers have finished and their data has moved.
+
+    Attributes
+    ----------
+    before : Planned or Submitting or Queued or Running
+        The phase to which it returns if it cannot be drained. The queue and the workers still update that phase.
+    why : Drain
+    begun : bool
+        Whether this program has begun to drain it. False if an earlier manager left it in this phase.
+    loses : bool
+        Whether the job ends when its work has finished, even if its data does not fit elsewhere and is lost.
+    retired : set of str
+        Addresses of its workers that were requested to take no more tasks.
+    cancelled_at : float or None
+        Epoch seconds at which it was cancelled.
+    """
+
+    before: Active
+    why: Drain
+    begun: bool = True
+    loses: bool = False
+    retired: set[str] = field(default_factory=set)
+    cancelled_at: float | None = None
+
+    @property
+    def refuses(self) -> bool:
+        """Whether its workers take no more tasks, also if its data does not fit elsewhere."""
+        return self.loses or self.why is Drain.DELETED
+
+
+@dataclass
+class Ended:
+    """It has ended: the queue reports its end, or has not listed it for long. An unlisted job may come back.
+
+    Attributes
+    ----------
+    at : float
+        Epoch seconds.
+    work : Work
+        What its workers did.
+    drained : bool
+        Whether its end was intended.
+    cancelled : bool
+        Whether the batch system confirmed our cancel.
+    presumed : bool
+        Whether it most likely ended before this program managed the cluster.
+    handled, noted : bool
+        Whether the reconciler has processed its end, and whether its end is in the journal.
+    """
+
+    at: float
+    work: Work
+    drained: bool
+    cancelled: bool = False
+    presumed: bool = False
+    handled: bool = False
+    noted: bool = False
+
+
+Phase = Active | Draining | Ended

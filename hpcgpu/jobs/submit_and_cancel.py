@@ -1,0 +1,342 @@
+"""The only access to the batch system: writes the journal around every submit, and has every id to cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcgpu.batch.base import BatchSystem, JobState
+from hpcgpu.batch.queue_monitor import Monitor
+from hpcgpu.display.words import MANY, listed
+from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Damaged, NameLost, Superseded
+from hpcgpu.posix.full_disk import remedy
+from hpcgpu.posix.threads import in_thread
+from hpcgpu.scaling.wanted_state import Wanted
+from hpcgpu.store import saved_options
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.journal import End
+from hpcgpu.store.removed_directory import RemovalWatch
+
+SUBMITS_AT_ONCE = 4
+
+
+class Dispatcher:
+    """Submits, queries and cancels the jobs of one cluster.
+
+    Parameters
+    ----------
+    batch : BatchSystem
+    directory : ClusterDirectory
+        Holds the journal: the intent is written before a submit, the id after it.
+    manager : int
+        Number of this program among the cluster's managers; see `ClusterDirectory.take_over`.
+    clock : callable, default time.time
+        Returns epoch seconds.
+    """
+
+    def __init__(
+        self, batch: BatchSystem, directory: ClusterDirectory, manager: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.clock = clock
+        self.batch = batch
+        self.directory = directory
+        self.token = directory.token()
+        self._gone = RemovalWatch(directory, self.token)
+        self.manager = manager
+        self.monitor = Monitor(batch)
+        self.submits = asyncio.Semaphore(SUBMITS_AT_ONCE)
+        self.cancelled: set[str] = set()
+        #: The cancelled jobs that the queue had forgotten before: the cancel did not end them.
+        self._forgotten: set[str] = set()
+        self.closing = False
+        self._ids: dict[str, str] = {}
+        self._uncertain: set[str] = set()
+        self._in_flight: set[str] = set()
+        self.problem = ""
+        self._changed = threading.Condition()
+
+    def adopt(self, name: str, job_id: str, *, submitted: float) -> None:
+        """Take over a job that an earlier manager submitted."""
+        self._ids[name] = job_id
+        self.monitor.watch(job_id, name, now=submitted)
+
+    def forget(self, name: str) -> None:
+        """Forget a job that the queue has reported as ended; the journal has it."""
+        job_id = self._ids.pop(name, "")
+        self.cancelled.discard(job_id)
+        self.monitor.views.pop(job_id, None)
+
+    def id_of(self, name: str) -> str | None:
+        """Return the id of the job of that name; None before it is known."""
+        return self._ids.get(name)
+
+    def check_manager(self) -> None:
+        """Raise `Superseded` or `NameLost` if the cluster or its name now belongs to another program.
+
+        `Superseded`: another program has taken the cluster over. `NameLost`: a later cluster has the name, or the
+        directory was removed.
+        """
+        if not self.directory.is_of(self.token):
+            raise NameLost(
+                f"cluster {self.directory.path.name} cannot continue, because another cluster now has its name and its "
+                f"directory {self.directory.path}"
+            )
+        if why := self._gone.check(now=self.clock()):
+            raise NameLost(f"cluster {self.directory.path.name} cannot continue, because {why}")
+        latest = self.directory.manager()
+        if latest is not None and latest.number > self.manager:
+            raise Superseded(
+                f"cluster {self.directory.path.name} was taken over by {latest}; this program no longer scales it. "
+                f"from_name({self.directory.path.name!r}) takes it back"
+            )
+
+    async def submit(
+        self,
+        script: Path,
+        *,
+        name: str,
+        kind: str,
+        group: str = "default",
+        after: str | None = None,
+        exclude: Collection[str] = (),
+    ) -> str:
+        """Submit a job and watch it; see `BatchSystem.submit`. At most four commands run at a time.
+
+        Raises
+        ------
+        Superseded
+            Another program manages the cluster.
+        """
+        async with self.submits:
+            return await in_thread(self._submit, script, name, kind, group, after, exclude)
+
+    def _submit(
+        self, script: Path, name: str, kind: str, group: str, after: str | None, exclude: Collection[str]
+    ) -> str:
+        with self._changed:
+            if self.closing:
+                raise BatchError("the cluster is closing")
+            self._in_flight.add(name)
+        try:
+            self.check_manager()
+            self.directory.intend(name, kind, group)
+            try:
+                # after the intent: a program that takes over now either reads the intent, or is detected here
+                self.check_manager()
+                logs, wanted = saved_options.logs(self.directory), lambda: not self.closing
+                job_id = self.batch.submit(
+                    script, job_name=name, logs=logs, after=after, exclude=exclude, wanted=wanted
+                )
+            except AmbiguousSubmit:
+                self._uncertain.add(name)
+                raise
+            except NameLost:  # the journal belongs to another cluster by now
+                raise
+            except BatchError as error:
+                self.directory.refused(name, str(error))
+                raise
+            # Keep the id first, so that no failure below can lose it.
+            self._ids[name] = job_id
+            self.monitor.watch(job_id, name, now=self.clock())
+            # if this write fails, the intent is on disk: the job can be found by its name
+            self._note(self.directory.submitted, name, job_id)
+            if self.closing:  # the close began while sbatch ran
+                self.cancelled.add(job_id)
+                self.batch.cancel([job_id])
+            else:
+                self._leave_none_behind(name, job_id)
+            return job_id
+        finally:
+            with self._changed:
+                self._in_flight.discard(name)
+                self._changed.notify_all()
+
+    def _leave_none_behind(self, name: str, job_id: str) -> None:
+        """Cancel a job that was submitted while another manager took over, or while the name was lost.
+
+        Possibly no other program has a record of the job.
+        """
+        try:
+            self.check_manager()
+        except (Superseded, NameLost) as error:
+            self.cancelled.add(job_id)
+            if isinstance(error, Superseded):
+                self._note(self.directory.cancel, [name])  # for the new manager, if it has read the intent
+            self.batch.cancel([job_id])
+            raise
+
+    def will_cancel(self, names: Collection[str]) -> None:
+        """Record in the journal that these jobs are no longer wanted, before the first action.
+
+        A manager that takes the cluster over then completes what this one began. It treats the jobs neither as wanted
+        nor as failed.
+
+        Raises
+        ------
+        Superseded
+            Another program manages the cluster.
+        """
+        self.check_manager()
+        self._note(self.directory.cancel, names)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Revoke `will_cancel`, unless another program manages the cluster: then that program decides."""
+        with contextlib.suppress(Superseded, NameLost):
+            self.check_manager()
+            self._note(self.directory.keep, names)
+
+    def want(self, wanted: Wanted) -> None:
+        """Write what the user wants into the cluster directory."""
+        self._note(self.directory.want, wanted)
+
+    def note_ends(self, jobs: Mapping[str, str | None]) -> None:
+        """Write into the journal that jobs have ended, and how, in one write; ids by name.
+
+        For a job that the queue forgot, the end is the time when it was first missing. The cause is our cancel, or it
+        is unknown.
+        """
+        how = {name: end for name, id_ in jobs.items() if id_ is not None and (end := self._end(id_)) is not None}
+        self._note(self.directory.ended, jobs, how)
+
+    def _end(self, job_id: str) -> End | None:
+        view = self.monitor.views.get(job_id)
+        if view is None or not (view.status.state.ended or view.missing_since is not None):
+            return None
+        state = view.status.state
+        if view.missing_since is not None:
+            ours = job_id in self.cancelled - self._forgotten
+            state = JobState.CANCELLED if ours else JobState.UNKNOWN
+        return End(state=state.value, start=view.status.start, end=view.missing_since or view.status.end)
+
+    def _note(self, write: Callable[..., None], *arguments: Any) -> None:
+        """Write into the cluster directory; a full disk is only reported.
+
+        Nothing is written into the directory of a later cluster of this name.
+        """
+        try:
+            if self.directory.is_of(self.token):
+                write(*arguments)
+        except OSError as error:
+            self.problem = f"{self.directory.path} cannot be written: {error.strerror}. {remedy(error)}"
+
+    async def poll(self, job_ids: Collection[str] | None = None) -> None:
+        """Query the queue once for these jobs (default: all that have not ended) and record its answer."""
+        alive = self.monitor.alive()
+        answer = await in_thread(self.monitor.query, alive if job_ids is None else alive & frozenset(job_ids))
+        self.monitor.record(answer, now=self.clock())
+
+    async def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        """Cancel jobs by one command; skip jobs that are already cancelled or have ended."""
+        ids = (set(job_ids) & self.monitor.alive()) - self.cancelled
+        if not ids:
+            return
+        if not only_pending:
+            self._mark_cancelled(ids)
+        try:
+            await in_thread(self._cancel, ids, only_pending)
+        except BatchError:
+            self.cancelled -= ids
+            raise
+
+    def _cancel(self, ids: set[str], only_pending: bool) -> None:
+        self.check_manager()
+        self.batch.cancel(ids, only_pending=only_pending)
+
+    def cancel_all(self, timeout: float) -> None:
+        """Cancel every job of the cluster, and refuse new ones.
+
+        Blocks. It also works at interpreter exit.
+
+        Directly after the cancel command it removes the credentials and marks the directory: this program may be killed
+        while it waits. If another program manages the cluster by now, it does nothing, because the jobs belong to that
+        program. If the name was lost, it cancels the jobs that this program submitted.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds to wait for submits that are under way; each cancels its job when it gets the id.
+
+        Raises
+        ------
+        BatchUnavailable
+            The queue did not accept the cancellation, or a submit is still under way.
+        """
+        self.closing = True
+        named = True
+        with contextlib.suppress(OSError):
+            try:
+                self.check_manager()
+            except Superseded:
+                return
+            except NameLost:
+                named = False
+        ids = set(self._ids.values()) - self.monitor.ended()
+        new = ids - self.cancelled
+        self._mark_cancelled(new)
+        problems = []
+        try:
+            if ids:
+                self.batch.cancel(ids)
+        except BatchError as error:
+            self.cancelled -= new
+            problems.append(str(error))
+        if named:
+            self._lock_out()
+        # if the name was lost, a job of that name would belong to the other cluster
+        for name in sorted(self._uncertain if named else ()):
+            try:
+                self.batch.cancel(self.batch.find(name))
+                self._uncertain.discard(name)
+            except BatchError as error:
+                problems.append(f"it is not known whether job {name!r} exists: {error}")
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._in_flight, timeout):
+                problems.append(f"the submission of {listed(sorted(self._in_flight), ', ')} is still under way")
+        if problems:
+            raise BatchUnavailable("; ".join(problems))
+
+    def _mark_cancelled(self, ids: set[str]) -> None:
+        self.cancelled |= ids
+        over = math.inf
+        with contextlib.suppress(OSError, Damaged):
+            over = self.directory.ended_at() or math.inf  # stopped by another program
+        missing = {job_id: self.monitor.views[job_id].missing_since for job_id in ids if self._missing(job_id)}
+        self._forgotten |= {job_id for job_id, since in missing.items() if since is not None and since < over}
+
+    def _missing(self, job_id: str) -> bool:
+        view = self.monitor.views.get(job_id)
+        return view is not None and view.missing_since is not None
+
+    def _lock_out(self) -> None:
+        """Remove the credentials, and mark the directory: no job of this cluster can start any more."""
+        with contextlib.suppress(OSError):
+            self.directory.remove_secrets()
+            if not self.directory.closing:
+                self.directory.begin_close()
+
+    def advice(self) -> str:
+        """Return advice for the user: how to cancel the remaining jobs."""
+        with contextlib.suppress(OSError):
+            if not self.directory.is_of(self.token):  # `hpcgpu stop` would stop the other cluster
+                left = self.left()
+                which = f": {' '.join(left)}" if len(left) > MANY else ""  # the message names only the first jobs
+                return f"Cancel them with the batch system's own command{which}"
+        return f"`hpcgpu stop {self.directory.in_shell}` cancels what is left"
+
+    def left(self) -> list[str]:
+        """Return the jobs that may still be in the queue.
+
+        These are ids in the order of submission, and names of jobs whose id is not known.
+        """
+        gone = self.gone()
+        return [i for i in list(self._ids.values()) if i not in gone] + sorted(self._uncertain | self._in_flight)
+
+    def gone(self) -> frozenset[str]:
+        """Return the ids of jobs that have ended. An unknown job counts as ended only if it was cancelled."""
+        return self.monitor.ended() | {job_id for job_id in self.cancelled if self._missing(job_id)}

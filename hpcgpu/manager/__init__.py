@@ -1,0 +1,1 @@
+"""Manages one cluster: observes, decides, acts."""

@@ -1,0 +1,410 @@
+"""Ends jobs that are no longer wanted.
+
+Pending jobs end at once. The others end when their workers have finished and their data has moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Collection, Iterable
+from contextlib import suppress
+from typing import TypeVar
+
+from hpcgpu.batch.base import JobState
+from hpcgpu.display.words import counted, duration, listed
+from hpcgpu.errors import BatchError, Superseded
+from hpcgpu.jobs.job_phases import Draining, Planned
+from hpcgpu.jobs.worker_group import WorkerJob
+from hpcgpu.manager.cluster_state import ClusterState
+from hpcgpu.manager.scheduler_client import SchedulerClient
+from hpcgpu.scaling import budget
+from hpcgpu.scaling.decide_actions import Drain
+
+#: Seconds until the next attempt to drain a job whose data did not fit elsewhere.
+RETRY = 3.0
+#: Seconds to wait for calls that run on draining workers: some calls never end.
+CALLS_END = 600.0
+#: Seconds to wait for a last answer of workers that still run work when their time is over.
+_LAST = 10.0
+#: Most seconds until a refused cancel is tried again.
+_RETRY_LAST = 60.0
+#: Seconds between two checks of whether draining workers have finished.
+_FINISHING_INTERVAL = 0.5
+#: Most seconds between two such checks of workers whose data does not fit elsewhere.
+_STUCK_INTERVAL = 5.0
+#: How many calls and tasks of a job a message names.
+_NAMED = 3
+
+_T = TypeVar("_T")
+
+
+class Drainer:
+    """Drains and cancels the jobs of one cluster.
+
+    Parameters
+    ----------
+    state : ClusterState
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self.state = state
+        #: The queue's message when it last refused a cancel, by job. It was reported to the user.
+        self.refused: dict[str, str] = {}
+        self._pause = RETRY
+
+    def drain(self, names: Iterable[str], why: Drain, *, deadline: float | None = None) -> None:
+        """Remove jobs from the plan, and end them in the background.
+
+        Parameters
+        ----------
+        names : iterable of str
+        why : Drain
+        deadline : float, optional
+            Epoch seconds after which the drain waits for nothing.
+        """
+        active = self.state.registry.active
+        jobs = [active[name] for name in names if name in active]
+        if not jobs:
+            return
+        try:
+            self.state.dispatcher.will_cancel([job.name for job in jobs])
+        except Superseded as error:
+            self.state.supersede(str(error))
+            return
+        for job in jobs:
+            job.drain(why)
+        self.state.spawn(self._drain(jobs, why, deadline))
+
+    def go_on(self) -> None:
+        """Continue the drains that an earlier manager began.
+
+        Running jobs hold data, so they are drained when the scheduler can be reached.
+        """
+        state = self.state
+        begun = [
+            (job, job.phase)
+            for job in state.registry.worker_jobs
+            if isinstance(job.phase, Draining) and not job.phase.begun
+        ]
+        ready = [(job, phase) for job, phase in begun if job.pending or state.client is not None]
+        for why in (Drain.ZERO, Drain.UNWANTED, Drain.DELETED):
+            chosen = [job for job, phase in ready if phase.why is why]
+            for _, phase in ready:
+                phase.begun = True
+            if chosen:
+                state.spawn(self._drain(chosen, why, None))
+
+    async def _drain(self, jobs: list[WorkerJob], why: Drain, deadline: float | None) -> None:
+        state = self.state
+        for job in jobs:
+            if isinstance(job.phase, Draining) and isinstance(job.phase.before, Planned):
+                state.registry.remove(job)
+        submits = [job.submit_task for job in jobs if job.submit_task is not None]
+        await asyncio.gather(*submits, return_exceptions=True)
+        jobs = [job for job in jobs if job.job_id is not None]
+        names = listed((job.name for job in jobs), ", ")
+        try:
+            await self._cancel_or_finish(jobs, why, deadline)
+            self._accepted(jobs)
+        except Superseded as error:
+            self.stay(jobs)
+            state.supersede(str(error))
+        except BatchError as error:
+            await self._not_accepted(jobs, str(error))
+        except Exception as error:  # after any error the jobs must stay in the plan
+            await self._take_back(jobs, retry_at=state.now + RETRY)
+            state.messages.warn(f"internal error while draining {names}; hpcgpu tries again: {error!r}")
+        state.changed.set()
+
+    async def _not_accepted(self, jobs: list[WorkerJob], words: str) -> None:
+        """Return to the plan jobs that the queue did not cancel. Try again; report the same message only once."""
+        await self._take_back(jobs, retry_at=self.state.now + self._pause)
+        self._pause = min(2 * self._pause, _RETRY_LAST)
+        if any(self.refused.get(job.name) != words for job in jobs):
+            names = listed((job.name for job in jobs), ", ")
+            self.state.report(f"could not cancel {names}: {words}. hpcgpu tries again")
+        self.refused |= {job.name: words for job in jobs}
+
+    def _accepted(self, jobs: list[WorkerJob]) -> None:
+        """Forget refused cancels of these jobs, and of jobs that have ended."""
+        others = self.state.registry.active.keys() - {job.name for job in jobs}
+        self.refused = {name: words for name, words in self.refused.items() if name in others}
+        if not self.refused:
+            self._pause = RETRY
+
+    async def _cancel_or_finish(self, jobs: list[WorkerJob], why: Drain, deadline: float | None) -> None:
+        state = self.state
+        waiting = [job for job in jobs if job.pending]
+        if waiting:
+            ids = [job.job_id for job in waiting if job.job_id]
+            for job in waiting:
+                job.cancelling()
+            await state.dispatcher.cancel(ids, only_pending=why is not Drain.BUDGET)
+            await state.poll(ids)
+            if state.dispatcher.monitor.error:
+                raise BatchError(state.dispatcher.monitor.error)
+        # A job that the queue does not list any more has ended, or ends now.
+        started = [job for job in waiting if job.queue_status.state in (JobState.RUNNING, JobState.COMPLETING)]
+        self.stay(started)  # they started just before the cancel; the next decision considers them again
+        running = [job for job in jobs if job not in waiting]
+        loses = why is Drain.BUDGET or (why is Drain.ZERO and not self._others())
+        for job in running:
+            if isinstance(job.phase, Draining):
+                job.phase.loses = loses
+        left = None if deadline is None else max(0.0, deadline - state.now)
+        kept = (await _within(left, move_data(state.client, running)) or []) if state.client is not None else []
+        if loses or why is Drain.DELETED:
+            kept = []
+        self._keep(kept, why)
+        await self._cancel([job for job in waiting if job not in started])
+        await self._finish([job for job in running if job not in kept], why, deadline)
+
+    def _others(self) -> bool:
+        """Whether any worker does not drain. Workers that other programs started count, too."""
+        draining = {address for job in self.state.registry.worker_jobs if job.draining for address in job.workers}
+        return bool(self.state.known_workers - draining)
+
+    async def _finish(self, jobs: list[WorkerJob], why: Drain, deadline: float | None) -> None:
+        """End each running job when its workers have finished. One command cancels all jobs that are ready."""
+        state, began, pause = self.state, self.state.now, _FINISHING_INTERVAL
+        over, reported = list[WorkerJob](), set[WorkerJob]()
+        while jobs:
+            late = deadline is not None and state.now >= deadline
+            left = None if deadline is None else max(0.0, deadline - state.now)
+            closed, stuck = list(jobs), list[WorkerJob]()
+            if state.client is not None and not (state.scheduler is not None and state.scheduler.ended):
+                if late or state.now - began >= CALLS_END:
+                    over += await self._over(state.client, [j for j in jobs if j not in over], why, began, late=late)
+                close = close_finished(state.client, jobs, at_once=over)
+                closed, stuck = await _within(_LAST if late else left, close) or ([], [])
+            if late:
+                closed, stuck = list(jobs), []
+            if why is Drain.BUDGET:
+                await self._lose_results(closed)
+            await self._cancel(closed)
+            jobs = [job for job in jobs if job not in closed]
+            if why is Drain.DELETED:
+                self._report_kept([job for job in stuck if job not in reported])
+                reported.update(stuck)
+            keeps = [job for job in stuck if not _refuses(job)]
+            self._keep(keeps, why)
+            jobs = [job for job in jobs if job not in keeps]
+            # data that does not fit elsewhere is tried less often
+            pause = min(2 * pause, _STUCK_INTERVAL) if len(stuck) > len(keeps) else _FINISHING_INTERVAL
+            if jobs:
+                await asyncio.sleep(pause if left is None else min(pause, max(left, _FINISHING_INTERVAL)))
+
+    async def _over(
+        self, client: SchedulerClient, jobs: list[WorkerJob], why: Drain, began: float, *, late: bool
+    ) -> list[WorkerJob]:
+        """Return the jobs for which the drain waits no longer; warn the user of what still runs on them."""
+        try:
+            runs = await client.runs(_names(jobs))
+        except OSError:  # the network, or a busy scheduler
+            return []
+        over, messages = [], []
+        for job in jobs:
+            there = [(name, runs[name]) for name in job.workers.values() if name in runs]
+            calls = [(name, call) for name, each in there for call in each["calls"]]
+            tasks = [task for _, each in there for task in each["tasks"]]
+            if late or (calls and not tasks):
+                over.append(job)
+                if calls or tasks:
+                    messages.append(_ended_under(job, calls, tasks, why, self.state.now - began))
+        for message in messages[:_NAMED]:
+            self.state.messages.warn(message)
+        if (others := len(messages) - _NAMED) > 0:
+            self.state.messages.warn(f"the same holds for {counted(others, 'more worker job')}")
+        return over
+
+    def _report_kept(self, jobs: list[WorkerJob]) -> None:
+        """Report that jobs of a deleted group stay because of their data."""
+        for job in jobs:
+            group = f" of the deleted group {job.group.name}" if job.group in self.state.registry.deleted else ""
+            self.state.messages.warn(
+                f"job {job.name}{group} continues until its data is released, because it does not fit on other "
+                "workers. It takes no new tasks"
+            )
+
+    async def _lose_results(self, jobs: list[WorkerJob]) -> None:
+        """Report to programs at once which results are lost when the budget ends these jobs."""
+        if self.state.client is not None and (names := _names(jobs)):
+            with suppress(OSError, TimeoutError):  # the jobs end in any case
+                await self.state.client.lose(names, budget.lost(jobs[0].group.whose, jobs[0].group.limits))
+
+    async def _cancel(self, jobs: list[WorkerJob]) -> None:
+        state = self.state
+        for job in jobs:
+            job.cancelling()
+        await state.dispatcher.cancel([job.job_id for job in jobs if job.job_id])
+        for job in jobs:
+            job.cancelled(now=state.now)
+        state.poll_now.set()
+        state.changed.set()
+
+    def stay(self, jobs: Iterable[WorkerJob], *, retry_at: float = 0.0) -> None:
+        """Return to the plan jobs that could not be drained."""
+        staying = [job for job in jobs if isinstance(job.phase, Draining) and job.phase.cancelled_at is None]
+        if staying:
+            self.state.dispatcher.keep([job.name for job in staying])
+        for job in staying:
+            job.stay(retry_at=retry_at)
+
+    async def _take_back(self, jobs: list[WorkerJob], *, retry_at: float = 0.0) -> None:
+        """Return to the plan jobs whose drain failed; their workers take tasks again."""
+        for job in jobs:
+            if isinstance(job.phase, Draining):
+                job.phase.loses = False
+        if self.state.client is not None:
+            with suppress(Exception):  # after any error the jobs must stay in the plan
+                await _resume(self.state.client, jobs)
+        self.stay(jobs, retry_at=retry_at)
+
+    def _keep(self, jobs: list[WorkerJob], why: Drain) -> None:
+        """Keep jobs whose data does not fit on other workers: perhaps another job will start soon."""
+        state, now = self.state, self.state.now
+        for job in jobs:
+            if not job.draining:  # it has ended meanwhile
+                continue
+            self.stay([job], retry_at=now + RETRY)
+            job.forget_idleness()
+            # jobs of a deleted group are soon drained for good
+            if why is Drain.WALLTIME or job.group in state.registry.deleted:
+                continue
+            # after the decision a client began to need the data of this job; the next decision considers that
+            job.group.note(f"job {job.name} continues: its data does not fit on other workers", now=now)
+            if job.group.adaptive is None:
+                state.messages.warn(
+                    f"job {job.name} continues: its data does not fit on other workers. Free some of it, and scale "
+                    "again"
+                )
+            if job.group.limits.fixed:
+                job.group.kept += 1
+
+
+def _ended_under(job: WorkerJob, calls: list[tuple[str, str]], tasks: list[str], why: Drain, waited: float) -> str:
+    """Return a message: which work still runs on a job that ends, and why the drain does not wait for it."""
+    reasons = {Drain.WALLTIME: "its walltime ends", Drain.BUDGET: "the budget of GPU hours is used up"}
+    named = [f"a call of `{call}` on worker {name}" if call else f"a call on worker {name}" for name, call in calls]
+    parts = [*named[:_NAMED], *[f"task {task}" for task in tasks[:_NAMED]]]
+    others = len(calls) + len(tasks) - len(parts)
+    what = ", ".join([*parts, f"{others} more"] if others > 0 else parts)
+    after = "" if why in reasons else f" after {duration(waited)}"
+    ends = f"worker job {job.job_id} ({job.name}) ends although work runs on it{after}"
+    if why in reasons:
+        ends += f", as {reasons[why]}"
+    follows = [*["Calls fail"][: len(calls)], *["Tasks run again on other workers"][: len(tasks)]]
+    return f"{ends}: {what}. {'. '.join(follows)}"
+
+
+async def _within(seconds: float | None, work: Awaitable[_T]) -> _T | None:
+    """Return the result of work; None if it takes longer.
+
+    A worker cannot send its data while a call blocks its event loop.
+    """
+    with suppress(TimeoutError):
+        return await asyncio.wait_for(work, seconds)
+    return None
+
+
+async def move_data(client: SchedulerClient, jobs: Collection[WorkerJob]) -> list[WorkerJob]:
+    """Retire all workers of these jobs together: they get no new tasks, their data moves, running tasks continue.
+
+    Parameters
+    ----------
+    client : SchedulerClient
+    jobs : collection of WorkerJob
+
+    Returns
+    -------
+    list of WorkerJob
+        Jobs whose data does not fit elsewhere. They continue as before, but some take no new tasks: see
+        `Draining.refuses`.
+    """
+    requested, moved = set[str](), set[str]()
+    try:
+        while coming := _remaining(jobs):  # more than once if workers join meanwhile
+            requested |= coming.keys()
+            if refusing := [name for job in jobs if _refuses(job) for name in job.workers.values()]:
+                await client.refuse_tasks(refusing)
+            moved |= set(await client.retire(coming.values(), close=False))
+            for job in jobs:
+                _retired(job).update(requested & job.workers.keys())
+    except OSError:  # the network, or a busy scheduler: `close_finished` tries again before any worker is closed
+        return []
+    stuck = [job for job in jobs if any(address in requested and address not in moved for address in job.workers)]
+    await _resume(client, stuck)
+    return stuck
+
+
+async def close_finished(
+    client: SchedulerClient, jobs: Collection[WorkerJob], *, at_once: Collection[WorkerJob]
+) -> tuple[list[WorkerJob], list[WorkerJob]]:
+    """Close the workers of each job that has finished its work and whose results have moved.
+
+    Parameters
+    ----------
+    client : SchedulerClient
+    jobs : collection of WorkerJob
+        Jobs whose data `move_data` has moved.
+    at_once : collection of WorkerJob
+        Jobs that are closed without a wait for their tasks and calls; Dask runs the tasks again elsewhere.
+
+    Returns
+    -------
+    closed, stuck : list of WorkerJob
+        A job is stuck if its results do not fit elsewhere. It takes tasks again unless `Draining.refuses`. A job that
+        may lose its results (`Draining.loses`) is closed.
+    """
+    kept = await move_data(client, jobs) if _remaining(jobs) else []  # a nanny may have restarted a worker
+    waits = [job for job in jobs if job not in at_once and (job not in kept or _refuses(job))]
+    try:
+        # this also moves tasks away that have not begun on workers that refuse new tasks
+        unfinished = await client.unfinished(_names(waits)) if waits else {}
+        finished = [job for job in jobs if not any(map(unfinished.get, job.workers.values()))]
+        done = [job for job in finished if job not in kept or _loses(job)]
+        names = _names(done)
+        closed = await client.retire(names, close=True) if names else ()
+    except OSError:  # the network or a busy scheduler may recover: try again, because of the data
+        return [], kept
+    stuck = [job for job in done if any(address in _retired(job) and address not in closed for address in job.workers)]
+    await _resume(client, stuck)
+    ended = [job for job in done if _loses(job) or (job not in stuck and not _remaining([job]))]
+    return ended, [job for job in (*kept, *stuck) if job not in ended]
+
+
+async def _resume(client: SchedulerClient, jobs: Collection[WorkerJob]) -> None:
+    for job in jobs:
+        _retired(job).clear()
+    if names := _names([job for job in jobs if not _refuses(job)]):
+        await client.resume(names)
+
+
+def _refuses(job: WorkerJob) -> bool:
+    """Whether its workers must take no more tasks, also if its data stays."""
+    return isinstance(job.phase, Draining) and job.phase.refuses
+
+
+def _loses(job: WorkerJob) -> bool:
+    """Whether the job ends, and loses its data, if the data does not fit elsewhere."""
+    return isinstance(job.phase, Draining) and job.phase.loses
+
+
+def _retired(job: WorkerJob) -> set[str]:
+    """Return the addresses of its workers that were requested to retire."""
+    return job.phase.retired if isinstance(job.phase, Draining) else set()
+
+
+def _remaining(jobs: Collection[WorkerJob]) -> dict[str, str]:
+    """Return the workers that were not requested to retire: names by address."""
+    return {
+        address: name
+        for job in jobs
+        if job.draining
+        for address, name in job.workers.items()
+        if address not in _retired(job)
+    }
+
+
+def _names(jobs: Collection[WorkerJob]) -> list[str]:
+    return [name for job in jobs for name in job.workers.values()]

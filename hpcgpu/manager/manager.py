@@ -1,0 +1,441 @@
+"""Manages one cluster: starts it or takes it over, keeps its jobs as the user wants them, leaves it or ends it.
+
+The user's program, the scheduler job, and a program that takes a cluster over use the same class. It does not depend on
+Dask's cluster classes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from distributed.core import Status
+from distributed.security import Security
+
+from hpcgpu.batch.base import BatchSystem
+from hpcgpu.client import lost_scheduler
+from hpcgpu.display.job_table import JobTable
+from hpcgpu.display.progress import Progress
+from hpcgpu.display.warn import warn
+from hpcgpu.display.words import listed
+from hpcgpu.errors import BatchError, ClusterError, Damaged, NameLost, Superseded
+from hpcgpu.jobs.submit_and_cancel import Dispatcher
+from hpcgpu.manager import start_cluster
+from hpcgpu.manager.closing import Closing
+from hpcgpu.manager.cluster_phases import Kind, Ownership
+from hpcgpu.manager.cluster_state import ClusterState
+from hpcgpu.manager.message_log import MessageLog
+from hpcgpu.manager.notify import Callbacks, Notices
+from hpcgpu.manager.periodic_tasks import Periodic
+from hpcgpu.manager.program_exit import cancel_at_exit, keep_at_exit
+from hpcgpu.manager.reconciler import Reconciler
+from hpcgpu.manager.scheduler_client import SchedulerClient, Workers
+from hpcgpu.manager.wait_for_workers import what_jobs_wait_for
+from hpcgpu.options.options_and_defaults import Options, WorkerOptions
+from hpcgpu.runtime.scheduler_connection import no_answer
+from hpcgpu.scaling.wanted_state import Close, Command, Detach
+from hpcgpu.software.environment_check import EnvironmentCheck
+from hpcgpu.store import certificates_and_keys
+from hpcgpu.store.directory import ClusterDirectory
+
+#: Seconds that the scheduler may take to report its software.
+_ENVIRONMENT_TIMEOUT = 30.0
+#: A phase as distributed calls it.
+_STATUS = {
+    Kind.CREATED: Status.created,
+    Kind.STARTING: Status.starting,
+    Kind.RUNNING: Status.running,
+    Kind.CLOSING: Status.closing,
+    Kind.CLOSED: Status.closed,
+}
+
+
+class Manager:
+    """The manager of one cluster. All its coroutines run in one event loop.
+
+    Parameters
+    ----------
+    options : Options
+    dispatcher : Dispatcher
+    ownership : Ownership
+    groups : mapping of str to WorkerOptions, optional
+        Further worker groups of a cluster that the manager takes over.
+    callbacks : Callbacks, optional
+        Functions of the user's program.
+    cluster : object, optional
+        The argument of `Callbacks.on_ending`.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        dispatcher: Dispatcher,
+        ownership: Ownership,
+        *,
+        groups: Mapping[str, WorkerOptions] | None = None,
+        callbacks: Callbacks | None = None,
+        cluster: object = None,
+    ) -> None:
+        directory = dispatcher.directory
+        self.options = options
+        self.messages = MessageLog(lambda: self.status == Status.starting)
+        registry = start_cluster.registry_of(options, groups or {}, dispatcher)
+        name = options.cluster.name
+        self.state = ClusterState(name, dispatcher, registry, ownership, self.messages, time.time)
+        self.state.wanted = start_cluster.wanted_first(registry.groups, options.cluster.jobs)
+        self.reconciler = Reconciler(self.state, EnvironmentCheck(options.cluster.environment_check))
+        ended = ownership.attached and not directory.tls.is_dir()  # `attach` raises the error
+        self.security = (
+            certificates_and_keys.security(directory) if options.cluster.security and not ended else Security()
+        )
+        self._periodic = Periodic(self.reconciler, options.cluster)
+        self._notices = Notices(self.state, options.cluster, callbacks or Callbacks(), cluster)
+        self._periodic.check_notices = self._notices.check
+        self._starter = start_cluster.Starter(self.reconciler, self._periodic, options, self.security)
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        if ownership.ends_at_exit:
+            cancel_at_exit(dispatcher)
+
+    @classmethod
+    def of_existing(
+        cls,
+        directory: ClusterDirectory,
+        batch: BatchSystem,
+        *,
+        ends_jobs: bool,
+        wait: bool = True,
+        callbacks: Callbacks | None = None,
+        cluster: object = None,
+        **given: Any,
+    ) -> Manager:
+        """Return a manager for a cluster that exists; its `start` takes the cluster over.
+
+        Parameters
+        ----------
+        directory : ClusterDirectory
+        batch : BatchSystem
+            Its batch system.
+        ends_jobs : bool
+            Whether `close` ends its jobs.
+        wait : bool, default True
+            Whether `start` waits for the scheduler.
+        callbacks, cluster
+            See `Manager`.
+        **given
+            Options that replace those of the cluster's start, such as ``quiet``. None and empty values are ignored.
+
+        Raises
+        ------
+        HpcgpuError
+            It cannot be taken over; see `hpcgpu.cluster.gpucluster.GPUCluster.from_name`.
+        """
+        kept = start_cluster.attachable(directory, batch.name)
+        name, parent = directory.path.name, directory.path.parent
+        settings = replace(kept.options.cluster, cluster_directory=parent, name=name, jobs=0, wait=wait)
+        settings = replace(settings, **{option: value for option, value in given.items() if value not in (None, "")})
+        batch.check()
+        # 0: this program takes the cluster over when it knows that it can, see `hpcgpu.manager.take_over`
+        dispatcher = Dispatcher(batch, directory, 0)
+        ownership = Ownership(ends_jobs, not directory.detached, attached=True)
+        options = replace(kept.options, cluster=settings)
+        return cls(options, dispatcher, ownership, groups=kept.groups, callbacks=callbacks, cluster=cluster)
+
+    @property
+    def status(self) -> Status:
+        """Whether it is starting, running, failed, or closed."""
+        phase = self.state.phase
+        if phase.failed and not phase.closing:
+            return Status.failed
+        begun = phase.of(Kind.CREATED, Kind.STARTING, Kind.RUNNING, Kind.CLOSING, Kind.CLOSED)
+        return _STATUS[begun.kind if begun is not None else Kind.CREATED]
+
+    @property
+    def client(self) -> SchedulerClient | None:
+        """The connection to the scheduler, once there is one."""
+        return self.state.client
+
+    @property
+    def managing(self) -> bool:
+        """Whether it manages the jobs: it is open, the cluster has not failed, and nobody has taken it over."""
+        return self.state.phase.kind in (Kind.STARTING, Kind.RUNNING)
+
+    def check_usable(self) -> None:
+        """Raise `ClusterError` if the cluster has failed, or if this program has closed it."""
+        if self.state.phase.lost:
+            raise ClusterError(self.state.phase.lost)
+        if self.state.phase.closing:
+            raise ClusterError(self.state.phase.not_ours or f"cluster {self.state.name} is closed")
+
+    def order(self, command: Command) -> None:
+        """Carry out a command of the user; see `Reconciler.order`."""
+        self.reconciler.order(command)
+
+    async def settle(self) -> None:
+        """Wait until the requested jobs are submitted, and the draining jobs have finished and are cancelled.
+
+        Raises
+        ------
+        ClusterError
+            The cluster has failed, or a job was refused.
+        """
+        state = self.state
+        with Progress(self.options.cluster.quiet) as progress:
+            while tasks := [task for task in state.tasks if not task.done()]:
+                names = ", ".join(job.name for job in state.registry.draining)
+                what = f"{names} to finish running tasks and to move data" if names else "the queue"
+                progress.update(f"cluster {state.name}: waiting for {what}")
+                await asyncio.wait(tasks, timeout=0.5)
+        if not state.phase.closing:
+            await state.poll()  # `jobs` now shows the result
+            await self.reconciler.refresh()
+        state.check()
+
+    @property
+    def jobs(self) -> JobTable:
+        """The jobs of the cluster: all that have not ended, and the last thousand that have."""
+        state = self.state
+        jobs, answered = list(state.registry.jobs.values()), state.dispatcher.monitor.answered_at
+        age = state.now - answered if answered is not None and any(job.alive for job in jobs) else 0.0
+        return JobTable((job.info(now=state.now) for job in jobs), age, state.now)
+
+    # Start
+
+    @property
+    def begun(self) -> bool:
+        """Whether its start has begun."""
+        return self._starting is not None
+
+    @property
+    def starting(self) -> bool:
+        """Whether it starts now."""
+        return self._starting is not None and not self._starting.done()
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether the jobs stay if the program that waits for the start is interrupted."""
+        return self._starting is not None and self._starter.submitted.is_set() and not self.options.cluster.wait
+
+    async def start(self) -> None:
+        """Start the cluster, or take it over, and wait for its scheduler; with ``wait=False``, for the submits only.
+
+        Raises
+        ------
+        ClusterError
+            The cluster did not start. No job is left then, or the jobs stay with the other manager.
+        """
+        if self.state.phase.closing:
+            self.check_usable()
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start())
+            if not self.options.cluster.wait:
+                submitted = asyncio.ensure_future(self._starter.submitted.wait())
+                await asyncio.wait([submitted, self._starting], return_when=asyncio.FIRST_COMPLETED)
+                submitted.cancel()
+                if not self._starting.done():
+                    self._starting.add_done_callback(self._started_in_background)
+                    return
+        try:
+            await self._show_start(self._starting)
+        except Exception as error:
+            failure = self._why_not_started(error)
+            self.state.lose(failure)
+            await self.close()
+            # the message has the whole error, so the traceback does not show it again
+            explained = isinstance(error, ClusterError | BatchError)
+            raise ClusterError(failure) from (None if explained else error)
+
+    async def _show_start(self, start: asyncio.Task[None]) -> None:
+        """Wait until it has started, and show what it waits for."""
+        state = self.state
+        with Progress(self.options.cluster.quiet) as progress:
+            while not start.done():
+                entries = [job for job in state.scheduler.entries if job.job_id] if state.scheduler is not None else []
+                address = state.scheduler.external_address if state.scheduler is not None else None
+                if state.ownership.attached and address:  # the scheduler may have run for days, and may hang
+                    progress.update(f"cluster {state.name}: waiting for an answer of the scheduler at {address}")
+                elif entries:
+                    progress.update(
+                        f"cluster {state.name}: waiting for the scheduler", what_jobs_wait_for(state, entries)
+                    )
+                else:
+                    what = "looking up its jobs" if state.ownership.attached else "starting the scheduler"
+                    progress.update(f"cluster {state.name}: {what}")
+                await asyncio.wait([start], timeout=0.5)
+            await start
+
+    def _started_in_background(self, start: asyncio.Task[None]) -> None:
+        """Report why a cluster did not start, if nobody waits for it."""
+        if not start.cancelled() and (error := start.exception()) is not None and self._closing is None:
+            failure = self._why_not_started(error)
+            self.state.lose(failure)
+            warn(failure)
+            self._closing = asyncio.ensure_future(self._close())
+
+    def _why_not_started(self, error: BaseException) -> str:
+        """Return why the cluster did not start, or was not taken over; for example, another program was faster."""
+        state, reason = self.state, str(error) or repr(error)
+        if state.ownership.attached:
+            silent = f"its scheduler does not answer: {no_answer(error)}" if isinstance(error, OSError) else reason
+            return f"Cluster {state.name} cannot be taken over: {silent}"
+        try:
+            state.dispatcher.check_manager()
+            if state.dispatcher.directory.closing and not state.phase.closing:
+                reason = "another program stopped it meanwhile, by `hpcgpu stop` or a Stop button"
+        except (Superseded, NameLost) as overtaken:
+            reason = str(overtaken)
+        except (OSError, Damaged):  # the first error explains more
+            pass
+        return f"Cluster failed to start: {reason}"
+
+    async def _start(self) -> None:
+        state = self.state
+        state.starts()
+        await self._starter.start()
+        assert state.scheduler is not None
+        address = str(state.scheduler.external_address or state.scheduler.address)
+        state.messages.log(f"the scheduler is at {address}")
+        lost_scheduler.explain_loss(address, functools.partial(_why_lost, weakref.ref(state)))
+        client = SchedulerClient(address, self.security, self._workers_joined, self.reconciler.worker_left)
+        try:
+            await client.listen(None)  # the scheduler may be busy: many clients may use it already
+            self.check_usable()
+            if state.phase.superseded:
+                raise ClusterError(state.phase.not_ours)
+        except BaseException:
+            await client.close()
+            raise
+        state.runs()
+        state.client = client
+        await self._compare_with_scheduler(client)
+        self.reconciler.observe_workers(client.known)
+        # some workers joined before the first comparison
+        self.reconciler.compare_environments(client.known, client.known)
+        await self.reconciler.observe_load()
+        self.reconciler.drainer.go_on()
+        self._periodic.watch_scheduler(client)
+
+    def _workers_joined(self, joined: Workers, known: Workers) -> None:
+        for address, worker in joined.items():
+            self.reconciler.worker_joined(address, worker["name"])
+        self.reconciler.compare_environments(joined, known)
+        self.state.changed.set()
+
+    async def _compare_with_scheduler(self, client: SchedulerClient) -> None:
+        """Raise or warn if the software of this program and of the scheduler is incompatible.
+
+        If the scheduler is too busy to answer, nothing is compared.
+        """
+        environment = self.reconciler.environment
+        if environment.mode == "off":
+            return
+        try:
+            environment.scheduler = await client.environment(_ENVIRONMENT_TIMEOUT)
+        except (OSError, TimeoutError) as error:
+            reason = no_answer(error)
+            self.messages.log(f"software was not compared, because the scheduler did not answer: {reason}")
+            return
+        fatal, differing = environment.check({})
+        if fatal:
+            raise ClusterError(fatal)
+        if differing:
+            self.messages.log(differing)
+            warn(differing)
+
+    # End
+
+    async def detach(self) -> None:
+        """Leave the cluster: its jobs continue.
+
+        Raises
+        ------
+        ClusterError
+            The jobs cannot continue alone, they do not belong to this program, or the detach cannot be recorded.
+        """
+        state = self.state
+        if state.scheduler is not None and state.scheduler.in_process:
+            raise ClusterError("scheduler='local': the scheduler runs in this program, and ends with it")
+        if not state.managed:
+            raise ClusterError(
+                state.phase.not_ours or state.phase.lost or f"cluster {state.name} is {self.status.name}"
+            )
+        submits = [job.submit_task for job in state.registry.worker_jobs if job.submit_task is not None]
+        await asyncio.gather(*submits, return_exceptions=True)
+        self.reconciler.order(Detach())
+        if self.client is not None:
+            with suppress(TimeoutError, OSError):
+                await self.client.release()
+        state.detaches()
+        keep_at_exit(state.dispatcher)
+        await self.close()
+
+    async def close(self) -> None:
+        """End the jobs, or leave them; `Ownership` determines which."""
+        if self.state.phase.kind is Kind.CLOSED:
+            return
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        """Cancel the jobs, disconnect from the scheduler if it answers, wait until the queue is empty."""
+        state = self.state
+        leaves = state.ownership.leaves_jobs(state.phase, cancelled=state.dispatcher.closing)
+        if not leaves:
+            self.reconciler.order(Close())
+        state.closes()
+        for task in [*self._periodic.tasks, *state.tasks, *([self._starting] if self._starting else [])]:
+            task.cancel()
+        for group in state.registry.groups.values():
+            group.adaptive = None
+        if leaves:
+            left = await self._leave_jobs()
+        else:
+            closing = Closing(self.reconciler, quiet=self.options.cluster.quiet)
+            await closing.cancel()
+            # at exit distributed waits 10 s for all of this
+            state.notify("ended", state.phase.lost or f"cluster {state.name} was closed")
+            self._notices.deliver_unsent()
+            if state.scheduler is not None:
+                await state.scheduler.close()
+            await closing.wait()
+            await self._disconnect()
+            closing.finish()
+            left = ""
+        await self._notices.finish()
+        state.closed(left)
+
+    async def _leave_jobs(self) -> str:
+        """Close the connection of this program only; return how to come back to the cluster."""
+        state, name = self.state, self.state.name
+        keep_at_exit(state.dispatcher)
+        with suppress(OSError):
+            state.dispatcher.directory.leave(state.dispatcher.manager)
+        if self.client is not None:
+            with suppress(TimeoutError, OSError):
+                await self.client.goodbye(state.dispatcher.manager)
+        await self._disconnect()
+        jobs = "" if state.phase.superseded else f": {listed(state.dispatcher.left())}"
+        self.messages.log(f"closed; its jobs keep running{jobs}")
+        return f"cluster {name} was detached from this program: from_name({name!r}) attaches to it"
+
+    async def _disconnect(self) -> None:
+        if self.client is not None:
+            with suppress(TimeoutError, OSError):
+                await asyncio.wait_for(self.client.close(), 5)
+
+
+async def _why_lost(of: weakref.ref[ClusterState]) -> str:
+    """Wait until the reason is known why a cluster is lost, and return it; empty if this program closed the cluster."""
+    while (state := of()) is not None and not state.phase.closing:
+        if state.phase.lost:
+            return state.phase.lost.partition("\n")[0]
+        del state
+        await asyncio.sleep(0.1)
+    return ""

@@ -1,0 +1,513 @@
+"""Manages the jobs of a cluster: observes the queue and the scheduler, decides, and acts.
+
+A plain class with its collaborators as arguments. It waits only for answers; `hpcgpu.manager.periodic_tasks` calls it
+periodically.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
+
+from hpcgpu.batch.reasons import explain
+from hpcgpu.dask_scheduler.rpc_types import WaitingWork
+from hpcgpu.display.words import listed
+from hpcgpu.errors import BatchError, ClusterError, Superseded
+from hpcgpu.jobs.demand import demands
+from hpcgpu.jobs.job_phases import Ended
+from hpcgpu.jobs.worker_group import WorkerGroup, WorkerJob
+from hpcgpu.manager.cluster_state import ClusterState
+from hpcgpu.manager.draining import Drainer
+from hpcgpu.manager.report_failed_jobs import LostJobs, few
+from hpcgpu.manager.scheduler_client import Workers
+from hpcgpu.manager.submit_planned import Submitter
+from hpcgpu.options.options_and_defaults import DEFAULT
+from hpcgpu.posix.full_disk import remedy
+from hpcgpu.posix.threads import in_thread
+from hpcgpu.scaling import worker_names
+from hpcgpu.scaling.decide_actions import Drain, End, EndAll, ObservedCluster, Submit, decide
+from hpcgpu.scaling.policy_data import Decision, Limits
+from hpcgpu.scaling.replace_failed_jobs import STABLE
+from hpcgpu.scaling.wanted_state import Close, Command, DeleteGroup, Detach, Resume, Scale, Wanted, WantedGroup, apply
+from hpcgpu.software.environment_check import EnvironmentCheck, environments
+from hpcgpu.store.removed_directory import directory_exists
+
+#: Seconds that closing may take.
+CLOSE_TIMEOUT = 30.0
+#: Seconds without an answer of the scheduler after which the user is warned.
+SILENCE = 60.0
+#: How many of the jobs that have ended are kept: the last ones.
+KEPT_ENDS = 1000
+
+
+class Reconciler:
+    """The manager of one cluster.
+
+    Parameters
+    ----------
+    state : ClusterState
+        The state of the cluster, and the collaborators: dispatcher, scheduler, its client, clock, messages to the user.
+    environment : EnvironmentCheck
+        Compares the environments of client, scheduler and workers.
+    """
+
+    def __init__(self, state: ClusterState, environment: EnvironmentCheck) -> None:
+        self.state = state
+        self.environment = environment
+        self.submitter = Submitter(state, self.order)
+        self.drainer = Drainer(state)
+        self.lost_jobs = LostJobs(state)
+        self._silent_since: float | None = None
+        self._silence_reported = False
+        self._refusal_reported = False
+        self._never = set[str]()  # jobs of adaptive scaling that were reported because they can never start
+        #: Why the queue has not cancelled all jobs of a cluster that ends; empty if it has cancelled them.
+        self.not_cancelled = ""
+        self._cancelling_all: asyncio.Task[None] | None = None
+        self._cancel_again_at = 0.0
+
+    # Observe: the scheduler
+
+    def worker_joined(self, address: str, name: object) -> None:
+        """Record a connected worker."""
+        self.state.known_workers.add(address)
+        self.state.registry.worker_joined(address, name, now=self.state.now)
+
+    def worker_left(self, address: str) -> None:
+        """Record that a worker has left."""
+        self.state.known_workers.discard(address)
+        if self.state.registry.worker_left(address, now=self.state.now):
+            self.state.poll_now.set()  # its job may have ended
+        self.state.changed.set()
+
+    def observe_workers(self, workers: Workers) -> None:
+        """Record the scheduler's full list of workers."""
+        state = self.state
+        known = {address for job in state.registry.worker_jobs for address in job.workers}
+        for gone in known - workers.keys():
+            state.registry.worker_left(gone, now=state.now)
+        for address in workers.keys() - known:
+            state.registry.worker_joined(address, workers[address]["name"], now=state.now)
+        new = {address: workers[address] for address in workers.keys() - state.known_workers}
+        state.known_workers = set(workers)
+        self.compare_environments(new, workers)
+        state.changed.set()
+
+    def compare_environments(self, new: Workers, workers: Workers) -> None:
+        """Report incompatible software of the new workers."""
+        fatal, differing = self.environment.check(environments(new), lambda: environments(workers))
+        if fatal:
+            self.state.report(fatal)
+        if differing:
+            self.state.messages.warn(differing)
+
+    async def observe_load(self) -> None:
+        """Query the scheduler for its load.
+
+        If the scheduler does not answer, its last answer stays valid, but no job is released. An answer does not count
+        for a group that was resized meanwhile.
+        """
+        state = self.state
+        if state.client is None:
+            return
+        before = {name: group.wanted for name, group in state.registry.groups.items()}
+        try:
+            load = await state.client.load()
+        except (OSError, TimeoutError):
+            for group in state.registry.groups.values():
+                group.load_unknown()
+            return
+        groups = sorted(state.registry.groups.values(), key=lambda group: group.adaptive is None)
+        wanted = demands(load, groups)
+        for group in groups:
+            if group.wanted is before.get(group.name):
+                group.take_load(load["workers"], now=state.now)
+                group.demand = wanted[group.name]
+        self._report_former_groups(load["waiting"])
+
+    def _report_former_groups(self, waiting: Iterable[WaitingWork]) -> None:
+        """Report, once for each group, tasks that wait because only a deleted group had the resources for them."""
+        registry = self.state.registry
+        for kind in waiting:
+            needs = kind["resources"]
+            if not needs or any(group.can_run(needs) for group in registry.groups.values()):
+                continue
+            if group := next((group for group in registry.former if group.can_run(needs)), None):
+                registry.former.remove(group)  # report it only once
+                resources = listed([f"{amount:g} {name}" for name, amount in needs.items()], " and ")
+                self.state.messages.warn(
+                    f"tasks that need {resources} wait: only the workers of group {group.name} had that, and the group "
+                    "was deleted. Add a group with these `resources` by `add_worker_group`, or cancel the tasks"
+                )
+
+    def observe_silence(self) -> None:
+        """Report once that the scheduler has not answered for a long time, although its job runs."""
+        state, now = self.state, self.state.now
+        if state.listening:
+            self._silent_since, self._silence_reported = None, False
+            return
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        if (
+            now - self._silent_since > SILENCE
+            and not self._silence_reported
+            and state.scheduler is not None
+            and state.client is not None
+        ):
+            self._silence_reported = True
+            logs = "".join(f" Log: {job.log}" for job in state.scheduler.entries)
+            who = f"the scheduler at {state.client.address}"
+            suspended = [job.queue_status for job in state.scheduler.entries if job.queue_status.suspended]
+            why = f": {explain(suspended[0])}" if suspended else ", though its job runs"
+            state.report(f"{who} has not answered for {SILENCE:g} s{why}; hpcgpu keeps trying.{logs}")
+
+    # Observe: the queue
+
+    async def observe_queue(self) -> None:
+        """Poll for all jobs, record those that have started and ended, and decide."""
+        state = self.state
+        if state.client is not None and state.scheduler is not None:
+            state.scheduler.record_answer(state.client.listening)
+        await state.poll()
+        if state.dispatcher.problem:
+            state.messages.warn(state.dispatcher.problem)
+            state.dispatcher.problem = ""
+        if state.failures.observe({name: job.queue_status for name, job in state.registry.jobs.items()}):
+            state.poll_now.set()
+        self._observe_jobs()
+        state.changed.set()
+        if not state.listening:  # starting, or lost: workers may end now only because they lost their scheduler
+            if state.client is not None and state.scheduler is not None and state.scheduler.ended:
+                await self._scheduler_ended()
+            return
+        if self.lost_jobs.any_new() and self._stopped():  # the worker jobs may end before the scheduler
+            await self.fail(self._stopped())
+            return
+        await self.refresh()
+        await self.lost_jobs.record_ends()
+        self.decide()
+
+    async def refresh(self) -> None:
+        """Query the scheduler for its workers and their load.
+
+        The stream of events reports only which workers come and go, and may have ended.
+        """
+        if self.state.client is not None:
+            with suppress(OSError, TimeoutError):
+                self.observe_workers(await self.state.client.workers())
+        await self.observe_load()
+
+    def _observe_jobs(self) -> None:
+        """Record what the queue reports: waits, ends, stable jobs, and the time left for the scheduler job."""
+        state, now = self.state, self.state.now
+        ended = state.dispatcher.monitor.ended()  # a job that the queue only forgot may still run
+        seen_to_end: dict[str, str | None] = {}
+        for job in state.registry.worker_jobs:
+            job.group.learn_wait(job)
+            work = job.work
+            if isinstance(job.phase, Ended):
+                if job.job_id in ended and not job.phase.noted:
+                    job.phase.noted = True
+                    seen_to_end[job.name] = job.job_id
+            elif (
+                job.workers
+                and not work.absence
+                and not work.stable
+                and work.joined_at is not None
+                and now - work.joined_at > STABLE
+            ):
+                work.stable = True
+                job.group.failures.jobs_run_well()
+        if seen_to_end:
+            state.dispatcher.note_ends(seen_to_end)
+        self._forget_old_ends()
+        self._observe_unschedulable()
+        if state.client is not None and state.scheduler is not None:  # earlier, nobody would receive the warning
+            if warning := state.scheduler.end_is_near(now=now):
+                state.messages.warn(warning)
+
+    def _forget_old_ends(self) -> None:
+        """Forget the oldest jobs that the queue has reported as ended: a cluster may run for months."""
+        settled = [
+            job
+            for job in self.state.registry.worker_jobs
+            if isinstance(job.phase, Ended) and job.phase.noted and self.lost_jobs.new_end(job) is None
+        ]
+        settled.sort(key=_ended_at)
+        for job in settled[: max(0, len(settled) - KEPT_ENDS)]:
+            job.group.forget(job, now=self.state.now)
+            self.state.registry.remove(job)
+            self.state.dispatcher.forget(job.name)
+            self.state.failures.forget(job.name)
+
+    def _observe_unschedulable(self) -> None:
+        """Record and report jobs of adaptive scaling that can never start; the next decision ends them."""
+        state = self.state
+        never = {
+            name: job
+            for name, job in state.registry.active.items()
+            if job.group.adaptive is not None and state.failures.unschedulable([name])
+        }
+        new = [job for name, job in never.items() if name not in self._never]
+        self._never = {
+            name for name in self._never if (job := state.registry.jobs.get(name)) and job.alive
+        } | never.keys()
+        messages = {
+            job: f"worker job {job.job_id} ({job.name}) will never start: {explain(job.queue_status)}" for job in new
+        }
+        for job, message in messages.items():
+            job.group.failures.submit_refused(message, for_good=True, now=state.now)
+        for job in few(new):
+            message = f"{messages[job]}. Adaptive scaling is paused {job.group.failures.again}"
+            state.report(message, job.group.name)
+        self.lost_jobs.report_others(new, "will never start either")
+
+    async def _scheduler_ended(self) -> None:
+        """Record that the cluster is lost, and cancel its worker jobs."""
+        scheduler = self.state.scheduler
+        assert scheduler is not None
+        report, dispatcher = scheduler.loss_report(self.state.name), self.state.dispatcher
+        if directory_exists(dispatcher.directory, dispatcher.token) is False:
+            report = f"the directory {dispatcher.directory.path} of the cluster was removed, and {report}"
+        if stopped := self._stopped():
+            report = stopped
+        else:  # record it before this program cancels the other jobs
+            dispatcher.note_ends({job.name: job.job_id for job in scheduler.entries})
+        await self.fail(report)
+
+    def _stopped(self) -> str:
+        """Return a message if another program has stopped the cluster; empty otherwise."""
+        dispatcher = self.state.dispatcher
+        if not dispatcher.closing and dispatcher.directory.is_of(dispatcher.token) and dispatcher.directory.closing:
+            return f"cluster {self.state.name} was stopped by another program, such as `hpcgpu stop`"
+        return ""
+
+    async def fail(self, failure: str) -> None:
+        """Record that the cluster is lost, report it, and cancel its jobs."""
+        state = self.state
+        self.order(Close())
+        state.lose(failure)
+        for job in state.registry.active.values():
+            job.drain(Drain.UNWANTED)
+        state.messages.warn(failure)
+        state.notify("ended", failure)
+        await self.end_all()
+
+    async def end_all(self) -> None:
+        """Decide, and wait until the queue has cancelled all jobs, or has refused to.
+
+        If it has refused, `not_cancelled` has the reason, and `ClusterState.cancelling` stays true.
+        """
+        self.decide()
+        if self._cancelling_all is not None:
+            await asyncio.shield(self._cancelling_all)
+
+    async def _cancel_all(self) -> None:
+        state, cadence = self.state, self.state.dispatcher.monitor.cadence
+        try:
+            await in_thread(state.dispatcher.cancel_all, CLOSE_TIMEOUT / 2)
+        except Exception as error:  # after any error, the jobs must still be cancelled
+            self.not_cancelled = str(error) if isinstance(error, BatchError) else repr(error)
+            cadence.failed(now=state.now)
+            self._cancel_again_at = cadence.next_poll
+            if not self._refusal_reported and not state.phase.closing:  # `Closing.finish` reports it, too
+                self._refusal_reported = True
+                state.report(
+                    f"could not cancel {listed(state.dispatcher.left())}: {self.not_cancelled}. hpcgpu tries again "
+                    f"until the queue has cancelled them. {state.dispatcher.advice()}"
+                )
+        else:
+            self.not_cancelled = ""
+            state.all_cancelled = True
+            for job in state.registry.draining:
+                job.cancelled(now=state.now)
+        state.changed.set()
+
+    # Decide
+
+    def order(self, command: Command) -> None:
+        """Carry out a command of the user: the only place where the wanted state changes.
+
+        Parameters
+        ----------
+        command : Command
+
+        Raises
+        ------
+        OptionError
+            The command does not fit the existing worker groups.
+        ClusterError
+            The cluster was closed, has failed, or another program has taken it over; or a detach cannot be recorded.
+        """
+        state = self.state
+        if isinstance(command, Close):
+            if state.phase.owned:  # also a lost cluster. `Dispatcher.cancel_all` records the close after the cancel
+                state.wanted, state.all_cancelled = apply(state.wanted, command), False
+            return
+        if not state.managed:
+            raise ClusterError(state.phase.lost or state.phase.not_ours or f"cluster {state.name} is closed")
+        try:
+            state.dispatcher.check_manager()
+        except Superseded as error:
+            state.supersede(str(error))
+            raise ClusterError(str(error)) from error
+        closing = state.wanted.closing
+        with suppress(OSError):  # a filesystem that fails for a while closes no cluster
+            closing = closing or state.dispatcher.directory.closing  # by another program
+        wanted = apply(replace(state.wanted, closing=closing), command)
+        if isinstance(command, Detach):
+            self._record_detach(wanted)
+            return
+        state.wanted = wanted
+        state.dispatcher.want(wanted)
+        group = state.registry.groups[command.group]
+        group.failures.start_anew()
+        state.failures.requested_anew(group.name)
+        match command:
+            case Resume():
+                group.wanted = wanted.groups[group.name]
+                group.note("resumed by the user", now=state.now)
+            case DeleteGroup():
+                state.registry.delete_group(group)
+                self._want(group, WantedGroup(limits=Limits(maximum=0, fixed=True)))
+            case _:
+                self._want(group, wanted.groups[group.name])
+        self.decide()
+        state.decide_now.set()
+        state.heartbeat_now.set()
+
+    def _record_detach(self, wanted: Wanted) -> None:
+        """Keep the wanted state of a detached cluster. Without the record, the jobs would end with this program."""
+        state, directory = self.state, self.state.dispatcher.directory
+        try:
+            directory.want(wanted)
+        except OSError as error:
+            raise ClusterError(
+                f"cluster {state.name} cannot be detached, because {directory.path} cannot be written: "
+                f"{error.strerror}. {remedy(error)}"
+            ) from error
+        state.wanted = wanted
+
+    def _want(self, group: WorkerGroup, wanted: WantedGroup) -> None:
+        group.want(wanted)
+        if group.adaptive is not None and self.state.client is not None:
+            group.forget_load()
+        for job in group.jobs:
+            job.forget_idleness()
+
+    def restore(self, wanted: Wanted) -> None:
+        """Restore the wanted state of a cluster that exists: the last manager may not have reached it.
+
+        A group without a record keeps its jobs.
+        """
+        registry, groups = self.state.registry, dict[str, WantedGroup]()
+        for name, group in registry.groups.items():
+            there = sum(job.active for job in group.jobs)
+            groups[name] = wanted.groups.get(name) or WantedGroup(limits=Limits(maximum=there, fixed=True))
+            self._want(group, groups[name])
+        self.state.wanted = replace(wanted, groups=groups)
+
+    def decide(self) -> None:
+        """Bring each group to the size that it should have, or end all jobs of a cluster that is over."""
+        state, now = self.state, self.state.now
+        if not (state.managed or state.cancelling):
+            return
+        groups = state.registry.all_groups()  # a new group may have the name of a deleted one
+        decided = decide(self._observed(groups), now=now)
+        if isinstance(decided, EndAll):
+            if self._cancelling_all is None or self._cancelling_all.done():
+                self._cancelling_all = state.spawn(self._cancel_all(), set())
+            return
+        for group, of_group in zip(groups, decided, strict=bool(decided)):
+            self._decided(group, of_group.size)
+            self._act(group, of_group.actions)
+        if state.managed and decided:
+            self.submitter.submit_planned()
+        if state.client is None and any(of_group.actions for of_group in decided):
+            # no other decision comes before the scheduler answers, and the recorded reason is older than the actions
+            self.decide()
+
+    def _observed(self, groups: Iterable[WorkerGroup]) -> ObservedCluster:
+        """Return the input of the decision."""
+        state, now = self.state, self.state.now
+        if state.cancelling:
+            return ObservedCluster(over=True, retry_at=0.0 if state.phase.closing else self._cancel_again_at)
+        if state.scheduler is None or not state.scheduler.submit_done:
+            return ObservedCluster(submitted=False)
+        for group in groups:
+            self.lost_jobs.record_absent(group)
+        reachable = state.client is not None
+        never = {name for name in self._never if state.failures.unschedulable([name])}
+        observed = [
+            group.observed(
+                now=now,
+                # Do not replace a job before it is known whether it failed. At the start only the user requests jobs.
+                uncounted=reachable and any(self.lost_jobs.new_end(job) for job in group.jobs),
+                never=never,
+                deleted=group in state.registry.deleted,
+            )
+            for group in groups
+        ]
+        return ObservedCluster(groups=observed, reachable=reachable)
+
+    def _act(self, group: WorkerGroup, actions: Iterable[Submit | End]) -> None:
+        """Carry out the decision: the only place where jobs are requested and released."""
+        state = self.state
+        for action in actions:
+            if not state.managed:  # another program has taken the cluster over meanwhile
+                return
+            if isinstance(action, Submit):
+                for _ in range(action.jobs):
+                    state.registry.plan(group)
+                continue
+            if action.log:
+                state.messages.log(action.log)
+            for name in action.jobs if action.why is Drain.WALLTIME else ():
+                state.registry.active[name].retires(now=state.now)
+            self.drainer.drain(action.jobs, action.why, deadline=action.deadline)
+
+    def _decided(self, group: WorkerGroup, decision: Decision) -> None:
+        """Record the decided size, and report the stage of the budget to the user."""
+        state, now = self.state, self.state.now
+        group.decided(decision, now=now)
+        if words := group.new_budget_words(now=now):
+            state.messages.warn(words)
+            state.notify("budget", words)
+            group.note(words, now=now)
+            state.heartbeat_now.set()
+
+    def scale_down(self, workers: set[str]) -> None:
+        """Drain the jobs all of whose workers are named. Names of jobs count too."""
+        for name, job in self.state.registry.active.items():
+            named = workers.intersection(worker_names.workers_of(name, job.group.options))
+            if name in workers or (named and set(job.workers.values()) <= workers):
+                self.drainer.drain([name], Drain.UNWANTED)
+                if job.group.limits.fixed and job.group not in self.state.registry.deleted:
+                    self.order(Scale(job.group.name, max(0, job.group.limits.maximum - 1)))
+
+    # For people
+
+    def about(self) -> str:
+        """Return the state of the cluster's scaling in a few words; other programs show it."""
+        parts = []
+        for group in self.state.registry.groups.values():
+            what = "" if group.name == DEFAULT else f"group {group.name}: "
+            if group.failures.paused:
+                parts.append(f"{what}paused: {group.failures.paused}")
+            elif group.adaptive is not None:
+                limits = group.limits
+                parts.append(
+                    f"{what}adaptive, {limits.minimum} to {limits.maximum} jobs: {group.adaptive.decision.reason}"
+                )
+        return "; ".join([*parts, *self.lost_jobs.shortages()])
+
+    def warnings(self) -> list[str]:
+        """Return warnings for the user: failures that no exception has reported, and budgets that end."""
+        budgets = (group.budget_words(now=self.state.now) for group in self.state.registry.groups.values())
+        return [*self.state.failures.unreported, *filter(None, budgets)]
+
+
+def _ended_at(job: WorkerJob) -> float:
+    return job.phase.at if isinstance(job.phase, Ended) else inf

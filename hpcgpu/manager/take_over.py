@@ -1,0 +1,136 @@
+"""Makes this program the manager of a cluster that another program started.
+
+It takes over the jobs that the journal and the queue show.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcgpu.batch.base import JobState
+from hpcgpu.display.words import counted
+from hpcgpu.errors import BatchUnavailable, ClusterError
+from hpcgpu.existing_clusters.query_jobs import live_jobs, submitted
+from hpcgpu.jobs.scheduler_job import SchedulerJob
+from hpcgpu.manager.cluster_state import ClusterState
+from hpcgpu.manager.reconciler import CLOSE_TIMEOUT
+from hpcgpu.options.options_and_defaults import Options
+from hpcgpu.posix.printable import printable
+from hpcgpu.posix.threads import in_thread
+from hpcgpu.scaling import worker_names
+from hpcgpu.scaling.decide_actions import Drain
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.journal import Submit
+
+
+def program() -> str:
+    """Return a description of this program, for people."""
+    return f"{_called()} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
+
+
+def _called() -> str:
+    """Return the name by which the user knows this program: the notebook of a kernel, the script, or the command."""
+    script = Path(sys.argv[0])
+    if "ipykernel" in sys.modules and (notebook := os.environ.get("JPY_SESSION_NAME")):  # the Jupyter server sets it
+        return f"notebook {printable(Path(notebook).name, 100)}"
+    if script.parent.name == "orders" and script.name == "manager_in_scheduler_job.py":
+        return "hpcgpu in the scheduler job"
+    name = script.parent.name if script.name == "__main__.py" else script.name
+    name = "python" if name in ("", "-", "-c", "-m") else name
+    command = sys.argv[1] if name == "hpcgpu" and len(sys.argv) > 1 and sys.argv[1].isalpha() else ""
+    return f"{name} {command}".rstrip()
+
+
+async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob) -> None:
+    """Take over the jobs that the cluster has.
+
+    Parameters
+    ----------
+    state : ClusterState
+        Its registry has the groups, without jobs.
+    options : Options
+    scheduler : SchedulerJob
+        Becomes the scheduler of the cluster.
+
+    Raises
+    ------
+    ClusterError
+        The scheduler job has ended.
+    BatchUnavailable
+        The queue does not answer.
+    """
+    directory, dispatcher = state.dispatcher.directory, state.dispatcher
+    # query the queue first: if it does not answer, the cluster keeps its present manager
+    await in_thread(live_jobs, directory, dispatcher.batch)
+    dispatcher.manager = directory.take_over(program()).number
+    jobs: dict[str, Submit] = await in_thread(submitted, directory, dispatcher.batch)
+    used = [worker_names.sequence(submit.name, state.name) for submit in directory.submits()]
+    state.registry.sequence = max([-1, *(number for number in used if number is not None)]) + 1
+    for job_id, submit in jobs.items():
+        dispatcher.adopt(submit.name, job_id, submitted=submit.time)
+    await dispatcher.poll()
+    if dispatcher.monitor.error:
+        raise BatchUnavailable(dispatcher.monitor.error)
+    for job_id, submit in jobs.items():
+        if submit.kind == "scheduler":
+            scheduler.record_id(job_id)
+            scheduler.name = submit.name
+            scheduler.observe(now=state.now)
+            state.scheduler = scheduler
+            state.registry.add(scheduler)
+        else:
+            _attach_worker_job(state, submit, job_id, directory.wanted().sizes)
+    _count_earlier(state, directory, jobs)
+    await _check(state, scheduler, directory, security=bool(options.cluster.security))
+    state.messages.log(f"took over {counted(len(jobs), 'job')}")
+
+
+async def _check(state: ClusterState, scheduler: SchedulerJob, directory: ClusterDirectory, *, security: bool) -> None:
+    """Raise `ClusterError` if there is nothing to attach to."""
+    if state.scheduler is None and not any(submit.kind == "scheduler" for submit in directory.submits()):
+        raise ClusterError(
+            f"cluster {state.name} cannot be taken over: its journal in {directory.path} does not name its "
+            f"scheduler job. `hpcgpu stop {directory.in_shell}` ends it"
+        )
+    if state.scheduler is None or scheduler.ended:
+        await in_thread(state.dispatcher.cancel_all, CLOSE_TIMEOUT)
+        what = scheduler.failure_report() if state.scheduler is not None else "it has no scheduler job"
+        raise ClusterError(f"cluster {state.name} has ended and cannot be taken over: {what}")
+    if security and not directory.tls.is_dir():
+        raise ClusterError(
+            f"cluster {state.name} is ending: its credentials were removed. Start a new one when its jobs have ended"
+        )
+
+
+def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: Mapping[str, int]) -> None:
+    """Take over a worker job. The queue was polled for it before."""
+    views = state.dispatcher.monitor.views
+    known = views[job_id].status.state if job_id in views else JobState.UNKNOWN
+    if submit.cancelled and known is JobState.UNKNOWN:  # it has ended as intended; if not, `close` cancels it
+        return
+    job = state.registry.worker_job(submit.name, state.registry.group(submit.group))
+    # This program has not seen when the workers of a running job connected, so their wait is not learned.
+    job.record_id(job_id, presumed_ended=known is JobState.UNKNOWN, wait_known=known is not JobState.PENDING)
+    over = known.ended or known is JobState.COMPLETING
+    if submit.group not in state.registry.groups:
+        job.drain(Drain.DELETED, begun=over)
+    elif over or submit.cancelled:
+        job.drain(Drain.ZERO if sizes.get(job.group.name) == 0 else Drain.UNWANTED, begun=over)
+    if over:
+        state.dispatcher.cancelled.add(job_id)  # it needs no cancel
+    job.observe(now=state.now)
+
+
+def _count_earlier(state: ClusterState, directory: ClusterDirectory, jobs: Mapping[str, Submit]) -> None:
+    """Count the GPU time of the jobs that have ended: it is part of the cluster's GPU hours and of their maximum."""
+    for submit in directory.submits():
+        group, how = state.registry.groups.get(submit.group), submit.how
+        if submit.kind != "worker" or submit.job_id in jobs or group is None or how is None:
+            continue
+        if how.start is not None and how.end is not None:
+            group.count_earlier(how.end - how.start)

@@ -1,0 +1,161 @@
+"""Waits for the workers of a cluster, shows why it waits, and fails when the wait can no longer succeed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+
+from dask.utils import parse_timedelta
+from distributed.exceptions import WorkerStartTimeoutError
+
+from hpcgpu.display.progress import Progress, waiting_for
+from hpcgpu.display.words import counted
+from hpcgpu.errors import BatchError, ClusterError
+from hpcgpu.existing_clusters.query_jobs import ended_by_itself
+from hpcgpu.jobs.job import Job
+from hpcgpu.jobs.worker_group import WorkerJob
+from hpcgpu.manager.cluster_state import ClusterState
+from hpcgpu.posix.threads import in_thread
+
+#: Seconds between two checks of all jobs.
+_CHECK_INTERVAL = 0.5
+
+
+def what_jobs_wait_for(state: ClusterState, jobs: Iterable[Job]) -> str:
+    """Describe the jobs that the user waits for, and report if the queue does not answer."""
+    text = waiting_for(job.info(now=state.now) for job in jobs)
+    problem = state.dispatcher.monitor.error
+    return f"{text} (the queue does not answer: {problem})" if problem else text
+
+
+def wanted_workers(state: ClusterState) -> int:
+    """Return how many workers there should be.
+
+    A fixed size counts all workers. Adaptive scaling counts its minimum, or the workers of the existing jobs.
+    """
+    return sum(
+        group.options.workers_per_job
+        * (
+            group.limits.maximum
+            if group.limits.fixed
+            else max(group.limits.minimum, sum(job.active for job in group.jobs))
+        )
+        for group in state.registry.groups.values()
+    )
+
+
+async def wait_for_workers(
+    state: ClusterState, n_workers: int | None, timeout: float | str | None, *, quiet: bool
+) -> None:
+    """Wait until this number of workers is connected and ready.
+
+    See `hpcgpu.cluster.gpucluster.GPUCluster.wait_for_workers`.
+    """
+    deadline = time.monotonic() + parse_timedelta(timeout) if timeout is not None else math.inf
+    next_check, why, by_hand = -math.inf, "", _ByHand(state)
+    with Progress(quiet) as progress:
+        while True:
+            state.changed.clear()
+            state.check()
+            if state.phase.closing:
+                raise ClusterError(state.phase.not_ours or f"cluster {state.name} is closed")
+            if state.phase.superseded:
+                _check_followed(state, n_workers)
+            wanted = wanted_workers(state) if n_workers is None else n_workers
+            there = len(state.known_workers)
+            if (there >= wanted or state.phase.superseded) and await _ready(state) >= wanted:
+                return
+            if state.phase.superseded:  # the other program reports why the jobs wait
+                progress.update(f"cluster {state.name}: waiting for {counted(wanted, 'worker')}", state.phase.not_ours)
+            elif (now := time.monotonic()) >= next_check:  # not at each connected worker: this examines all jobs
+                next_check = now + _CHECK_INTERVAL
+                active = state.registry.active.values()
+                missing = [job for job in active if len(job.workers) < job.group.options.workers_per_job]
+                await _check_within_reach(state, wanted, missing, by_hand)
+                why = _why_not_there(state, missing)
+                progress.update(
+                    f"cluster {state.name}: waiting for {counted(wanted, 'worker')}", f"{there} connected; {why}"
+                )
+            if time.monotonic() > deadline:
+                error = WorkerStartTimeoutError(there, wanted, timeout)
+                error.add_note(f"cluster {state.name}: {why}")
+                raise error
+            with suppress(TimeoutError):
+                await asyncio.wait_for(state.changed.wait(), _CHECK_INTERVAL)
+
+
+def _check_followed(state: ClusterState, n_workers: int | None) -> None:
+    """Raise `ClusterError` if another program has taken the cluster over, so that this one cannot wait for workers."""
+    directory = state.dispatcher.directory
+    if n_workers is None or directory.closing or ended_by_itself(directory):
+        raise ClusterError(state.phase.not_ours)
+
+
+async def _ready(state: ClusterState) -> int:
+    """Query the scheduler: a worker that has just connected is not ready yet."""
+    if state.client is None:
+        return -1
+    try:
+        if state.phase.superseded:  # the stream of events is not opened again
+            await state.client.workers()
+        return await state.client.running()
+    except (OSError, TimeoutError):
+        state.poll_now.set()
+        return -1
+
+
+def _why_not_there(state: ClusterState, missing: Collection[WorkerJob]) -> str:
+    """Return why workers are missing: the state of their jobs, and what prevents further jobs."""
+    kept_out = [group.reason for group in state.registry.groups.values() if group.short or not missing]
+    return "; ".join([what_jobs_wait_for(state, missing), *kept_out] if missing else kept_out)
+
+
+class _ByHand:
+    """Worker jobs that the user submitted by hand, with the cluster's own script."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._queried = -math.inf
+        self._workers: int | None = None
+
+    async def workers(self) -> int | None:
+        """Return how many workers they have or will have; None while the queue has not answered."""
+        dispatcher, now = self._state.dispatcher, time.monotonic()
+        if now - self._queried >= dispatcher.monitor.cadence.poll_interval:
+            self._queried = now
+            place = dispatcher.directory.path.resolve()
+            with suppress(BatchError):
+                found = await in_thread(dispatcher.batch.marked, lambda path: path.parent.resolve() == place)
+                own = {job.job_id for job in self._state.registry.jobs.values()}
+                groups = {group.script.name: group for group in self._state.registry.groups.values()}
+                scripts = [path.name for job_id, path in found.items() if job_id not in own and path.name in groups]
+                self._workers = sum(groups[name].options.workers_per_job for name in scripts)
+        return self._workers
+
+
+async def _check_within_reach(state: ClusterState, wanted: int, missing: Iterable[WorkerJob], by_hand: _ByHand) -> None:
+    """Raise `ClusterError` if this number of workers can never be reached.
+
+    The plan has fewer workers, or its jobs cannot start, and nothing will change that.
+    """
+    active, groups = state.registry.active.values(), state.registry.groups.values()
+    own = {address for job in active for address in job.workers}
+    others = len(state.known_workers - own)
+    now = state.now
+    within_reach = others + sum(group.within_reach(now=now) * group.options.workers_per_job for group in groups)
+    within_reach -= sum(len(job.work.absence.since) for job in active if job.lost_workers and job.group.failures.paused)
+    unschedulable = [job for job in missing if state.failures.unschedulable([job.name])]
+    if within_reach - sum(job.group.options.workers_per_job for job in unschedulable) < wanted:
+        state.check_schedulable(unschedulable)
+    if within_reach >= wanted or (hand := await by_hand.workers()) is None:
+        return
+    within_reach += max(0, hand - others)
+    if within_reach < wanted:
+        jobs = sum(group.within_reach(now=now) for group in groups)
+        why = next(filter(None, (group.stopped(now=now) for group in groups)), f"call scale({wanted - hand})")
+        also = f" and in those that you submitted ({counted(hand, 'worker')})" if hand else ""
+        there = f"{counted(within_reach, 'worker')} in {counted(jobs, 'job')}{also}"
+        raise ClusterError(f"cluster {state.name} will have only {there}, but the program waits for {wanted}: {why}")

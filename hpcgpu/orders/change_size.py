@@ -1,0 +1,116 @@
+"""Change the size of a cluster that another program may manage.
+
+The program that manages the cluster stays its manager, and carries out the request, even while it computes. If no
+program manages the cluster, this program manages it for a moment, or the scheduler job manages it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hpcgpu.batch import batch_system
+from hpcgpu.display.job_table import JobTable
+from hpcgpu.existing_clusters.snapshot import snapshot
+from hpcgpu.manager.manager import Manager
+from hpcgpu.options.options_and_defaults import DEFAULT
+from hpcgpu.orders.manager_in_scheduler_job import in_scheduler_job
+from hpcgpu.orders.send_to_manager import BEGINS, done_by_manager
+from hpcgpu.scaling import sizes_to_jobs
+from hpcgpu.scaling.wanted_state import Adapt, Scale
+from hpcgpu.store import saved_options
+from hpcgpu.store.directory import ClusterDirectory
+
+
+def scale(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **size: int | str) -> None:
+    """Set the size of a worker group. The cluster's manager does it, or this program if there is no manager.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    worker_group : str, default "default"
+    **size
+        As `hpcgpu.GPUCluster.scale` takes it: ``jobs``, ``gpus``, ``n``.
+
+    Raises
+    ------
+    OptionError, ClusterError
+        The size is not valid, or it could not be set.
+    BatchError
+        The batch system does not answer.
+    """
+    command = _sized(directory, worker_group, size)
+    if not done_by_manager(directory, command):
+        _take_over_and_scale(directory, command, quiet=True)
+
+
+def scale_and_wait(directory: ClusterDirectory, *, jobs: int, worker_group: str = DEFAULT) -> JobTable:
+    """Set the number of worker jobs as `scale` does, wait until it is reached, and return the jobs.
+
+    If another manager carries out the command, the wait is short: it may have much other work.
+    """
+    command = _sized(directory, worker_group, {"jobs": jobs})
+    if not done_by_manager(directory, command):
+        return _take_over_and_scale(directory, command)
+    deadline = time.monotonic() + BEGINS
+    while time.monotonic() < deadline:
+        wanted = [one for one in directory.submits() if one.group == worker_group and one.kind == "worker"]
+        there = [one for one in wanted if not (one.refused or one.ended or one.cancelled)]
+        if len(there) == jobs and all(one.job_id is not None for one in there):
+            break
+        time.sleep(0.2)
+    return JobTable(snapshot(directory.path).jobs)
+
+
+def adapt(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **limits: Any) -> str:
+    """Scale a worker group by its work. The cluster's manager does it, or else the scheduler job; return which.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    worker_group : str, default "default"
+    **limits
+        Limits in jobs or GPUs, ``idle_timeout``, ``interactive`` and ``maximum_gpu_hours``, as
+        `hpcgpu.GPUCluster.adapt` takes them.
+
+    Raises
+    ------
+    OptionError, ClusterError
+        The limits are not valid, or they could not be set.
+    """
+    worker = saved_options.read(directory).worker(worker_group)
+    command = Adapt(worker_group, sizes_to_jobs.limits(worker, **limits), sizes_to_jobs.target_duration())
+    if done_by_manager(directory, command):
+        return f"{directory.path.name}: {directory.manager()} scales it by its work from now on"
+    return in_scheduler_job(directory, command)
+
+
+def _sized(directory: ClusterDirectory, worker_group: str, size: Mapping[str, Any]) -> Scale:
+    """Return the command; raise `OptionError` for a size that is not valid, or a group that does not exist."""
+    return Scale(worker_group, sizes_to_jobs.jobs_for(saved_options.read(directory).worker(worker_group), **size))
+
+
+def _take_over_and_scale(directory: ClusterDirectory, command: Scale, *, quiet: bool | None = None) -> JobTable:
+    """Manage the cluster until it has this size, then detach from it; return its jobs.
+
+    Any other manager stops managing the cluster.
+    """
+
+    async def act() -> JobTable:
+        there = directory.contact() is not None
+        batch = batch_system(directory.system)
+        manager = Manager.of_existing(directory, batch, ends_jobs=False, wait=there, quiet=quiet)
+        try:
+            await manager.start()
+            manager.order(command)
+            await manager.settle()
+            return manager.jobs
+        finally:
+            if manager.managing:
+                await manager.detach()
+            else:
+                await manager.close()
+
+    return asyncio.run(act())

@@ -1,0 +1,72 @@
+"""Send a command through the scheduler to the program that manages a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from hpcgpu.dask_scheduler.rpc_types import RequestAnswer
+from hpcgpu.display.warn import warn
+from hpcgpu.errors import ClusterError
+from hpcgpu.runtime.scheduler_connection import no_answer, scheduler_of
+from hpcgpu.scaling.wanted_state import Adapt, Scale, to_json
+from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
+
+#: Seconds to wait until the scheduler forwards the answer of the manager.
+_TIMEOUT = 45.0
+#: Seconds from the start of the scheduler until its manager accepts requests.
+BEGINS = 10.0
+
+
+def done_by_manager(directory: ClusterDirectory, command: Scale | Adapt) -> bool:
+    """Let the manager carry out a command; return whether there was a manager to do it.
+
+    A manager that cannot be found any more does not block the cluster: then a warning reports this.
+
+    Raises
+    ------
+    ClusterError
+        The manager refuses, or it runs but cannot be reached. Then it stays the manager of the cluster.
+    """
+    deadline = time.monotonic() + BEGINS
+    while True:
+        contact, manager = directory.contact(), directory.manager()
+        if manager is None or manager.lives is False:
+            return False
+        if contact is not None and _forwarded(directory, contact, command):
+            return True
+        late = time.monotonic() > deadline
+        if contact is not None and late and manager.lives is None:
+            warn(
+                f"this program takes over cluster {directory.path.name} from {manager}: the scheduler has heard "
+                "nothing from it for a minute, and hpcgpu cannot find out whether it still runs"
+            )
+            return False
+        if contact is None or late:
+            raise ClusterError(
+                f"{manager} manages cluster {directory.path.name}, and takes no requests now. Other programs can send "
+                f"requests while it is connected to the scheduler. Try again later, or call {command} in that program"
+            )
+        time.sleep(0.5)  # the manager connects soon
+
+
+def _forwarded(directory: ClusterDirectory, contact: Contact, command: Scale | Adapt) -> bool:
+    """Send a command to the manager through the scheduler; return whether a manager accepts requests."""
+    try:
+        answer = asyncio.run(_request(directory, contact, command))
+    except (OSError, TimeoutError, ValueError) as error:  # ValueError: a damaged address, or certificate
+        raise ClusterError(
+            f"cluster {directory.path.name} cannot be changed now, because its scheduler at {contact.client} does not "
+            f"answer: {no_answer(error)}"
+        ) from error
+    if answer["error"]:
+        raise ClusterError(answer["error"])
+    return answer["taken"]
+
+
+async def _request(directory: ClusterDirectory, contact: Contact, command: Scale | Adapt) -> RequestAnswer:
+    async with scheduler_of(directory, contact) as scheduler:
+        call = scheduler.hpcgpu_request(command=to_json(command))
+        answer: RequestAnswer = await asyncio.wait_for(call, _TIMEOUT)
+        return answer

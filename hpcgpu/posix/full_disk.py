@@ -1,0 +1,36 @@
+"""Whether a disk is full, and what a user can do if a program cannot write."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+#: A disk with fewer bytes left is full: some filesystems never allocate their last blocks.
+_FULL = 65536
+
+_REMEDIES = {
+    errno.ENOSPC: "Make room there",
+    errno.EDQUOT: "Your quota is used up. Make room there",
+    errno.EROFS: "Its filesystem is read-only now. Ask the site's support when it can be written again",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "Check the owner and the permissions of the directory"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "Somebody has removed or replaced the directory"),
+    **dict.fromkeys(
+        (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EREMOTEIO),
+        "Its filesystem has a fault. Try again later. If it stays, tell the site's support",
+    ),
+}
+
+
+def is_full(path: Path) -> bool:
+    """Whether the disk of a directory has no room for another file. False if that is not known."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _FULL or 0 == disk.f_favail < disk.f_files
+
+
+def remedy(error: OSError, otherwise: str = "Check the directory and its filesystem") -> str:
+    """Return what a user can do if a program cannot write."""
+    return _REMEDIES.get(error.errno or 0, otherwise)

@@ -1,1 +1,0 @@
-"""A cluster seen from any program: look-up by name, connection, status, logs."""

@@ -1,0 +1,1 @@
+"""What a cluster cost, and what would have cost less."""

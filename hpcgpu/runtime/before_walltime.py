@@ -1,0 +1,180 @@
+"""Retires the workers of a job before its walltime ends, even if no manager does.
+
+Since 23.02, Slurm puts the end of the walltime into the environment. PBS and older Slurm releases do not. There the job
+queries the queue, but not at its start, when a thousand other jobs may do the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+from hpcgpu.batch.base import BatchSystem, JobState, OwnJob
+from hpcgpu.errors import BatchError, BatchUnavailable
+from hpcgpu.runtime.job_identity import job_identity
+from hpcgpu.runtime.scheduler_connection import scheduler_of
+from hpcgpu.scaling.walltime_margin import LAST, lifetime, query_after
+from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
+
+if TYPE_CHECKING:
+    from distributed.core import rpc
+
+
+#: Seconds between two attempts to retire workers, if the scheduler does not answer or no other worker can hold their
+#: data.
+_AGAIN, _AGAIN_SELDOM = 5.0, 30.0
+#: Seconds between two queries of the tasks and calls that still run on retiring workers.
+_FINISHING_INTERVAL = 1.0
+#: Seconds over which the nodes of a warned job spread their queries of the queue.
+_SPREAD = 1.0
+#: Seconds between two queries of a queue that has not answered for a long time.
+_QUERY_SELDOM = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retirement:
+    """The workers of one node of a job, and the time at which they retire.
+
+    Attributes
+    ----------
+    own : OwnJob
+    batch : BatchSystem
+    directory : ClusterDirectory
+    contact : Contact
+    names : sequence of str
+        Possible names of this node's workers.
+    walltime : float or None
+        Seconds that the script requests.
+    margin : float or None
+        The option `walltime_margin`.
+    """
+
+    own: OwnJob
+    batch: BatchSystem
+    directory: ClusterDirectory
+    contact: Contact
+    names: Sequence[str]
+    walltime: float | None = None
+    margin: float | None = None
+
+    def begin(self) -> None:
+        """Watch the walltime in a thread of this process, which ends with it."""
+        threading.Thread(target=self._watch, name="hpcgpu-walltime", daemon=True).start()
+
+    def _watch(self) -> None:
+        began = time.time()
+        end = self.own.end if self.own.end is not None else self.query()
+        if end is None:
+            return
+        leaves = began + lifetime(end - began, self.margin)
+        _sleep_until(leaves)
+        _log("the walltime of this job ends soon: its workers retire")
+        asyncio.run(self.retire(end - LAST * (end - leaves)))
+
+    def warned(self) -> float | None:
+        """Return the end of this job, epoch seconds, if the job continues after a signal; None if it ends now.
+
+        If the queue does not report it, the workers may retire: Slurm kills processes that stay longer than its
+        KillWait.
+        """
+        time.sleep(random.random() * _SPREAD)
+        try:
+            status = self.batch.poll([self.own.job_id]).get(self.own.job_id)
+        except BatchError:
+            return inf
+        if status is None or status.state is not JobState.RUNNING:
+            return None
+        return inf if status.end is None else status.end
+
+    def begin_at_once(self, end: float) -> None:
+        """Retire in a thread of this process, because this job will end."""
+        left = end - time.time()
+        when = f"within {left:.0f} s" if left < inf else "soon"
+        _log(f"the batch system warns that this job will end {when}, such as at preemption: its workers retire")
+        latest = end - LAST * left if left < inf else inf
+        threading.Thread(target=lambda: asyncio.run(self.retire(latest)), name="hpcgpu-warned", daemon=True).start()
+
+    def query(self) -> float | None:
+        """Return the end of this job, epoch seconds; None if it has no end.
+
+        The queue reports the end. While it does not answer, the job queries it less and less often. If it has not
+        answered by the time at which the workers must retire for the walltime that the script requests, that walltime
+        counts.
+        """
+        pause, problem = query_after(self.walltime, random.random()), ""
+        job = job_identity()
+        began = job["began"] if job is not None else time.time()  # the job may have waited long for its scheduler
+        requested = None if self.walltime is None else began + self.walltime
+        latest = inf if self.walltime is None else began + lifetime(self.walltime, self.margin)
+        while time.time() + pause < latest:
+            time.sleep(pause)
+            known = problem
+            try:
+                status = self.batch.poll([self.own.job_id]).get(self.own.job_id)
+                if status is not None:
+                    return status.end
+                problem = "the queue does not know the job"
+            except BatchUnavailable as error:  # the queue may answer later
+                problem = str(error)
+            except BatchError as error:
+                problem = str(error)
+                break
+            if problem != known:
+                _log(f"the end of this job's walltime is not known yet: {problem}")
+            pause = min(2 * pause, _QUERY_SELDOM)
+        instead = "only the manager of the cluster" if requested is None else "the walltime of its script"
+        _log(f"the end of this job's walltime is not known here, so {instead} says when its workers retire: {problem}")
+        return requested
+
+    async def retire(self, latest: float) -> None:
+        """Let the scheduler move the data of the workers and close them; this process ends with the last of them.
+
+        Parameters
+        ----------
+        latest : float
+            Epoch seconds; running tasks and calls may finish until then.
+        """
+        pause, reported = _AGAIN, ""
+        while True:
+            try:
+                async with scheduler_of(self.directory, self.contact) as scheduler:
+                    await self._finish(scheduler, latest)
+                    await scheduler.retire_workers(names=list(self.names), close_workers=True, remove=True)
+            except Exception as error:  # also errors of the scheduler: the next attempt may succeed
+                if repr(error) != reported:
+                    reported = repr(error)
+                    _log(f"the workers of this job did not retire yet: {reported}")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _AGAIN_SELDOM)
+
+    async def _finish(self, scheduler: rpc, latest: float) -> None:
+        """Let the workers take no new tasks; wait until their tasks and calls have ended and the results have moved."""
+        names, waits = list(self.names), False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, latest - time.time())):
+                while True:
+                    await scheduler.retire_workers(names=names, close_workers=False, remove=False)
+                    if not any((await scheduler.hpcgpu_unfinished(names=names)).values()):
+                        return
+                    if not waits:
+                        waits = True
+                        _log("its workers retire once what runs on them has ended, or shortly before it ends")
+                    await asyncio.sleep(_FINISHING_INTERVAL)
+
+
+def _sleep_until(moment: float) -> None:
+    while (left := moment - time.time()) > 0:
+        time.sleep(left)
+
+
+def _log(text: str) -> None:
+    print(f"hpcgpu: {text}", file=sys.stderr, flush=True)

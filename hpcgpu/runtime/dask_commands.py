@@ -1,0 +1,150 @@
+"""The commands that a job becomes: ``dask scheduler`` or ``dask cuda worker``, with values that only the job knows."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from dataclasses import replace
+
+from hpcgpu.batch.base import BatchSystem, OwnJob
+from hpcgpu.batch.visible_gpus import VARIABLE
+from hpcgpu.errors import LaunchError
+from hpcgpu.fabric import authentication, choose_transport, interface_addresses
+from hpcgpu.runtime import cpu_affinity, preemption
+from hpcgpu.runtime.before_walltime import Retirement
+from hpcgpu.runtime.scheduler_connection import wait_for_scheduler
+from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
+
+#: Memory pool of the scheduler's GPU if workers have one, as in dask-cuda's documentation for UCX.
+_SCHEDULER_POOL = "1GB"
+
+
+def worker_program(arguments: argparse.Namespace) -> str:
+    """Return the module of Dask's program that runs the workers of a node."""
+    return "dask_cuda.cli" if arguments.gpus else "distributed.cli.dask_worker"
+
+
+def worker_command(
+    arguments: argparse.Namespace, directory: ClusterDirectory, batch: BatchSystem, own: OwnJob
+) -> list[str]:
+    """Wait for the scheduler and return the full command of a worker."""
+    check_interface(arguments.interface)
+    importlib.import_module("hpcgpu.runtime.hostcopy").register()  # for the nannies, which answer clients too
+    if arguments.gpus:
+        cpu_affinity.correct_device_index()
+    contact = wait_for_scheduler(directory, batch, arguments.timeout)
+    ClusterDirectory.existing(directory.path)  # the wait may have been long
+    interface = agreed_interface(contact, arguments.protocol, arguments.interface)
+    # The user's own Dask configuration may have a lifetime for other clusters.
+    os.environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = "None"
+    # Names must be unique: the cluster gives each job its own name; a job submitted by hand has the cluster's name.
+    name = own.name if own.name != directory.path.name else f"{own.name}-by-hand-{own.job_id}"
+    if arguments.nodes > 1:
+        name = f"{name}-{own.node}"
+    names = [name, *(f"{name}-{gpu}" for gpu in range(len(os.environ.get(VARIABLE, "").split(","))))]  # of dask-cuda
+    retirement = Retirement(
+        own=own,
+        batch=batch,
+        directory=directory,
+        contact=contact,
+        names=names,
+        walltime=arguments.walltime,
+        margin=arguments.walltime_margin,
+    )
+    retirement.begin()
+    if own.warned:
+        preemption.listen(worker_program(arguments), retirement if contact.job_id != own.job_id else None)
+    command = [*arguments.command, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
+    command += ["--preload", "hpcgpu.dask_worker.worker_preload"]
+    os.environ["HPCGPU_GPUS"] = str(arguments.gpus or 0)  # for the preload
+    if contact.workers.startswith("ucx"):
+        authentication.install()  # for the nannies, which run in this process
+        set_ucx_defaults()
+    if interface:
+        command += ["--interface", interface]
+    elif contact.workers.startswith("authenticated"):  # Dask itself does this for tcp and tls
+        host = contact.workers.split("://", 1)[1].rpartition(":")[0].strip("[]")
+        os.environ[authentication.OWN_HOST] = importlib.import_module("distributed.utils").get_ip(host)
+    return [*command, contact.workers]
+
+
+def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory, own: OwnJob) -> list[str]:
+    """Choose protocol and interfaces and return the full command of the scheduler."""
+    check_interface(arguments.interface)
+    check_interface(arguments.client_interface, "client_interface")
+    node = choose_transport.this_node(ucx=arguments.protocol in ("auto", "ucx") and bool(arguments.gpus))
+    chosen = choose_transport.decide(node, arguments.protocol, arguments.interface, gpu=bool(arguments.gpus))
+    if arguments.protocol == "ucx" and arguments.gpus and (unused := choose_transport.without_rdma(node, chosen)):
+        chosen = replace(chosen, why=f"{chosen.why}; {unused}")
+    if chosen.protocol == "ucx":
+        authentication.install()
+        set_ucx_defaults()
+        if arguments.gpus:
+            os.environ.setdefault("DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT", "True")
+            if arguments.rmm_pool:  # the scheduler holds only data that passes through it
+                os.environ.setdefault("DASK_DISTRIBUTED_UCXX__RMM__POOL_SIZE", _SCHEDULER_POOL)
+    stream = directory.stream
+    workers = "ucx" if chosen.protocol == "ucx" else stream
+    command = [*arguments.command, "--protocol", f"{workers},{stream}"]
+    default = interface_addresses.default_interface(node.addresses)
+    outer = arguments.client_interface or default or chosen.interface
+    if outer:
+        command += ["--interface", f"{chosen.interface or default or outer},{outer}"]
+    if "--dashboard-address" not in command:  # only where clients and their proxies reach the scheduler
+        command += ["--dashboard-address", f"{node.addresses.get(outer or '', '127.0.0.1')}:0"]
+    os.environ["HPCGPU_SCHEDULER_JOB"] = own.job_id
+    os.environ["HPCGPU_FABRIC"] = json.dumps(
+        {"fabric": chosen.why, "network": chosen.network, "interface": chosen.interface or ""}
+    )
+    os.environ["HPCGPU_LEASE"] = f"{arguments.lease:g}"
+    print(f"hpcgpu: {chosen.why}", file=sys.stderr)
+    return command
+
+
+def agreed_interface(contact: Contact, protocol: str, interface: str | None) -> str | None:
+    """Return this node's interface for the transport that the scheduler's node chose.
+
+    Raises
+    ------
+    LaunchError
+        This node cannot use that transport.
+    """
+    ucx = contact.workers.startswith("ucx")
+    node = choose_transport.this_node(ucx=ucx and protocol == "auto")
+    chosen = choose_transport.TransportChoice(
+        "ucx" if ucx else "tcp", contact.interface or None, contact.network, contact.fabric
+    )
+    if why := choose_transport.incompatibility(chosen, node, protocol, interface):
+        raise LaunchError(why)
+    if interface is not None or not contact.network:
+        return interface
+    return choose_transport.nearest(
+        node,
+        contact.network,
+        contact.interface,
+        interface_addresses.reaching(contact.workers.split("://", 1)[1].rpartition(":")[0]),
+    )
+
+
+def check_interface(name: str | None, option: str = "interface") -> None:
+    """Raise `LaunchError` when this node has no such interface."""
+    if name is not None and (problem := interface_addresses.missing(name, interface_addresses.addresses())):
+        raise LaunchError(f"{problem}. Set `{option}` to one of them")
+
+
+def set_ucx_defaults() -> None:
+    """Set the variables of `ucx_settings.private_transports` and `ucx_settings.memory_type_cache`.
+
+    The choice of the transport must come first: it reads ``UCX_TLS`` as the user or the site has set it.
+    """
+    from dask import config
+
+    from hpcgpu.fabric import ucx_settings
+
+    section = config.get("distributed-ucxx", None) or {}
+    os.environ.update(ucx_settings.private_transports(os.environ, section))
+    os.environ.update(ucx_settings.memory_type_cache(os.environ, section))

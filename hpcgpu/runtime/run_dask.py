@@ -1,0 +1,52 @@
+"""Turns a job's first step into Dask's own program, in the same process, and ends that process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from hpcgpu.runtime import scratch, stage
+
+
+def become(command: Sequence[str], place: Path, at_end: contextlib.ExitStack) -> None:
+    """Run ``python -m MODULE ARGUMENTS`` in this process, then the functions in `at_end`.
+
+    The process gets a fresh directory for temporary files in `place`.
+
+    With UCX, the process ends without Python's own cleanup: UCX's thread may still run during the cleanup, and a
+    segmentation fault would turn a successful job into a failed one (seen with UCX 1.21 at the end of schedulers).
+    """
+    atexit.register(gc.freeze)  # else Python's cleanup visits all objects several times: 0.3 s of a core
+    _, flag, module, *arguments = command
+    assert flag == "-m", "the templates start Dask as a module"
+    with at_end, scratch.made(place) as temporary:
+        os.environ["DASK_TEMPORARY_DIRECTORY"] = str(temporary)
+        if "dask" in sys.modules:  # Dask was imported before the environment was complete
+            sys.modules["dask"].config.refresh()
+        for transport in ("tls", "authenticated_tcp"):
+            importlib.import_module(f"hpcgpu.fabric.{transport}").install()
+        sys.argv = [module, *arguments]
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            if end.code not in (None, 0) or not _speaks_ucx(arguments):
+                raise
+    if _speaks_ucx(arguments):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        stage.release()
+        os._exit(0)
+
+
+def _speaks_ucx(arguments: Sequence[str]) -> bool:
+    return any(flag == "--protocol" and value.startswith("ucx") for flag, value in pairwise(arguments))

@@ -1,0 +1,213 @@
+"""Connects to a cluster's scheduler, and waits if it cannot be reached yet.
+
+Worker jobs use it, and programs that connect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hpcgpu.batch.base import BatchSystem, JobStatus
+from hpcgpu.batch.poll_interval import Cadence
+from hpcgpu.batch.queue_monitor import Monitor
+from hpcgpu.batch.reasons import OWN_CANCEL, cancel_of_ours, explain
+from hpcgpu.errors import BatchError, CertificateError, LaunchError
+from hpcgpu.fabric import certificate_errors
+from hpcgpu.store import certificates_and_keys
+from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
+
+if TYPE_CHECKING:
+    from distributed.core import rpc
+
+
+#: Least seconds without a contact before a worker job's first poll for the scheduler job; and its poll interval. A
+#: thousand worker jobs may start together, so their first polls are spread over one interval.
+FIRST_POLL, _POLL_INTERVAL = 15.0, 60.0
+#: Seconds after which a scheduler job that the queue does not list counts as ended, at the second poll.
+_GRACE = 45.0
+
+
+def answers(contact: Contact, directory: ClusterDirectory) -> bool:
+    """Whether the cluster's scheduler listens at the contact's address for clients, which is TCP.
+
+    Raises
+    ------
+    CertificateError
+        The certificate has expired or is not yet valid, by the clock of this machine or of the scheduler's.
+    """
+    scheme, _, location = contact.client.partition("://")
+    host, _, port = location.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            if scheme == "tls":
+                context = ssl.create_default_context(cafile=directory.tls / "cert.pem")
+                context.check_hostname = False
+                context.load_cert_chain(directory.tls / "cert.pem", directory.tls / "key.pem")
+                with context.wrap_socket(connection) as encrypted:
+                    # under TLS 1.3 this fails if the scheduler refuses our certificate; it speaks first
+                    encrypted.recv(1)
+                    with contextlib.suppress(OSError):
+                        encrypted.unwrap()
+    except ssl.SSLError as error:
+        what = certificates_and_keys.certificate_name(directory)
+        if why := certificates_and_keys.problem(directory, now=time.time()) or certificate_errors.refusal(
+            error, location, what
+        ):
+            raise CertificateError(why) from error
+        return True  # a program listens; distributed reports better what is wrong
+    except (OSError, ValueError):  # ValueError: the contact contains no valid address
+        return False
+    return True
+
+
+def scheduler_of(directory: ClusterDirectory, contact: Contact) -> rpc:
+    """Return a connection to the scheduler of a cluster, for ``async with``.
+
+    Its methods are the scheduler's handlers.
+    """
+    from distributed.core import rpc
+
+    return rpc(contact.client, connection_args=certificates_and_keys.security(directory).get_connection_args("client"))
+
+
+class SchedulerWatch:
+    """The state of a cluster's scheduler job in the queue, polled at the intervals of `hpcgpu.batch.poll_interval`.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    batch : BatchSystem
+    cadence : Cadence, optional
+    before : callable, optional
+        Called before each poll. It raises `BatchError` if the queue must not be polled.
+    """
+
+    def __init__(
+        self,
+        directory: ClusterDirectory,
+        batch: BatchSystem,
+        cadence: Cadence | None = None,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.directory = directory
+        self.monitor = Monitor(batch, cadence=cadence or Cadence(), grace=_GRACE)
+        self._before = before
+
+    @property
+    def error(self) -> str:
+        """Why the last poll failed; empty if it succeeded."""
+        return self.monitor.error
+
+    def poll(self, *, now: float) -> JobStatus | None:
+        """Poll if it is time to; return what is known of the job.
+
+        None means that it has no id yet, or that the last poll failed.
+
+        A job that is presumed to have ended is `JobState.FAILED`, with the reason: see
+        `hpcgpu.batch.queue_monitor.presumed_ended`.
+        """
+        submit = next((s for s in self.directory.submits() if s.kind == "scheduler" and not s.refused), None)
+        if submit is None or submit.job_id is None:
+            return None
+        if submit.job_id not in self.monitor.views:
+            self.monitor.watch(submit.job_id, submit.name, now=now)
+        if self.monitor.cadence.due(now=now):
+            try:
+                self._before()
+            except BatchError as error:
+                self.monitor.error = str(error)
+                self.monitor.cadence.failed(now=now)
+            else:
+                self.monitor.poll_if_due(now=now, waiting=True)
+        view = self.monitor.views[submit.job_id]
+        return view.status if view.polled and not self.error else None
+
+
+def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout: float) -> Contact:
+    """Wait until the scheduler answers; fail as soon as it can no longer start.
+
+    Raises
+    ------
+    LaunchError
+        The scheduler job has ended, the scheduler did not start in time, or the certificate is not valid now.
+    """
+    began = time.monotonic()
+    first = began + FIRST_POLL + random.random() * _POLL_INTERVAL
+    watch = SchedulerWatch(directory, batch, Cadence(_POLL_INTERVAL, next_poll=first))
+    pause, reported = 0.1, ""
+    while True:
+        contact = directory.contact()
+        try:
+            if contact is not None and answers(contact, directory):
+                return contact
+        except CertificateError as error:
+            raise LaunchError(str(error)) from error
+        now = time.monotonic()
+        status = watch.poll(now=now)
+        if watch.error != reported:  # compute nodes may lack the queue's commands
+            reported = watch.error
+            print(
+                f"hpcgpu: cannot query the queue about the scheduler job: {reported}" * bool(reported), file=sys.stderr
+            )
+        if status is not None and status.state.ended:
+            own = cancel_of_ours(status.state, decided=False, ended=status.end, over=directory.ended_at())
+            why = OWN_CANCEL if own else explain(status, kind="scheduler")
+            raise LaunchError(f"the scheduler job {status.job_id} has ended ({why}): this worker job ends too")
+        if now - began > timeout:
+            raise LaunchError(
+                f"no scheduler answered within {timeout:g} s (death_timeout): {_silence(contact, directory)}"
+            )
+        time.sleep(pause)
+        pause = min(1.0, pause * 1.2)
+
+
+def no_answer(error: BaseException) -> str:
+    """Return why a scheduler did not answer: the text of the error, or a text for an error without one."""
+    late = isinstance(error, TimeoutError)
+    reason = str(error) or ("no answer in time" if late else type(error).__name__)
+    if late or reason.startswith("Timed out"):  # distributed's OSError
+        reason += ". Its process may be stopped or stuck, or the network may lose its answers"
+    return reason
+
+
+def _silence(contact: Contact | None, directory: ClusterDirectory) -> str:
+    """Return why a scheduler may not have answered, and what to do."""
+    if contact is None:
+        written = directory.path / "contact.json"
+        return (
+            f"it did not write {written}. See its log in {directory.logs}. If it only starts slowly, raise "
+            "death_timeout"
+        )
+    return (
+        f"{contact.client} does not answer {socket.gethostname()}: set client_interface to a network that worker "
+        "nodes reach too, or ask the site about a firewall"
+    )
+
+
+def check_alone(directory: ClusterDirectory, job_id: str) -> None:
+    """Refuse to be a second scheduler of a cluster: the script may be submitted by hand while the cluster runs.
+
+    Raises
+    ------
+    LaunchError
+        Another job runs its scheduler.
+    """
+    contact, name = directory.contact(), directory.path.name
+    if contact is None or contact.job_id == job_id:
+        return
+    host, _, port = contact.client.partition("://")[2].rpartition(":")
+    with contextlib.suppress(OSError, ValueError):
+        # a scheduler that is too busy for a handshake still accepts a connection
+        socket.create_connection((host, int(port)), timeout=5).close()
+        raise LaunchError(
+            f"cluster {name} already has a scheduler, in job {contact.job_id}. A second one would take its clients "
+            f"and workers. To start again, first run: hpcgpu stop {directory.in_shell}"
+        )

@@ -1,0 +1,73 @@
+"""A snapshot of a cluster as static HTML, for places without a widget and for a notebook that is read later.
+
+It has no script and no style sheet, because viewers of notebooks remove both.
+"""
+
+from __future__ import annotations
+
+import html
+import time
+
+from hpcgpu.dask_scheduler.rpc_types import GroupState
+from hpcgpu.display.html_tables import paragraphs, table
+from hpcgpu.display.job_table import JobTable
+from hpcgpu.display.text_columns import bar
+from hpcgpu.display.words import duration
+from hpcgpu.existing_clusters.snapshot import GPUInfo, Snapshot
+
+#: If there are more GPUs than this, only sums are shown.
+_GPUS = 32
+_COLUMNS = ("GPU of", "node", "utilisation", "memory", "power", "")
+_GIB = 2**30
+
+
+def picture(snapshot: Snapshot) -> str:
+    """Return the snapshot as HTML."""
+    ended = snapshot.state in ("closed", "ended")
+    facts = {
+        "Workers": f"{snapshot.workers:,}",
+        "GPUs": f"{snapshot.gpus:,}",
+        "Time left": "" if ended else "not known" if snapshot.time_left is None else duration(snapshot.time_left),
+        "GPU hours": f"{snapshot.gpu_hours:.2f}",
+        "Dashboard": snapshot.dashboard,
+    }
+    words = [f"{name}: {text}" for name, text in facts.items() if text]
+    paused = [f"Group {group['name']} is paused: {group['paused']}" for group in snapshot.groups if group["paused"]]
+    messages = [*paused, *snapshot.warnings, *filter(None, [snapshot.problem])]
+    taken = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(snapshot.time)).strip()
+    about = f"The last known state, of {taken}. This is a picture: it does not change."
+    parts = [
+        f"<p><b>{html.escape(snapshot.name)}</b>: {html.escape(snapshot.state)}</p>",
+        paragraphs([about, "; ".join(words)]),
+        paragraphs(messages, bold=True),
+        paragraphs(map(_group, snapshot.groups)),
+        JobTable(snapshot.jobs)._repr_html_() if snapshot.jobs else "",
+        _gpus(snapshot),
+    ]
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _group(group: GroupState) -> str:
+    jobs = "no size yet" if group["target"] is None else f"{group['target']} jobs"
+    adapts = f", adapts from {group['minimum'] or 0} to {group['maximum']}" if group["maximum"] is not None else ""
+    return f"{group['name']}: {jobs}{adapts}{'; ' + group['reason'] if group['reason'] else ''}"
+
+
+def _gpus(snapshot: Snapshot) -> str:
+    gpus, used = snapshot.devices, snapshot.utilization
+    if not gpus:
+        return ""
+    words = [f"{len(gpus):,} GPUs", f"{snapshot.idle:,} idle"]
+    words += [] if used is None else [f"mean utilisation {used:.0f} %"]
+    about = paragraphs([", ".join(words)])
+    return about if len(gpus) > _GPUS else about + table(_COLUMNS, [_row(gpu, snapshot.time) for gpu in gpus])
+
+
+def _row(gpu: GPUInfo, now: float) -> tuple[str, ...]:
+    used = "not known" if gpu.utilization is None else f"{bar(gpu.utilization / 100, 10)} {gpu.utilization:.0f} %"
+    memory = "not known"
+    if gpu.memory_used is not None and gpu.memory_total:
+        memory = f"{gpu.memory_used / _GIB:.1f} of {gpu.memory_total / _GIB:.0f} GiB"
+    power = "" if gpu.power is None else f"{gpu.power:.0f} W"
+    idle = "" if gpu.idle_since is None else f"idle for {duration(max(0.0, now - gpu.idle_since))}"
+    return gpu.worker, gpu.node, used, memory, power, idle

@@ -1,0 +1,420 @@
+"""What hpcgpu uses of other projects beyond their documented interfaces.
+
+Each `Use` names one thing that upstream may change without notice: a function that hpcgpu replaces, a name with a
+leading underscore, or a detail of a protocol. Its canary is a test that runs the real upstream code, and fails with a
+sentence when upstream has changed. Public names are not listed: where one is gone, the import fails.
+
+``tests/unit/test_upstream.py`` holds this table against the code. ``docs/upstream.rst`` shows it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["USES", "Kind", "Use"]
+
+
+class Kind(enum.Enum):
+    """How hpcgpu uses a thing of upstream."""
+
+    REPLACED = "hpcgpu puts its own in this place"
+    PRIVATE = "a private name, which hpcgpu calls, overrides or reads"
+    PROTOCOL = "a detail that is not documented"
+
+
+@dataclass(frozen=True)
+class Use:
+    """One thing of upstream that hpcgpu relies on.
+
+    Attributes
+    ----------
+    name : str
+        Module, class that defines it, name. What is inside a function follows the name of the function. The last part
+        occurs in hpcgpu's code.
+    distribution : str
+        Who has it.
+    kind : Kind
+    why : str
+        What hpcgpu needs it for.
+    used_in : tuple of str
+        Modules or packages of hpcgpu.
+    canary : str
+        Name of the test in ``tests/canaries``.
+    issues : tuple of str
+        Upstream issues and pull requests that are about it, as ``owner/repository#number``; empty where none is known.
+    """
+
+    name: str
+    distribution: str
+    kind: Kind
+    why: str
+    used_in: tuple[str, ...]
+    canary: str
+    issues: tuple[str, ...] = ()
+
+
+_GROUPS = ("dask/distributed#5577", "dask/distributed#4069", "dask/distributed#9102", "dask/distributed#9121")
+_KILLED = ("dask/distributed#2694", "dask/distributed#8202")
+_HTTP = ("dask/distributed#6407",)
+_AMM = ("dask/distributed#5381",)
+_OPENSSL = ("python/cpython#148594", "python/cpython#81891")
+
+
+def _cluster(name: str, why: str, *issues: str, canary: str) -> Use:
+    """Return what the cluster's class, which is a SpecCluster, relies on."""
+    return Use(f"distributed.deploy.{name}", "distributed", Kind.PRIVATE, why, ("hpcgpu.cluster",), canary, issues)
+
+
+def _scheduler(name: str, why: str, canary: str, *issues: str, kind: Kind = Kind.PROTOCOL) -> Use:
+    """Return what the extension of the scheduler relies on."""
+    return Use(
+        f"distributed.{name}", "distributed", kind, why, ("hpcgpu.dask_scheduler.scheduler_extension",), canary, issues
+    )
+
+
+def _nanny(name: str, why: str, module: str) -> Use:
+    """Return what a forked worker gets from its nanny."""
+    canary = "test_a_nanny_sets_before_it_starts_a_worker_what_hpcgpu_gives_the_fork_server"
+    return Use(f"distributed.nanny.Nanny.{name}", "distributed", Kind.PROTOCOL, why, (module,), canary)
+
+
+def _client(name: str, why: str, kind: Kind = Kind.REPLACED) -> Use:
+    """Return what tells a client why its scheduler is gone."""
+    return Use(f"distributed.client.Client.{name}", "distributed", kind, why, ("hpcgpu.client.lost_scheduler",), _LOST)
+
+
+def _signals(module: str, distribution: str) -> Use:
+    """Return what a worker's program does when it gets a signal."""
+    canary = f"test_{distribution.replace('-', '_')}_waits_for_signals_by_the_function_that_hpcgpu_replaces"
+    why = "a SIGTERM may be a warning, after which the job goes on for a while"
+    return Use(f"{module}.wait_for_signals", distribution, Kind.REPLACED, why, ("hpcgpu.runtime.preemption",), canary)
+
+
+_CHARGED = "test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_says_so"
+_CALLS = "test_the_cluster_calls_what_hpcgpu_overrides"
+_SILENT = "test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbeats"
+_MOVES = "test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_for_it"
+_UNREADABLE = "test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces"
+_RESULTS = "test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replaces"
+_LOST = "test_a_client_whose_scheduler_closes_waits_until_hpcgpu_says_why"
+_WORK = "test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces"
+_TLS = "test_both_ends_of_a_tls_connection_have_the_socket_of_hpcgpu"
+_ADMITTED = "test_a_silent_peer_is_dropped_by_the_listeners_that_hpcgpu_starts"
+_FEW = "test_a_server_accepts_until_the_sockets_of_hpcgpu_report_no_connection"
+_UCX = "test_ucx_connections_are_authenticated_before_distributed_reads"
+_DASHBOARD = "test_scheduler_and_worker_serve_their_dashboards_by_the_class_that_hpcgpu_replaces"
+
+USES: tuple[Use, ...] = (
+    # distributed: the cluster
+    _cluster("cluster.Cluster._start", "starts the cluster by the manager", canary=_CALLS),
+    _cluster("cluster.Cluster._close", "ends the cluster by the manager", canary=_CALLS),
+    _cluster(
+        "spec.SpecCluster._correct_state",
+        "a job has several workers, which SpecCluster does not scale",
+        *_GROUPS,
+        canary=_CALLS,
+    ),
+    # distributed: the scheduler
+    _scheduler(
+        "scheduler.Scheduler.remove_worker.processing-tasks",
+        "the event of a removed worker says which tasks and results it had, and whether its end was expected",
+        _CHARGED,
+        *_KILLED,
+    ),
+    _scheduler(
+        "scheduler.Scheduler.allowed_failures",
+        "charges a task with a lost worker only if its job crashed",
+        _CHARGED,
+        *_KILLED,
+        kind=Kind.REPLACED,
+    ),
+    *[
+        Use(
+            name,
+            "distributed",
+            Kind.PROTOCOL,
+            "reports results that are lost for good to those who wait for them",
+            ("hpcgpu.dask_scheduler.lost_results",),
+            "test_results_that_are_lost_are_reported_by_what_hpcgpu_sets_and_sends",
+        )
+        for name in (
+            "distributed.scheduler.TaskState.exception_blame",
+            "distributed.client.Client._handle_report.cancelled-keys",
+        )
+    ],
+    Use(
+        "distributed.stealing.WorkStealing.move_task_request",
+        "distributed",
+        Kind.PROTOCOL,
+        "moves tasks that wait for resources: stealing moves none while a worker has as many threads as tasks",
+        ("hpcgpu.dask_scheduler.resources",),
+        _MOVES,
+        ("dask/distributed#1851",),
+    ),
+    Use(
+        "distributed.stealing.WorkStealing.in_flight",
+        "distributed",
+        Kind.PROTOCOL,
+        "says which tasks move already",
+        ("hpcgpu.dask_scheduler.resources",),
+        _MOVES,
+    ),
+    _scheduler(
+        "versions.error_message",
+        "compares the versions of a joining worker with one worker for all that have the same, not with thousands",
+        "test_the_scheduler_compares_versions_by_the_function_that_hpcgpu_replaces",
+        kind=Kind.REPLACED,
+    ),
+    *[
+        _scheduler(
+            f"scheduler.WorkerState.{name}",
+            "keeps equal reports of workers once",
+            "test_the_scheduler_compares_versions_by_the_function_that_hpcgpu_replaces",
+            kind=Kind.REPLACED,
+        )
+        for name in ("versions", "extra")
+    ],
+    _scheduler(
+        "scheduler.error_message",
+        "explains why a graph with GPU objects cannot be rebuilt",
+        _UNREADABLE,
+        "dask/distributed#6924",
+        kind=Kind.REPLACED,
+    ),
+    _scheduler(
+        "scheduler.Scheduler.handlers.gather",
+        "copies results in GPU memory to the host for clients that have no GPU",
+        _RESULTS,
+    ),
+    _scheduler(
+        "scheduler.Scheduler.handlers.broadcast",
+        "copies results in GPU memory to the host for clients that have no GPU",
+        _RESULTS,
+    ),
+    Use(
+        "distributed.client.Client.dashboard_link",
+        "distributed",
+        Kind.REPLACED,
+        "leads a client that knows only an address to the dashboard behind Jupyter's login",
+        ("hpcgpu.client.connect",),
+        "test_a_client_shows_the_link_of_the_property_that_hpcgpu_replaces",
+    ),
+    _client("_reconnect", "asks why the scheduler is gone, before a client cancels what it waits for"),
+    _client("_handle_report", "ends when the scheduler closes the connection of a client"),
+    _client("_gather_remote", "asks why the scheduler is gone where a client fetches results from it"),
+    *[
+        Use(
+            f"distributed.worker.Worker.__init__.handlers.{operation}",
+            "distributed",
+            Kind.REPLACED,
+            "counts the calls that a worker runs",
+            ("hpcgpu.dask_worker.count_calls",),
+            _WORK,
+        )
+        for operation in ("run", "actor_execute")
+    ],
+    Use(
+        "distributed.worker.Worker.metrics",
+        "distributed",
+        Kind.PROTOCOL,
+        "informs the scheduler of the calls, the GPU and the transfers of a worker, with each heartbeat",
+        ("hpcgpu.dask_scheduler.running_calls", "hpcgpu.dask_worker.count_calls", "hpcgpu.dask_worker.worker_preload"),
+        _WORK,
+    ),
+    Use(
+        "distributed.scheduler.Scheduler.broadcast",
+        "distributed",
+        Kind.REPLACED,
+        "counts the calls that run on workers",
+        ("hpcgpu.dask_scheduler.running_calls",),
+        _WORK,
+    ),
+    _scheduler(
+        "scheduler.Scheduler.idle_since",
+        "counts calls and GPUs that work against idle_timeout",
+        _WORK,
+        kind=Kind.REPLACED,
+    ),
+    Use(
+        "distributed.scheduler.WorkerState.last_seen",
+        "distributed",
+        Kind.REPLACED,
+        "removes silent workers whose job has ended, and keeps one whose event loop a call holds",
+        ("hpcgpu.dask_scheduler.running_calls", "hpcgpu.dask_scheduler.scheduler_extension"),
+        _SILENT,
+    ),
+    _scheduler("comm.core.Comm.remote_info", "holds what a client reported about itself", _RESULTS),
+    Use(
+        "distributed.protocol.serialize.serialize.header.serializer",
+        "distributed",
+        Kind.PROTOCOL,
+        "keeps host copies readable for clients without hpcgpu",
+        ("hpcgpu.runtime.hostcopy",),
+        "test_a_host_copy_is_read_by_distributed_alone",
+    ),
+    Use(
+        "distributed.active_memory_manager.ActiveMemoryManagerExtension._find_recipient",
+        "distributed",
+        Kind.REPLACED,
+        "data of a GPU worker must not go to workers without a GPU",
+        ("hpcgpu.dask_scheduler.data_recipients",),
+        "test_data_of_a_retiring_worker_goes_where_the_method_that_hpcgpu_replaces_says",
+        _AMM,
+    ),
+    Use(
+        "distributed.worker.Worker.startup_information",
+        "distributed",
+        Kind.PROTOCOL,
+        "informs the scheduler of the node, the GPUs and the software of a worker",
+        ("hpcgpu.dask_worker.worker_preload",),
+        "test_data_of_a_retiring_worker_goes_where_the_method_that_hpcgpu_replaces_says",
+    ),
+    Use(
+        "distributed.dashboard.components.scheduler.HTMLTemplateFormatter",
+        "distributed",
+        Kind.REPLACED,
+        "the table of exceptions must show keys, exceptions and tracebacks as text",
+        ("hpcgpu.runtime.dashboard_access",),
+        "test_the_table_of_exceptions_makes_its_cells_by_the_class_that_hpcgpu_replaces",
+    ),
+    Use(
+        "distributed.node.HTTPServer",
+        "distributed",
+        Kind.REPLACED,
+        "the dashboard must ask for the token before it answers anybody",
+        ("hpcgpu.runtime.dashboard_access",),
+        _DASHBOARD,
+        _HTTP,
+    ),
+    Use(
+        "tornado.http1connection.HTTP1Connection.write_headers",
+        "tornado",
+        Kind.REPLACED,
+        "no browser runs the scripts of the dashboard's answers",
+        ("hpcgpu.runtime.dashboard_access",),
+        _DASHBOARD,
+    ),
+    # distributed: how workers start
+    Use(
+        "distributed.utils._forkserver_preload_set",
+        "distributed",
+        Kind.PRIVATE,
+        "keeps the list of what the fork server imports: distributed sets its own, and imports all of it in the nanny",
+        ("hpcgpu.runtime.forkserver",),
+        "test_distributed_leaves_what_the_fork_server_imports_alone",
+    ),
+    _nanny("env", "a forked worker gets the environment of its nanny by it", "hpcgpu.dask_worker.nanny_preload"),
+    Use(
+        "multiprocessing.process.BaseProcess._config",
+        "CPython",
+        Kind.PRIVATE,
+        "puts the socket of the fork server into a directory that hpcgpu removes",
+        ("hpcgpu.runtime.forkserver", "hpcgpu.dask_worker.nanny_preload", "hpcgpu.dask_worker.worker_preload"),
+        "test_multiprocessing_puts_its_sockets_where_hpcgpu_says",
+    ),
+    Use(
+        "multiprocessing.util.spawnv_passfds",
+        "CPython",
+        Kind.REPLACED,
+        "makes the fork server a fork of the first process of a job",
+        ("hpcgpu.runtime.forkserver",),
+        "test_python_starts_the_fork_server_by_the_function_that_hpcgpu_replaces",
+    ),
+    Use(
+        "distributed.nanny.Nanny.instantiate",
+        "distributed",
+        Kind.REPLACED,
+        "each start of a forked worker, a restart too, looks first at what has changed on the node and in the nanny",
+        ("hpcgpu.dask_worker.nanny_preload",),
+        "test_a_nanny_starts_and_restarts_its_worker_by_the_method_that_hpcgpu_replaces",
+    ),
+    Use(
+        "atexit._run_exitfuncs",
+        "CPython",
+        Kind.PRIVATE,
+        "a forked worker runs at its end what a spawned one runs",
+        ("hpcgpu.runtime.forkserver_imports",),
+        "test_a_forked_process_runs_once_what_was_registered_for_its_end",
+        ("python/cpython#83856",),
+    ),
+    # distributed: connections
+    Use(
+        "distributed.comm.registry.backends",
+        "distributed",
+        Kind.REPLACED,
+        "registers TLS with a handshake timeout, UCX and TCP with authentication, and no TCP without it",
+        ("hpcgpu.fabric.tls", "hpcgpu.fabric.authentication", "hpcgpu.fabric.authenticated_tcp"),
+        _TLS,
+    ),
+    Use(
+        "distributed.comm.tcp.BaseTCPListener.start",
+        "distributed",
+        Kind.REPLACED,
+        "a connection is read only after its handshake or its authentication; both have a time limit",
+        ("hpcgpu.fabric.listening",),
+        _ADMITTED,
+    ),
+    Use(
+        "tornado.netutil.add_accept_handler.accept",
+        "tornado",
+        Kind.PROTOCOL,
+        "accepts connections until the socket reports none, so hpcgpu decides how many are accepted at a time",
+        ("hpcgpu.fabric.strangers",),
+        _FEW,
+    ),
+    Use(
+        "ssl.SSLObject.do_handshake",
+        "CPython",
+        Kind.PROTOCOL,
+        "a handshake that waits clears OpenSSL's error queue, which CPython does not",
+        ("hpcgpu.fabric.tls",),
+        "test_cpython_leaves_errors_of_other_connections_and_a_handshake_clears_them",
+        _OPENSSL,
+    ),
+    # UCX
+    Use(
+        "distributed.comm.core.BaseListener.on_connection",
+        "distributed",
+        Kind.PROTOCOL,
+        "authenticates who connects before distributed reads a frame",
+        ("hpcgpu.fabric.authentication", "hpcgpu.fabric.listening"),
+        _UCX,
+    ),
+    Use(
+        "distributed_ucxx.ucxx.UCXX.ep",
+        "distributed-ucxx",
+        Kind.PROTOCOL,
+        "sends the messages of the authentication",
+        ("hpcgpu.fabric.authentication", "hpcgpu.fabric.measure_links"),
+        _UCX,
+    ),
+    _signals("distributed.cli.dask_worker", "distributed"),
+    # dask-cuda
+    _signals("dask_cuda.cli", "dask-cuda"),
+    Use(
+        "dask_cuda.cuda_worker.nvml_device_index",
+        "dask-cuda",
+        Kind.REPLACED,
+        "a worker must have the CPU affinity and memory limit of its own GPU",
+        ("hpcgpu.runtime.cpu_affinity",),
+        "test_dask_cuda_takes_the_wrong_gpu_by_the_function_that_hpcgpu_replaces",
+        ("rapidsai/dask-cuda#671",),
+    ),
+    Use(
+        "dask_cuda.utils.get_ucx_config",
+        "dask-cuda",
+        Kind.PROTOCOL,
+        "the scheduler must have the UCX settings that dask-cuda makes of its flags for workers",
+        ("hpcgpu.fabric.ucx_settings",),
+        "test_the_scheduler_gets_the_ucx_settings_that_dask_cuda_gives_workers",
+    ),
+    Use(
+        "dask_cuda.cuda_worker.CUDAWorker.__init__.name",
+        "dask-cuda",
+        Kind.PROTOCOL,
+        "the suffix of a worker's name identifies its job",
+        ("hpcgpu.scaling.worker_names",),
+        "test_dask_cuda_names_workers_by_job_and_gpu",
+    ),
+)

@@ -1,0 +1,183 @@
+"""What the manager does next, for any groups that could be observed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcgpu.scaling.decide_actions import (
+    BUDGET_END,
+    Decided,
+    Drain,
+    End,
+    EndAll,
+    ObservedCluster,
+    ObservedGroup,
+    ObservedJob,
+    Submit,
+    decide,
+)
+from hpcgpu.scaling.policy_data import Demand, History, Hysteresis, JobView, Limits
+
+NOW = 10_000.0
+
+
+def running(name: str, **known: object) -> ObservedJob:
+    view = JobView(name=name, pending=False, submitted=NOW - 1000, workers=1, memory=1e9)
+    return replace(ObservedJob(view=view, whole=True, leaves=NOW + 600, end=NOW + 900), **known)
+
+
+def waiting(name: str, **known: object) -> ObservedJob:
+    return replace(ObservedJob(view=JobView(name=name, pending=True, submitted=NOW - 10)), **known)
+
+
+def fixed(jobs: int, *there: ObservedJob, **known: object) -> ObservedGroup:
+    return replace(ObservedGroup(limits=Limits(maximum=jobs, fixed=True), jobs=there), **known)
+
+
+def decided(*groups: ObservedGroup, **known: bool) -> list[Decided]:
+    answer = decide(replace(ObservedCluster(groups=groups), **known), now=NOW)
+    assert isinstance(answer, list)
+    return answer
+
+
+def done(group: ObservedGroup, *, reachable: bool = True) -> list[Submit | End]:
+    return list(decided(group, reachable=reachable)[0].actions)
+
+
+def test_what_is_missing_is_requested_and_what_waits_is_ended_first() -> None:
+    assert done(fixed(3, running("a"))) == [Submit(2)]
+    assert done(fixed(1, running("a"), waiting("b"))) == [End(("b",), Drain.UNWANTED)]
+    assert done(fixed(2, running("a"), waiting("b"))) == []
+
+
+def test_why_a_job_ends_says_what_becomes_of_its_data() -> None:
+    assert done(fixed(0, running("a"))) == [End(("a",), Drain.ZERO)]
+    assert done(fixed(0, running("a"), deleted=True)) == [End(("a",), Drain.DELETED)]
+    spent = fixed(2, running("a"), waiting("b"), history=History(gpu_seconds=100.0))
+    spent = replace(spent, limits=replace(spent.limits, gpu_seconds=50.0))
+    assert done(spent) == [End(("b", "a"), Drain.BUDGET, NOW + BUDGET_END)]
+
+
+def test_a_job_whose_walltime_ends_is_replaced_at_once_and_its_tasks_have_most_of_the_time_that_is_left() -> None:
+    begins = running("a", leaves=NOW - 1, end=NOW + 99)
+    [end, submit] = done(fixed(1, begins))
+    assert isinstance(end, End) and end.why is Drain.WALLTIME and "walltime of job a ends soon" in end.log
+    assert end.deadline is not None and NOW < end.deadline < NOW + 99
+    assert submit == Submit(1)
+    assert done(fixed(1, replace(begins, retry_at=NOW + 1))) == [], "its data fitted nowhere a moment ago"
+    later = done(fixed(1, replace(begins, retires_at=NOW - 50)))[0]
+    assert isinstance(later, End) and later.deadline is not None and later.deadline >= end.deadline - 50
+
+
+def test_a_job_that_lost_workers_works_until_another_takes_its_place() -> None:
+    lost, comes = running("a", lost=True, whole=False), waiting("b")
+    lost = replace(lost, view=replace(lost.view, leaves=NOW - 1))
+    assert done(fixed(1, lost)) == [Submit(1)]
+    there = [lost, running("b")]
+    assert [end.jobs for end in done(fixed(1, *there)) if isinstance(end, End)] == [("a",)]
+    assert not [end for end in done(fixed(2, lost, running("b"), history=History(paused="no"))) if isinstance(end, End)]
+    alone = replace(lost, view=replace(lost.view, workers=0))
+    assert [end.jobs for end in done(fixed(1, alone, comes)) if isinstance(end, End)] == [("a",)], "it has no worker"
+
+
+def test_what_can_never_start_ends_only_where_perhaps_nobody_reads_why() -> None:
+    jobs = [waiting("a", never=True), waiting("b", never=True)]
+    assert done(fixed(2, *jobs)) == []
+    adaptive = ObservedGroup(
+        limits=Limits(minimum=2, maximum=2), jobs=jobs, adaptive=True, history=History(paused="no")
+    )
+    assert done(adaptive) == [End(("a", "b"), Drain.UNWANTED)]
+
+
+_JOBS = st.builds(
+    lambda n, pending, retiring, workers, tasks, nbytes, retry, lost, never, leaves, submitted: ObservedJob(
+        view=JobView(
+            name=f"j{n}",
+            pending=pending,
+            submitted=NOW - n,
+            retiring=retiring,
+            workers=0 if pending else workers,
+            processing=0 if pending else tasks,
+            nbytes=0 if pending else nbytes,
+            memory=1e9,
+            idle_since=None if pending or tasks else NOW - 500,
+            leaves=None if pending else leaves,
+        ),
+        submitted=submitted or not pending,
+        retry_at=retry,
+        whole=not pending and workers > 0 and not lost,
+        lost=lost and not pending,
+        never=never and pending,
+        leaves=None if pending else leaves,
+        end=None if pending or leaves is None else leaves + 100,
+    ),
+    st.integers(0, 10**6),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2),
+    st.integers(0, 3),
+    st.sampled_from([0, 10**6, 10**9]),
+    st.sampled_from([0.0, NOW - 1, NOW + 5]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, NOW - 50.0, NOW + 50.0]),
+    st.booleans(),
+)
+
+
+@st.composite
+def _groups(draw: st.DrawFn) -> ObservedGroup:
+    is_fixed, maximum = draw(st.booleans()), draw(st.integers(0, 6))
+    limits = Limits(
+        minimum=draw(st.integers(0, maximum)),
+        maximum=maximum,
+        fixed=is_fixed,
+        backlog=draw(st.sampled_from([None, 1, 3])),
+        gpu_seconds=draw(st.sampled_from([None, 10.0, 1e6])),
+    )
+    return ObservedGroup(
+        limits=limits,
+        jobs=draw(st.lists(_JOBS, max_size=7, unique_by=lambda job: job.name)),
+        demand=Demand(jobs=draw(st.integers(0, 8)), seconds=draw(st.sampled_from([0.0, 60.0, 1e5]))),
+        history=History(
+            paused=draw(st.sampled_from(["", "3 jobs failed in a row"])),
+            full=draw(st.sampled_from(["", "QOSMaxJobs"])),
+            next_try=draw(st.sampled_from([0.0, NOW + 10])),
+            silent=draw(st.booleans()),
+            unread=draw(st.booleans()),
+            uncounted=draw(st.booleans()),
+            gpu_seconds=draw(st.sampled_from([0.0, 20.0])),
+        ),
+        hysteresis=Hysteresis(),
+        adaptive=not is_fixed,
+        deleted=is_fixed and not maximum and draw(st.booleans()),
+    )
+
+
+@given(group=_groups(), other=_groups(), reachable=st.booleans())
+def test_whatever_is_observed_the_actions_are_sound(
+    group: ObservedGroup, other: ObservedGroup, reachable: bool
+) -> None:
+    [one, _] = decided(group, other, reachable=reachable)
+    assert [one] == decided(group, reachable=reachable), "it changes nothing, and groups are independent"
+    ends = ObservedCluster(groups=[group, other], reachable=reachable, over=True)
+    assert decide(ends, now=NOW) == EndAll(), "whatever its jobs do"
+    assert decide(replace(ends, retry_at=NOW + 1), now=NOW) == [], "the queue has refused it a moment ago"
+    assert decided(group, submitted=False) == [], "no worker job comes before the scheduler job"
+    jobs, ended = {job.name: job for job in group.jobs}, list[str]()
+    for action in one.actions:
+        if isinstance(action, Submit):
+            assert 0 < action.jobs <= group.limits.maximum and not group.history.paused and not group.history.full
+            assert group.history.next_try <= NOW and not group.history.uncounted
+            continue
+        ended += action.jobs
+        for job in (jobs[name] for name in action.jobs):
+            assert not job.view.retiring and job.retry_at <= NOW
+            assert reachable or job.view.pending, "nobody knows what a running job holds"
+            assert action.why is not Drain.BUDGET or group.limits.gpu_seconds is not None
+            assert (action.why is Drain.DELETED) <= group.deleted
+        assert action.deadline is None or action.deadline > NOW
+    assert len(ended) == len(set(ended)), "each job ends once"

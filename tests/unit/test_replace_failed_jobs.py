@@ -1,0 +1,94 @@
+"""What the end of a job means, and when to try again."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcgpu.batch.base import JobState
+from hpcgpu.scaling.replace_failed_jobs import Failures, Outcome, classify
+
+
+@pytest.mark.parametrize(
+    ("state", "lasted", "outcome"),
+    [
+        (JobState.TIMEOUT, 60.0, Outcome.EXPECTED),
+        (JobState.COMPLETED, 60.0, Outcome.EXPECTED),
+        (JobState.PREEMPTED, 60.0, Outcome.PREEMPTED),
+        (JobState.PREEMPTED, None, Outcome.PREEMPTED),
+        (JobState.CANCELLED, 60.0, Outcome.CANCELLED),
+        (JobState.NODE_FAIL, 60.0, Outcome.NODE_FAIL),
+        (JobState.OUT_OF_MEMORY, None, Outcome.OUT_OF_MEMORY),
+        (JobState.FAILED, 60.0, Outcome.FAILED),
+        (JobState.FAILED, None, Outcome.NEVER_CONNECTED),
+        (JobState.COMPLETED, None, Outcome.NEVER_CONNECTED),
+        (JobState.TIMEOUT, None, Outcome.NEVER_CONNECTED),
+        (JobState.COMPLETED, 1.0, Outcome.FAILED),
+        (JobState.TIMEOUT, 1.0, Outcome.EXPECTED),
+    ],
+)
+def test_the_end_of_a_job_is_classified(state: JobState, lasted: float | None, outcome: Outcome) -> None:
+    assert classify(state, lasted=lasted) is outcome
+
+
+def test_a_job_that_worked_and_ended_by_itself_without_an_error_did_not_fail() -> None:
+    assert classify(JobState.COMPLETED, lasted=1.0, worked=True) is Outcome.EXPECTED
+    assert classify(JobState.FAILED, lasted=1.0, worked=True) is Outcome.FAILED
+    assert classify(JobState.COMPLETED, lasted=None) is Outcome.NEVER_CONNECTED
+
+
+def test_jobs_that_fail_in_a_row_are_tried_again_later_and_later_and_then_not_at_all() -> None:
+    failures = Failures(restarts=5)
+    delays = []
+    for _ in range(5):
+        failures.job_ended(Outcome.NEVER_CONNECTED, "", now=1000.0)
+        delays.append(failures.next_try - 1000.0)
+        assert not failures.paused
+    assert delays == [0, 10, 30, 60, 300]
+    failures.job_ended(Outcome.NEVER_CONNECTED, "", now=1000.0)
+    assert failures.paused == (
+        "6 worker jobs failed in a row; they are not replaced until you scale or adapt the group again "
+        "(worker_restarts=5)"
+    )
+    failures.start_anew()
+    assert not failures.paused and failures.next_try == 0
+
+
+def test_walltime_and_preemption_are_no_failures() -> None:
+    failures = Failures(restarts=0)
+    for _ in range(100):
+        failures.job_ended(Outcome.EXPECTED, "n0", now=0.0)
+        failures.job_ended(Outcome.PREEMPTED, "n0", now=0.0)
+    assert (failures.paused, failures.next_try, failures.excluded) == ("", 0.0, [])
+
+
+def test_nodes_that_fail_are_avoided_a_bounded_number_of_them() -> None:
+    failures = Failures(restarts=0)
+    for i in range(20):
+        failures.job_ended(Outcome.NODE_FAIL, f"n{i}", now=0.0)
+    assert failures.excluded == [f"n{i}" for i in range(12, 20)]
+    assert not failures.paused
+
+
+def test_five_refused_submits_in_a_row_are_enough_and_one_that_is_refused_for_good() -> None:
+    failures = Failures(restarts=3)
+    for i in range(4):
+        failures.submit_refused("busy", for_good=False, now=0.0)
+        assert not failures.paused, i
+    failures.submit_refused("busy", for_good=False, now=0.0)
+    again = "so nothing more is submitted until you scale or adapt the group again"
+    assert failures.paused == f"5 submissions in a row were refused, {again}. The last one: busy"
+    failures = Failures(restarts=3)
+    failures.submit_refused("Invalid account", for_good=True, now=0.0)
+    assert failures.paused == f"a submission was refused, {again}. The last one: Invalid account"
+
+
+def test_a_full_site_is_tried_again_when_a_job_ends_or_after_a_while() -> None:
+    failures = Failures(restarts=3)
+    failures.site_is_full("QOSMaxSubmitJobPerUserLimit", now=0.0)
+    failures.time_passed(now=299.0)
+    assert failures.full == "QOSMaxSubmitJobPerUserLimit"
+    failures.time_passed(now=300.0)
+    assert failures.full == ""
+    failures.site_is_full("QOSMaxSubmitJobPerUserLimit", now=0.0)
+    failures.job_ended(Outcome.EXPECTED, "", now=1.0)
+    assert failures.full == ""
