@@ -75,6 +75,7 @@ class HeldRestore:
     """Holds the messages by which JupyterLab restores its widgets from a kernel, until `release`."""
 
     def __init__(self, page: Any) -> None:
+        self._page = page
         self._held: list[Callable[[], None]] | None = []
         page.context.route_web_socket(re.compile("/api/kernels/.*/channels"), self._connect)
 
@@ -89,6 +90,11 @@ class HeldRestore:
                 kernel.send(message)
 
         socket.on_message(forward)
+
+    def asked(self) -> bool:
+        """Whether JupyterLab has asked the kernel for its widgets; the browser may need long to start a kernel."""
+        self._page.evaluate("true")  # Playwright calls `forward` only while it waits for the browser
+        return bool(self._held)
 
     def release(self) -> None:
         assert self._held
@@ -200,6 +206,7 @@ def test_a_notebook_with_another_kernel_shows_the_cluster_while_it_lives_and_lat
         question = output.get_by_role("alertdialog", name="Stop the cluster?")
         question.wait_for()
         output.locator(".hpcgpu").evaluate(COUNT_REDRAWS)
+        until(restore.asked, "JupyterLab asks the kernel for its widgets")
         restore.release()
         output.page.wait_for_function("() => window.redraws >= 3")
         assert question.is_visible()
