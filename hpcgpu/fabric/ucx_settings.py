@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hpcgpu.options.options_and_defaults import WorkerOptions
 
 
-#: dask-cuda's flags, and the keys of distributed-ucxx that they set (``dask_cuda.initialize``).
+#: Options, which are dask-cuda's flags of the worker, and the keys of distributed-ucxx that do the same.
 _KEYS = {
     "enable_tcp_over_ucx": "TCP",
     "enable_infiniband": "INFINIBAND",
@@ -22,7 +22,8 @@ _PREFIX = "DASK_DISTRIBUTED_UCXX__"
 
 
 def environment(worker: WorkerOptions, ucx_env: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the variables of a job. dask-cuda sets them from its flags, but only for workers.
+    """Return the variables of a job. The scheduler has none of dask-cuda's flags, so it needs them (dask-cuda's
+    documentation, "Enabling UCX communication").
 
     Parameters
     ----------
@@ -31,9 +32,10 @@ def environment(worker: WorkerOptions, ucx_env: Iterable[tuple[str, str]]) -> di
     ucx_env : iterable of pairs of str
         Further variables of the job.
     """
-    chosen = {_KEYS[name]: value for name, value in _chosen(worker).items() if value is not None}
-    variables = {_PREFIX + key: str(value) for key, value in chosen.items()}
-    if any(value for key, value in chosen.items() if key != "RDMACM"):
+    transports = worker.ucx_transports()
+    chosen = transports | {"enable_rdmacm": worker.enable_rdmacm}
+    variables = {_PREFIX + _KEYS[name]: str(value) for name, value in chosen.items() if value is not None}
+    if any(transports.values()):
         variables[f"{_PREFIX}CUDA_COPY"] = "True"
     multi_buffer = dask.config.get("distributed-ucxx.multi-buffer", None)
     if multi_buffer is not None:  # it changes the format of messages
@@ -87,29 +89,17 @@ def _named(section: Mapping[str, object], name: str) -> bool:
     return isinstance(variables, Mapping) and any(str(key).replace("_", "-").lower() == name for key in variables)
 
 
-def _chosen(worker: WorkerOptions) -> dict[str, bool | None]:
-    """Return the flags as dask-cuda completes them (``get_ucx_config`` there).
-
-    If a user only switches transports off, dask-cuda enables all others.
-    """
-    flags = {name: getattr(worker, name) for name in _KEYS}
-    transports = [flags[name] for name in _KEYS if name != "enable_rdmacm"]
-    if False in transports and True not in transports:
-        return {name: True if value is None and name != "enable_rdmacm" else value for name, value in flags.items()}
-    return flags
-
-
 def warnings(worker: WorkerOptions) -> list[str]:
     """Return warnings about combinations of options whose effect a user may not expect."""
-    chosen = _chosen(worker)
-    named = [name for name in ("enable_tcp_over_ucx", "enable_infiniband") if chosen[name]]
+    transports = worker.ucx_transports()
+    named = [name for name in ("enable_tcp_over_ucx", "enable_infiniband") if transports[name]]
     result = []
-    if named and chosen["enable_nvlink"] is None:
+    if named and transports["enable_nvlink"] is None:
         result.append(
             f"{' and '.join(named)} without enable_nvlink: NVLink is not used, because UCX then uses only the "
             "transports that are set. Set enable_nvlink=True or False, or set none of these options, so that UCX "
             "chooses"
         )
-    if worker.enable_rdmacm and not any(value for name, value in chosen.items() if name != "enable_rdmacm"):
+    if worker.enable_rdmacm and not any(transports.values()):
         result.append("enable_rdmacm alone has no effect: set a transport too, such as enable_infiniband")
     return result

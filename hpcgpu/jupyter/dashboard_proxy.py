@@ -12,6 +12,7 @@ that opens a page gets a page of ours with a frame that has no origin: see `hpcg
 
 from __future__ import annotations
 
+import posixpath
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlparse
 
@@ -26,11 +27,28 @@ from hpcgpu.errors import ClusterError, HpcgpuError
 from hpcgpu.jupyter.base_handler import RESOURCE, cluster, failure
 from hpcgpu.runtime import dashboard_frame
 
-#: Headers of a request that are sent to the dashboard, and headers of its answer that are passed back.
+#: Headers of a request that are sent to the dashboard, those that a websocket of the browser needs, and headers of the
+#: dashboard's answer that are passed back.
 _REQUEST = ("Accept-Encoding", "Accept-Language", "Content-Type", "If-Modified-Since", "If-None-Match", "User-Agent")
+_WEBSOCKET = ("Connection", "Host", "Origin", "Upgrade")
+_WEBSOCKET_PREFIX = "Sec-Websocket-"
 _ANSWER = ("Cache-Control", "Content-Encoding", "Content-Type", "Date", "Etag", "Expires", "Last-Modified", "Vary")
 #: Seconds for a connection, and for a page.
 _CONNECT, _PAGE = 10.0, 60.0
+
+
+def redirect_below(location: str, path: str) -> str | None:
+    """Return a redirect of the dashboard as the browser needs it, or nothing if it leads to another server.
+
+    The browser has the dashboard below a prefix that the dashboard does not know, so its absolute paths become relative
+    to `path`, the page's own. The leading ``./`` keeps what follows from being read as a scheme or as a host.
+    """
+    place = urlparse(location)
+    if not place.path or place.scheme or place.netloc:
+        return None
+    here = posixpath.dirname(posixpath.join("/", path))
+    target = posixpath.relpath(posixpath.join(here, place.path), here)
+    return place._replace(path=f"./{target}").geturl()
 
 
 class Dashboard(ProxyHandler):  # type: ignore[misc]
@@ -42,7 +60,7 @@ class Dashboard(ProxyHandler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # a lambda, because jupyter-server-proxy takes the `self` of a method for an argument
-        self.rewrite_response = (lambda response: self._cleaned(response),)  # noqa: PLW0108
+        self.rewrite_response = (lambda response, path: self._cleaned(response, path),)  # noqa: PLW0108
 
     async def prepare(self) -> None:
         """Admit only a user who is logged in and may read, and only requests from a page of this server."""
@@ -66,7 +84,12 @@ class Dashboard(ProxyHandler):  # type: ignore[misc]
             return
         pairs = parse_qsl(self.request.query, keep_blank_values=True)
         self.request.query = urlencode([pair for pair in pairs if pair[0] != "token"])  # the user's, for this server
-        self.request.headers.pop("Accept", None)  # text/event-stream would be served without `rewrite_response`
+        # what the proxy does with a request depends on no header that is not named here
+        given = self.request.headers.get_all()
+        self.request.headers = HTTPHeaders()
+        for header, value in given:
+            if header in (*_REQUEST, *_WEBSOCKET) or header.startswith(_WEBSOCKET_PREFIX):
+                self.request.headers.add(header, value)
         try:
             directory = await cluster(name)
             endpoint = self._endpoint = await listening(directory)
@@ -81,19 +104,14 @@ class Dashboard(ProxyHandler):  # type: ignore[misc]
             self.finish(message)
             return
         self.host_allowlist = [endpoint.host]
-        self.proxy_base = f"{self._prefix()}/{name}"
         await super().get(name, path)
-
-    def _prefix(self) -> str:
-        return next(prefix for prefix in PREFIXES if self.request.path.startswith(f"{self._base()}{prefix}/"))
-
-    def _base(self) -> str:
-        return f"{self.base_url.rstrip('/')}/"
 
     def _show(self, name: str) -> None:
         """Send the page that fetches the requested page, or its frame."""
-        base = f"{self._base()}{self._prefix()}/{quote(name)}/"
-        headers, text = dashboard_frame.page(self.request.query, base, f"{self._base()}hpcgpu/static/dashboard.js")
+        root = f"{self.base_url.rstrip('/')}/"
+        prefix = next(prefix for prefix in PREFIXES if self.request.path.startswith(f"{root}{prefix}/"))
+        base = f"{root}{prefix}/{quote(name)}/"
+        headers, text = dashboard_frame.page(self.request.query, base, f"{root}hpcgpu/static/dashboard.js")
         # the part after the comma is a separate policy: a site's policy does not weaken it
         headers["Content-Security-Policy"] = f"{self.content_security_policy}, {headers['Content-Security-Policy']}"
         for header, value in headers.items():
@@ -118,13 +136,12 @@ class Dashboard(ProxyHandler):  # type: ignore[misc]
         """Return the time limit of a request; the browser, not the proxy, follows redirects."""
         return {"follow_redirects": False, "connect_timeout": _CONNECT, "request_timeout": _PAGE}
 
-    def _cleaned(self, response: Any) -> None:
+    def _cleaned(self, response: Any, path: str) -> None:
         """Keep only the dashboard's headers that a page needs: no cookies, no permissions for other origins."""
         given = response.headers
         kept = HTTPHeaders({name: given[name] for name in _ANSWER if name in given})
-        place = urlparse(given.get("Location", ""))
-        if place.path and not place.scheme and not place.netloc:
-            kept["Location"] = given["Location"]
+        if location := redirect_below(given.get("Location", ""), path):
+            kept["Location"] = location
         kept["X-Content-Type-Options"] = "nosniff"
         kept["Content-Security-Policy"] = f"{self.content_security_policy}, {dashboard_frame.SANDBOX}"
         kept.add("Vary", "Accept")

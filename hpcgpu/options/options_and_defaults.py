@@ -243,10 +243,17 @@ class WorkerOptions(JobOptions):
             return self.resources
         return (("GPU", 1.0),) if self.gpus_per_node else ()
 
+    def ucx_transports(self) -> dict[str, bool | None]:
+        """UCX transports by the names of their options. If a user only switches some off, the others are on."""
+        flags = {name: getattr(self, name) for name in ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")}
+        only_off = False in flags.values() and True not in flags.values()
+        return {name: True if only_off and value is None else value for name, value in flags.items()}
+
     def passed_on(self) -> Iterator[tuple[str, Any]]:
         """Flags of the worker command that come from options of the same name, with their values."""
+        transports = self.ucx_transports()
         for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
+            value = transports.get(f.name, getattr(self, f.name))
             if f.metadata["flag"] and value is not None:
                 yield f.metadata["flag"], value
 

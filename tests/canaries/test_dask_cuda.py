@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from canary import canary
 
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.fabric import ucx_settings
 from hpcgpu.runtime import cpu_affinity
 from hpcgpu.scaling.worker_names import workers_of
 
@@ -73,29 +68,3 @@ def test_dask_cuda_names_workers_by_job_and_gpu(made: list[dict[str, Any]]) -> N
     assert [worker["name"] for worker in made] == workers_of("demo-3", options), (
         "the name of a worker is not the job's with the GPU's suffix"
     )
-
-
-CODE = """
-import json, sys
-from dask_cuda.utils import get_ucx_config
-keys = ["tcp", "infiniband", "nvlink", "rdmacm", "cuda-copy"]
-for flags in json.loads(sys.argv[1]):
-    config = get_ucx_config(**flags)
-    print(json.dumps({key.upper().replace("-", "_"): str(config[key]) for key in keys if config[key] is not None}))
-"""
-
-
-@canary
-def test_the_scheduler_gets_the_ucx_settings_that_dask_cuda_gives_workers() -> None:
-    pytest.importorskip("distributed_ucxx")
-    names = ["enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm"]
-    choices = [dict(zip(names, values, strict=True)) for values in itertools.product([None, True, False], repeat=4)]
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, json.dumps(choices)], capture_output=True, text=True, timeout=100
-    )
-    theirs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(theirs) == 81, f"get_ucx_config: {done.stderr}"
-    for flags, expected in zip(choices, theirs, strict=True):
-        variables = ucx_settings.environment(resolve("slurm", flags).worker, ())
-        ours = {key.removeprefix("DASK_DISTRIBUTED_UCXX__"): value for key, value in variables.items()}
-        assert ours == expected, f"get_ucx_config({flags})"

@@ -402,14 +402,6 @@ USES: tuple[Use, ...] = (
         ("rapidsai/dask-cuda#671",),
     ),
     Use(
-        "dask_cuda.utils.get_ucx_config",
-        "dask-cuda",
-        Kind.PROTOCOL,
-        "the scheduler must have the UCX settings that dask-cuda makes of its flags for workers",
-        ("hpcgpu.fabric.ucx_settings",),
-        "test_the_scheduler_gets_the_ucx_settings_that_dask_cuda_gives_workers",
-    ),
-    Use(
         "dask_cuda.cuda_worker.CUDAWorker.__init__.name",
         "dask-cuda",
         Kind.PROTOCOL,

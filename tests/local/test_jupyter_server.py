@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 import pytest
 from bokeh.util.token import get_token_payload
@@ -215,6 +215,32 @@ def test_the_end_of_a_log_is_shown(server: Server, cluster: LocalGPUCluster) -> 
     assert code == 409 and "has no job 'other'" in answer["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "location", "below"),
+    [
+        ("/", "/status?a=1", "status?a=1"),
+        ("info/main/workers.html", "/info/logs", "info/logs"),
+        ("/info/", "./x", "info/x"),
+        ("/info/main", "/", ""),
+        ("/", "/\\/elsewhere.org", "%5C/elsewhere.org"),
+        ("/", "/a:b", "a:b"),
+    ],
+)
+def test_a_redirect_of_the_dashboard_leads_to_an_address_below_its_own(path: str, location: str, below: str) -> None:
+    from hpcgpu.jupyter.dashboard_proxy import redirect_below
+
+    seen = redirect_below(location, path)
+    here = f"https://hub/user/ada/hpcgpu/dashboard/demo/{path.lstrip('/')}"
+    assert urljoin(here, seen.replace("\\", "%5C")) == f"https://hub/user/ada/hpcgpu/dashboard/demo/{below}"
+
+
+@pytest.mark.parametrize("location", ["https://elsewhere.org/", "//elsewhere.org/x", "javascript:alert(1)"])
+def test_a_redirect_of_the_dashboard_to_another_server_is_dropped(location: str) -> None:
+    from hpcgpu.jupyter.dashboard_proxy import redirect_below
+
+    assert redirect_below(location, "/status") is None
+
+
 def test_the_dashboard_is_served_with_its_websocket_and_no_secret_passes(
     server: Server, cluster: LocalGPUCluster
 ) -> None:
@@ -222,7 +248,8 @@ def test_the_dashboard_is_served_with_its_websocket_and_no_secret_passes(
     secret = cluster.directory.dashboard_token()
     here = "hpcgpu/dashboard/demo"
     assert server.fetch(here, **LOGIN).headers["Location"] == f"{server.base}{here}/"
-    assert server.fetch(f"{here}/", **LOGIN).headers["Location"] == f"{server.base}{here}/status"
+    redirect = server.fetch(f"{here}/", **LOGIN)
+    assert urljoin(f"{server.base}{here}/", redirect.headers["Location"]) == f"{server.base}{here}/status"
     for path in (f"{here}/status?token={TOKEN}", "proxy/hpcgpu/demo/status"):
         page = server.fetch(path, **LOGIN, Cookie="_xsrf=a-secret; other=a-secret", Referer="http://a-secret")
         [session] = re.findall(r'"token":"([^"]+)"', page.body.decode())

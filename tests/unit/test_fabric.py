@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -197,6 +199,35 @@ def environment(**arguments: object) -> dict[str, str]:
     )
     assert scheduler == worker
     return scheduler
+
+
+CODE = """
+import json, sys
+from dask_cuda.utils import get_ucx_config
+keys = ["tcp", "infiniband", "nvlink", "rdmacm", "cuda-copy"]
+for flags in json.loads(sys.argv[1]):
+    config = get_ucx_config(**flags)
+    print(json.dumps({key.upper().replace("-", "_"): str(config[key]) for key in keys if config[key] is not None}))
+"""
+
+
+def test_the_scheduler_gets_the_settings_of_ucx_that_dask_cuda_makes_of_the_flags_of_the_workers() -> None:
+    pytest.importorskip("distributed_ucxx")
+    names = ["enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm"]
+    workers = [
+        resolve("slurm", dict(zip(names, values, strict=True))).worker
+        for values in itertools.product([None, True, False], repeat=4)
+    ]
+    flags = [{flag.lstrip("-").replace("-", "_"): value for flag, value in w.passed_on()} for w in workers]
+    done = subprocess.run([sys.executable, "-c", CODE, json.dumps(flags)], capture_output=True, text=True, timeout=100)
+    theirs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(theirs) == 81, done.stderr
+    for worker, given, expected in zip(workers, flags, theirs, strict=True):
+        variables = ucx_settings.environment(worker, ())
+        ours = {key.removeprefix("DASK_DISTRIBUTED_UCXX__"): value for key, value in variables.items()}
+        assert ours == expected, given
+    [infiniband_off] = [w for w in workers if w.enable_infiniband is False and len(list(w.passed_on())) == 3][:1]
+    assert dict(infiniband_off.passed_on())["--enable-nvlink"] is True, "what is not switched off is on"
 
 
 def test_scheduler_and_workers_get_the_same_settings_of_ucx() -> None:
