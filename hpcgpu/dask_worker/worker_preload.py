@@ -9,6 +9,7 @@ It also reports the worker's software and job to the scheduler, and with each he
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import multiprocessing
 import os
 import socket
@@ -47,6 +48,7 @@ if get_inherited_fds() is not None:  # this is a fork: its tasks start processes
 
 def dask_setup(server: Worker | Nanny) -> None:
     """Add environment, node and GPUs to the data with which a worker registers."""
+    faulthandler.enable()  # a worker that is no fork of the job's first process does not have it
     if hasattr(server, "startup_information"):
         server.startup_information["hpcgpu"] = lambda worker: compare_environments.collect()
         # The host name is that of the machine: several nodes of a test bed share one machine.

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpcgpu.errors import AuthenticationError
-from hpcgpu.fabric import interface_addresses, ucx_endpoints, ucx_exit
+from hpcgpu.fabric import interface_addresses, ucx_buffers, ucx_endpoints, ucx_exit
 from hpcgpu.posix import checked_files
 
 #: Variable of a process in a job: path of the file that holds the key.
@@ -283,7 +283,7 @@ def _connector() -> Any:
             if key is None:
                 return comm
             try:
-                await asyncio.wait_for(connect(comm.ep, key, signed_address(host, port)), TIMEOUT)
+                await ucx_buffers.within(TIMEOUT, connect(comm.ep, key, signed_address(host, port)), comm.abort)
             except AuthenticationError as error:
                 comm.abort()
                 raise FatalCommClosedError(f"ucx://{address}: {error}") from error
@@ -320,7 +320,7 @@ def _listener() -> Any:
                 self._strangers.add(stranger, peer.rpartition(":")[0])
                 try:
                     own = {signed_address(host, self.port) for host in interface_addresses.every_address()}
-                    await asyncio.wait_for(accept(comm.ep, key, own), TIMEOUT)
+                    await ucx_buffers.within(TIMEOUT, accept(comm.ep, key, own), comm.abort)
                 except (AuthenticationError, *_broken()) as error:
                     if stranger in self._strangers:  # else there were too many, which is logged already
                         why = str(error) or (
@@ -345,6 +345,7 @@ def _authenticated() -> Any:
     # before ucxx is imported: a client has no job that sets it
     os.environ.update(ucx_settings.memory_type_cache(os.environ, config.get("distributed-ucxx", None) or {}))
     ucx_exit.spare_ucx()
+    ucx_buffers.exchange_tags_safely(TIMEOUT)
     connector, listener = _connector(), _listener()
 
     class AuthenticatedBackend(UCXXBackend):  # type: ignore[misc]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import importlib
 import os
 import shlex
@@ -44,6 +45,7 @@ from hpcgpu.store.directory import ClusterDirectory
 
 def main(argv: Sequence[str]) -> None:
     """Check the job, complete the Dask command, and become it."""
+    faulthandler.enable()  # else a crash in a library leaves no line in the log of the job
     stage.release_at_exit()
     arguments = _parse(argv)
     at_end = contextlib.ExitStack()

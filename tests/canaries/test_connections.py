@@ -23,7 +23,7 @@ from tornado.netutil import bind_sockets
 from tornado.tcpserver import TCPServer
 
 from hpcgpu.client import lost_scheduler
-from hpcgpu.fabric import authenticated_tcp, authentication, strangers, tls, ucx_endpoints
+from hpcgpu.fabric import authenticated_tcp, authentication, strangers, tls, ucx_buffers, ucx_endpoints
 
 TIMEOUT = 60.0
 KEY = bytes(range(32))
@@ -179,6 +179,30 @@ async def test_ucx_connections_are_authenticated_before_distributed_reads(
             raise AssertionError(
                 "a connection with another key was accepted: on_connection is not called, or connection_args has no key"
             )
+
+
+@canary
+async def test_ucx_connections_exchange_tags_by_the_function_that_hpcgpu_replaces(
+    ucx: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {authentication.ARGUMENT: KEY}
+    async with connection("ucx://127.0.0.1", own, own):  # imports ucxx, and replaces the function
+        pass
+    from ucxx._lib_async import application_context, listener
+
+    sides = []
+    for module in (application_context, listener):
+        replaced = module.exchange_peer_info
+        assert replaced.__module__ == ucx_buffers.__name__
+
+        async def recorded(*arguments: Any, replaced: Any = replaced, **named: Any) -> Any:
+            sides.append(named["listener"])
+            return await replaced(*arguments, **named)
+
+        monkeypatch.setattr(module, "exchange_peer_info", recorded)
+    async with connection("ucx://127.0.0.1", own, own):
+        pass
+    assert sorted(sides) == [False, True], "exchange_peer_info is not called on both sides, with `listener`"
 
 
 @canary

@@ -389,6 +389,14 @@ USES: tuple[Use, ...] = (
         ("hpcgpu.fabric.authentication", "hpcgpu.fabric.measure_links"),
         _UCX,
     ),
+    Use(
+        "ucxx._lib_async.listener.exchange_peer_info",
+        "ucxx",
+        Kind.REPLACED,
+        "keeps the buffer of a connection that gives up until UCX no longer writes to it",
+        ("hpcgpu.fabric.ucx_buffers",),
+        "test_ucx_connections_exchange_tags_by_the_function_that_hpcgpu_replaces",
+    ),
     _signals("distributed.cli.dask_worker", "distributed"),
     # dask-cuda
     _signals("dask_cuda.cli", "dask-cuda"),

@@ -18,7 +18,7 @@ from hpcgpu import ClusterError, LocalGPUCluster, PBSGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.display.progress import waiting_for
 from tests.conftest import live, told
-from tests.helpers import GPU, asks_for, messages, names, poll_and_decide, time_passes, two_of_four_are_missing
+from tests.helpers import CPU, GPU, asks_for, messages, names, poll_and_decide, time_passes, two_of_four_are_missing
 
 Until = Callable[..., None]
 
@@ -72,6 +72,22 @@ def test_the_data_of_a_job_that_lost_a_worker_moves_to_the_job_that_replaces_it(
         assert client.gather(held) == list(range(6))
         asks_for(cluster, 2, "1 job")
     assert live(queue) == []
+
+
+def test_a_process_that_crashes_leaves_a_traceback_in_the_log_of_its_job(queue: LocalQueue) -> None:
+    def crash() -> None:
+        import ctypes
+
+        ctypes.string_at(0)  # as a defect in a GPU library does
+
+    with LocalGPUCluster(**CPU, name="crash", jobs=1) as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers()
+        with pytest.raises(OSError):
+            client.run(crash)
+        with told("the scheduler of cluster crash is gone"), pytest.raises(OSError):
+            client.run_on_scheduler(crash)
+        for log in cluster.directory.logs.iterdir():
+            assert re.search(r"Fatal Python error: Segmentation fault\n(.*\n)*.* in crash\n", log.read_text()), log
 
 
 def test_a_worker_that_its_nanny_restarts_does_not_cost_the_job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import pickle
 import resource
@@ -319,6 +320,57 @@ def test_ucx_still_dies_of_a_malformed_message() -> None:
         with socket.create_connection((host, int(port)), timeout=60) as attacker:
             attacker.sendall(struct.pack("<QQQB", 64, 0, 1, 0x20) + b"\x0e" * 55)
             assert process.wait(timeout=60) == -signal.SIGABRT
+
+
+SLOW = """
+import asyncio, sys
+from ucxx._lib.arr import Array
+from ucxx._lib_async import application_context
+
+async def exchange(endpoint, msg_tag, listener, connect_timeout=5.0):
+    print("connected", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await endpoint.stream_send(Array(b"0123456789abcdef")).wait()
+
+application_context.exchange_peer_info = exchange
+
+async def main():
+    host, port = sys.argv[1].removeprefix("ucx://").split(":")
+    await application_context.ApplicationContext().create_endpoint(host, int(port))
+
+asyncio.run(main())
+"""
+GIVES_UP = (
+    LISTENS.replace("install()", "TIMEOUT = 0.5; authentication.install()")
+    .replace(
+        "    await asyncio.sleep(100)",
+        """    await asyncio.to_thread(sys.stdin.readline)
+    own = [bytearray(16) for _ in range(100_000)]
+    print("allocated", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    own += [bytearray(16) for _ in range(100_000)]
+    print("changed:", sum(map(any, own)), flush=True)""",
+    )
+    .replace("import asyncio", "import asyncio, sys")
+)
+
+
+def test_a_peer_that_is_slower_than_the_time_limit_writes_into_nobody_s_memory(until: Until) -> None:
+    """The process of ucxx 0.52 dies here, or has other content in what it allocated."""
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen([sys.executable, "-c", GIVES_UP], stderr=subprocess.PIPE, **pipes) as process:
+        address = next(line for line in process.stdout if line.startswith("ucx://")).strip()
+        slow = [subprocess.Popen([sys.executable, "-c", SLOW, address], **pipes) for _ in range(4)]
+        for peer in slow:
+            assert "connected\n" in iter(peer.stdout.readline, "")
+        given_up = (line for line in process.stderr if "Unexpected error in listener handler" in line)
+        assert len(list(itertools.islice(given_up, len(slow)))) == len(slow)
+        process.stdin.write("\n")
+        assert "allocated\n" in iter(process.stdout.readline, "")
+        for peer in slow:
+            peer.communicate("\n", timeout=60)  # sends, if it still can
+        output, _ = process.communicate("\n", timeout=60)
+    assert (process.returncode, output.strip()) == (0, "changed: 0")
 
 
 # A whole cluster

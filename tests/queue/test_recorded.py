@@ -80,7 +80,7 @@ ENDED: dict[str, tuple[JobState, str]] = {
     "walltime": (JobState.TIMEOUT, r"it reached the end of its walltime \[TimeLimit\]"),
     "deadline": (JobState.TIMEOUT, r"\[DeadLine\]"),
     "node-failed": (JobState.NODE_FAIL, "its node failed"),
-    "memory-kill-without-cgroups": (JobState.FAILED, "or killed it because it used too much memory"),
+    "memory-kill-without-cgroups": (JobState.FAILED, "or the node killed it because it used too much memory"),
     "memory-kill": (
         JobState.OUT_OF_MEMORY,
         r"it used more memory than it requested: increase `memory` \[OutOfMemory\]",

@@ -66,8 +66,9 @@ def pending(reason: str) -> tuple[Outlook, str] | None:
 REASONS = Reasons(
     pending=pending,
     failed={
-        "JobLaunchFailure": "its node could not start it (often because the log cannot be written), or killed it "
-        "because it used too much memory: check `log_directory` and `memory`",
+        "JobLaunchFailure": "its node could not start it (often because the log cannot be written), or a signal "
+        "ended it: it crashed, or the node killed it because it used too much memory: check `log_directory` and "
+        "`memory`",
         "NonZeroExitCode": "its script failed",
         "RaisedSignal": "a signal ended it",
         # no signal: 24.11 reports this where 22.05 reports JobLaunchFailure

@@ -1,0 +1,74 @@
+"""Keeps the buffers that UCX writes to until UCX has done so.
+
+UCX gets the address of a buffer, and a thread of its own writes there. If the coroutine that waits for the message is
+cancelled, Python frees the buffer, and UCX writes into memory that has become something else: the process dies, or goes
+on with wrong data. ucxx 0.52 does this where two sides of a new connection exchange their tags: after five seconds it
+gives up, which a busy node needs now and then. So nothing that receives is cancelled here: at a time limit the
+connection is closed, which ends what UCX does with the buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+#: Nanoseconds that ucxx waits for UCX's thread when it closes a connection, as its own `Endpoint.abort` does.
+_CLOSE = 10**10
+
+#: What still runs after its time limit, until UCX has ended it. The event loop alone would not keep a task.
+_ENDING: set[asyncio.Task[Any]] = set()
+
+
+async def within(limit: float, coroutine: Coroutine[Any, Any, _T], close: Callable[[], object]) -> _T:
+    """Wait for a coroutine that receives by UCX.
+
+    Parameters
+    ----------
+    limit : float
+        Seconds.
+    coroutine : coroutine
+    close : callable
+        Closes the connection; called if the limit passes, or if who waits is cancelled.
+
+    Raises
+    ------
+    TimeoutError
+        The limit has passed.
+    """
+    task = asyncio.create_task(coroutine)
+    try:
+        return await asyncio.wait_for(asyncio.shield(task), limit)
+    finally:
+        if not task.done():
+            _ENDING.add(task)
+            task.add_done_callback(_ended)
+            close()
+
+
+def _ended(task: asyncio.Task[Any]) -> None:
+    _ENDING.discard(task)
+    if not task.cancelled():
+        task.exception()  # else asyncio logs that nobody has asked for it
+
+
+def exchange_tags_safely(limit: float) -> None:
+    """Let ucxx exchange the tags of new connections without freeing a buffer too early.
+
+    Parameters
+    ----------
+    limit : float
+        Seconds for one connection.
+    """
+    from ucxx._lib_async import application_context, exchange_peer_info, listener
+
+    unlimited = functools.partial(exchange_peer_info.exchange_peer_info, connect_timeout=None)
+
+    async def exchange(endpoint: Any, msg_tag: int, listener: bool, connect_timeout: float = 5) -> dict[str, int]:
+        close = functools.partial(endpoint.close_blocking, _CLOSE, max_attempts=1)
+        return await within(limit, unlimited(endpoint, msg_tag, listener), close)
+
+    application_context.exchange_peer_info = listener.exchange_peer_info = exchange
