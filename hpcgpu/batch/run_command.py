@@ -1,8 +1,4 @@
-"""Runs one command of a batch system: argument vector, clean environment, timeout, what to retry.
-
-This module does not depend on the batch system, except for the prefixes of variables that would change a command's
-meaning.
-"""
+"""Runs one command of a batch system: argument vector, scrubbed environment, timeout, what to retry."""
 
 from __future__ import annotations
 
@@ -15,36 +11,12 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hpcgpu.batch.scrub_environment import clean_environment
 from hpcgpu.errors import BatchError, BatchUnavailable
 from hpcgpu.posix.printable import printable
 
 #: Seconds for the answer of a command of the batch system.
 TIMEOUT = 60.0
-#: Variables of an enclosing job or of the user's shell that silently override a script's
-#: directives or a command's output format (``man sbatch``, INPUT ENVIRONMENT VARIABLES;
-#: SQUEUE_FORMAT broke Parsl's parser, Parsl #2293). For PBS: variables that the sources of OpenPBS's commands read
-#: (``src/cmds``): a qstat that is built with Tcl prints what the file ``.qstatrc`` there requests.
-#: CUDA_VISIBLE_DEVICES: a job that is submitted from inside another job would use the other job's GPUs.
-_SCRUBBED = (
-    "CUDA_VISIBLE_DEVICES",
-    "SBATCH_",
-    "SLURM_",
-    "SALLOC_",
-    "SRUN_",
-    "SQUEUE_",
-    "SACCT_",
-    "SINFO_",
-    "SCONTROL_",
-    "SPRIO_",
-    "SCANCEL_",
-    "PMIX_",
-    "PMI_",
-    "PBS_DPREFIX",
-    "PBS_SHELL",
-    "QSTATRCHOME",
-)
-#: Variables with which the commands find their configuration, also without a file (``configless``), and prove the user.
-_PASSED_VARIABLES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_SOCKET"})
 
 
 @dataclass(frozen=True)
@@ -60,14 +32,6 @@ class Result:
     def words(self) -> str:
         """The command's own words, to be shown: its stderr, else its stdout, on one line of bounded length."""
         return printable(" ".join((self.stderr.strip() or self.stdout.strip()).split()))
-
-
-def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment for queue commands, without the variables that override what we request.
-
-    The locale stays, because the command that submits a job passes its environment on to the job.
-    """
-    return {k: v for k, v in environ.items() if k in _PASSED_VARIABLES or not k.startswith(_SCRUBBED)}
 
 
 def require(command: str, hint: str) -> None:

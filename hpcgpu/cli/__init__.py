@@ -14,12 +14,12 @@ from typing import Any
 import click
 
 from hpcgpu import __version__
+from hpcgpu.cli.bench_fabric import bench_fabric
 from hpcgpu.cli.check import check
 from hpcgpu.cli.clean import clean
-from hpcgpu.cli.configuration import completion, config
+from hpcgpu.cli.config_and_completion import completion, config
 from hpcgpu.cli.dashboard import dashboard
-from hpcgpu.cli.fabric import bench_fabric
-from hpcgpu.cli.jupyter import jupyter_config
+from hpcgpu.cli.jupyter_config import jupyter_config
 from hpcgpu.cli.list_clusters import list_clusters
 from hpcgpu.cli.logs import logs
 from hpcgpu.cli.options import system_option
@@ -28,7 +28,7 @@ from hpcgpu.cli.profiles import profiles
 from hpcgpu.cli.render import render
 from hpcgpu.cli.report import report
 from hpcgpu.cli.scale_and_adapt import adapt, scale
-from hpcgpu.cli.start import run, start
+from hpcgpu.cli.start_and_run import run, start
 from hpcgpu.cli.status import status
 from hpcgpu.cli.stop import stop
 from hpcgpu.cli.top import top

@@ -11,7 +11,7 @@ import click
 
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
 from hpcgpu.cli.printing import json_option, show_json, width
-from hpcgpu.cli.start import chosen_system, interruptible
+from hpcgpu.cli.start_and_run import chosen_system, interruptible
 
 if TYPE_CHECKING:
     from hpcgpu.cli.json_types import CheckJSON

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import socket
 from typing import TYPE_CHECKING
 
 import click
 
 from hpcgpu.cli.cluster_name import cluster_name
 from hpcgpu.cli.printing import echo
-from hpcgpu.posix.user import user_name
 
 if TYPE_CHECKING:
     from hpcgpu.client.dashboard_route import DashboardEndpoint
@@ -55,7 +53,7 @@ def dashboard(name: str, forward: bool, port: int | None) -> None:
     click.echo(link_with_token(directory, contact))
     echo(
         "If your browser does not reach that address, run this on your own computer:\n"
-        f"  {ssh_command(there, user_name(), socket.getfqdn())}\n"
+        f"  {ssh_command(there)}\n"
         f"and open:\n  {there.link(there.port)}",
         err=True,
     )

@@ -8,7 +8,7 @@ import click
 
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
 from hpcgpu.cli.printing import echo, json_option, show_json, width
-from hpcgpu.cli.start import chosen_system
+from hpcgpu.cli.start_and_run import chosen_system
 
 
 @click.command(cls=ClusterCommand)

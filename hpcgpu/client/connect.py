@@ -25,7 +25,7 @@ from hpcgpu.existing_clusters.query_jobs import check_queue
 from hpcgpu.options import values
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime.scheduler_connection import SchedulerWatch, answers
-from hpcgpu.software.environment_check import EnvironmentCheck, environments
+from hpcgpu.software.compare_environments import EnvironmentCheck, environments
 from hpcgpu.store import certificates_and_keys, saved_options
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory

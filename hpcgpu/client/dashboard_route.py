@@ -12,6 +12,7 @@ import hmac
 import re
 import secrets
 import shlex
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from urllib.parse import urlencode
 
 from hpcgpu.errors import ClusterError, HpcgpuError
 from hpcgpu.posix.threads import in_thread, run
+from hpcgpu.posix.user import user_name
 from hpcgpu.runtime.dashboard_access import PROOF, link, link_with_token, proof
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
@@ -144,11 +146,13 @@ def proven_link(directory: ClusterDirectory, contact: Contact | None) -> str:
     return found
 
 
-def ssh_command(there: DashboardEndpoint, user: str, login_node: str) -> str:
+def ssh_command(there: DashboardEndpoint, user: str = "", login_node: str = "") -> str:
     """Return the command for the user's own computer that forwards a port of it to a dashboard.
 
-    If a dashboard listens only on its own node, ssh connects to that node through the login node.
+    If a dashboard listens only on its own node, ssh connects to that node through the login node. By default, this user
+    is the user, and this machine is the login node.
     """
+    user, login_node = user or user_name(), login_node or socket.getfqdn()
     forwarded = f"{there.port}:{there.host}:{there.port}"
     if _loopback(there.host) and there.node and not _loopback(there.node):
         return shlex.join(["ssh", "-N", "-J", f"{user}@{login_node}", "-L", forwarded, f"{user}@{there.node}"])

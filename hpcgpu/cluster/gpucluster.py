@@ -1,6 +1,6 @@
 """The user's cluster object: a Dask cluster whose scheduler and workers are jobs of a batch queue.
 
-This module starts, attaches, scales and detaches. `hpcgpu.cluster.read_only` shows the cluster,
+This module starts, attaches, scales and detaches. `hpcgpu.cluster.cluster_inspection` shows the cluster,
 `hpcgpu.manager.reconciler` manages its jobs, and `hpcgpu.cluster.spec_cluster` makes it a SpecCluster.
 """
 
@@ -18,7 +18,7 @@ from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.cluster import show_in_notebook
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
-from hpcgpu.cluster.read_only import ClusterInspection
+from hpcgpu.cluster.cluster_inspection import ClusterInspection
 from hpcgpu.configuration.resolve import resolve, resolve_group
 from hpcgpu.errors import BatchError, ClusterExists, OptionError
 from hpcgpu.existing_clusters.lookup import locate

@@ -44,7 +44,7 @@ from hpcgpu.dask_scheduler.running_calls import Calls
 from hpcgpu.dask_scheduler.start_manager import ManagerProcess
 from hpcgpu.dask_scheduler.worker_stream import WorkerStream, describe
 from hpcgpu.dask_worker import accept_tasks
-from hpcgpu.fabric.listening import HAS_GPU
+from hpcgpu.fabric.guarded_listener import HAS_GPU
 from hpcgpu.runtime import dashboard_access, hostcopy
 from hpcgpu.software import compare_environments
 

@@ -28,7 +28,7 @@ from tornado.iostream import IOStream, StreamClosedError
 from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import authentication
 from hpcgpu.fabric.authentication import OWN_HOST, signed_address
-from hpcgpu.fabric.listening import Comm, GuardedListener
+from hpcgpu.fabric.guarded_listener import Comm, GuardedListener
 from hpcgpu.fabric.strangers import time_limit
 
 _SCHEME = "authenticated"

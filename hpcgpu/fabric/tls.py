@@ -34,7 +34,7 @@ from distributed.comm.registry import backends
 from tornado.iostream import IOStream, SSLIOStream
 
 from hpcgpu.fabric import certificate_errors
-from hpcgpu.fabric.listening import Comm, GuardedListener
+from hpcgpu.fabric.guarded_listener import Comm, GuardedListener
 from hpcgpu.fabric.strangers import time_limit
 
 

@@ -58,7 +58,7 @@ class ClusterState:
     tasks : set of asyncio.Task
         Submits and drains that are under way.
     notify : callable
-        Notifies an absent user of an event, with a message; see `hpcgpu.manager.notified_events.Notice`.
+        Notifies an absent user of an event, with a message; see `hpcgpu.manager.notify.Notice`.
     """
 
     name: str

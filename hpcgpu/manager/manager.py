@@ -40,7 +40,7 @@ from hpcgpu.manager.wait_for_workers import what_jobs_wait_for
 from hpcgpu.options.options_and_defaults import Options, WorkerOptions
 from hpcgpu.runtime.scheduler_connection import no_answer
 from hpcgpu.scaling.wanted_state import Close, Command, Detach
-from hpcgpu.software.environment_check import EnvironmentCheck
+from hpcgpu.software.compare_environments import EnvironmentCheck
 from hpcgpu.store import certificates_and_keys
 from hpcgpu.store.directory import ClusterDirectory
 

@@ -32,7 +32,7 @@ from hpcgpu.scaling.decide_actions import Drain, End, EndAll, ObservedCluster, S
 from hpcgpu.scaling.policy_data import Decision, Limits
 from hpcgpu.scaling.replace_failed_jobs import STABLE
 from hpcgpu.scaling.wanted_state import Close, Command, DeleteGroup, Detach, Resume, Scale, Wanted, WantedGroup, apply
-from hpcgpu.software.environment_check import EnvironmentCheck, environments
+from hpcgpu.software.compare_environments import EnvironmentCheck, environments
 from hpcgpu.store.removed_directory import directory_exists
 
 #: Seconds that closing may take.

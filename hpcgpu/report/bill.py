@@ -5,12 +5,13 @@ An unknown value is None, and is never guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hpcgpu.batch.base import JobState, JobStatus, state_named
 from hpcgpu.batch.reasons import FORGOTTEN, cancel_of_ours, explain
 from hpcgpu.store.journal import Submit
+from hpcgpu.store.saved_options import Saved
 from hpcgpu.store.usage_file import JobUsage
 
 #: Seconds by which clocks may differ.
@@ -225,6 +226,13 @@ def bill(  # noqa: PLR0913  # what is known of one job, from four places
         sent=used.sent if worker and used is not None else None,
         spilled=used.spilled if worker and used is not None else None,
     )
+
+
+def gpus_of(submit: Submit, options: Saved | None, kept: Mapping[str, JobUsage]) -> int | None:
+    """Return how many GPUs a job requested, or how many were connected if these are more; None if unknown."""
+    known = options.gpus(submit.kind, submit.group) if options is not None else None
+    used = kept.get(submit.job_id or "")
+    return max(known or 0, used.gpus) or known if used is not None else known
 
 
 def _had_none(started: float | None, ended: float | None, written: float | None) -> bool:

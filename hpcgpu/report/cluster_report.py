@@ -28,7 +28,7 @@ from hpcgpu.existing_clusters.query_jobs import known
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import run
 from hpcgpu.report.advice import advice
-from hpcgpu.report.bill import JobBill, Share, bill, share, total
+from hpcgpu.report.bill import JobBill, Share, bill, gpus_of, share, total
 from hpcgpu.runtime.scheduler_connection import scheduler_of
 from hpcgpu.store import saved_options, usage_file
 from hpcgpu.store.contact import Contact
@@ -232,7 +232,7 @@ def report(directory: ClusterDirectory) -> Report:
             over=over,
             written=written,
         )
-        for submit, gpus in (*((one, _gpus(one, options, kept.jobs)) for one in submits), *by_hand)
+        for submit, gpus in (*((one, gpus_of(one, options, kept.jobs)) for one in submits), *by_hand)
     ]
     return Report(
         name=directory.path.name,
@@ -261,20 +261,13 @@ def _by_hand(submits: Iterable[Submit], kept: Mapping[str, JobUsage]) -> list[tu
     ]
 
 
-def _gpus(submit: Submit, options: saved_options.Saved | None, kept: Mapping[str, JobUsage]) -> int | None:
-    """Return how many GPUs a job requested, or how many were connected if these are more; None if unknown."""
-    known = options.gpus(submit.kind, submit.group) if options is not None else None
-    used = kept.get(submit.job_id or "")
-    return max(known or 0, used.gpus) or known if used is not None else known
-
-
 def _more_connected(
     submits: Iterable[Submit], options: saved_options.Saved | None, kept: Mapping[str, JobUsage]
 ) -> list[str]:
     """Return a sentence if more GPUs were connected than the options of the cluster request."""
     if options is None:
         return []
-    pairs = ((options.gpus(one.kind, one.group), _gpus(one, options, kept)) for one in submits)
+    pairs = ((options.gpus(one.kind, one.group), gpus_of(one, options, kept)) for one in submits)
     more = sum(known is not None and known != counts for known, counts in pairs)
     if not more:
         return []

@@ -12,7 +12,7 @@ from dataclasses import replace
 from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.visible_gpus import VARIABLE
 from hpcgpu.errors import LaunchError
-from hpcgpu.fabric import authentication, choose_transport, interface_addresses
+from hpcgpu.fabric import authentication, interface_addresses, protocol_and_interface
 from hpcgpu.runtime import cpu_affinity, preemption
 from hpcgpu.runtime.before_walltime import Retirement
 from hpcgpu.runtime.scheduler_connection import wait_for_scheduler
@@ -76,9 +76,9 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     """Choose protocol and interfaces and return the full command of the scheduler."""
     check_interface(arguments.interface)
     check_interface(arguments.client_interface, "client_interface")
-    node = choose_transport.this_node(ucx=arguments.protocol in ("auto", "ucx") and bool(arguments.gpus))
-    chosen = choose_transport.decide(node, arguments.protocol, arguments.interface, gpu=bool(arguments.gpus))
-    if arguments.protocol == "ucx" and arguments.gpus and (unused := choose_transport.without_rdma(node, chosen)):
+    node = protocol_and_interface.this_node(ucx=arguments.protocol in ("auto", "ucx") and bool(arguments.gpus))
+    chosen = protocol_and_interface.decide(node, arguments.protocol, arguments.interface, gpu=bool(arguments.gpus))
+    if arguments.protocol == "ucx" and arguments.gpus and (unused := protocol_and_interface.without_rdma(node, chosen)):
         chosen = replace(chosen, why=f"{chosen.why}; {unused}")
     if chosen.protocol == "ucx":
         authentication.install()
@@ -114,15 +114,15 @@ def agreed_interface(contact: Contact, protocol: str, interface: str | None) -> 
         This node cannot use that transport.
     """
     ucx = contact.workers.startswith("ucx")
-    node = choose_transport.this_node(ucx=ucx and protocol == "auto")
-    chosen = choose_transport.TransportChoice(
+    node = protocol_and_interface.this_node(ucx=ucx and protocol == "auto")
+    chosen = protocol_and_interface.TransportChoice(
         "ucx" if ucx else "tcp", contact.interface or None, contact.network, contact.fabric
     )
-    if why := choose_transport.incompatibility(chosen, node, protocol, interface):
+    if why := protocol_and_interface.incompatibility(chosen, node, protocol, interface):
         raise LaunchError(why)
     if interface is not None or not contact.network:
         return interface
-    return choose_transport.nearest(
+    return protocol_and_interface.nearest(
         node,
         contact.network,
         contact.interface,

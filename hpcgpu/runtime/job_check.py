@@ -28,7 +28,7 @@ from typing import Any, NotRequired, TypedDict
 
 from hpcgpu.batch import batch_system
 from hpcgpu.errors import BatchError, LaunchError, NotTrusted, OtherFormat
-from hpcgpu.fabric import choose_transport, interface_addresses
+from hpcgpu.fabric import interface_addresses, protocol_and_interface
 from hpcgpu.fabric.node_gpus import gpus_on_node
 from hpcgpu.posix.filesystems import filesystem, of_all_nodes
 from hpcgpu.runtime import scratch, stage
@@ -61,7 +61,7 @@ class Examination(TypedDict):
     #: CUDA_VISIBLE_DEVICES.
     visible: str | None
     gpus_on_node: int | None
-    #: The fields of `TransportChoice` and of `Node` in `hpcgpu.fabric.choose_transport`.
+    #: The fields of `TransportChoice` and of `Node` in `hpcgpu.fabric.protocol_and_interface`.
     transport: dict[str, Any]
     node: dict[str, Any]
     open_files: int
@@ -93,8 +93,8 @@ def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> Exami
     import_seconds = _seconds_to_import()  # first, before this process has read the same files
     batch = batch_system(arguments.system)
     own = batch.own_job(os.environ)
-    node = choose_transport.this_node()
-    chosen = choose_transport.decide(
+    node = protocol_and_interface.this_node()
+    chosen = protocol_and_interface.decide(
         node, arguments.protocol, arguments.interface, gpu=bool(arguments.gpus) or arguments.kind == "worker"
     )
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -145,7 +145,7 @@ def _container(arguments: argparse.Namespace) -> str:
     )
 
 
-def _container_warning(node: choose_transport.Node) -> str:
+def _container_warning(node: protocol_and_interface.Node) -> str:
     if not node.ports or any(_VERBS.glob("uverbs*")):
         return ""
     return f"the node has InfiniBand, and the container has no {_VERBS}: UCX cannot use it. Add it by container_args"

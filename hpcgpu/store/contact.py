@@ -28,7 +28,7 @@ class Contact:
         Why workers talk over this protocol.
     network, interface : str
         The network for workers on the scheduler's node, ``"infiniband"``, ``"slingshot"`` or nothing, and its
-        interface; see `hpcgpu.fabric.choose_transport.TransportChoice`.
+        interface; see `hpcgpu.fabric.protocol_and_interface.TransportChoice`.
     """
 
     token: str

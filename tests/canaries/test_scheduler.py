@@ -36,7 +36,7 @@ from hpcgpu.dask_worker import count_calls
 from hpcgpu.dask_worker.gpu_metrics import GPUS
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import strangers
-from hpcgpu.fabric.listening import HAS_GPU
+from hpcgpu.fabric.guarded_listener import HAS_GPU
 from hpcgpu.fabric.security import ClusterSecurity
 from hpcgpu.runtime import dashboard_access, hostcopy
 from hpcgpu.store import create_directory

@@ -352,7 +352,7 @@ USES: tuple[Use, ...] = (
         "distributed",
         Kind.REPLACED,
         "a connection is read only after its handshake or its authentication; both have a time limit",
-        ("hpcgpu.fabric.listening",),
+        ("hpcgpu.fabric.guarded_listener",),
         _ADMITTED,
     ),
     Use(
@@ -378,7 +378,7 @@ USES: tuple[Use, ...] = (
         "distributed",
         Kind.PROTOCOL,
         "authenticates who connects before distributed reads a frame",
-        ("hpcgpu.fabric.authentication", "hpcgpu.fabric.listening"),
+        ("hpcgpu.fabric.authentication", "hpcgpu.fabric.guarded_listener"),
         _UCX,
     ),
     Use(

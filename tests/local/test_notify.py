@@ -13,7 +13,7 @@ import pytest
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.manager.closing import Closing
-from hpcgpu.manager.notified_events import Notice
+from hpcgpu.manager.notify import Notice
 from hpcgpu.posix.threads import in_thread
 from tests.conftest import live, told
 from tests.helpers import CPU, ON_CPUS, hpcgpu, in_queue, start_program

@@ -17,7 +17,7 @@ from hpcgpu.batch import slurm
 from hpcgpu.batch.detect import Detected, detect
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.batch.slurm.client import Slurm
-from hpcgpu.cli.start import chosen_system
+from hpcgpu.cli.start_and_run import chosen_system
 from hpcgpu.errors import BatchError, BatchUnavailable
 from tests.conftest import live
 

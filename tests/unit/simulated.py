@@ -26,7 +26,7 @@ from hpcgpu.options.options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Scale, Wanted, apply
-from hpcgpu.software.environment_check import EnvironmentCheck
+from hpcgpu.software.compare_environments import EnvironmentCheck
 from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
 

@@ -20,7 +20,7 @@ from hpcgpu.checks.lines import Line, text
 from hpcgpu.checks.login_node import directory_lines, judge_queues
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import BatchUnavailable
-from hpcgpu.fabric.choose_transport import Node, decide
+from hpcgpu.fabric.protocol_and_interface import Node, decide
 from hpcgpu.releases import TESTED, Release
 from hpcgpu.software import compare_environments
 from tests.helpers import Clock

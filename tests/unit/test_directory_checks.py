@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.batch.own_scripts import is_job_script, runs_hpcgpu
+from hpcgpu.batch.recognise_own_scripts import is_job_script, runs_hpcgpu
 from hpcgpu.runtime import launch
 from hpcgpu.store import create_directory, removed_directory
 from hpcgpu.store.directory import ClusterDirectory

@@ -19,9 +19,9 @@ from distributed.protocol.serialize import merge_and_deserialize, serialize
 
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.fabric import choose_transport, connection_report, interface_addresses, measure_links, ucx_settings
-from hpcgpu.fabric.choose_transport import Node, decide, incompatibility
+from hpcgpu.fabric import connection_report, interface_addresses, measure_links, protocol_and_interface, ucx_settings
 from hpcgpu.fabric.connection_report import Fabric, Link, Measurement
+from hpcgpu.fabric.protocol_and_interface import Node, decide, incompatibility
 
 GIB = 2**30
 ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.3", "ib0": "10.1.0.3"}
@@ -119,12 +119,14 @@ def test_a_worker_s_node_without_the_scheduler_s_network_says_so() -> None:
 
 def test_a_worker_takes_the_rail_that_reaches_the_scheduler() -> None:
     rails = replace(INFINIBAND, infiniband=("ib0", "ibp12s0"), addresses={"ib0": "10.1.0.4", "ibp12s0": "10.9.0.4"})
-    assert choose_transport.nearest(rails, "infiniband", "ib7", {"ibp12s0"}) == "ibp12s0", (
+    assert protocol_and_interface.nearest(rails, "infiniband", "ib7", {"ibp12s0"}) == "ibp12s0", (
         "the one in the scheduler's network"
     )
-    assert choose_transport.nearest(rails, "infiniband", "ibp12s0", set()) == "ibp12s0", "else that of the same name"
-    assert choose_transport.nearest(rails, "infiniband", "ib7", set()) == "ib0"
-    assert choose_transport.nearest(SLINGSHOT, "slingshot", "hsn1", {"hsn1", "hsn0"}) == "hsn1"
+    assert protocol_and_interface.nearest(rails, "infiniband", "ibp12s0", set()) == "ibp12s0", (
+        "else that of the same name"
+    )
+    assert protocol_and_interface.nearest(rails, "infiniband", "ib7", set()) == "ib0"
+    assert protocol_and_interface.nearest(SLINGSHOT, "slingshot", "hsn1", {"hsn1", "hsn0"}) == "hsn1"
     assert interface_addresses.reaching("127.0.0.1") == {"lo"} and interface_addresses.reaching("a.name") == set()
 
 
@@ -154,18 +156,20 @@ def test_a_node_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (place / "operstate").write_text(state + "\n")
     addresses = interface_addresses.addresses()
     monkeypatch.setattr(
-        choose_transport.interface_addresses, "addresses", lambda: addresses | {"eth2": "10.0.0.3", "ib8": "10.1.0.8"}
+        protocol_and_interface.interface_addresses,
+        "addresses",
+        lambda: addresses | {"eth2": "10.0.0.3", "ib8": "10.1.0.8"},
     )
-    node = choose_transport.this_node(ucx=False, sysfs=tmp_path)
+    node = protocol_and_interface.this_node(ucx=False, sysfs=tmp_path)
     assert node.ports == ("mlx5_0/1",) and node.infiniband == ("lo",), (
         "only cards and ports that are up, only InfiniBand, only with an address"
     )
     assert node.addresses["lo"] == "127.0.0.1"
-    monkeypatch.setattr(choose_transport.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(choose_transport.resource, "getrlimit", lambda which: (8192, 8192))
-    assert choose_transport.locked_memory() == 8192
-    monkeypatch.setattr(choose_transport.os, "geteuid", lambda: 0)
-    assert choose_transport.locked_memory() is None, "root locks what it wants"
+    monkeypatch.setattr(protocol_and_interface.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(protocol_and_interface.resource, "getrlimit", lambda which: (8192, 8192))
+    assert protocol_and_interface.locked_memory() == 8192
+    monkeypatch.setattr(protocol_and_interface.os, "geteuid", lambda: 0)
+    assert protocol_and_interface.locked_memory() is None, "root locks what it wants"
 
 
 def test_asking_ucx_leaves_it_to_dask_to_start_it(tmp_path: Path) -> None:
@@ -175,7 +179,7 @@ def test_asking_ucx_leaves_it_to_dask_to_start_it(tmp_path: Path) -> None:
     (port / "state").write_text("4: ACTIVE\n")
     code = f"""
 from pathlib import Path
-from hpcgpu.fabric.choose_transport import this_node
+from hpcgpu.fabric.protocol_and_interface import this_node
 print(this_node(sysfs=Path({str(tmp_path)!r})).transports)
 from distributed_ucxx import ucxx
 ucxx.init_once()

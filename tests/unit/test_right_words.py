@@ -12,7 +12,7 @@ import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import explain
-from hpcgpu.batch.run_command import clean_environment
+from hpcgpu.batch.scrub_environment import clean_environment
 from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.cli.status import _print
 from hpcgpu.client import connect

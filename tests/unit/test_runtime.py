@@ -38,7 +38,7 @@ from hpcgpu.dask_scheduler import scheduler_preload
 from hpcgpu.dask_scheduler.running_calls import _function_name
 from hpcgpu.dask_scheduler.scheduler_extension import Extension, _wanted
 from hpcgpu.errors import ClusterExists, LaunchError
-from hpcgpu.fabric.choose_transport import Node
+from hpcgpu.fabric.protocol_and_interface import Node
 from hpcgpu.options.options_and_defaults import WorkerOptions
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime import (
@@ -410,7 +410,7 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
     addresses = {"lo": "127.0.0.1", "ib0": "10.1.0.3"}
     node = Node(has_ucxx=True, ports=("mlx5_0/1",), transports=transports, infiniband=("ib0",), addresses=addresses)
     monkeypatch.setattr(
-        dask_commands.choose_transport, "this_node", lambda *, ucx: node if ucx else replace(node, transports=())
+        dask_commands.protocol_and_interface, "this_node", lambda *, ucx: node if ucx else replace(node, transports=())
     )
     monkeypatch.setattr(dask_commands.authentication, "install", lambda: None)
     monkeypatch.setattr(dask_commands.os, "environ", dict(os.environ))

@@ -339,6 +339,6 @@ def test_values_reach_the_job_s_environment_unchanged() -> None:
 
 
 def test_own_templates_count_before_the_package_s(tmp_path: Path) -> None:
-    (tmp_path / "environment.j2").write_text("# my own preamble\n")
+    (tmp_path / "env_prologue_container_stage.j2").write_text("# my own preamble\n")
     text = render("slurm", "worker", resolve("slurm", BASE | {"template_directory": tmp_path}), PLACE)
     assert "# my own preamble" in text and "exec " in text

@@ -7,8 +7,15 @@ import sys
 
 import pytest
 
-from hpcgpu.software.compare_environments import Difference, Grade, collect, compare, table
-from hpcgpu.software.environment_check import EnvironmentCheck, environments
+from hpcgpu.software.compare_environments import (
+    Difference,
+    EnvironmentCheck,
+    Grade,
+    collect,
+    compare,
+    environments,
+    table,
+)
 
 SOFTWARE = {"python": "3.12.4", "dask": "2026.7.1", "distributed": "2026.7.1", "numpy": "2.1.0", "cloudpickle": "3.1.0"}
 A100 = {
@@ -110,7 +117,7 @@ def test_the_worst_comes_first_and_the_table_has_a_column_for_each() -> None:
 
 
 def test_fatal_differences_are_errors_and_each_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcgpu.software.environment_check.collect", lambda: SOFTWARE)
+    monkeypatch.setattr("hpcgpu.software.compare_environments.collect", lambda: SOFTWARE)
     comparison = EnvironmentCheck("error")
     assert comparison.check({"w-0": A100 | {"dask": "1"}}) == ("", ""), "nothing is known of the scheduler yet"
     comparison.scheduler = A100
@@ -130,7 +137,7 @@ def test_fatal_differences_are_errors_and_each_is_told_once(monkeypatch: pytest.
 def test_one_worker_that_joins_many_is_compared_with_all_of_them_only_if_it_has_something_new(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hpcgpu.software.environment_check.collect", lambda: SOFTWARE)
+    monkeypatch.setattr("hpcgpu.software.compare_environments.collect", lambda: SOFTWARE)
     comparison = EnvironmentCheck("error")
     comparison.scheduler = A100
     everybody: dict[str, dict[str, str]] = {f"w-{i}": A100 for i in range(3)}
@@ -147,7 +154,7 @@ def test_one_worker_that_joins_many_is_compared_with_all_of_them_only_if_it_has_
 
 
 def test_what_is_fatal_is_a_warning_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcgpu.software.environment_check.collect", lambda: SOFTWARE)
+    monkeypatch.setattr("hpcgpu.software.compare_environments.collect", lambda: SOFTWARE)
     for mode, expected in (("warn", "fatal"), ("off", "")):
         comparison = EnvironmentCheck(mode)
         comparison.scheduler = A100 | {"dask": "1"}

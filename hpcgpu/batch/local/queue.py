@@ -40,8 +40,9 @@ from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.local.jobs import JobRecord, read_directives, startable, with_reasons
 from hpcgpu.batch.local.reasons import REASONS
-from hpcgpu.batch.own_scripts import runs_hpcgpu
-from hpcgpu.batch.run_command import clean_environment, require
+from hpcgpu.batch.recognise_own_scripts import runs_hpcgpu
+from hpcgpu.batch.run_command import require
+from hpcgpu.batch.scrub_environment import clean_environment
 from hpcgpu.batch.visible_gpus import visible_devices
 from hpcgpu.display.words import counted
 from hpcgpu.errors import BatchError, BatchUnavailable, Damaged, NotTrusted, SubmitRefused

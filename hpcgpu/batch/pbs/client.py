@@ -19,7 +19,6 @@ from typing import ClassVar
 from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.command_batch import CommandBatch
 from hpcgpu.batch.estimate import Estimate
-from hpcgpu.batch.own_scripts import is_job_script
 from hpcgpu.batch.pbs import estimate as estimates
 from hpcgpu.batch.pbs.exits import EXITS
 from hpcgpu.batch.pbs.names import VARIABLE, pbs_name
@@ -27,6 +26,7 @@ from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes, seconds
 from hpcgpu.batch.pbs.reasons import REASONS
 from hpcgpu.batch.pbs.reservations import Reservation, epoch, is_reservation, reservations
 from hpcgpu.batch.reasons import advice
+from hpcgpu.batch.recognise_own_scripts import is_job_script
 from hpcgpu.batch.run_command import Result, require, run
 from hpcgpu.errors import BatchError
 from hpcgpu.posix.printable import printable

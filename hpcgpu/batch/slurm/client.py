@@ -14,7 +14,7 @@ from typing import ClassVar
 from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.command_batch import CommandBatch
 from hpcgpu.batch.estimate import Estimate
-from hpcgpu.batch.own_scripts import is_job_script, runs_hpcgpu
+from hpcgpu.batch.recognise_own_scripts import is_job_script, runs_hpcgpu
 from hpcgpu.batch.run_command import require, run
 from hpcgpu.batch.slurm.estimate import read_test
 from hpcgpu.batch.slurm.reasons import REASONS

@@ -15,8 +15,7 @@ import pytest
 
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.manager.notified_events import Events, Notice, Seen
-from hpcgpu.manager.notify import Callbacks, Notices, Notifier
+from hpcgpu.manager.notify import Callbacks, Events, Notice, Notices, Notifier, Seen
 from hpcgpu.scaling.walltime_margin import ends_soon
 from hpcgpu.store import saved_options
 from hpcgpu.store.cluster_json import FORMAT

@@ -27,7 +27,7 @@ def config(system: str, everything: bool, template: bool, as_json: bool, argumen
               hpcgpu config --gpus-per-node 4 --all --json
               hpcgpu config --template > ~/.config/dask/hpcgpu.yaml
     """
-    from hpcgpu.cli.start import chosen_system
+    from hpcgpu.cli.start_and_run import chosen_system
     from hpcgpu.configuration.effective_options import effective
     from hpcgpu.configuration.effective_options import template as text
 

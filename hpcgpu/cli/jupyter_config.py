@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
-from hpcgpu.cli.start import chosen_system
+from hpcgpu.cli.start_and_run import chosen_system
 
 
 @click.command("jupyter-config", cls=ClusterCommand)
