@@ -1,8 +1,7 @@
 """Calls that the manager needs beyond distributed's own RPCs; our preload adds them to the Dask scheduler.
 
-The extension reports the load, moves tasks that wait for resources, lets running tasks finish on workers that are
-drained, and ends a scheduler whose manager is gone. If the end of a job kills a worker, this counts as no failure of
-the tasks on that worker.
+The extension reports the load, moves tasks that wait for resources, and lets running tasks finish on workers that are
+drained. If the end of a job kills a worker, this counts as no failure of the tasks on that worker.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import math
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import distributed.scheduler
@@ -27,12 +26,11 @@ from tornado.ioloop import PeriodicCallback
 
 from hpcgpu.dask_scheduler import data_recipients, lost_results, resources
 from hpcgpu.dask_scheduler.answer_changes import Sent
+from hpcgpu.dask_scheduler.manager_lease import ManagerLease
 from hpcgpu.dask_scheduler.manager_requests import Requests
 from hpcgpu.dask_scheduler.measure_usage import Usage
 from hpcgpu.dask_scheduler.rpc_types import (
-    GroupState,
     LoadChanges,
-    ManagerState,
     RequestAnswer,
     SchedulerState,
     WaitingWork,
@@ -62,10 +60,6 @@ _SAMPLE_HELD = 20_000
 _MOVES = 0.2
 #: Seconds for which the loss of a worker may still count against its tasks.
 _CHARGEABLE = 600.0
-#: Seconds for the first heartbeat of a manager; its lease begins after that.
-_FIRST_HEARTBEAT = 60.0
-#: Seconds of silence after which a manager counts as gone.
-_SILENT = 60.0
 #: Seconds after which a worker surely knows that it retires: a later heartbeat reports the tasks that it will finish.
 _NOTICED = 2.0
 #: Seconds without a heartbeat after which a worker whose job has ended is removed.
@@ -136,15 +130,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     def __init__(self, scheduler: Scheduler, lease: float | None, released: Callable[[], bool] = lambda: False) -> None:
         self.scheduler = scheduler
-        self.lease = lease
-        self._released = released
-        self._last_heartbeat = time.monotonic() + _FIRST_HEARTBEAT
-        self._manager = 0
-        self._about = ""
-        self._groups: list[GroupState] = []
-        self._warnings: list[str] = []
-        self._present = False
-        self._left = -1
+        self.lease = ManagerLease(scheduler, lease, released)
         self.manager_process: ManagerProcess | None = None
         self.requests = Requests()
         self._stream = WorkerStream()
@@ -166,8 +152,6 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self.removals = PeriodicCallback(self.remove_silent, _REMOVALS * 1000)
         self.work = PeriodicCallback(self.see_work, _WORK * 1000)
         scheduler.handlers |= self._handlers()
-        if lease:
-            self._lease_watch = asyncio.ensure_future(self._watch_lease(lease))
 
     def _handlers(self) -> dict[str, Callable[..., Any]]:
         """Return the handlers of the scheduler's RPCs, by name."""
@@ -184,10 +168,10 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_resume": self.resume,
             "hpcgpu_ended": self.ended,
             "hpcgpu_lose": self.lose,
-            "hpcgpu_heartbeat": self.heartbeat,
-            "hpcgpu_goodbye": self.goodbye,
-            "hpcgpu_release": self.release,
-            "hpcgpu_end": self.end,
+            "hpcgpu_heartbeat": self.lease.heartbeat,
+            "hpcgpu_goodbye": self.lease.goodbye,
+            "hpcgpu_release": self.lease.release,
+            "hpcgpu_end": self.lease.end,
             "hpcgpu_state": self.state,
             "hpcgpu_manage": self.manage,
             "hpcgpu_request": self.request,
@@ -198,48 +182,17 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "broadcast": self.broadcast,
         }
 
-    # The manager's lease
-
-    async def heartbeat(
-        self, manager: int = 0, about: str = "", groups: Sequence[GroupState] = (), warnings: Sequence[str] = ()
-    ) -> int:
-        """Record a manager's heartbeat and the state of its scaling; return the highest manager number.
-
-        Heartbeats of earlier managers do not count.
-        """
-        if manager >= self._manager and manager != self._left:
-            self._manager, self._last_heartbeat, self._about, self._present = manager, time.monotonic(), about, True
-            self._groups, self._warnings = list(groups), list(warnings)
-        return self._manager
-
-    async def goodbye(self, manager: int) -> None:
-        """Record that a manager left; one of its heartbeats may still arrive."""
-        self._left = manager
-        if manager == self._manager:
-            self._present = False
+    # The cluster's manager
 
     async def state(self) -> SchedulerState:
         """Return workers, GPUs and manager of the cluster, all at the same moment."""
         workers = [str(ws.name) for ws in self.scheduler.workers.values()]
-        return SchedulerState(workers=workers, gpus=self.usage.gpus(), manager=self._manager_state())
-
-    def _manager_state(self) -> ManagerState:
-        present = self._present and time.monotonic() - self._last_heartbeat < _SILENT
         problem = self.manager_process.problem if self.manager_process is not None else ""
-        return ManagerState(
-            number=self._manager,
-            present=present,
-            about=self._about,
-            problem=problem,
-            groups=self._groups,
-            warnings=self._warnings,
-        )
+        return SchedulerState(workers=workers, gpus=self.usage.gpus(), manager=self.lease.state(problem))
 
     async def request(self, command: dict[str, Any]) -> RequestAnswer:
         """Let the manager of the cluster scale it, if a manager accepts requests."""
-        now = time.monotonic()
-        present = self._present and now - self._last_heartbeat < _SILENT
-        if not present or not self.requests.taken_by(self._manager, now=now):
+        if not self.lease.present or not self.requests.taken_by(self.lease.manager, now=time.monotonic()):
             return RequestAnswer(taken=False, error="")
         try:
             error = await self.requests.request(command)
@@ -266,30 +219,6 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     async def environment(self) -> dict[str, str]:
         """Return what software and GPU the scheduler has, see `hpcgpu.software.compare_environments`."""
         return await asyncio.to_thread(compare_environments.collect)
-
-    async def release(self) -> None:
-        """Continue without a manager from now on."""
-        self.lease = None
-
-    async def end(self, manager: int) -> None:
-        """Close the scheduler soon, and its workers with it, unless a later manager has the cluster."""
-        if manager < self._manager:
-            return
-        self._ending = asyncio.ensure_future(self.scheduler.close(reason="hpcgpu-closed"))
-
-    async def _watch_lease(self, lease: float) -> None:
-        while True:
-            while (left := self._last_heartbeat + lease - time.monotonic()) > 0:
-                await asyncio.sleep(min(left, lease))
-            if self.lease is None:
-                return
-            if not await asyncio.to_thread(self._released):
-                break
-            self._last_heartbeat = time.monotonic()
-        logger.error(
-            "hpcgpu: no heartbeat from the cluster's manager for %g s (option lease): this scheduler ends", lease
-        )
-        await self.scheduler.close(reason="hpcgpu-lease")
 
     async def close(self) -> None:
         """Stop moving tasks, and write the bill; distributed calls this when the scheduler closes."""

@@ -89,7 +89,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
     if directory.wanted().unattended:  # after the contact: later requests find the contact, and go to the scheduler
         if problem := await extension.manager_process.start():
             print(f"hpcgpu: adaptive scaling is off: {problem}", file=sys.stderr, flush=True)
-            await extension.heartbeat(about=f"adaptive scaling is off: {problem}")
+            await extension.lease.heartbeat(about=f"adaptive scaling is off: {problem}")
 
 
 async def dask_teardown(scheduler: Scheduler) -> None:

@@ -13,7 +13,8 @@ import pytest
 import hpcgpu
 from hpcgpu import ClusterExists, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.dask_scheduler.scheduler_extension import Extension
+from hpcgpu.dask_scheduler import manager_lease
+from hpcgpu.dask_scheduler.manager_lease import ManagerLease
 from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.existing_clusters.unsubmitted_jobs import unfinished
 from hpcgpu.scaling.wanted_state import Scale, apply
@@ -45,7 +46,9 @@ def command(*arguments: str, program: tuple[str, ...] = ("-m", "hpcgpu")) -> sub
 def lease(name: str) -> float | None:
     """That of the scheduler."""
     with hpcgpu.connect(name, quiet=True) as client:
-        found: float | None = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins["hpcgpu"].lease)
+        found: float | None = client.run_on_scheduler(
+            lambda dask_scheduler: dask_scheduler.plugins["hpcgpu"].lease.seconds
+        )
     return found
 
 
@@ -106,7 +109,9 @@ def test_nothing_is_missing_while_a_program_may_still_submit_it(queue: LocalQueu
         assert "3 worker jobs were asked for" in unfinished(cluster.directory, now=time.time(), left=True)
 
 
-async def test_the_lease_does_not_end_a_cluster_that_was_left_before_the_scheduler_heard_of_it() -> None:
+async def test_the_lease_does_not_end_a_cluster_that_was_left_before_the_scheduler_heard_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looks = [True, True, False]
 
     class Scheduler:
@@ -115,8 +120,7 @@ async def test_the_lease_does_not_end_a_cluster_that_was_left_before_the_schedul
         async def close(self, reason: str) -> None:
             self.reason = reason
 
-    extension = Extension.__new__(Extension)
-    extension.scheduler, extension.lease, extension._last_heartbeat = Scheduler(), 0.05, time.monotonic()
-    extension._released = lambda: looks.pop(0)
-    await extension._watch_lease(0.05)
-    assert looks == [] and extension.scheduler.reason == "hpcgpu-lease"
+    monkeypatch.setattr(manager_lease, "_FIRST_HEARTBEAT", 0.0)
+    scheduler = Scheduler()
+    await ManagerLease(scheduler, 0.05, lambda: looks.pop(0))._watching  # type: ignore[arg-type]
+    assert looks == [] and scheduler.reason == "hpcgpu-lease"

@@ -41,18 +41,18 @@ async def test_an_earlier_manager_that_is_gone_takes_no_request() -> None:
 async def test_only_the_last_manager_counts_as_present_and_may_end_the_scheduler() -> None:
     async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
         extension = Extension(scheduler, None)
-        assert await extension.heartbeat(2, "the second") == 2
-        assert await extension.heartbeat(1, "the first") == 2, "the first manager learns of the second one"
-        await extension.end(1)
-        await extension.goodbye(1)
+        assert await extension.lease.heartbeat(2, "the second") == 2
+        assert await extension.lease.heartbeat(1, "the first") == 2, "the first manager learns of the second one"
+        await extension.lease.end(1)
+        await extension.lease.goodbye(1)
         told = (await extension.state())["manager"]
         assert (told["number"], told["about"], told["present"]) == (2, "the second", True)
         await asyncio.sleep(0)
         assert scheduler.status is Status.running
-        await extension.goodbye(2)
-        await extension.heartbeat(2, "late")  # this heartbeat was under way
+        await extension.lease.goodbye(2)
+        await extension.lease.heartbeat(2, "late")  # this heartbeat was under way
         assert not (await extension.state())["manager"]["present"]
-        await extension.end(2)
+        await extension.lease.end(2)
         await asyncio.wait_for(scheduler.finished(), 60)
 
 

@@ -1,0 +1,104 @@
+"""The lease of a cluster's manager: its heartbeats renew it, and without them the scheduler ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from hpcgpu.dask_scheduler.rpc_types import GroupState, ManagerState
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+logger = logging.getLogger("distributed.hpcgpu")
+
+#: Seconds for the first heartbeat of a manager; its lease begins after that.
+_FIRST_HEARTBEAT = 60.0
+#: Seconds of silence after which a manager counts as gone.
+_SILENT = 60.0
+
+
+class ManagerLease:
+    """The managers that a scheduler heard from; it closes when the last one is silent for the time of the lease.
+
+    Parameters
+    ----------
+    scheduler, seconds, released
+        See `hpcgpu.dask_scheduler.scheduler_extension.install`.
+    """
+
+    def __init__(self, scheduler: Scheduler, seconds: float | None, released: Callable[[], bool]) -> None:
+        self.scheduler = scheduler
+        self.seconds = seconds
+        self._released = released
+        self._last_heartbeat = time.monotonic() + _FIRST_HEARTBEAT
+        #: The number of the latest manager.
+        self.manager = 0
+        self._about = ""
+        self._groups: list[GroupState] = []
+        self._warnings: list[str] = []
+        self._present = False
+        self._left = -1
+        if seconds:
+            self._watching = asyncio.ensure_future(self._watch(seconds))
+
+    async def heartbeat(
+        self, manager: int = 0, about: str = "", groups: Sequence[GroupState] = (), warnings: Sequence[str] = ()
+    ) -> int:
+        """Record a manager's heartbeat and the state of its scaling; return the highest manager number.
+
+        Heartbeats of earlier managers do not count.
+        """
+        if manager >= self.manager and manager != self._left:
+            self.manager, self._last_heartbeat, self._about, self._present = manager, time.monotonic(), about, True
+            self._groups, self._warnings = list(groups), list(warnings)
+        return self.manager
+
+    async def goodbye(self, manager: int) -> None:
+        """Record that a manager left; one of its heartbeats may still arrive."""
+        self._left = manager
+        if manager == self.manager:
+            self._present = False
+
+    @property
+    def present(self) -> bool:
+        """Whether the latest manager manages the cluster now."""
+        return self._present and time.monotonic() - self._last_heartbeat < _SILENT
+
+    def state(self, problem: str) -> ManagerState:
+        """Return what other programs see of the manager."""
+        return ManagerState(
+            number=self.manager,
+            present=self.present,
+            about=self._about,
+            problem=problem,
+            groups=self._groups,
+            warnings=self._warnings,
+        )
+
+    async def release(self) -> None:
+        """Continue without a manager from now on."""
+        self.seconds = None
+
+    async def end(self, manager: int) -> None:
+        """Close the scheduler soon, and its workers with it, unless a later manager has the cluster."""
+        if manager < self.manager:
+            return
+        self._ending = asyncio.ensure_future(self.scheduler.close(reason="hpcgpu-closed"))
+
+    async def _watch(self, lease: float) -> None:
+        while True:
+            while (left := self._last_heartbeat + lease - time.monotonic()) > 0:
+                await asyncio.sleep(min(left, lease))
+            if self.seconds is None:
+                return
+            if not await asyncio.to_thread(self._released):
+                break
+            self._last_heartbeat = time.monotonic()
+        logger.error(
+            "hpcgpu: no heartbeat from the cluster's manager for %g s (option lease): this scheduler ends", lease
+        )
+        await self.scheduler.close(reason="hpcgpu-lease")
