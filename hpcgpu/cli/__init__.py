@@ -32,7 +32,7 @@ from hpcgpu.cli.start_and_run import run, start
 from hpcgpu.cli.status import status
 from hpcgpu.cli.stop import stop
 from hpcgpu.cli.top import top
-from hpcgpu.posix.full_disk import remedy
+from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.posix.printable import printable
 
 
@@ -63,8 +63,9 @@ class _Group(click.Group):
             if error.errno == errno.EPIPE:  # `| head`: click ends quietly
                 raise
             words = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise click.ClickException(f"{words}. {remedy(error)}" if full else words) from error
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                words = cannot_be_written(error.filename or "", error)
+            raise click.ClickException(words) from error
 
 
 @click.group("hpcgpu", cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

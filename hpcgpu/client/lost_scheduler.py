@@ -1,4 +1,4 @@
-"""Reports to a waiting client why its scheduler is gone: the scheduler job, and its end according to the queue.
+"""Says that the scheduler of a cluster is lost, and why: in one sentence, also to a client that waits for results.
 
 A Dask client has no access to a queue. It reports "Client lost the connection", or waits for half a minute and reports
 that its futures were cancelled, "reason: unknown".
@@ -26,10 +26,17 @@ from hpcgpu.store.directory import ClusterDirectory
 #: Seconds that the answer may take: the queue reports the end of a job with a delay.
 _TIMEOUT = 25.0
 _GONE = "the scheduler is gone"
+#: If the scheduler ran in this process.
+IN_PROCESS = "the scheduler in this process has ended: make a new cluster"
 #: Seconds in which a client that fetches results notices that its scheduler is gone.
 _NOTICED = 3.0
 #: By the address of a scheduler: the functions that may return why it is gone.
 _explanations: dict[str, list[Callable[[], Awaitable[str]]]] = {}
+
+
+def loss(cluster: str, job: str, consequence: str = "") -> str:
+    """Return the sentence that the scheduler of a cluster is lost; `job` says how its job ended."""
+    return f"the scheduler of cluster {cluster} is gone{consequence}: {job}"
 
 
 def explain_loss(address: str, why: Callable[[], Awaitable[str]]) -> None:
@@ -114,10 +121,8 @@ def _end_in_queue(directory: ClusterDirectory) -> str:
             status = queue.poll(now=time.monotonic())
             if status is not None and status.state.ended:
                 log = saved_options.logs(directory) / batch.log_name(status.name, status.job_id)
-                return (
-                    f"the scheduler of cluster {name} is gone: scheduler job {status.job_id} {status.state.value}: "
-                    f"{explain(status, kind='scheduler')}. Log: {log}"
-                )
+                how = f"{status.state.value}: {explain(status, kind='scheduler')}. Log: {log}"
+                return loss(name, f"scheduler job {status.job_id} {how}")
             time.sleep(0.5)
         if directory.closing:
             return f"cluster {name} was closed; its logs are in {directory.logs}"

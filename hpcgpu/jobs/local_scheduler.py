@@ -13,6 +13,7 @@ from distributed.scheduler import Scheduler
 from distributed.security import Security
 from distributed.utils import silence_logging_cmgr
 
+from hpcgpu.client import lost_scheduler
 from hpcgpu.dask_scheduler.scheduler_extension import install
 from hpcgpu.dask_scheduler.scheduler_preload import publish
 from hpcgpu.fabric import interface_addresses
@@ -121,7 +122,7 @@ class InProcessScheduler:
 
     def loss_report(self, cluster: str) -> str:
         """Return the report for the user when it has ended."""
-        return "the scheduler in this process has ended: make a new cluster"
+        return lost_scheduler.IN_PROCESS
 
     async def close(self) -> None:
         """End it."""

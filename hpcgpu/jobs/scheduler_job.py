@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from hpcgpu.batch.base import JobState
+from hpcgpu.client import lost_scheduler
 from hpcgpu.errors import ClusterError
 from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.job_phases import Submitting
@@ -125,7 +126,7 @@ class SchedulerJob(Job):
 
     def loss_report(self, cluster: str) -> str:
         """Return the report for the user when its job has ended, for example because somebody cancelled it."""
-        return f"the scheduler of cluster {cluster} is gone, and its worker jobs are cancelled: {self.failure_report()}"
+        return lost_scheduler.loss(cluster, self.failure_report(), ", and its worker jobs are cancelled")
 
     async def submit(self) -> None:
         """Submit it without a wait. A job to which this program attaches was submitted before."""

@@ -15,7 +15,7 @@ from hpcgpu.batch.base import BatchSystem, JobState
 from hpcgpu.batch.queue_monitor import Monitor
 from hpcgpu.display.words import MANY, listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Damaged, NameLost, Superseded
-from hpcgpu.posix.full_disk import remedy
+from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling.wanted_state import Wanted
 from hpcgpu.store import saved_options
@@ -223,7 +223,7 @@ class Dispatcher:
             if self.directory.is_of(self.token):
                 write(*arguments)
         except OSError as error:
-            self.problem = f"{self.directory.path} cannot be written: {error.strerror}. {remedy(error)}"
+            self.problem = cannot_be_written(self.directory.path, error)
 
     async def poll(self, job_ids: Collection[str] | None = None) -> None:
         """Query the queue once for these jobs (default: all that have not ended) and record its answer."""

@@ -25,7 +25,7 @@ from hpcgpu.manager.report_failed_jobs import LostJobs, few
 from hpcgpu.manager.scheduler_client import Workers
 from hpcgpu.manager.submit_planned import Submitter
 from hpcgpu.options.options_and_defaults import DEFAULT
-from hpcgpu.posix.full_disk import remedy
+from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.decide_actions import Drain, End, EndAll, ObservedCluster, Submit, decide
@@ -385,8 +385,7 @@ class Reconciler:
             directory.want(wanted)
         except OSError as error:
             raise ClusterError(
-                f"cluster {state.name} cannot be detached, because {directory.path} cannot be written: "
-                f"{error.strerror}. {remedy(error)}"
+                f"cluster {state.name} cannot be detached, because {cannot_be_written(directory.path, error)}"
             ) from error
         state.wanted = wanted
 

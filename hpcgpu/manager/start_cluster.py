@@ -263,10 +263,9 @@ def claim(options: Options, batch: BatchSystem) -> tuple[ClusterDirectory, int]:
     except NotTrusted as error:
         raise OptionError(f"cluster_directory={str(settings.cluster_directory)!r}: {error}") from error
     except OSError as error:
-        advice = full_disk.remedy(error, "It must be on a filesystem that login and compute nodes share")
-        raise OptionError(
-            f"cluster_directory={str(settings.cluster_directory)!r} cannot be written: {error.strerror}. {advice}"
-        ) from error
+        place = f"cluster_directory={str(settings.cluster_directory)!r}"
+        otherwise = "It must be on a filesystem that login and compute nodes share"
+        raise OptionError(full_disk.cannot_be_written(place, error, otherwise)) from error
     return directory, manager
 
 

@@ -1,4 +1,4 @@
-"""Whether a disk is full, and what a user can do if a program cannot write."""
+"""Whether a disk is full; the sentence for a user if a program cannot write, for this or another reason."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ def is_full(path: Path) -> bool:
     return disk.f_bavail * disk.f_frsize < _FULL or 0 == disk.f_favail < disk.f_files
 
 
-def remedy(error: OSError, otherwise: str = "Check the directory and its filesystem") -> str:
-    """Return what a user can do if a program cannot write."""
-    return _REMEDIES.get(error.errno or 0, otherwise)
+def cannot_be_written(
+    place: Path | str, error: OSError, otherwise: str = "Check the directory and its filesystem"
+) -> str:
+    """Return what a program cannot write, why, and what a user can do; `place` is empty if it is not known."""
+    why = f"{error.strerror or error}. {_REMEDIES.get(error.errno or 0, otherwise)}"
+    return f"{place} cannot be written: {why}" if place else why

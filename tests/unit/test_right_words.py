@@ -19,7 +19,7 @@ from hpcgpu.client import connect
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
 from hpcgpu.existing_clusters.snapshot import Snapshot
-from hpcgpu.posix.full_disk import remedy
+from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.runtime.scheduler_connection import no_answer
 from hpcgpu.store.contact import Contact
 
@@ -70,9 +70,9 @@ def test_status_does_not_say_that_a_silent_scheduler_is_not_running(
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOENT, errno.EMFILE])
 def test_only_a_lack_of_space_is_answered_by_making_room(number: int) -> None:
-    assert "room" not in remedy(OSError(number, os.strerror(number))) != ""
+    assert "room" not in cannot_be_written("/d", OSError(number, os.strerror(number))) != ""
     for full in (errno.ENOSPC, errno.EDQUOT):
-        assert "Make room there" in remedy(OSError(full, os.strerror(full)))
+        assert "Make room there" in cannot_be_written("/d", OSError(full, os.strerror(full)))
 
 
 def test_a_command_whose_output_finds_no_room_says_what_to_do() -> None:
