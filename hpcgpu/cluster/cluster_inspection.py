@@ -253,7 +253,7 @@ class ClusterInspection(Adapter):
             dashboard=self._dashboard_path if running else "",
             fabric=contact.fabric if contact is not None and running else "",
             manager="; ".join(filter(None, [str(manager or ""), self.reconciler.about()])) if running else "",
-            detached=not state.ownership.ends_at_exit,
+            detached=state.wanted.detached,
             warnings=[text for text in self.reconciler.warnings() if text != lost],
             problem=lost or state.phase.not_ours,
         )

@@ -424,9 +424,15 @@ class GPUCluster(ClusterInspection):
         path = self.directory.write(script, text)
 
         def act() -> None:
-            self._state.registry.add_group(name, worker, path)
-            self._save_groups()
-            self.manager.order(AddGroup(name, target))
+            group = self._state.registry.add_group(name, worker, path)
+            try:
+                self._save_groups()
+                self.manager.order(AddGroup(name, target))
+            except BaseException:
+                self._state.registry.remove_group(group)
+                with suppress(OSError):
+                    self._save_groups()
+                raise
 
         self._act(act)
 

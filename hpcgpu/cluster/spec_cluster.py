@@ -168,19 +168,14 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         self.manager.check_usable()
 
     def _in_loop(self, act: Callable[[], None]) -> None:
-        """Run a call in the event loop: only the event loop may change the state.
-
-        Wait for the call, unless the wait would block the caller's own loop.
-        """
+        """Run a call in the event loop, and wait for it: only the event loop may change the state."""
         self._check_usable()
 
         async def acted() -> None:
             act()
 
-        if self.called_from_running_loop:
+        if self.asynchronous:  # this is the event loop
             act()
-        elif self.asynchronous:
-            self.loop.add_callback(act)
         else:
             self.sync(acted)
 

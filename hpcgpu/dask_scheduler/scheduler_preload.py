@@ -73,12 +73,8 @@ async def dask_setup(scheduler: Scheduler) -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # distributed only logs exceptions of a preload
         return
     token, lease = directory.token(), float(environ.get("HPCGPU_LEASE", "0")) or None
-    # if the directory cannot be seen now, the extension assumes nothing
-    extension = install(
-        scheduler,
-        None if directory.detached else lease,
-        lambda: not directory_exists(directory, token) or directory.detached,
-    )
+    # what cannot be read when the lease ends does not end the scheduler: it is read again after another lease
+    extension = install(scheduler, lease, lambda: not directory_exists(directory, token) or directory.detached)
     extension.manager_process = ManagerProcess(directory, environ["HPCGPU_SCHEDULER_JOB"])
     extension.usage.keep(directory, job_identity())
     publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], **json.loads(environ["HPCGPU_FABRIC"]))

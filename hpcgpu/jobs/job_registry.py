@@ -74,8 +74,12 @@ class Registry:
 
     def delete_group(self, group: WorkerGroup) -> None:
         """Forget a group as soon as its last job has ended."""
-        self.groups = {name: kept for name, kept in self.groups.items() if kept is not group}
+        self.remove_group(group)
         self.former.append(group)
+
+    def remove_group(self, group: WorkerGroup) -> None:
+        """Remove a group from those that may get jobs."""
+        self.groups = {name: kept for name, kept in self.groups.items() if kept is not group}
 
     @property
     def deleted(self) -> list[WorkerGroup]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,9 +12,13 @@ from typing import Any
 
 import pytest
 
-from hpcgpu import ClusterError, LocalGPUCluster
+from hpcgpu import ClusterError, LocalGPUCluster, OptionError
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.gpucluster import GPUCluster
+from hpcgpu.existing_clusters.stop import stop
+from hpcgpu.scaling.wanted_state import Wanted
+from hpcgpu.store import saved_options
+from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, told
 from tests.helpers import CPU
 
@@ -60,6 +66,47 @@ async def test_every_call_on_a_closed_asynchronous_cluster_says_so_too(queue: Lo
     with pytest.raises(ClusterError, match="cluster over is closed"):
         await cluster.scale_down(["over-0"])
     assert "submitted scheduler job" in (await cluster.get_logs())["Cluster"]
+
+
+async def test_a_command_on_an_asynchronous_cluster_is_done_or_refused_for_its_caller(queue: LocalQueue) -> None:
+    async with LocalGPUCluster(name="over", asynchronous=True, **CPU) as cluster:
+        await asyncio.to_thread(cluster.scale, jobs=1)
+        assert list(cluster.workers) == ["over-0"]
+        cluster.directory.begin_close()  # `hpcgpu stop` begins
+        with pytest.raises(ClusterError, match="was closed, by its program or by `hpcgpu stop`"):
+            await cluster.scale(jobs=2)
+        with pytest.raises(ClusterError, match="was closed, by its program or by `hpcgpu stop`"):
+            await asyncio.to_thread(cluster.scale, jobs=2)
+
+
+def test_a_worker_group_that_is_refused_leaves_nothing(queue: LocalQueue) -> None:
+    with LocalGPUCluster(name="over", **CPU) as cluster:
+        cluster.directory.begin_close()  # `hpcgpu stop` begins
+        with pytest.raises(ClusterError, match="was closed, by its program or by `hpcgpu stop`"):
+            cluster.add_worker_group("big", jobs=1)
+        with pytest.raises(OptionError, match="no worker group named 'big': the groups are default"):
+            cluster.scale(jobs=1, worker_group="big")
+        assert not saved_options.read(cluster.directory).groups
+
+
+def test_a_cluster_whose_detach_could_not_be_recorded_is_not_shown_as_detached(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = ClusterDirectory.want
+
+    def no_room(directory: ClusterDirectory, wanted: Wanted) -> None:
+        if wanted.detached:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        want(directory, wanted)
+
+    monkeypatch.setattr(ClusterDirectory, "want", no_room)
+    cluster = LocalGPUCluster(name="over", shutdown_on_close=False, **CPU)
+    try:
+        assert "cluster over cannot be detached" in cluster.get_logs()["Cluster"]
+        assert not cluster.directory.detached and not cluster.snapshot().detached
+    finally:
+        stop(cluster.directory, cluster.batch)
+        cluster.close()
 
 
 def test_logs_of_a_closed_asynchronous_cluster_can_be_read_when_its_loop_is_gone(queue: LocalQueue) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -44,11 +45,14 @@ def command(*arguments: str, program: tuple[str, ...] = ("-m", "hpcgpu")) -> sub
 
 
 def lease(name: str) -> float | None:
-    """That of the scheduler."""
+    """That of the scheduler; None if the cluster needs no manager."""
+
+    def look(dask_scheduler: Any) -> float | None:
+        lease = dask_scheduler.plugins["hpcgpu"].lease
+        return None if lease._released() else float(lease.seconds)
+
     with hpcgpu.connect(name, quiet=True) as client:
-        found: float | None = client.run_on_scheduler(
-            lambda dask_scheduler: dask_scheduler.plugins["hpcgpu"].lease.seconds
-        )
+        found: float | None = client.run_on_scheduler(look)
     return found
 
 

@@ -19,10 +19,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from distributed.protocol.pickle import dumps
+from distributed.scheduler import Scheduler
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +35,7 @@ from hpcgpu.batch.reasons import advice, explain, outlook
 from hpcgpu.batch.slurm import reasons as slurm
 from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.dask_scheduler import scheduler_preload
+from hpcgpu.dask_scheduler import manager_lease, scheduler_preload
 from hpcgpu.dask_scheduler.running_calls import _function_name
 from hpcgpu.dask_scheduler.scheduler_extension import Extension, _wanted
 from hpcgpu.errors import ClusterExists, LaunchError
@@ -52,13 +53,11 @@ from hpcgpu.runtime import (
 )
 from hpcgpu.runtime.gpus_of_job import visible_gpus
 from hpcgpu.runtime.scheduler_connection import wait_for_scheduler
+from hpcgpu.scaling.wanted_state import Wanted
 from hpcgpu.store import certificates_and_keys, create_directory
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 from tests.helpers import Clock
-
-if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
 
 UUIDS = "GPU-1b9e,MIG-77aa"
 
@@ -194,6 +193,21 @@ def test_only_the_job_of_the_contact_removes_the_keys(directory: ClusterDirector
     assert not directory.tls.is_dir()
 
 
+async def test_a_wanted_state_that_cannot_be_read_at_the_start_does_not_end_the_lease(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(directory.path))
+    monkeypatch.setenv("HPCGPU_SCHEDULER_JOB", "1")
+    monkeypatch.setenv("HPCGPU_FABRIC", '{"fabric": "TCP"}')
+    monkeypatch.setenv("HPCGPU_LEASE", "0.2")
+    monkeypatch.setattr(manager_lease, "_FIRST_HEARTBEAT", 0.0)
+    directory.write("wanted.json", "{")
+    async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        await scheduler_preload.dask_setup(scheduler)
+        directory.want(Wanted())
+        await asyncio.wait_for(scheduler.finished(), 30)
+
+
 async def test_a_second_scheduler_that_started_at_the_same_time_ends_without_a_word_to_workers(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,7 +219,7 @@ async def test_a_second_scheduler_that_started_at_the_same_time_ends_without_a_w
         address = f"tcp://127.0.0.1:{first.getsockname()[1]}"
         contact = Contact(token=directory.token(), job_id="1", workers=address, client=address)
         directory.publish(contact)
-        await scheduler_preload.dask_setup(cast("Scheduler", None))
+        await scheduler_preload.dask_setup(cast(Scheduler, None))
     assert signals == [signal.SIGTERM] and directory.contact() == contact
     assert "cluster demo already has a scheduler, in job 1" in capsys.readouterr().err
 
