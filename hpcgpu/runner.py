@@ -34,7 +34,7 @@ from hpcgpu.display.words import counted
 from hpcgpu.errors import CertificateError, ClusterError, OptionError
 from hpcgpu.fabric import ucx_settings
 from hpcgpu.options.declare import names
-from hpcgpu.options.options_and_defaults import JobOptions, Options, WorkerOptions
+from hpcgpu.options.shared_options import JobOptions, Options, WorkerOptions
 from hpcgpu.runtime.prepare_job import make_credentials
 from hpcgpu.runtime.scheduler_connection import answers
 from hpcgpu.scripts import render

@@ -12,7 +12,7 @@ from hpcgpu.cli.cluster_name import cluster_name
 from hpcgpu.cli.printing import echo
 
 if TYPE_CHECKING:
-    from hpcgpu.client.dashboard_route import DashboardEndpoint
+    from hpcgpu.client.dashboard_forwarding import DashboardEndpoint
     from hpcgpu.store.directory import ClusterDirectory
 
 
@@ -38,7 +38,7 @@ def dashboard(name: str, forward: bool, port: int | None) -> None:
     """
     import asyncio
 
-    from hpcgpu.client.dashboard_route import listening, ssh_command
+    from hpcgpu.client.dashboard_forwarding import listening, ssh_command
     from hpcgpu.existing_clusters.lookup import locate
     from hpcgpu.runtime.dashboard_access import link_with_token
 
@@ -62,7 +62,7 @@ def dashboard(name: str, forward: bool, port: int | None) -> None:
 def _forward(directory: ClusterDirectory, port: int | None, there: DashboardEndpoint) -> None:
     import asyncio
 
-    from hpcgpu.client.dashboard_route import forward
+    from hpcgpu.client.dashboard_forwarding import forward
 
     def ready(local: int) -> None:
         click.echo(there.link(local))

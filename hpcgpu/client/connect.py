@@ -14,7 +14,7 @@ from distributed.security import Security
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import explain
-from hpcgpu.client import jupyter_link, lost_scheduler
+from hpcgpu.client import jupyter_dashboard_link, lost_scheduler
 from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.warn import warn
@@ -37,8 +37,8 @@ _plain_link = Client.dashboard_link.fget
 
 def _dashboard_link(client: Client) -> str:
     path = None if client.cluster is not None else _connected_to.get(getattr(client.scheduler, "address", ""))
-    link = jupyter_link.dashboard_link(path) if path is not None else ""
-    return jupyter_link.with_host(link) or _plain_link(client)
+    link = jupyter_dashboard_link.dashboard_link(path) if path is not None else ""
+    return jupyter_dashboard_link.with_host(link) or _plain_link(client)
 
 
 #: A client of an address has no cluster, so its link would bypass the Jupyter server and open a page that asks for a

@@ -20,8 +20,8 @@ from distributed.core import Status
 from distributed.exceptions import WorkerStartTimeoutError
 from distributed.utils import Log, Logs
 
-from hpcgpu.client import jupyter_link
-from hpcgpu.client.dashboard_route import proven_link
+from hpcgpu.client import jupyter_dashboard_link
+from hpcgpu.client.dashboard_forwarding import proven_link
 from hpcgpu.cluster import show_in_notebook
 from hpcgpu.cluster.spec_cluster import Adapter
 from hpcgpu.dask_scheduler.rpc_types import GPUState
@@ -100,13 +100,13 @@ class ClusterInspection(Adapter):
         ``/user/ada/hpcgpu/dashboard/demo/status``. Then put ``https://`` and the host that your browser shows before
         it. Outside such a notebook the dashboard requires a token, see `dashboard_link_with_token`.
         """
-        return jupyter_link.with_host(self._dashboard_path)
+        return jupyter_dashboard_link.with_host(self._dashboard_path)
 
     @property
     def _dashboard_path(self) -> str:
         """The address of the dashboard for a page of Jupyter, where a path is enough."""
         plain = dashboard_access.link(self._contact)
-        return jupyter_link.dashboard_link(self.directory.path, running=bool(plain)) or plain
+        return jupyter_dashboard_link.dashboard_link(self.directory.path, running=bool(plain)) or plain
 
     def dashboard_link_with_token(self) -> str:
         """Return the link that opens the dashboard in a browser; empty while there is none.

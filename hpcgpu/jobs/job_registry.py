@@ -11,7 +11,7 @@ from hpcgpu.errors import OptionError
 from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.jobs.worker_group import WorkerGroup, WorkerJob
-from hpcgpu.options.options_and_defaults import DEFAULT, WorkerOptions
+from hpcgpu.options.shared_options import DEFAULT, WorkerOptions
 from hpcgpu.scaling import worker_names
 
 

@@ -22,7 +22,7 @@ from hpcgpu.jobs.adaptive_record import AdaptiveRecord
 from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.job_phases import Draining, Ended
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
-from hpcgpu.options.options_and_defaults import DEFAULT, WorkerOptions
+from hpcgpu.options.shared_options import DEFAULT, WorkerOptions
 from hpcgpu.scaling import budget, missing_workers, worker_names
 from hpcgpu.scaling.decide_actions import ObservedGroup, ObservedJob
 from hpcgpu.scaling.forecast import usual_wait

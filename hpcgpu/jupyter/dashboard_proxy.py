@@ -4,7 +4,7 @@ A request goes only to the host and port in the cluster's contact, which is read
 user's login goes there. The proxy sends only the headers that a page needs, and the dashboard's own token, which the
 browser never gets. The browser sees the answer under the address of the Jupyter server, so the answer must come from
 the cluster itself: before each request, the other side proves that it has the token
-(`hpcgpu.client.dashboard_route.listening`).
+(`hpcgpu.client.dashboard_forwarding.listening`).
 
 A page of Dask may contain text from any source, so no page of Dask runs with the rights of the user's login. A browser
 that opens a page gets a page of ours with a frame that has no origin: see `hpcgpu.runtime.dashboard_frame`.
@@ -21,8 +21,8 @@ from jupyter_server_proxy.handlers import ProxyHandler
 from tornado import web
 from tornado.httputil import HTTPHeaders
 
-from hpcgpu.client.dashboard_route import listening
-from hpcgpu.client.jupyter_link import PREFIXES
+from hpcgpu.client.dashboard_forwarding import listening
+from hpcgpu.client.jupyter_dashboard_link import PREFIXES
 from hpcgpu.errors import ClusterError, HpcgpuError
 from hpcgpu.jupyter.base_handler import RESOURCE, cluster, failure
 from hpcgpu.runtime import dashboard_frame

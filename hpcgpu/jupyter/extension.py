@@ -9,7 +9,7 @@ from typing import Any
 from jupyter_server.utils import url_path_join
 
 from hpcgpu import widget
-from hpcgpu.client import jupyter_link
+from hpcgpu.client import jupyter_dashboard_link
 from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.errors import HpcgpuError
 from hpcgpu.jupyter.api import Clusters, Logs, OneCluster, Profiles, Request
@@ -40,9 +40,11 @@ def load(server: Any) -> None:
     ]
     here = url_path_join(base, "hpcgpu")
     routes = [(here + pattern, *rest) for pattern, *rest in handlers]
-    routes += [(url_path_join(base, prefix) + rf"/{_NAME}(/.*|)", Dashboard) for prefix in jupyter_link.PREFIXES]
+    routes += [
+        (url_path_join(base, prefix) + rf"/{_NAME}(/.*|)", Dashboard) for prefix in jupyter_dashboard_link.PREFIXES
+    ]
     application.add_handlers(".*$", routes)
     roots: list[Path] = []
     with contextlib.suppress(HpcgpuError):  # the configuration is wrong: the API reports it
         roots = cluster_directories()
-    jupyter_link.announce(base, roots)
+    jupyter_dashboard_link.announce(base, roots)

@@ -12,7 +12,7 @@ from hpcgpu.errors import HpcgpuError, NameLost, Superseded
 from hpcgpu.jobs.demand import group_states
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.scheduler_client import SchedulerClient
-from hpcgpu.options.options_and_defaults import ClusterOptions
+from hpcgpu.options.shared_options import ClusterOptions
 from hpcgpu.scaling.wanted_state import from_json
 
 #: Seconds between two decisions on the size, and the number of jobs above which the interval grows: a decision examines

@@ -24,7 +24,7 @@ from hpcgpu.manager.draining import Drainer
 from hpcgpu.manager.report_failed_jobs import LostJobs, few
 from hpcgpu.manager.scheduler_client import Workers
 from hpcgpu.manager.submit_planned import Submitter
-from hpcgpu.options.options_and_defaults import DEFAULT
+from hpcgpu.options.shared_options import DEFAULT
 from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import worker_names

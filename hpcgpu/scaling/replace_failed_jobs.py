@@ -1,4 +1,7 @@
-"""When a failed job is replaced, and when replacement stops: the kind of failure, and the time to wait. No I/O."""
+"""When a failed job is replaced, and when replacement stops: the kind of failure, and the time to wait. No I/O.
+
+How many jobs may fail in a row is the option `worker_restarts`.
+"""
 
 from __future__ import annotations
 

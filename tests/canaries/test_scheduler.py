@@ -429,6 +429,6 @@ async def test_a_client_shows_the_link_of_the_property_that_hpcgpu_replaces(monk
         assert client.cluster is None and client.scheduler.address == s.address
         assert client.dashboard_link.startswith("http://")
         monkeypatch.setitem(hpcgpu.client.connect._connected_to, s.address, Path("/clusters/demo"))
-        monkeypatch.setattr(hpcgpu.client.jupyter_link, "dashboard_link", lambda path: f"/hpcgpu/{path.name}")
+        monkeypatch.setattr(hpcgpu.client.jupyter_dashboard_link, "dashboard_link", lambda path: f"/hpcgpu/{path.name}")
         assert client.dashboard_link == "/hpcgpu/demo"
         assert 'href="/hpcgpu/demo"' in client._repr_html_()

@@ -20,7 +20,7 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cli import main
 from hpcgpu.client import connect
-from hpcgpu.client.dashboard_route import endpoint
+from hpcgpu.client.dashboard_forwarding import endpoint
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import BatchUnavailable, ClusterError, ClusterExists, NoCluster, Superseded
 from hpcgpu.existing_clusters import close_ended, jobs_without_directory, lookup

@@ -23,8 +23,8 @@ from tornado.web import RequestHandler
 from tornado.websocket import WebSocketHandler
 
 from hpcgpu.cli import main
-from hpcgpu.client import dashboard_route
-from hpcgpu.client.dashboard_route import listening, proven_link
+from hpcgpu.client import dashboard_forwarding
+from hpcgpu.client.dashboard_forwarding import listening, proven_link
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import strangers
 from hpcgpu.runtime.dashboard_access import PROOF, GuardedServer, link, link_with_token, proof
@@ -222,8 +222,8 @@ async def test_a_dashboard_that_proves_itself_is_reached(port: int, directory: C
 async def test_an_impostor_who_sends_a_byte_now_and_then_holds_nobody(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert dashboard_route._TIMEOUT <= 10, "a person waits for the answer"
-    monkeypatch.setattr(dashboard_route, "_TIMEOUT", 1.0)
+    assert dashboard_forwarding._TIMEOUT <= 10, "a person waits for the answer"
+    monkeypatch.setattr(dashboard_forwarding, "_TIMEOUT", 1.0)
     with serving(Slow) as rogue:
         publish(directory, rogue)
         with pytest.raises(ClusterError, match=r"does not answer: no proof came within 1 s. To see whether"):

@@ -13,7 +13,7 @@ from hpcgpu.batch.queue_monitor import View, observe
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, Superseded
 from hpcgpu.manager import draining
 from hpcgpu.manager.cluster_phases import Kind, Ownership, Phase
-from hpcgpu.options.options_and_defaults import DEFAULT
+from hpcgpu.options.shared_options import DEFAULT
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.walltime_margin import margin
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, DeleteGroup

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcgpu.client import jupyter_link
-from hpcgpu.client.dashboard_route import DashboardEndpoint, ssh_command
-from hpcgpu.client.jupyter_link import dashboard_link, with_host
+from hpcgpu.client import jupyter_dashboard_link
+from hpcgpu.client.dashboard_forwarding import DashboardEndpoint, ssh_command
+from hpcgpu.client.jupyter_dashboard_link import dashboard_link, with_host
 from hpcgpu.jupyter import snapshots
 
 CLUSTER = Path("/clusters/demo")
@@ -24,7 +24,7 @@ CLUSTER = Path("/clusters/demo")
 @pytest.fixture
 def announced(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(os, "environ", {})
-    jupyter_link.announce("/user/ada/", [Path("/clusters"), Path("/scratch")])
+    jupyter_dashboard_link.announce("/user/ada/", [Path("/clusters"), Path("/scratch")])
     [text] = os.environ.values()
     return text
 

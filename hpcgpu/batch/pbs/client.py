@@ -20,7 +20,7 @@ from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.command_batch import CommandBatch
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.pbs import estimate as estimates
-from hpcgpu.batch.pbs.exits import EXITS
+from hpcgpu.batch.pbs.exits import EXITS, ending
 from hpcgpu.batch.pbs.names import VARIABLE, pbs_name
 from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes, seconds
 from hpcgpu.batch.pbs.reasons import REASONS
@@ -29,10 +29,9 @@ from hpcgpu.batch.reasons import advice
 from hpcgpu.batch.recognise_own_scripts import is_job_script
 from hpcgpu.batch.run_command import Result, require, run
 from hpcgpu.errors import BatchError
-from hpcgpu.posix.printable import printable
 from hpcgpu.posix.user import user_name
 
-#: ``man qstat``, column S. `_end` handles F, X and M; a letter that is not here is UNKNOWN.
+#: ``man qstat``, column S. `ending` handles F and X; a letter that is not here is UNKNOWN.
 _STATES = {
     "Q": JobState.PENDING,
     "H": JobState.PENDING,
@@ -44,16 +43,8 @@ _STATES = {
     "U": JobState.RUNNING,
     "E": JobState.COMPLETING,
 }
-#: States that the comment of an ended job shows and Exit_status does not.
-_COMMENTS = [
-    (re.compile(r"exceeded resource walltime"), JobState.TIMEOUT),  # [recorded]
-    (re.compile(r"exceeded resource (v?mem|pmem)\b"), JobState.OUT_OF_MEMORY),
-    (re.compile(r"preempt", re.IGNORECASE), JobState.PREEMPTED),
-    (re.compile(r"\bnodes? \S+ (is )?down\b", re.IGNORECASE), JobState.NODE_FAIL),
-]
 #: Suspended by PBS or an operator, or because the owner of a workstation is back.
 _SUSPENDED = frozenset("SU")
-_DELETED = "91"  # substate of a job that was deleted, before or after it began [recorded]
 
 #: Ids that are unknown (exit code 153) or have ended (35) are an
 #: answer, not an error [recorded]; so is a job that is just ending.
@@ -105,7 +96,7 @@ def statuses(jobs: Mapping[str, Mapping[str, str]]) -> dict[str, JobStatus]:
 
 def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
     letter = job.get("job_state", "")
-    state, exit_code = _end(job) if letter in {"F", "X"} else (_STATES.get(letter, JobState.UNKNOWN), None)
+    state, exit_code = ending(job) if letter in {"F", "X"} else (_STATES.get(letter, JobState.UNKNOWN), None)
     start = epoch(job.get("stime", ""))
     walltime = seconds(job.get("Resource_List.walltime", ""))
     end = None
@@ -130,28 +121,6 @@ def _status(job_id: str, job: Mapping[str, str]) -> JobStatus:
     )
 
 
-def _end(job: Mapping[str, str]) -> tuple[JobState, int | None]:
-    """Return how a job ended.
-
-    Only an Exit_status of 0 is success: substate 92 alone is not (trap 2) [recorded].
-    """
-    comment = printable(job.get("comment", ""))
-    reported = next((state for pattern, state in _COMMENTS if pattern.search(comment)), None)
-    if not re.fullmatch(r"-?[0-9]{1,9}", job.get("Exit_status", "")):
-        if reported is not None:
-            return reported, None
-        return (JobState.FAILED if "stime" in job and job.get("substate") != _DELETED else JobState.CANCELLED), None
-    status = int(job["Exit_status"])
-    code = None if status < 0 else status - 128 if status > 256 else status  # 256 + signal
-    if reported is not None:
-        return reported, code
-    if status < 0:
-        return (EXITS[status].state if status in EXITS else JobState.FAILED), code
-    if job.get("substate") == _DELETED:
-        return JobState.CANCELLED, code
-    return (JobState.COMPLETED if status == 0 else JobState.FAILED), code
-
-
 def _reason(job: Mapping[str, str]) -> str:
     """Return PBS's own words on why a job waits or ended: the attributes that hold it, and its comment."""
     if job.get("job_state") == "H":
@@ -159,7 +128,7 @@ def _reason(job: Mapping[str, str]) -> str:
         return ", ".join([*held, *filter(None, [job.get("comment")])])
     words = [job.get("comment", "")]
     if (exit_status := job.get("Exit_status", "")).startswith("-"):
-        known = next((ending.words for code, ending in EXITS.items() if exit_status == str(code)), "")
+        known = next((how.words for code, how in EXITS.items() if exit_status == str(code)), "")
         words.append(f"(Exit_status = {exit_status}{': ' * bool(known)}{known})")
     return " ".join(filter(None, words))
 

@@ -1,11 +1,16 @@
-"""What a negative ``Exit_status`` of a PBS job means (OpenPBS, ``job.h``, JOB_EXEC_*)."""
+"""How a PBS job ended: its ``Exit_status``, its comment and its substate.
+
+The negative statuses are those of OpenPBS's ``job.h``, JOB_EXEC_*.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from hpcgpu.batch.base import JobState
+from hpcgpu.posix.printable import printable
 
 
 class Ending(NamedTuple):
@@ -46,3 +51,37 @@ EXITS: Mapping[int, Ending] = {
     -29: Ending(JobState.TIMEOUT, "its walltime is over"),  # KILL_WALLTIME [recorded]
     -30: Ending(JobState.FAILED, "its node could not join its output and its errors"),  # JOINJOB
 }
+#: States that the comment of an ended job shows and Exit_status does not.
+_COMMENTS = [
+    (re.compile(r"exceeded resource walltime"), JobState.TIMEOUT),  # [recorded]
+    (re.compile(r"exceeded resource (v?mem|pmem)\b"), JobState.OUT_OF_MEMORY),
+    (re.compile(r"preempt", re.IGNORECASE), JobState.PREEMPTED),
+    (re.compile(r"\bnodes? \S+ (is )?down\b", re.IGNORECASE), JobState.NODE_FAIL),
+]
+_DELETED = "91"  # substate of a job that was deleted, before or after it began [recorded]
+
+
+def ending(job: Mapping[str, str]) -> tuple[JobState, int | None]:
+    """Return how a job ended, and the exit code of its script.
+
+    Parameters
+    ----------
+    job : mapping
+        The attributes of an ended job, as ``qstat -f`` names them. Only an Exit_status of 0 is success: substate 92
+        alone is not [recorded].
+    """
+    comment = printable(job.get("comment", ""))
+    reported = next((state for pattern, state in _COMMENTS if pattern.search(comment)), None)
+    if not re.fullmatch(r"-?[0-9]{1,9}", job.get("Exit_status", "")):
+        if reported is not None:
+            return reported, None
+        return (JobState.FAILED if "stime" in job and job.get("substate") != _DELETED else JobState.CANCELLED), None
+    status = int(job["Exit_status"])
+    code = None if status < 0 else status - 128 if status > 256 else status  # 256 + signal
+    if reported is not None:
+        return reported, code
+    if status < 0:
+        return (EXITS[status].state if status in EXITS else JobState.FAILED), code
+    if job.get("substate") == _DELETED:
+        return JobState.CANCELLED, code
+    return (JobState.COMPLETED if status == 0 else JobState.FAILED), code

@@ -1,4 +1,7 @@
-"""The options that all batch systems share: of a job, a worker job, the scheduler job and the cluster."""
+"""The options that all batch systems share: of a job, a worker job, the scheduler job and the cluster.
+
+The options of one batch system, such as Slurm's `reservation`, are in ``hpcgpu/batch/SYSTEM/options.py``.
+"""
 
 from __future__ import annotations
 
