@@ -122,6 +122,7 @@ class SubmitRetry(BatchSystem):
                 uncertain, again = False, True
             if not wanted():
                 if again:
+                    uncertain = True  # the queue may still accept the attempt that it did not answer
                     break
                 raise Cancelled(f"job {job_name!r} was not submitted: it is no longer needed")
             answer = self._attempt(argv)

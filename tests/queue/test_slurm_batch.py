@@ -172,6 +172,16 @@ def test_a_doubt_is_not_forgotten_when_the_controller_goes_down_next(slurm: Slur
         submit(slurm, site)
 
 
+def test_a_submit_that_may_have_been_accepted_stays_ambiguous_when_its_job_is_not_wanted_any_more(
+    slurm: Slurm, site: Site
+) -> None:
+    """A controller may accept it after the look-up: the close of the cluster must look for the job again."""
+    site.fault("sbatch", stdout="", stderr=SOCKET, rc=1, lost=True, always=True)
+    wanted = lambda: len(site.calls("sbatch")) < 2  # noqa: E731
+    with pytest.raises(AmbiguousSubmit):
+        slurm.submit(site.script, job_name="ada-w1", wanted=wanted)
+
+
 # submit: a definite answer
 
 
