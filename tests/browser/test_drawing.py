@@ -80,6 +80,8 @@ def test_text_of_others_is_shown_as_text(picture: Drawing) -> None:
     assert picture.whole.locator("script, img").count() == 0
     assert picture.page.evaluate("() => window.broken === undefined")
     assert picture.whole.locator("a:visible").count() == 0, "a link of another kind is not shown"
+    picture.draw(drawing.snapshot(dashboard="//elsewhere.example/status"))
+    assert picture.whole.locator("a:visible").count() == 0, "nor one to another site that looks like a path of this one"
 
 
 def test_a_thousand_jobs_are_a_summary_and_a_few_rows_and_all_of_them_on_request(picture: Drawing) -> None:

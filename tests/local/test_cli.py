@@ -25,6 +25,7 @@ from hpcgpu.orders import manager_in_scheduler_job
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt
 from hpcgpu.store import create_directory, saved_options
+from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, told
 from tests.helpers import CPU, ON_CPUS, block_queue, command, hpcgpu, printed, start_program
 
@@ -307,6 +308,8 @@ def test_a_site_whose_compute_nodes_cannot_submit_is_said(pbs: Site, home: Path)
     assert done.returncode == 1
     assert "compute nodes of this site cannot submit jobs: `qsub` was not found" in done.stderr
     assert "Let a program on a login node do it" in done.stderr
+    wanted = ClusterDirectory(home / "clusters" / "there").wanted()
+    assert not wanted.unattended and wanted.sizes == {"default": 0}, "a later manager does not adapt it"
     assert hpcgpu("stop", "there").returncode == 0
 
 

@@ -113,3 +113,21 @@ fcntl.flock = then
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
     assert running(queue) == []
+
+
+def test_a_program_whose_close_the_queue_refused_cancels_its_jobs_when_it_ends(
+    queue: LocalQueue, directory: ClusterDirectory
+) -> None:
+    refused = """
+from hpcgpu.errors import BatchUnavailable
+def refuses(*arguments, **options):
+    raise BatchUnavailable("no answer")
+dispatcher.batch.cancel = refuses
+try:
+    dispatcher.cancel_all(1.0)
+except BatchUnavailable:
+    del dispatcher.batch.cancel
+"""
+    with program(queue, directory, after=refused) as process:
+        pass
+    assert process.returncode == 0 and running(queue) == []

@@ -115,11 +115,25 @@ def _answers(server: Server, process: subprocess.Popen[bytes]) -> bool:
         return False
 
 
+#: Lets everybody read and nobody change anything.
+READER = """
+from jupyter_server.auth import Authorizer
+
+class Reader(Authorizer):
+    def is_authorized(self, handler, user, action, resource):
+        return action == "read"
+
+c.ServerApp.authorizer_class = Reader
+"""
+
+
 @contextmanager
-def jupyter_server(place: Path, base: str = "/") -> Iterator[Server]:
+def jupyter_server(place: Path, base: str = "/", config: str = "") -> Iterator[Server]:
     """A real Jupyter server with the extension as the wheel installs it, under a path prefix."""
     server = Server(place, base)
     place.mkdir()
+    (place / "CONFIG_DIR").mkdir()
+    (place / "CONFIG_DIR" / "jupyter_server_config.py").write_text(config)
     names = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}
     environment |= {f"JUPYTER_{name}": str(place / name) for name in names} | {"JUPYTER_TOKEN": TOKEN}
@@ -168,6 +182,17 @@ def test_pages_and_api_want_a_login(server: Server) -> None:
     assert server.fetch("hpcgpu/api/clusters/demo/stop", "POST", {}).code == 403
     with pytest.raises(HTTPClientError, match="403"):
         server.listen("hpcgpu/dashboard/demo/status/ws", "x")
+
+
+def test_who_may_only_read_changes_nothing(cluster: LocalGPUCluster, shared_home: Path) -> None:
+    """The site's authorizer decides: JupyterHub shares a server with others so, for example."""
+    place = shared_home / "jupyter-read-only"
+    with jupyter_server(place, config=READER) as server:
+        assert server.ask("hpcgpu/api/clusters/demo")[0] == 200
+        assert server.fetch("hpcgpu/dashboard/demo/status", **LOGIN).code == 200
+        for path in ("hpcgpu/api/clusters/demo/stop", "hpcgpu/api/clusters"):
+            assert server.fetch(path, "POST", {}, **LOGIN).code == 403
+    assert not cluster.directory.closing
 
 
 def test_the_api_shows_scales_and_stops_a_cluster(own_server: Server, queue: LocalQueue) -> None:

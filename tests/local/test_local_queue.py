@@ -222,6 +222,13 @@ def test_what_a_script_leaves_behind_is_ended(site: Site) -> None:
     assert site.ended(job).state is JobState.COMPLETED
 
 
+def test_a_cancelled_job_has_time_to_save_what_it_has(site: Site) -> None:
+    job = site.submit("trap 'sleep 0.5; echo saved; exit' TERM; echo started; while :; do sleep 0.1; done")
+    wait_for(lambda: "started" in site.log(job))
+    site.queue.cancel([job])
+    assert site.ended(job).state is JobState.CANCELLED and "saved" in site.log(job)
+
+
 def test_cancel_right_after_the_start(site: Site) -> None:
     jobs = [site.submit(FOREVER) for _ in range(4)]
     site.queue.cancel(jobs)

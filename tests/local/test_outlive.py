@@ -23,6 +23,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import BatchUnavailable, ClusterWarning
 from hpcgpu.existing_clusters.stop import stop
 from hpcgpu.manager import start_cluster
+from hpcgpu.manager.manager import Manager
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, told
 from tests.helpers import CPU, block_queue, in_queue, names, start_program
@@ -52,6 +53,10 @@ def test_a_detached_cluster_keeps_its_jobs_and_its_data_and_is_taken_up_again(qu
     with hpcgpu.connect("kept", quiet=True) as client:
         assert client.get_dataset("answer").result() == 42
         assert client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins["hpcgpu"].lease) is None
+
+    attached = "from hpcgpu import LocalGPUCluster; LocalGPUCluster.from_name('kept', quiet=True)"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", attached], check=True, timeout=250)
+    assert len(live(queue)) == 2, "a program that attached to it and ends without `close` leaves it"
 
     again = LocalGPUCluster.from_name("kept")
     assert {job.name: (job.kind, job.state) for job in again.jobs} == {
@@ -102,6 +107,23 @@ def test_leaving_a_detached_cluster_again_leaves_its_jobs(queue: LocalQueue) -> 
     assert len(live(queue)) == 2
     LocalGPUCluster.from_name("left", shutdown_on_close=False).close()
     LocalGPUCluster.from_name("left").detach()
+    assert len(live(queue)) == 2
+    LocalGPUCluster.from_name("left").close()
+    assert live(queue) == []
+
+
+def test_a_cluster_whose_take_over_fails_goes_on_as_before(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    LocalGPUCluster(name="left", jobs=1, **CPU).detach()
+    start = Manager.start
+
+    async def fails(self: Manager) -> None:
+        await start(self)
+        raise ClusterError("the software of this program does not work with the cluster's")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Manager, "start", fails)
+        with pytest.raises((ClusterError, RuntimeError)):
+            LocalGPUCluster.from_name("left", shutdown_on_close=True)
     assert len(live(queue)) == 2
     LocalGPUCluster.from_name("left").close()
     assert live(queue) == []

@@ -279,6 +279,8 @@ def test_closing_leaves_the_jobs_where_that_is_wished(queue: LocalQueue, until: 
         cluster.wait_for_workers()
     assert len(live(queue)) == 2 and (cluster.directory.path / "contact.json").exists()
     assert cluster.directory.detached, "no lease ends it"
+    manager = cluster.directory.manager()
+    assert manager is not None and manager.lives is False, "this program, which goes on, is not in the way of commands"
     queue.cancel(live(queue))
     until(lambda: not live(queue), "they end")
 

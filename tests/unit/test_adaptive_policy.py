@@ -788,3 +788,11 @@ def test_a_large_and_a_small_budget_are_told_as_the_user_gave_them() -> None:
         assert f"its budget of {hours} GPU hours ({used} used)" in words
         assert f"maximum_gpu_hours above {hours}," in words
         assert over.reason == f"the budget of {hours} GPU hours is used up ({used} used)"
+
+
+def test_jobs_with_actors_stay_even_if_there_are_more_than_the_user_allows() -> None:
+    """An actor cannot move: who lowers the maximum keeps its state until the program has released it."""
+    jobs = [idle(name, since=0.0, actors=1, memory=MEMORY) for name in ("a", "b")]
+    assert not decide(jobs, Demand(), Limits(maximum=1), History(), now=1e5).retire
+    jobs[1] = idle("b", since=0.0, memory=MEMORY)
+    assert decide(jobs, Demand(), Limits(maximum=1), History(), now=1e5).retire == ("b",)

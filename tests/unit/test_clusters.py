@@ -22,7 +22,7 @@ from hpcgpu.cli import main
 from hpcgpu.client import connect
 from hpcgpu.client.dashboard_forwarding import endpoint
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.errors import BatchUnavailable, ClusterError, ClusterExists, NoCluster, Superseded
+from hpcgpu.errors import BatchUnavailable, ClusterError, ClusterExists, NoCluster, NotTrusted, Superseded
 from hpcgpu.existing_clusters import close_ended, jobs_without_directory, lookup
 from hpcgpu.existing_clusters import stop as stop_module
 from hpcgpu.existing_clusters.lookup import Found, locate
@@ -74,6 +74,19 @@ def directory(tmp_path: Path) -> ClusterDirectory:
     directory.intend("demo-0", "worker")
     directory.submitted("demo-0", "7")
     return directory
+
+
+def test_a_client_of_an_address_takes_no_credentials_from_a_directory_that_others_can_change(
+    directory: ClusterDirectory,
+) -> None:
+    certificates_and_keys.create(directory)
+    directory.publish(Contact(token=directory.token(), job_id="7", workers="tls://a:1", client="tls://a:1"))
+    with dask.config.set({"hpcgpu.cluster-directory": str(directory.path.parent)}):
+        found = connect.security_for({"address": "tls://a:1"})
+        assert found is not None and found.require_encryption
+        directory.path.chmod(0o777)
+        with pytest.raises(NotTrusted):
+            connect.security_for({"address": "tls://a:1"})
 
 
 def test_one_answer_that_leaves_a_job_out_is_not_believed(directory: ClusterDirectory) -> None:
@@ -564,3 +577,10 @@ def test_commands_in_messages_name_a_cluster_as_they_find_it(tmp_path: Path) -> 
     with dask.config.set({"hpcgpu.cluster-directory": str(here.path.parent)}), pytest.raises(ClusterError) as raised:
         endpoint(there)
     assert str(raised.value).endswith(f"run: hpcgpu status '{there.path}'")
+
+
+def test_stop_cancels_a_job_whose_drain_its_killed_program_had_only_begun(directory: ClusterDirectory) -> None:
+    directory.cancel(["demo-0"])
+    queue: Any = Queue(forgets=set())
+    assert stop(directory, queue, sleep=lambda seconds: None) == []
+    assert queue.cancelled

@@ -19,6 +19,7 @@ import pytest
 
 from hpcgpu.errors import ClusterExists, NotTrusted
 from hpcgpu.store import create_directory, managers
+from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 
 ROUNDS = int(os.environ.get("HPCGPU_CLAIM_ROUNDS", "20"))
@@ -204,6 +205,18 @@ def test_a_submit_that_is_under_way_keeps_the_name(tmp_path: Path) -> None:
     first.intend("demo-scheduler", "scheduler")
     with pytest.raises(ClusterExists, match="is being started by"):
         create_directory.claim(tmp_path / "demo", ended)
+
+
+def test_a_cluster_whose_scheduler_lives_in_a_program_keeps_its_name_when_its_worker_jobs_have_ended(
+    tmp_path: Path,
+) -> None:
+    first = create_directory.claim(tmp_path / "demo", ended, complete=files)
+    first.intend("demo-0", "worker")
+    first.submitted("demo-0", "7")
+    first.publish(Contact(token=first.token(), job_id="", workers="tls://a:1", client="tls://a:1"))
+    with pytest.raises(ClusterExists, match=f"a cluster named 'demo' runs in process {os.getpid()}, in "):
+        create_directory.claim(tmp_path / "demo", ended)
+    assert first.token() == ClusterDirectory(tmp_path / "demo").token()
 
 
 def test_what_is_no_cluster_is_left_alone(tmp_path: Path) -> None:

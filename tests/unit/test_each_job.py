@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.queue_monitor import View, observe
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, Superseded
 from hpcgpu.manager import draining
+from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.cluster_phases import Kind, Ownership, Phase
 from hpcgpu.options.shared_options import DEFAULT
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.walltime_margin import margin
-from hpcgpu.scaling.wanted_state import Adapt, AddGroup, DeleteGroup
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, DeleteGroup
 from hpcgpu.store.contact import Contact
 from tests.unit.simulated import HOUR, Site
 from tests.unit.test_reconciler import refuses
@@ -129,6 +131,19 @@ async def test_no_job_is_left_in_the_queue_when_another_program_takes_over_durin
         assert (submit.job_id, submit.cancelled) == ("1", True), "the journal says so to the other program"
 
 
+async def test_the_close_finds_the_job_of_a_submit_that_the_queue_did_not_answer(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    dispatcher = site.state.dispatcher
+    site.queue.refusal = AmbiguousSubmit("the queue does not say whether it has the job")
+    with pytest.raises(AmbiguousSubmit):
+        await dispatcher.submit(tmp_path / "worker", name="demo-0", kind="worker")
+    site.queue.refusal = None
+    site.queue.submit(tmp_path / "worker", job_name="demo-0")
+    assert dispatcher.left() == ["demo-0"]
+    dispatcher.cancel_all(0.0)
+    assert states(site) == [JobState.CANCELLED] and dispatcher.left() == []
+
+
 async def test_a_cluster_that_lost_its_name_cancels_no_job_of_the_other_cluster(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.queue.refusal = AmbiguousSubmit("the queue does not say whether it has the job")
@@ -239,3 +254,54 @@ async def test_a_worker_of_a_deleted_group_that_is_released_changes_no_size(
     site.reconciler.scale_down({name})
     assert site.state.wanted.groups[DEFAULT].limits.maximum == 2
     await site.settled()
+
+
+async def test_a_cluster_whose_jobs_the_queue_does_not_cancel_at_the_close_ends_with_its_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, ended = await begun(tmp_path), list[int]()
+
+    async def end(manager: int) -> None:
+        ended.append(manager)
+
+    monkeypatch.setattr(site.client, "end", end)
+    refuses(site, monkeypatch)
+    site.reconciler.order(Close())
+    site.state.closes()
+    closing = Closing(site.reconciler, quiet=True)
+    await closing.cancel()
+    await closing.wait()
+    closing.finish()
+    assert ended == [site.state.dispatcher.manager]
+    [told] = [text for text in site.warned if "may still be in the queue" in text]
+    assert "Access/permission denied" in told and "cancels what is left" in told
+    assert not site.directory.closed
+
+
+async def test_zero_jobs_of_a_group_keep_results_that_fit_nowhere_while_the_cluster_has_another_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "_FINISHING_INTERVAL", 0.0)
+    site = await begun(tmp_path)
+    site.client.there["tls://other"] = {"name": "other"}
+    site.reconciler.worker_joined("tls://other", "other")
+    site.client.full = True
+    await site.scale(0)
+    assert states(site) == [JobState.RUNNING] * 2
+    assert any("continues: its data does not fit on other workers" in text for text in site.warned)
+
+
+async def test_a_job_that_the_queue_has_not_known_for_long_is_cancelled_at_the_close(tmp_path: Path) -> None:
+    """A queue may leave out a job that runs: who takes it as failed must cancel it all the same."""
+    site = Site(tmp_path)
+    dispatcher = site.state.dispatcher
+    job_id = await dispatcher.submit(tmp_path / "worker", name="demo-0", kind="worker")
+    there = site.queue.jobs[job_id]
+    site.queue.jobs[job_id] = replace(there, name="")
+    for _ in range(3):
+        await dispatcher.poll()
+        site.now += 600
+    assert dispatcher.monitor.views[job_id].status.state is JobState.FAILED
+    site.queue.jobs[job_id] = there
+    dispatcher.cancel_all(0.0)
+    assert states(site) == [JobState.CANCELLED]

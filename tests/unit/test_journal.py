@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from hpcgpu.batch.base import JobState
+from hpcgpu.batch.reasons import cancel_of_ours
 from hpcgpu.existing_clusters.lookup import find
 from hpcgpu.store import create_directory
 from hpcgpu.store.directory import ClusterDirectory
@@ -113,3 +117,29 @@ def test_the_ends_of_a_thousand_jobs_are_one_write(tmp_path: Path, monkeypatch: 
     directory.ended({f"demo-{number}": str(number) for number in range(1000)})
     assert len(written) == 1
     assert [submit.ended for submit in directory.submits()] == [True] * 3
+
+
+def test_a_job_is_not_submitted_when_a_full_disk_cuts_the_line_of_its_intent_short(directory: ClusterDirectory) -> None:
+    directory.intend("demo-0", "worker")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (directory.journal_size + 10, hard))
+    try:
+        with pytest.raises(OSError, match="No space left on device"):
+            directory.intend("demo-1", "worker")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    directory.intend("demo-2", "worker")
+    assert [job.name for job in directory.submits()] == ["demo-0", "demo-2"]
+
+
+def test_a_job_that_ended_while_its_cluster_closed_was_ended_by_the_close(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue may report it as failed: it had its signal when the close began, not when the last job was gone."""
+    now = 1e9
+    monkeypatch.setattr("hpcgpu.store.journal.time", SimpleNamespace(time=lambda: now))
+    directory.begin_close()
+    now += 30
+    directory.close()
+    assert cancel_of_ours(JobState.FAILED, decided=False, ended=1e9 + 20, over=directory.ended_at())
+    assert not cancel_of_ours(JobState.FAILED, decided=False, ended=1e9 - 20, over=directory.ended_at())

@@ -54,3 +54,20 @@ async def _lose_and_retry() -> None:
             await one.retry([result, waits, needs_both])
             await Event("go", client=one).set()
             assert await one.gather([result, waits]) == [1, "go"] and await of_other == "go"
+
+
+def test_a_result_that_a_remaining_worker_has_too_is_not_lost() -> None:
+    asyncio.run(_lose_one_of_two())
+
+
+async def _lose_one_of_two() -> None:
+    async with (
+        Scheduler(port=0, dashboard_address=None) as scheduler,
+        Client(scheduler.address, asynchronous=True) as client,
+        Worker(scheduler.address) as leaves,
+        Worker(scheduler.address),
+    ):
+        sent = await client.scatter(42, broadcast=True)
+        assert len(scheduler.tasks[sent.key].who_has) == 2
+        await lost_results.lose(scheduler, {scheduler.workers[leaves.address]}, "the money is spent")
+        assert await sent == 42

@@ -86,12 +86,14 @@ def test_a_timeout_of_connect_that_is_no_time_is_refused_by_its_name(timeout: An
             "jobs is an option of the whole cluster, not of one kind of its jobs: set it for the cluster",
         ),
         ({"queue": "a", "partition": "b"}, "mean the same: give one of them"),
+        ({"container": "-v"}, "container='-v' begins with '-': write the path or the name of an image"),
         ({"cores": 0}, "cores must be 1 or more, not 0"),
         ({"gpus_per_node": -1}, "gpus_per_node must be 0 or more, not -1"),
         ({"nodes_per_job": True}, "nodes_per_job must be a whole number"),
         ({"walltime": "25:99"}, "walltime='25:99' is not a time: minutes and seconds are 59 at most"),
         ({"walltime": 3600}, "walltime=3600 has no unit: write '02:00:00'"),
         ({"memory": "10 parsecs"}, "memory='10 parsecs' is not an amount of memory: write a text with a unit"),
+        ({"memory": 60}, "memory=60 is less than a megabyte: write a text with a unit"),
         ({"queue": "gpu\nx"}, r"queue='gpu\nx' holds the control character '\n'"),
         ({"account": 'a"; rm -rf ~'}, "account='a\"; rm -rf ~' is not a valid name"),
         ({"name": "../up"}, "is not a valid name"),
@@ -287,3 +289,8 @@ def test_a_scheduler_without_a_gpu_is_refused_under_ucx_before_anything_starts()
     for allowed in ("auto", "tcp"):
         resolve("slurm", {"protocol": allowed, "scheduler": {"gpus_per_node": 0}})
         resolve_group("big", {"gpus_per_node": 4}, resolve("slurm", {"protocol": allowed, "gpus_per_node": 0}))
+
+
+def test_a_variable_that_the_scheduler_job_has_for_itself_is_not_that_of_the_workers() -> None:
+    options = resolve("slurm", {"env": {"A": "1", "B": "1"}, "scheduler": {"env": {"B": "2"}}})
+    assert options.scheduler is not None and dict(options.scheduler.env) == {"A": "1", "B": "2"}

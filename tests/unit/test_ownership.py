@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import struct
 import subprocess
 import sys
@@ -193,3 +195,17 @@ def test_directories_that_are_missing_are_made_for_the_user_alone_whatever_the_u
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
     assert [f"{(tmp_path / path).stat().st_mode:o}" for path in ("a", "a/b", "a/b/c")] == ["40700"] * 3
+
+
+def test_a_group_of_ones_own_that_has_another_member_is_a_group(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = pwd.getpwuid(os.geteuid())
+    os.chown(mine, user.pw_uid, user.pw_gid)
+    mine.chmod(0o770)
+    for members, trusted in (([user.pw_name], True), ([user.pw_name, "mallory"], False)):
+        entry = grp.struct_group((user.pw_name, "x", user.pw_gid, members))
+        monkeypatch.setattr(grp, "getgrgid", lambda gid, entry=entry: entry)
+        if trusted:
+            check(mine)
+        else:
+            with pytest.raises(NotTrusted, match=f"the group {user.pw_name} can write there. chmod g-w {mine}"):
+                check(mine)

@@ -102,7 +102,8 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     ClusterDirectory(directory.path).intend("run-scheduler", "scheduler")
     with pytest.raises(OptionError, match="were launched before, and their journal and logs are kept"):
         make("slurm", {}, tmp_path / "run")
-    make_single("slurm", {}, tmp_path / "train", ["true"])
+    made = make_single("slurm", {"env": {"KEY": "secret"}}, tmp_path / "train", ["true"])
+    assert made.stat().st_mode & 0o777 == 0o700, "its variables are nobody else's"
     with pytest.raises(OptionError, match=r"train\.sbatch already exists: remove it"):
         make_single("slurm", {}, tmp_path / "train", ["true"])
 

@@ -92,3 +92,13 @@ def test_a_full_site_is_tried_again_when_a_job_ends_or_after_a_while() -> None:
     failures.site_is_full("QOSMaxSubmitJobPerUserLimit", now=0.0)
     failures.job_ended(Outcome.EXPECTED, "", now=1.0)
     assert failures.full == ""
+
+
+def test_workers_that_are_lost_days_after_others_are_not_lost_in_a_row() -> None:
+    failures = Failures(restarts=0)
+    failures.workers_lost("n1", within=60.0, now=0.0)
+    failures.jobs_run_well()
+    failures.workers_lost("n1", within=60.0, now=2 * 86400.0)
+    assert not failures.paused
+    failures.workers_lost("n1", within=60.0, now=2 * 86400.0 + 100)
+    assert failures.paused.startswith("a worker job failed; it is not replaced")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
+from distributed.core import Status
 
 from hpcgpu import ClusterError, OptionError, SlurmGPURunner
 from hpcgpu.runner import Task, tasks_per_node
+from hpcgpu.store import certificates_and_keys, create_directory
 
 STEP = {
     "SLURM_JOB_ID": "4711",
@@ -60,3 +64,17 @@ def _environ() -> dict[str, str]:
     import os
 
     return dict(os.environ)
+
+
+def test_the_credentials_of_a_step_end_with_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def terminate(self: SlurmGPURunner) -> None: ...
+
+    monkeypatch.setattr(SlurmGPURunner, "_terminate", terminate)
+    runner = SlurmGPURunner.__new__(SlurmGPURunner)
+    runner.directory = create_directory.claim(tmp_path / "runner-4711.0", None, system="slurm")
+    certificates_and_keys.create(runner.directory)
+    runner.status, runner._closing, runner._alive = Status.running, threading.Event(), threading.Thread(target=int)
+    runner._alive.start()
+    assert list(runner.directory.tls.iterdir())
+    runner.close()
+    assert not runner.directory.tls.exists() and runner.directory.closed

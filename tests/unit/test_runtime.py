@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler
@@ -50,6 +51,7 @@ from hpcgpu.runtime import (
     preemption,
     prepare_job,
     scheduler_connection,
+    single_job,
 )
 from hpcgpu.runtime.gpus_of_job import visible_gpus
 from hpcgpu.runtime.scheduler_connection import wait_for_scheduler
@@ -153,6 +155,15 @@ def test_a_job_of_a_closed_cluster_ends_before_it_starts_anything(tmp_path: Path
         certificates_and_keys.create(made)
     assert launch.open_directory(made.path).path == made.path
     made.begin_close()
+    with pytest.raises(LaunchError, match=f"the cluster in {made.path} is closed: this job ends"):
+        launch.open_directory(made.path)
+
+
+def test_a_job_whose_credentials_are_gone_ends_instead_of_running_without(tmp_path: Path) -> None:
+    """The scheduler job has removed them at its end, and nobody has closed the cluster."""
+    made = create_directory.claim(tmp_path / "demo", None)
+    certificates_and_keys.create(made)
+    made.remove_secrets()
     with pytest.raises(LaunchError, match=f"the cluster in {made.path} is closed: this job ends"):
         launch.open_directory(made.path)
 
@@ -687,3 +698,28 @@ def test_a_release_of_dask_cuda_that_waits_for_signals_in_another_way_is_left_al
     preemption.expect(program)
     preemption.listen(program.__name__, None)
     assert "HPCGPU_WARNED" not in os.environ and not hasattr(program, "wait_for_signals")
+
+
+def test_forks_of_the_fork_server_draw_different_random_numbers_even_if_it_has_imported_numpy() -> None:
+    program = """
+import os, numpy.random
+import hpcgpu.runtime.forkserver_imports
+for _ in range(2):
+    if not (child := os.fork()):
+        print(numpy.random.random(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert len(set(done.stdout.split())) == 2
+
+
+async def test_what_a_program_of_a_single_job_has_started_ends_with_it() -> None:
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", "sleep 600 & echo $!; wait", stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    child = psutil.Process(int(await process.stdout.readline()))
+    await single_job._end(process, 5.0)
+    gone, _ = psutil.wait_procs([child], timeout=10)
+    assert gone and process.returncode is not None

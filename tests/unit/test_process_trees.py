@@ -1,0 +1,22 @@
+"""All processes of a job end with it."""
+
+from __future__ import annotations
+
+import subprocess
+
+import psutil
+
+from hpcgpu.posix.process_trees import end_all
+
+
+def test_a_process_that_was_found_once_ends_although_nothing_shows_later_whose_it_is() -> None:
+    """A daemon leaves its session and its parent, and a process may overwrite its environment."""
+    code = "trap '' TERM; echo up; while :; do sleep 0.1; done"
+    with subprocess.Popen(["bash", "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"up\n"
+        found = [{psutil.Process(process.pid)}]
+        try:
+            assert end_all(lambda: found.pop() if found else set(), grace=0.5) == []
+            assert process.wait(10) == -9
+        finally:
+            process.kill()
