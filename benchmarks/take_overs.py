@@ -4,7 +4,9 @@ Each orders sizes of the worker group until it is killed, or until the other has
 round the queue is compared with the journal: no job may be in it twice or be unknown to the journal, and the one
 scheduler must run. Data that was there before the first round must be there after the last one.
 
-    python benchmarks/take_overs.py --rounds 100 --seed 1
+    python benchmarks/take_overs.py --rounds 100 --seed 1 --keep /tmp/wrong
+
+With ``--keep``, the queue and the cluster's directory are copied there after each round in which something was wrong.
 """
 
 from __future__ import annotations
@@ -107,8 +109,8 @@ def one_round(choose: random.Random, report: Report, when: str) -> None:
             report.wrong.append(f"{when}: {text[-2000:]}")
 
 
-def attack(rounds: int, seed: int) -> Report:
-    """Run so many rounds."""
+def attack(rounds: int, seed: int, place: Path, keep: Path | None) -> Report:
+    """Run so many rounds, and copy ``place`` to ``keep`` after each that went wrong."""
     from hpcgpu import LocalGPUCluster
 
     choose, report, data = random.Random(seed), Report(), list(range(1000))
@@ -119,8 +121,11 @@ def attack(rounds: int, seed: int) -> Report:
     kept = client.scatter(data)
     first.detach()
     for at in range(rounds):
+        wrong = len(report.wrong)
         one_round(choose, report, f"round {at}")
         compare(directory, report, f"round {at}")
+        if keep and len(report.wrong) > wrong:
+            subprocess.run(["cp", "-a", place, keep / f"round-{at}"], check=True)  # also sockets, unlike copytree
         print(f"round {at}: {report.orders} orders, {len(live())} jobs, {len(report.wrong)} wrong", flush=True)
     last = LocalGPUCluster.from_name(NAME, quiet=True)
     last.scale(jobs=2)
@@ -149,13 +154,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY")
     chosen = parser.parse_args()
+    if chosen.keep:
+        chosen.keep.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         os.environ["HPCGPU_QUEUE_DIRECTORY"] = f"{place}/queue"
         os.environ["DASK_HPCGPU__CLUSTER_DIRECTORY"] = f"{place}/clusters"
         os.environ["DASK_TEMPORARY_DIRECTORY"] = f"{place}/dask"
         warnings.simplefilter("ignore")
-        report = attack(chosen.rounds, chosen.seed)
+        report = attack(chosen.rounds, chosen.seed, Path(place), chosen.keep)
     print(
         f"{chosen.rounds} rounds, seed {chosen.seed}: {report.kills} programs killed, {report.orders} orders, "
         f"{report.submits} jobs submitted"
