@@ -1749,3 +1749,24 @@ async def test_the_queue_is_polled_soon_after_the_last_of_several_submits(site: 
     site.state.poll_now.clear()
     await site.scale(site.group.limits.maximum + 3)
     assert site.state.poll_now.is_set()
+
+
+async def test_a_cluster_is_left_to_itself_only_when_the_queue_has_all_jobs_that_were_asked_for(tmp_path: Path) -> None:
+    """Until then its lease ends the few that are there, if its start is killed."""
+    site = Site(tmp_path)
+    await site.begin(0)
+    site.state.ownership = Ownership(ends_jobs=False, ends_at_exit=False)
+    submit, taken = site.queue.submit, list[str]()
+
+    def one(script: Path, **named: Any) -> str:
+        if taken:
+            raise BatchUnavailable("the queue does not answer")
+        taken.append(submit(script, **named))
+        return taken[0]
+
+    site.queue.submit = one  # type: ignore[method-assign]
+    await site.scale(2)
+    assert len(taken) == 1 and not site.directory.detached
+    site.queue.submit = submit  # type: ignore[method-assign]
+    await site.scale(2)
+    assert site.directory.detached
