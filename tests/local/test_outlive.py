@@ -52,7 +52,7 @@ def test_a_detached_cluster_keeps_its_jobs_and_its_data_and_is_taken_up_again(qu
 
     with hpcgpu.connect("kept", quiet=True) as client:
         assert client.get_dataset("answer").result() == 42
-        assert client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins["hpcgpu"].lease) is None
+        assert client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins["hpcgpu"].lease.seconds) is None
 
     attached = "from hpcgpu import LocalGPUCluster; LocalGPUCluster.from_name('kept', quiet=True)"
     subprocess.run([sys.executable, "-W", "ignore", "-c", attached], check=True, timeout=250)
