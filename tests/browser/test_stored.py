@@ -208,7 +208,8 @@ def test_a_notebook_with_another_kernel_shows_the_cluster_while_it_lives_and_lat
         output.locator(".hpcgpu").evaluate(COUNT_REDRAWS)
         until(restore.asked, "JupyterLab asks the kernel for its widgets")
         restore.release()
-        output.page.wait_for_function("() => window.redraws >= 3")
+        output.page.wait_for_function("() => window.redraws >= 1")  # three, but two may come before the kernel's answer
+        output.page.wait_for_function(KERNEL_IDLE)
         assert question.is_visible()
         assert output.get_by_text("Scale: done.").is_visible()
         assert output.get_by_label("Size of the cluster").input_value() == "7"
