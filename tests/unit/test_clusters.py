@@ -147,6 +147,18 @@ def test_what_a_contact_and_a_manager_say_is_text(directory: ClusterDirectory) -
         assert directory.contact() is None
 
 
+@pytest.mark.parametrize("security", [True, "authenticated"])
+def test_a_cluster_whose_credentials_were_removed_is_not_reached_without_them(
+    tmp_path: Path, security: bool | str
+) -> None:
+    directory = create_directory.claim(tmp_path / "safe", lambda earlier: [], system="slurm", security=security)
+    certificates_and_keys.create(directory)
+    assert certificates_and_keys.security(directory).get_connection_args("client")
+    directory.remove_secrets()
+    with pytest.raises(FileNotFoundError):
+        certificates_and_keys.security(directory)
+
+
 def test_a_job_that_only_has_its_epilog_left_does_not_keep_a_cluster(directory: ClusterDirectory) -> None:
     queue: Any = Queue(forgets=set())
     queue.poll = lambda job_ids: {"7": JobStatus(job_id="7", name="demo-0", state=JobState.COMPLETING)}

@@ -207,6 +207,24 @@ def test_a_submit_that_is_under_way_keeps_the_name(tmp_path: Path) -> None:
         create_directory.claim(tmp_path / "demo", ended)
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_submit_of_another_machine_keeps_the_name_until_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(managers.socket, "gethostname", lambda: "login2")
+        first = create_directory.claim(tmp_path / "demo", ended, complete=files)
+    first.intend("demo-scheduler", "scheduler")
+    if refused:
+        first.refused("demo-scheduler", "Invalid account")
+    os.utime(first.path, (time.time() - 3600,) * 2)  # NFS may report the time of an earlier change
+    if refused:
+        create_directory.claim(tmp_path / "demo", ended)
+        return
+    with pytest.raises(ClusterExists, match="is being started by"):
+        create_directory.claim(tmp_path / "demo", ended)
+
+
 def test_a_cluster_whose_scheduler_lives_in_a_program_keeps_its_name_when_its_worker_jobs_have_ended(
     tmp_path: Path,
 ) -> None:

@@ -98,6 +98,24 @@ def test_two_programs_that_take_over_at_once_get_different_numbers(directory: Cl
     assert manager is not None and manager.program == "the slower one"
 
 
+def test_a_manager_that_leaves_late_does_not_end_the_one_that_took_over(directory: ClusterDirectory) -> None:
+    for number in range(1, 12):
+        assert directory.take_over(f"program {number}").number == number
+    directory.leave(10)
+    manager = directory.manager()
+    assert manager is not None and (manager.program, manager.lives) == ("program 11", True)
+    directory.leave(11)
+    manager = directory.manager()
+    assert manager is not None and manager.lives is False
+
+
+def test_a_cluster_that_was_found_to_have_ended_counts_as_closed_from_then_on(directory: ClusterDirectory) -> None:
+    """`hpcgpu list` writes only this line: nobody has cancelled its jobs."""
+    assert not directory.closing and directory.ended_at() is None
+    directory.close()
+    assert directory.closing and directory.ended_at() == directory.times()[-1]
+
+
 def test_a_journal_that_cannot_be_read_costs_its_own_cluster_only(tmp_path: Path, directory: ClusterDirectory) -> None:
     made(tmp_path / "other")
     (directory.path / "journal.jsonl").mkdir()  # as a stale handle of NFS: it is there, and cannot be read

@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
@@ -252,6 +253,95 @@ async def test_a_submit_that_may_have_been_accepted_is_told(site: Site) -> None:
     assert site.state.dispatcher.left()[-1] == "demo-2", "it is looked up when the cluster is closed"
 
 
+def answers_of_submits_are_lost(site: Site) -> None:
+    """Let the queue accept each job, and not say so."""
+    submit = site.queue.submit
+
+    def ambiguous(script: Path, *, job_name: str, **named: Any) -> str:
+        submit(script, job_name=job_name, **named)
+        raise AmbiguousSubmit(f"Slurm did not say whether it accepted job {job_name!r}")
+
+    site.queue.submit = ambiguous  # type: ignore[method-assign]
+
+
+async def closed(site: Site) -> Closing:
+    """Close the cluster, as `GPUCluster.close` does."""
+    site.reconciler.order(Close())
+    site.state.closes()
+    closing = Closing(site.reconciler, quiet=True)
+    await closing.cancel()
+    await closing.wait()
+    closing.finish()
+    return closing
+
+
+async def test_a_job_whose_submit_was_not_confirmed_is_cancelled_with_its_cluster(site: Site) -> None:
+    answers_of_submits_are_lost(site)
+    await site.scale(3)
+    closing = await closed(site)
+    assert {status.state for status in site.queue.jobs.values()} == {JobState.CANCELLED}
+    assert not closing.left and not closing.problem and site.directory.closed
+
+
+async def test_a_job_whose_submit_was_not_confirmed_and_that_cannot_be_looked_up_is_reported_at_the_end(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(job_name: str) -> list[str]:
+        raise BatchUnavailable("squeue does not answer")
+
+    answers_of_submits_are_lost(site)
+    await site.scale(3)
+    monkeypatch.setattr(site.queue, "find", silent)
+    await closed(site)
+    assert any("it is not known whether job 'demo-2' exists: squeue does not answer" in text for text in site.warned)
+    assert not site.directory.closed, "`hpcgpu stop` still finds it"
+
+
+async def test_a_cluster_that_lost_its_name_cancels_no_job_of_the_cluster_that_has_it(site: Site) -> None:
+    answers_of_submits_are_lost(site)
+    await site.scale(3)
+    identity = site.directory.path / "cluster.json"
+    identity.write_text(identity.read_text().replace(site.directory.token(), "1"))
+    site.state.dispatcher.cancel_all(0.0)
+    assert [status.name for status in site.queue.jobs.values() if not status.state.ended] == ["demo-2"], (
+        "the other cluster may have a job of this name"
+    )
+    assert site.directory.dashboard_token(), "the credentials are the other cluster's"
+
+
+async def test_a_cluster_whose_directory_was_removed_cancels_its_jobs(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(site.directory.path)
+    for _ in range(2):
+        site.state.dispatcher.check_manager()  # the filesystem may fail for a moment
+        site.now += 200
+    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic.watch_queue()
+    site.state.poll_now.set()
+    await asyncio.wait(periodic.tasks, timeout=60)
+    assert f"its directory {site.directory.path} was removed" in site.warned[0]
+    assert {status.state for status in site.queue.jobs.values()} == {JobState.CANCELLED}
+
+
+async def test_a_job_that_was_submitted_while_another_program_took_over_is_cancelled_for_that_program_too(
+    site: Site,
+) -> None:
+    """It may have read the intent, and would wait for the job."""
+    submit = site.queue.submit
+
+    def meanwhile(script: Path, **named: Any) -> str:
+        job_id = submit(script, **named)
+        site.directory.take_over("another program")
+        return job_id
+
+    site.queue.submit = meanwhile  # type: ignore[method-assign]
+    await site.scale(3)
+    assert [status.name for status in site.queue.jobs.values() if status.state.ended] == ["demo-2"]
+    [submit_] = [one for one in site.directory.submits() if one.name == "demo-2"]
+    assert submit_.cancelled and submit_.job_id is not None
+
+
 # The queue and the scheduler
 
 
@@ -272,6 +362,7 @@ async def test_the_end_of_the_scheduler_job_ends_the_cluster(site: Site) -> None
     )
     assert {state for state, _ in site.shown.values()} <= {"timeout", "completing", "cancelled"}
     assert site.registry.active == {} and not site.state.managed
+    assert not site.directory.dashboard_token() and site.directory.closing, "nobody reaches what is left of it"
     for _ in range(2):
         with pytest.raises(ClusterError, match="is gone"):
             site.state.check()
@@ -825,12 +916,7 @@ async def test_a_job_that_the_queue_forgot_has_its_end_in_the_journal_of_a_close
     site.loses("demo-0")
     site.forgets("demo-0")
     await site.passes(300)
-    site.reconciler.order(Close())
-    site.state.closes()
-    closing = Closing(site.reconciler, quiet=True)
-    await closing.cancel()
-    await closing.wait()
-    closing.finish()
+    await closed(site)
     how = {submit.name: submit.how for submit in site.state.dispatcher.directory.submits()}
     assert how["demo-0"] is not None and how["demo-0"].state == "unknown"
     assert how["demo-0"].end is not None and how["demo-0"].end < site.state.now - 200
@@ -1691,12 +1777,7 @@ async def test_a_cluster_on_a_full_disk_is_scaled_and_closed(site: Site, monkeyp
     site.reconciler.order(Scale(DEFAULT, 1))
     await site.settled()
     assert sum(not job.state.ended for job in site.queue.jobs.values()) == 2
-    site.reconciler.order(Close())
-    site.state.closes()
-    closing = Closing(site.reconciler, quiet=True)
-    await closing.cancel()
-    await closing.wait()
-    closing.finish()
+    closing = await closed(site)
     assert all(job.state.ended for job in site.queue.jobs.values()) and not closing.problem
     with pytest.raises(ClusterError, match="is closed"):
         site.reconciler.order(Scale(DEFAULT, 2))
