@@ -204,6 +204,40 @@ def test_only_the_job_of_the_contact_removes_the_keys(directory: ClusterDirector
     assert not directory.tls.is_dir()
 
 
+def test_a_scheduler_job_that_was_submitted_by_hand_removes_the_keys(directory: ClusterDirectory) -> None:
+    """No journal and no contact have its id: the job was submitted by hand, and its scheduler did not start."""
+    directory.tls.mkdir()
+    prepare_job.remove_secrets(directory, "the token of an earlier cluster", "1")
+    assert directory.tls.is_dir()
+    prepare_job.remove_secrets(directory, directory.token(), "1")
+    assert not directory.tls.is_dir()
+
+
+def test_the_scripts_of_a_bundle_keep_their_keys_for_the_next_launch(directory: ClusterDirectory) -> None:
+    directory.tls.mkdir()
+    (directory.path / "launch.sh").touch()
+    prepare_job.remove_secrets(directory, directory.token(), "1")
+    assert directory.tls.is_dir()
+
+
+@pytest.mark.parametrize("known", ["to the job", "to the queue", "to nobody"])
+def test_the_credentials_of_a_cluster_in_one_job_are_valid_as_long_as_the_job(
+    directory: ClusterDirectory, known: str
+) -> None:
+    now, day = time.time(), 86400.0
+    end = now + 3600
+
+    class Queue(Slurm):
+        def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+            return {"1": status(JobState.RUNNING, end=end)} if known == "to the queue" else {}
+
+    own = OwnJob(job_id="1", name="demo", end=end if known == "to the job" else None)
+    prepare_job.make_credentials(directory, own, Queue())
+    valid = 365 * day if known == "to nobody" else 3600 + day  # a day, because clocks differ
+    assert not certificates_and_keys.problem(directory, now=now + valid - 60)
+    assert "expired on" in certificates_and_keys.problem(directory, now=now + valid + 60)
+
+
 async def test_a_wanted_state_that_cannot_be_read_at_the_start_does_not_end_the_lease(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
