@@ -53,6 +53,7 @@ from hpcgpu.runtime import (
     scheduler_connection,
     single_job,
 )
+from hpcgpu.runtime.before_walltime import Retirement
 from hpcgpu.runtime.gpus_of_job import visible_gpus
 from hpcgpu.runtime.scheduler_connection import wait_for_scheduler
 from hpcgpu.scaling.wanted_state import Wanted
@@ -205,7 +206,7 @@ def test_only_the_job_of_the_contact_removes_the_keys(directory: ClusterDirector
 
 
 def test_a_scheduler_job_that_was_submitted_by_hand_removes_the_keys(directory: ClusterDirectory) -> None:
-    """No journal and no contact have its id: the job was submitted by hand, and its scheduler did not start."""
+    """Neither a journal nor a contact has its id: the job was submitted by hand, and its scheduler did not start."""
     directory.tls.mkdir()
     prepare_job.remove_secrets(directory, "the token of an earlier cluster", "1")
     assert directory.tls.is_dir()
@@ -220,20 +221,20 @@ def test_the_scripts_of_a_bundle_keep_their_keys_for_the_next_launch(directory: 
     assert directory.tls.is_dir()
 
 
-@pytest.mark.parametrize("known", ["to the job", "to the queue", "to nobody"])
+@pytest.mark.parametrize("end_from", ["the environment", "the queue", "nowhere"])
 def test_the_credentials_of_a_cluster_in_one_job_are_valid_as_long_as_the_job(
-    directory: ClusterDirectory, known: str
+    directory: ClusterDirectory, end_from: str
 ) -> None:
     now, day = time.time(), 86400.0
     end = now + 3600
 
     class Queue(Slurm):
         def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-            return {"1": status(JobState.RUNNING, end=end)} if known == "to the queue" else {}
+            return {"1": status(JobState.RUNNING, end=end)} if end_from == "the queue" else {}
 
-    own = OwnJob(job_id="1", name="demo", end=end if known == "to the job" else None)
+    own = OwnJob(job_id="1", name="demo", end=end if end_from == "the environment" else None)
     prepare_job.make_credentials(directory, own, Queue())
-    valid = 365 * day if known == "to nobody" else 3600 + day  # a day, because clocks differ
+    valid = 365 * day if end_from == "nowhere" else 3600 + day  # a day, because clocks differ
     assert not certificates_and_keys.problem(directory, now=now + valid - 60)
     assert "expired on" in certificates_and_keys.problem(directory, now=now + valid + 60)
 
@@ -343,6 +344,47 @@ def test_a_single_answer_that_leaves_a_job_out_is_never_believed() -> None:
     watched.record(Answer(frozenset({"1"})), now=10)
     watched.record(Answer(frozenset({"1"}), error="down"), now=500)
     assert watched.views["1"].status.state is JobState.UNKNOWN, "a poll that failed says nothing"
+
+
+@pytest.mark.parametrize(
+    ("submitted", "shown", "words"),
+    [
+        (0.0, False, "the queue has not known it for 60 s, nor ever since its submit: it ended at once, or "),
+        (-600.0, False, "the queue has not known it for 60 s]"),  # another program submitted it long ago
+        (0.0, True, "the queue has not known it for 60 s]"),
+    ],
+)
+def test_only_a_job_that_the_queue_never_showed_is_reported_as_dropped(
+    submitted: float, shown: bool, words: str
+) -> None:
+    watched = Monitor(Slurm(), grace=60)
+    watched.watch("1", "demo-0", now=submitted)
+    if shown:
+        watched.record(Answer(frozenset({"1"}), {"1": status(JobState.RUNNING)}), now=5)
+    for now in (10, 70):
+        watched.record(Answer(frozenset({"1"})), now=now)
+    assert f"the queue has forgotten how it ended [{words}" in explain(watched.views["1"].status)
+
+
+def test_a_job_whose_worker_connects_is_alive_although_the_queue_has_forgotten_it_and_not_after_its_end() -> None:
+    watched = monitor()
+    for now in (10, 70):
+        watched.record(Answer(frozenset({"1"})), now=now)
+    assert not watched.alive() and not watched.ended(), "the queue itself did not report its end"
+    watched.proven("1")
+    assert watched.alive() == {"1"}
+    watched.record(Answer(frozenset({"1"}), {"1": status(JobState.COMPLETED)}), now=80)
+    watched.proven("1")
+    assert not watched.alive() and watched.ended() == {"1"}
+
+
+def test_an_answer_on_some_jobs_is_not_the_time_of_the_last_answer_on_all() -> None:
+    watched = monitor()
+    watched.watch("2", "demo-1", now=0)
+    watched.record(Answer(frozenset({"1"}), {"1": status(JobState.RUNNING)}), now=10)
+    assert watched.answered_at is None
+    watched.record(Answer(frozenset({"1", "2"}), {"1": status(JobState.RUNNING)}), now=20)
+    assert watched.answered_at == 20
 
 
 def test_the_monitor_polls_when_the_cadence_says_so() -> None:
@@ -485,6 +527,97 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
     command = dask_commands.scheduler_command(arguments, directory, OwnJob(job_id="17", name="demo-scheduler"))  # type: ignore[arg-type]
     assert "ucx,tls" in command or "ucx,tcp" in command
     assert json.loads(dask_commands.os.environ["HPCGPU_FABRIC"])["fabric"].startswith(why)
+
+
+class Listening:
+    """What `worker_command` began in the process of a job, which is no process of a job here."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, contact: Contact) -> None:
+        self.retirements: list[Retirement] = []
+        self.after_a_warning: list[Retirement | None] = []
+        self.authenticated_ucx = 0
+        commands: Any = dask_commands
+        monkeypatch.setattr(commands.os, "environ", dict(os.environ) | {"CUDA_VISIBLE_DEVICES": "0,1"})
+        monkeypatch.setattr(commands, "wait_for_scheduler", lambda *arguments: contact)
+        monkeypatch.setattr(commands.cpu_affinity, "correct_device_index", lambda: None)
+        monkeypatch.setattr(commands.protocol_and_interface, "this_node", lambda *, ucx: Node(has_ucxx=True))
+        retirements = self.retirements
+
+        def begin(retirement: Retirement) -> None:
+            retirements.append(retirement)
+
+        monkeypatch.setattr(commands.Retirement, "begin", begin)
+        monkeypatch.setattr(commands.preemption, "listen", lambda _, job: self.after_a_warning.append(job))
+        monkeypatch.setattr(commands.authentication, "install", self.install)
+
+    def install(self) -> None:
+        self.authenticated_ucx += 1
+
+
+def worker(own: OwnJob, directory: ClusterDirectory, *, nodes: int = 1, gpus: int = 2) -> list[str]:
+    arguments: Any = SimpleNamespace(
+        gpus=gpus,
+        nodes=nodes,
+        protocol="tcp",
+        interface=None,
+        timeout=1.0,
+        walltime=3600.0,
+        walltime_margin=60.0,
+        command=["dask"],
+    )
+    return dask_commands.worker_command(arguments, directory, Slurm(), own)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "expected"),
+    [
+        ("demo-3", 1, "demo-3"),
+        ("demo-3", 2, "demo-3-1"),
+        ("demo", 1, "demo-by-hand-17"),  # two such jobs must not have one name
+        ("demo", 2, "demo-by-hand-17-1"),
+    ],
+)
+def test_workers_have_a_name_of_their_own_by_which_they_retire_before_the_walltime_ends(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, name: str, nodes: int, expected: str
+) -> None:
+    contact = Contact(token="", job_id="1", workers="tcp://10.0.0.1:1", client="tcp://10.0.0.1:1")
+    begun = Listening(monkeypatch, contact)
+    command = worker(OwnJob(job_id="17", name=name, node=1, warned=True), directory, nodes=nodes)
+    assert command[command.index("--name") + 1] == expected and command[-1] == "tcp://10.0.0.1:1"
+    (retirement,) = begun.retirements
+    assert retirement.names == [expected, f"{expected}-0", f"{expected}-1"], "dask-cuda adds the number of the GPU"
+    assert (retirement.walltime, retirement.margin) == (3600.0, 60.0)
+    assert begun.after_a_warning == [retirement]
+
+
+def test_workers_that_end_with_the_job_of_their_scheduler_do_not_retire_after_a_warning(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contact = Contact(token="", job_id="17", workers="tcp://10.0.0.1:1", client="tcp://10.0.0.1:1")
+    begun = Listening(monkeypatch, contact)
+    worker(OwnJob(job_id="17", name="demo-3", warned=True), directory)
+    worker(OwnJob(job_id="17", name="demo-3"), directory)  # a script that Slurm does not warn
+    assert begun.after_a_warning == [None]
+
+
+def test_the_nannies_of_workers_authenticate_themselves_as_the_workers_do(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = Listening(monkeypatch, Contact(token="", job_id="1", workers="ucx://127.0.0.1:1", client="tls://a:1"))
+    assert worker(OwnJob(job_id="17", name="demo-3"), directory)[-1] == "ucx://127.0.0.1:1"
+    assert begun.authenticated_ucx == 1
+    Listening(monkeypatch, Contact(token="", job_id="1", workers="authenticated://127.0.0.1:1", client="tls://a:1"))
+    worker(OwnJob(job_id="17", name="demo-3"), directory, gpus=0)
+    assert dask_commands.os.environ["HPCGPU_OWN_HOST"] == "127.0.0.1", "not every address of the node"
+
+
+def test_a_worker_whose_node_cannot_use_the_transport_of_the_scheduler_says_why(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Listening(monkeypatch, Contact(token="", job_id="1", workers="ucx://10.0.0.1:1", client="tls://a:1"))
+    monkeypatch.setattr(dask_commands.protocol_and_interface, "this_node", lambda *, ucx: Node(has_ucxx=False))
+    with pytest.raises(LaunchError, match="the scheduler uses UCX, but distributed-ucxx is not installed"):
+        worker(OwnJob(job_id="17", name="demo-3"), directory)
 
 
 @pytest.mark.parametrize(
