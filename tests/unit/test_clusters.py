@@ -76,15 +76,16 @@ def directory(tmp_path: Path) -> ClusterDirectory:
     return directory
 
 
+@pytest.mark.parametrize("changed", [".", "tls", "tls/key.pem"])
 def test_a_client_of_an_address_takes_no_credentials_from_a_directory_that_others_can_change(
-    directory: ClusterDirectory,
+    directory: ClusterDirectory, changed: str
 ) -> None:
     certificates_and_keys.create(directory)
     directory.publish(Contact(token=directory.token(), job_id="7", workers="tls://a:1", client="tls://a:1"))
     with dask.config.set({"hpcgpu.cluster-directory": str(directory.path.parent)}):
         found = connect.security_for({"address": "tls://a:1"})
         assert found is not None and found.require_encryption
-        directory.path.chmod(0o777)
+        (directory.path / changed).chmod(0o777)
         with pytest.raises(NotTrusted):
             connect.security_for({"address": "tls://a:1"})
 

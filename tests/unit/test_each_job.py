@@ -155,6 +155,7 @@ async def test_a_cluster_that_lost_its_name_cancels_no_job_of_the_other_cluster(
     site.queue.submit(tmp_path / "worker", job_name="demo-0")
     site.state.dispatcher.cancel_all(0.0)
     assert states(site) == [JobState.PENDING]
+    assert site.directory.dashboard_token(), "the credentials are the other cluster's"
 
 
 def test_data_that_takes_long_to_move_makes_the_workers_of_a_job_retire_earlier() -> None:

@@ -27,6 +27,7 @@ from hpcgpu.manager import reconciler as reconciler_module
 from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.cluster_phases import Kind, Ownership
 from hpcgpu.manager.periodic_tasks import Periodic
+from hpcgpu.manager.take_over import attach
 from hpcgpu.options.shared_options import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.decide_actions import Drain
@@ -253,17 +254,6 @@ async def test_a_submit_that_may_have_been_accepted_is_told(site: Site) -> None:
     assert site.state.dispatcher.left()[-1] == "demo-2", "it is looked up when the cluster is closed"
 
 
-def answers_of_submits_are_lost(site: Site) -> None:
-    """Let the queue accept each job, and not say so."""
-    submit = site.queue.submit
-
-    def ambiguous(script: Path, *, job_name: str, **named: Any) -> str:
-        submit(script, job_name=job_name, **named)
-        raise AmbiguousSubmit(f"Slurm did not say whether it accepted job {job_name!r}")
-
-    site.queue.submit = ambiguous  # type: ignore[method-assign]
-
-
 async def closed(site: Site) -> Closing:
     """Close the cluster, as `GPUCluster.close` does."""
     site.reconciler.order(Close())
@@ -275,21 +265,13 @@ async def closed(site: Site) -> Closing:
     return closing
 
 
-async def test_a_job_whose_submit_was_not_confirmed_is_cancelled_with_its_cluster(site: Site) -> None:
-    answers_of_submits_are_lost(site)
-    await site.scale(3)
-    closing = await closed(site)
-    assert {status.state for status in site.queue.jobs.values()} == {JobState.CANCELLED}
-    assert not closing.left and not closing.problem and site.directory.closed
-
-
 async def test_a_job_whose_submit_was_not_confirmed_and_that_cannot_be_looked_up_is_reported_at_the_end(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(job_name: str) -> list[str]:
         raise BatchUnavailable("squeue does not answer")
 
-    answers_of_submits_are_lost(site)
+    site.queue.refusal = AmbiguousSubmit("Slurm did not say whether it accepted job 'demo-2'")
     await site.scale(3)
     monkeypatch.setattr(site.queue, "find", silent)
     await closed(site)
@@ -297,16 +279,19 @@ async def test_a_job_whose_submit_was_not_confirmed_and_that_cannot_be_looked_up
     assert not site.directory.closed, "`hpcgpu stop` still finds it"
 
 
-async def test_a_cluster_that_lost_its_name_cancels_no_job_of_the_cluster_that_has_it(site: Site) -> None:
-    answers_of_submits_are_lost(site)
+async def test_a_submit_that_finds_its_name_lost_writes_nothing_into_the_journal_of_the_other_cluster(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intend, identity = site.directory.intend, site.directory.path / "cluster.json"
+
+    def lost(*arguments: str) -> None:
+        intend(*arguments)
+        identity.write_text(identity.read_text().replace(site.directory.token(), "1"))
+
+    monkeypatch.setattr(site.directory, "intend", lost)
     await site.scale(3)
-    identity = site.directory.path / "cluster.json"
-    identity.write_text(identity.read_text().replace(site.directory.token(), "1"))
-    site.state.dispatcher.cancel_all(0.0)
-    assert [status.name for status in site.queue.jobs.values() if not status.state.ended] == ["demo-2"], (
-        "the other cluster may have a job of this name"
-    )
-    assert site.directory.dashboard_token(), "the credentials are the other cluster's"
+    assert len(site.queue.jobs) == 3, "nothing is submitted"
+    assert not any(one.refused for one in site.directory.submits()), "the other cluster may just submit this job"
 
 
 async def test_a_cluster_whose_directory_was_removed_cancels_its_jobs(
@@ -322,24 +307,6 @@ async def test_a_cluster_whose_directory_was_removed_cancels_its_jobs(
     await asyncio.wait(periodic.tasks, timeout=60)
     assert f"its directory {site.directory.path} was removed" in site.warned[0]
     assert {status.state for status in site.queue.jobs.values()} == {JobState.CANCELLED}
-
-
-async def test_a_job_that_was_submitted_while_another_program_took_over_is_cancelled_for_that_program_too(
-    site: Site,
-) -> None:
-    """It may have read the intent, and would wait for the job."""
-    submit = site.queue.submit
-
-    def meanwhile(script: Path, **named: Any) -> str:
-        job_id = submit(script, **named)
-        site.directory.take_over("another program")
-        return job_id
-
-    site.queue.submit = meanwhile  # type: ignore[method-assign]
-    await site.scale(3)
-    assert [status.name for status in site.queue.jobs.values() if status.state.ended] == ["demo-2"]
-    [submit_] = [one for one in site.directory.submits() if one.name == "demo-2"]
-    assert submit_.cancelled and submit_.job_id is not None
 
 
 # The queue and the scheduler
@@ -1122,6 +1089,124 @@ async def test_a_job_that_was_requeued_teaches_no_wait(site: Site) -> None:
     assert site.group.waits == waits
 
 
+async def test_a_program_does_not_take_a_cluster_over_whose_queue_does_not_answer(site: Site, tmp_path: Path) -> None:
+    present = site.directory.manager()
+    site.queue.silent = True
+    options = replace(site.options, cluster=replace(site.options.cluster, security=""))
+    with pytest.raises(BatchUnavailable, match="squeue does not answer"):
+        await attach(site.state, options, site.scheduler)
+    assert site.directory.manager() == present, "its manager goes on"
+
+
+async def test_a_group_keeps_its_jobs_if_the_record_of_its_size_is_lost(site: Site, tmp_path: Path) -> None:
+    (site.directory.path / "wanted.json").unlink()
+    other = await taken_over(site, tmp_path)
+    await other.passes(20)
+    assert set(other.registry.active) == {"demo-0", "demo-1"} and len(site.queue.jobs) == 3
+
+
+async def test_a_manager_completes_what_the_last_one_drained_when_it_reaches_the_scheduler(
+    site: Site, tmp_path: Path
+) -> None:
+    site.directory.cancel(["demo-1"])
+    other = await taken_over(site, tmp_path)
+    other.state.client = None
+    other.reconciler.drainer.go_on()
+    await other.settled()
+    assert not any(status.state.ended for status in site.queue.jobs.values()), "it may have data"
+    other.state.client = other.client  # type: ignore[assignment]
+    retired = list[list[str]]()
+    retire = other.client.retire
+
+    async def noted(names: Iterable[str], *, close: bool) -> Collection[str]:
+        retired.append(list(names))
+        return await retire(retired[-1], close=close)
+
+    other.client.retire = noted  # type: ignore[method-assign]
+    for name in ("demo-0", "demo-1"):
+        other.reconciler.worker_joined(f"tls://{name}", name)
+    for _ in range(2):
+        other.reconciler.drainer.go_on()
+        await other.settled()
+    assert retired == [["demo-1"], ["demo-1"]], "its data moves, then its worker ends; and this happens once"
+    assert [status.name for status in site.queue.jobs.values() if status.state.ended] == ["demo-1"]
+
+
+async def test_a_job_of_a_group_that_is_not_there_any_more_is_drained_by_the_next_manager(
+    site: Site, tmp_path: Path
+) -> None:
+    site.directory.intend("demo-7", "worker", "gone")
+    site.directory.submitted("demo-7", site.queue.submit(Path("worker-gone"), job_name="demo-7"))
+    other = await taken_over(site, tmp_path)
+    other.reconciler.drainer.go_on()
+    await other.settled()
+    assert [status.name for status in site.queue.jobs.values() if status.state.ended] == ["demo-7"]
+    await other.scale(3)
+    assert set(other.registry.active) == {"demo-0", "demo-1", "demo-8"}, "no name is used again"
+
+
+# Requests of other programs, and heartbeats
+
+
+async def test_a_request_that_is_no_command_is_refused_and_changes_nothing(site: Site) -> None:
+    periodic = Periodic(site.reconciler, site.options.cluster)
+    for command, words in (
+        ({"command": "explode"}, "does not know the command"),
+        ({"command": "scale", "group": "default", "jobs": "many"}, "jobs"),
+        ({"command": "scale", "group": "none", "jobs": 1}, "no worker group named 'none'"),
+    ):
+        assert words in periodic._serve({"number": 1, "command": command})
+        assert "a request of another program is refused" in site.logged[-1]
+    assert site.group.limits.maximum == 2
+    assert periodic._serve({"number": 2, "command": {"command": "scale", "group": "default", "jobs": 3}}) == ""
+    await site.settled()
+    assert len(site.registry.active) == 3
+
+
+async def test_a_program_learns_by_its_heartbeat_that_another_one_manages_the_cluster(site: Site) -> None:
+    beats = list[int]()
+
+    async def heartbeat(manager: int, *report: object) -> int:
+        beats.append(manager)
+        return manager + 1
+
+    site.client.heartbeat = heartbeat  # type: ignore[method-assign]
+    site.client.stream_ended = asyncio.Event().wait  # type: ignore[attr-defined]
+    site.directory.take_over("another program")
+    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
+    await asyncio.wait_for(site.state.poll_now.wait(), 60)
+    periodic.watch_queue()
+    while not site.state.phase.superseded:
+        await asyncio.sleep(0.01)
+    for task in periodic.tasks:
+        task.cancel()
+    assert beats and site.warned[0].startswith("cluster demo was taken over by another program")
+
+
+@pytest.mark.parametrize(("lease", "pause"), [(10.0, 2.0), (600.0, 10.0), (None, 10.0)])
+async def test_several_heartbeats_fit_into_a_lease(
+    site: Site, monkeypatch: pytest.MonkeyPatch, lease: float | None, pause: float
+) -> None:
+    pauses = list[float]()
+
+    async def woken(event: asyncio.Event, timeout: float) -> bool:
+        if event is site.state.heartbeat_now:
+            pauses.append(timeout)
+        await asyncio.Event().wait()
+        return False
+
+    monkeypatch.setattr(periodic_module, "_woken", woken)
+    site.client.stream_ended = asyncio.Event().wait  # type: ignore[attr-defined]
+    periodic = Periodic(site.reconciler, replace(site.options.cluster, lease=lease))
+    periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
+    while not pauses:
+        await asyncio.sleep(0)
+    for task in periodic.tasks:
+        task.cancel()
+    assert pauses == [pause]
+
+
 # A scheduler that does not answer for a moment
 
 
@@ -1444,6 +1529,15 @@ async def test_a_cluster_that_lost_its_name_cancels_its_jobs_when_the_queue_answ
     assert {status.state for status in site.queue.jobs.values()} == {JobState.CANCELLED}
     assert len(site.warned) == 2 and "another cluster now has its name" in site.warned[0]
     assert site.warned[1].endswith("Cancel them with the batch system's own command")
+
+
+async def test_a_cancel_of_a_lost_cluster_that_is_refused_is_tried_again_ever_more_rarely(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = refuses(site, monkeypatch)
+    await site.reconciler.fail("its scheduler is gone")
+    await site.passes(60)
+    assert 2 <= len(asked) < 15
 
 
 async def test_a_lost_cluster_that_is_closed_cancels_no_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ import pytest
 from distributed import Scheduler
 from distributed.core import Status
 
-from hpcgpu.dask_scheduler import manager_requests
+from hpcgpu.dask_scheduler import manager_lease, manager_requests
+from hpcgpu.dask_scheduler.manager_lease import ManagerLease
 from hpcgpu.dask_scheduler.manager_requests import Requests
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
 
@@ -63,3 +64,56 @@ async def test_a_request_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatc
         await passed.request({"command": "scale"})
     monkeypatch.setattr(manager_requests, "REQUEST_WAIT", 0.05)
     assert await passed.next_request(1) is None, "its program does not wait any more"
+
+
+async def test_a_manager_that_is_silent_gets_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its program may be suspended: another program takes the cluster over instead of waiting for an answer."""
+    monkeypatch.setattr(manager_requests, "_ANSWER", 0.05)
+    async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        extension = Extension(scheduler, None)
+        await extension.lease.heartbeat(1, "the first")
+        waits = asyncio.ensure_future(extension.requests.next_request(1))
+        await asyncio.sleep(0)
+        assert (await extension.request({"command": "scale"}))["taken"]
+        monkeypatch.setattr(manager_lease, "_SILENT", 0.0)
+        assert not (await extension.request({"command": "scale"}))["taken"]
+        waits.cancel()
+
+
+async def test_a_manager_that_has_not_asked_for_a_request_for_long_gets_none() -> None:
+    passed = Requests()
+    waits = asyncio.ensure_future(passed.next_request(1))
+    await asyncio.sleep(0)
+    assert passed.taken_by(1, now=time.monotonic() + manager_requests.REQUEST_WAIT)
+    assert not passed.taken_by(1, now=time.monotonic() + 3 * manager_requests.REQUEST_WAIT)
+    waits.cancel()
+
+
+async def test_an_answer_that_comes_too_late_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_requests, "_ANSWER", 0.05)
+    passed = Requests()
+    request = asyncio.ensure_future(passed.request({"command": "scale"}))
+    taken = await passed.next_request(1)
+    assert taken is not None
+    with pytest.raises(TimeoutError):
+        await request
+    await passed.answer_request(taken["number"], "")
+
+
+@pytest.mark.parametrize("released", [False, True])
+async def test_the_lease_ends_a_scheduler_unless_its_cluster_was_detached(
+    monkeypatch: pytest.MonkeyPatch, released: bool
+) -> None:
+    class Closed:
+        reason = ""
+
+        async def close(self, reason: str) -> None:
+            self.reason = reason
+
+    monkeypatch.setattr(manager_lease, "_FIRST_HEARTBEAT", 0.0)
+    scheduler = Closed()
+    lease = ManagerLease(scheduler, 0.05, lambda: False)  # type: ignore[arg-type]
+    if released:
+        await lease.release()
+    await lease._watching
+    assert scheduler.reason == ("" if released else "hpcgpu-lease")

@@ -254,6 +254,24 @@ async def test_a_wanted_state_that_cannot_be_read_at_the_start_does_not_end_the_
         await asyncio.wait_for(scheduler.finished(), 30)
 
 
+async def test_a_scheduler_publishes_a_dashboard_that_others_reach_and_removes_its_own_contact_only(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(directory.path))
+    arguments = {"dashboard": False, "dashboard_address": ":0"}  # it listens on all interfaces
+    async with Scheduler(host="127.0.0.1", port=0, **arguments) as scheduler:
+        contact = scheduler_preload.publish(scheduler, directory, job_id="1", fabric="TCP")
+        assert contact.dashboard.startswith("127.0.0.1:") and directory.contact() == contact
+        file = directory.path / "scheduler.json"
+        assert json.loads(file.read_text())["address"] == contact.client
+        monkeypatch.setenv("HPCGPU_SCHEDULER_JOB", "2")
+        await scheduler_preload.dask_teardown(scheduler)
+        assert directory.contact() == contact and file.exists()
+        monkeypatch.setenv("HPCGPU_SCHEDULER_JOB", "1")
+        await scheduler_preload.dask_teardown(scheduler)
+        assert directory.contact() is None and not file.exists()
+
+
 async def test_a_second_scheduler_that_started_at_the_same_time_ends_without_a_word_to_workers(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,14 +1,19 @@
-"""The manager in the scheduler job learns why it ends."""
+"""The manager in the scheduler job: when it starts, how its end is reported, and that it learns why it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
+from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hpcgpu.dask_scheduler.start_manager import ManagerProcess
+from hpcgpu.dask_scheduler import start_manager
+from hpcgpu.dask_scheduler.start_manager import LOG, ManagerProcess
+from hpcgpu.errors import BatchUnavailable
 from hpcgpu.store import create_directory
 
 
@@ -24,3 +29,40 @@ async def test_a_manager_that_another_follows_does_not_tell_the_user_that_the_cl
     assert process.stdout is not None and await process.stdout.readline() == b"up\n"
     await manager.stop(replaced=replaced)
     assert (await process.stdout.read()).decode() == f"{heard}\n"
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ManagerProcess:
+    """A manager on a site whose compute nodes can submit jobs."""
+    queue = SimpleNamespace(check=lambda: None, poll=lambda job_ids: {})
+    monkeypatch.setattr(start_manager, "batch_system", lambda name: queue)
+    return ManagerProcess(create_directory.claim(tmp_path / "demo", None, system="slurm"), "1")
+
+
+@pytest.mark.parametrize("code", [0, 3])
+async def test_the_end_of_a_manager_is_a_problem_unless_it_ends_as_intended(
+    manager: ManagerProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert await manager.start() == ""
+    assert manager._watch is not None
+    await manager._watch
+    log = manager.directory.logs / LOG
+    failure = f"adaptive scaling stopped: the manager in the scheduler job ended with exit code {code}. Log: {log}"
+    assert manager.problem == (failure if code else "")
+    assert log.read_text().startswith("-P -m hpcgpu."), "nothing is imported from the working directory"
+
+
+async def test_no_manager_starts_where_compute_nodes_do_not_reach_the_queue(
+    manager: ManagerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(job_ids: Collection[str]) -> None:
+        raise BatchUnavailable("squeue: command not found")
+
+    queue = SimpleNamespace(check=lambda: None, poll=fails)
+    monkeypatch.setattr(start_manager, "batch_system", lambda name: queue)
+    assert await manager.start() == "compute nodes of this site cannot submit jobs: squeue: command not found"
+    assert not (manager.directory.logs / LOG).exists()
