@@ -219,7 +219,8 @@ def _at(path: str | Path) -> ClusterDirectory:
 def _named(name: str) -> ClusterDirectory:
     roots = cluster_directories()
     there = [ClusterDirectory.existing(root / name, any_format=True) for root in roots if _is_cluster(root / name)]
-    chosen = [directory for directory in there if not directory.closed] or there
+    # the journal of a cluster may be unreadable: then the command itself reports it, and continues with other clusters
+    chosen = [directory for directory in there if len(there) == 1 or not directory.closed] or there
     if len(chosen) > 1:
         raise NoCluster(
             f"several clusters are named {name}: give the path of one of them: {', '.join(str(d.path) for d in chosen)}"

@@ -213,6 +213,15 @@ def test_without_any_file_that_tells_the_batch_system_the_others_are_stopped(roo
     assert re.search(r"bad: .*cluster.json cannot be read: No such file or directory", stopped.output)
 
 
+def test_a_cluster_whose_journal_cannot_be_read_does_not_keep_the_others_in_the_queue(root: Path, queue: Queue) -> None:
+    journal = root / "bad" / "journal.jsonl"
+    journal.unlink()
+    journal.mkdir()  # as a stale handle of NFS: it is there, and cannot be read
+    stopped = CliRunner().invoke(main, ["stop", "bad", "good"])
+    assert stopped.exit_code == 1 and "good: 1 job cancelled, no job is left" in stopped.output
+    assert re.search(r"bad: .*journal.jsonl", stopped.output) and queue.cancelled == {"9"}
+
+
 # The embedded queue
 
 
