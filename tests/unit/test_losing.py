@@ -1,15 +1,17 @@
-"""Results that are lost for good are errors at once, on a real scheduler and worker in this process."""
+"""Results that are lost for good, and tasks whose workers crash, on a real scheduler and workers in this process."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+import dask
 import pytest
-from distributed import Client, Event, Scheduler, Worker
+from distributed import Client, Event, KilledWorker, Scheduler, Worker
 from distributed.client import FutureCancelledError
 
 from hpcgpu.dask_scheduler import lost_results
+from hpcgpu.dask_scheduler.scheduler_extension import Extension
 from hpcgpu.errors import ClusterError
 
 
@@ -71,3 +73,29 @@ async def _lose_one_of_two() -> None:
         assert len(scheduler.tasks[sent.key].who_has) == 2
         await lost_results.lose(scheduler, {scheduler.workers[leaves.address]}, "the money is spent")
         assert await sent == 42
+
+
+def test_a_task_fails_when_more_workers_have_crashed_under_it_than_are_allowed() -> None:
+    with dask.config.set({"distributed.scheduler.allowed-failures": 1}):
+        asyncio.run(_crash_three_times())
+
+
+async def _crash_three_times() -> None:
+    async with (
+        Scheduler(port=0, dashboard_address=None) as scheduler,
+        Client(scheduler.address, asynchronous=True) as client,
+    ):
+        extension = Extension(scheduler, None)
+        scheduler.add_plugin(extension)
+        task = client.submit(wait_for, "never", key="task")
+        for name, crashed in (("preempted", False), ("first", True), ("second", True)):
+            assert task.status == "pending"
+            async with Worker(scheduler.address, name=name) as worker:
+                while not scheduler.workers[worker.address].processing:
+                    await asyncio.sleep(0.01)
+                worker.batched_stream.comm.abort()
+                while worker.address in scheduler.workers:
+                    await asyncio.sleep(0.01)
+                await extension.ended([name], [name] if crashed else [])
+        with pytest.raises(KilledWorker):
+            await task

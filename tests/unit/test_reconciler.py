@@ -32,7 +32,7 @@ from hpcgpu.options.shared_options import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.decide_actions import Drain
 from hpcgpu.scaling.policy_data import Limits
-from hpcgpu.scaling.wanted_state import Close, DeleteGroup, Detach, Scale, WantedGroup
+from hpcgpu.scaling.wanted_state import AddGroup, Close, DeleteGroup, Detach, Scale, WantedGroup
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.journal import End
 from tests.unit.simulated import HOUR, Site, taken_over
@@ -104,6 +104,27 @@ async def test_a_scheduler_job_that_the_queue_only_calls_failed_was_killed_for_m
     report = site.scheduler.failure_report()
     assert "used more memory than it requested: increase `scheduler={'memory': ...}`" in report
     assert "/dev/shm/env, where its environment is, is memory too: set `local_directory` to a disk" in report
+
+
+async def test_a_report_begins_with_the_error_of_the_scheduler_s_extension_however_much_follows_it(site: Site) -> None:
+    error = "no heartbeat from the cluster's manager for 600 s (option lease): this scheduler ends"
+    lines = [f"distributed.hpcgpu - ERROR - hpcgpu: {error}", *["distributed.core - INFO - closes a connection"] * 100]
+    site.scheduler.log.parent.mkdir(parents=True, exist_ok=True)
+    site.scheduler.log.write_text("\n".join(lines))
+    site.says("demo-scheduler", JobState.FAILED, exit_code=1)
+    await site.polled()
+    report = site.scheduler.failure_report().splitlines()
+    assert f"; {error}. Log: {site.scheduler.log}" in report[0]
+    assert report[1] == lines[0] and len(report) == 22
+
+
+async def test_of_a_job_of_several_nodes_the_log_of_the_node_that_failed_is_shown(site: Site) -> None:
+    job, failed = site.job("demo-0"), ["1: no driver here", "srun: error: n1: task 1: Exited with exit code 3"]
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    job.log.write_text("\n".join(["0: starts", *failed, "0: works, for 1: it has a driver"]))
+    assert job.log_tail(node=1).splitlines() == failed
+    job.log.write_text("no labels\n\x1b[2Jhere\n")
+    assert job.log_tail(node=1).splitlines() == ["no labels", r"\x1b[2Jhere"]
 
 
 async def test_the_tasks_of_a_job_that_crashes_are_charged(site: Site) -> None:
@@ -217,6 +238,7 @@ async def test_a_refused_submit_reaches_the_user_once_and_is_not_tried_again(sit
     await site.passes(HOUR, step=10)
     assert len(site.registry.active) == 2
     assert site.warned == ["worker job demo-2 was not submitted: Invalid account"]
+    assert site.reconciler.warnings() == site.warned, "other programs show it, too"
     with pytest.raises(ClusterError, match="Invalid account"):
         site.state.check()
 
@@ -604,6 +626,17 @@ async def test_a_contact_proves_that_the_scheduler_job_runs_before_the_queue_was
     assert site.scheduler.info(now=site.now).waited == 8
     site.scheduler.record_answer(False)
     assert site.shown["demo-scheduler"] == ("running", ""), "this program has left, and the queue has reported nothing"
+
+
+async def test_times_that_the_queue_only_expects_are_not_shown_as_facts(site: Site) -> None:
+    await site.scale(3)
+    site.says("demo-2", JobState.PENDING, start=site.now + 60, end=site.now + HOUR)
+    site.says("demo-0", JobState.TIMEOUT, end=site.now + HOUR)  # the clock of the queue's machine is ahead
+    site.loses("demo-0")
+    await site.polled()
+    waits, ended, runs = (site.job(f"demo-{number}").info(now=site.now) for number in (2, 0, 1))
+    assert (waits.started, waits.time_left) == (None, None) and runs.time_left == 48 * HOUR
+    assert ended.ended == site.now
 
 
 async def test_a_job_whose_workers_left_is_not_shown_as_pending_by_an_older_answer_of_the_queue(site: Site) -> None:
@@ -1127,7 +1160,7 @@ async def test_a_manager_completes_what_the_last_one_drained_when_it_reaches_the
         other.reconciler.worker_joined(f"tls://{name}", name)
     for _ in range(2):
         other.reconciler.drainer.go_on()
-        await other.settled()
+    await other.settled()
     assert retired == [["demo-1"], ["demo-1"]], "its data moves, then its worker ends; and this happens once"
     assert [status.name for status in site.queue.jobs.values() if status.state.ended] == ["demo-1"]
 
@@ -1173,6 +1206,7 @@ async def test_a_program_learns_by_its_heartbeat_that_another_one_manages_the_cl
     site.client.heartbeat = heartbeat  # type: ignore[method-assign]
     site.client.stream_ended = asyncio.Event().wait  # type: ignore[attr-defined]
     site.directory.take_over("another program")
+    site.state.poll_now.clear()
     periodic = Periodic(site.reconciler, site.options.cluster)
     periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
     await asyncio.wait_for(site.state.poll_now.wait(), 60)
@@ -1645,6 +1679,26 @@ async def test_an_answer_to_a_query_from_before_adapt_was_called_does_not_count(
     assert len(site.registry.active) == 2
 
 
+async def test_tasks_that_wait_because_their_group_was_deleted_are_reported_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = {**load_of(site), "waiting": [{"resources": {"BIG": 1.0}, "tasks": 2, "seconds": 1.0}]}
+
+    async def waits() -> Mapping[str, Any]:
+        return load
+
+    monkeypatch.setattr(site.client, "load", waits)
+    site.registry.add_group("big", replace(site.options.worker, resources={"BIG": 1.0}), Path("worker-big"))
+    site.reconciler.order(AddGroup("big", 0))
+    await site.loaded()
+    site.reconciler.order(DeleteGroup("big"))
+    assert not site.warned, "this group may get a job for them"
+    for _ in range(3):
+        await site.loaded()
+    [told] = site.warned
+    assert told.startswith("tasks that need 1 BIG wait: only the workers of group big had that")
+
+
 # Many jobs
 
 
@@ -1802,6 +1856,7 @@ async def test_a_walltime_that_an_operator_shortens_is_told(site: Site) -> None:
         (None, ""),  # without a limit
         (36000.0, "was shortened: it ends in 600 min"),
         (36010.0, ""),
+        (36000.0, ""),  # the queue rounds
         (7200.0, "was shortened: it ends in 120 min"),
         (7200.0, ""),
         (30.0, "ends in less than a minute"),

@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import dask
+import pytest
 from distributed import Client, Future, Scheduler, Worker
 
+from hpcgpu.dask_scheduler import scheduler_extension
 from hpcgpu.dask_scheduler.resources import at_once, move_waiting
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
 
@@ -165,6 +167,15 @@ async def test_the_time_that_waiting_tasks_take_is_estimated_as_dask_does() -> N
         assert await seconds() == 3 * 40, "a task of this kind has run for 20 s, and none has ended"
         prefix.add_duration("compute", 0.0, 30.0)
         assert await seconds() == 3 * 30
+
+
+async def test_of_many_tasks_that_wait_a_few_are_examined_and_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_extension, "_SAMPLE", 2)
+    async with site(**{"distributed.scheduler.unknown-task-duration": "7s"}) as s:
+        futures = s.client.map(held, range(8), pure=False, resources={"GPU": 1})
+        await until(lambda: all(f.key in s.scheduler.tasks for f in futures))
+        waiting = (await Extension(s.scheduler, None).load())["waiting"]
+        assert waiting == [{"resources": {"GPU": 1.0}, "tasks": 8, "seconds": 8 * 7}]
 
 
 async def test_a_worker_runs_as_many_tasks_at_once_as_its_resources_and_threads_allow() -> None:
