@@ -11,6 +11,7 @@ address where a member of the cluster listened before. All later data on the con
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import hashlib
 import hmac
@@ -43,6 +44,9 @@ _HELLO = len(_MAGIC) + _NONCE + _PLACE
 _CHALLENGE = len(_MAGIC) + _NONCE + _PROOF
 #: Seconds that the other side may take for the whole authentication.
 TIMEOUT = 10.0
+
+#: The listeners of this process that have stopped, with what UCX may still call.
+_STOPPED: list[Any] = []
 
 
 class _Stranger:
@@ -307,13 +311,29 @@ def _listener() -> Any:
     class AuthenticatedListener(UCXXListener):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
-            self._named, self._strangers = named, Strangers()
+            self._named, self._strangers, self._listening = named, Strangers(), True
+            self._port = 0
+
+        async def start(self) -> None:
+            await super().start()
+            self._port = super().port
+
+        @property
+        def port(self) -> int:
+            return self._port  # also after the end, for a connection that comes then
 
         def stop(self) -> None:
+            # UCX listens on while a connection lives that it accepted, and calls what ucxx 0.52 frees here
+            # (libucxx.pyx, `_listener_callback`): the process dies, or reads what lies there now.
+            _STOPPED.append(copy.copy(self))
+            self._listening = False
             super().stop()
             self._strangers.close()
 
         async def on_connection(self, comm: Any, handshake_overrides: dict[str, Any] | None = None) -> None:
+            if not self._listening:
+                comm.abort()
+                raise CommClosedError("this process accepts no more connections")
             key = key_of(self._named)
             if key is not None:
                 peer, stranger = ucx_endpoints.query(comm.ep).peer or "an unknown address", _Stranger(comm)

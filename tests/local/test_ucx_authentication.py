@@ -373,6 +373,41 @@ def test_a_peer_that_is_slower_than_the_time_limit_writes_into_nobody_s_memory(u
     assert (process.returncode, output.strip()) == (0, "changed: 0")
 
 
+STOPS = f"""
+import asyncio, gc
+from distributed.comm import connect, listen
+from hpcgpu.fabric import authentication
+authentication.install()
+own = {{authentication.ARGUMENT: {bytes(32)!r}}}
+
+async def main():
+    accepted = asyncio.get_running_loop().create_future()
+    async def serve(comm):
+        accepted.set_result(comm)
+    listener = await listen("ucx://127.0.0.1", serve, **own)
+    member = await connect(listener.contact_address, **own)
+    await accepted
+    address = listener.contact_address
+    listener.stop()
+    del listener
+    gc.collect()
+    allocated = [[number] * 8 for number in range(100_000)]
+    try:
+        await connect(address, timeout=5, **own)
+    except OSError:
+        print("refused")
+
+asyncio.run(main())
+"""
+
+
+def test_who_connects_to_a_listener_that_has_stopped_is_refused() -> None:
+    """UCX listens on while a connection lives that it accepted: the process of ucxx 0.52 dies here, now and then."""
+    ended = subprocess.run([sys.executable, "-c", STOPS], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "refused\n"), ended.stderr
+    assert "listener callback" not in ended.stderr
+
+
 # A whole cluster
 
 
