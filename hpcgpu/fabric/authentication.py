@@ -11,7 +11,6 @@ address where a member of the cluster listened before. All later data on the con
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import hashlib
 import hmac
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpcgpu.errors import AuthenticationError
-from hpcgpu.fabric import interface_addresses, ucx_buffers, ucx_endpoints, ucx_exit
+from hpcgpu.fabric import interface_addresses, ucx_endpoints, ucx_exit, ucx_memory
 from hpcgpu.posix import checked_files
 
 #: Variable of a process in a job: path of the file that holds the key.
@@ -44,9 +43,6 @@ _HELLO = len(_MAGIC) + _NONCE + _PLACE
 _CHALLENGE = len(_MAGIC) + _NONCE + _PROOF
 #: Seconds that the other side may take for the whole authentication.
 TIMEOUT = 10.0
-
-#: The listeners of this process that have stopped, with what UCX may still call.
-_STOPPED: list[Any] = []
 
 
 class _Stranger:
@@ -287,7 +283,7 @@ def _connector() -> Any:
             if key is None:
                 return comm
             try:
-                await ucx_buffers.within(TIMEOUT, connect(comm.ep, key, signed_address(host, port)), comm.abort)
+                await ucx_memory.within(TIMEOUT, connect(comm.ep, key, signed_address(host, port)), comm.abort)
             except AuthenticationError as error:
                 comm.abort()
                 raise FatalCommClosedError(f"ucx://{address}: {error}") from error
@@ -308,30 +304,17 @@ def _listener() -> Any:
 
     from hpcgpu.fabric.strangers import Strangers
 
-    class AuthenticatedListener(UCXXListener):  # type: ignore[misc]
+    class AuthenticatedListener(ucx_memory.KeepsListening, UCXXListener):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
-            self._named, self._strangers, self._listening = named, Strangers(), True
-            self._port = 0
-
-        async def start(self) -> None:
-            await super().start()
-            self._port = super().port
-
-        @property
-        def port(self) -> int:
-            return self._port  # also after the end, for a connection that comes then
+            self._named, self._strangers = named, Strangers()
 
         def stop(self) -> None:
-            # UCX listens on while a connection lives that it accepted, and calls what ucxx 0.52 frees here
-            # (libucxx.pyx, `_listener_callback`): the process dies, or reads what lies there now.
-            _STOPPED.append(copy.copy(self))
-            self._listening = False
             super().stop()
             self._strangers.close()
 
         async def on_connection(self, comm: Any, handshake_overrides: dict[str, Any] | None = None) -> None:
-            if not self._listening:
+            if self.stopped:
                 comm.abort()
                 raise CommClosedError("this process accepts no more connections")
             key = key_of(self._named)
@@ -340,7 +323,7 @@ def _listener() -> Any:
                 self._strangers.add(stranger, peer.rpartition(":")[0])
                 try:
                     own = {signed_address(host, self.port) for host in interface_addresses.every_address()}
-                    await ucx_buffers.within(TIMEOUT, accept(comm.ep, key, own), comm.abort)
+                    await ucx_memory.within(TIMEOUT, accept(comm.ep, key, own), comm.abort)
                 except (AuthenticationError, *_broken()) as error:
                     if stranger in self._strangers:  # else there were too many, which is logged already
                         why = str(error) or (
@@ -365,7 +348,7 @@ def _authenticated() -> Any:
     # before ucxx is imported: a client has no job that sets it
     os.environ.update(ucx_settings.memory_type_cache(os.environ, config.get("distributed-ucxx", None) or {}))
     ucx_exit.spare_ucx()
-    ucx_buffers.exchange_tags_safely(TIMEOUT)
+    ucx_memory.exchange_tags_safely(TIMEOUT)
     connector, listener = _connector(), _listener()
 
     class AuthenticatedBackend(UCXXBackend):  # type: ignore[misc]

@@ -23,7 +23,7 @@ from tornado.netutil import bind_sockets
 from tornado.tcpserver import TCPServer
 
 from hpcgpu.client import lost_scheduler
-from hpcgpu.fabric import authenticated_tcp, authentication, strangers, tls, ucx_buffers, ucx_endpoints
+from hpcgpu.fabric import authenticated_tcp, authentication, strangers, tls, ucx_endpoints, ucx_memory
 
 TIMEOUT = 60.0
 KEY = bytes(range(32))
@@ -193,7 +193,7 @@ async def test_ucx_connections_exchange_tags_by_the_function_that_hpcgpu_replace
     sides = []
     for module in (application_context, listener):
         replaced = module.exchange_peer_info
-        assert replaced.__module__ == ucx_buffers.__name__
+        assert replaced.__module__ == ucx_memory.__name__
 
         async def recorded(*arguments: Any, replaced: Any = replaced, **named: Any) -> Any:
             sides.append(named["listener"])

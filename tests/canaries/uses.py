@@ -394,7 +394,7 @@ USES: tuple[Use, ...] = (
         "ucxx",
         Kind.REPLACED,
         "keeps the buffer of a connection that gives up until UCX no longer writes to it",
-        ("hpcgpu.fabric.ucx_buffers",),
+        ("hpcgpu.fabric.ucx_memory",),
         "test_ucx_connections_exchange_tags_by_the_function_that_hpcgpu_replaces",
     ),
     _signals("distributed.cli.dask_worker", "distributed"),

@@ -1,15 +1,19 @@
-"""Keeps the buffers that UCX writes to until UCX has done so.
+"""Keeps the memory that UCX writes to, or calls, until UCX has done so.
 
 UCX gets the address of a buffer, and a thread of its own writes there. If the coroutine that waits for the message is
 cancelled, Python frees the buffer, and UCX writes into memory that has become something else: the process dies, or goes
 on with wrong data. ucxx 0.52 does this where two sides of a new connection exchange their tags: after five seconds it
 gives up, which a busy node needs now and then. So nothing that receives is cancelled here: at a time limit the
 connection is closed, which ends what UCX does with the buffer.
+
+A listener that is stopped listens on while a connection lives that it accepted. ucxx 0.52 frees what UCX calls for a
+new connection (libucxx.pyx, `_listener_callback`). A member that connects to a scheduler that ends lets it crash so.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -21,6 +25,36 @@ _CLOSE = 10**10
 
 #: What still runs after its time limit, until UCX has ended it. The event loop alone would not keep a task.
 _ENDING: set[asyncio.Task[Any]] = set()
+
+#: The listeners of this process that were stopped, with all that they had before.
+_STOPPED: list[Any] = []
+
+
+class KeepsListening:
+    """A listener of distributed-ucxx that may stop while UCX listens on: to be mixed in.
+
+    Attributes
+    ----------
+    stopped : bool
+        Connections that come now are to be refused.
+    """
+
+    stopped = False
+    _port = 0
+
+    async def start(self) -> None:
+        await super().start()  # type: ignore[misc]
+        self._port = super().port  # type: ignore[misc]
+
+    def stop(self) -> None:
+        _STOPPED.append(copy.copy(self))
+        self.stopped = True
+        super().stop()  # type: ignore[misc]
+
+    @property
+    def port(self) -> int:
+        """The port; also after the end, when distributed-ucxx asks for it once more for each late connection."""
+        return self._port
 
 
 async def within(limit: float, coroutine: Coroutine[Any, Any, _T], close: Callable[[], object]) -> _T:
