@@ -190,14 +190,14 @@ class Jupyter:
         if self._process.poll() is None:
             with suppress(OSError):
                 self.request("api/shutdown", {})
-        try:
+        with suppress(subprocess.TimeoutExpired):  # Jupyter's own thread (AnyIO) may keep the server at its end
             self._process.wait(TIMEOUT)
-        finally:
-            left = self.processes()
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, 9)
-            self._process.wait()
+        left = self.processes()
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        self._process.wait()
+        left = [pid for pid in left if pid != self._process.pid]
         if left:
             raise BedError(f"processes of JupyterLab were left: {left}; its log:\n{self.log}")
 
