@@ -335,6 +335,16 @@ def test_a_scheduler_job_that_the_queue_forgot_is_gone(
         connect.wait_for_contact(directory, quiet=True)
 
 
+def test_a_client_does_not_wait_for_a_cluster_that_is_closed_while_its_jobs_still_end(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.begin_close()
+    monkeypatch.setattr(connect, "time", Clock())
+    monkeypatch.setattr(connect, "batch_of", lambda directory: Queue(forgets=set()))
+    with pytest.raises(ClusterError, match=f"cluster demo was closed; its logs are in {directory.logs}"):
+        connect.wait_for_contact(directory, timeout=5, quiet=True)
+
+
 def test_the_journal_knows_which_jobs_are_not_wanted_any_more(tmp_path: Path) -> None:
     directory = create_directory.claim(tmp_path / "demo", lambda submits: [], system="slurm")
     for number in range(3):

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 import dask
+import psutil
 import pytest
 from click.testing import CliRunner
 from distributed.comm.utils import get_tcp_server_address
@@ -24,7 +25,7 @@ from tornado.websocket import WebSocketHandler
 
 from hpcgpu.cli import main
 from hpcgpu.client import dashboard_forwarding
-from hpcgpu.client.dashboard_forwarding import listening, proven_link
+from hpcgpu.client.dashboard_forwarding import endpoint, forward, listening, proven_link
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import strangers
 from hpcgpu.runtime.dashboard_access import PROOF, GuardedServer, link, link_with_token, proof
@@ -239,6 +240,36 @@ def test_an_impostor_who_asks_the_cluster_itself_has_no_proof(port: int, directo
         with pytest.raises(ClusterError, match="another program listens now"):
             asyncio.run(listening(directory))
         assert Rogue.heard and ask(port, "/health").status == 200
+
+
+async def test_a_forwarded_port_is_open_on_this_machine_only_and_leads_to_no_other_program(
+    port: int, directory: ClusterDirectory
+) -> None:
+    forwarded: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    refusals = asyncio.Queue[str]()
+    forwarding = asyncio.ensure_future(forward(directory, 0, ready=forwarded.set_result, refused=refusals.put_nowait))
+    local = await forwarded
+    sockets = psutil.Process().net_connections("tcp")
+    assert {one.laddr.ip for one in sockets if one.status == "LISTEN" and one.laddr.port == local} == {"127.0.0.1"}
+    Relay.port = port
+    with serving(Relay) as rogue:
+        publish(directory, rogue)
+        reader, writer = await asyncio.open_connection("127.0.0.1", local)
+        writer.write(b"GET /status HTTP/1.1\r\n\r\n")
+        assert await reader.read() == b"" and "another program listens now" in await asyncio.wait_for(
+            refusals.get(), 60
+        )
+        writer.close()
+    forwarding.cancel()
+
+
+def test_without_its_token_a_dashboard_has_no_link_and_no_proof(directory: ClusterDirectory) -> None:
+    """The token is removed when the cluster ends. Everybody can compute the proof of an empty one."""
+    publish(directory, 8787)
+    assert endpoint(directory).token
+    directory.path.joinpath("dashboard.token").unlink()
+    with pytest.raises(ClusterError, match="cluster demo has no dashboard"):
+        endpoint(directory)
 
 
 def test_no_command_prints_a_link_with_the_token_to_another_program(port: int, directory: ClusterDirectory) -> None:

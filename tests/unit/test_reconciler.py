@@ -254,6 +254,16 @@ async def test_a_site_that_allows_no_more_jobs_is_asked_again_later(site: Site) 
     assert len(site.registry.active) == 3
 
 
+async def test_a_site_that_allows_no_job_at_all_is_a_failure(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    await site.begin(0)
+    site.queue.refusal = SubmitLimited("QOSMaxSubmitJobPerUserLimit")
+    await site.scale(1)
+    assert site.warned == ["worker job demo-0 was not submitted: QOSMaxSubmitJobPerUserLimit"]
+    with pytest.raises(ClusterError, match="QOSMaxSubmitJobPerUserLimit"):
+        site.state.check()
+
+
 async def test_of_many_jobs_that_the_queue_refuses_a_few_are_tried(tmp_path: Path) -> None:
     site = Site(tmp_path)
     await site.begin(2)
@@ -628,17 +638,6 @@ async def test_a_contact_proves_that_the_scheduler_job_runs_before_the_queue_was
     assert site.shown["demo-scheduler"] == ("running", ""), "this program has left, and the queue has reported nothing"
 
 
-async def test_times_that_the_queue_only_expects_are_not_shown_as_facts(site: Site) -> None:
-    await site.scale(3)
-    site.says("demo-2", JobState.PENDING, start=site.now + 60, end=site.now + HOUR)
-    site.says("demo-0", JobState.TIMEOUT, end=site.now + HOUR)  # the clock of the queue's machine is ahead
-    site.loses("demo-0")
-    await site.polled()
-    waits, ended, runs = (site.job(f"demo-{number}").info(now=site.now) for number in (2, 0, 1))
-    assert (waits.started, waits.time_left) == (None, None) and runs.time_left == 48 * HOUR
-    assert ended.ended == site.now
-
-
 async def test_a_job_whose_workers_left_is_not_shown_as_pending_by_an_older_answer_of_the_queue(site: Site) -> None:
     await site.scale(3)
     site.client.there["tls://demo-2"] = {"name": "demo-2"}
@@ -784,6 +783,16 @@ async def test_the_scheduler_hears_of_this_program_also_after_an_error(
     assert [text.split(": ")[0] for text in site.warned] == [
         "internal error while sending a heartbeat, hpcgpu tries again"
     ]
+
+
+async def test_an_error_that_nobody_waits_for_reaches_the_user(site: Site) -> None:
+    async def fails() -> None:
+        raise KeyError("a job")
+
+    await asyncio.wait([site.state.spawn(fails())])
+    await asyncio.sleep(0)
+    with pytest.raises(ClusterError, match=r"internal error: KeyError\('a job'\)"):
+        site.state.check()
 
 
 @pytest.mark.parametrize("steps", range(6))
@@ -1570,7 +1579,9 @@ async def test_a_cancel_of_a_lost_cluster_that_is_refused_is_tried_again_ever_mo
 ) -> None:
     asked = refuses(site, monkeypatch)
     await site.reconciler.fail("its scheduler is gone")
-    await site.passes(60)
+    for _ in range(60):
+        site.now += 1
+        await site.reconciler.end_all()
     assert 2 <= len(asked) < 15
 
 
@@ -1653,6 +1664,24 @@ async def test_adapt_submits_no_job_for_work_that_was_there_before_it_was_called
     assert len(site.registry.active) == 3
 
 
+async def test_results_are_held_by_few_jobs_also_if_workers_have_no_memory_limit(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = load_of(site)
+    for worker in load["workers"].values():
+        worker |= {"nbytes": 10**9, "wanted": 10**9, "memory_limit": 0}
+
+    async def holds() -> Mapping[str, Any]:
+        return load
+
+    monkeypatch.setattr(site.client, "load", holds)
+    site.adapt(Limits(maximum=2, idle_timeout=0.0))
+    for _ in range(5):
+        site.now += 1
+        await site.loaded()
+    assert len(site.registry.active) == 1, "one job can hold both"
+
+
 async def test_an_answer_to_a_query_from_before_adapt_was_called_does_not_count(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1688,11 +1717,14 @@ async def test_tasks_that_wait_because_their_group_was_deleted_are_reported_once
         return load
 
     monkeypatch.setattr(site.client, "load", waits)
-    site.registry.add_group("big", replace(site.options.worker, resources={"BIG": 1.0}), Path("worker-big"))
-    site.reconciler.order(AddGroup("big", 0))
-    await site.loaded()
+    options = replace(site.options.worker, resources={"BIG": 1.0})
+    for name in ("big", "other"):
+        other = site.registry.add_group(name, options, Path(f"worker-{name}"))
+        site.reconciler.order(AddGroup(name, 0))
     site.reconciler.order(DeleteGroup("big"))
-    assert not site.warned, "this group may get a job for them"
+    await site.loaded()
+    assert not site.warned, "the other group may get a job for them"
+    site.registry.remove_group(other)
     for _ in range(3):
         await site.loaded()
     [told] = site.warned
