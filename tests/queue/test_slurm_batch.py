@@ -144,6 +144,13 @@ def test_a_repetition_that_is_refused_for_a_limit_while_no_job_exists_is_a_limit
         submit(slurm, site)
 
 
+def test_of_two_jobs_of_the_name_the_newer_one_is_the_lost_one(slurm: Slurm, site: Site) -> None:
+    site.job(9, "RUNNING", j="ada-w1")
+    site.fault("sbatch", stdout="", stderr=SOCKET, rc=1)
+    assert submit(slurm, site) == "101"
+    assert site.jobs(j="ada-w1", T="RUNNING") == ["9"]
+
+
 def test_a_job_of_another_name_is_not_taken_for_the_lost_one(slurm: Slurm, site: Site) -> None:
     site.job(50, j="ada-w10")
     site.job(51, "CANCELLED", j="ada-w1")

@@ -107,6 +107,14 @@ def test_a_timeout_of_connect_that_is_no_time_is_refused_by_its_name(timeout: An
         ({"protocol": "ucx", "scheduler": {"gpus_per_node": 0}}, "Give it a GPU, or use protocol='tcp'"),
         ({"gpus_per_node": 0, "rmm_pool_size": 0.5}, "rmm_pool_size is an option of GPU workers"),
         ({"scheduler": "remote"}, "scheduler must be a dict of options of the scheduler job, or 'local'"),
+        ({"scheduler": "local", "protocol": "ucx"}, "scheduler='local' does not work with protocol='ucx'"),
+        ({"scheduler": {"gpus_per_node": 2}}, "gpus_per_node=2, but the scheduler uses one GPU: write 1 or 0"),
+        ({"scheduler": {"dashboard_address": "8787"}}, "'8787' is not an address: write ':8787' or '127.0.0.1:0'"),
+        ({"gpus_per_node": 0, "gpu_type": "a100"}, "gpu_type='a100', but gpus_per_node is 0: remove one of the two"),
+        ({"walltime": "4000-00:00:00"}, "walltime='4000-00:00:00' is more than ten years"),
+        ({"idle_timeout": "4000d"}, "idle_timeout='4000d' is more than ten years"),
+        ({"rmm_pool_size": 1.5}, "rmm_pool_size=1.5 is less than a megabyte"),
+        ({"env": {"A": "\ud800"}}, "env['A'] is not valid text"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name_and_with_advice(given: dict[str, Any], message: str) -> None:
@@ -271,6 +279,17 @@ def test_partition_is_another_name_of_queue() -> None:
 )
 def test_walltimes(given: str | timedelta, seconds: int) -> None:
     assert values.walltime("walltime", given) == seconds
+
+
+@pytest.mark.parametrize(("given", "passed_on"), [(0.5, "0.5"), ("0.5", "0.5"), ("auto", "auto"), ("20GB", "20GB")])
+def test_a_pool_of_gpu_memory_is_an_amount_a_part_or_automatic(given: float | str, passed_on: str) -> None:
+    assert resolve("slurm", {"rmm_pool_size": given}).worker.rmm_pool_size == passed_on
+
+
+@pytest.mark.parametrize("address", [":8787", "127.0.0.1:0", "[::1]:8787"])
+def test_the_dashboard_listens_where_the_user_chooses(address: str) -> None:
+    scheduler = resolve("slurm", {"scheduler": {"dashboard_address": address}}).scheduler
+    assert scheduler is not None and scheduler.dashboard_address == address
 
 
 def test_odd_but_legal_environment_values_are_kept(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -39,7 +40,7 @@ from hpcgpu.configuration.resolve import resolve
 from hpcgpu.dask_scheduler import manager_lease, scheduler_preload
 from hpcgpu.dask_scheduler.running_calls import _function_name
 from hpcgpu.dask_scheduler.scheduler_extension import Extension, _wanted
-from hpcgpu.errors import ClusterExists, LaunchError
+from hpcgpu.errors import BatchUnavailable, ClusterExists, LaunchError
 from hpcgpu.fabric.protocol_and_interface import Node
 from hpcgpu.options.shared_options import WorkerOptions
 from hpcgpu.posix.printable import printable
@@ -167,6 +168,61 @@ def test_a_job_whose_credentials_are_gone_ends_instead_of_running_without(tmp_pa
     made.remove_secrets()
     with pytest.raises(LaunchError, match=f"the cluster in {made.path} is closed: this job ends"):
         launch.open_directory(made.path)
+
+
+def test_a_script_that_was_run_outside_of_a_job_or_on_a_node_without_the_directory_ends(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="is not a cluster directory, or this node does not see it"):
+        launch.open_directory(tmp_path)
+
+    class Nowhere(Slurm):
+        def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:
+            return None
+
+    with pytest.raises(LaunchError, match="not a job of the batch system 'slurm': submit the script, do not run it"):
+        launch.own_job(Nowhere())
+
+
+def test_a_job_whose_certificate_has_expired_ends(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates_and_keys.create(directory, 3600.0)
+    clock = Clock()
+    clock.now = time.time() + 91 * 86400  # it waited longer in the queue than any certificate is valid
+    monkeypatch.setattr(launch, "time", clock)
+    with pytest.raises(LaunchError, match="the certificate of cluster demo expired on"):
+        launch.open_directory(directory.path)
+
+
+def test_a_job_that_was_given_its_gpus_by_number_only_takes_as_many_as_it_requested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments: Any = SimpleNamespace(gpus=2, whole_nodes=False, kind="worker")
+    monkeypatch.setattr(launch, "gpus_on_node", lambda: 2)
+    for of_queue, expected in (("4,5,6", "4,5"), (None, "0,1")):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if of_queue is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", of_queue)
+        launch.choose_gpus(arguments)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
+@pytest.mark.parametrize(
+    ("contact", "words"),
+    [
+        (None, "it did not write .*contact.json. See its log in .*raise death_timeout"),
+        ("tcp://127.0.0.1:9", "tcp://127.0.0.1:9 does not answer .*: set client_interface to a network"),
+    ],
+)
+def test_a_worker_whose_scheduler_does_not_answer_in_time_names_what_to_check(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, contact: str | None, words: str
+) -> None:
+    if contact is not None:
+        directory.publish(Contact(token=directory.token(), job_id="17", workers=contact, client=contact))
+    monkeypatch.setattr(scheduler_connection, "answers", lambda contact, directory: False)
+    clock = Clock()
+    began = clock.now
+    monkeypatch.setattr(scheduler_connection, "time", clock)
+    with pytest.raises(LaunchError, match=rf"no scheduler answered within 30 s \(death_timeout\): {words}"):
+        wait_for_scheduler(directory, Gone(), timeout=30)
+    assert 30 < clock.now - began < 33
 
 
 def test_a_worker_whose_scheduler_job_is_gone_gives_up(
@@ -394,6 +450,39 @@ def test_a_job_whose_worker_connects_is_alive_although_the_queue_has_forgotten_i
     watched.record(Answer(frozenset({"1"}), {"1": status(JobState.COMPLETED)}), now=80)
     watched.proven("1")
     assert not watched.alive() and watched.ended() == {"1"}
+
+
+def test_a_state_that_hpcgpu_does_not_have_leaves_the_last_state_with_its_node_and_is_the_reason() -> None:
+    watched = monitor()
+    watched.record(Answer(frozenset({"1"}), {"1": status(JobState.RUNNING, node="n1")}), now=10)
+    watched.record(Answer(frozenset({"1"}), {"1": status(JobState.UNKNOWN, reason="HIBERNATING")}), now=20)
+    found = watched.views["1"].status
+    assert (found.state, found.node, found.reason) == (JobState.RUNNING, "n1", "HIBERNATING")
+
+
+def test_a_queue_that_does_not_answer_ends_no_job_and_its_words_are_kept() -> None:
+    class Away(Slurm):
+        def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+            raise BatchUnavailable("`squeue` failed: no route to host")
+
+    watched = monitor()
+    watched.batch = Away()
+    for now in (0.0, 1e4, 2e4, 3e4):
+        assert watched.poll_if_due(now=now)
+    assert watched.alive() == {"1"} and watched.error == "`squeue` failed: no route to host"
+
+
+def test_a_command_that_cannot_be_started_for_now_is_tried_again_as_if_the_queue_did_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_process(*arguments: Any, **named: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    pauses: list[float] = []
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    with pytest.raises(BatchUnavailable, match="`squeue` cannot be started: Resource temporarily unavailable"):
+        Slurm(attempts=3, sleep=pauses.append).poll(["1"])
+    assert len(pauses) == 2
 
 
 def test_an_answer_on_some_jobs_is_not_the_time_of_the_last_answer_on_all() -> None:

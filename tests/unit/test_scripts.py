@@ -14,7 +14,7 @@ from hpcgpu.batch import pbs, slurm
 from hpcgpu.batch.directive_syntax import parse_directive, quoted
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.scripts.render import render
+from hpcgpu.scripts.render import check_launch, check_single, render
 from tests.helpers import GOLDEN, golden
 
 PLACE = Path("/home/me/.hpcgpu/clusters/demo")
@@ -342,3 +342,26 @@ def test_own_templates_count_before_the_package_s(tmp_path: Path) -> None:
     (tmp_path / "env_prologue_container_stage.j2").write_text("# my own preamble\n")
     text = render("slurm", "worker", resolve("slurm", BASE | {"template_directory": tmp_path}), PLACE)
     assert "# my own preamble" in text and "exec " in text
+
+
+@pytest.mark.parametrize("option", ["template_directory", "stage", "job_script_prologue"])
+def test_a_file_that_jobs_run_and_that_everybody_can_change_is_refused(option: str, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    place = tmp_path / "templates"
+    place.mkdir()
+    file = place / {"template_directory": "worker.j2", "stage": "env.tar"}.get(option, "prologue.sh")
+    file.touch()
+    given = BASE | {option: place if option == "template_directory" else file}
+    render("slurm", "worker", resolve("slurm", given), PLACE)
+    file.chmod(0o666)
+    with pytest.raises(OptionError, match=f"^{option}: .*{file.name}.*everybody can write there.*chmod o-w"):
+        render("slurm", "worker", resolve("slurm", given), PLACE)
+
+
+def test_what_a_batch_system_has_no_script_for_is_refused() -> None:
+    with pytest.raises(OptionError, match="has no scripts that start a cluster without Python"):
+        check_launch("local")
+    with pytest.raises(OptionError, match="has no script that runs scheduler, workers and a program in one job"):
+        check_single("pbs")
+    check_launch("pbs")
+    check_single("slurm")
