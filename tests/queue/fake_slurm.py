@@ -86,6 +86,8 @@ def squeue(site: State, arguments: list[str]) -> Answer:
     lines = []
     for job_id in ids:
         job = jobs.get(job_id)
+        if job and "--me" in arguments and job.get("u"):  # the job of another user
+            continue
         if job and (every or job["T"] in ALIVE) and (name is None or job["j"] == name):
             array, task, _ = job_id.partition("_")
             shown = f"{array}_[0-9]" if task and job["T"] == "PENDING" and "--array" not in arguments else job_id

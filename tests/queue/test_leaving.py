@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from math import inf
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -191,3 +192,55 @@ async def test_workers_retire_at_a_later_attempt_if_one_fails_in_the_scheduler(
         await a_job(slurm).retire(time.time() + 60)
     assert attempts == [["w"]] * 3
     assert capfd.readouterr().err.count("did not retire yet: KeyError") == 1
+
+
+async def test_what_runs_on_retiring_workers_may_finish_but_not_for_longer_than_the_job_lives(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    steps: list[str] = []
+
+    class Scheduler:
+        def __init__(self, unfinished: list[int]) -> None:
+            self.unfinished = unfinished
+
+        async def hpcgpu_unfinished(self, names: list[str]) -> dict[str, int]:
+            return {"w": self.unfinished.pop(0) if len(self.unfinished) > 1 else self.unfinished[0]}
+
+        async def retire_workers(self, names: list[str], close_workers: bool, **options: bool) -> None:
+            steps.append("close" if close_workers else "retire")
+            if close_workers:
+                raise asyncio.CancelledError
+
+    @contextlib.asynccontextmanager
+    async def scheduler_of(*_: object) -> AsyncIterator[Scheduler]:
+        yield Scheduler(unfinished)
+
+    monkeypatch.setattr(before_walltime, "scheduler_of", scheduler_of)
+    monkeypatch.setattr(before_walltime, "_FINISHING_INTERVAL", 0.0)
+    unfinished = [2, 1, 0]
+    with pytest.raises(asyncio.CancelledError):
+        await a_job(slurm).retire(time.time() + 60)
+    assert steps == ["retire", "retire", "retire", "close"]
+    assert capfd.readouterr().err.count("its workers retire once what runs on them has ended") == 1
+    steps.clear()
+    unfinished = [1]  # it never finishes
+    with pytest.raises(asyncio.CancelledError):
+        await a_job(slurm).retire(time.time() + 0.1)
+    assert steps[0] == "retire" and steps[-1] == "close"
+
+
+def test_a_job_that_slurm_warns_tells_its_workers_to_retire_while_some_time_is_left(
+    slurm: Slurm, clock: Clock, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    latest: Queue[float] = Queue()
+
+    async def retire(job: Retirement, until: float) -> None:
+        latest.put(until)
+
+    monkeypatch.setattr(Retirement, "retire", retire)
+    a_job(slurm).begin_at_once(clock.now + 100)
+    assert clock.now + 50 < latest.get(timeout=60) < clock.now + 100
+    a_job(slurm).begin_at_once(inf)
+    assert latest.get(timeout=60) == inf
+    within, soon = capfd.readouterr().err.splitlines()
+    assert "this job will end within 100 s" in within and "this job will end soon" in soon

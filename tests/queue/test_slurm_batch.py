@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +20,7 @@ from fake_slurm import Site
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.queue_monitor import Monitor
 from hpcgpu.batch.run_command import run
-from hpcgpu.batch.slurm.client import Slurm
+from hpcgpu.batch.slurm.client import Slurm, parse_squeue
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, SubmitLimited, SubmitRefused
 from hpcgpu.runtime.prepare_job import end_of_walltime
 
@@ -32,7 +33,7 @@ REFUSED = (
 )
 
 
-def submit(slurm: Slurm, site: Site, **more: str) -> str:
+def submit(slurm: Slurm, site: Site, **more: Any) -> str:
     return slurm.submit(site.script, job_name="ada-w1", **more)
 
 
@@ -53,12 +54,37 @@ def gone(pid: int) -> bool:
         return True
 
 
+# the formats of the answers
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("7|RUNNING|n1|100|200|w|None", {"state": JobState.RUNNING, "node": "n1", "start": 100.0, "end": 200.0}),
+        ("7|RUNNING|n1|100|200|w|None", {"expected_start": None, "reason": "", "suspended": False}),
+        ("7|PENDING|(null)|100|N/A|w|(null)", {"node": "", "expected_start": 100.0, "end": None, "reason": ""}),
+        ("7|SUSPENDED|n1|100|200|w|None", {"state": JobState.RUNNING, "suspended": True}),
+        ("7|STOPPED|n1|100|200|w|None", {"state": JobState.RUNNING, "suspended": True}),
+        ("7|PREEMPTED|n1|100|200|w|None", {"state": JobState.PREEMPTED}),
+        ("7|DEADLINE|n1|100|200|w|None", {"state": JobState.TIMEOUT}),
+        ("7|REVOKED|n1|100|200|w|None", {"state": JobState.CANCELLED}),
+        ("7|REQUEUED|n1|100|200|w|None", {"state": JobState.PENDING}),
+        ("7|COMPLETING+|n1|100|200|w|None", {"state": JobState.COMPLETING}),
+    ],
+)
+def test_a_line_of_squeue_is_read(line: str, expected: dict[str, object]) -> None:
+    status = parse_squeue(line)["7"]
+    assert {name: getattr(status, name) for name in expected} == expected
+
+
 # submit: the id
 
 
 def test_submit_returns_the_id_and_passes_name_and_dependency(slurm: Slurm, site: Site) -> None:
-    assert submit(slurm, site, after="77") == "101"
-    assert site.calls("sbatch") == [["--parsable", "--job-name=ada-w1", "--dependency=after:77", str(site.script)]]
+    assert submit(slurm, site, after="77", exclude=["n1", "n2"]) == "101"
+    assert site.calls("sbatch") == [
+        ["--parsable", "--job-name=ada-w1", "--dependency=after:77", "--exclude=n1,n2", str(site.script)]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +180,8 @@ def test_of_two_jobs_of_the_name_the_newer_one_is_the_lost_one(slurm: Slurm, sit
 def test_a_job_of_another_name_is_not_taken_for_the_lost_one(slurm: Slurm, site: Site) -> None:
     site.job(50, j="ada-w10")
     site.job(51, "CANCELLED", j="ada-w1")
+    site.job(52, j="ada-w1", u="bob")  # of another user
+    site.job("53_1", "RUNNING", j="ada-w1")  # a script that the user submitted as an array
     site.fault("sbatch", stdout="", stderr=SOCKET, rc=1, lost=True)
     assert submit(slurm, site) == "101"
 

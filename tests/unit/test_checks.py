@@ -176,6 +176,15 @@ def test_clocks_may_differ_by_a_minute() -> None:
     job = seen()
     job.skew = -90.0
     assert (found(job)["clock"].grade, found(job)["clock"].found) == ("warning", "90 s behind")
+    job.skew = 59.0
+    assert (found(job)["clock"].grade, found(job)["clock"].found) == ("ok", "+59.0 s")
+
+
+def test_a_scheduler_job_without_the_commands_of_the_queue_is_a_warning_and_a_worker_job_is_not() -> None:
+    error = "`squeue` was not found on the PATH"
+    line = found(seen("scheduler", queue_error=error))["queue commands in the job"]
+    assert (line.grade, line.found) == ("warning", error) and "`hpcgpu adapt` needs" in line.advice
+    assert "queue commands in the job" not in found(seen("worker", queue_error=error))
 
 
 def test_a_job_that_told_nothing_is_one_failure() -> None:

@@ -326,6 +326,23 @@ def test_an_account_that_nobody_enforces_or_knows_is_not_checked(accounts: Accou
     assert found(replace(ME, accounts=accounts), "account", queue="cpu", account="x")[:2] == ("not checked", words)
 
 
+def test_a_qos_and_a_walltime_that_the_accounting_does_not_answer_for_are_not_checked() -> None:
+    silent = replace(ME, accounts=Accounts(unknown="`sacctmgr` failed: no", silent=True))
+    words = "the accounting does not answer: `sacctmgr` failed: no"
+    assert found(silent, "qos", queue="gpu", qos="gpu")[:2] == ("not checked", words)
+    grade, machine, *_ = found(silent, "walltime", queue="debug", qos="gpu", walltime="2h")
+    assert grade == "not checked" and machine.endswith(f"{words}, and a QOS may allow more")
+
+
+def test_amounts_that_no_node_lists_are_not_checked() -> None:
+    bare = replace(ME, queues=parse_sinfo("plain|gpu:2|0|0|infinite|(null)\n"))
+    for option, value in (("cores", 4), ("memory", "8GB")):
+        assert found(bare, option, queue="plain", **{option: value})[:2] == (
+            "not checked",
+            "the batch system does not say what a node has",
+        )
+
+
 def test_a_batch_system_that_does_not_list_its_queues_is_no_proof() -> None:
     silent = replace(ME, queues=Queues(gpus=[], by_default=False))
     grades = {one.option: one.grade for one in findings(silent, queue="gpu", gpu_type="a100", walltime="2h")}

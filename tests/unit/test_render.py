@@ -108,6 +108,16 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
         make_single("slurm", {}, tmp_path / "train", ["true"])
 
 
+def test_a_system_without_such_scripts_and_a_path_that_is_a_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="has no scripts that start a cluster without Python"):
+        make("local", {}, tmp_path / "demo")
+    with pytest.raises(OptionError, match="scheduler='local' is not needed with a single job"):
+        make_single("slurm", {"scheduler": "local"}, tmp_path / "demo", ["true"])
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match="file already exists and is not a cluster directory"):
+        make("slurm", {}, tmp_path / "file")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

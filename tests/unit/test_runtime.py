@@ -182,6 +182,18 @@ def test_a_script_that_was_run_outside_of_a_job_or_on_a_node_without_the_directo
         launch.own_job(Nowhere())
 
 
+def test_a_program_whose_cluster_has_removed_its_credentials_reads_which_file_is_missing(
+    directory: ClusterDirectory,
+) -> None:
+    certificates_and_keys.create(directory)
+    security = certificates_and_keys.security(directory)
+    assert security.get_connection_args("client")["ssl_context"] is not None
+    (directory.tls / "cert.pem").unlink()
+    for arguments in (security.get_connection_args, security.get_listen_args):
+        with pytest.raises(FileNotFoundError, match=r"the credentials of the cluster were removed.*cert\.pem"):
+            arguments("client")
+
+
 def test_a_job_whose_certificate_has_expired_ends(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     certificates_and_keys.create(directory, 3600.0)
     clock = Clock()
@@ -716,6 +728,17 @@ def test_the_nannies_of_workers_authenticate_themselves_as_the_workers_do(
     Listening(monkeypatch, Contact(token="", job_id="1", workers="authenticated://127.0.0.1:1", client="tls://a:1"))
     worker(OwnJob(job_id="17", name="demo-3"), directory, gpus=0)
     assert dask_commands.os.environ["HPCGPU_OWN_HOST"] == "127.0.0.1", "not every address of the node"
+
+
+def test_an_interface_that_the_node_does_not_have_is_refused_by_the_option_with_those_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dask_commands.interface_addresses, "addresses", lambda: {"ib0": "10.1.0.3"})
+    dask_commands.check_interface(None)
+    dask_commands.check_interface("ib0")
+    words = "'eth7' does not exist on .*: ib0 \\(10.1.0.3\\). Set `client_interface` to one of them"
+    with pytest.raises(LaunchError, match=words):
+        dask_commands.check_interface("eth7", "client_interface")
 
 
 def test_a_worker_whose_node_cannot_use_the_transport_of_the_scheduler_says_why(
